@@ -154,10 +154,44 @@ static inline Span quantize_span(const T* x, int64_t n, int8_t* q, int64_t piece
     return {bound < SMALLEST ? 0.0f : bound / 127.0f, sum_of_ints(total)};
 }
 
+// Numbers of 16 bits as two signed bytes: WIDE * high + low.
+constexpr int WIDE = 254;
+
+struct WideSpan {
+    Span high, low;
+};
+
+// The same to 16 bits: q = round(x * (32258 / max |x|)) = 254 high + low, both of -127..127. Scales are those of the
+// bytes.
+template <class T>
+static inline WideSpan quantize_wide_span(const T* x, int64_t n, int8_t* high, int8_t* low, int64_t piece,
+                                          int64_t stride) {
+    constexpr float SMALLEST = 1e-30f, LARGEST = WIDE * 127.0f;
+    ints largest = {};
+    for (int64_t k = 0; k < n; k += WIDTH) largest = largest_of(largest, (ints)load_until(x, k, n) & 0x7fffffff);
+    const int32_t largest_bits = largest_of_ints(largest);
+    float bound;
+    std::memcpy(&bound, &largest_bits, sizeof bound);
+    const bool is_usable = bound >= SMALLEST && bound <= 3.402823466e38f;
+    const float inverse = is_usable ? LARGEST / bound : 0.0f;
+    ints high_total = {}, low_total = {};
+    for (int64_t start = 0; start < n; start += piece, high += stride, low += stride)
+        for (int64_t k = 0; k < piece; k += WIDTH) {
+            const ints all = is_usable ? round_ints(load_until(x, start + k, n) * inverse) : ints{};
+            const ints above = round_ints(__builtin_convertvector(all, floats) * (1.0f / WIDE));
+            const ints below = all - above * WIDE;
+            high_total += above, low_total += below;
+            store_bytes(high + k, above);
+            store_bytes(low + k, below);
+        }
+    const float scale = bound < SMALLEST ? 0.0f : bound / LARGEST;
+    return {{scale * WIDE, sum_of_ints(high_total)}, {scale, sum_of_ints(low_total)}};
+}
+
 // One thread quantizes fewer rows: waking another takes longer.
 constexpr int64_t ROWS_TO_SHARE = 8;
 
-// Splits M rows into blocks, as equal as possible. The sums of a block of MAX_ROWS fit in registers.
+// Splits M rows into blocks of at most `most`, as equal as possible. The sums of MAX_ROWS fit in registers.
 #if defined(__AVX512F__)
 constexpr int MAX_ROWS = 12;
 #else
@@ -166,7 +200,7 @@ constexpr int MAX_ROWS = 4;
 
 struct RowBlocks {
     int64_t num_rows, count;
-    explicit RowBlocks(int64_t rows) : num_rows(rows), count((rows + MAX_ROWS - 1) / MAX_ROWS) {}
+    explicit RowBlocks(int64_t rows, int64_t most = MAX_ROWS) : num_rows(rows), count((rows + most - 1) / most) {}
     int64_t start(int64_t block) const { return block * num_rows / count; }
     int size(int64_t block) const { return int(start(block + 1) - start(block)); }
     int64_t of(int64_t row) const { return ((row + 1) * count - 1) / num_rows; }

@@ -30,6 +30,23 @@ def quantize(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     return q.flatten(1)[:, : x.shape[1]], scales.squeeze(2)
 
 
+WIDE = 254
+"""A number of 16 bits is WIDE * high + low, of two signed bytes."""
+
+
+def quantize_wide(x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """x [R, K] as numbers of 16 bits with one scale a row, max |x| / 32258: (high bytes [R, K] int8, their scales
+    [R, 1] fp32), and the same of the low ones. NaN and infinity count as in `quantize`."""
+    largest = WIDE * 127.0
+    x = x.to(torch.float32)
+    bound = x.abs().amax(1, keepdim=True)
+    is_usable = (bound >= _SMALLEST) & bound.isfinite()
+    q = torch.where(is_usable, x * divided(largest, bound), 0.0).round()
+    high = (q * (1.0 / WIDE)).round()
+    scale = torch.where(bound < _SMALLEST, 0.0, bound / largest)
+    return (high.to(torch.int8), scale * WIDE), ((q - WIDE * high).to(torch.int8), scale)
+
+
 def divided(number: float, x: Tensor) -> Tensor:
     """number / x, rounded once; torch computes `number / x` as a product with a rounded reciprocal."""
     return torch.full_like(x, number).div_(x)

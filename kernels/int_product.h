@@ -1,8 +1,8 @@
 // Products of 4-bit and 8-bit weights, in every layout of quantized.py, with activations that are quantized at the
-// call.
+// call: to 8 bits in groups, or to 16 bits if a row has one scale. Then they are two rows of bytes, and so are their sums.
 //
-// Weights lie in tiles of columns, each tile in units of 16 or 32 inputs: as many as share a scale of activations, or
-// 32 of a row that has one scale. A unit of bytes is [U / 4][columns][4]. A unit of nibbles is [U / 8][columns][4]
+// Weights lie in tiles of columns, each tile in units of 16, 32 or 64 inputs: as many as share a scale of activations
+// at most, or 32 of a row that has one scale. A unit of bytes is [U / 4][columns][4]. A unit of nibbles is [U / 8][columns][4]
 // bytes: byte (j, column, b) has input 4 j + b in its low bits and input U / 2 + 4 j + b in its high ones. Scales, zero
 // points and minimums lie as [tile][group][columns].
 #pragma once
@@ -43,10 +43,12 @@ struct Product {
     int64_t num_rows, in_size, out_size;
     int64_t unit, x_group_size, group_size;  // in inputs: each a multiple of the one before
     int64_t num_units, num_x_groups, num_groups, x_groups_in_group;
+    bool is_wide;  // activations have 16 bits
 
     // Sizes of 0 stand for all of a row.
     void set_groups(int64_t weights, int64_t activations) {
-        unit = activations == 16 ? 16 : 32;
+        is_wide = activations == 0;
+        unit = activations == 0 ? 32 : activations < 64 ? activations : 64;
         num_units = (in_size + unit - 1) / unit;
         x_group_size = activations ? activations : num_units * unit, group_size = weights ? weights : num_units * unit;
         num_x_groups = (in_size + x_group_size - 1) / x_group_size;
@@ -55,7 +57,7 @@ struct Product {
     }
 };
 
-// A block of R quantized rows.
+// A block of R quantized rows. If activations have 16 bits, the low bytes of its first half are the second half.
 struct Rows {
     int8_t* q;             // [unit][row][U]
     float* scales;         // [group of activations][row]
@@ -142,6 +144,15 @@ inline void store_tile(const Product& p, int64_t column, int64_t first_row, cons
     }
 }
 
+template <int V, int R>
+inline void store_tile(const Product& p, int64_t column, int64_t first_row, const floats (&totals)[R][V], void* out,
+                       bool is_bf16) {
+    if (is_bf16)
+        store_tile<V, R>(p, column, first_row, totals, static_cast<simd::bf16*>(out));
+    else
+        store_tile<V, R>(p, column, first_row, totals, static_cast<float*>(out));
+}
+
 template <Form F, int U, int V, int R>
 void tile_product(const Product& p, int64_t tile, const Rows& rows, int64_t first_row, void* out, bool is_bf16) {
     constexpr int UNIT_BYTES = V * WIDTH * U / (F == BYTES ? 1 : 2);
@@ -171,10 +182,14 @@ void tile_product(const Product& p, int64_t tile, const Rows& rows, int64_t firs
         left = p.x_groups_in_group, index += V * WIDTH, x_parts += R;
     }
     const int64_t column = tile * V * WIDTH;
-    if (is_bf16)
-        store_tile<V, R>(p, column, first_row, totals, static_cast<simd::bf16*>(out));
-    else
-        store_tile<V, R>(p, column, first_row, totals, static_cast<float*>(out));
+    if constexpr (R % 2 == 0)
+        if (p.is_wide) {
+            floats both[R / 2][V];
+            for (int r = 0; r < R / 2; r++)
+                for (int v = 0; v < V; v++) both[r][v] = totals[r][v] + totals[r + R / 2][v];
+            return store_tile<V, R / 2>(p, column, first_row, both, out, is_bf16);
+        }
+    store_tile<V, R>(p, column, first_row, totals, out, is_bf16);
 }
 
 using TileProduct = void (*)(const Product&, int64_t, const Rows&, int64_t, void*, bool);
@@ -198,6 +213,15 @@ namespace int_product {
 // -- all of a product ----------------------------------------------------------------------------------------------
 
 template <class T>
+void quantize_wide_row(const Product& p, const T* x, const Rows& rows, int row, int num_rows) {
+    const int low_row = row + num_rows / 2;
+    const WideSpan span = quantize_wide_span(x, p.in_size, rows.q + row * p.unit, rows.q + low_row * p.unit, p.unit,
+                                             num_rows * p.unit);
+    rows.scales[row] = span.high.scale * p.worth, rows.corrections[row] = -p.added * span.high.sum;
+    rows.scales[low_row] = span.low.scale * p.worth, rows.corrections[low_row] = -p.added * span.low.sum;
+}
+
+template <class T>
 void quantize_row(const Product& p, const T* x, const Rows& rows, int row, int num_rows) {
     float* part = rows.parts + row;
     *part = 0;
@@ -214,39 +238,52 @@ void quantize_row(const Product& p, const T* x, const Rows& rows, int row, int n
     }
 }
 
-template <class T>
-void quantize_ordered_row(const Product& p, const T* x, const Rows& rows, int row, int num_rows) {
+// Calls f with a row's inputs, in the order of the weights.
+template <class T, class F>
+auto in_order(const Product& p, const T* x, const F& f) {
+    if (!p.order) return f(x);
     const Scratch ordered(p.in_size * int64_t(sizeof(float)));
     float* to = reinterpret_cast<float*>(ordered.bytes);
     for (int64_t k = 0; k < p.in_size; k++) to[k] = simd::to_float(x[p.order[k]]);
-    quantize_row(p, to, rows, row, num_rows);
+    return f(static_cast<const float*>(to));
 }
 
 template <Form F, int U, int NUM_COLUMNS, class T>
 void run(const Product& p, const T* x, T* out, int num_threads) {
     if (p.num_rows == 0) return;
     const auto quantize = [&](int64_t row, const Rows& rows, int place, int num_rows) {
-        (p.order ? quantize_ordered_row<T> : quantize_row<T>)(p, x + row * p.in_size, rows, place, num_rows);
+        in_order(p, x + row * p.in_size, [&](auto* values) {
+            p.is_wide ? quantize_wide_row(p, values, rows, place, num_rows)
+                      : quantize_row(p, values, rows, place, num_rows);
+        });
     };
 #if HAS_TILES
+    if constexpr (F == BYTES && NUM_COLUMNS == amx::COLUMNS)
+        if (by_whole_rows(p)) return run_by_whole_rows(p, out, num_threads, [&](int64_t row, int8_t* high, int8_t* low) {
+            return in_order(p, x + row * p.in_size, [&](auto* values) {
+                return quantize_wide_span(values, p.in_size, high, low, amx::WideBytes::STEP, amx::BLOCK_BYTES);
+            });
+        });
     if (by_tiles<F>(p)) return run_by_tiles<F, U, NUM_COLUMNS>(p, out, num_threads, quantize);
 #endif
-    const RowBlocks blocks(p.num_rows);
+    const int parts = p.is_wide ? 2 : 1;  // rows of bytes for each row
+    const RowBlocks blocks(p.num_rows, MAX_ROWS / parts);
     const int64_t num_tiles = (p.out_size + NUM_COLUMNS - 1) / NUM_COLUMNS;
-    const Scratch bytes(p.num_rows * Rows::row_bytes(p));
+    const Scratch bytes(p.num_rows * parts * Rows::row_bytes(p));
     parallel_for(p.num_rows, p.num_rows < ROWS_TO_SHARE ? 1 : num_threads, [&](int64_t row) {
         const int64_t block = blocks.of(row), first = blocks.start(block);
-        const int size = blocks.size(block);
-        quantize(row, Rows(p, bytes.bytes, first, size), int(row - first), size);
+        const int size = blocks.size(block) * parts;
+        quantize(row, Rows(p, bytes.bytes, first * parts, size), int(row - first), size);
     });
     const int64_t tiles = blocks.count == 1 ? 1 : F == BYTES ? TILES_OF_BYTES : TILES_OF_NIBBLES;
     parallel_for((num_tiles + tiles - 1) / tiles, num_threads, [&](int64_t turn) {
         const int64_t start = turn * tiles, end = start + tiles < num_tiles ? start + tiles : num_tiles;
         for (int64_t block = 0; block < blocks.count; block++) {
             const int64_t first = blocks.start(block);
-            const Rows rows(p, bytes.bytes, first, blocks.size(block));
+            const int size = blocks.size(block) * parts;
+            const Rows rows(p, bytes.bytes, first * parts, size);
             for (int64_t tile = start; tile < end; tile++)
-                TILE_PRODUCTS<F, U, NUM_COLUMNS>[blocks.size(block) - 1](p, tile, rows, first, out, sizeof(T) == 2);
+                TILE_PRODUCTS<F, U, NUM_COLUMNS>[size - 1](p, tile, rows, first, out, sizeof(T) == 2);
         }
     });
 }
@@ -263,7 +300,7 @@ void pack(const uint8_t* q, int64_t out_size, int64_t in_size, int64_t unit, int
         const int64_t count = in_size - first < unit ? in_size - first : unit;
         uint8_t* to = tiles + turn * unit_bytes;
         for (int64_t column = 0; column < columns; column++) {
-            uint8_t from[32] = {};
+            uint8_t from[64] = {};
             const int64_t row = tile * columns + column;
             if (row < out_size) std::memcpy(from, q + row * in_size + first, count);
             for (int64_t j = 0; j < (F == BYTES ? unit / 4 : unit / 8); j++) {

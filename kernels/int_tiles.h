@@ -6,9 +6,10 @@
 // `Rows::corrections` are not needed.
 #pragma once
 
-#include "amx_tiles.h"
+#include "amx_product.h"
 
 #if HAS_TILES
+#include <vector>
 
 namespace int_product {
 
@@ -222,7 +223,7 @@ void unpack(const Product& p, const uint8_t* weights, int64_t index, uint8_t* by
 // Whether products of so many rows are computed here. Bytes less zero points have 9 bits.
 template <Form F>
 bool by_tiles(const Product& p) {
-    return p.num_rows >= LEAST_ROWS_OF_TILES && (F != BYTES || p.zeros == nullptr);
+    return !p.is_wide && p.num_rows >= LEAST_ROWS_OF_TILES && (F != BYTES || p.zeros == nullptr);
 }
 
 // Blocks of 16 rows. The last one is filled up to 8 or 16, with rows whose scales are 0.
@@ -258,6 +259,42 @@ void product_by_tiles(const Product& p, const TileBlocks& blocks, int8_t* bytes,
         }
     }
 }
+
+// -- bytes with one scale a column, and activations with one scale a row --------------------------------------------
+
+// Whether sums pass all inputs before scales apply. The tiles then read the weights as they are stored. Activations are
+// two bytes each, so fewer rows are worth it.
+inline bool by_whole_rows(const Product& p) {
+    return p.is_wide && p.num_rows > MAX_ROWS / 2 && p.in_size % amx::WideBytes::STEP == 0;
+}
+
+// Quantize(row, high, low) writes the bytes of a row, a step after the other.
+template <class T, class Quantize>
+void run_by_whole_rows(const Product& p, T* out, int num_threads, const Quantize& quantize) {
+    std::vector<WideSpan> spans(p.num_rows);
+    const auto pack = [&](int64_t first, int64_t num, char* place) {
+        for (int64_t row = 0; row < num; row++) {
+            int8_t* high = reinterpret_cast<int8_t*>(place) + row * tiles::ROW_BYTES;
+            spans[first + row] = quantize(first + row, high, high + amx::TILE_BYTES);
+        }
+    };
+    const auto put = [&](int64_t row, int64_t column, const int32_t* high, const int32_t* low) {
+        const WideSpan& span = spans[row];
+        for (int v = 0; v < amx::VECTORS; v++, column += LANES, high += LANES, low += LANES) {
+            const floats scale = load_values(p.scales, p.type, column);
+            const auto part = [&](const int32_t* sums, const Span& of) {
+                const ints exact = load_ints(sums) - splat_ints(p.added * of.sum);
+                return fused(scaled(exact, of.scale * p.worth, floats{}), scale, floats{});
+            };
+            const floats total[1][1] = {{part(high, span.high) + part(low, span.low)}};
+            store_tile<1, 1>(p, column, row, total, out);
+        }
+    };
+    const int64_t steps = p.in_size / amx::WideBytes::STEP;
+    amx::run<amx::WideBytes>({p.tiles, p.num_rows, steps, p.out_size}, num_threads, pack, put);
+}
+
+// -- all rows ------------------------------------------------------------------------------------------------------
 
 template <Form F, int U, int NUM_COLUMNS, class T, class Quantize>
 void run_by_tiles(const Product& p, T* out, int num_threads, const Quantize& quantize) {

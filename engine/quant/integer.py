@@ -1,5 +1,5 @@
-"""Weights as integers of 8 or 4 bits, quantized while loading. On CPUs activations are quantized to 8 bits in each
-step."""
+"""Weights as integers of 8 or 4 bits, quantized while loading. On CPUs activations are quantized to 8 or 16 bits in
+each step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from inferd.kernels.linear_int8 import MAX_IN_SIZE, linear_int8, quantize_int8
 
 class Int8(FromWeight):
     """One byte a weight and a 2-byte scale for each group of 64 inputs of an output row, or for each row if its inputs
-    are no multiple of 64. On CPUs activations have a scale for each 32 inputs."""
+    are no multiple of 64. On CPUs activations have a scale for each 32 inputs. With AMX an output row has one scale,
+    and activations have 16 bits."""
 
     name = "int8"
 

@@ -8,8 +8,8 @@ bfloat16, 2 cores of an AMD EPYC (Zen 4), 2026-11-21.
 With AVX2 in float32 it is 1.7 to 2.1 times as fast as oneDNN for one row. For 32 to 128 rows it is 1.06 to 1.45 times
 as fast (2 cores of an AMD Zen 3, 2026-11-23).
 
-With AMX bfloat16 is multiplied in tiles (`amx.h`): 1.1 to 1.5 times as fast as oneDNN for 1 to 32 rows, 0.95 to 1.5 for
-128 and 512. Without tiles the same Intel Xeon does a tenth of that for 512 rows (2026-11-23).
+With AMX bfloat16 is multiplied in tiles (`amx_product.h`): 1.1 to 1.5 times as fast as oneDNN for 1 to 32 rows, 0.95 to
+1.5 for 128 and 512. Without tiles the same Intel Xeon does a tenth of that for 512 rows (2026-11-23).
 
 On other CPUs, and for bfloat16 without AVX-512 BF16, oneDNN packs the weight. A row's bits are then the same for any
 number of rows from two up (measured: torch 2.13, SSE 4.1 to AVX-512, fp32 and bf16, an Intel Xeon, 2026-11-22), so a

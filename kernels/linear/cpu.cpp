@@ -10,13 +10,13 @@
 // W is packed in panels of 64 columns, which are vectors of 16. A vector is stored lane by lane of K: a lane is 16
 // weights, or 16 pairs of bfloat16 that are multiplied as pairs. With AVX-512 the lanes of a panel's vectors alternate;
 // else its vectors follow each other. The last panel has as many vectors as are left, filled up with zeros. With AMX,
-// bfloat16 has its own form and products: see amx.h.
+// bfloat16 has its own form and products: see amx_product.h.
 
 #include <algorithm>
 #include <vector>
 
+#include "amx_product.h"
 #include "call.h"
-#include "linear/amx.h"
 #include "parallel.h"
 #include "simd.h"
 
@@ -304,12 +304,16 @@ inline void put_panel(const Problem& p, int64_t row, int64_t column, const float
 
 void run_tiles(const Problem& p, int num_threads) {
 #if HAS_TILES
-    amx::run({static_cast<const bf16*>(p.x), p.packed, p.rows, p.x_stride, p.k, p.n}, num_threads,
-             [&](int64_t row, int64_t column, const float* sums) {
-                 if (!p.is_wide && column + amx::COLUMNS <= p.n) return put_panel(p, row, column, sums);
-                 for (int64_t at = column; at < std::min(p.n, column + amx::COLUMNS); at += LANES)
-                     put<bf16>(p, row, at, sums + (at - column));
-             });
+    const auto pack = [&](int64_t row, int64_t num, char* place) {
+        amx::pack_rows(static_cast<const bf16*>(p.x) + row * p.x_stride, p.x_stride, num, p.k, place);
+    };
+    const auto put_sums = [&](int64_t row, int64_t column, const float* sums) {
+        if (!p.is_wide && column + amx::COLUMNS <= p.n) return put_panel(p, row, column, sums);
+        for (int64_t at = column; at < std::min(p.n, column + amx::COLUMNS); at += LANES)
+            put<bf16>(p, row, at, sums + (at - column));
+    };
+    const int64_t steps = (p.k + amx::Bf16::STEP - 1) / amx::Bf16::STEP;
+    amx::run<amx::Bf16>({p.packed, p.rows, steps, p.n}, num_threads, pack, put_sums);
 #endif
 }
 

@@ -5,18 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-GROUP_SIZE = 64
 _SMALLEST = 1e-30
 """A group counts as zeros if its largest magnitude is smaller."""
 
 
-def group_size(in_size: int) -> int:
-    return in_size if in_size % GROUP_SIZE else GROUP_SIZE
-
-
-def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    size = group_size(weight.shape[1])
-    groups = weight.to(torch.float32).reshape(weight.shape[0], weight.shape[1] // size, size)
+def quantize(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    groups = weight.to(torch.float32).reshape(weight.shape[0], weight.shape[1] // group_size, group_size)
     largest = groups.abs().amax(2)
     scales = torch.where(largest < _SMALLEST, 0.0, largest / 127.0).to(torch.bfloat16)
     is_usable = (largest >= _SMALLEST) & largest.isfinite()

@@ -1,17 +1,19 @@
-"""The 8-bit linear layer equals its plain PyTorch oracle bit for bit at every level; a row's bits depend on that row
-alone."""
+"""The 8-bit linear layer whose activations have 16 bits and one scale a row equals its plain PyTorch oracle bit for bit
+at every level; a row's bits depend on that row alone. `test_quantized` has the other layouts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from inferd.kernels import int_dot, quantized
-from inferd.kernels.linear_int8 import LINEAR_INT8, linear_int8
+from inferd.kernels import linear_int8 as op
+from inferd.kernels.linear_int8 import LINEAR_INT8
 from inferd.kernels.quantized import Key, Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -19,12 +21,16 @@ HAS_TRITON = False
 """Triton keeps activations as they are: see `test_linear_integers_triton`."""
 
 DTYPES = (torch.float32, torch.bfloat16)
-SHAPES = [(1, 1), (33, 7), (32, 64), (77, 100), (200, 1030), (64, 4096)]
-"""(out, in), with incomplete tiles of 32 columns, sets of four inputs and pieces of 64 inputs."""
+SHAPES = [(1, 1), (33, 7), (32, 64), (77, 100), (77, 128), (200, 1030), (64, 4096), (70, 4160)]
+"""(out, in), with incomplete tiles of 32 columns, sets of four inputs and pieces of 64 inputs. The sums of 4,160 inputs
+wait in memory."""
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(0.0), b.nan_to_num(0.0))
+
+
+linear_int8 = partial(op.linear_int8, x_group_size=0)
 
 
 def by_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,8 +44,8 @@ def by_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 def test_equals_the_reference(dtype: torch.dtype, has_bias: bool, out_size: int, in_size: int) -> None:
     q, scales = by_rows(torch.randn(out_size, in_size).to(dtype))
     bias = torch.randn(out_size).to(dtype) if has_bias else None
-    layer, oracle = linear_int8(q, scales, bias, dtype), quantized.bind(Matrix(q, scales, bias))
-    for num_rows in (1, 2, 11, 12, 13, 40):
+    layer, oracle = linear_int8(q, scales, bias, dtype), quantized.bind(Matrix(q, scales, bias, x_group_size=0))
+    for num_rows in (1, 2, 6, 7, 16, 17, 40):
         x = torch.randn(num_rows, in_size).to(dtype)
         assert same_bits(layer(x), oracle(x)), num_rows
 
@@ -47,25 +53,32 @@ def test_equals_the_reference(dtype: torch.dtype, has_bias: bool, out_size: int,
 def test_the_reference_is_the_definition() -> None:
     weight, x, bias = torch.randn(50, 300), torch.randn(20, 300) * 3, torch.randn(50)
     q, scales = by_rows(weight)
-    x_q, x_scales = int_dot.quantize(x, 300)
-    assert (x_q * x_scales - x).abs().max() <= 0.501 * x_scales.max()
-    sums = x_q.long() @ q.long().T
-    assert torch.equal(int_dot.product(x_q, q).long(), sums)
-    result = quantized.bind(Matrix(q, scales, bias))(x)
-    expected = sums.double() * x_scales.double() * scales.double().T + bias.double()
+    parts = int_dot.quantize_wide(x)
+    near = sum(x_q.double() * x_scale.double() for x_q, x_scale in parts)
+    assert (near - x).abs().max() <= 0.501 * x.abs().max() / 32258
+    assert all(int(x_q.abs().max()) == 127 for x_q, _ in parts)
+    for x_q, _ in parts:
+        assert torch.equal(int_dot.product(x_q, q).long(), x_q.long() @ q.long().T)
+    result = quantized.bind(Matrix(q, scales, bias, x_group_size=0))(x)
+    expected = near @ (q.double() * scales.double()).T + bias.double()
     assert (result.double() - expected).abs().max() < 1e-6 * expected.abs().max()
     without_bias = expected - bias.double()
     assert (result.double() - without_bias).abs().max() > 1e-3 * expected.abs().max()
 
 
 @pytest.mark.parametrize("weight", [127, -128])
-def test_the_largest_sums_are_exact(weight: int) -> None:
+@pytest.mark.parametrize("num_rows", [3, 20])
+def test_the_largest_sums_are_exact(weight: int, num_rows: int) -> None:
+    """The high bytes are 127, or the low ones are and the high ones 126."""
     in_size = 65536
     layer = linear_int8(torch.full((32, in_size), weight, dtype=torch.int8), torch.ones(32, 1), None, torch.float32)
-    x = torch.ones(2, in_size)
+    x = torch.ones(num_rows, in_size)
     x[1] = -1
-    largest = torch.tensor(127 * weight * in_size).float() * (torch.tensor(1.0) / 127)
-    assert torch.equal(layer(x), torch.stack([largest.expand(32), -largest.expand(32)]))
+    x[2, 1:] = (126 * 254 + 127) / 32258
+    parts = [(x_q.long().sum(1) * weight, scale) for x_q, scale in int_dot.quantize_wide(x)]
+    assert parts[0][0].abs().max() == 127 * abs(weight) * in_size and parts[1][0][2] == 127 * weight * (in_size - 1)
+    expected = sum(sums.float() * scale[:, 0] for sums, scale in parts)
+    assert torch.equal(layer(x), expected[:, None].expand(num_rows, 32))  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
