@@ -46,10 +46,6 @@ class ManyRowsInTiles : public ManyRows<bf16> {
                 const int64_t key_bytes = PANEL * sizeof(int32_t), row_bytes = t_.num_lanes * sizeof(int32_t);
                 multiply(t_.query(top.first), row_bytes, LANES, panel_of(key), key_bytes, LANES * PANEL,
                          t_.num_lanes / LANES, t_.scores(top.first) + key, SPLIT * sizeof(float), true);
-                for (int row = top.first; row < top.first + num_rows; row++) {
-                    float* scores = t_.scores(row) + key;
-                    for (int i = 0; i < STEP; i += LANES) store(scores + i, load(scores + i) * t_.p.scale);
-                }
             }
         });
     }

@@ -130,13 +130,16 @@ class Worker {
             const int first = p_.window ? int(std::clamp<int64_t>(position - p_.window + 1, 0, SPLIT)) : 0;
             if (p_.softcap > 0) cap(row, rows.begin, rows.end);
             if (first > rows.begin || last < rows.end - 1) hide(row, rows.begin, rows.end, first, last);
-            weigh(row, rows.begin, rows.end);
         }
+        if (rows.num == 4) weigh<4>(rows.first, rows.begin, rows.end);
+        else if (rows.num == 2) weigh<2>(rows.first, rows.begin, rows.end);
+        else weigh<1>(rows.first, rows.begin, rows.end);
     }
 
     void cap(int row, int begin, int end) {
         float* scores = t_.scores(row);
-        for (int k = begin; k < end; k += LANES) store(scores + k, tanh(load(scores + k) / p_.softcap) * p_.softcap);
+        for (int k = begin; k < end; k += LANES)
+            store(scores + k, tanh(load(scores + k) * p_.scale / p_.softcap) * p_.softcap);
     }
 
     // Masks the keys outside first .. last.
@@ -149,26 +152,44 @@ class Worker {
         }
     }
 
-    // Turns the scores of one row into weights, relative to the tile's own peak. A NaN makes the total NaN.
+    // Turns the scores of R rows into weights, relative to the tile's own peaks. A NaN makes a total NaN. Rows side by side
+    // hide the latency of their sums.
+    template <int R>
     void weigh(int row, int begin, int end) {
-        const float* scores = t_.scores(row);
-        vf peaks = splat(LOWEST);
-        for (int k = begin; k < end; k += LANES) peaks = max(peaks, load(scores + k));
-        float peak = largest(peaks);
-        // Every comparison with NaN is false, so the peak may lose it.
-        if (peak == LOWEST && has_nan(scores, begin, end)) peak = std::numeric_limits<float>::quiet_NaN();
-        s_.tile_peak[row - t_.first_row] = peak;
-        const bool is_hidden = peak == LOWEST;
-        T* weights = t_.weights(row);
-        auto weight = [&](int k) { return k >= end || is_hidden ? vf{} : exp(load(scores + k) - peak); };
-        vf totals = {};
-        for (int k = begin; k < end; k += 2 * LANES) {
-            const vf first = weight(k), second = weight(k + LANES);
-            totals = Element<T>::add(totals, first, second);
-            if (k + LANES < end) Element<T>::store(weights + k, first, second);
-            else simd::store(weights + k, first);
+        const float scale = p_.softcap > 0 ? 1 : p_.scale;
+        const float* scores[R];
+        T* weights[R];
+        vf peaks[R], totals[R];
+        for (int r = 0; r < R; r++) {
+            scores[r] = t_.scores(row + r), weights[r] = t_.weights(row + r);
+            peaks[r] = splat(LOWEST), totals[r] = vf{};
         }
-        s_.tile_total[row - t_.first_row] = sum(totals);
+        for (int k = begin; k < end; k += LANES)
+            for (int r = 0; r < R; r++) peaks[r] = max(peaks[r], load(scores[r] + k));
+        float peak[R];
+        for (int r = 0; r < R; r++) {
+            peak[r] = largest(peaks[r]) * scale;
+            // Every comparison with NaN is false, so the peak may lose it.
+            if (peak[r] == LOWEST && has_nan(scores[r], begin, end)) peak[r] = std::numeric_limits<float>::quiet_NaN();
+            s_.tile_peak[row + r - t_.first_row] = peak[r];
+        }
+        // Keys that are hidden weigh nothing beside any finite peak.
+        typename Element<T>::Weights weigh[R];
+        for (int r = 0; r < R; r++) weigh[r] = {scale, peak[r] == LOWEST ? 0 : peak[r]};
+        int k = begin;
+        for (; k + LANES < end; k += 2 * LANES)
+            for (int r = 0; r < R; r++) {
+                const vf first = weigh[r].of(load(scores[r] + k)), second = weigh[r].of(load(scores[r] + k + LANES));
+                totals[r] = Element<T>::add(totals[r], first, second);
+                Element<T>::store(weights[r] + k, first, second);
+            }
+        if (k < end)
+            for (int r = 0; r < R; r++) {
+                const vf last = weigh[r].of(load(scores[r] + k));
+                totals[r] = Element<T>::add(totals[r], last, vf{});
+                simd::store(weights[r] + k, last);
+            }
+        for (int r = 0; r < R; r++) s_.tile_total[row + r - t_.first_row] = sum(totals[r]);
     }
 
     static bool has_nan(const float* scores, int begin, int end) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int SPLIT = 256;    // keys of a tile
 constexpr int BLOCK_ROWS = 64;  // computed together
-constexpr int MAX_ROWS = 256;   // of a piece of work
+constexpr int MAX_ROWS = 512;   // of a piece of work
 
 struct Problem {
     const char* q;

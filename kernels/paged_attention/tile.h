@@ -33,8 +33,8 @@ struct Group {
     int head, key;
 };
 
-// Sixteen lanes and their sums in fp32; products of lanes; the sum of weights, rounded as they are stored; 32 weights to
-// memory.
+// Sixteen lanes and their sums in fp32; products of lanes; the weights e^(scale * score - peak); their sum, rounded as they are
+// stored; 32 weights to memory.
 template <class T>
 struct Element;
 
@@ -58,6 +58,10 @@ struct Element<float> {
         return splat_floats(x);
     }
     static Sums multiply(Sums acc, Lanes a, Lanes b) { return mul_add(a, b, acc); }
+    struct Weights {
+        float scale, peak;
+        vf of(vf scores) const { return exp(scores * scale - peak); }
+    };
     static vf add(vf totals, vf first, vf second) { return totals + first + second; }
     static void store(float* p, vf first, vf second) { simd::store(p, first), simd::store(p + LANES, second); }
 };
@@ -71,6 +75,12 @@ struct Element<bf16> {
     static Sums load_sums(const void* p) { return (vf)load_i(p); }
     static Lanes splat(int32_t lane) { return splat_i(lane); }
     static Sums multiply(vf acc, vi a, vi b) { return dot2(acc, a, b); }
+    struct Weights {
+        vf scale, peak;  // as exponents of two
+        Weights() = default;
+        Weights(float s, float p) : scale(simd::splat(s * 1.44269504f)), peak(simd::splat(p * -1.44269504f)) {}
+        vf of(vf scores) const { return short_exp2(mul_add(scores, scale, peak)); }
+    };
     static vf add(vf totals, vf first, vf second) { return dot2(totals, narrow(first, second), splat_i(TWO_ONES)); }
     static void store(bf16* p, vf first, vf second) { store_i(p, narrow(first, second)); }
     static constexpr int32_t TWO_ONES = 0x3f803f80;
@@ -175,8 +185,8 @@ class Tile {
     T* weights(int row) const { return reinterpret_cast<T*>(s.weights.data()) + (row - first_row) * SPLIT; }
     float* sums(int row) const { return &s.tile_sum[(row - first_row) * width]; }
 
-    // Scales and stores the scores of sixteen keys.
-    void put_scores(int row, int key, Sums total) const { store(scores(row) + key, total * p.scale); }
+    // Stores the scores of sixteen keys, which are not scaled yet.
+    void put_scores(int row, int key, Sums total) const { store(scores(row) + key, total); }
 
     Group group(int head, int is_value, int key) const {
         const int64_t plane = is_value * p.num_kv_heads + item.first_head + head;
