@@ -13,8 +13,8 @@ from inferd.kernels.linear_fp8 import BLOCK, FP8, linear_fp8, quantize_static, q
 
 
 class Fp8(FromWeight):
-    """A scale for each group of 128 inputs of an output row. Activations have one for each of the same groups, found in
-    each step."""
+    """A scale for each group of 128 inputs of an output row. On GPUs activations have one for each of the same groups,
+    found in each step."""
 
     name = "fp8"
 
@@ -32,8 +32,8 @@ class Fp8(FromWeight):
 
 @dataclass(frozen=True, slots=True)
 class StoredFp8:
-    """The checkpoint's own format: a scale for each output row or for each block of 128 x 128. The activations' scale
-    comes from calibration (`has_input_scale`), or is found for each row when it is computed."""
+    """The checkpoint's own format: a scale for each output row or for each block of 128 x 128. On GPUs the activations'
+    scale comes from calibration (`has_input_scale`), or is found for each row when it is computed."""
 
     dtype: torch.dtype
     """Dtype of activations and results."""

@@ -1,4 +1,5 @@
-"""y = (x_q w_q^T) * s_x * s_w + b in FP8 (e4m3): weights as they are stored, activations quantized at each call.
+"""y = (x_q w_q^T) * s_x * s_w + b in FP8 (e4m3): weights as they are stored, activations quantized at each call. The
+C++ kernel leaves activations as they are.
 
     y[m, n] = s_x[m] * s_w[n] * sum over k of x_q[m, k] * w_q[n, k] + b[n]
 
@@ -19,8 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels import gpu
-from inferd.kernels.linear_fp8 import cuda, reference
+from inferd.kernels import gpu, native
+from inferd.kernels.linear_fp8 import cpu, cuda, reference
 from inferd.kernels.linear_fp8.activations import (
     Activations,
     quantize_groups,
@@ -72,6 +73,7 @@ def _refuses_triton(key: Key) -> str | None:
 LINEAR_FP8: Op[Key, Bind] = Op(
     "linear_fp8",
     [
+        Implementation("cpp", cpu.bind, lambda key: native.refuses(key.device_type, key.dtype)),
         Implementation("scaled_mm", cuda.bind, _refuses_scaled_mm, varies=_SCALED_MM_VARIES),
         Implementation("triton", Deferred(f"{__name__}.triton", "bind"), _refuses_triton),
         Implementation("reference", reference.bind, always),

@@ -1,4 +1,4 @@
-"""The FP8 linear layer in plain PyTorch. It serves FP8 checkpoints on a CPU, slowly, and is the oracle of the others.
+"""The FP8 linear layer in plain PyTorch. It is slow, and the oracle of the others.
 
 A product of two e4m3 numbers is a multiple of 2^-18 below 2^18, so fp64 sums 65,536 of them exactly, in any order. A
 row's bits therefore depend on that row alone. The weights are widened again in every call.

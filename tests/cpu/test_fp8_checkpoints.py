@@ -25,7 +25,8 @@ from inferd.engine.models.loader import load, recipe_of
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.recipe import Recipe
 from inferd.engine.quant.scheme import Apply, FromWeight
-from inferd.kernels.linear_fp8 import quantize_groups, quantize_rows, quantize_static
+from inferd.kernels import native
+from inferd.kernels.linear_fp8 import LINEAR_FP8, quantize_groups, quantize_rows, quantize_static
 from tests.cpu.checkpoints import read_config
 from tests.cpu.fp8_checkpoints import FORMATS, Format, Saved, plain_arch, save
 from tests.cpu.paging import prompt_logits
@@ -40,6 +41,17 @@ between two 8-bit numbers."""
 def form(request: pytest.FixtureRequest) -> Format:
     chosen: Format = request.param
     return chosen
+
+
+@pytest.fixture(params=["cpp", "reference"])
+def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
+    """C++ takes activations as they are, and the plain PyTorch quantizes them."""
+    name: str = request.param
+    if name == "cpp" and (reason := native.missing()):
+        pytest.skip(reason)
+    LINEAR_FP8.force(name)
+    yield name
+    LINEAR_FP8.force(None)
 
 
 def loaded(directory: Path, dtype: torch.dtype = torch.float32) -> Decoder:
@@ -69,12 +81,17 @@ class Multiplied(FromWeight):
         return apply
 
 
-def oracle(form: Format, saved: Saved) -> Tensor:
-    """Logits of the multiplied-out weights. If activations have stored scales, each layer has its own."""
+def oracle(form: Format, saved: Saved, implementation: str) -> Tensor:
+    """Logits of the multiplied-out weights. If activations are quantized and have stored scales, each layer has its
+    own."""
     arch = plain_arch(form)
     dynamic = Multiplied(quantize_groups if form.name.endswith("blocks") else quantize_rows)
-    decoder = Decoder(arch, torch.float32, "cpu", recipe=Recipe(dynamic, dynamic if form.has_head else exact()))
-    give_own_schemes(decoder, form, saved)
+    recipe = Recipe(dynamic, dynamic if form.has_head else exact())
+    if implementation == "cpp":
+        recipe = Recipe(exact(), exact())
+    decoder = Decoder(arch, torch.float32, "cpu", recipe=recipe)
+    if implementation == "reference":
+        give_own_schemes(decoder, form, saved)
     parameters = decoder.parameters()
     for source in weights(arch).sources:
         parameters[source.parameter].write(source.row, saved.plain[source.tensor])
@@ -126,20 +143,20 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def test_logits_are_those_of_the_weights_multiplied_out(form: Format, tmp_path: Path) -> None:
+def test_logits_are_those_of_the_weights_multiplied_out(form: Format, implementation: str, tmp_path: Path) -> None:
     saved = save(form, tmp_path)
-    expected = oracle(form, saved)
+    expected = oracle(form, saved, implementation)
     assert error(prompt_logits(loaded(tmp_path), IDS, [len(IDS)]), expected) < TOLERANCE
     assert error(prompt_logits(loaded(tmp_path), IDS, [7, len(IDS) - 7]), expected) < TOLERANCE
 
 
 @pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize("module", ["self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"])
-def test_the_tolerance_sees_one_wrong_scale(form: Format, module: str, tmp_path: Path) -> None:
+def test_the_tolerance_sees_one_wrong_scale(form: Format, module: str, implementation: str, tmp_path: Path) -> None:
     """One matrix's scales are a twentieth too large, in one of two layers. If there is another order, it is tried
     too."""
     saved = save(form, tmp_path)
-    expected = oracle(form, saved)
+    expected = oracle(form, saved, implementation)
     name = next(
         (name for layer in (1, 0) if (name := f"model.layers.{layer}.{module}.{form.weight_scale}") in saved.tensors),
         None,
@@ -153,10 +170,11 @@ def test_the_tolerance_sees_one_wrong_scale(form: Format, module: str, tmp_path:
         assert error(prompt_logits(loaded(tmp_path), IDS, [len(IDS)]), expected) > 3 * TOLERANCE
 
 
-def test_other_activations_are_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("implementation", ["reference"], indirect=True)
+def test_other_activations_are_seen(implementation: str, tmp_path: Path) -> None:
     static = FORMATS[1]
     saved = save(static, tmp_path)
-    expected = oracle(static, saved)
+    expected = oracle(static, saved, implementation)
     name = "model.layers.0.self_attn.o_proj.input_scale"
     save_file({**saved.tensors, name: saved.tensors[name] * 1.1}, tmp_path / "model.safetensors")
     assert error(prompt_logits(loaded(tmp_path), IDS, [len(IDS)]), expected) > 3 * TOLERANCE

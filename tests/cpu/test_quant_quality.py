@@ -22,8 +22,10 @@ from inferd.kernels.linear_int4 import GROUP_SIZE, linear_int4, quantize_int4
 from inferd.kernels.linear_int8 import linear_int8, quantize_int8
 from tests.cpu.divergence import Divergence, Text, divergence, embedded_decoder, held_out_texts, log_probs
 
-FP8_KL, INT8_KL, INT4_KL = 7e-4, 6e-5, 3.2e-3
-"""Nats a token. Measured on 20 conversations: 0.00055, 0.00003 and 0.0024."""
+INT8_KL, INT4_KL = 6e-5, 3.2e-3
+"""Nats a token. Measured on 20 conversations: 0.00003 and 0.0024."""
+FP8_KL = {"cpp": 4e-4, "reference": 7e-4}
+"""By kernels, because only the plain PyTorch quantizes activations. Measured: 0.00027 and 0.00055."""
 NUM_CONVERSATIONS = 20
 
 Change = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -81,9 +83,9 @@ def test_4_bits_are_near_the_exact_distribution() -> None:
     assert found.top_1 > 0.99, found
 
 
-def test_floating_8_bits_are_near_the_exact_distribution() -> None:
+def test_floating_8_bits_are_near_the_exact_distribution(kernels: str) -> None:
     found = measured(RECIPES["fp8"])
-    assert found.mean_kl < FP8_KL, found
+    assert found.mean_kl < FP8_KL[kernels], found
     assert found.top_1 > 0.995, found
 
 
@@ -114,8 +116,8 @@ def test_the_bound_sees_broken_8_bits(change: str) -> None:
 
 @pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("change", FP8_CHANGES)
-def test_the_bound_sees_broken_floating_8_bits(change: str) -> None:
-    assert measured(Recipe(BrokenFp8(FP8_CHANGES[change]), DENSE)).mean_kl > FP8_KL
+def test_the_bound_sees_broken_floating_8_bits(change: str, kernels: str) -> None:
+    assert measured(Recipe(BrokenFp8(FP8_CHANGES[change]), DENSE)).mean_kl > FP8_KL[kernels]
 
 
 class SymmetricInt4(Int4):

@@ -1,0 +1,56 @@
+"""Calls the C++ implementation (`cpu.cpp`). Activations stay as they are: quantized ones would be less exact, and no
+faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native, pages
+from inferd.kernels.linear_fp8.reference import BLOCK
+
+_PANEL = 64
+_WIDENED = 2.0**8
+"""The kernel's widened numbers are so many times too small."""
+
+
+def bind(q: Tensor, scales: Tensor, bias: Tensor | None, _: object) -> Callable[[Tensor], Tensor]:
+    """The layer of weights q [N, K]. The originals are not kept."""
+    (out_size, in_size), num_threads = q.shape, torch.get_num_threads()
+    num_panels = -(-out_size // _PANEL)
+    packed = pages.empty(num_panels * in_size * _PANEL)
+    q = q.contiguous()
+    native.function("inferd_linear_fp8_pack")(q.data_ptr(), packed.data_ptr(), out_size, in_size, num_threads)
+    group_size = in_size if scales.dim() == 1 else BLOCK
+    rows_a_scale = 1 if scales.shape[0] == out_size else BLOCK
+    wide_scales = (scales if scales.dim() == 2 else scales[:, None]) * _WIDENED
+    if rows_a_scale == 1:
+        wide_scales = torch.nn.functional.pad(wide_scales, (0, 0, 0, -out_size % _PANEL))
+        wide_scales = wide_scales.reshape(num_panels, _PANEL, -1).transpose(1, 2)
+    wide_scales = wide_scales.contiguous()
+    added = None if bias is None else bias.to(torch.float32, copy=True)
+    multiply = native.function("inferd_linear_fp8")
+
+    def apply(x: Tensor) -> Tensor:
+        assert x.shape[1] == in_size
+        x = x.contiguous()
+        out = torch.empty((x.shape[0], out_size), dtype=x.dtype)
+        multiply(
+            x.data_ptr(),
+            native.DTYPE_CODES[x.dtype],
+            packed.data_ptr(),
+            wide_scales.data_ptr(),
+            0 if added is None else added.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            in_size,
+            out_size,
+            group_size,
+            rows_a_scale,
+            torch.get_num_threads(),
+        )
+        return out
+
+    return apply
