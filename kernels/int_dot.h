@@ -191,9 +191,10 @@ static inline WideSpan quantize_wide_span(const T* x, int64_t n, int8_t* high, i
 // One thread quantizes fewer rows: waking another takes longer.
 constexpr int64_t ROWS_TO_SHARE = 8;
 
-// Splits M rows into blocks of at most `most`, as equal as possible. The sums of MAX_ROWS fit in registers.
+// Splits M rows into blocks of at most `most`, as equal as possible. The sums of MAX_ROWS fit in registers,
+// with their parts and totals (int_product.h).
 #if defined(__AVX512F__)
-constexpr int MAX_ROWS = 12;
+constexpr int MAX_ROWS = 8;
 #else
 constexpr int MAX_ROWS = 4;
 #endif

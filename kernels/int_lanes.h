@@ -146,7 +146,11 @@ inline ints load_zeros(const void* zeros, int64_t index) {
     typedef uint8_t bytes __attribute__((vector_size(WIDTH)));
     bytes v;
     std::memcpy(&v, static_cast<const uint8_t*>(zeros) + index, sizeof v);
+#if defined(INT_DOT_VNNI)
+    return (ints)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)v);  // GCC 12 would move byte by byte
+#else
     return __builtin_convertvector(v, ints);
+#endif
 }
 
 }  // namespace int_product

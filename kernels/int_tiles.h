@@ -13,8 +13,8 @@
 
 namespace int_product {
 
-// One block of fewer rows is faster by VNNI.
-constexpr int64_t LEAST_ROWS_OF_TILES = MAX_ROWS + 1;
+// VNNI is faster for fewer rows.
+constexpr int64_t LEAST_ROWS_OF_TILES = 13;
 constexpr int CHAINS = 4;  // of products that are added to sums, if more than one makes a sum: each waits for its last
 
 // -- registers -----------------------------------------------------------------------------------------------------
@@ -262,10 +262,12 @@ void product_by_tiles(const Product& p, const TileBlocks& blocks, int8_t* bytes,
 
 // -- bytes with one scale a column, and activations with one scale a row --------------------------------------------
 
-// Whether sums pass all inputs before scales apply. The tiles then read the weights as they are stored. Activations are
-// two bytes each, so fewer rows are worth it.
+// Activations are two bytes each, so fewer rows are worth it.
+constexpr int64_t LEAST_WHOLE_ROWS_OF_TILES = 7;
+
+// Whether sums pass all inputs before scales apply. The tiles then read the weights as they are stored.
 inline bool by_whole_rows(const Product& p) {
-    return p.is_wide && p.num_rows > MAX_ROWS / 2 && p.in_size % amx::WideBytes::STEP == 0;
+    return p.is_wide && p.num_rows >= LEAST_WHOLE_ROWS_OF_TILES && p.in_size % amx::WideBytes::STEP == 0;
 }
 
 // Quantize(row, high, low) writes the bytes of a row, a step after the other.

@@ -58,7 +58,7 @@ INFERD_EXPORT(linear_int8_quantize)
 static void linear_int8_pack(const uint8_t* q, int64_t out_size, int64_t in_size, int64_t x_group_size, uint8_t* tiles,
                              int64_t num_threads) {
     const int columns = x_group_size ? COLUMNS : ROW_COLUMNS;
-    pack<BYTES>(q, out_size, in_size, x_group_size ? std::min<int64_t>(x_group_size, 64) : 32, columns, tiles, int(num_threads));
+    pack<BYTES>(q, out_size, in_size, x_group_size == 16 ? 16 : 32, columns, tiles, int(num_threads));
 }
 INFERD_EXPORT(linear_int8_pack)
 
@@ -73,8 +73,7 @@ static void linear_int8(const void* x, int64_t is_bf16, int64_t num_rows, int64_
     p.added = ADDED;
     const auto product = x_group_size == 0    ? run<BYTES, 32, ROW_COLUMNS>
                          : x_group_size == 16 ? run<BYTES, 16, COLUMNS>
-                         : x_group_size == 32 ? run<BYTES, 32, COLUMNS>
-                                              : run<BYTES, 64, COLUMNS>;
+                                              : run<BYTES, 32, COLUMNS>;
     product(p, x, is_bf16, out, num_threads);
 }
 INFERD_EXPORT(linear_int8)
