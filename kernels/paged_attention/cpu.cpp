@@ -166,16 +166,15 @@ class Worker {
         }
         for (int k = begin; k < end; k += LANES)
             for (int r = 0; r < R; r++) peaks[r] = max(peaks[r], load(scores[r] + k));
-        float peak[R];
-        for (int r = 0; r < R; r++) {
-            peak[r] = largest(peaks[r]) * scale;
-            // Every comparison with NaN is false, so the peak may lose it.
-            if (peak[r] == LOWEST && has_nan(scores[r], begin, end)) peak[r] = std::numeric_limits<float>::quiet_NaN();
-            s_.tile_peak[row + r - t_.first_row] = peak[r];
-        }
-        // Keys that are hidden weigh nothing beside any finite peak.
         typename Element<T>::Weights weigh[R];
-        for (int r = 0; r < R; r++) weigh[r] = {scale, peak[r] == LOWEST ? 0 : peak[r]};
+        for (int r = 0; r < R; r++) {
+            float highest = largest(peaks[r]);
+            // Every comparison with NaN is false, so the highest score may lose it.
+            if (highest == LOWEST && has_nan(scores[r], begin, end)) highest = std::numeric_limits<float>::quiet_NaN();
+            s_.tile_peak[row + r - t_.first_row] = highest * scale;
+            // Keys that are hidden weigh nothing beside any finite score.
+            weigh[r] = {scale, highest == LOWEST ? 0 : highest};
+        }
         int k = begin;
         for (; k + LANES < end; k += 2 * LANES)
             for (int r = 0; r < R; r++) {

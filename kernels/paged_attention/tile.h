@@ -33,8 +33,8 @@ struct Group {
     int head, key;
 };
 
-// Sixteen lanes and their sums in fp32; products of lanes; the weights e^(scale * score - peak); their sum, rounded as they are
-// stored; 32 weights to memory.
+// Sixteen lanes and their sums in fp32; products of lanes; the weights e^(scale (score - highest)); their sum, rounded as
+// they are stored; 32 weights to memory.
 template <class T>
 struct Element;
 
@@ -59,8 +59,8 @@ struct Element<float> {
     }
     static Sums multiply(Sums acc, Lanes a, Lanes b) { return mul_add(a, b, acc); }
     struct Weights {
-        float scale, peak;
-        vf of(vf scores) const { return exp(scores * scale - peak); }
+        float scale, highest;
+        vf of(vf scores) const { return exp(scores * scale - highest * scale); }
     };
     static vf add(vf totals, vf first, vf second) { return totals + first + second; }
     static void store(float* p, vf first, vf second) { simd::store(p, first), simd::store(p + LANES, second); }
@@ -76,10 +76,9 @@ struct Element<bf16> {
     static Lanes splat(int32_t lane) { return splat_i(lane); }
     static Sums multiply(vf acc, vi a, vi b) { return dot2(acc, a, b); }
     struct Weights {
-        vf scale, peak;  // as exponents of two
-        Weights() = default;
-        Weights(float s, float p) : scale(simd::splat(s * 1.44269504f)), peak(simd::splat(p * -1.44269504f)) {}
-        vf of(vf scores) const { return short_exp2(mul_add(scores, scale, peak)); }
+        float scale, highest;
+        // The difference comes first, so that the highest score weighs exactly 1, however large it is.
+        vf of(vf scores) const { return short_exp2((scores - highest) * (scale * 1.44269504f)); }
     };
     static vf add(vf totals, vf first, vf second) { return dot2(totals, narrow(first, second), splat_i(TWO_ONES)); }
     static void store(bf16* p, vf first, vf second) { store_i(p, narrow(first, second)); }

@@ -151,6 +151,24 @@ def test_equals_dense_attention(
         assert (result[tokens].double() - expected).abs().max() < TOLERANCE[dtype], f"row {row}"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 40])
+def test_scores_may_be_huge(implementation: str, dtype: torch.dtype, window: int | None) -> None:
+    """The highest score of a row then has all the weight. Rounding it must not make the weight infinite."""
+    if implementation == TRITON:
+        pytest.skip("the Triton kernel subtracts the highest score after scaling, in one fused operation")
+    rows = ROWS
+    sequences = Sequences(rows, 2, 64, 16, dtype)
+    batch = sequences.batch(range(len(rows)))
+    q = (torch.randn(batch.num_tokens, 4, 64) * 1e10).to(dtype)
+    result = attend(sequences, q, batch, 0.125, window, None)
+    starts = batch.query_start.tolist()
+    for row, (start, _) in enumerate(rows):
+        tokens = slice(starts[row], starts[row + 1])
+        expected = dense(q[tokens], sequences.contents[row], start, 0.125, window, None)
+        assert (result[tokens].double() - expected).abs().max() < TOLERANCE[dtype], f"row {row}"
+
+
 @pytest.mark.sampled(keep=2, of="triton")
 @pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS_8)
 @pytest.mark.parametrize(
