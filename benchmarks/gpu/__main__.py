@@ -42,16 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def is_asked(row: Row) -> bool:
         return bool(selected.search(row.key))
 
+    device = None if asked.dry else "rehearsal" if asked.rehearse else device_name()
     options = Options(
         is_rehearsal=asked.rehearse,
         device="cpu" if asked.rehearse else "cuda",
+        device_name=device or "",
         is_again=asked.again,
         until_s=time.monotonic() + asked.budget_s,
         jobs=asked.jobs,
     )
     if asked.dry:
         return dry.run(options, _say, is_asked)
-    device = "rehearsal" if asked.rehearse else device_name()
     if device is None:
         _say("torch finds no GPU: --dry proves what can be proven without, --rehearse runs rows small on the CPU")
         return 2

@@ -4,6 +4,7 @@ in "checks". Imports no torch."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.gpu.runner import Row
@@ -47,7 +48,7 @@ def _headline() -> Iterator[Row]:
         return Row("headline", name, target, arguments, timeout_s)
 
     yield row("rates", "machine:rates", 60)
-    yield row("precompile", "machine:precompile", 180)
+    yield replace(row("precompile", "machine:precompile", 180), is_preparation=True)
     yield row("numeric", "numeric:numerics")
     yield row("graphs", "checks:graphs")
     yield row("greedy llama", "checks:greedy_ids", family="llama")
@@ -69,7 +70,7 @@ def _profile() -> Iterator[Row]:
 
     yield row("decode 8b", "profile:decode", 150, model="8b", batches=(1, 256))
     yield row("prefill 8b", "profile:prefill", model="8b", length=2048)
-    yield row("counters", "profile:counters", 180)
+    yield replace(row("counters", "profile:counters", 180), folders=("kernels",))
 
 
 def _checks() -> Iterator[Row]:

@@ -47,9 +47,7 @@ class _Reporter:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test = report.nodeid.partition("::")[2]
         if report.failed:
-            self.num_failed += 1
-            why = f"{report.when}: {report.longreprtext.strip().splitlines()[-1]}"
-            self.emit(test, Trial(error=math.inf, tolerance=EQUAL, note=why))
+            self.fail(test, f"{report.when}: {_last_line(report.longreprtext)}")
         elif report.skipped:
             self.emit(test, Trial(note="skipped"))
         elif report.when == "call":
@@ -57,8 +55,15 @@ class _Reporter:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.num_failed += 1
-            self.emit("collection", Trial(error=math.inf, tolerance=EQUAL, note=str(report.longrepr).splitlines()[-1]))
+            self.fail("collection", _last_line(str(report.longrepr)))
+
+    def fail(self, test: str, why: str) -> None:
+        self.emit(test, Trial(error=math.inf, tolerance=EQUAL, note=why))
+        self.num_failed += 1
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
 
 
 def kernel_tests(bench: Bench, file: str, is_long: bool = False) -> None:

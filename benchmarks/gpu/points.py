@@ -72,6 +72,11 @@ class Trial:
         """Whether the error exceeds its limit; NaN does."""
         return self.error is not None and not (self.tolerance is not None and self.error <= self.tolerance)
 
+    @property
+    def is_found(self) -> bool:
+        """Whether there is anything besides a note."""
+        return self.seconds is not None or self.error is not None or bool(self.figures)
+
     def without_speed(self) -> Trial:
         return Trial(error=self.error, tolerance=self.tolerance, note=self.note)
 

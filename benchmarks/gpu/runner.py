@@ -56,6 +56,8 @@ class Row:
     folders: tuple[str, ...] = ()
     """Folders of the checkout whose modules it runs in other processes. Files that its own process imports are found
     without them."""
+    is_preparation: bool = False
+    """Whether it runs in every call, because it leaves something on the machine that later rows need."""
 
     @property
     def key(self) -> str:
@@ -77,10 +79,12 @@ class Result:
     """UTC time, to the second."""
     points: tuple[Point, ...] = ()
     reason: str = ""
+    asked: str = ""
+    """The row's definition, and the device: `asked_of`."""
     files: tuple[str, ...] = ()
     """Files and folders of the checkout that it ran, relative to it."""
     digest: str = ""
-    """Digest of the content of `files`."""
+    """Digest of the content of `files`. Empty if one was gone or changed while the row ran."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -90,6 +94,7 @@ class Result:
             "at": self.at,
             "reason": self.reason,
             "points": [point.as_json() for point in self.points],
+            "asked": self.asked,
             "files": list(self.files),
             "digest": self.digest,
         }
@@ -97,14 +102,15 @@ class Result:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Result:
         points = tuple(map(Point.from_json, value["points"]))
-        source = tuple(value.get("files", ())), value.get("digest", "")
+        source = value.get("asked", ""), tuple(value.get("files", ())), value.get("digest", "")
         return cls(value["row"], value["status"], value["took_s"], value["at"], points, value["reason"], *source)
 
-    @property
-    def is_final(self) -> bool:
-        """Whether another run would give the same: it was right, and its source is as it was. A row that was skipped
-        runs again, because what it lacked may be there now, and it costs little if not."""
-        return self.status == "ok" and self.digest == digest_of(self.files)
+    def is_final_for(self, asked: str) -> bool:
+        """Whether another run would give the same: it found something, was right, and its source is as it was. What a
+        row lacked may be there now: then it was skipped, or its points are notes alone."""
+        found = any(point.trial.is_found for point in self.points)
+        is_same = self.asked == asked and self.digest != "" and self.digest == digest_of(self.files)
+        return self.status == "ok" and found and is_same
 
 
 def digest_of(files: Iterable[str]) -> str:
@@ -119,6 +125,19 @@ def digest_of(files: Iterable[str]) -> str:
     return found.hexdigest()[:16]
 
 
+def _changed_since(files: Iterable[str], at_s: float) -> bool:
+    """`at_s`: seconds of the system's clock."""
+    paths = [ROOT / name for name in files]
+    each = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
+    return any(file.exists() and file.stat().st_mtime > at_s for file in each)
+
+
+def asked_of(row: Row, options: Options) -> str:
+    """All that decides what a row measures, besides the source."""
+    own = [row.target, sorted(row.arguments.items()), sorted(row.variables.items())]
+    return json.dumps([*own, options.device, options.device_name, options.is_rehearsal])
+
+
 def child_command(row: Row, into: Path, options: Options) -> list[str]:
     """The command that runs a row: `child.py`, which writes points to `into`."""
     asked = {"target": row.target, "arguments": dict(row.arguments), "device": options.device}
@@ -131,6 +150,7 @@ class Options:
     """Options for running rows."""
 
     device: str = "cuda"
+    device_name: str = ""
     is_rehearsal: bool = False
     """Tiny cases, which show that everything runs and measure nothing."""
     is_again: bool = False
@@ -185,14 +205,23 @@ class Results:
 
 def _results_in(path: Path) -> dict[str, Result]:
     found: dict[str, Result] = {}
+    running: dict[str, Result] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             result = Result.from_json(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-        if result.status == "running" and result.points and result.key in found:
-            result = replace(result, points=found[result.key].points + result.points)
-        found[result.key] = result
+        except (json.JSONDecodeError, KeyError, TypeError):
+            continue  # cut off, or of another version of this program
+        if result.status != "running":
+            found[result.key] = result
+            running.pop(result.key, None)
+        elif result.points and result.key in running:
+            running[result.key] = replace(result, points=running[result.key].points + result.points)
+        else:
+            running[result.key] = result
+    for key, part in running.items():
+        # A run that was cut off does not hide a whole one.
+        if key not in found or found[key].status != "ok" or len(part.points) > len(found[key].points):
+            found[key] = part
     return found
 
 
@@ -210,7 +239,9 @@ def run_rows(
 ) -> tuple[list[Result], list[Row]]:
     """(results of the rows that ran, rows left for lack of time). Timed rows run one after another, in order. Rows
     between them run `options.jobs` at a time."""
-    known = {} if options.is_again else {key: found for key, found in results.read().items() if found.is_final}
+    earlier = {} if options.is_again else results.read()
+    asked = {row.key: asked_of(row, options) for row in rows if not row.is_preparation}
+    known = {key for key in asked if key in earlier and earlier[key].is_final_for(asked[key])}
     todo = [row for row in rows if row.key not in known]
     done: list[Result] = []
     left: list[Row] = []
@@ -255,12 +286,13 @@ def run_row(
     folder.mkdir(parents=True, exist_ok=True)
     into, log = folder / f"{row.file_name}.points", folder / f"{row.file_name}.log"
     into.unlink(missing_ok=True)
-    started_s = time.monotonic()
+    started_s, started_at_s = time.monotonic(), time.time()
 
     def result(status: Status, points: tuple[Point, ...] = (), reason: str = "", files: Sequence[str] = ()) -> Result:
         now, took_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic() - started_s
         source = tuple(files) + row.folders
-        return Result(row.key, status, took_s, now, points, reason, source, digest_of(source))
+        digest = "" if _changed_since(source, started_at_s) else digest_of(source)
+        return Result(row.key, status, took_s, now, points, reason, asked_of(row, options), source, digest)
 
     store(result("running"))
     num_stored = 0

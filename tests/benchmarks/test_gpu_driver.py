@@ -37,6 +37,7 @@ def point(seconds: float | None = 1e-3, error: float | None = 0.0, **labels: str
 PROGRAMS = {
     "right": "emit(0.0)",
     "wrong": "emit(0.0); emit(0.5)",
+    "notes": "point['trial'].update(seconds=None, figures={}); emit(None)",
     "hangs": "emit(0.0); time.sleep(60)",
     "crashes": "emit(0.0); print('about to', flush=True); os.abort()",
     "raises": "raise ValueError('the reason')",
@@ -141,6 +142,46 @@ def test_a_row_runs_again_if_its_source_has_changed(options: Options, tmp_path: 
     finally:
         source.unlink()
     assert digest_of([str(source.relative_to(ROOT))]) == "", "a file that is gone"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"device": "cpu"}, {"device_name": "another"}, {"is_rehearsal": True}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_row_runs_again_on_another_device(options: Options, tmp_path: Path, changes: dict[str, Any]) -> None:
+    results = Results(tmp_path / "results.jsonl")
+    run_rows(rows("right"), results, options, lambda _: None)
+    assert len(run_rows(rows("right"), results, options, lambda _: None)[0]) == 0
+    assert len(run_rows(rows("right"), results, replace(options, **changes), lambda _: None)[0]) == 1
+
+
+def test_a_row_runs_again_if_it_is_defined_anew_or_found_nothing_or_prepares(options: Options, tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.jsonl")
+    (right,) = rows("right")
+    kinds = [right, replace(right, name="notes", target="notes"), replace(right, name="prepares", is_preparation=True)]
+    for asked, expected in (
+        (kinds, ["right", "notes", "prepares"]),
+        (kinds, ["notes", "prepares"]),
+        ([replace(right, arguments={"lengths": [7]})], ["right"]),
+        ([replace(right, variables={"SEED": "1"})], ["right"]),
+    ):
+        done = run_rows(asked, results, options, lambda _: None)[0]
+        assert [result.key.partition("/")[2] for result in done] == expected
+
+
+def test_a_run_that_was_cut_off_does_not_hide_a_whole_one(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.jsonl")
+    whole = Result("kernels/a", "ok", 1.0, "2030-01-01T00:00:00+00:00", (point(), point()))
+    results.append(whole)
+    results.append(replace(whole, status="running", points=()))
+    results.append(replace(whole, status="running", points=(point(),)))
+    assert results.read() == {"kernels/a": whole}
+    results.append(replace(whole, status="wrong", points=(point(),)))
+    assert results.read()["kernels/a"].status == "wrong"
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"row": "kernels/b", "of": "another version"}\n')
+    assert list(results.read()) == ["kernels/a"]
 
 
 def test_points_of_a_row_that_runs_are_stored_before_it_ends(options: Options, tmp_path: Path) -> None:
@@ -405,7 +446,7 @@ def test_a_row_runs_from_the_program_to_the_table(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "kernels/machine: ok" in done.stderr and "Times: not measured." in done.stdout
     result = Results(out / "results.jsonl").read()["kernels/machine"]
-    assert "torch" in result.points[0].trial.note and result.is_final
+    assert "torch" in result.points[0].trial.note and result.digest
     assert {"benchmarks/gpu/machine.py", "benchmarks/gpu/points.py"} <= set(result.files)
     assert progress(result).startswith("kernels/machine: ok in ")
     assert sorted(os.listdir(out)) == ["results.jsonl", "tables.md"]
