@@ -1,76 +1,40 @@
-"""Compiles every form of every Triton kernel for every supported architecture, without a GPU. Checks registers, stack,
-shared memory, spills and tensor core instructions.
+"""Compiles every form of every Triton kernel for every supported architecture, without a GPU. `faults.py` judges the
+code of each.
 
-    python -m inferd.kernels.aot [--one-each] [--since TABLE] [--write TABLE]
+    python -m inferd.kernels.aot [--one-each] [--op OP,...] [--since TABLE] [--write TABLE] [--triton=FOLDER]
 
 `--one-each` compiles the first form of each kernel for one architecture, which differs from kernel to kernel. It also
 compiles, for all architectures, the forms that differ from those of TABLE: by their source, types or constants, or by
-the version of Triton. Exits with 1 if a form spills, takes more shared memory than the device has, or is a matrix
-kernel without the architecture's matrix instructions.
+the version of Triton. `--op` compiles the forms of these ops alone. With it, `--write` keeps what TABLE of `--since`
+says of other ops. `--triton` compiles by another version, which pip installed with `--target FOLDER`. Exits with 1 if
+a form has a fault that is not a known one.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib
-import importlib.metadata
 import io
-import json
 import os
 import re
+import subprocess
 import sys
 import tokenize
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from inferd.kernels import sass
+from inferd.kernels import faults, sass
+from inferd.kernels.compiled import CompiledForm, joined, read_table, render, triton_version, write_table
+from inferd.kernels.faults import SHARED_LIMITS
 from inferd.kernels.gpu import Shipped
 
-SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Bytes of shared memory that one program may have, by architecture (CUDA C++ Programming Guide, compute
-capabilities)."""
-_MATRIX_INSTRUCTIONS = {80: ("HMMA", "IMMA"), 90: ("HGMMA", "QGMMA", "IGMMA"), 100: ("UTCHMMA", "UTCQMMA", "UTCIMMA")}
-_WARP_GROUP_INSTRUCTIONS = (*_MATRIX_INSTRUCTIONS[90], *_MATRIX_INSTRUCTIONS[100])
 _ROOT = Path(__file__).parent
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledForm:
-    """One form of a kernel, compiled for one architecture."""
-
-    op: str
-    config: str
-    sm: int
-    registers: int
-    stack_bytes: int
-    spills: int
-    """Loads from and stores to local memory."""
-    shared_bytes: int
-    wide_loads: int
-    """Loads of 16 bytes from global memory, asynchronous copies included."""
-    matrix: Mapping[str, int]
-    """Number of tensor core instructions of each kind."""
-    source: str
-    """The form's `digest`."""
-    faults: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The compiled forms, and the version of Triton that compiled them."""
-
-    triton: str
-    rows: tuple[CompiledForm, ...]
-
-    def sources(self) -> dict[tuple[str, str], str]:
-        """The digest of each form by (op, config); empty if another version of Triton is installed."""
-        return {(row.op, row.config): row.source for row in self.rows} if self.triton == triton_version() else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +46,8 @@ class Built:
     sm: int
     binary: sass.Binary
     shared_bytes: int
-
-
-def triton_version() -> str:
-    return importlib.metadata.version("triton")
+    log: str
+    """Log of the assembler."""
 
 
 def all_shipped() -> list[Shipped]:
@@ -152,14 +114,12 @@ def _complete_cache_key(kernel: Any) -> None:
 
 def compile_form(form: Shipped, sm: int) -> CompiledForm:
     """Compile and check one form for one architecture, without a GPU or a driver."""
-    binary, shared_bytes = _compile(form, sm)
-    (instructions,) = sass.disassemble(binary.target, [binary.code])
-    return _judge(form, sm, binary, shared_bytes, instructions)
+    built = _compile(form, sm)
+    (code,) = sass.disassemble(built.binary.target, [built.binary.code])
+    return _judge(form, built, code)
 
 
-def _compile(form: Shipped, sm: int) -> tuple[sass.Binary, int]:
-    """(compiled kernel, its bytes of shared memory)."""
-    import triton  # noqa: PLC0415
+def _compile(form: Shipped, sm: int, index: int = 0) -> Built:
     from triton.backends.compiler import GPUTarget  # noqa: PLC0415
     from triton.compiler import ASTSource  # noqa: PLC0415
 
@@ -170,48 +130,52 @@ def _compile(form: Shipped, sm: int) -> tuple[sass.Binary, int]:
     attributes = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if name in aligned}
     source = ASTSource(form.kernel, {name: types[name] for name in names}, dict(form.constants), attributes)
     options = {"num_warps": form.num_warps, "num_stages": form.num_stages, **form.options}
-    compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+    compiled, log = _assemble(source, GPUTarget("cuda", sm, 32), options)
     target = re.search(r"^\.target (\w+)", compiled.asm["ptx"], re.MULTILINE)
     assert target is not None
-    return sass.read_binary(compiled.asm["cubin"], target[1]), int(compiled.metadata.shared)
+    return Built(index, sm, sass.read_binary(compiled.asm["cubin"], target[1]), int(compiled.metadata.shared), log)
 
 
-def _judge(form: Shipped, sm: int, binary: sass.Binary, shared_bytes: int, instructions: Sequence[str]) -> CompiledForm:
-    spills = sum(name.startswith(("LDL", "STL")) for name in instructions)
-    wide_loads = sum(
-        (name.startswith(("LDG", "LDGSTS")) and ".128" in name) or name.startswith("UTMALDG") for name in instructions
-    )
-    matrix = Counter(name for name in instructions if sass.is_matrix(name))
-    faults = [*_matrix_faults(form, sm, matrix)]
-    if binary.stack_bytes or spills:
-        faults.append(f"spills: {binary.stack_bytes} bytes of stack, {spills} accesses")
-    if shared_bytes > SHARED_LIMITS[sm]:
-        faults.append(f"needs {shared_bytes} bytes of shared memory; the device has {SHARED_LIMITS[sm]}")
-    if form.is_streaming and not wide_loads:
-        faults.append("reads memory in loads of less than 16 bytes a thread")
+def _assemble(source: Any, target: Any, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """(compiled kernel, log of its assembler). Triton's cache keeps no logs, so this puts them there. Only code with
+    instructions of warp groups is compiled again for its log."""
+    import triton  # noqa: PLC0415
+    from triton.runtime.cache import get_cache_manager  # noqa: PLC0415
+
+    nvidia, compilation = triton.knobs.nvidia, triton.knobs.compilation
+    with nvidia.scope(), compilation.scope(), contextlib.redirect_stdout(io.StringIO()) as said:
+        nvidia.dump_ptxas_log = True
+        compiled = triton.compile(source, target=target, options=options)
+        kept, name = get_cache_manager(compiled.hash), "assembler.log"
+        path = kept.get_file(name)
+        if not said.getvalue() and path is None and "wgmma.mma_async" in compiled.asm["ptx"]:
+            compilation.always_compile = True
+            compiled = triton.compile(source, target=target, options=options)
+    if said.getvalue():
+        kept.put(said.getvalue(), name, binary=False)
+        return compiled, said.getvalue()
+    return compiled, "" if path is None else Path(path).read_text()
+
+
+def _judge(form: Shipped, built: Built, code: sass.Code) -> CompiledForm:
+    loop = code.main_loop()
+    verdict = faults.judge(form, built.sm, built.binary, built.shared_bytes, code, built.log, faults.KNOWN)
     return CompiledForm(
         op=form.op,
         config=form.config,
-        sm=sm,
-        registers=binary.registers,
-        stack_bytes=binary.stack_bytes,
-        spills=spills,
-        shared_bytes=shared_bytes,
-        wide_loads=wide_loads,
-        matrix=dict(sorted(matrix.items())),
+        sm=built.sm,
+        registers=built.binary.registers,
+        stack_bytes=built.binary.stack_bytes,
+        spills=faults.spills(code),
+        shared_bytes=built.shared_bytes,
+        wide_loads=faults.wide_loads(code),
+        loop_instructions=0 if loop is None else loop.num_instructions,
+        shared_per_global=0.0 if loop is None else round(loop.shared_bytes / max(1, loop.global_bytes), 2),
+        matrix={name: count for name, count in sorted(code.names.items()) if sass.is_matrix(name)},
         source=digest(form),
-        faults=tuple(faults),
+        faults=verdict.faults,
+        accepted=verdict.accepted,
     )
-
-
-def _matrix_faults(form: Shipped, sm: int, matrix: Mapping[str, int]) -> list[str]:
-    wanted = _MATRIX_INSTRUCTIONS[80 if form.is_warp_matrix else sm]
-    faults = []
-    if (form.is_matrix or form.is_warp_matrix) and not any(name.startswith(wanted) for name in matrix):
-        faults.append(f"multiplies without {' or '.join(wanted)}")
-    if form.is_warp_matrix and any(name.startswith(_WARP_GROUP_INSTRUCTIONS) for name in matrix):
-        faults.append("uses warp group instructions")
-    return faults
 
 
 def compile_tasks(tasks: Sequence[tuple[int, int]], jobs: int) -> list[CompiledForm]:
@@ -226,7 +190,8 @@ def compile_tasks(tasks: Sequence[tuple[int, int]], jobs: int) -> list[CompiledF
 
 
 def _build(task: tuple[int, int]) -> Built:
-    return Built(*task, *_compile(_forms()[task[0]], task[1]))
+    index, sm = task
+    return _compile(_forms()[index], sm, index)
 
 
 def _judged(pool: Executor, built: Sequence[Built]) -> list[CompiledForm]:
@@ -234,16 +199,12 @@ def _judged(pool: Executor, built: Sequence[Built]) -> list[CompiledForm]:
     for place, one in enumerate(built):
         by_target.setdefault(one.binary.target, []).append(place)
     codes = [[built[place].binary.code for place in places] for places in by_target.values()]
-    listings = pool.map(sass.disassemble, by_target, codes)
-    instructions = {
-        place: names
-        for places, found in zip(by_target.values(), listings, strict=True)
-        for place, names in zip(places, found, strict=True)
+    read = {
+        place: code
+        for places, found in zip(by_target.values(), pool.map(sass.disassemble, by_target, codes), strict=True)
+        for place, code in zip(places, found, strict=True)
     }
-    return [
-        _judge(_forms()[one.index], one.sm, one.binary, one.shared_bytes, instructions[place])
-        for place, one in enumerate(built)
-    ]
+    return [_judge(_forms()[one.index], one, read[place]) for place, one in enumerate(built)]
 
 
 _all: list[Shipped] = []
@@ -256,15 +217,21 @@ def _forms() -> list[Shipped]:
 
 
 def chosen(
-    forms: Sequence[Shipped], known: Mapping[tuple[str, str], str], *, one_each: bool, sms: Sequence[int]
+    forms: Sequence[Shipped],
+    known: Mapping[tuple[str, str], str],
+    *,
+    one_each: bool,
+    sms: Sequence[int],
+    ops: Sequence[str] = (),
 ) -> list[tuple[int, int]]:
-    """The (index of a form, architecture) pairs to compile. Without `one_each`: all. With it: for all of `sms` the
-    forms whose digest `known` does not have by (op, config), and each op's first form for one of `sms`."""
+    """The (index of a form, architecture) pairs to compile, of `ops` alone if there are any. Without `one_each`: all.
+    With it: for all of `sms` the forms whose digest `known` does not have by (op, config), and each op's first form for
+    one of `sms`."""
     first = {form.op: index for index, form in reversed(list(enumerate(forms)))}
     turns = {index: turn for turn, index in enumerate(sorted(first.values()))}
     tasks: list[tuple[int, int]] = []
     for index, form in enumerate(forms):
-        asked = [sm for sm in targets(form) if sm in sms]
+        asked = [sm for sm in targets(form) if sm in sms and (not ops or form.op in ops)]
         if not one_each or known.get((form.op, form.config)) != digest(form):
             tasks += [(index, sm) for sm in asked]
         elif index in turns and asked:
@@ -272,48 +239,41 @@ def chosen(
     return tasks
 
 
-def read_table(path: Path) -> Table:
-    """The table that `write_table` wrote; an empty one if there is no file."""
-    if not path.exists():
-        return Table("", ())
-    content = json.loads(path.read_text())
-    return Table(
-        content["triton"], tuple(CompiledForm(**{**row, "faults": tuple(row["faults"])}) for row in content["rows"])
-    )
-
-
-def write_table(path: Path, rows: Sequence[CompiledForm]) -> None:
-    """Write JSON with one row a line."""
-    lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
-    path.write_text(f'{{"triton": {json.dumps(triton_version())}, "rows": [\n{lines}\n]}}\n')
-
-
-def render(rows: Sequence[CompiledForm]) -> str:
-    """A readable table with one row a line."""
-    lines = [f"{'op':18} {'config':44} {'sm':>4} {'regs':>5} {'stack':>6} {'smem':>7} {'16 B':>5}  matrix"]
-    for row in rows:
-        matrix = ", ".join(f"{count} {name}" for name, count in row.matrix.items())
-        lines.append(
-            f"{row.op:18} {row.config:44} {row.sm:4} {row.registers:5} {row.stack_bytes:6} {row.shared_bytes:7} "
-            f"{row.wide_loads:5}  {matrix}{''.join(f'  FAULT {fault}' for fault in row.faults)}"
+def _with_triton(folder: Path, arguments: Sequence[str]) -> int:
+    """Run this program again, with the Triton of another folder."""
+    if not (folder / "triton").is_dir():
+        raise SystemExit(
+            f"--triton takes a folder that has Triton: pip install --target {folder} --no-deps triton==3.6.0"
         )
-    return "\n".join(lines)
+    paths = (str(folder), str(_ROOT.parent))
+    kept = [one for one in arguments if not one.startswith("--triton")]
+    command = [sys.executable, "-P", "-m", "inferd.kernels.aot", *kept]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, check=False).returncode
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sm", type=lambda text: [int(part) for part in text.split(",")], default=[*SHARED_LIMITS])
     parser.add_argument("--one-each", action="store_true")
+    parser.add_argument("--op", type=lambda text: text.split(","), default=[])
     parser.add_argument("--since", type=Path, metavar="TABLE", default=Path("no table"))
+    parser.add_argument("--triton", type=Path, metavar="FOLDER", help="given as --triton=FOLDER")
     parser.add_argument("--write", type=Path, metavar="TABLE")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args(arguments)
-    known = read_table(asked.since).sources()
-    tasks = chosen(_forms(), known, one_each=asked.one_each, sms=asked.sm)
+    if asked.triton:
+        return _with_triton(asked.triton, sys.argv[1:] if arguments is None else arguments)
+    known, names = read_table(asked.since), [(form.op, form.config) for form in _forms()]
+    unknown = sorted({*asked.op} - {op for op, _ in names})
+    if unknown:
+        parser.error(f"no op is called {', '.join(unknown)}; the first column of the table has their names")
+    if asked.op and asked.write and known.triton != triton_version():
+        parser.error(f"--op with --write keeps other rows of --since, made by Triton {triton_version()}; it has none")
+    tasks = chosen(_forms(), known.sources(), one_each=asked.one_each, sms=asked.sm, ops=asked.op)
     rows = compile_tasks(tasks, asked.jobs)
     print(render(rows))
     if asked.write:
-        write_table(asked.write, rows)
+        write_table(asked.write, joined(rows, known, asked.op, names) if asked.op else rows)
     faulty = [row for row in rows if row.faults]
     print(f"{len(rows)} compiled, {len(faulty)} with faults")
     return int(bool(faulty))

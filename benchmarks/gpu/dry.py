@@ -44,6 +44,10 @@ class DryRow:
     regs: int
     stack: int
     smem: int
+    loop: int
+    """Instructions of the main loop."""
+    shared_per_global: float
+    """Bytes from and to shared memory for each byte that the main loop reads from global memory."""
     tensor_core: str
     """Number of tensor core instructions of each kind."""
     max_err: float | None
@@ -69,6 +73,8 @@ def join(compiled: Sequence[Mapping[str, Any]], numerics: Mapping[str, Mapping[s
             regs=row["registers"],
             stack=row["stack_bytes"],
             smem=row["shared_bytes"],
+            loop=row["loop_instructions"],
+            shared_per_global=row["shared_per_global"],
             tensor_core=", ".join(f"{count} {name}" for name, count in row["matrix"].items()),
             **numerics.get(row["op"], nothing),
             faults=tuple(row["faults"]),

@@ -2,41 +2,137 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from inferd.kernels import aot, sass
+from inferd.kernels import aot, compiled, faults, sass
 from tests.aot.compiling import run
 
 pytest.importorskip("triton")
 
 
-SPILLING = """
+PLANTED = """
 import sys
 import triton, triton.language as tl
-from inferd.kernels.aot import compile_form, render
+from inferd.kernels.aot import compile_form
 from inferd.kernels.gpu import Shipped
 
 @triton.jit
-def kernel(x, out, BLOCK: tl.constexpr):
+def spilling(x, out, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     values = tl.load(x + column)
     tl.store(out + column, values * tl.sum(values))
 
-form = Shipped("sum", "one warp", kernel, {"x": "*fp32", "out": "*fp32"}, {"BLOCK": 16384}, 1, is_matrix=True)
-print(*compile_form(form, 90).faults, sep="; ")
+@triton.jit
+def products(x, out, count, IS_SERIAL: tl.constexpr):
+    row, column = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
+    left = tl.load(x + row * 64 + column)
+    total, part = tl.zeros([64, 64], tl.float32), tl.zeros([64, 64], tl.float32)
+    for start in range(0, count, 64):
+        right = tl.load(x + (start + row) * 64 + column)
+        weights = tl.dot(left, tl.trans(right)).to(tl.bfloat16)
+        part = tl.dot(weights, right, part * 0.5)
+        if IS_SERIAL:
+            if start % 256 == 192:
+                total = total * 0.25 + part
+                part = tl.zeros([64, 64], tl.float32)
+    tl.store(out + row * 64 + column, total + part)
+
+@triton.jit
+def sums(x, out, count, STAGES: tl.constexpr):
+    row, column = tl.arange(0, 16)[:, None], tl.arange(0, 64)[None, :]
+    total = tl.zeros([16, 64], tl.float32)
+    for start in tl.range(0, count, num_stages=STAGES):
+        total = total * 0.5 + tl.load(x + start * 1024 + row * 64 + column)
+    tl.store(out + row * 64 + column, total)
+
+def faults(kernel, dtype, constants, **more):
+    signature = {"x": f"*{dtype}", "out": "*fp32", "count": "i32"}
+    signature = {name: signature[name] for name in kernel.arg_names if name in signature}
+    form = Shipped(kernel.__name__, "one", kernel, signature, constants, multiples=("count",), **more)
+    row = compile_form(form, 90)
+    print("|".join((kernel.__name__, *map(str, constants.values()), str(row.loop_instructions > 0), *row.faults)))
+
+faults(spilling, "fp32", {"BLOCK": 16384}, num_warps=1, is_matrix=True)
+faults(products, "bf16", {"IS_SERIAL": False}, num_warps=4, num_stages=3, is_matrix=True)
+faults(products, "bf16", {"IS_SERIAL": True}, num_warps=4, num_stages=3, is_matrix=True)
+faults(sums, "fp32", {"STAGES": 1}, num_warps=4, is_streaming=True)
+faults(sums, "fp32", {"STAGES": 4}, num_warps=4, is_streaming=True)
 """
 
 
 def test_faults_are_seen(tmp_path: Path) -> None:
-    path = tmp_path / "spilling.py"
-    path.write_text(SPILLING)
-    code, output, errors = run(program=str(path))
-    assert code == 0, errors[-2000:]
-    assert "spills: " in output
-    assert "multiplies without HGMMA or QGMMA or IGMMA" in output
+    """Each planted kernel has its fault, and its sound version has none. Both passes over them say the same: the second
+    finds the kernels in the compiler's cache."""
+    path = tmp_path / "planted.py"
+    path.write_text(PLANTED)
+    for _ in range(2):
+        code, output, errors = run(program=str(path))
+        assert code == 0, errors[-2000:]
+        spilling, product, serial, sum_, pipelined = (line.split("|") for line in output.splitlines())
+        assert spilling[3:] == ["multiplies without HGMMA or QGMMA or IGMMA", spilling[-1]]
+        assert spilling[-1].startswith("spills: ")
+        assert product == ["products", "False", "True"]
+        assert serial[:3] == ["products", "True", "True"]
+        assert serial[3].startswith("C75") and "serialized" in serial[3]
+        assert re.match(r"a loop waits \d+ times for \d+ instructions of warp groups", serial[4])
+        assert re.fullmatch(r"a loop reads \d+ bytes at a time, fewer than 24576, without asynchronous copies", sum_[3])
+        assert len(sum_) == 4
+        assert pipelined == ["sums", "4", "True"]
+
+
+LOOPS = """
+        /*0000*/                   LDG.E R4, desc[UR4][R2.64] ;
+        /*0010*/                   LDGSTS.E.BYPASS.128 [R35], desc[UR22][R6.64], P6 ;
+        /*0020*/                   HGMMA.64x128x16.F32.BF16 R24, R88, gdesc[UR4].tnspB, R24, gsb0 ;
+        /*0030*/                   HGMMA.64x64x16.F32.BF16 R88, gdesc[UR4], RZ, !UPT, gsb0 ;
+        /*0040*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*0050*/                   LDSM.16.M88.4 R4, [R2] ;
+        /*0060*/               @P1 BRA 0x10 ;
+        /*0070*/                   LDG.E.64 R4, desc[UR4][R2.64] ;
+        /*0080*/               @P2 BRA P3, 0x70 ;
+        /*0090*/                   FADD R4, R4, R4 ;
+        /*00a0*/               @P2 BRA 0x90 ;
+        /*00b0*/               @P0 BRA 0x0 ;
+        /*00c0*/                   EXIT ;
+        /*00d0*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P6, [UR18], R16 ;
+        /*00e0*/                   BRA 0x10 ;
+        /*00f0*/                   BRA 0xf0 ;
+"""
+
+
+def test_loops_that_work_are_found_and_measured() -> None:
+    """The innermost ones alone: neither the loop around them, nor one that only computes, nor a jump back from code
+    behind the end."""
+    shift = "\n".join(f"        /*{16 * index:04x}*/                   NOP ;" for index in range(2))
+    moved = re.sub(r"/\*(\w{4})\*/", lambda found: f"/*{int(found[1], 16) + 32:04x}*/", LOOPS)
+    moved = re.sub(r"BRA (P3, )?0x(\w+)", lambda found: f"BRA {found[1] or ''}{int(found[2], 16) + 32:#x}", moved)
+    nothing, code = map(sass.measure, sass.split(shift + moved, [32, 256]))
+    assert nothing.loops == () and nothing.main_loop() is None
+    first, second = code.loops
+    assert (first.num_instructions, first.matrix, first.copies, first.loads) == (6, 2, 1, 0)
+    assert (second.num_instructions, second.matrix, second.copies, second.loads) == (2, 0, 0, 1)
+    assert first.starting("WARPGROUP.DEPBAR") == 1 and code.main_loop() == first
+    assert (first.global_bytes, second.global_bytes, second.shared_bytes) == (512, 256, 0)
+    # Written by the copy, and read: 128 rows of B; 64 rows of A and 64 of B; four matrices of 8 x 8.
+    assert first.shared_bytes == 512 + 128 * 32 / 4 + 128 * 32 / 4 + 512
+
+
+def test_a_known_fault_is_told_apart_with_its_reason() -> None:
+    loop = sass.Loop(9, {"HGMMA.64x64x16.F32": 2, "WARPGROUP.DEPBAR.LE": 2}, 0, 0)
+    code, binary = sass.Code(loop.names, (loop,)), sass.Binary("sm_90a", 40, 0, b"")
+    log = "info : (C7510) serialized\ninfo : (C7510) serialized"
+    waits = "a loop waits 2 times for 2 instructions of warp groups"
+    known = (faults.Known("a", "^1", "waits", "cold"),)
+    for one, expected in (
+        (form("a", "1"), faults.Verdict(("C7510: serialized",), (f"{waits}: cold",))),
+        (form("a", "2"), faults.Verdict(("C7510: serialized", waits), ())),
+        (form("b", "1"), faults.Verdict(("C7510: serialized", waits), ())),
+    ):
+        assert faults.judge(one, 90, binary, 0, code, log, known) == expected
 
 
 DISASSEMBLED = """
@@ -56,9 +152,10 @@ cubins = []
 read = sass.read_binary
 sass.read_binary = lambda cubin, target: (cubins.append(cubin), read(cubin, target))[1]
 forms = {form.op: form for form in reversed(aot.all_shipped())}
-binaries = [aot._compile(forms[op], 90)[0] for op in ("linear_few_rows", "linear_invariant", "linear_fp8")]
-ours = sass.disassemble("sm_90a", [binary.code for binary in binaries])
-for names, cubin in zip(ours, cubins, strict=True):
+binaries = [aot._compile(forms[op], 90).binary for op in ("linear_few_rows", "linear_invariant", "linear_fp8")]
+ours = sass.listings("sm_90a", [binary.code for binary in binaries])
+for instructions, cubin in zip(ours, cubins, strict=True):
+    names = [one.name for one in instructions]
     words = theirs(cubin)
     assert names == [line[1] if line[0].startswith("@") else line[0] for line in words], names[:20]
     assert any(map(sass.is_matrix, names))
@@ -83,7 +180,7 @@ LISTING = """
 
 
 def test_instructions_have_their_whole_names() -> None:
-    first, second, third = sass.split(LISTING, [32, 16, 32])
+    first, second, third = ([one.name for one in part] for part in sass.split(LISTING, [32, 16, 32]))
     assert first == ["LDC", "LDG.E.128"] and second == ["HGMMA.64x64x16.F32.BF16"]
     assert third == ["UTCHMMA", "HMMA.16816.F32.BF16"]
     assert [sass.is_matrix(name) for name in (*first, *second, *third)] == [False, False, True, True, True]
@@ -131,6 +228,7 @@ def test_what_is_compiled_again() -> None:
     forms[0] = new
     assert aot.chosen(forms, known, one_each=True, sms=EVERYWHERE) == [(0, 90), (2, 90), *everywhere(3), (5, 100)]
     assert aot.chosen(forms, known, one_each=True, sms=[80]) == [(2, 80), (3, 80), (5, 80)]
+    assert aot.chosen(forms, known, one_each=False, sms=[80, 90], ops=("a",)) == [(0, 90), (1, 80), (1, 90)]
 
 
 WORDED = (
@@ -165,12 +263,22 @@ def test_a_constant_of_a_called_function_changes_a_digest(tmp_path: Path) -> Non
 
 
 def test_the_table_is_read_as_it_was_written(tmp_path: Path) -> None:
-    assert aot.read_table(tmp_path / "none.json") == aot.Table("", ())
-    row = aot.CompiledForm("a", "1", 90, 1, 2, 3, 4, 5, {"HGMMA.64x64x16.F32.BF16": 4}, "x", ("a fault",))
+    assert compiled.read_table(tmp_path / "none.json") == compiled.Table("", ())
+    matrix = {"HGMMA.64x64x16.F32.BF16": 4}
+    row = compiled.CompiledForm("a", "1", 90, 1, 2, 3, 4, 5, 96, 3.5, matrix, "x", ("a fault",), ("cold: late",))
     path = tmp_path / "table.json"
-    aot.write_table(path, [row, replace(row, sm=100)])
-    table = aot.read_table(path)
-    assert table == aot.Table(aot.triton_version(), (row, replace(row, sm=100)))
+    compiled.write_table(path, [row, replace(row, sm=100)])
+    table = compiled.read_table(path)
+    assert table == compiled.Table(compiled.triton_version(), (row, replace(row, sm=100)))
     assert table.sources() == {("a", "1"): "x"} and replace(table, triton="0").sources() == {}
-    assert "4 HGMMA.64x64x16.F32.BF16  FAULT a fault" in aot.render([row])
+    assert "96   3.50  4 HGMMA.64x64x16.F32.BF16  FAULT a fault  known: cold: late" in compiled.render([row])
     assert len(path.read_text().splitlines()) == 4
+
+
+def test_rows_of_some_ops_replace_those_of_the_table() -> None:
+    row = compiled.CompiledForm("a", "1", 90, 1, 2, 3, 4, 5, 96, 3.5, {}, "x", (), ())
+    table = compiled.Table("3", (row, replace(row, op="b"), replace(row, op="b", config="gone"), replace(row, op="c")))
+    names = [("a", "1"), ("b", "1"), ("b", "2"), ("c", "1")]
+    fresh = [replace(row, op="b", sm=80, source="y"), replace(row, op="b", config="2")]
+    expected = [row, *fresh, replace(row, op="c")]
+    assert compiled.joined(fresh, table, ["b"], names) == expected

@@ -392,7 +392,8 @@ def test_the_tree_is_an_import_root_without_the_checkout(tmp_path: Path) -> None
 def compiled(op: str, faults: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "op": op, "config": "bf16", "sm": 90, "registers": 40, "stack_bytes": 0, "spills": 0, "shared_bytes": 1024,
-        "wide_loads": 2, "matrix": {"HMMA.16816.F32": 8}, "source": "x", "faults": list(faults),
+        "wide_loads": 2, "loop_instructions": 90, "shared_per_global": 2.5, "matrix": {"HMMA.16816.F32": 8},
+        "source": "x", "faults": list(faults), "accepted": [],
     }  # fmt: skip
 
 
@@ -405,6 +406,7 @@ def test_a_dry_row_is_wrong_by_its_numbers_or_its_code(max_err: float, faults: l
     first, other = dry.join([compiled("norm", faults), compiled("rope")], numerics)
     assert first.is_wrong == is_wrong and not other.is_wrong
     assert (first.regs, first.smem, first.tensor_core, first.tol) == (40, 1024, "8 HMMA.16816.F32", 0.01)
+    assert (first.loop, first.shared_per_global) == (90, 2.5)
     assert (other.max_err, other.reason) == (None, "no numeric check")
 
 
@@ -460,16 +462,17 @@ def test_a_dry_run_of_one_kernel(
     tables = dry._listed(tmp_path / "listed.jsonl")
     monkeypatch.setattr(dry, "_listed", lambda *_: tables)
     monkeypatch.setattr(dry, "DRY_FILE", ROOT / "build" / "gpu" / f"{tmp_path.name}.json")
-    monkeypatch.setattr(dry, "_compiled", lambda *_: [compiled("norm")])
-    for max_err, code in ((0.001, 0), (0.5, 1)):
+    serialized = "C7515: wgmma.mma_async instructions are serialized"
+    for max_err, faults, wrong in ((0.001, [], ""), (0.5, [], "error 0.5"), (0.001, [serialized], serialized)):
         numerics = {"norm": {"max_err": max_err, "tol": 0.01, "reason": ""}}
+        monkeypatch.setattr(dry, "_compiled", lambda *_, faults=faults: [compiled("norm", faults)])
         monkeypatch.setattr(dry, "_numerics", lambda *_, numerics=numerics: numerics)
         said: list[str] = []
-        assert dry.run(Options(work_dir=tmp_path), said.append, lambda row: False) == code
+        assert dry.run(Options(work_dir=tmp_path), said.append, lambda row: False) == int(bool(wrong))
         (row,) = json.loads(dry.DRY_FILE.read_text())["rows"]
         dry.DRY_FILE.unlink()
         assert (row["op"], row["sm"], row["max_err"], row["tol"]) == ("norm", 90, max_err, 0.01)
-        assert any("WRONG norm, bf16, sm_90: error 0.5" in line for line in said) == bool(code)
+        assert [line for line in said if "WRONG" in line] == [f"WRONG norm, bf16, sm_90: {wrong}"] * bool(wrong)
         text = capsys.readouterr().out
         assert "decode attention" in text and "8b gate_up 4096x28672" in text and "transformers" in text
         assert "not measured" in text and "GB/s" not in text and "240, then 255 (goal, H200)" in text

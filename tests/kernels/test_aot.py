@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.kernels import aot
+from inferd.kernels import aot, compiled, faults
 from tests.aot.compiling import TIMEOUT_S, run
 from tests.conftest import ROOT
 
@@ -34,12 +34,12 @@ def test_every_form_compiles_without_faults_to_what_the_table_says(
     since = () if is_long else ("--one-each", "--since", str(TABLE))
     code, output, errors = run("--write", str(written), *jobs, *since)
     assert code == 0, output[-4000:] + errors[-2000:]
-    rows, table = aot.read_table(written).rows, aot.read_table(TABLE)
+    rows, table = compiled.read_table(written).rows, compiled.read_table(TABLE)
     assert {row.sm for row in rows} == {80, 90, 100}
     for path in (ROOT / "kernels").glob("*/triton.py"):
         assert list(importlib.import_module(f"inferd.kernels.{path.parent.name}.triton").shipped()), path
     assert {row.op for row in rows} == {form.op for form in aot.all_shipped()}
-    if table.triton == aot.triton_version():
+    if table.triton == compiled.triton_version():
         listed = set(map(repr, table.rows))
         assert [(row.op, row.config, row.sm) for row in rows if repr(row) not in listed] == [], ANEW
         assert not is_long or rows == table.rows, ANEW
@@ -47,5 +47,11 @@ def test_every_form_compiles_without_faults_to_what_the_table_says(
 
 def test_the_table_has_exactly_the_shipped_forms() -> None:
     shipped = [(form.op, form.config, sm) for form in aot.all_shipped() for sm in aot.targets(form)]
-    assert [(row.op, row.config, row.sm) for row in aot.read_table(TABLE).rows] == shipped, ANEW
-    assert not [row for row in aot.read_table(TABLE).rows if row.faults]
+    assert [(row.op, row.config, row.sm) for row in compiled.read_table(TABLE).rows] == shipped, ANEW
+    assert not [row for row in compiled.read_table(TABLE).rows if row.faults]
+
+
+def test_every_known_fault_is_one_of_the_table() -> None:
+    accepted = [(row, fault) for row in compiled.read_table(TABLE).rows for fault in row.accepted]
+    for known in faults.KNOWN:
+        assert any(row.op == known.op and fault.endswith(f": {known.reason}") for row, fault in accepted), known
