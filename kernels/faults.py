@@ -46,7 +46,6 @@ KNOWN = (
     Known("linear_int4", r"groups of (16|32)\b", "waits", _UNPACKED),
     Known("linear_int8", r"groups of 16\b", "waits", _UNPACKED),
     Known("paged_attention", r"kv bf16 .* rows (64|128)", "C7515|waits", "the sum of weights is a second product"),
-    Known("attention_combine", "", "without asynchronous copies", "the loop is not pipelined yet"),
 )
 """Every accepted fault, by the op's name. A test fails for an entry that no row of the committed table needs."""
 
