@@ -63,7 +63,7 @@ def all_shipped() -> list[Shipped]:
 
 def targets(form: Shipped) -> list[int]:
     """The architectures that the form is compiled for."""
-    return [sm for sm in SHARED_LIMITS if sm >= form.min_sm]
+    return [sm for sm in SHARED_LIMITS if form.min_sm <= sm <= form.max_sm]
 
 
 def digest(form: Shipped) -> str:

@@ -45,7 +45,6 @@ _UNPACKED = "16 inputs are unpacked at a time and take one instruction; the boun
 KNOWN = (
     Known("linear_int4", r"groups of (16|32)\b", "waits", _UNPACKED),
     Known("linear_int8", r"groups of 16\b", "waits", _UNPACKED),
-    Known("paged_attention", r"kv bf16 .* rows (64|128)", "C7515|waits", "the sum of weights is a second product"),
 )
 """Every accepted fault, by the op's name. A test fails for an entry that no row of the committed table needs."""
 

@@ -93,4 +93,6 @@ class Shipped:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further compiler options."""
     min_sm: int = 0
-    """The first architecture that can run it."""
+    """The first architecture that runs it."""
+    max_sm: int = 999
+    """The last architecture that runs it."""

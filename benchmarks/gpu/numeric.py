@@ -132,18 +132,23 @@ def _rope(inputs: Inputs) -> Numeric:
     return Numeric(call, (*rows, inputs.randn(size), inputs.randn(size)))
 
 
-def _paged_attention(inputs: Inputs) -> Numeric:
+def _paged_attention(*, is_deterministic: bool) -> Make:
     """Decodes and a chunk over two tiles, one of them barely begun."""
-    paged = importlib.import_module("inferd.kernels.paged_attention")
-    rows, block, width, kv_heads, size = ((0, 1), (256, 1), (300, 1), (250, 20)), 16, 20, 2, 32
-    tables = inputs.permutation(len(rows) * width).reshape(len(rows), width).to(torch.int32)
 
-    def call(q: Tensor, kv: Tensor) -> Any:
-        batch = paged.AttentionBatch.build(rows, tables, block, q.device)
-        return paged.paged_attention(q, kv, batch, size**-0.5)
+    def make(inputs: Inputs) -> Numeric:
+        paged = importlib.import_module("inferd.kernels.paged_attention")
+        rows, block, width, kv_heads, size = ((0, 1), (256, 1), (300, 1), (250, 20)), 16, 20, 2, 32
+        tables = inputs.permutation(len(rows) * width).reshape(len(rows), width).to(torch.int32)
 
-    tokens = sum(count for _, count in rows)
-    return Numeric(call, (inputs.randn(tokens, 6, size), inputs.randn(len(rows) * width, 2, kv_heads, block, size)))
+        def call(q: Tensor, kv: Tensor) -> Any:
+            batch = paged.AttentionBatch.build(rows, tables, block, q.device, is_deterministic=is_deterministic)
+            return paged.paged_attention(q, kv, batch, size**-0.5)
+
+        tokens = sum(count for _, count in rows)
+        kv = inputs.randn(len(rows) * width, 2, kv_heads, block, size)
+        return Numeric(call, (inputs.randn(tokens, 6, size), kv), op="paged_attention")
+
+    return make
 
 
 def _linear(*, is_invariant: bool) -> Make:
@@ -318,7 +323,8 @@ CHECKS: dict[str, Make] = {
     "silu_mul_fp8": _of_rows("quantize_fp8", "silu_mul_fp8", half=True),
     "gelu_mul_fp8": _of_rows("quantize_fp8", "gelu_mul_fp8", half=True),
     "rope_and_cache": _rope,
-    "paged_attention": _paged_attention,
+    "paged_attention": _paged_attention(is_deterministic=True),
+    "attention_parts": _paged_attention(is_deterministic=False),
     "linear_few_rows": _linear(is_invariant=False),
     "linear_invariant": _linear(is_invariant=True),
     "norm_linear": _fused("norm_linear", norm=True),

@@ -1,7 +1,8 @@
 """Causal attention over a paged KV pool. One call computes any mix of prompt chunks and decodes.
 
 It supports grouped-query and multi-query heads, a sliding window, and a soft cap of the scores. A row's result depends
-on its own sequence alone, bit for bit: neither on the batch, nor on how its tokens were split over steps.
+on its own sequence alone, bit for bit: neither on the batch, nor on how its tokens were split over steps. On a GPU that
+holds for batches that are deterministic.
 """
 
 from __future__ import annotations

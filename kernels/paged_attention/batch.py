@@ -68,8 +68,8 @@ class AttentionBatch:
     kv_lens: tuple[int, ...] | None
     """KV length of each row; None if only the device knows them, by `seq_lens`."""
     is_deterministic: bool = True
-    """Whether a row's bits must not depend on how its tokens were split over steps. If they may, a GPU computes long
-    chunks in larger blocks, whose instructions may round differently."""
+    """Whether a row's bits must depend on its own sequence alone. If they need not, a GPU adds up a sequence's keys in
+    fewer parts, which the other rows of the step decide (`parts.py`)."""
 
     @cached_property
     def prepared(self) -> dict[Hashable, Any]:

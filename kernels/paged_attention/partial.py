@@ -6,6 +6,7 @@ the sum of the weights relative to that peak, and the values weighted by them. A
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -75,6 +76,7 @@ def _combine(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    IN_PARTS: tl.constexpr,
 ):
     """One program for each border between segments, KV head and block of rows. It adds up the unit that the border
     cuts, if no earlier border cuts it."""
@@ -89,7 +91,14 @@ def _combine(
     if (cut > unit_begin) & (before <= unit_begin):
         first_packed = tl.load(unit + 3)
         num_packed = tl.load(unit + 4)
-        num_slots = tl.load(unit + 14) - cut + 1
+        if IN_PARTS:
+            # The last border before tile e of T is the last i of S with i * T / S < e.
+            num_segments = tl.num_programs(0) // num_kv_heads + 1
+            num_tiles = tl.load(segments + num_segments * 4)
+            last = (tl.load(unit + 14).to(tl.int64) * num_segments + num_tiles - 1) // num_tiles - 1
+            num_slots = tl.load(segments + last * 4 + 2) - slot + 1
+        else:
+            num_slots = tl.load(unit + 14) - cut + 1
         row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
         column = tl.arange(0, BLOCK_D)
         num_rows = tl.minimum(slot_rows, num_packed - first_packed)
@@ -116,6 +125,8 @@ def combine(
     segments: Tensor,
     num_kv_heads: int,
     slot_rows: int,
+    *,
+    in_parts: bool,
 ) -> None:
     """Write the results of units that were cut to `out` [T, Hq, D]."""
     num_heads, head_dim = out.shape[1], out.shape[2]
@@ -129,21 +140,22 @@ def combine(
         num_heads,
         num_kv_heads,
         slot_rows,
-        **_constants(head_dim),
+        **_constants(head_dim, in_parts),
         num_warps=_NUM_WARPS,
         enable_fp_fusion=False,
     )
 
 
-def _constants(head_dim: int) -> dict[str, object]:
-    return {"D": head_dim, "BLOCK_D": max(16, triton.next_power_of_2(head_dim)), "BLOCK_M": _ROWS}
+def _constants(head_dim: int, in_parts: bool) -> dict[str, object]:
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    return {"D": head_dim, "BLOCK_D": block_d, "BLOCK_M": _ROWS, "IN_PARTS": in_parts}
 
 
 def shipped() -> Iterator[Shipped]:
-    for head_dim in (128, 256):
+    for head_dim, in_parts in itertools.product((128, 256), (False, True)):
         yield Shipped(
             op="attention_combine",
-            config=f"bf16 head {head_dim}",
+            config=f"bf16 head {head_dim}{' in parts' if in_parts else ''}",
             kernel=_combine,
             signature={
                 "out": f"*{DTYPES[torch.bfloat16]}",
@@ -151,7 +163,7 @@ def shipped() -> Iterator[Shipped]:
                 **dict.fromkeys(("units", "segments"), "*i32"),
                 **dict.fromkeys(("num_heads", "num_kv_heads", "slot_rows"), "i32"),
             },
-            constants=_constants(head_dim),
+            constants=_constants(head_dim, in_parts),
             num_warps=_NUM_WARPS,
             is_streaming=True,
             options={"enable_fp_fusion": False},

@@ -21,6 +21,8 @@ differently."""
 SLOT_BYTES = 256 << 20
 """Most memory for the partial results of cut units. If they need more, units are not cut."""
 MAX_QUERIES = (1 << 31) - 1
+PARTS_MIN_SM = 90
+"""The first architecture for which the kernel of `parts.py` was compiled and judged."""
 
 _FEW_ROWS = 64
 """Most packed rows of a row that is still bound by reading its KV, so that it shares a launch with decodes."""
@@ -39,6 +41,12 @@ class Form:
     num_warps: int
     num_stages: int
     programs_per_sm: int
+
+    @property
+    def max_registers(self) -> int:
+        """Registers of a thread if `programs_per_sm` programs fill a multiprocessor. The assembler might aim at more
+        programs, and spill."""
+        return min(255, 65536 // (32 * self.num_warps * self.programs_per_sm) // 8 * 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,9 @@ class Pass:
     num_slots: int
     """Partial results for each KV head; 0 if no unit can be cut."""
     slot_rows: int
+    is_in_parts: bool
+    """Whether `parts.py` computes it. Then a cut unit has a partial result for each part, else for each tile behind
+    its first part."""
 
 
 def form(head_dim: int, kv_bytes: int, block_m: int) -> Form:
@@ -94,59 +105,117 @@ def form(head_dim: int, kv_bytes: int, block_m: int) -> Form:
     return Form(block_m, block_n, num_warps=8, num_stages=6 if is_small else 4, programs_per_sm=1)
 
 
-def largest_block(head_dim: int, kv_bytes: int, sm: int, *, is_cut: bool) -> int:
-    """The largest block whose results fit in registers twice: for a tile and for the tiles before it. From sm 90 on
-    larger blocks read their operands from shared memory. Storing a result at a cut needs more registers, and so does
-    dequantizing K and V."""
-    is_large = sm >= 90 and not is_cut and kv_bytes > 1
+def part_form(head_dim: int, block_m: int) -> Form:
+    """The form of `parts.py` for `block_m` packed rows."""
+    if block_m <= STEADY_ROWS:
+        return form(head_dim, 2, block_m)
     if head_dim > 128:
-        return 64 if is_large else 32
-    return 128 if is_large else 64
+        return Form(block_m, 32, num_warps=8, num_stages=3, programs_per_sm=1)
+    if block_m == 64:
+        # One warp group: two would compute the same scores. Keys in blocks of 64 spill on sm_100.
+        return Form(block_m, 32, num_warps=4, num_stages=3, programs_per_sm=2)
+    return Form(block_m, 64, num_warps=8, num_stages=3, programs_per_sm=1)
+
+
+def largest_block(head_dim: int) -> int:
+    """The largest block whose results fit in registers twice: for a tile and for the tiles before it."""
+    return 32 if head_dim > 128 else 64
+
+
+def largest_whole(head_dim: int) -> int:
+    """The largest block of `parts.py`, which has its results in registers once."""
+    return 64 if head_dim > 128 else 128
+
+
+def refuses_parts(sm: int, kv_bytes: int, *, is_deterministic: bool) -> str | None:
+    """Why `parts.py` does not compute a step's attention; None if it does."""
+    if is_deterministic:
+        return "adds up a sequence's keys in an order that depends on the step's other rows"
+    if kv_bytes == 1:
+        return "takes K and V in 16 bits"
+    if sm < PARTS_MIN_SM:
+        return f"needs compute capability {PARTS_MIN_SM / 10}; this GPU has {sm / 10}"
+    return None
 
 
 def passes(shape: Shape, query_lens: Sequence[int], table_tokens: int, *, is_deterministic: bool) -> tuple[Pass, ...]:
     """The launches of a step whose rows have at most `query_lens` queries and `table_tokens` keys. If bits must not
     depend on how a prompt was chunked, all rows share one kind of launch; else long chunks have another."""
     if is_deterministic:
-        return (_cut(shape, query_lens, (1, MAX_QUERIES), STEADY_ROWS, table_tokens),)
+        forms = _forms(shape, STEADY_ROWS, in_parts=False)
+        return (_cut(shape, forms, query_lens, (1, MAX_QUERIES), table_tokens),)
+    in_parts = refuses_parts(shape.sm, shape.kv_bytes, is_deterministic=False) is None
     border = _FEW_ROWS // shape.group
-    most = largest_block(shape.head_dim, shape.kv_bytes, shape.sm, is_cut=True)
+    forms = _forms(shape, _FEW_ROWS if in_parts else largest_block(shape.head_dim), in_parts=in_parts)
     found = []
     few = [length for length in query_lens if length <= border]
     if few:
-        found.append(_cut(shape, few, (1, border), most, table_tokens))
+        found.append(_cut(shape, forms, few, (1, border), table_tokens))
     long = [length for length in query_lens if length > border]
     if long:
         bounds = (border + 1, MAX_QUERIES)
-        found.append(_whole(shape, long, bounds) or _cut(shape, long, bounds, most, table_tokens))
+        most = largest_whole(shape.head_dim) if in_parts else largest_block(shape.head_dim)
+        whole = _whole(shape, _forms(shape, most, in_parts=in_parts), long, bounds)
+        found.append(whole or _cut(shape, forms, long, bounds, table_tokens))
     return tuple(found)
 
 
-def _cut(shape: Shape, lens: Sequence[int], bounds: tuple[int, int], most_rows: int, table_tokens: int) -> Pass:
+@dataclass(frozen=True, slots=True)
+class _Forms:
+    """The forms of one of the two kernels, by packed rows in a block."""
+
+    by_rows: tuple[Form, ...]
+    is_in_parts: bool
+
+    def fitting(self, rows: int) -> Form:
+        """The smallest form with `rows` packed rows in a block, else the largest."""
+        return next((form for form in self.by_rows if form.block_m >= rows), self.by_rows[-1])
+
+
+def _forms(shape: Shape, most_rows: int, *, in_parts: bool) -> _Forms:
+    blocks = [block for block in BLOCKS if block <= most_rows]
+    if in_parts:
+        return _Forms(tuple(part_form(shape.head_dim, block) for block in blocks), is_in_parts=True)
+    return _Forms(tuple(form(shape.head_dim, shape.kv_bytes, block) for block in blocks), is_in_parts=False)
+
+
+def _cut(shape: Shape, forms: _Forms, lens: Sequence[int], bounds: tuple[int, int], table_tokens: int) -> Pass:
     """A launch with even segments, as many as programs run at once."""
-    chosen = _fitting(shape, lens, most_rows)
+    chosen = forms.fitting(max(lens) * shape.group)
     num_units, num_programs = _num_units(shape, lens, chosen), _num_programs(shape, chosen)
     slot_rows = min(chosen.block_m, max(lens) * shape.group)
     tiles = _most_tiles(table_tokens, shape.window, -(-chosen.block_m // shape.group) + 1)
     budget = SLOT_BYTES // (shape.num_kv_heads * slot_rows * (shape.head_dim + 2) * 4)
-    num_slots = min(min(num_units, num_programs - 1) * tiles, budget) if tiles > 1 else 0
-    return Pass(chosen, *bounds, num_units, num_programs, is_cut=True, num_slots=num_slots, slot_rows=slot_rows)
+    # A border ends one part and begins another.
+    most = 2 * (num_programs - 1) if forms.is_in_parts else min(num_units, num_programs - 1) * tiles
+    return Pass(
+        chosen,
+        *bounds,
+        num_units,
+        num_programs,
+        is_cut=True,
+        num_slots=min(most, budget) if tiles > 1 else 0,
+        slot_rows=slot_rows,
+        is_in_parts=forms.is_in_parts,
+    )
 
 
-def _whole(shape: Shape, lens: Sequence[int], bounds: tuple[int, int]) -> Pass | None:
+def _whole(shape: Shape, forms: _Forms, lens: Sequence[int], bounds: tuple[int, int]) -> Pass | None:
     """A launch with a segment for each unit; None if that would leave multiprocessors idle."""
-    chosen = _fitting(shape, lens, largest_block(shape.head_dim, shape.kv_bytes, shape.sm, is_cut=False))
+    chosen = forms.fitting(max(lens) * shape.group)
     num_units = _num_units(shape, lens, chosen)
     if num_units < _WAVES * _num_programs(shape, chosen):
         return None
-    return Pass(chosen, *bounds, num_units, num_units, is_cut=False, num_slots=0, slot_rows=chosen.block_m)
-
-
-def _fitting(shape: Shape, lens: Sequence[int], most_rows: int) -> Form:
-    """The form whose blocks hold the longest row's queries, up to `most_rows`."""
-    rows = max(lens) * shape.group
-    block_m = next((block for block in BLOCKS if block >= min(rows, most_rows)), most_rows)
-    return form(shape.head_dim, shape.kv_bytes, block_m)
+    return Pass(
+        chosen,
+        *bounds,
+        num_units,
+        num_units,
+        is_cut=False,
+        num_slots=0,
+        slot_rows=chosen.block_m,
+        is_in_parts=forms.is_in_parts,
+    )
 
 
 def _num_units(shape: Shape, lens: Sequence[int], chosen: Form) -> int:

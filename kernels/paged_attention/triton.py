@@ -1,18 +1,19 @@
-"""The Triton implementation: one kernel for decodes, drafts, mixed steps and long chunks, and one that combines cut
-units (flash attention, Dao et al. 2022, arXiv:2205.14135; stream-K, Osama et al. 2023, arXiv:2301.03598).
+"""The Triton implementation (flash attention, Dao et al. 2022, arXiv:2205.14135; stream-K, Osama et al. 2023,
+arXiv:2301.03598). The bits of this kernel depend on no cut. `parts.py` has the kernel of steps that need not be
+deterministic, and `partial.py` the one that combines cut units.
 
 A program computes a segment of the work list (`work.py`) for one KV head, unit by unit. Each tile of `ATTENTION_SPLIT`
 keys starts anew and gives a partial result: its peak, the sum of its weights, its weighted values. Partial results are
 added in the order of tiles. If the program has the unit from its first tile on, it adds them in registers. Else it
-stores each, and `partial.py` continues by the same arithmetic. So a result's bits depend neither on cuts nor
-on the block of packed rows:
+stores each, and `partial.py` continues by the same arithmetic. So a result's bits depend neither on cuts nor on the
+block of packed rows:
 - A tile, or a part of one, that a query does not see changes nothing of it: weights are 0, the peak stays, decay is 1.
 - The sum of weights is a product with ones, in the order of keys like the weighted values. Peaks are not rounded.
 - Products and sums round as they are written: the compiler fuses none (`enable_fp_fusion`), and `fma` rounds once.
 
 Two properties are left to the hardware. Adding products that are all 0 must leave a sum unchanged. Instructions for
-other numbers of rows must round alike. Blocks of 16 and 32 use one instruction (mma.sync m16n8k16). Larger ones use
-others on Hopper and later, and do not occur if `AttentionBatch.is_deterministic`.
+other numbers of rows must round alike. Blocks of 16 and 32 use one instruction (mma.sync m16n8k16). Larger ones may use
+others, and do not occur if `AttentionBatch.is_deterministic`.
 
 The floor of decodes is memory: each K and V that is seen is read once, 2 * D numbers a key and KV head, and with 8 bits
 2 scales for each group of 32. Cuts add packed rows * (D + 2) * 4 bytes, written and read once, for each tile behind
@@ -26,7 +27,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -35,10 +37,11 @@ from torch import Tensor
 
 from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.kv_format import KV_GROUP, KV_SCALE_DTYPE
-from inferd.kernels.paged_attention import partial, passes, work
+from inferd.kernels.paged_attention import partial, parts, passes, work
 from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch
 from inferd.kernels.paged_attention.partial import merge, no_result, offset_of, store_slot
 from inferd.kernels.paged_attention.passes import STEADY_ROWS, Form, Shape
+from inferd.kernels.paged_attention.split import ATTENTION_SPLIT_KERNEL, Key, Launch
 from inferd.kernels.paged_attention.work import Work
 
 _LOG2_E = math.log2(math.e)
@@ -212,9 +215,15 @@ def paged_attention(
     out = torch.empty_like(q)
     listed = _work(q, kv, batch, window)
     slots = _slots(listed, kv, q.device)
+    key = Key(q.device.type, q.dtype, kv.dtype, _device(q.device)[1], batch.is_deterministic)
+    launch = ATTENTION_SPLIT_KERNEL.resolve(key)
     for part in listed:
-        _run(part, q, kv, kv_scales, out, slots, batch, scale, window, softcap)
+        _run(launch, part, q, kv, kv_scales, out, slots, batch, scale, window, softcap)
     return out
+
+
+def launch_tiles(num_programs: int, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+    _attend[(num_programs,)](*arguments, **options)
 
 
 def _slots(listed: tuple[Work, ...], kv: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -232,8 +241,8 @@ def _work(q: Tensor, kv: Tensor, batch: AttentionBatch, window: int | None) -> t
     found: tuple[Work, ...] | None = batch.prepared.get(shape)
     if found is None:
         table_tokens = batch.block_tables.shape[1] * batch.block_size
-        parts = passes.passes(shape, batch.query_lens, table_tokens, is_deterministic=batch.is_deterministic)
-        found = batch.prepared[shape] = tuple(work.build(part, batch, group, window) for part in parts)
+        asked = passes.passes(shape, batch.query_lens, table_tokens, is_deterministic=batch.is_deterministic)
+        found = batch.prepared[shape] = tuple(work.build(part, batch, group, window) for part in asked)
     return found
 
 
@@ -247,6 +256,7 @@ def _device(device: torch.device) -> tuple[int, int]:
 
 
 def _run(
+    launch: Launch,
     listed: Work,
     q: Tensor,
     kv: Tensor,
@@ -262,7 +272,7 @@ def _run(
     num_heads, num_kv_heads, head_dim = q.shape[1], kv.shape[2], kv.shape[4]
     tables = batch.block_tables
     assert tables.stride(1) == 1
-    _attend[(part.num_segments * num_kv_heads,)](
+    arguments = (
         q,
         kv,
         slots[1] if kv_scales is None else kv_scales,
@@ -279,13 +289,18 @@ def _run(
         part.slot_rows,
         scale * _LOG2_E if softcap is None else scale * _LOG2_E * 2 / softcap,
         0.0 if softcap is None else softcap * _LOG2_E,
-        **_constants(form, head_dim, softcap is not None, part.is_cut),
-        num_warps=form.num_warps,
-        num_stages=form.num_stages,
-        enable_fp_fusion=False,
     )
+    options: dict[str, object] = {"num_warps": form.num_warps, "num_stages": form.num_stages, "enable_fp_fusion": False}
+    if part.is_in_parts:
+        options |= parts.constants(form, head_dim, has_cap=softcap is not None, is_cut=part.is_cut)
+        options["maxnreg"] = form.max_registers
+    else:
+        options |= _constants(form, head_dim, softcap is not None, part.is_cut)
+    launch(part.num_segments * num_kv_heads, arguments, options)
     if part.num_slots:
-        partial.combine(out, *slots, listed.units, listed.segments, num_kv_heads, part.slot_rows)
+        partial.combine(
+            out, *slots, listed.units, listed.segments, num_kv_heads, part.slot_rows, in_parts=part.is_in_parts
+        )
 
 
 def _constants(form: Form, head_dim: int, has_cap: bool, is_cut: bool) -> dict[str, object]:
@@ -307,25 +322,28 @@ def shipped() -> Iterator[Shipped]:
     float16 the name of an instruction."""
     yield from work.shipped()
     yield from partial.shipped()
+    yield from parts.shipped()
     bf16, fp16, fp8, int8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8
-    for head_dim, blocks in ((64, (16, 32)), (128, (16, 32, 64)), (256, (16, 32))):
-        for block_m in blocks:
+    for head_dim in (64, 128, 256):
+        for block_m in (16, 32):
             yield _shipped(head_dim, bf16, bf16, block_m, is_cut=True)
-        for sm in (80, 90) if head_dim > 64 else (90,):
-            block_m = passes.largest_block(head_dim, bf16.itemsize, sm, is_cut=False)
-            yield _shipped(head_dim, bf16, bf16, block_m, is_cut=False, sm=sm)
+    # From then on `parts.py` computes what need not be deterministic.
+    last = passes.PARTS_MIN_SM - 1
+    yield _shipped(128, bf16, bf16, 64, is_cut=True, max_sm=last)
+    for head_dim in (64, 128, 256):
+        yield _shipped(head_dim, bf16, bf16, passes.largest_block(head_dim), is_cut=False, max_sm=last)
     for head_dim, kv_dtype, has_cap in ((80, bf16, False), (128, fp8, False), (256, bf16, True), (256, fp8, True)):
         sm = 90 if kv_dtype == fp8 else 0
         yield _shipped(head_dim, bf16, kv_dtype, 16, is_cut=True, has_cap=has_cap, sm=sm)
-        block_m = passes.largest_block(head_dim, kv_dtype.itemsize, 90, is_cut=False)
-        yield _shipped(head_dim, bf16, kv_dtype, block_m, is_cut=False, has_cap=has_cap, sm=90)
+        most = 999 if kv_dtype == fp8 else last
+        block_m = passes.largest_block(head_dim)
+        yield _shipped(head_dim, bf16, kv_dtype, block_m, is_cut=False, has_cap=has_cap, sm=sm, max_sm=most)
     for head_dim, block_m in ((64, 16), (128, 32), (128, 64)):
         yield _shipped(head_dim, bf16, fp8, block_m, is_cut=True, sm=90)
     for head_dim, block_m in ((64, 16), (80, 16), (128, 16), (128, 64), (256, 16)):
         yield _shipped(head_dim, bf16, int8, block_m, is_cut=True)
     for head_dim in (128, 256):
-        block_m = passes.largest_block(head_dim, int8.itemsize, 90, is_cut=False)
-        yield _shipped(head_dim, bf16, int8, block_m, is_cut=False)
+        yield _shipped(head_dim, bf16, int8, passes.largest_block(head_dim), is_cut=False)
     yield _shipped(128, fp16, fp8, 16, is_cut=True, sm=90)
     yield _shipped(128, fp16, int8, 16, is_cut=True)
     yield _shipped(128, fp16, fp16, 16, is_cut=True)
@@ -340,6 +358,7 @@ def _shipped(
     is_cut: bool,
     has_cap: bool = False,
     sm: int = 0,
+    max_sm: int = 999,
 ) -> Shipped:
     form = passes.form(head_dim, kv_dtype.itemsize, block_m)
     kind = f"{'cut' if is_cut else 'whole'}{' cap' if has_cap else ''}"
@@ -365,4 +384,5 @@ def _shipped(
         is_streaming=True,
         options={"enable_fp_fusion": False},
         min_sm=sm,
+        max_sm=max_sm,
     )

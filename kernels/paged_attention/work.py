@@ -26,7 +26,7 @@ row's number of packed rows, the first tile, tiles of all units before. One is u
 bytes."""
 SEGMENT_FIELDS = 4
 """Fields of a border between segments, int32: tiles before it, the unit that contains or follows it, and the slot of
-that unit's next tile if it lies inside. One is unused."""
+that unit's next tile if it lies inside; with parts, that of the part that begins there. One is unused."""
 NO_WINDOW = 1 << 30
 
 
@@ -61,7 +61,7 @@ def build(part: Pass, batch: AttentionBatch, group: int, window: int | None) -> 
         part.num_slots,
         part.form.block_m,
         (part.num_units + 1).bit_length(),
-        **_constants(num_rows, part.num_segments, part.is_cut),
+        **_constants(num_rows, part.num_segments, is_cut=part.is_cut, in_parts=part.is_in_parts and part.is_cut),
         num_warps=_NUM_WARPS,
     )
     return Work(part, units, segments)
@@ -72,7 +72,7 @@ _CHUNK = 512
 """Units or borders computed together."""
 
 
-def _constants(num_rows: int, num_segments: int, is_cut: bool) -> dict[str, object]:
+def _constants(num_rows: int, num_segments: int, *, is_cut: bool, in_parts: bool) -> dict[str, object]:
     """Constants with few distinct values, so that little is compiled while serving."""
     return {
         "ROWS": max(64, triton.next_power_of_2(num_rows)),
@@ -80,6 +80,7 @@ def _constants(num_rows: int, num_segments: int, is_cut: bool) -> dict[str, obje
         "CHUNK": _CHUNK,
         "TILE": ATTENTION_SPLIT,
         "IS_CUT": is_cut,
+        "IN_PARTS": in_parts,
     }
 
 
@@ -116,6 +117,7 @@ def _share_out(
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
     IS_CUT: tl.constexpr,
+    IN_PARTS: tl.constexpr,
 ):
     """One program, which reads back the memory that it writes: hence the barriers."""
     row = tl.arange(0, ROWS)
@@ -161,10 +163,15 @@ def _share_out(
             tl.int32
         )
         start = tl.load(units + unit * 8 + 6)
-        left = tl.load(units + tl.minimum(unit + 1, num_units) * 8 + 6) - cut
         is_first_cut = (cut > start) & (before <= start)
-        slots = tl.where(is_first_cut, left + 1, 0)
-        slot = tl.cumsum(slots, 0) - left
+        if IN_PARTS:
+            # A slot for the part that begins here, and at a unit's first cut one for the part before it.
+            slots = tl.where((cut > start) & (cut > before), 1, 0) + tl.where(is_first_cut, 1, 0)
+            slot = tl.cumsum(slots, 0) - 1
+        else:
+            left = tl.load(units + tl.minimum(unit + 1, num_units) * 8 + 6) - cut
+            slots = tl.where(is_first_cut, left + 1, 0)
+            slot = tl.cumsum(slots, 0) - left
         # If the partial results would not fit, every border moves to its unit's start.
         cut = tl.where(tl.sum(slots, 0) > num_slots, start, cut)
         place = segments + border * 4
@@ -196,16 +203,22 @@ def _unit_at(cut, units, num_units, num_steps):
 
 
 def shipped() -> Iterator[Shipped]:
-    for num_rows, num_segments, is_cut in ((256, 33, True), (256, 264, True), (1024, 33, True), (256, 1024, False)):
-        kind = f"at most {num_segments} segments" if is_cut else "units"
-        yield Shipped(
-            op="attention_work",
-            config=f"at most {num_rows} rows {kind}",
-            kernel=_share_out,
-            signature={
-                **dict.fromkeys(("query_start", "seq_lens", "units", "segments"), "*i32"),
-                **dict.fromkeys(_INTEGERS, "i32"),
-            },
-            constants=_constants(num_rows, num_segments, is_cut),
-            num_warps=_NUM_WARPS,
-        )
+    for num_rows, num_segments in ((256, 33), (256, 264), (1024, 33)):
+        for in_parts in (False, True):
+            kind = f"at most {num_segments} segments{' in parts' if in_parts else ''}"
+            yield _shipped(num_rows, num_segments, kind, is_cut=True, in_parts=in_parts)
+    yield _shipped(256, 1024, "units", is_cut=False, in_parts=False)
+
+
+def _shipped(num_rows: int, num_segments: int, kind: str, *, is_cut: bool, in_parts: bool) -> Shipped:
+    return Shipped(
+        op="attention_work",
+        config=f"at most {num_rows} rows {kind}",
+        kernel=_share_out,
+        signature={
+            **dict.fromkeys(("query_start", "seq_lens", "units", "segments"), "*i32"),
+            **dict.fromkeys(_INTEGERS, "i32"),
+        },
+        constants=_constants(num_rows, num_segments, is_cut=is_cut, in_parts=in_parts),
+        num_warps=_NUM_WARPS,
+    )

@@ -25,7 +25,9 @@ from tests.kernels.test_paged_attention import FP8, INT8, Sequences, dense
 pytest.importorskip("triton")
 
 from inferd.kernels.paged_attention import partial, passes, work
+from inferd.kernels.paged_attention import parts as in_parts_kernel
 from inferd.kernels.paged_attention import triton as kernel
+from inferd.kernels.paged_attention.split import ATTENTION_SPLIT_KERNEL, Key
 
 TILE = 64
 SCALE = 0.2
@@ -44,7 +46,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def set_tile(monkeypatch: pytest.MonkeyPatch, num_keys: int) -> None:
-    for module in (passes, work, kernel):
+    for module in (passes, work, kernel, in_parts_kernel):
         monkeypatch.setattr(module, "ATTENTION_SPLIT", num_keys)
 
 
@@ -70,7 +72,8 @@ def test_blocks_fit_the_queries() -> None:
     assert launches([1] * 64, group=32) == [(32, True)]
     assert launches([5] * 64) == [(32, True)]
     assert launches([8] * 64, group=8) == [(64, True)]
-    assert launches([8] * 64, group=8, head_dim=256) == [(32, True)]
+    assert launches([8] * 64, group=8, head_dim=256) == [(64, True)]
+    assert launches([8] * 64, group=8, head_dim=256, sm=80) == [(32, True)]
     assert launches([8] * 64, group=8, is_deterministic=True) == [(32, True)]
     assert launches([1] * 64, group=71, num_kv_heads=1) == [(64, True)], "a lone query of many heads"
 
@@ -83,6 +86,23 @@ def test_long_chunks_go_another_way_unless_bits_may_not_depend_on_chunks() -> No
     assert launches([2048], sm=80) == [(64, False)]
     assert launches([2048], head_dim=256) == [(64, False)]
     assert launches([2048], head_dim=256, sm=80) == [(32, False)]
+
+
+def test_parts_are_for_steps_that_need_not_be_deterministic() -> None:
+    assert all(part.is_in_parts for part in passes.passes(SHAPE, [1, 2048], 8192, is_deterministic=False))
+    for changed, is_deterministic, reason in (
+        ({}, True, "adds up a sequence's keys in an order that depends on the step's other rows"),
+        ({"sm": 89}, False, "needs compute capability 9.0; this GPU has 8.9"),
+        ({"kv_bytes": 1}, False, "takes K and V in 16 bits"),
+    ):
+        shape = dataclasses.replace(SHAPE, **changed)  # type: ignore[arg-type]
+        assert passes.refuses_parts(shape.sm, shape.kv_bytes, is_deterministic=is_deterministic) == reason
+        found = passes.passes(shape, [1, 2048], 8192, is_deterministic=is_deterministic)
+        assert not any(part.is_in_parts for part in found)
+    key = Key("cuda", torch.bfloat16, torch.bfloat16, 90, is_invariant=False)
+    assert ATTENTION_SPLIT_KERNEL.choice(key).chosen == "triton_parts"
+    for other in (key._replace(is_invariant=True), key._replace(sm=80), key._replace(kv_dtype=FP8)):
+        assert ATTENTION_SPLIT_KERNEL.choice(other).chosen == "tiles"
 
 
 def test_keys_are_multiplied_in_the_same_blocks_whatever_the_rows() -> None:
@@ -99,6 +119,8 @@ def test_partial_results_stay_within_their_memory() -> None:
         assert (part.num_slots == 0) == (tokens <= TILE)
     (part,) = passes.passes(dataclasses.replace(SHAPE, window=100), [1] * 8, 1 << 20, is_deterministic=True)
     assert part.num_slots == 8 * 3, "a window of 100 lies in at most three tiles"
+    (part,) = passes.passes(SHAPE, [1] * 8, 1 << 20, is_deterministic=False)
+    assert part.num_slots == 2 * (part.num_segments - 1), "every border ends one part and begins another"
 
 
 # -- the work list -----------------------------------------------------------------------------------------------------
@@ -114,7 +136,7 @@ class Piece:
     tiles: range
     is_whole: bool
     slots: range
-    """Slots of its partial results: one if it has the unit's first tile, else one for each tile."""
+    """Slots of its partial results: one in parts or if it has the unit's first tile, else one for each tile."""
 
 
 def pieces(listed: work.Work) -> Iterator[Piece]:
@@ -128,7 +150,7 @@ def pieces(listed: work.Work) -> Iterator[Piece]:
             is_from_start = begin == unit_begin
             is_whole = is_from_start and stop == unit_end
             slot = last_slot - 1 if is_from_start else first_slot
-            num_slots = 0 if is_whole else 1 if is_from_start else stop - begin
+            num_slots = 0 if is_whole else 1 if is_from_start or listed.part.is_in_parts else stop - begin
             tiles = range(first_tile + begin - unit_begin, first_tile + stop - unit_begin)
             yield Piece(segment, row, first_packed, tiles, is_whole, range(slot, slot + num_slots))
             begin, unit = stop, unit + 1
@@ -139,7 +161,11 @@ def combined(listed: work.Work) -> Iterator[tuple[int, int, range]]:
     units, segments = listed.units.tolist(), listed.segments.tolist()
     for (before, *_), (cut, unit, slot, _) in itertools.pairwise(segments[:-1]):
         if before <= units[unit][6] < cut:
-            yield units[unit][0], units[unit][3], range(slot - 1, slot + units[unit + 1][6] - cut)
+            end = units[unit + 1][6]
+            # As in `_combine`: the slot of the unit's last part is that of the last border in it.
+            last = max(slot for border, _, slot, _ in segments if cut <= border < end)
+            behind = last - slot + 1 if listed.part.is_in_parts else end - cut
+            yield units[unit][0], units[unit][3], range(slot - 1, slot + behind)
 
 
 def seen_tiles(
@@ -164,11 +190,18 @@ def random_case(seed: int) -> tuple[list[tuple[int, int]], int, int, int | None,
 
 
 def part_of(
-    num_units: int, num_segments: int, num_slots: int, block_m: int, lens: range, *, is_cut: bool
+    num_units: int,
+    num_segments: int,
+    num_slots: int,
+    block_m: int,
+    lens: range,
+    *,
+    is_cut: bool,
+    in_parts: bool = False,
 ) -> passes.Pass:
     most = min(lens.stop - 1, passes.MAX_QUERIES)
     form = passes.form(128, 2, block_m)
-    return passes.Pass(form, lens.start, most, num_units, num_segments, is_cut, num_slots, block_m)
+    return passes.Pass(form, lens.start, most, num_units, num_segments, is_cut, num_slots, block_m, in_parts)
 
 
 def batch_of(rows: Sequence[tuple[int, int]]) -> AttentionBatch:
@@ -177,13 +210,14 @@ def batch_of(rows: Sequence[tuple[int, int]]) -> AttentionBatch:
 
 
 @pytest.mark.sampled(keep=20)
+@pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("num_segments", [1, 2, 7, 60])
-def test_every_tile_once_in_order_and_evenly(seed: int, num_segments: int) -> None:
+def test_every_tile_once_in_order_and_evenly(seed: int, num_segments: int, in_parts: bool) -> None:
     rows, group, block_m, window, lens = random_case(seed)
     units = list(seen_tiles(rows, group, block_m, window, lens))
-    num_slots = sum(len(tiles) for *_, tiles in units)
-    part = part_of(len(units) + 3, num_segments, num_slots, block_m, lens, is_cut=True)
+    num_slots = 2 * (num_segments - 1) if in_parts else sum(len(tiles) for *_, tiles in units)
+    part = part_of(len(units) + 3, num_segments, num_slots, block_m, lens, is_cut=True, in_parts=in_parts)
     listed = work.build(part, batch_of(rows), group, window)
     found = list(pieces(listed))
 
@@ -293,7 +327,7 @@ def test_bits_depend_on_nothing_but_the_sequence(
         expected = dense(q[tokens], sequences.contents[row], start, SCALE, window, softcap)
         assert (whole[tokens].double() - expected).abs().max() < TOLERANCE[dtype], f"row {row}"
 
-    for num_sms, sm, is_deterministic in ((1, 90, False), (40, 80, True)):
+    for num_sms, sm, is_deterministic in ((1, 80, False), (40, 80, True)):
         set_device(monkeypatch, num_sms * kv_heads, sm)
         again = attend(sequences, q, every, window, softcap, is_deterministic=is_deterministic)
         if is_deterministic or not is_on_gpu(request.config):
@@ -311,6 +345,76 @@ def test_bits_depend_on_nothing_but_the_sequence(
             tokens = slice(starts[row] + first, starts[row] + last)
             result = paged_attention(q[tokens].clone(), sequences.kv, part, SCALE, window, softcap, sequences.kv_scales)
             assert torch.equal(result, whole[tokens]), f"row {row}, tokens {first}..{last}"
+
+
+PARTS = [
+    (4, 1, 64, 16, None, None, torch.bfloat16),
+    (4, 2, 80, 32, 50, None, torch.float32),
+    (1, 1, 128, 64, None, 5.0, torch.float16),
+    (8, 1, 256, 16, TILE + 3, 3.0, torch.float32),
+    (7, 1, 96, 32, 1, None, torch.float32),
+]
+
+
+@pytest.mark.sampled(keep=2)
+@pytest.mark.parametrize("num_sms", [1, 3, 40])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size", "window", "softcap", "dtype"), PARTS)
+def test_parts_give_the_same_results_but_for_roundings(
+    monkeypatch: pytest.MonkeyPatch,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int | None,
+    softcap: float | None,
+    dtype: torch.dtype,
+    num_sms: int,
+) -> None:
+    """Units stay whole on one multiprocessor, lie in few parts on three, and in one part a tile on forty."""
+    sequences = Sequences(ROWS, kv_heads, head_dim, block_size, dtype)
+    every = range(len(ROWS))
+    starts = sequences.batch(every).query_start.tolist()
+    q = torch.randn(starts[-1], heads, head_dim).to(dtype)
+    set_device(monkeypatch, num_sms * kv_heads)
+    result = attend(sequences, q, every, window, softcap, is_deterministic=False)
+    for row, (start, _) in enumerate(ROWS):
+        tokens = slice(starts[row], starts[row + 1])
+        expected = dense(q[tokens], sequences.contents[row], start, SCALE, window, softcap)
+        assert (result[tokens].double() - expected).abs().max() < TOLERANCE[dtype], f"row {row}"
+
+
+def test_uncut_units_of_large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long chunk behind others, in blocks of 128 packed rows, with and without a window."""
+    monkeypatch.setattr(passes, "_WAVES", 1)
+    set_device(monkeypatch, 2)
+    rows = ((70, 90), (0, 100))
+    sequences = Sequences(rows, 1, 64, 16, torch.float32)
+    q = torch.randn(190, 4, 64)
+    for window in (None, 75):
+        assert [part.part.form.block_m for part in kernel._work(q, sequences.kv, undetermined(sequences), window)] == [
+            128
+        ]
+        result = attend(sequences, q, [0, 1], window, None, is_deterministic=False)
+        for row, tokens in enumerate((slice(0, 90), slice(90, 190))):
+            expected = dense(q[tokens], sequences.contents[row], rows[row][0], SCALE, window, None)
+            assert (result[tokens].double() - expected).abs().max() < TOLERANCE[torch.float32]
+
+
+def undetermined(sequences: Sequences) -> AttentionBatch:
+    return dataclasses.replace(sequences.batch([0, 1]), is_deterministic=False)
+
+
+def test_the_tolerance_sees_a_block_of_keys_without_its_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks at the diagonal count as full: queries see keys behind their own."""
+    sequences = Sequences([(0, 30)], 1, 64, 16, torch.float32)
+    q = torch.randn(30, 4, 64)
+    expected = dense(q, sequences.contents[0], 0, SCALE, None, None)
+    right = attend(sequences, q, [0], None, None, is_deterministic=False)
+    assert (right.double() - expected).abs().max() < TOLERANCE[torch.float32]
+    add = in_parts_kernel._add_block
+    monkeypatch.setattr(in_parts_kernel, "_add_block", lambda *values: add(*values[:6], values[6] + 20, *values[7:]))
+    wrong = attend(sequences, q, [0], None, None, is_deterministic=False)
+    assert (wrong.double() - expected).abs().max() > 100 * TOLERANCE[torch.float32]
 
 
 def test_bits_show_another_order_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
