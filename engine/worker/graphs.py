@@ -53,7 +53,18 @@ class Decoded(NamedTuple):
 class StepGraphs:
     """The decode steps of one decoder over one KV pool and the slots of its requests."""
 
-    def __init__(self, decoder: Decoder, kv: KVPool, slots: Slots, sampler: Sampler, device: Device) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KVPool,
+        slots: Slots,
+        sampler: Sampler,
+        device: Device,
+        *,
+        is_deterministic: bool = True,
+    ) -> None:
+        """Unless `is_deterministic`, a GPU may add up a row's keys in an order that depends on the other rows."""
+        self._is_deterministic = is_deterministic
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
         self._buckets = device.row_buckets[: bisect_left(device.row_buckets, slots.num_slots) + 1]
         max_rows = self._buckets[-1]
@@ -166,6 +177,7 @@ class StepGraphs:
                 block_size=block_size,
                 query_lens=(1,) * num_rows,
                 kv_lens=None,
+                is_deterministic=self._is_deterministic,
             )
             for block_tables, write_slots in zip(inputs.block_tables, inputs.write_slots, strict=True)
         ]

@@ -77,10 +77,11 @@ class Runner:
         *,
         is_deterministic: bool = True,
     ) -> None:
-        """Unless `is_deterministic`, a GPU may use other kernels for long chunks of a prompt than for short ones."""
+        """Unless `is_deterministic`, a GPU may use other kernels for long chunks of a prompt than for short ones, and
+        cut a sequence's keys by what else is in the step."""
         self._is_deterministic = is_deterministic
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
-        self._graphs = StepGraphs(decoder, kv, slots, sampler, device)
+        self._graphs = StepGraphs(decoder, kv, slots, sampler, device, is_deterministic=is_deterministic)
         self._pooler = Pooler(slots)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from inferd.engine.worker.device import CpuDevice, Recording
 from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
+from inferd.kernels.paged_attention import AttentionBatch
 from inferd.kernels.tape import NotRecordableError
 from tests.cpu.capturing import CapturingDevice
 from tests.cpu.checkpoints import Case, random_decoder
@@ -48,13 +50,13 @@ class LogitsPool(Pool):
 class GraphedPool(LogitsPool):
     """Computes steps of one token a row through `StepGraphs`, if it records them."""
 
-    def __init__(self, decoder: Decoder, device: CpuDevice) -> None:
+    def __init__(self, decoder: Decoder, device: CpuDevice, *, is_deterministic: bool = True) -> None:
         super().__init__(decoder)
         self.random = Random(0)
         pool = KVPool(self.kv, padding_block=self.free.pop(0))
         self.slots = Slots(MAX_REQUESTS, TABLE_WIDTH * BLOCK, BLOCK, device, len(self.groups))
         sampler = Sampler(MAX_REQUESTS, VOCAB, device.torch_device)
-        self.graphs = StepGraphs(decoder, pool, self.slots, sampler, device)
+        self.graphs = StepGraphs(decoder, pool, self.slots, sampler, device, is_deterministic=is_deterministic)
 
     def step(self, rows: Sequence[tuple[Request, int]]) -> list[Tensor]:
         if any(count > 1 for _, count in rows):
@@ -124,6 +126,30 @@ def test_whole_steps(case: Case, dtype: torch.dtype, quantization: str, kernels:
     """On a device that records whole steps. All recordings share the memory of the logits."""
     step_graphs = assert_equal_steps(case, dtype, quantization, CapturingDevice())
     assert step_graphs.recorded_rows == ((1, 2, 4, 7) if kernels == "cpp" else ())
+
+
+@pytest.mark.parametrize("is_deterministic", [True, False])
+def test_a_recording_asks_for_the_same_bits_as_the_engine(
+    monkeypatch: pytest.MonkeyPatch, is_deterministic: bool, kernels: str
+) -> None:
+    asked: list[bool] = []
+    run_layers = Decoder.run_layers
+
+    def noted(decoder: Decoder, hidden: Tensor, batches: Sequence[AttentionBatch], *others: Any) -> Tensor:
+        asked.extend(batch.is_deterministic for batch in batches)
+        return run_layers(decoder, hidden, batches, *others)
+
+    monkeypatch.setattr(Decoder, "run_layers", noted)
+    case, dtype, quantization = RECORDED[0]
+    pool = GraphedPool(
+        random_decoder(case, dtype, RECIPES[quantization]), CpuDevice(1), is_deterministic=is_deterministic
+    )
+    request = Request([1, 2, 3])
+    pool.step([(request, 3)])
+    asked.clear()
+    request.token_ids.append(4)
+    pool.step([(request, 1)])
+    assert asked and asked[0] == is_deterministic
 
 
 def test_what_cannot_be_recorded_is_called(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
