@@ -242,10 +242,8 @@ def chosen(
 def _with_triton(folder: Path, arguments: Sequence[str]) -> int:
     """Run this program again, with the Triton of another folder."""
     if not (folder / "triton").is_dir():
-        raise SystemExit(
-            f"--triton takes a folder that has Triton: pip install --target {folder} --no-deps triton==3.6.0"
-        )
-    paths = (str(folder), str(_ROOT.parent))
+        raise SystemExit(f"--triton: {folder} has no Triton: pip install --no-deps --target {folder} triton==3.6.0")
+    paths = (str(folder), *filter(None, sys.path))
     kept = [one for one in arguments if not one.startswith("--triton")]
     command = [sys.executable, "-P", "-m", "inferd.kernels.aot", *kept]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, check=False).returncode

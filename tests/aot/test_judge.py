@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -260,6 +261,29 @@ def test_a_constant_of_a_called_function_changes_a_digest(tmp_path: Path) -> Non
     path.write_text(CONSTANTS)
     code, output, errors = run(program=str(path))
     assert (code, output) == (0, "top_k_top_p_select top_k_top_p_sort\n"), errors[-2000:]
+
+
+def test_another_triton_compiles_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder comes first in the path. A folder without Triton is refused."""
+    with pytest.raises(SystemExit, match=f"{tmp_path} has no Triton: pip install --no-deps --target {tmp_path} triton"):
+        aot.main([f"--triton={tmp_path}"])
+    package = tmp_path / "triton"
+    package.mkdir()
+    (package / "__init__.py").write_text("print('another')")
+    asked: list[tuple[list[str], dict[str, str]]] = []
+
+    def noted(command: list[str], *, env: dict[str, str], check: bool) -> subprocess.CompletedProcess[bytes]:
+        asked.append((command, env))
+        return subprocess.CompletedProcess(command, 3)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "run", noted)
+        assert aot.main(["--sm", "90", f"--triton={tmp_path}"]) == 3
+    ((command, env),) = asked
+    assert command[1:] == ["-P", "-m", "inferd.kernels.aot", "--sm", "90"]
+    program = "import triton, inferd.kernels; print(inferd.kernels.__path__[0])"
+    done = subprocess.run([command[0], "-P", "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["another", str(Path(aot.__file__).parent)]
 
 
 def test_the_table_is_read_as_it_was_written(tmp_path: Path) -> None:
