@@ -151,6 +151,22 @@ def _paged_attention(*, is_deterministic: bool) -> Make:
     return make
 
 
+def _attention_fp8(inputs: Inputs) -> Numeric:
+    """Decodes and a draft over K and V in e4m3, which are the same for the reference."""
+    paged = importlib.import_module("inferd.kernels.paged_attention")
+    quantize_heads = importlib.import_module("inferd.kernels.kv_format").quantize_heads
+    rows, block, width, kv_heads, size = ((0, 1), (256, 1), (300, 1), (250, 4)), 16, 20, 2, 64
+    tables = inputs.permutation(len(rows) * width).reshape(len(rows), width).to(torch.int32)
+
+    def call(q: Tensor, kv: Tensor, scales: Tensor) -> Any:
+        batch = paged.AttentionBatch.build(rows, tables, block, q.device, is_deterministic=False)
+        return paged.paged_attention(q, kv, batch, size**-0.5, kv_scales=scales)
+
+    pool = inputs.randn(len(rows) * width, 2, kv_heads, block, size)
+    q = inputs.randn(sum(count for _, count in rows), 6, size)
+    return Numeric(call, (q, *quantize_heads(pool, torch.float8_e4m3fn)), widens=False, op="paged_attention")
+
+
 def _linear(*, is_invariant: bool) -> Make:
     """Few rows, and with results in fp32 also more than the kernel for few rows takes."""
 
@@ -325,6 +341,7 @@ CHECKS: dict[str, Make] = {
     "rope_and_cache": _rope,
     "paged_attention": _paged_attention(is_deterministic=True),
     "attention_parts": _paged_attention(is_deterministic=False),
+    "attention_parts_fp8": _attention_fp8,
     "linear_few_rows": _linear(is_invariant=False),
     "linear_invariant": _linear(is_invariant=True),
     "norm_linear": _fused("norm_linear", norm=True),

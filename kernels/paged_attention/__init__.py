@@ -77,7 +77,8 @@ def paged_attention(
     may hold anything, NaN included.
 
     Exactly a pool of 8 bits (`kv_format`) has `kv_scales` [blocks, 2, G, block_size, groups]. Its elements are numbers
-    times scales, rounded to q's dtype. Results have the bits of those over a pool of such elements.
+    times scales, rounded to q's dtype. For a deterministic batch, results have the bits of those over a pool of such
+    elements.
     """
     assert q.shape[0] == batch.num_tokens and q.shape[2] == kv.shape[4] and q.shape[1] % kv.shape[2] == 0
     assert kv.shape[1] == 2 and kv.shape[3] == batch.block_size and kv.is_contiguous()

@@ -185,7 +185,7 @@ def shipped() -> Iterator[Shipped]:
 
 
 def _shipped(head_dim: int, dtype: torch.dtype, block_m: int, *, is_cut: bool, has_cap: bool = False) -> Shipped:
-    form = passes.part_form(head_dim, block_m)
+    form = passes.part_form(head_dim, block_m, kv_bytes=2)
     kind = f"{'cut' if is_cut else 'whole'}{' cap' if has_cap else ''}"
     integers = ("table_stride", "num_heads", "num_kv_heads", "block_shift", "window", "slot_rows")
     return Shipped(

@@ -63,6 +63,8 @@ class Shape:
     num_sms: int
     sm: int
     """Compute capability: 10 * major + minor."""
+    is_fp8_in_parts: bool = False
+    """Whether `parts_fp8.py` takes what the host knows of K, V and queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,13 @@ def form(head_dim: int, kv_bytes: int, block_m: int) -> Form:
     return Form(block_m, block_n, num_warps=8, num_stages=6 if is_small else 4, programs_per_sm=1)
 
 
-def part_form(head_dim: int, block_m: int) -> Form:
-    """The form of `parts.py` for `block_m` packed rows."""
+def part_form(head_dim: int, block_m: int, kv_bytes: int) -> Form:
+    """The form of `parts.py` for `block_m` packed rows, or of `parts_fp8.py` for one of up to `STEADY_ROWS`."""
+    if kv_bytes == 1:
+        if block_m == 32 and head_dim > 64:
+            return Form(block_m, 32 if head_dim > 128 else 64, num_warps=8, num_stages=4, programs_per_sm=1)
+        programs = 3 if head_dim <= 64 and block_m == 16 else 2
+        return Form(block_m, 32 if head_dim > 128 else 64, num_warps=4, num_stages=4, programs_per_sm=programs)
     if block_m <= STEADY_ROWS:
         return form(head_dim, 2, block_m)
     if head_dim > 128:
@@ -150,7 +157,9 @@ def passes(shape: Shape, query_lens: Sequence[int], table_tokens: int, *, is_det
     found = []
     few = [length for length in query_lens if length <= border]
     if few:
-        found.append(_cut(shape, forms, few, (1, border), table_tokens))
+        is_fp8 = shape.is_fp8_in_parts and shape.sm >= PARTS_MIN_SM
+        of_few = _forms(shape, STEADY_ROWS, in_parts=True) if is_fp8 else forms
+        found.append(_cut(shape, of_few, few, (1, border), table_tokens))
     long = [length for length in query_lens if length > border]
     if long:
         bounds = (border + 1, MAX_QUERIES)
@@ -175,7 +184,7 @@ class _Forms:
 def _forms(shape: Shape, most_rows: int, *, in_parts: bool) -> _Forms:
     blocks = [block for block in BLOCKS if block <= most_rows]
     if in_parts:
-        return _Forms(tuple(part_form(shape.head_dim, block) for block in blocks), is_in_parts=True)
+        return _Forms(tuple(part_form(shape.head_dim, block, shape.kv_bytes) for block in blocks), is_in_parts=True)
     return _Forms(tuple(form(shape.head_dim, shape.kv_bytes, block) for block in blocks), is_in_parts=False)
 
 

@@ -37,11 +37,11 @@ from torch import Tensor
 
 from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.kv_format import KV_GROUP, KV_SCALE_DTYPE
-from inferd.kernels.paged_attention import partial, parts, passes, work
+from inferd.kernels.paged_attention import partial, parts, parts_fp8, passes, work
 from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch
 from inferd.kernels.paged_attention.partial import merge, no_result, offset_of, store_slot
 from inferd.kernels.paged_attention.passes import STEADY_ROWS, Form, Shape
-from inferd.kernels.paged_attention.split import ATTENTION_SPLIT_KERNEL, Key, Launch
+from inferd.kernels.paged_attention.split import ATTENTION_SPLIT_KERNEL, Key, Launch, refuses_fp8
 from inferd.kernels.paged_attention.work import Work
 
 _LOG2_E = math.log2(math.e)
@@ -213,11 +213,14 @@ def paged_attention(
     assert kv_scales is None or kv_scales.numel() < 1 << 31
     q = q.contiguous()
     out = torch.empty_like(q)
-    listed = _work(q, kv, batch, window)
+    listed = _work(q, kv, batch, window, softcap)
     slots = _slots(listed, kv, q.device)
-    key = Key(q.device.type, q.dtype, kv.dtype, _device(q.device)[1], batch.is_deterministic)
-    launch = ATTENTION_SPLIT_KERNEL.resolve(key)
+    sm, has_cap, is_invariant = _device(q.device)[1], softcap is not None, batch.is_deterministic
     for part in listed:
+        is_chunk = part.part.max_queries == passes.MAX_QUERIES
+        key = Key(q.device.type, q.dtype, kv.dtype, q.shape[2], has_cap, is_chunk, sm, is_invariant)
+        launch = ATTENTION_SPLIT_KERNEL.resolve(key)
+        assert part.part.is_in_parts == (ATTENTION_SPLIT_KERNEL.choice(key).chosen != "tiles")
         _run(launch, part, q, kv, kv_scales, out, slots, batch, scale, window, softcap)
     return out
 
@@ -233,11 +236,12 @@ def _slots(listed: tuple[Work, ...], kv: Tensor, device: torch.device) -> tuple[
     return values, torch.empty(num_rows, 2, dtype=torch.float32, device=device)
 
 
-def _work(q: Tensor, kv: Tensor, batch: AttentionBatch, window: int | None) -> tuple[Work, ...]:
+def _work(q: Tensor, kv: Tensor, batch: AttentionBatch, window: int | None, softcap: float | None) -> tuple[Work, ...]:
     """The step's work lists. The first layer of a kind makes them, the others reuse them."""
     num_kv_heads, head_dim = kv.shape[2], kv.shape[4]
     group = q.shape[1] // num_kv_heads
-    shape = Shape(num_kv_heads, group, head_dim, kv.element_size(), window, *_device(q.device))
+    is_fp8 = refuses_fp8(q.dtype, kv.dtype, head_dim, has_softcap=softcap is not None) is None
+    shape = Shape(num_kv_heads, group, head_dim, kv.element_size(), window, *_device(q.device), is_fp8)
     found: tuple[Work, ...] | None = batch.prepared.get(shape)
     if found is None:
         table_tokens = batch.block_tables.shape[1] * batch.block_size
@@ -291,7 +295,10 @@ def _run(
         0.0 if softcap is None else softcap * _LOG2_E,
     )
     options: dict[str, object] = {"num_warps": form.num_warps, "num_stages": form.num_stages, "enable_fp_fusion": False}
-    if part.is_in_parts:
+    if part.is_in_parts and kv_scales is not None:
+        options |= parts_fp8.constants(form, head_dim, is_compiled=q.device.type == "cuda")
+        options["maxnreg"] = form.max_registers
+    elif part.is_in_parts:
         options |= parts.constants(form, head_dim, has_cap=softcap is not None, is_cut=part.is_cut)
         options["maxnreg"] = form.max_registers
     else:
@@ -323,6 +330,7 @@ def shipped() -> Iterator[Shipped]:
     yield from work.shipped()
     yield from partial.shipped()
     yield from parts.shipped()
+    yield from parts_fp8.shipped()
     bf16, fp16, fp8, int8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8
     for head_dim in (64, 128, 256):
         for block_m in (16, 32):

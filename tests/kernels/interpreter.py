@@ -12,6 +12,7 @@ element at a time.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,8 @@ def repair() -> None:
     interpreter._convert_float = _convert
     interpreter.InterpreterBuilder.create_dot = _multiply
     interpreter.InterpreterBuilder.create_fma = _multiply_and_add
-    interpreter.InterpreterBuilder.create_fsub = _subtract
+    interpreter.InterpreterBuilder.create_fsub = _rounded(np.subtract)
+    interpreter.InterpreterBuilder.create_fmul = _rounded(np.multiply)
     if interpreter.ReduceOps.generic_reduce is not _reduce:
         interpreter.ReduceOps.otherwise = interpreter.ReduceOps.generic_reduce
         interpreter.ReduceOps.generic_reduce = _reduce
@@ -59,14 +61,19 @@ def _reduce(self: Any, given: Any) -> Any:
     return [self.to_tensor(reduced, numbers.dtype)]
 
 
-def _subtract(_: object, x: Any, y: Any) -> Any:
-    import triton.language as tl  # noqa: PLC0415
-    from triton.runtime.interpreter import TensorHandle  # noqa: PLC0415
+def _rounded(operation: Callable[[Any, Any], Any]) -> Callable[[object, Any, Any], Any]:
+    """The operation; for bfloat16 in float32, rounded once."""
 
-    if x.dtype.scalar != tl.bfloat16:
-        return TensorHandle(x.data - y.data, x.dtype.scalar)
-    wide = [_convert(one.data, tl.bfloat16, tl.float32, None).view(np.float32) for one in (x, y)]
-    return TensorHandle(_convert(wide[0] - wide[1], tl.float32, tl.bfloat16, None), tl.bfloat16)
+    def compute(_: object, x: Any, y: Any) -> Any:
+        import triton.language as tl  # noqa: PLC0415
+        from triton.runtime.interpreter import TensorHandle  # noqa: PLC0415
+
+        if x.dtype.scalar != tl.bfloat16:
+            return TensorHandle(operation(x.data, y.data), x.dtype.scalar)
+        wide = [_convert(one.data, tl.bfloat16, tl.float32, None).view(np.float32) for one in (x, y)]
+        return TensorHandle(_convert(operation(*wide), tl.float32, tl.bfloat16, None), tl.bfloat16)
+
+    return compute
 
 
 def _multiply_and_add(_: object, x: Any, y: Any, z: Any) -> Any:

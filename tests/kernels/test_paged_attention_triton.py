@@ -99,10 +99,26 @@ def test_parts_are_for_steps_that_need_not_be_deterministic() -> None:
         assert passes.refuses_parts(shape.sm, shape.kv_bytes, is_deterministic=is_deterministic) == reason
         found = passes.passes(shape, [1, 2048], 8192, is_deterministic=is_deterministic)
         assert not any(part.is_in_parts for part in found)
-    key = Key("cuda", torch.bfloat16, torch.bfloat16, 90, is_invariant=False)
+    key = Key("cuda", torch.bfloat16, torch.bfloat16, 128, False, False, 90, is_invariant=False)
     assert ATTENTION_SPLIT_KERNEL.choice(key).chosen == "triton_parts"
-    for other in (key._replace(is_invariant=True), key._replace(sm=80), key._replace(kv_dtype=FP8)):
+    fp8 = key._replace(kv_dtype=FP8)
+    assert ATTENTION_SPLIT_KERNEL.choice(fp8).chosen == "triton_parts_fp8"
+    for other in (key._replace(is_invariant=True), key._replace(sm=80), key._replace(kv_dtype=INT8)):
         assert ATTENTION_SPLIT_KERNEL.choice(other).chosen == "tiles"
+    for changed in ({"is_chunk": True}, {"has_softcap": True}, {"head_dim": 96}, {"sm": 80}, {"is_invariant": True}):
+        assert ATTENTION_SPLIT_KERNEL.choice(fp8._replace(**changed)).chosen == "tiles"  # type: ignore[arg-type]
+
+
+def test_e4m3_is_in_parts_for_decodes_and_drafts_alone() -> None:
+    shape = dataclasses.replace(SHAPE, kv_bytes=1, is_fp8_in_parts=True)
+    for lens, rows in (([1] * 64, 16), ([8] * 64, 32)):
+        (part,) = passes.passes(shape, lens, 8192, is_deterministic=False)
+        assert part.is_in_parts and part.form.block_m == rows
+    few, chunk = passes.passes(shape, [1, 2048], 8192, is_deterministic=False)
+    assert few.is_in_parts and not chunk.is_in_parts
+    for changed, is_deterministic in (({"sm": 89}, False), ({}, True)):
+        other = dataclasses.replace(shape, **changed)
+        assert not any(part.is_in_parts for part in passes.passes(other, [1], 8192, is_deterministic=is_deterministic))
 
 
 def test_keys_are_multiplied_in_the_same_blocks_whatever_the_rows() -> None:
@@ -391,9 +407,9 @@ def test_uncut_units_of_large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     sequences = Sequences(rows, 1, 64, 16, torch.float32)
     q = torch.randn(190, 4, 64)
     for window in (None, 75):
-        assert [part.part.form.block_m for part in kernel._work(q, sequences.kv, undetermined(sequences), window)] == [
-            128
-        ]
+        assert [
+            part.part.form.block_m for part in kernel._work(q, sequences.kv, undetermined(sequences), window, None)
+        ] == [128]
         result = attend(sequences, q, [0, 1], window, None, is_deterministic=False)
         for row, tokens in enumerate((slice(0, 90), slice(90, 190))):
             expected = dense(q[tokens], sequences.contents[row], rows[row][0], SCALE, window, None)

@@ -41,6 +41,7 @@ CASES = (
     rows("argmax", "logits"),
     *(rows(op, "q", kv_dtype="kv") for op in ("rope_and_cache", "paged_attention")),
     Case("attention_split", "attention_parts", {"dtype": "q", "kv_dtype": "kv"}, "triton_parts"),
+    Case("attention_split", "attention_parts_fp8", {"dtype": "q", "kv_dtype": "kv"}, "triton_parts_fp8"),
     Case("linear", "linear_few_rows", {"dtype": "x", "out_dtype": "out"}, "triton_few_rows"),
     Case("linear", "linear_invariant", {"dtype": "x", "out_dtype": "out"}, "triton_invariant"),
     rows("linear_fp8", "out"),
