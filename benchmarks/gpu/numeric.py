@@ -28,6 +28,7 @@ from torch import Tensor
 from benchmarks.gpu.bench import Bench, CannotRunError
 from benchmarks.gpu.points import Case, Trial
 from inferd.kernels import gpu, registry
+from inferd.kernels.top_k_top_p import Cuts
 
 TRITON = "triton"
 ROUNDED = 2.0**-8
@@ -282,15 +283,18 @@ def _argmax(inputs: Inputs) -> Numeric:
 
 
 def _draw(inputs: Inputs) -> Numeric:
-    """Greedy rows and others, a padding row, and a row without an allowed token."""
+    """Greedy rows and others, with and without cuts, a padding row, and a row without an allowed token."""
     logits, temperatures = inputs.randn(5, 3003, dtype=torch.float32), torch.tensor([0.0, 0.8, 1.3]).to(inputs.device)
     logits[3, 9] = float("nan")
     slots, positions = torch.tensor([2, 0, -1, 1, 1]).to(inputs.device), inputs.randint(0, 1000, 5)
     seeds = inputs.randint(0, 1000, 3)
+    fractions = torch.tensor([[1.0, 0.9, 1.0], [-torch.inf, -torch.inf, -4.0]], dtype=torch.float64)
+    top_p, log_min_p = fractions.to(inputs.device).unbind()
+    cuts = Cuts(torch.tensor([0, 50, 7]).to(inputs.device), top_p.clone(), log_min_p.clone())
     draw = _op("decode_draw", "draw")
 
     def call(rows: Tensor) -> tuple[Tensor, Tensor]:
-        ids, is_none = draw(rows, slots, temperatures, seeds, positions)
+        ids, is_none = draw(rows, slots, temperatures, seeds, positions, cuts)
         return ids.masked_fill(is_none, 0), is_none
 
     return Numeric(call, (logits,), EXACT)

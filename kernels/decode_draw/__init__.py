@@ -1,7 +1,7 @@
-"""The next token of rows that ask for at most a temperature, computed from data on the device alone. It is the last
-part of a decode step in a CUDA graph.
+"""The next token of rows that ask for at most a temperature, top-k, top-p and min-p, computed from data on the device
+alone. It is the last part of a decode step in a CUDA graph.
 
-A row's temperature and seed are looked up by its slot, so one graph serves any requests in the slots.
+A row's options are looked up by its slot, so one graph serves any requests in the slots.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from inferd.kernels import gpu
 from inferd.kernels.decode_draw import reference
 from inferd.kernels.registry import Deferred, Implementation, Op, always
+from inferd.kernels.top_k_top_p import MAX_VOCAB, Cuts
 
 
 class Key(NamedTuple):
@@ -22,7 +23,9 @@ class Key(NamedTuple):
     vocab_size: int
 
 
-DRAW: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]] = Op(
+Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+DRAW: Op[Key, Draw] = Op(
     "decode_draw",
     [
         Implementation("triton", Deferred(f"{__name__}.triton", "draw"), lambda key: gpu.refuses(key.device_type)),
@@ -32,16 +35,17 @@ DRAW: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, T
 
 
 def draw(
-    logits: Tensor, slots: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor
+    logits: Tensor, slots: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, cuts: Cuts
 ) -> tuple[Tensor, Tensor]:
     """(ids [R] int64, is_none [R] bool). A row with temperature 0 gets the id of `argmax`; any other row gets the id
-    that `sample` draws from (logits - the row's largest) / temperature.
+    that `sample` draws from what `top_k_top_p` leaves of (logits - the row's largest) / temperature.
 
     logits [R, V] fp32; slots [R] int64, negative for padding rows; temperatures [S] fp32 by slot, 0 or a normal number;
-    seeds [S] int64 by slot; positions [R] int64 of the tokens to draw. `is_none` is set if the row holds a NaN or +inf,
-    or nothing above -inf. Its id is then any below V.
+    seeds [S] int64 and cuts by slot; positions [R] int64 of the tokens to draw. `is_none` is set if the row holds a NaN
+    or +inf, or nothing above -inf. Its id is then any below V.
     """
     assert logits.dtype == temperatures.dtype == torch.float32 and slots.shape == positions.shape == logits.shape[:1]
-    assert slots.dtype == seeds.dtype == positions.dtype == torch.int64 and seeds.shape == temperatures.shape
+    assert slots.dtype == seeds.dtype == positions.dtype == torch.int64 and logits.shape[1] <= MAX_VOCAB
+    assert all(of_slots.shape == temperatures.shape and of_slots.is_contiguous() for of_slots in (seeds, *cuts))
     run = DRAW.resolve(Key(logits.device.type, logits.shape[1]))
-    return run(logits, slots, temperatures, seeds, positions)
+    return run(logits, slots, temperatures, seeds, positions, *cuts)

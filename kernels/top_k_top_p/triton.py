@@ -4,7 +4,7 @@ It asks each chunk how many tokens, and how much mass, lie at or above a bound.
 Scores are compared by an integer image that keeps their order. The largest image that still reaches a target is found
 bit by bit from the top: 32 steps for any row. A chunk has 32 blocks of 32. It answers a step from the last image of
 each block, which stay in registers, and from the one block that contains the bound. Sums are of whole numbers, and
-weights are made of products and sums that are not fused (`_UNFUSED`), so the thresholds equal the reference's.
+weights are made of products and sums that are not fused (`UNFUSED`), so the thresholds equal the reference's.
 
 Bytes a token: 16 (scores read twice and written once, images written once), 8 for a min-p alone, 0 without a cut.
 Memory: 4.4 bytes a token, for at most 64 rows at a time.
@@ -23,11 +23,11 @@ from torch import Tensor
 from inferd.kernels.gpu import Shipped
 from inferd.kernels.top_k_top_p import weights as definition
 
-_BLOCK = 32
-_CHUNK = _BLOCK * _BLOCK
-_SORT_WARPS, _SELECT_WARPS, _CUT_WARPS = 1, 16, 4
-_ROWS_AT_ONCE = 64
-_UNFUSED = {"enable_fp_fusion": False}
+SORT_BLOCK = 32
+_CHUNK = SORT_BLOCK * SORT_BLOCK
+SORT_WARPS, _SELECT_WARPS, _CUT_WARPS = 1, 16, 4
+ROWS_AT_ONCE = 64
+UNFUSED = {"enable_fp_fusion": False}
 _LOWEST = tl.constexpr(definition.LOWEST)
 _LOG2_E = tl.constexpr(definition.LOG2_E)
 _LN2_HIGH, _LN2_LOW = tl.constexpr(definition.LN2_HIGH), tl.constexpr(definition.LN2_LOW)
@@ -63,7 +63,7 @@ def weights_of(scores):
 
 
 @triton.jit
-def _cuts_of(top_k, top_p, slots, row, size):
+def cuts_of(top_k, top_p, slots, row, size):
     """(slot of the row's cuts, its k, its p, whether there is a top-k, whether there is a top-p)."""
     slot = tl.load(slots + row)
     is_row, slot = slot >= 0, tl.maximum(slot, 0)
@@ -72,22 +72,26 @@ def _cuts_of(top_k, top_p, slots, row, size):
 
 
 @triton.jit
+def sort_chunk(scores, first, images, lasts, masses, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    """Write the images of chunk `first` of all rows from the largest down; for each block its last image, and the
+    chunk's mass up to there."""
+    found = tl.sort(image_of(scores), descending=True)
+    tl.store(images + first * CHUNK + tl.arange(0, CHUNK), found)
+    blocks = tl.reshape(found, [BLOCK, BLOCK])
+    mass = tl.sum(weights_of(score_of(blocks)), 1)
+    block = first * BLOCK + tl.arange(0, BLOCK)
+    tl.store(lasts + block, tl.min(blocks, 1))
+    tl.store(masses + block, tl.cumsum(mass, 0))
+
+
+@triton.jit
 def _sort(scores, top_k, top_p, slots, images, lasts, masses, size, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """Write a chunk's images from the largest down; for each block its last image, and the chunk's mass up to there."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    _, _, _, has_k, has_p = _cuts_of(top_k, top_p, slots, row, size)
+    _, _, _, has_k, has_p = cuts_of(top_k, top_p, slots, row, size)
     if has_k | has_p:
-        place = tl.arange(0, CHUNK)
-        token_ids = chunk * CHUNK + place
+        token_ids = chunk * CHUNK + tl.arange(0, CHUNK)
         values = tl.load(scores + row * size + token_ids, mask=token_ids < size, other=float("-inf"))
-        found = tl.sort(image_of(values), descending=True)
-        first = row * tl.num_programs(1) + chunk
-        tl.store(images + first * CHUNK + place, found)
-        blocks = tl.reshape(found, [BLOCK, BLOCK])
-        mass = tl.sum(weights_of(score_of(blocks)), 1)
-        block = first * BLOCK + tl.arange(0, BLOCK)
-        tl.store(lasts + block, tl.min(blocks, 1))
-        tl.store(masses + block, tl.cumsum(mass, 0))
+        sort_chunk(values, row * tl.num_programs(1) + chunk, images, lasts, masses, BLOCK, CHUNK)
 
 
 @triton.jit
@@ -123,7 +127,7 @@ def _select(
 ):  # fmt: skip
     """Write a row's threshold: the highest of those that its cuts set."""
     row = tl.program_id(0).to(tl.int64)
-    slot, k, p, has_k, has_p = _cuts_of(top_k, top_p, slots, row, size)
+    slot, k, p, has_k, has_p = cuts_of(top_k, top_p, slots, row, size)
     floor = tl.where(tl.load(slots + row) >= 0, tl.load(log_min_p + slot).to(tl.float32), float("-inf"))
     if has_k | has_p:
         images += row * num_chunks * BLOCK * BLOCK
@@ -155,24 +159,39 @@ def _cut(scores, floors, size, CHUNK: tl.constexpr):
         tl.store(scores + row * size + token_ids, tl.where(values < floor, float("-inf"), values), mask=is_inside)
 
 
+class Chunks:
+    """Sorted chunks of at most `ROWS_AT_ONCE` rows, and the launch that finds the rows' thresholds in them."""
+
+    def __init__(self, num_rows: int, size: int, device: torch.device) -> None:
+        rows, self.num_chunks = min(num_rows, ROWS_AT_ONCE), triton.cdiv(size, _CHUNK)
+        self._size = size
+        self.sorted = (
+            torch.empty((rows, self.num_chunks, _CHUNK), dtype=torch.int32, device=device),
+            torch.empty((rows, self.num_chunks, SORT_BLOCK), dtype=torch.int32, device=device),
+            torch.empty((rows, self.num_chunks, SORT_BLOCK), dtype=torch.int64, device=device),
+        )
+        """(images, lasts, masses) of every chunk."""
+        self.options: dict[str, Any] = {"BLOCK": SORT_BLOCK, "CHUNK": _CHUNK, "num_warps": SORT_WARPS, **UNFUSED}
+        """Options of the launch that sorts, a program for each row and chunk."""
+
+    def select(self, top_k: Tensor, top_p: Tensor, log_min_p: Tensor, slots: Tensor, floors: Tensor) -> None:
+        """Write each row's threshold to `floors` [rows] fp32; -inf if nothing is cut."""
+        _select[(len(slots),)](
+            top_k, top_p, log_min_p, slots, *self.sorted, floors, self._size, self.num_chunks,
+            CHUNKS=triton.next_power_of_2(self.num_chunks), BLOCK=SORT_BLOCK, num_warps=_SELECT_WARPS, **UNFUSED,
+        )  # fmt: skip
+
+
 def top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor, slots: Tensor | None) -> None:
     size = scores.shape[1]
     slots = torch.arange(len(scores), device=scores.device) if slots is None else slots.to(torch.int64).contiguous()
-    rows, num_chunks = min(len(scores), _ROWS_AT_ONCE), triton.cdiv(size, _CHUNK)
-    images = torch.empty((rows, num_chunks, _CHUNK), dtype=torch.int32, device=scores.device)
-    lasts = torch.empty((rows, num_chunks, _BLOCK), dtype=torch.int32, device=scores.device)
-    masses = torch.empty((rows, num_chunks, _BLOCK), dtype=torch.int64, device=scores.device)
-    floors = torch.empty(rows, dtype=torch.float32, device=scores.device)
-    for part, part_slots in zip(scores.split(_ROWS_AT_ONCE), slots.split(_ROWS_AT_ONCE), strict=True):
-        _sort[(len(part), num_chunks)](
-            part, top_k, top_p, part_slots, images, lasts, masses, size,
-            BLOCK=_BLOCK, CHUNK=_CHUNK, num_warps=_SORT_WARPS, **_UNFUSED,
-        )  # fmt: skip
-        _select[(len(part),)](
-            top_k, top_p, log_min_p, part_slots, images, lasts, masses, floors, size, num_chunks,
-            CHUNKS=triton.next_power_of_2(num_chunks), BLOCK=_BLOCK, num_warps=_SELECT_WARPS, **_UNFUSED,
-        )  # fmt: skip
-        _cut[(len(part), num_chunks)](part, floors, size, CHUNK=_CHUNK, num_warps=_CUT_WARPS)
+    chunks = Chunks(len(scores), size, scores.device)
+    floors = torch.empty(ROWS_AT_ONCE, dtype=torch.float32, device=scores.device)
+    for part, part_slots in zip(scores.split(ROWS_AT_ONCE), slots.split(ROWS_AT_ONCE), strict=True):
+        programs = (len(part), chunks.num_chunks)
+        _sort[programs](part, top_k, top_p, part_slots, *chunks.sorted, size, **chunks.options)
+        chunks.select(top_k, top_p, log_min_p, part_slots, floors)
+        _cut[programs](part, floors, size, CHUNK=_CHUNK, num_warps=_CUT_WARPS)
 
 
 def shipped() -> Iterator[Shipped]:
@@ -180,9 +199,9 @@ def shipped() -> Iterator[Shipped]:
         "scores": "*fp32", "top_k": "*i64", "top_p": "*fp64", "log_min_p": "*fp64", "slots": "*i64", "images": "*i32",
         "lasts": "*i32", "masses": "*i64", "floors": "*fp32", "size": "i32", "num_chunks": "i32",
     }  # fmt: skip
-    yield _form("top_k_top_p_sort", "fp32", _sort, types, {"BLOCK": _BLOCK, "CHUNK": _CHUNK}, _SORT_WARPS)
+    yield _form("top_k_top_p_sort", "fp32", _sort, types, {"BLOCK": SORT_BLOCK, "CHUNK": _CHUNK}, SORT_WARPS)
     for chunks in (32, 64, 128, 256, 512):
-        constants = {"CHUNKS": chunks, "BLOCK": _BLOCK}
+        constants = {"CHUNKS": chunks, "BLOCK": SORT_BLOCK}
         yield _form("top_k_top_p_select", f"{chunks} chunks", _select, types, constants, _SELECT_WARPS)
     yield _form("top_k_top_p", "fp32", _cut, types, {"CHUNK": _CHUNK}, _CUT_WARPS)
 
@@ -199,5 +218,5 @@ def _form(
         num_warps=num_warps,
         is_streaming=kernel is not _select,
         multiples=("size",),
-        options={} if kernel is _cut else _UNFUSED,
+        options={} if kernel is _cut else UNFUSED,
     )

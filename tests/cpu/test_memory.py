@@ -22,6 +22,7 @@ from inferd.engine.api.config import EngineConfig, plan_of, resolve
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import (
     ATTENTION_TILE,
+    CUT_ROWS,
     GPU_ROW_BUCKETS,
     PARTIALS_BYTES,
     Workload,
@@ -200,6 +201,13 @@ def test_the_plan_and_the_kernels_cut_keys_alike() -> None:
     assert (ATTENTION_TILE, PARTIALS_BYTES) == (ATTENTION_SPLIT, passes.SLOT_BYTES)
 
 
+def test_rows_that_are_cut_at_once_are_those_of_the_plan() -> None:
+    pytest.importorskip("triton")
+    from inferd.kernels.top_k_top_p.triton import ROWS_AT_ONCE  # noqa: PLC0415
+
+    assert ROWS_AT_ONCE == CUT_ROWS
+
+
 def test_a_processors_sums_grow_with_its_threads_up_to_a_steps_rows() -> None:
     """4 heads of 16, at 4,096 keys: 16 tiles."""
     assert working(work_on("cpu"))["partial sums"] == 2 * 171 * 16 * (16 + 2) * 4
@@ -208,10 +216,10 @@ def test_a_processors_sums_grow_with_its_threads_up_to_a_steps_rows() -> None:
 
 
 def test_a_gpus_recorded_steps_are_planned_for_the_bucket_of_its_rows() -> None:
-    """320 rows of logits in fp32, twice, of hidden states, projections and the MLP's tensors."""
+    """320 rows of logits in fp32, twice, of hidden states, projections and the MLP's tensors, and 64 rows of images."""
     width = 3 * 64 + (4 + 2 + 2) * 16 + 3 * 96
-    assert working(work_on("cuda"))["recorded steps"] == 320 * (width * 2 + 50 * 4 * 2)
-    assert working(work_on("cuda", num_seqs=2000))["recorded steps"] == 512 * (width * 2 + 50 * 4 * 2)
+    assert working(work_on("cuda"))["recorded steps"] == 320 * (width * 2 + 50 * 4 * 2) + 64 * 50 * 5
+    assert working(work_on("cuda", num_seqs=2000))["recorded steps"] == 512 * (width * 2 + 50 * 4 * 2) + 64 * 50 * 5
     assert "recorded steps" not in working(work_on("cpu"))
 
 

@@ -26,9 +26,15 @@ from tests.cpu.checkpoints import Case, random_decoder
 VOCAB, BLOCK, MAX_LEN, NUM_SLOTS, BLOCKS_EACH = 199, 16, 64, 6, 4
 WINDOWED = Case("gemma2", "gemma2", {"vocab_size": VOCAB, "num_hidden_layers": 3, "head_dim": 32, "sliding_window": 20})
 CAPPED = Case("granite", "granite", {"vocab_size": VOCAB, "num_hidden_layers": 2, "logits_scaling": 3.0})
-PLAIN = ({"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 1.7}, {"temperature": 0.0, "top_k": 3})
-SPECIAL: tuple[dict[str, Any], ...] = (
+PLAIN: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8},
     {"temperature": 0.9, "top_k": 7, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 1.7, "top_p": 0.8},
+    {"temperature": 1.0, "min_p": 0.2},
+    {"temperature": 0.0, "top_k": 3},
+)
+SPECIAL: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "repetition_penalty": 1.3, "bad_words": ((3, 4),)},
     {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1},
     {"temperature": 1.0, "presence_penalty": 0.5, "logprobs": 0},

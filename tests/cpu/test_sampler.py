@@ -52,6 +52,18 @@ def test_sampling_is_the_definition() -> None:
     assert draw(sampler_of(*rows), logits, position=77) == expected.tolist()
 
 
+def test_cuts_and_noise_are_the_definition() -> None:
+    """Greedy rows, sampled rows, and sampled rows with cuts together, in slots of another order."""
+    logits, slots = torch.randn(3, VOCAB) * 2, [2, 0, 1]
+    sampler = sampler_of(params(temperature=0.7, seed=5, top_k=4), params(temperature=1.3, seed=6), params())
+    scores = (logits - logits.amax(-1, keepdim=True)) / torch.tensor([1.0, 0.7, 1.3])[:, None]
+    scores[1, scores[1] < scores[1].topk(4).values[-1]] = float("-inf")
+    for position in range(2, 40):
+        noise = gumbel_noise(torch.tensor([0, 5, 6])[:, None], torch.tensor(position), torch.arange(VOCAB))
+        expected = (scores + noise * torch.tensor([0.0, 1.0, 1.0])[:, None]).argmax(-1)
+        assert sampler.sample(logits, slots, [position] * 3).token_ids.tolist() == expected.tolist()
+
+
 def test_logits_are_left_as_they_were() -> None:
     logits = torch.randn(2, VOCAB)
     before = logits.clone()
@@ -126,8 +138,9 @@ def test_logprobs_are_of_the_rows_that_asked_and_of_the_raw_logits() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-50, 1e-40, 0.7, 2.0])
 def test_plain_rows_are_drawn_the_same_from_what_lies_on_the_device(temperature: float) -> None:
-    """Includes ties and a row that fails. Slots are in another order than rows."""
-    rows = [params(temperature=temperature, seed=seed) for seed in range(6)]
+    """Includes cuts, ties and a row that fails. Slots are in another order than rows."""
+    cuts: list[dict[str, Any]] = [{}, {"top_k": 3}, {"top_p": 0.4}, {"min_p": 0.3}, {"top_k": 9, "top_p": 0.7}, {}]
+    rows = [params(temperature=temperature, seed=seed, **cut) for seed, cut in enumerate(cuts)]
     logits, slots = torch.randn(6, VOCAB).mul(2).round(), [3, 0, 5, 1, 4, 2]
     logits[4, 9] = float("nan")
     sampler = sampler_of(*rows)
@@ -144,9 +157,7 @@ def test_plain_rows_are_drawn_the_same_from_what_lies_on_the_device(temperature:
     [
         ({"top_k": 5, "top_p": 0.5, "min_p": 0.1}, True),
         ({"temperature": 1.0}, True),
-        ({"temperature": 1.0, "top_k": 5}, False),
-        ({"temperature": 1.0, "top_p": 0.99}, False),
-        ({"temperature": 1.0, "min_p": 0.01}, False),
+        ({"temperature": 1.0, "top_k": 5, "top_p": 0.99, "min_p": 0.01}, True),
         ({"logprobs": 0}, False),
         ({"frequency_penalty": 0.1}, False),
         ({"bad_words": ((3,),)}, False),

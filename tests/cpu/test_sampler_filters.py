@@ -1,4 +1,4 @@
-"""Temperature and filters: compared with transformers' own warpers, with ties at the threshold, and rows independent of
+"""Filters: compared with transformers' own warpers, with ties at the threshold, and rows independent of
 one another."""
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.sample.sampler import apply_temperature, cut
+from inferd.engine.sample.slot_options import cuts_of
+from inferd.kernels.top_k_top_p import top_k_top_p
 
 NEVER = float("-inf")
 
@@ -21,12 +22,12 @@ def params(**options: Any) -> SamplingParams:
 
 
 def tempered(scores: Tensor) -> Tensor:
-    return apply_temperature(scores, torch.ones(len(scores)))
+    return scores - scores.amax(dim=-1, keepdim=True)
 
 
 def cut_of(scores: Tensor, *rows: SamplingParams) -> Tensor:
     result = scores.clone()
-    cut(result, rows)
+    top_k_top_p(result, cuts_of(rows))
     return result
 
 
@@ -72,6 +73,11 @@ def test_tokens_that_tie_at_the_border_stay_together() -> None:
     assert cut_of(scores, params(top_p=0.0)).tolist() == [[0.0, NEVER, NEVER, NEVER]]
 
 
+def test_a_greedy_request_asks_for_no_cut() -> None:
+    scores = tempered(torch.randn(1, 100))
+    assert torch.equal(cut_of(scores, params(temperature=0.0, top_k=3, top_p=0.5, min_p=0.9)), scores)
+
+
 def test_a_row_is_its_own() -> None:
     """Each row has other parameters and gives the same bits as alone. Rows without filters stay untouched."""
     rows = [
@@ -83,14 +89,3 @@ def test_a_row_is_its_own() -> None:
     for row, options in enumerate(rows):
         assert torch.equal(whole[row : row + 1], cut_of(scores[row : row + 1], options))
     assert torch.equal(whole[0], scores[0])
-
-
-def test_temperature() -> None:
-    logits = torch.tensor([[1.0, 3.0, NEVER], [-5.0, -5.0, 5.0]])
-    assert apply_temperature(logits, torch.tensor([0.5, 2.0])).tolist() == [[-4.0, 0.0, NEVER], [-5.0, -5.0, 0.0]]
-
-
-def test_the_smallest_temperature_leaves_the_largest_logit() -> None:
-    scores = apply_temperature(torch.tensor([[60.0, 59.999, -60.0]]), torch.tensor([1e-45]))
-    assert scores[0, 0] == 0.0
-    assert scores[0, 1] < -1e30 and scores[0, 2] < -1e30

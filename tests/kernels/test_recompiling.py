@@ -18,6 +18,7 @@ from torch import Tensor
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.quant.recipe import recipes
 from inferd.engine.sample.sampler import Sampler
+from inferd.engine.sample.slot_options import cuts_of
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.device import CpuDevice, Recording
 from inferd.engine.worker.kv import KVPool
@@ -148,27 +149,27 @@ def test_steps(case: Case, quantization: str, multiply: str, forms: Forms) -> No
             runner.execute(plan)
         known = known or {key: set(found) for key, found in forms.items()}
     assert compiled_anew(forms, known) == set()
-    assert len({kernel for kernel, _ in known}) >= 15
+    assert len({kernel for kernel, _ in known}) >= 12
 
 
 def test_drawing(forms: Forms) -> None:
     """The vocabulary has several chunks."""
     known: Forms = {}
     for num_rows in (1, 2, 4):
-        logits, asked = torch.randn(num_rows, 3000), torch.zeros(num_rows)
-        slots = torch.arange(num_rows)
-        draw(logits, slots, asked, slots, slots + 3)
+        logits, slots = torch.randn(num_rows, 3000), torch.arange(num_rows)
+        draw(logits, slots, torch.zeros(4), torch.arange(4), slots + 3, cuts_of([CUT] * 4))
         sample(logits, slots, slots + 3)
         known = known or {key: set(found) for key, found in forms.items()}
     assert compiled_anew(forms, known) == set()
-    assert len(known) == 5
+    assert len(known) == 7
 
 
 def test_what_is_compiled_anew_is_seen(forms: Forms) -> None:
     ends = torch.zeros(2, 3, dtype=torch.int64)
     for slots in ends:
-        draw(torch.zeros(3, 70), slots, torch.zeros(1), torch.zeros(1, dtype=torch.int64), slots)
+        draw(torch.zeros(3, 70), slots, torch.zeros(1), torch.zeros(1, dtype=torch.int64), slots, cuts_of([CUT]))
     known = {key: set(list(found)[:1]) for key, found in forms.items()}
     assert {(kernel.rpartition(".")[2], argument) for kernel, (argument, _) in compiled_anew(forms, known)} == {
         ("_bound", "slots"), ("_bound", "positions"), ("_draw", "slots"), ("_draw", "positions"),
+        ("_sort", "slots"), ("_select", "slots"),
     }  # fmt: skip

@@ -27,7 +27,7 @@ def few_to_sort(monkeypatch: pytest.MonkeyPatch, implementation: str) -> None:
     if implementation == "triton":
         from inferd.kernels.top_k_top_p import triton  # noqa: PLC0415
 
-        monkeypatch.setattr(triton, "_BLOCK", 8)
+        monkeypatch.setattr(triton, "SORT_BLOCK", 8)
         monkeypatch.setattr(triton, "_CHUNK", 64)
 
 
@@ -144,7 +144,7 @@ def test_many_rows(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None
         from inferd.kernels.top_k_top_p import triton  # noqa: PLC0415
 
         count = 5
-        monkeypatch.setattr(triton, "_ROWS_AT_ONCE", 2)
+        monkeypatch.setattr(triton, "ROWS_AT_ONCE", 2)
     scores = tempered(torch.randn(count, 60))
     asked: list[dict[str, float]] = [{"k": 1 + row % 50} for row in range(count)]
     found = scores.clone()

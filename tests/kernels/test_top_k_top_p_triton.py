@@ -32,7 +32,7 @@ def test_images_order_like_scores_and_weights_are_the_definitions() -> None:
     scores = torch.cat([scores, -(torch.rand(2**15 - len(scores)) * 1e-4)])
     images, back = torch.zeros(2**15, dtype=torch.int32), torch.full((2**15,), float("nan"))
     weighed = torch.full((2**15,), -1)
-    _of[(1,)](scores, images, back, weighed, BLOCK=2**15, **kernels._UNFUSED)
+    _of[(1,)](scores, images, back, weighed, BLOCK=2**15, **kernels.UNFUSED)
     assert torch.equal(weighed, weights(scores))
     assert torch.equal(back, scores)
     order = scores.argsort()

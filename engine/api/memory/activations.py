@@ -38,6 +38,11 @@ GPU_ROW_BUCKETS = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 513, 64))
 """Numbers of rows that a GPU's decode steps are recorded for. Each costs a capture and holds memory. A step between two
 of them computes padding rows."""
 
+CUT_ROWS = 64
+"""Most rows whose top-k and top-p a GPU finds at once. The kernels obey the same bound (`tests/cpu/test_memory.py`)."""
+_CUT_BYTES = 5
+"""Bytes of a token of such a row, rounded up."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -131,15 +136,16 @@ def _partials(arch: Arch, work: Workload) -> Formula:
 
 
 def _recorded(arch: Arch, precision: Precision, work: Workload) -> Formula:
-    """Memory that a GPU's recorded decode steps share: logits as the head gives them and as they are kept, and tensors
-    between layers."""
+    """Memory that a GPU's recorded decode steps share: logits as the head gives them and as they are kept, tensors
+    between layers, and sorted scores for top-k and top-p."""
     if work.device == "cpu":
         return NOTHING
     num_rows = next((rows for rows in GPU_ROW_BUCKETS if rows >= work.num_seqs), GPU_ROW_BUCKETS[-1])
     width = term(3) * term(arch.hidden_size) + term(arch.qkv_size)
     width += term(3 if arch.has_gate else 2) * term(arch.intermediate_size)
     logits = term(2) * term(arch.vocab_size) * term(_FP32_BYTES, "B")
-    return term(num_rows, "rows") * (width * precision.dtype_bytes + logits)
+    cut = term(min(num_rows, CUT_ROWS), "rows") * term(arch.vocab_size) * term(_CUT_BYTES, "B")
+    return term(num_rows, "rows") * (width * precision.dtype_bytes + logits) + cut
 
 
 def _logits(arch: Arch, work: Workload) -> Formula:
