@@ -1,4 +1,5 @@
 """Recorded decode steps: recorded once for each number of rows, then replayed with one call from Python, not hundreds.
+A GPU records all numbers of rows before it serves, a CPU records each when it is first needed.
 
 In a decode step every row computes one token and draws the next. Two such steps of equally many rows differ in slots
 and positions only. These are copied to a fixed tensor; with them the recording finds ids and block tables in `Slots`,
@@ -14,12 +15,14 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.loader import Progress
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.worker.device import Device, Recording
 from inferd.engine.worker.kv import KVPool
@@ -74,6 +77,8 @@ class StepGraphs:
         """Logits of all recordings: one tensor each would be gigabytes."""
         self._recordings: dict[int, Recording] = {}
         self._refused_buckets: set[int] = set()
+        self._is_complete = False
+        """Whether every number of rows was recorded or refused."""
         self.refusal: str | None = None
         """Why this model's steps cannot be recorded; None unless an attempt has shown it."""
 
@@ -85,12 +90,12 @@ class StepGraphs:
     def decode(self, rows: Sequence[tuple[int, int]]) -> Decoded | None:
         """Compute the tokens at each (slot, position); slots differ. Returns None, with nothing computed, if there is
         no recording for so many rows."""
+        if self._device.records_all and not self._is_complete:
+            self.record_all()
         num_rows = len(rows)
         if self.refusal is not None or num_rows > self._buckets[-1]:
             return None
         bucket = self._buckets[bisect_left(self._buckets, num_rows)]
-        if self._device.records_all and not self._recordings:
-            self._record_most_rows()
         if bucket in self._refused_buckets:
             return None
         self._write(rows, bucket)
@@ -102,18 +107,21 @@ class StepGraphs:
             return Decoded(self._logits[:num_rows], output[:num_rows])
         return Decoded(self._decoder.logits(output[:num_rows]), None)
 
-    def _record_most_rows(self) -> None:
-        """Record the largest number of rows first, all of them padding. Later recordings reuse its memory; in the other
-        order each would take memory of its own, which the memory plan does not hold."""
-        bucket = self._buckets[-1]
-        if self._kv.padding_block is None or bucket in self._refused_buckets:
-            return
-        self._write((), bucket)
-        try:
-            self._recordings[bucket] = self._device.record(lambda: self._run(bucket))
-        except NotRecordableError as error:
-            # Perhaps memory ran out: the next recording shows whether fewer rows can be recorded.
-            self._refuse_rows(bucket, str(error))
+    def record_all(self, progress: Progress | None = None) -> None:
+        """Record every number of rows, all of them padding. The largest comes first, because later recordings reuse its
+        memory; in another order each would take memory of its own, which the memory plan does not hold.
+
+        `progress` is called with the number of recordings that are done, and their number in all.
+        """
+        assert self._kv.padding_block is not None, "a device that records whole steps pads them"
+        self._is_complete = True
+        for place, bucket in enumerate(reversed(self._buckets), start=1):
+            self._write((), bucket)
+            self._record(bucket)
+            if self.refusal is not None:
+                return
+            if progress is not None:
+                progress(place, len(self._buckets))
 
     def _write(self, rows: Sequence[tuple[int, int]], bucket: int) -> None:
         num_padding = _width(bucket) - len(rows)
@@ -127,18 +135,25 @@ class StepGraphs:
         if recording is not None:
             recording.replay()
             return recording.output
+        assert not self._is_complete, "a device that records whole steps records nothing while it serves"
+        recording = self._record(bucket)
+        return None if recording is None else recording.output
+
+    def _record(self, bucket: int) -> Recording | None:
+        """Run and record the step of `bucket`; None if that fails."""
         try:
-            recording = self._device.record(lambda: self._run(bucket))
+            recording = self._device.record(partial(self._run, bucket))
         except NotRecordableError as error:
             self._refuse(bucket, str(error))
             return None
         self._recordings[bucket] = recording
-        return recording.output
+        return recording
 
     def _refuse(self, bucket: int, reason: str) -> None:
-        """If the first recording fails, this model cannot be recorded. If a later one fails, perhaps for lack of
-        memory, the earlier ones stay."""
-        if self._recordings:
+        """If the first recording fails, this model cannot be recorded. If a later one fails, or that of the most rows,
+        perhaps memory ran out: the others stay."""
+        is_largest = self._is_complete and bucket == self._buckets[-1]
+        if self._recordings or is_largest:
             self._refuse_rows(bucket, reason)
         else:
             self.refusal, self._logits = reason, None
@@ -149,7 +164,8 @@ class StepGraphs:
         logger.warning("decode steps of %d rows run call by call: %s", bucket, reason)
 
     def _run(self, bucket: int) -> Tensor:
-        """The step that is recorded. Running it twice has the effect of once: it changes nothing that it reads."""
+        """The step that is recorded. A run to record it changes nothing that it reads: on a device that records whole
+        steps its rows are padding, and otherwise nothing is drawn."""
         slots, positions = self._rows[: 2 * _width(bucket)].view(2, -1)[:, :bucket].unbind()
         hidden = self._hidden(slots, positions)
         if not self._device.records_all:

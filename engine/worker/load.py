@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -97,7 +98,13 @@ def load_worker(config: EngineConfig, started_s: float, report: LoadReport) -> t
         f"{config.kv_cache_dtype}",
     )
 
-    runner = _warmed_up(config, decoder, kv, planned, device)
+    with _explained(planned, config, arch, kv):
+        runner = _build_runner(config, decoder, kv, device)
+        recorded = runner.record_steps(_log_progress(_recordings))
+        if recorded is not None:
+            timer.done("recorded steps", recorded)
+        for plan in _warm_up_plans(config, len(arch.cache_groups)):
+            runner.execute(plan)
     if deterministic:
         refuse_varying(registry.explain())
     kernels = tuple(sorted({(choice.op, choice.chosen) for choice in registry.explain()}))
@@ -146,21 +153,23 @@ def _allocate_pool(config: EngineConfig, arch: Arch, planned: MemoryPlan, device
         raise _out_of_memory(f"the KV cache of {format_bytes(planned.kv_bytes)}", error, config, arch, 0) from error
 
 
-def _warmed_up(config: EngineConfig, decoder: Decoder, kv: KVPool, planned: MemoryPlan, device: Device) -> Runner:
-    """The runner, after warm-up steps of each kind."""
+def _build_runner(config: EngineConfig, decoder: Decoder, kv: KVPool, device: Device) -> Runner:
     assert config.max_num_seqs is not None and config.max_model_len is not None
     assert config.block_size is not None and config.deterministic is not None
     num_groups = len(decoder.arch.cache_groups)
+    slots = Slots(config.max_num_seqs, config.max_model_len, config.block_size, device, num_groups)
+    sampler = Sampler(config.max_num_seqs, decoder.arch.vocab_size, device.torch_device)
+    return Runner(decoder, kv, slots, sampler, device, is_deterministic=config.deterministic)
+
+
+@contextmanager
+def _explained(planned: MemoryPlan, config: EngineConfig, arch: Arch, kv: KVPool) -> Iterator[None]:
+    """Raises a `CapacityError` if memory for the first steps runs out."""
     try:
-        slots = Slots(config.max_num_seqs, config.max_model_len, config.block_size, device, num_groups)
-        sampler = Sampler(config.max_num_seqs, decoder.arch.vocab_size, device.torch_device)
-        runner = Runner(decoder, kv, slots, sampler, device, is_deterministic=config.deterministic)
-        for plan in _warm_up_plans(config, num_groups):
-            runner.execute(plan)
+        yield
     except torch.OutOfMemoryError as error:
         what = f"slots and the tensors of a step, planned as {format_bytes(planned.working_bytes)},"
-        raise _out_of_memory(what, error, config, decoder.arch, kv.num_bytes) from error
-    return runner
+        raise _out_of_memory(what, error, config, arch, kv.num_bytes) from error
 
 
 def _open_device(config: EngineConfig) -> Device:
@@ -208,24 +217,32 @@ def _build_decoder(config: EngineConfig, arch: Arch, dtype: torch.dtype, device:
 
 def _load_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
     try:
-        load(decoder, checkpoint.tensors_of(decoder.arch), _log_progress())
+        load(decoder, checkpoint.tensors_of(decoder.arch), _log_progress(_read))
     except CheckpointError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
     except KernelError as error:
         raise ModelError(f"{checkpoint.path} cannot be computed as asked: {error}; give --no-deterministic") from error
 
 
-def _log_progress() -> Progress:
-    """A callback that logs a line every few seconds of a long load, and none for a short one."""
+def _log_progress(text_of: Callable[[int, int], str]) -> Progress:
+    """A callback that logs a line every few seconds of a long phase, and none for a short one."""
     next_s = time.monotonic() + _PROGRESS_INTERVAL_S
 
     def progress(done: int, total: int) -> None:
         nonlocal next_s
         if time.monotonic() >= next_s:
             next_s = time.monotonic() + _PROGRESS_INTERVAL_S
-            logger.info("weights: %s of %s (%d%%)", format_bytes(done), format_bytes(total), 100 * done // total)
+            logger.info("%s (%d%%)", text_of(done, total), 100 * done // total)
 
     return progress
+
+
+def _read(done: int, total: int) -> str:
+    return f"weights: {format_bytes(done)} of {format_bytes(total)}"
+
+
+def _recordings(done: int, total: int) -> str:
+    return f"recorded steps: {done} of {total} numbers of rows"
 
 
 def _out_of_memory(what: str, error: RuntimeError, config: EngineConfig, arch: Arch, kv_bytes: int) -> CapacityError:

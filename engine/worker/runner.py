@@ -16,6 +16,7 @@ from torch import Tensor
 
 from inferd.engine.arch.description import Arch
 from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.loader import Progress
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
 from inferd.engine.sample.sampler import EMPTY, FAILED, Masks, Sampler
 from inferd.engine.sched.plan import (
@@ -103,6 +104,16 @@ class Runner:
         least as long as the longest sequence. Groups are in the order of step plans."""
         windows = (group.window for group in self._decoder.arch.cache_groups)
         return tuple(None if window is None or window >= self._slots.max_model_len else window for window in windows)
+
+    @torch.inference_mode()
+    def record_steps(self, progress: Progress) -> str | None:
+        """Record the decode steps that can be recorded before any request comes. Returns a text about them; None if the
+        device records a step when it is first needed."""
+        if not self._device.records_all:
+            return None
+        self._graphs.record_all(progress)
+        recorded = self._graphs.recorded_rows
+        return self._graphs.refusal or f"{len(recorded)} numbers of rows, up to {max(recorded, default=0)}"
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan to its end."""

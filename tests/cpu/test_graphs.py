@@ -206,7 +206,7 @@ def test_the_most_rows_are_recorded_first_for_others_to_share_their_memory(kerne
         pytest.skip("plain PyTorch is not recorded")
     device = NarrowDevice()
     assert assert_equal_steps(*RECORDED[0], device).recorded_rows == (1, 2, 4, 7)
-    assert device.tried == [7, 1, 2, 4]
+    assert device.tried == [7, 4, 2, 1]
 
 
 def test_too_little_memory_for_the_most_rows_leaves_fewer(kernels: str) -> None:
@@ -217,6 +217,15 @@ def test_too_little_memory_for_the_most_rows_leaves_fewer(kernels: str) -> None:
     assert step_graphs.refusal is None
     assert step_graphs.recorded_rows == (1, 2, 4)
     assert device.tried.count(7) == 1
+
+
+def test_all_are_recorded_before_the_first_request(kernels: str) -> None:
+    if kernels != "cpp":
+        pytest.skip("plain PyTorch is not recorded")
+    pool, done = GraphedPool(random_decoder(*RECORDED[0][:2]), NarrowDevice(2)), list[tuple[int, int]]()
+    pool.graphs.record_all(lambda *progress: done.append(progress))
+    assert pool.graphs.recorded_rows == (1, 4, 7)
+    assert done == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def test_more_rows_than_are_recorded(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
