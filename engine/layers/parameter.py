@@ -35,15 +35,15 @@ class Parameter:
             row = max(row, end)
         return tuple(gaps)
 
-    def write(self, row: int, values: Tensor) -> None:
+    def write(self, row: int, values: Tensor, copy: Callable[[Tensor, Tensor], object] = Tensor.copy_) -> None:
         """Copy `values` [n, ...] to rows row .. row + n, converted to the parameter's dtype. Writing a row twice is an
-        error."""
+        error. `copy(goal, values)` copies from the host to the parameter's device."""
         end = row + values.shape[0]
         assert row >= 0 and end <= self.shape[0] and tuple(values.shape[1:]) == self.shape[1:]
         assert all(end <= start or stop <= row for start, stop in self._written), f"rows {row}..{end} written twice"
         if self._data is None:
             self._data = torch.empty(self.shape, dtype=self.dtype, device=self.device)
-        self._data[row:end].copy_(values)
+        copy(self._data[row:end], values)
         self._written.append((row, end))
         if not self.missing_rows:
             data, self._data = self._data, None

@@ -60,8 +60,14 @@ def recipe_of(
     return Recipe(most, head, exceptions, narrow)
 
 
-def load(decoder: Decoder, stored: Mapping[str, TensorInfo], progress: Progress | None = None) -> int:
-    """Fill every parameter of `decoder` from the tensors of a `Checkpoint`; returns the bytes read.
+def load(
+    decoder: Decoder,
+    stored: Mapping[str, TensorInfo],
+    progress: Progress | None = None,
+    copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
+) -> int:
+    """Fill every parameter of `decoder` from the tensors of a `Checkpoint`, by `copy(goal, values)`; returns the bytes
+    read.
 
     Raises `CheckpointError` before anything is loaded if tensors are missing, unexpected, or differ from config.json in
     shape or dtype. Raises it too if a file cannot be read.
@@ -75,7 +81,7 @@ def load(decoder: Decoder, stored: Mapping[str, TensorInfo], progress: Progress 
     total, done = sum(own.num_bytes for own in loads), 0
     for own in sorted(loads, key=lambda own: (own.file, own.source.parameter)):
         for name, row, values in own.rows(parameters):
-            parameters[name].write(row, values)
+            parameters[name].write(row, values, copy)
         done += own.num_bytes
         if progress is not None:
             progress(done, total)

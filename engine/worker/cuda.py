@@ -13,6 +13,7 @@ from torch import Tensor
 
 from inferd.engine.api.memory.activations import GPU_ROW_BUCKETS
 from inferd.engine.worker.device import HostCopy, Recording
+from inferd.engine.worker.staging import Staging
 from inferd.kernels.gpu import from_host
 from inferd.kernels.tape import NotRecordableError
 
@@ -31,6 +32,8 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         self.name = torch.cuda.get_device_name(self.torch_device)
+        self._staging: Staging | None = None
+        """Buffers of `upload`, which exist while weights are loaded."""
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._capture_stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
 
@@ -42,6 +45,11 @@ class CudaDevice:
 
     def write(self, goal: Tensor, values: Sequence[int]) -> None:
         goal.copy_(torch.tensor(values, dtype=goal.dtype, pin_memory=True), non_blocking=True)
+
+    def upload(self, goal: Tensor, values: Tensor) -> None:
+        if self._staging is None:
+            self._staging = Staging.on_current_device()
+        self._staging.copy(goal, values)
 
     def copy_to_host(self, tensors: Sequence[Tensor]) -> HostCopy:
         return _PinnedCopy(tensors)
@@ -87,6 +95,7 @@ class CudaDevice:
         return float(begin.elapsed_time(end)) / 1e3
 
     def give_back_freed(self) -> None:
+        self._staging = None
         torch.cuda.empty_cache()
 
 

@@ -59,6 +59,10 @@ class Device(Protocol):
         """Copy host integers into the tensor `goal` on the device, without waiting for the device."""
         ...
 
+    def upload(self, goal: Tensor, values: Tensor) -> None:
+        """Copy a large tensor of the host into the contiguous tensor `goal` on the device, converted to its dtype."""
+        ...
+
     def copy_to_host(self, tensors: Sequence[Tensor]) -> HostCopy:
         """Start copying tensors to the host, after the work queued before, without waiting for it."""
         ...
@@ -103,6 +107,9 @@ class CpuDevice:
 
     def write(self, goal: Tensor, values: Sequence[int]) -> None:
         goal.copy_(torch.tensor(values, dtype=goal.dtype))
+
+    def upload(self, goal: Tensor, values: Tensor) -> None:
+        goal.copy_(values)
 
     def copy_to_host(self, tensors: Sequence[Tensor]) -> HostCopy:
         return _OnTheHost(tensors)

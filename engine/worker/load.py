@@ -133,7 +133,7 @@ def _load_and_measure(decoder: Decoder, checkpoint: Checkpoint, planned: MemoryP
     """Load the weights and return the bytes that they took. Raises `ModelError` or `CapacityError`."""
     before_bytes = device.memory_in_use()
     try:
-        _load_weights(decoder, checkpoint)
+        _load_weights(decoder, checkpoint, device)
     except torch.OutOfMemoryError as error:
         raise CapacityError(
             f"the weights of {format_bytes(planned.weights_bytes)} do not fit into the GPU's free memory ({error}): "
@@ -215,9 +215,9 @@ def _build_decoder(config: EngineConfig, arch: Arch, dtype: torch.dtype, device:
         raise ModelError(f"{config.model_path}: {error}") from error
 
 
-def _load_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
+def _load_weights(decoder: Decoder, checkpoint: Checkpoint, device: Device) -> None:
     try:
-        load(decoder, checkpoint.tensors_of(decoder.arch), _log_progress(_read))
+        load(decoder, checkpoint.tensors_of(decoder.arch), _log_progress(_read), device.upload)
     except CheckpointError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
     except KernelError as error:
