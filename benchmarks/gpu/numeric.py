@@ -28,6 +28,7 @@ from torch import Tensor
 from benchmarks.gpu.bench import Bench, CannotRunError
 from benchmarks.gpu.points import Case, Trial
 from inferd.kernels import gpu, registry
+from inferd.kernels.logit_rules import ENDS, MAX_PREFIX, MAX_WORDS, RuleState
 from inferd.kernels.top_k_top_p import Cuts
 
 TRITON = "triton"
@@ -300,6 +301,49 @@ def _draw(inputs: Inputs) -> Numeric:
     return Numeric(call, (logits,), EXACT)
 
 
+def _rules(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, RuleState]:
+    """(slots of 5 rows, positions, kinds, state) of slots with no rule, some, and all. One row is padding."""
+    device, size = inputs.device, 3003
+    state = RuleState(
+        penalties=torch.tensor([[1.3, 0.5, 0.2]] * 4).to(device),
+        first_free=torch.tensor([900] * 4).to(device),
+        bias=inputs.randn(4, size, dtype=torch.float32),
+        marks=inputs.randint(0, 3, 4, size).to(torch.int32),
+        prefixes=inputs.randint(0, 2, 4, MAX_WORDS, MAX_PREFIX).to(torch.int32) - 1,
+        last_ids=inputs.randint(0, size, 4, MAX_WORDS).to(torch.int32),
+        tails=torch.zeros(4, MAX_PREFIX, dtype=torch.int32).to(device),
+    )
+    state.marks[:, ::7] += ENDS
+    slots, kinds = torch.tensor([3, 0, -1, 2, 1]).to(device), torch.tensor([0, 1, 2, 7], dtype=torch.int32).to(device)
+    return slots, inputs.randint(0, 1000, 5), kinds, state
+
+
+def _logit_rules(inputs: Inputs) -> Numeric:
+    logits, given = inputs.randn(5, 3003, dtype=torch.float32), _rules(inputs)
+    logits[3, 9] = float("nan")
+    run = _op("logit_rules", "apply_rules")
+
+    def call(rows: Tensor) -> tuple[Tensor, Tensor]:
+        changed = rows.clone()
+        status = run(changed, *given)
+        return changed.nan_to_num(7.0), status
+
+    return Numeric(call, (logits,), EXACT)
+
+
+def _record_drawn(inputs: Inputs) -> Numeric:
+    drawn, (slots, positions, kinds, state) = inputs.randint(0, 3003, 5), _rules(inputs)
+    is_none = torch.tensor([False, True, True, False, False]).to(inputs.device)
+    status = torch.tensor([1, 0, 1, 2, 1], dtype=torch.int32).to(inputs.device)
+    run = _op("logit_rules", "record_drawn")
+
+    def call() -> tuple[Tensor, Tensor, Tensor]:
+        after = RuleState(*(tensor.clone() for tensor in state))
+        return run(drawn, is_none, status, slots, positions, kinds, after), after.marks, after.tails
+
+    return Numeric(call, (), EXACT)
+
+
 def _step_inputs(inputs: Inputs) -> Numeric:
     """Three of five slots and a padding row, with blocks of two groups."""
     ids, tables = inputs.randint(0, 1000, 5, 64), inputs.permutation(2 * 5 * 4).reshape(2, 5, 4).to(torch.int32)
@@ -362,6 +406,8 @@ CHECKS: dict[str, Make] = {
     "mask_tokens": _mask_tokens,
     "argmax": _argmax,
     "decode_draw": _draw,
+    "logit_rules": _logit_rules,
+    "record_drawn": _record_drawn,
     "step_inputs": _step_inputs,
     "write_drawn": _write_drawn,
 }

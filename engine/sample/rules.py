@@ -1,20 +1,33 @@
-"""Rules that change a row of logits before temperature: one class per option, one instance per request.
+"""Rules that change rows of logits before the temperature: a request's options become state of its slot on the device.
 
-A rule's state lives on the device and is updated with each drawn id, because the host learns ids a step later. `RULES`
-is the order in which rules apply. The rules of a request know nothing of other requests.
+The order in which rules apply is documented by `SamplingParams`, and the kernels (`logit_rules`) keep it. The state
+follows the drawn ids on the device, because the host learns ids a step later. The tensors keep their addresses, so that
+a recorded step finds them. Knows no temperature, no grammar and no other slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.kernels.gpu import from_host
+from inferd.kernels.logit_rules import (
+    BIASED,
+    ENDS,
+    MARKED,
+    MAX_PREFIX,
+    MAX_WORDS,
+    PROMPT,
+    WORDED,
+    RuleState,
+    apply_rules,
+    record_drawn,
+)
 
 _NEVER = float("-inf")
 
@@ -26,151 +39,146 @@ class Admitted:
     params: SamplingParams
     token_ids: Sequence[int]
     num_prompt: int
-    vocab_size: int
-    device: torch.device
-
-    def tensor(self, values: Sequence[float] | Sequence[Sequence[int]], dtype: torch.dtype = torch.int64) -> Tensor:
-        return from_host(torch.tensor(values, dtype=dtype), self.device)
 
 
-class Rule(Protocol):
-    """One option of one request."""
+class SlotRules:
+    """The rules of `num_slots` requests over a vocabulary of `vocab_size`."""
 
-    def apply(self, logits: Tensor, position: int) -> None:
-        """Change `logits` [V], fp32, in place, for a draw at absolute `position`."""
-        ...
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        # Triton compiles a kernel anew if an address is no longer a multiple of 16, which is four numbers.
+        self._kinds = torch.zeros((2, num_slots + -num_slots % 4), dtype=torch.int32, device=device)
+        """Rules of each slot: all, and those of slots that a recorded step draws."""
+        # A slot's part is written when a request asks for it. Until then the system need not give it memory.
+        self.state = RuleState(
+            penalties=torch.empty((num_slots, 3), dtype=torch.float32, device=device),
+            first_free=torch.empty(num_slots, dtype=torch.int64, device=device),
+            bias=torch.empty((num_slots, vocab_size), dtype=torch.float32, device=device),
+            marks=torch.empty((num_slots, vocab_size), dtype=torch.int32, device=device),
+            prefixes=torch.empty((num_slots, MAX_WORDS, MAX_PREFIX), dtype=torch.int32, device=device),
+            last_ids=torch.empty((num_slots, MAX_WORDS), dtype=torch.int32, device=device),
+            tails=torch.empty((num_slots, MAX_PREFIX), dtype=torch.int32, device=device),
+        )
+        self._device = device
+        self._kinds_of = [(0, 0)] * num_slots
+        """`_kinds` as the host knows them."""
+        self._many_words: dict[int, ManyWords] = {}
+        """Words that the state has no space for, by slot."""
 
-    def record(self, token_id: Tensor) -> None:
-        """Update the state with the drawn id, [1] int64."""
-        ...
+    def admit(self, slot: int, request: Admitted, *, is_recorded: bool) -> None:
+        """Fill a slot. A recorded step applies its rules if `is_recorded` and `can_record` are true. Else it leaves the
+        row to the caller."""
+        self._many_words.pop(slot, None)
+        kind = BIASED * self._has_bias(slot, request.params) + MARKED * self._has_marks(slot, request)
+        words = [word for word in request.params.bad_words if len(word) > 1]
+        if len(words) > MAX_WORDS or any(len(word) > MAX_PREFIX + 1 for word in words):
+            self._many_words[slot] = ManyWords(words, request.token_ids, self._device)
+        elif words:
+            self._write_words(slot, words, request.token_ids)
+            kind += WORDED
+        kinds = kind, kind if is_recorded and self.can_record(slot) else 0
+        if kinds != self._kinds_of[slot]:
+            self._kinds[:, slot] = self._tensor(kinds, torch.int32)
+            self._kinds_of[slot] = kinds
+
+    def has_rules(self, slot: int) -> bool:
+        return self._kinds_of[slot] != (0, 0) or slot in self._many_words
+
+    def can_record(self, slot: int) -> bool:
+        """Whether a recorded step can apply all rules of the slot."""
+        return slot not in self._many_words
+
+    def apply(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """`apply_rules` to rows of which a recorded step draws some, in place."""
+        return apply_rules(logits, slots, positions, self._kinds[1], self.state)
+
+    def record(self, drawn: Tensor, is_none: Tensor, status: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """`record_drawn` of rows of which a recorded step draws some."""
+        return record_drawn(drawn, is_none, status, slots, positions, self._kinds[1], self.state)
+
+    def apply_all(self, logits: Tensor, slots: Sequence[int], slot_of: Tensor, positions: Tensor) -> Tensor:
+        """`apply_rules` to rows whose slots the host knows, in place. slots and slot_of are the same."""
+        status = apply_rules(logits, slot_of, positions, self._kinds[0], self.state)
+        for row, slot in enumerate(slots):
+            if slot in self._many_words:
+                self._many_words[slot].apply(logits[row])
+        return status
+
+    def record_all(
+        self, drawn: Tensor, is_none: Tensor, status: Tensor, slots: Sequence[int], slot_of: Tensor, positions: Tensor
+    ) -> None:
+        """`record_drawn` of such rows."""
+        record_drawn(drawn, is_none, status, slot_of, positions, self._kinds[0], self.state)
+        for row, slot in enumerate(slots):
+            if slot in self._many_words:
+                self._many_words[slot].record(drawn[row : row + 1])
+
+    def _has_bias(self, slot: int, params: SamplingParams) -> bool:
+        """Write the row of biases, with -inf for ids that are never allowed. False if there are none."""
+        forbidden = [word[0] for word in params.bad_words if len(word) == 1]
+        if not (params.allowed_token_ids or params.logit_bias or forbidden):
+            return False
+        bias = self.state.bias[slot].fill_(_NEVER if params.allowed_token_ids else 0.0)
+        if params.allowed_token_ids:
+            bias.index_fill_(0, self._tensor(params.allowed_token_ids), 0.0)
+        if params.logit_bias:
+            sums: dict[int, float] = defaultdict(float)
+            for token_id, value in params.logit_bias:
+                sums[token_id] += value
+            bias.index_add_(0, self._tensor(list(sums)), self._tensor(list(sums.values()), torch.float32))
+        if forbidden:
+            bias.index_fill_(0, self._tensor(forbidden), _NEVER)
+        return True
+
+    def _has_marks(self, slot: int, request: Admitted) -> bool:
+        """Write penalties and the row of marks. False if there are neither penalties nor `min_tokens`."""
+        params, num_prompt = request.params, request.num_prompt
+        asked = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        end_ids = tuple(dict.fromkeys(params.eos_token_ids + params.stop_token_ids)) if params.min_tokens else ()
+        if asked == (1.0, 0.0, 0.0) and not end_ids:
+            return False
+        self.state.penalties[slot] = self._tensor(asked, torch.float32)
+        self.state.first_free[slot] = num_prompt + params.min_tokens
+        marks = self.state.marks[slot].zero_()
+        marks.index_fill_(0, self._tensor(request.token_ids[:num_prompt]), PROMPT)
+        output = self._tensor(request.token_ids[num_prompt:])
+        marks.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+        ends = self._tensor(end_ids)
+        marks.index_add_(0, ends, torch.full_like(ends, ENDS, dtype=torch.int32))
+        return True
+
+    def _write_words(self, slot: int, words: Sequence[Sequence[int]], token_ids: Sequence[int]) -> None:
+        prefixes = [[-1] * (MAX_PREFIX - len(word) + 1) + list(word[:-1]) for word in words]
+        self.state.prefixes[slot, : len(words)] = self._tensor(prefixes, torch.int32)
+        last_ids = [word[-1] for word in words] + [-1] * (MAX_WORDS - len(words))
+        self.state.last_ids[slot] = self._tensor(last_ids, torch.int32)
+        tail = [-1] * MAX_PREFIX
+        for position in range(max(0, len(token_ids) - MAX_PREFIX), len(token_ids)):
+            tail[position % MAX_PREFIX] = token_ids[position]
+        self.state.tails[slot] = self._tensor(tail, torch.int32)
+
+    def _tensor(self, values: Sequence[float] | Sequence[Sequence[int]], dtype: torch.dtype = torch.int64) -> Tensor:
+        return from_host(torch.tensor(values, dtype=dtype), self._device)
 
 
-class AllowedIds:
-    """`allowed_token_ids`: forbids every other id."""
+class ManyWords:
+    """Bad words of one request that are too many or too long for the state of a slot: forbids the last id of a word if
+    the newest ids, prompt included, are its earlier ones."""
 
-    def __init__(self, request: Admitted) -> None:
-        self._forbidden = torch.ones(request.vocab_size, dtype=torch.bool, device=request.device)
-        self._forbidden[request.tensor(request.params.allowed_token_ids)] = False
-
-    @classmethod
-    def of(cls, request: Admitted) -> AllowedIds | None:
-        return cls(request) if request.params.allowed_token_ids else None
-
-    def apply(self, logits: Tensor, position: int) -> None:
-        logits.masked_fill_(self._forbidden, _NEVER)
-
-    def record(self, token_id: Tensor) -> None:
-        pass
-
-
-class LogitBias:
-    """`logit_bias`: adds to single logits. Biases add up if an id is given twice."""
-
-    def __init__(self, request: Admitted) -> None:
-        token_ids, biases = zip(*request.params.logit_bias, strict=True)
-        self._bias = torch.zeros(request.vocab_size, dtype=torch.float32, device=request.device)
-        self._bias.index_add_(0, request.tensor(token_ids), request.tensor(biases, torch.float32))
-
-    @classmethod
-    def of(cls, request: Admitted) -> LogitBias | None:
-        return cls(request) if request.params.logit_bias else None
-
-    def apply(self, logits: Tensor, position: int) -> None:
-        logits.add_(self._bias)
-
-    def record(self, token_id: Tensor) -> None:
-        pass
-
-
-class Penalties:
-    """`repetition_penalty` over prompt and output: divides logits above 0, multiplies others. `presence_penalty` and
-    `frequency_penalty` over the output."""
-
-    def __init__(self, request: Admitted) -> None:
-        params = request.params
-        self._repetition, self._presence = params.repetition_penalty, params.presence_penalty
-        self._frequency = params.frequency_penalty
-        self._is_seen = torch.zeros(request.vocab_size, dtype=torch.bool, device=request.device)
-        self._is_seen[request.tensor(request.token_ids)] = True
-        self._counts = torch.zeros(request.vocab_size, dtype=torch.float32, device=request.device)
-        self._one = torch.ones(1, dtype=torch.float32, device=request.device)
-        output = request.tensor(request.token_ids[request.num_prompt :])
-        self._counts.index_add_(0, output, torch.ones_like(output, dtype=torch.float32))
-
-    @classmethod
-    def of(cls, request: Admitted) -> Penalties | None:
-        params = request.params
-        is_off = params.repetition_penalty == 1.0 and params.presence_penalty == 0.0 and params.frequency_penalty == 0.0
-        return None if is_off else cls(request)
-
-    def apply(self, logits: Tensor, position: int) -> None:
-        if self._repetition != 1.0:
-            penalised = torch.where(logits > 0, logits / self._repetition, logits * self._repetition)
-            logits.copy_(torch.where(self._is_seen, penalised, logits))
-        logits.sub_(self._counts * self._frequency)
-        logits.sub_((self._counts > 0).to(torch.float32) * self._presence)
-
-    def record(self, token_id: Tensor) -> None:
-        self._is_seen.index_fill_(0, token_id, True)
-        self._counts.index_add_(0, token_id, self._one)
-
-
-class MinTokens:
-    """`min_tokens`: forbids ids that end the generation until so many tokens were drawn."""
-
-    def __init__(self, request: Admitted) -> None:
-        self._end_ids = request.tensor(request.params.eos_token_ids + request.params.stop_token_ids)
-        self._first_free = request.num_prompt + request.params.min_tokens
-
-    @classmethod
-    def of(cls, request: Admitted) -> MinTokens | None:
-        params = request.params
-        return cls(request) if params.min_tokens and (params.eos_token_ids or params.stop_token_ids) else None
-
-    def apply(self, logits: Tensor, position: int) -> None:
-        if position < self._first_free:
-            logits.index_fill_(0, self._end_ids, _NEVER)
-
-    def record(self, token_id: Tensor) -> None:
-        pass
-
-
-class BadWords:
-    """`bad_words`: forbids the last id of a sequence if the newest ids, prompt included, are its earlier ones."""
-
-    def __init__(self, request: Admitted) -> None:
-        words = request.params.bad_words
+    def __init__(self, words: Sequence[Sequence[int]], token_ids: Sequence[int], device: torch.device) -> None:
         width = max(len(word) for word in words) - 1
         # Prefixes are aligned to the right; -1 matches anything in a prefix and nothing in the tail.
-        self._prefixes = request.tensor([[-1] * (width - len(word) + 1) + list(word[:-1]) for word in words])
+        prefixes = [[-1] * (width - len(word) + 1) + list(word[:-1]) for word in words]
+        self._prefixes = from_host(torch.tensor(prefixes), device)
         self._is_free = self._prefixes == -1
-        self._last_ids = request.tensor([word[-1] for word in words])
-        tail = list(request.token_ids[-width:]) if width else []
-        self._tail = request.tensor([-1] * (width - len(tail)) + tail)
+        self._last_ids = from_host(torch.tensor([word[-1] for word in words]), device)
+        tail = list(token_ids[-width:])
+        self._tail = from_host(torch.tensor([-1] * (width - len(tail)) + tail), device)
 
-    @classmethod
-    def of(cls, request: Admitted) -> BadWords | None:
-        return cls(request) if request.params.bad_words else None
-
-    def apply(self, logits: Tensor, position: int) -> None:
+    def apply(self, logits: Tensor) -> None:
+        """Change `logits` [V] in place."""
         is_due = ((self._prefixes == self._tail) | self._is_free).all(dim=1)
         logits.index_add_(0, self._last_ids, torch.where(is_due, _NEVER, 0.0))
 
     def record(self, token_id: Tensor) -> None:
-        if self._tail.numel():
-            self._tail = torch.cat([self._tail[1:], token_id])
-
-
-RULES: tuple[Callable[[Admitted], Rule | None], ...] = (
-    AllowedIds.of,
-    LogitBias.of,
-    Penalties.of,
-    MinTokens.of,
-    BadWords.of,
-)
-"""In the order of application. Each makes a request's rule, or returns None if the request does not ask for it."""
-
-
-def rules_for(request: Admitted) -> tuple[Rule, ...]:
-    """The rules that a request asks for, in the order of application."""
-    return tuple(rule for make in RULES if (rule := make(request)) is not None)
+        """Add the drawn id, [1] int64, to the newest ids."""
+        self._tail = torch.cat([self._tail[1:], token_id])

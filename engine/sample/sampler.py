@@ -1,8 +1,8 @@
 """Draws the next token of each row, on the device, in the order of steps that `SamplingParams` documents.
 
 The sampler holds the parameters of each admitted request and the state of its rules, by slot. Greedy rows without other
-options cost one pass over their logits. Plain rows have temperature, top-k, top-p and min-p at most: they need no data
-from the host, so a recorded step can draw them. The sampler knows no text, no scheduling and no KV.
+options cost one pass over their logits. Plain rows need no data from the host but their slot and position, and report
+no logprobs, so a recorded step can draw them. The sampler knows no text, no scheduling and no KV.
 
 The filters come after the temperature and cut the tail of the distribution: top-k, top-p, min-p, in this order. Each
 filter is a threshold on a row's own values. So tokens that tie at the threshold are kept or cut together, and a row's
@@ -20,15 +20,15 @@ from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
-from inferd.engine.sample.rules import Admitted, Rule, rules_for
+from inferd.engine.sample.rules import Admitted, SlotRules
 from inferd.engine.sample.slot_options import SlotOptions
 from inferd.kernels.argmax import argmax
 from inferd.kernels.decode_draw import draw
 from inferd.kernels.gpu import from_host
+from inferd.kernels.logit_rules import EMPTY, FAILED
 from inferd.kernels.mask_tokens import mask_tokens
 
-FAILED, EMPTY = -1, -2
-"""Outcomes of rows without an id. FAILED: the logits held a NaN or +inf. EMPTY: the row's parameters left no token."""
+__all__ = ["EMPTY", "FAILED", "Masks", "SampleResult", "Sampler"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,49 +71,36 @@ class SampleResult:
         return self.token_ids.masked_fill(self.is_empty, EMPTY).masked_fill_(self.is_failed, FAILED)
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    params: SamplingParams
-    rules: tuple[Rule, ...]
-
-    @property
-    def is_free(self) -> bool:
-        """Whether the row is drawn from the model's own logits."""
-        return not self.rules and not self.params.grammar
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.params.temperature == 0.0
-
-
 class Sampler:
     """Sampling state of `num_slots` requests over a vocabulary of `vocab_size`."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device | str) -> None:
         self._vocab_size, self._device = vocab_size, torch.device(device)
-        self._slots: list[_Slot | None] = [None] * num_slots
+        self._params: list[SamplingParams | None] = [None] * num_slots
         self._options = SlotOptions(num_slots, self._device)
+        self._rules = SlotRules(num_slots, vocab_size, self._device)
 
     def admit(self, slot: int, params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> None:
         """Fill a slot. `token_ids` holds the prompt, and the output so far if the request resumes."""
-        request = Admitted(params, token_ids, num_prompt, self._vocab_size, self._device)
-        self._slots[slot] = _Slot(params, rules_for(request))
+        self._params[slot] = params
         self._options.admit(slot, params)
+        self._rules.admit(slot, Admitted(params, token_ids, num_prompt), is_recorded=_is_drawn_alone(params))
 
     def is_plain(self, slot: int) -> bool:
-        """Whether `draw` gives the same token as `sample`, with no logprobs to report and no rule to update."""
-        state = self._state(slot)
-        return state.is_free and state.params.logprobs is None
+        """Whether `draw` does all that `sample` does for the slot's row."""
+        return _is_drawn_alone(self._params_of(slot)) and self._rules.can_record(slot)
 
     def draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(ids, outcomes) as in `SampleResult`, [R] int64 each. Treats every row as a plain one and reads tensors only.
+        """Draw and record as `sample` does, (ids, outcomes) as in `SampleResult`, [R] int64 each, from tensors alone.
+        The result holds for plain rows, and the draws of others are not recorded.
 
-        logits [R, V] fp32, left unchanged. slots [R] int64, negative for padding rows. positions [R] int64 of the
-        tokens to be drawn.
+        logits [R, V] fp32: those of plain rows with rules are overwritten. slots [R] int64, negative for padding rows.
+        positions [R] int64 of the tokens to be drawn.
         """
-        options = self._options
-        token_ids, is_failed = draw(logits, slots, options.temperatures, options.seeds, positions, options.cuts)
-        return token_ids, token_ids.masked_fill(is_failed, FAILED)
+        options, rules = self._options, self._rules
+        status = rules.apply(logits, slots, positions)
+        token_ids, is_none = draw(logits, slots, options.temperatures, options.seeds, positions, options.cuts)
+        return token_ids, rules.record(token_ids, is_none, status, slots, positions)
 
     def sample(
         self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], masks: Masks | None = None
@@ -124,27 +111,32 @@ class Sampler:
         `masks` hold the tokens that rows under a grammar may draw.
         """
         assert logits.dtype == torch.float32 and logits.shape == (len(slots), self._vocab_size)
-        states = [self._state(slot) for slot in slots]
-        is_sampled = [not state.is_greedy for state in states]
-        if all(state.is_free for state in states):
+        asked = [self._params_of(slot) for slot in slots]
+        is_sampled = [params.temperature > 0.0 for params in asked]
+        is_changed = [params.grammar or self._rules.has_rules(slot) for slot, params in zip(slots, asked, strict=True)]
+        if not any(is_changed):
             token_ids, is_failed = self._choose(logits, is_sampled, slots, positions)
             is_empty = torch.zeros_like(is_failed)
         else:
             token_ids, is_failed = argmax(logits)
             is_empty = torch.zeros_like(is_failed)
-            special = [row for row, state in enumerate(states) if is_sampled[row] or not state.is_free]
+            special = [row for row in range(len(slots)) if is_sampled[row] or is_changed[row]]
             rows = self._tensor(special)
             chosen = logits[rows]
             if masks is not None:
                 masks.among(special).apply(chosen)
-            for place, row in enumerate(special):
-                for rule in states[row].rules:
-                    rule.apply(chosen[place], positions[row])
-            token_ids[rows], is_empty[rows] = self._choose(chosen, *_at(special, is_sampled, slots, positions))
-        for row, state in enumerate(states):
-            for rule in state.rules:
-                rule.record(token_ids[row : row + 1])
-        return SampleResult(token_ids, is_failed, is_empty, *self._logprobs(logits, token_ids, states))
+            token_ids[rows], is_empty[rows] = self._draw(chosen, *_at(special, is_sampled, slots, positions))
+        return SampleResult(token_ids, is_failed, is_empty, *self._logprobs(logits, token_ids, asked))
+
+    def _draw(
+        self, logits: Tensor, is_sampled: Sequence[bool], slots: Sequence[int], positions: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """(ids, whether there is none) of rows with rules or a temperature. Overwrites `logits`."""
+        rules, slot_of, position_of = self._rules, self._tensor(slots), self._tensor(positions)
+        status = rules.apply_all(logits, slots, slot_of, position_of)
+        token_ids, is_none = self._choose(logits, is_sampled, slots, positions)
+        rules.record_all(token_ids, is_none, status, slots, slot_of, position_of)
+        return token_ids, is_none
 
     def _choose(
         self, logits: Tensor, is_sampled: Sequence[bool], slots: Sequence[int], positions: Sequence[int]
@@ -163,22 +155,27 @@ class Sampler:
         token_ids[rows], _ = draw(logits[rows], *asked)
         return token_ids, is_none
 
-    def _state(self, slot: int) -> _Slot:
-        state = self._slots[slot]
-        assert state is not None, f"slot {slot} was never filled"
-        return state
+    def _params_of(self, slot: int) -> SamplingParams:
+        params = self._params[slot]
+        assert params is not None, f"slot {slot} was never filled"
+        return params
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return from_host(torch.tensor(values, dtype=torch.int64), self._device)
 
     def _logprobs(
-        self, logits: Tensor, token_ids: Tensor, states: Sequence[_Slot]
+        self, logits: Tensor, token_ids: Tensor, params: Sequence[SamplingParams]
     ) -> tuple[Logprobs | None, tuple[int, ...]]:
-        asked = {row: state.params.logprobs for row, state in enumerate(states) if state.params.logprobs is not None}
+        asked = {row: of_row.logprobs for row, of_row in enumerate(params) if of_row.logprobs is not None}
         if not asked:
             return None, ()
         rows = self._tensor(list(asked))
         return logprobs_of(logits[rows], token_ids[rows], list(asked.values())), tuple(asked)
+
+
+def _is_drawn_alone(params: SamplingParams) -> bool:
+    """Whether a draw needs no mask from the host, and is all that the row reports."""
+    return not params.grammar and params.logprobs is None
 
 
 def _at(rows: Sequence[int], *of_rows: Sequence[Any]) -> Iterator[list[Any]]:

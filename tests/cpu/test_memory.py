@@ -36,6 +36,7 @@ from inferd.engine.arch.registry import describe
 from inferd.engine.layers.rotary import cos_sin_table
 from inferd.engine.quant.recipe import RECIPES
 from inferd.engine.quant.scheme import QuantizationError
+from inferd.engine.sample.rules import SlotRules
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
@@ -144,6 +145,8 @@ def test_tables_slots_and_cache_are_exactly_as_planned(changes: dict[str, object
     assert (pool.padding_block is None) == (kind == "cpu")
     slots = Slots(7, 700, 16, device, len(arch.cache_groups))
     assert slots.token_ids.nbytes + slots.block_tables.nbytes == planned["slots"]
+    rules = SlotRules(7, arch.vocab_size, device.torch_device)
+    assert sum(tensor.nbytes for tensor in rules.state) == planned["sampling rules"]
     tables = {rope: cos_sin_table(rope, 700, device.torch_device) for rope in arch.ropes if rope is not None}
     assert sum(table.nbytes for table in tables.values()) == planned["rotary"]
 

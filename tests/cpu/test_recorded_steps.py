@@ -33,12 +33,14 @@ PLAIN: tuple[dict[str, Any], ...] = (
     {"temperature": 1.7, "top_p": 0.8},
     {"temperature": 1.0, "min_p": 0.2},
     {"temperature": 0.0, "top_k": 3},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "bad_words": ((3, 4), (9,))},
+    {"temperature": 0.9, "presence_penalty": 1.5, "frequency_penalty": 0.5, "top_k": 20},
+    {"temperature": 0.5, "allowed_token_ids": (7,), "eos_token_ids": (7,), "min_tokens": 30},
 )
 SPECIAL: tuple[dict[str, Any], ...] = (
-    {"temperature": 0.0, "repetition_penalty": 1.3, "bad_words": ((3, 4),)},
     {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1},
     {"temperature": 1.0, "presence_penalty": 0.5, "logprobs": 0},
-    {"temperature": 0.5, "allowed_token_ids": (7,), "eos_token_ids": (7,), "min_tokens": 30},
+    {"temperature": 0.8, "repetition_penalty": 1.3, "bad_words": (tuple(range(30)),)},
 )
 
 pytestmark = pytest.mark.usefixtures("_cpp")

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.sample.rules import RULES, Admitted, rules_for
+from inferd.engine.sample.rules import Admitted, SlotRules
 
 VOCAB = 50
 NEVER = float("-inf")
@@ -23,23 +23,36 @@ def params(**options: Any) -> SamplingParams:
     return SamplingParams(max_tokens=100, seed=0, **options)
 
 
-def admitted(options: SamplingParams, ids: Sequence[int], num_prompt: int) -> Admitted:
-    return Admitted(options, tuple(ids), num_prompt, VOCAB, torch.device("cpu"))
+def rules_for(options: SamplingParams, ids: Sequence[int], num_prompt: int, *, is_recorded: bool = False) -> SlotRules:
+    """The rules in slot 1 of 2, beside a slot whose state may be anything."""
+    rules = SlotRules(2, VOCAB, torch.device("cpu"))
+    rules.admit(1, Admitted(options, tuple(ids), num_prompt), is_recorded=is_recorded)
+    return rules
+
+
+def apply(rules: SlotRules, logits: Tensor, position: int) -> Tensor:
+    changed = logits.clone()[None]
+    rules.apply_all(changed, [1], torch.tensor([1]), torch.tensor([position]))
+    return changed[0]
 
 
 def applied(options: SamplingParams, prompt: Sequence[int], output: Sequence[int], logits: Tensor) -> Tensor:
-    """The logits after every rule: with the output drawn id by id, and then with the output given at admission."""
-    drawn, resumed = logits.clone(), logits.clone()
-    rules = rules_for(admitted(options, prompt, len(prompt)))
-    for token_id in output:
-        for rule in rules:
-            rule.record(torch.tensor([token_id]))
-    for rule in rules:
-        rule.apply(drawn, len(prompt) + len(output))
-    for rule in rules_for(admitted(options, [*prompt, *output], len(prompt))):
-        rule.apply(resumed, len(prompt) + len(output))
-    assert torch.equal(drawn, resumed)
-    return drawn
+    """The logits after every rule: with the output drawn id by id, with the output given at admission, and in a
+    recorded step."""
+    drawn, recorded = (rules_for(options, prompt, len(prompt), is_recorded=is_true) for is_true in (False, True))
+    nothing = torch.zeros(1, dtype=torch.bool), torch.ones(1, dtype=torch.int32)
+    for position, token_id in enumerate(output, start=len(prompt)):
+        at = torch.tensor([1]), torch.tensor([position])
+        drawn.record_all(torch.tensor([token_id]), *nothing, [1], *at)
+        recorded.record(torch.tensor([token_id]), *nothing, *at)
+    end = len(prompt) + len(output)
+    found = apply(drawn, logits, end)
+    assert torch.equal(found, apply(rules_for(options, [*prompt, *output], len(prompt)), logits, end))
+    if recorded.can_record(1):
+        by_tensors = logits.clone()[None]
+        recorded.apply(by_tensors, torch.tensor([1]), torch.tensor([end]))
+        assert torch.equal(found, by_tensors[0])
+    return found
 
 
 Oracle = Callable[[list[float], list[int], list[int]], list[float]]
@@ -116,7 +129,29 @@ def test_rules_apply_in_the_documented_order() -> None:
     assert result[:4].tolist() == [NEVER, 2.0, 0.0, NEVER]
 
 
+@pytest.mark.parametrize("words", [[[7] * 17 + [8], [1, 2]], [[token_id, 8] for token_id in range(2)] * 129])
+def test_words_that_are_too_many_or_too_long_for_a_slot(words: list[list[int]]) -> None:
+    options, logits = params(bad_words=tuple(map(tuple, words))), torch.randn(VOCAB)
+    assert not rules_for(options, [1], 1).can_record(1)
+    for prompt, output in (([7] * 16, []), ([7] * 17, []), ([7] * 9, [7] * 8), ([3], [1]), ([1, 3], [0])):
+        expected = logits.clone()
+        history = prompt + output
+        for word in words:
+            if history[len(history) - len(word) + 1 :] == word[:-1] and len(history) >= len(word) - 1:
+                expected[word[-1]] = NEVER
+        assert torch.equal(applied(options, prompt, output, logits), expected)
+
+
+def test_rules_that_a_recorded_step_must_leave_to_the_caller() -> None:
+    logits = torch.zeros(1, VOCAB)
+    left = rules_for(params(logit_bias=((1, 2.0),)), [1], 1)
+    left.apply(logits, torch.tensor([1]), torch.tensor([1]))
+    assert not logits.any()
+    assert float(apply(left, logits[0], 1)[1]) == 2.0
+
+
 def test_what_is_not_asked_for_costs_nothing() -> None:
-    assert rules_for(admitted(params(), [1, 2], 2)) == ()
-    assert rules_for(admitted(params(min_tokens=5), [1, 2], 2)) == ()
-    assert len(RULES) == 5
+    for options in (params(), params(min_tokens=5)):
+        rules = rules_for(options, [1, 2], 2)
+        logits = torch.randn(VOCAB)
+        assert not rules.has_rules(1) and torch.equal(apply(rules, logits, 2), logits)

@@ -136,18 +136,27 @@ def test_logprobs_are_of_the_rows_that_asked_and_of_the_raw_logits() -> None:
     assert sampler_of(params()).sample(logits[:1], [0], [2]).logprobs is None
 
 
+RULES: tuple[dict[str, Any], ...] = (
+    {},
+    {"presence_penalty": 0.5, "frequency_penalty": 0.2, "repetition_penalty": 1.3},
+    {"bad_words": ((3,), (1, 5), (5, 5)), "logit_bias": ((5, 4.0),)},
+    {"allowed_token_ids": (3,), "eos_token_ids": (3,), "min_tokens": 2},
+)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1e-50, 1e-40, 0.7, 2.0])
-def test_plain_rows_are_drawn_the_same_from_what_lies_on_the_device(temperature: float) -> None:
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: "-".join(rules) or "none")
+def test_plain_rows_are_drawn_the_same_from_what_lies_on_the_device(temperature: float, rules: dict[str, Any]) -> None:
     """Includes cuts, ties and a row that fails. Slots are in another order than rows."""
     cuts: list[dict[str, Any]] = [{}, {"top_k": 3}, {"top_p": 0.4}, {"min_p": 0.3}, {"top_k": 9, "top_p": 0.7}, {}]
-    rows = [params(temperature=temperature, seed=seed, **cut) for seed, cut in enumerate(cuts)]
+    rows = [params(temperature=temperature, seed=seed, **cut, **rules) for seed, cut in enumerate(cuts)]
     logits, slots = torch.randn(6, VOCAB).mul(2).round(), [3, 0, 5, 1, 4, 2]
     logits[4, 9] = float("nan")
-    sampler = sampler_of(*rows)
+    sampler, recorded = sampler_of(*rows), sampler_of(*rows)
     assert all(sampler.is_plain(slot) for slot in slots)
-    for position in (2, 70):
+    for position in range(2, 7):
         expected = sampler.sample(logits, slots, [position] * 6)
-        token_ids, outcomes = sampler.draw(logits, torch.tensor(slots), torch.full((6,), position))
+        token_ids, outcomes = recorded.draw(logits.clone(), torch.tensor(slots), torch.full((6,), position))
         assert outcomes.tolist() == expected.outcomes.tolist()
         assert outcomes[4] == FAILED and torch.equal(token_ids, expected.token_ids)
 
@@ -158,9 +167,10 @@ def test_plain_rows_are_drawn_the_same_from_what_lies_on_the_device(temperature:
         ({"top_k": 5, "top_p": 0.5, "min_p": 0.1}, True),
         ({"temperature": 1.0}, True),
         ({"temperature": 1.0, "top_k": 5, "top_p": 0.99, "min_p": 0.01}, True),
+        ({"frequency_penalty": 0.1, "bad_words": ((3,), (4, 5)), "min_tokens": 3, "eos_token_ids": (7,)}, True),
         ({"logprobs": 0}, False),
-        ({"frequency_penalty": 0.1}, False),
-        ({"bad_words": ((3,),)}, False),
+        ({"grammar": "any"}, False),
+        ({"bad_words": (tuple(range(40)),)}, False),
     ],
 )
 def test_what_is_more_than_a_draw_is_not_plain(options: dict[str, Any], is_plain: bool) -> None:

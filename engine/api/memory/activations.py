@@ -38,6 +38,8 @@ GPU_ROW_BUCKETS = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 513, 64))
 """Numbers of rows that a GPU's decode steps are recorded for. Each costs a capture and holds memory. A step between two
 of them computes padding rows."""
 
+RULE_WORDS, RULE_PREFIX = 256, 16
+"""Number of bad words of a slot, and of ids before the last one of each (`kernels/logit_rules` has the same)."""
 CUT_ROWS = 64
 """Most rows whose top-k and top-p a GPU finds at once. The kernels obey the same bound (`tests/cpu/test_memory.py`)."""
 _CUT_BYTES = 5
@@ -75,11 +77,12 @@ class Part:
 
 
 def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Part, ...]:
-    """The parts beside weights and KV. Rotary tables and slots are exact, partial sums are an upper bound, and the rest
-    is estimated."""
+    """The parts beside weights and KV. Rotary tables, slots and rules are exact, partial sums are an upper bound, and
+    the rest is estimated. A CPU's rules take memory only in slots whose requests ask for them."""
     parts = (
         Part("rotary", _rotary(arch, work)),
         Part("slots", _slots(arch, work)),
+        Part("sampling rules", _rules(arch, work)),
         Part("activations", _activations(arch, precision, work)),
         Part("partial sums", _partials(arch, work)),
         Part("logits", _logits(arch, work)),
@@ -109,6 +112,13 @@ def _slots(arch: Arch, work: Workload) -> Formula:
     num_blocks = -(-work.max_model_len // work.block_size)
     tables = term(len(arch.cache_groups), "tables") * term(num_blocks, "blocks") * term(4, "B")
     return term(work.num_seqs, "slots") * (ids + tables)
+
+
+def _rules(arch: Arch, work: Workload) -> Formula:
+    """A bias and a mark of each token, bad words, the newest ids, and 20 bytes of numbers."""
+    tokens = term(arch.vocab_size) * (term(_FP32_BYTES, "B") + term(4, "B"))
+    words = term(RULE_WORDS, "words") * term(RULE_PREFIX + 1, "ids") * term(4, "B")
+    return term(work.num_seqs, "slots") * (tokens + words + term(RULE_PREFIX, "ids") * term(4, "B") + term(20, "B"))
 
 
 def _activations(arch: Arch, precision: Precision, work: Workload) -> Formula:
