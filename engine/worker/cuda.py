@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from inferd.engine.api.memory.activations import GPU_ROW_BUCKETS
+from inferd.engine.api.memory.activations import GPU_ROW_BUCKETS, GPU_TOKEN_BUCKETS
 from inferd.engine.worker.device import HostCopy, Recording
 from inferd.engine.worker.staging import Staging
 from inferd.kernels.gpu import from_host
@@ -26,6 +26,7 @@ class CudaDevice:
     """The CUDA device `index` of those visible to this process."""
 
     row_buckets: Sequence[int] = GPU_ROW_BUCKETS
+    token_buckets: Sequence[int] = GPU_TOKEN_BUCKETS
     records_all = True
 
     def __init__(self, index: int = 0) -> None:

@@ -44,6 +44,9 @@ class Device(Protocol):
     torch_device: torch.device
     row_buckets: Sequence[int]
     """Numbers of rows, ascending, that decode steps are recorded for. Other steps are padded to the next number."""
+    token_buckets: Sequence[int]
+    """Numbers of tokens, ascending, that the layers of steps with prompts are recorded for; none unless
+    `records_all`."""
     records_all: bool
     """Whether `record` records all that the device computes, or C++ kernels only."""
 
@@ -88,6 +91,7 @@ class CpuDevice:
     """The CPU, on which all tensors are on the host already."""
 
     row_buckets: Sequence[int] = range(1, _MAX_CPU_ROWS + 1)
+    token_buckets: Sequence[int] = ()
     records_all = False
 
     def __init__(self, num_threads: int) -> None:

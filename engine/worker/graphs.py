@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -53,6 +53,79 @@ class Decoded(NamedTuple):
     recording draws nothing."""
 
 
+class Recordings:
+    """The recordings of `run(size)` for some of `sizes`, which ascend. A step runs that of the next size."""
+
+    def __init__(self, what: str, sizes: Sequence[int], device: Device, run: Callable[[int], Tensor]) -> None:
+        """`what` names the steps in messages, with a place for the size: "decode steps of {} rows"."""
+        self._what, self._sizes, self._device, self._run = what, sizes, device, run
+        self._recordings: dict[int, Recording] = {}
+        self._refused: set[int] = set()
+        self.is_complete = False
+        """Whether every size was recorded or refused."""
+        self.refusal: str | None = None
+        """Why no size can be recorded; None unless an attempt has shown it."""
+
+    @property
+    def recorded(self) -> tuple[int, ...]:
+        """Sizes that were recorded, ascending."""
+        return tuple(sorted(self._recordings))
+
+    def size_for(self, needed: int) -> int | None:
+        """The smallest size of at least `needed`; None if such steps are not recorded."""
+        if self.refusal is not None or not self._sizes or needed > self._sizes[-1]:
+            return None
+        size = self._sizes[bisect_left(self._sizes, needed)]
+        return None if size in self._refused else size
+
+    def record_all(self, prepare: Callable[[int], None], progress: Progress | None = None) -> None:
+        """Record every size, with inputs that `prepare` writes. The largest comes first, because later recordings reuse
+        its memory; in another order each would take memory of its own, which the memory plan does not hold.
+
+        `progress` is called with the number of sizes that are done, and their number in all.
+        """
+        self.is_complete = True
+        for place, size in enumerate(reversed(self._sizes), start=1):
+            prepare(size)
+            self._record(size)
+            if self.refusal is not None:
+                return
+            if progress is not None:
+                progress(place, len(self._sizes))
+
+    def output(self, size: int) -> Tensor | None:
+        """The output for inputs that are written, by the recording of `size`. It is recorded first if need be; None if
+        that fails."""
+        recording = self._recordings.get(size)
+        if recording is not None:
+            recording.replay()
+            return recording.output
+        assert not self.is_complete, "a device that records whole steps records nothing while it serves"
+        recording = self._record(size)
+        return None if recording is None else recording.output
+
+    def _record(self, size: int) -> Recording | None:
+        """Run and record the step of `size`; None if that fails."""
+        try:
+            recording = self._device.record(partial(self._run, size))
+        except NotRecordableError as error:
+            self._refuse(size, str(error))
+            return None
+        self._recordings[size] = recording
+        return recording
+
+    def _refuse(self, size: int, reason: str) -> None:
+        """If the first recording fails, this model cannot be recorded. If a later one fails, or that of the largest
+        size, perhaps memory ran out: the others stay."""
+        is_largest = self.is_complete and size == self._sizes[-1]
+        if self._recordings or is_largest:
+            self._refused.add(size)
+            logger.warning("%s run call by call: %s", self._what.format(size), reason)
+        else:
+            self.refusal = reason
+            logger.info("%s run call by call: %s", self._what.format("all"), reason)
+
+
 class StepGraphs:
     """The decode steps of one decoder over one KV pool and the slots of its requests."""
 
@@ -69,37 +142,35 @@ class StepGraphs:
         """Unless `is_deterministic`, a GPU may add up a row's keys in an order that depends on the other rows."""
         self._is_deterministic = is_deterministic
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
-        self._buckets = device.row_buckets[: bisect_left(device.row_buckets, slots.num_slots) + 1]
-        max_rows = self._buckets[-1]
-        self._rows = torch.empty(2 * _width(max_rows), dtype=torch.int64, device=device.torch_device)
-        self._query_start = torch.arange(max_rows + 1, dtype=torch.int32, device=device.torch_device)
+        sizes = device.row_buckets[: bisect_left(device.row_buckets, slots.num_slots) + 1]
+        self._recordings = Recordings("decode steps of {} rows", sizes, device, self._run)
+        self._max_rows = sizes[-1]
+        self._rows = torch.empty(2 * _width(self._max_rows), dtype=torch.int64, device=device.torch_device)
+        self._query_start = torch.arange(self._max_rows + 1, dtype=torch.int32, device=device.torch_device)
         self._logits: Tensor | None = None
         """Logits of all recordings: one tensor each would be gigabytes."""
-        self._recordings: dict[int, Recording] = {}
-        self._refused_buckets: set[int] = set()
-        self._is_complete = False
-        """Whether every number of rows was recorded or refused."""
-        self.refusal: str | None = None
-        """Why this model's steps cannot be recorded; None unless an attempt has shown it."""
 
     @property
     def recorded_rows(self) -> tuple[int, ...]:
         """Numbers of rows that steps were recorded for."""
-        return tuple(sorted(self._recordings))
+        return self._recordings.recorded
+
+    @property
+    def refusal(self) -> str | None:
+        """Why this model's steps cannot be recorded; None unless an attempt has shown it."""
+        return self._recordings.refusal
 
     def decode(self, rows: Sequence[tuple[int, int]]) -> Decoded | None:
         """Compute the tokens at each (slot, position); slots differ. Returns None, with nothing computed, if there is
         no recording for so many rows."""
-        if self._device.records_all and not self._is_complete:
+        if self._device.records_all and not self._recordings.is_complete:
             self.record_all()
         num_rows = len(rows)
-        if self.refusal is not None or num_rows > self._buckets[-1]:
-            return None
-        bucket = self._buckets[bisect_left(self._buckets, num_rows)]
-        if bucket in self._refused_buckets:
+        bucket = self._recordings.size_for(num_rows)
+        if bucket is None:
             return None
         self._write(rows, bucket)
-        output = self._output(bucket)
+        output = self._recordings.output(bucket)
         if output is None:
             return None
         if self._device.records_all:
@@ -108,60 +179,17 @@ class StepGraphs:
         return Decoded(self._decoder.logits(output[:num_rows]), None)
 
     def record_all(self, progress: Progress | None = None) -> None:
-        """Record every number of rows, all of them padding. The largest comes first, because later recordings reuse its
-        memory; in another order each would take memory of its own, which the memory plan does not hold.
-
-        `progress` is called with the number of recordings that are done, and their number in all.
-        """
+        """Record every number of rows, all of them padding. `progress` as in `Recordings`."""
         assert self._kv.padding_block is not None, "a device that records whole steps pads them"
-        self._is_complete = True
-        for place, bucket in enumerate(reversed(self._buckets), start=1):
-            self._write((), bucket)
-            self._record(bucket)
-            if self.refusal is not None:
-                return
-            if progress is not None:
-                progress(place, len(self._buckets))
+        self._recordings.record_all(lambda bucket: self._write((), bucket), progress)
+        if self.refusal is not None:
+            self._logits = None
 
     def _write(self, rows: Sequence[tuple[int, int]], bucket: int) -> None:
         num_padding = _width(bucket) - len(rows)
         slots = [slot for slot, _ in rows] + [_PADDING] * num_padding
         positions = [position for _, position in rows] + [0] * num_padding
         self._device.write(self._rows[: 2 * _width(bucket)], slots + positions)
-
-    def _output(self, bucket: int) -> Tensor | None:
-        """The output of the recording for `bucket`, which is recorded first if need be; None if that fails."""
-        recording = self._recordings.get(bucket)
-        if recording is not None:
-            recording.replay()
-            return recording.output
-        assert not self._is_complete, "a device that records whole steps records nothing while it serves"
-        recording = self._record(bucket)
-        return None if recording is None else recording.output
-
-    def _record(self, bucket: int) -> Recording | None:
-        """Run and record the step of `bucket`; None if that fails."""
-        try:
-            recording = self._device.record(partial(self._run, bucket))
-        except NotRecordableError as error:
-            self._refuse(bucket, str(error))
-            return None
-        self._recordings[bucket] = recording
-        return recording
-
-    def _refuse(self, bucket: int, reason: str) -> None:
-        """If the first recording fails, this model cannot be recorded. If a later one fails, or that of the most rows,
-        perhaps memory ran out: the others stay."""
-        is_largest = self._is_complete and bucket == self._buckets[-1]
-        if self._recordings or is_largest:
-            self._refuse_rows(bucket, reason)
-        else:
-            self.refusal, self._logits = reason, None
-            logger.info("decode steps run call by call: %s", reason)
-
-    def _refuse_rows(self, bucket: int, reason: str) -> None:
-        self._refused_buckets.add(bucket)
-        logger.warning("decode steps of %d rows run call by call: %s", bucket, reason)
 
     def _run(self, bucket: int) -> Tensor:
         """The step that is recorded. A run to record it changes nothing that it reads: on a device that records whole
@@ -171,7 +199,7 @@ class StepGraphs:
         if not self._device.records_all:
             return hidden
         if self._logits is None:
-            self._logits = hidden.new_empty((self._buckets[-1], self._decoder.arch.vocab_size), dtype=torch.float32)
+            self._logits = hidden.new_empty((self._max_rows, self._decoder.arch.vocab_size), dtype=torch.float32)
         logits = self._decoder.logits(hidden, out=self._logits[:bucket])
         token_ids, outcomes = self._sampler.draw(logits, slots, positions + 1)
         write_drawn(token_ids, slots, positions, self._slots.token_ids)

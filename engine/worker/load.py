@@ -156,10 +156,19 @@ def _allocate_pool(config: EngineConfig, arch: Arch, planned: MemoryPlan, device
 def _build_runner(config: EngineConfig, decoder: Decoder, kv: KVPool, device: Device) -> Runner:
     assert config.max_num_seqs is not None and config.max_model_len is not None
     assert config.block_size is not None and config.deterministic is not None
+    assert config.max_num_batched_tokens is not None
     num_groups = len(decoder.arch.cache_groups)
     slots = Slots(config.max_num_seqs, config.max_model_len, config.block_size, device, num_groups)
     sampler = Sampler(config.max_num_seqs, decoder.arch.vocab_size, device.torch_device)
-    return Runner(decoder, kv, slots, sampler, device, is_deterministic=config.deterministic)
+    return Runner(
+        decoder,
+        kv,
+        slots,
+        sampler,
+        device,
+        is_deterministic=config.deterministic,
+        max_step_tokens=config.max_num_batched_tokens,
+    )
 
 
 @contextmanager
@@ -242,7 +251,7 @@ def _read(done: int, total: int) -> str:
 
 
 def _recordings(done: int, total: int) -> str:
-    return f"recorded steps: {done} of {total} numbers of rows"
+    return f"recorded steps: {done} of {total} sizes"
 
 
 def _out_of_memory(what: str, error: RuntimeError, config: EngineConfig, arch: Arch, kv_bytes: int) -> CapacityError:

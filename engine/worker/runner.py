@@ -6,8 +6,10 @@ slots of requests, and no scheduling.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -32,6 +34,7 @@ from inferd.engine.sched.plan import (
 from inferd.engine.worker.device import Device
 from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.mixed_graphs import MixedGraphs
 from inferd.engine.worker.pooling import Pooled, Pooler
 from inferd.engine.worker.slots import Batch, Slots
 from inferd.kernels.gpu import from_host
@@ -77,12 +80,14 @@ class Runner:
         device: Device,
         *,
         is_deterministic: bool = True,
+        max_step_tokens: int = sys.maxsize,
     ) -> None:
         """Unless `is_deterministic`, a GPU may use other kernels for long chunks of a prompt than for short ones, and
-        cut a sequence's keys by what else is in the step."""
+        cut a sequence's keys by what else is in the step. Steps have at most `max_step_tokens` tokens."""
         self._is_deterministic = is_deterministic
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
         self._graphs = StepGraphs(decoder, kv, slots, sampler, device, is_deterministic=is_deterministic)
+        self._mixed = MixedGraphs(decoder, kv, slots, device, max_step_tokens)
         self._pooler = Pooler(slots)
 
     @property
@@ -107,13 +112,17 @@ class Runner:
 
     @torch.inference_mode()
     def record_steps(self, progress: Progress) -> str | None:
-        """Record the decode steps that can be recorded before any request comes. Returns a text about them; None if the
-        device records a step when it is first needed."""
+        """Record the steps that can be recorded before any request comes. Returns a text about them; None if the device
+        records a step when it is first needed."""
         if not self._device.records_all:
             return None
+        self._mixed.record_all(progress)
         self._graphs.record_all(progress)
-        recorded = self._graphs.recorded_rows
-        return self._graphs.refusal or f"{len(recorded)} numbers of rows, up to {max(recorded, default=0)}"
+        rows, tokens = self._graphs.recorded_rows, self._mixed.recordings.recorded
+        return self._graphs.refusal or (
+            f"decodes in {len(rows)} sizes up to {max(rows, default=0)} rows, "
+            f"prompts in {len(tokens)} sizes up to {max(tokens, default=0)} tokens"
+        )
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan to its end."""
@@ -142,25 +151,24 @@ class Runner:
         return None if decoded is None else _Computed(decoded.logits, decoded.outcomes)
 
     def _compute(self, plan: StepPlan) -> _Computed:
-        """Run a step of any kind, without a recording."""
-        batch = Batch.build(
-            plan, self._slots, self._kv.block_size, self._device, is_deterministic=self._is_deterministic
-        )
-        hidden = self._decoder.forward(batch.token_ids, batch.attention, self._kv.data, self._kv.scales)
-        last_tokens = [
-            first_token + row.num_tokens - 1
-            for row, first_token in zip(plan.rows, batch.first_tokens, strict=True)
-            if row.samples
-        ]
+        """Run a step of any kind: its layers by a recording if there is one, the rest call by call."""
+        first_tokens = [0, *accumulate(row.num_tokens for row in plan.rows)]
+        hidden = self._mixed.forward(plan.rows)
+        if hidden is None:
+            batch = Batch.build(
+                plan, self._slots, self._kv.block_size, self._device, is_deterministic=self._is_deterministic
+            )
+            hidden = self._decoder.forward(batch.token_ids, batch.attention, self._kv.data, self._kv.scales)
+        last_tokens = [end - 1 for row, end in zip(plan.rows, first_tokens[1:], strict=True) if row.samples]
         logits = None
         if last_tokens:
             logits = self._decoder.logits(hidden.index_select(0, self._device.to_device(last_tokens)))
         scored = {
             index: parts
             for index, row in enumerate(plan.rows)
-            if (parts := self._prompt_logprobs(row, hidden, batch.first_tokens[index]))
+            if (parts := self._prompt_logprobs(row, hidden, first_tokens[index]))
         }
-        return _Computed(logits, scored=scored, pooled=self._pooler.pool(plan.rows, hidden, batch.first_tokens))
+        return _Computed(logits, scored=scored, pooled=self._pooler.pool(plan.rows, hidden, first_tokens))
 
     @torch.inference_mode()
     def _draw(self, plan: StepPlan, computed: _Computed, token_masks: TokenMasks) -> _Drawn | None:

@@ -73,8 +73,6 @@ class Batch:
     """[T] int64."""
     attention: tuple[AttentionBatch, ...]
     """One for each cache group; they differ in their block tables only."""
-    first_tokens: tuple[int, ...]
-    """[R] index of each row's first token within T."""
 
     @classmethod
     def build(
@@ -88,8 +86,4 @@ class Batch:
             for tables in slots.block_tables.index_select(1, row_slots)
         )
         token_slots = row_slots.repeat_interleave(device.to_device(lens), output_size=sum(lens))
-        first_tokens, num_tokens = [], 0
-        for length in lens:
-            first_tokens.append(num_tokens)
-            num_tokens += length
-        return cls(slots.gather_ids(token_slots, attention[0].positions), attention, tuple(first_tokens))
+        return cls(slots.gather_ids(token_slots, attention[0].positions), attention)

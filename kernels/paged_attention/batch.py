@@ -64,7 +64,8 @@ class AttentionBatch:
     """[T] int64: block_id * block_size + offset of each token's K and V."""
     block_size: int
     query_lens: tuple[int, ...]
-    """Queries of each row. On a GPU a number may exceed the one in `query_start`."""
+    """Queries of each row, if the host knows them. Else numbers of queries for which as many blocks must be launched as
+    for those in `query_start`, or more."""
     kv_lens: tuple[int, ...] | None
     """KV length of each row; None if only the device knows them, by `seq_lens`."""
     is_deterministic: bool = True
@@ -89,7 +90,7 @@ class AttentionBatch:
 
     @property
     def num_tokens(self) -> int:
-        return sum(self.query_lens)
+        return self.positions.shape[0]
 
     @classmethod
     def build(

@@ -77,6 +77,7 @@ inline Schedule plan(const Problem& p, int num_threads) {
         long_enough += (num_seen(p, request) + 2 * SPLIT - 1) / (2 * SPLIT);
     for (int64_t request = 0; request < p.num_requests; request++) {
         const int32_t num_queries = p.query_start[request + 1] - p.query_start[request];
+        if (!num_queries) continue;
         const int32_t before = p.seq_lens[request] - num_queries;
         const int32_t heads_per_item = heads_together(p, std::min(queries_per_item, num_queries), long_enough, num_threads);
         for (int32_t head = 0; head < p.num_kv_heads; head += heads_per_item)

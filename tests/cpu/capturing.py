@@ -44,6 +44,7 @@ class CapturingDevice(CpuDevice):
     """The CPU as a GPU: it pads, records whole steps, and copies results while the next step runs."""
 
     row_buckets: Sequence[int] = (1, 2, 4, 7)
+    token_buckets: Sequence[int] = (4, 9, 24)
     records_all = True
 
     def __init__(self) -> None:

@@ -219,10 +219,15 @@ def test_a_processors_sums_grow_with_its_threads_up_to_a_steps_rows() -> None:
 
 
 def test_a_gpus_recorded_steps_are_planned_for_the_bucket_of_its_rows() -> None:
-    """320 rows of logits in fp32, twice, of hidden states, projections and the MLP's tensors, and 64 rows of images."""
+    """320 rows of logits in fp32, twice, of hidden states, projections and the MLP's tensors, 64 rows of
+    images, and 1,024 tokens of hidden states, projections and the MLP's tensors."""
     width = 3 * 64 + (4 + 2 + 2) * 16 + 3 * 96
-    assert working(work_on("cuda"))["recorded steps"] == 320 * (width * 2 + 50 * 4 * 2) + 64 * 50 * 5
-    assert working(work_on("cuda", num_seqs=2000))["recorded steps"] == 512 * (width * 2 + 50 * 4 * 2) + 64 * 50 * 5
+    prompts = 1024 * width * 2
+    assert working(work_on("cuda"))["recorded steps"] == 320 * (width * 2 + 50 * 4 * 2) + 64 * 50 * 5 + prompts
+    assert (
+        working(work_on("cuda", num_seqs=2000))["recorded steps"]
+        == 512 * (width * 2 + 50 * 4 * 2) + 64 * 50 * 5 + prompts
+    )
     assert "recorded steps" not in working(work_on("cpu"))
 
 

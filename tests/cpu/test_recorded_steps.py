@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, RowStatus, StepPlan, StepResult, TableUpdate
-from inferd.engine.worker import graphs
+from inferd.engine.worker import graphs, mixed_graphs
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
@@ -128,18 +128,19 @@ def is_decode(plan: StepPlan) -> bool:
 def test_a_replayed_step_is_the_step(case: Case, dtype: torch.dtype, kinds: Sequence[Mapping[str, Any]]) -> None:
     device = CapturingDevice()
     recorded, called = Engine(case, device, dtype), by_calls(case, dtype)
-    num_decodes, launched = 0, list[Any]()
+    num_decodes, num_mixed, launched = 0, 0, list[Any]()
     expected = list[StepResult]()
     for plan in Company(called.num_groups, kinds, Random(1)).plans(150):
         launched.append(recorded.runner.launch(plan))
         expected.append(called.runner.execute(plan))
         num_decodes += is_decode(plan)
+        num_mixed += not is_decode(plan) and plan.num_tokens <= device.token_buckets[-1]
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(recorded.state(), called.state(), strict=True))
     # All steps are awaited at the end: a later step may not change the results of an earlier one.
     assert [step.wait().rows for step in launched] == [result.rows for result in expected]
-    assert device.events.count("replay") == num_decodes > 60
-    first = device.events.index("replay")
-    assert device.events[first - 9 : first].count("record") == device.events.count("record") == 4
+    assert device.events.count("record") == len(device.row_buckets) + len(device.token_buckets)
+    assert device.events.count("replay") == num_decodes + num_mixed
+    assert num_decodes > 60 and num_mixed > 20
 
 
 def decoding(engine: Engine, kinds: Sequence[Mapping[str, Any]]) -> Callable[[int], StepPlan]:
@@ -190,7 +191,7 @@ def test_special_rows_cost_launches_of_their_own_alone() -> None:
     device.events.clear()
     with Launches(device) as launches:
         engine.runner.launch(plan(2))
-    assert device.events == ["write", "replay", "to device", "to device", "to device", "copy 1"]
+    assert device.events == ["write", "replay", "to device", "to device", "to device", "copy 6"]
     assert launches.names
 
 
@@ -208,6 +209,33 @@ def test_a_row_without_numbers_fails_alone() -> None:
         assert [results[row] for row in (0, 4)] == [expected[row] for row in (0, 4)]
     assert device.events.count("replay") == 7
     assert bool((broken.slots.token_ids < VOCAB).all() and (broken.slots.token_ids >= 0).all())
+
+
+def test_a_step_of_any_number_of_tokens_is_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts with every number of padding tokens, alone and behind decodes, give the bits of single calls."""
+    monkeypatch.setattr(CapturingDevice, "token_buckets", (2, 16))
+    device = CapturingDevice()
+    recorded, called = Engine(WINDOWED, device), by_calls(WINDOWED)
+    company = Company(called.num_groups, PLAIN, Random(5))
+    for length in range(1, 14):
+        tables = tuple(company._table(slot, group) for slot in range(3) for group in range(called.num_groups))
+        ids = tuple(company.random.randrange(VOCAB) for _ in range(length + 1))
+        params = SamplingParams(max_tokens=50, seed=length, temperature=1.0)
+        admissions = tuple(Admission(slot, str(slot), ids, len(ids), params) for slot in range(3))
+        plans = (
+            StepPlan(0, admissions, tables, (Row(1, 0, length, False),)),
+            StepPlan(1, (), (), (Row(1, length, 1, True), Row(2, 0, length, False), Row(0, 0, 1, False))),
+        )
+        for plan in plans:
+            assert recorded.runner.execute(plan).rows == called.runner.execute(plan).rows
+            assert all(torch.equal(ours, theirs) for ours, theirs in zip(recorded.state(), called.state(), strict=True))
+    assert device.events.count("replay") == 26
+
+
+def test_prompts_whose_padding_had_a_slot_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed_graphs, "_PADDING", 1)
+    with pytest.raises(AssertionError):
+        test_a_step_of_any_number_of_tokens_is_the_step(monkeypatch)
 
 
 def test_padding_that_had_a_slot_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,4 +258,4 @@ def test_a_step_that_cannot_be_captured_is_called(monkeypatch: pytest.MonkeyPatc
     for plan in Company(1, PLAIN + SPECIAL, Random(3)).plans(40):
         assert refused.runner.execute(plan).rows == called.runner.execute(plan).rows
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(refused.state(), called.state(), strict=True))
-    assert "record" not in device.events and "replay" not in device.events
+    assert device.events.count("record") == len(device.token_buckets)

@@ -38,6 +38,9 @@ GPU_ROW_BUCKETS = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 513, 64))
 """Numbers of rows that a GPU's decode steps are recorded for. Each costs a capture and holds memory. A step between two
 of them computes padding rows."""
 
+GPU_TOKEN_BUCKETS = (*range(64, 513, 64), *range(640, 1025, 128))
+"""Numbers of tokens that a GPU's steps with prompts are recorded for. Longer steps keep it busy for longer than the
+host needs to launch them."""
 RULE_WORDS, RULE_PREFIX = 256, 16
 """Number of bad words of a slot, and of ids before the last one of each (`kernels/logit_rules` has the same)."""
 CUT_ROWS = 64
@@ -146,8 +149,8 @@ def _partials(arch: Arch, work: Workload) -> Formula:
 
 
 def _recorded(arch: Arch, precision: Precision, work: Workload) -> Formula:
-    """Memory that a GPU's recorded decode steps share: logits as the head gives them and as they are kept, tensors
-    between layers, and sorted scores for top-k and top-p."""
+    """Memory that a GPU's recorded steps share: logits as the head gives them and as they are kept, tensors between
+    layers of decode steps and of steps with prompts, and sorted scores for top-k and top-p."""
     if work.device == "cpu":
         return NOTHING
     num_rows = next((rows for rows in GPU_ROW_BUCKETS if rows >= work.num_seqs), GPU_ROW_BUCKETS[-1])
@@ -155,7 +158,9 @@ def _recorded(arch: Arch, precision: Precision, work: Workload) -> Formula:
     width += term(3 if arch.has_gate else 2) * term(arch.intermediate_size)
     logits = term(2) * term(arch.vocab_size) * term(_FP32_BYTES, "B")
     cut = term(min(num_rows, CUT_ROWS), "rows") * term(arch.vocab_size) * term(_CUT_BYTES, "B")
-    return term(num_rows, "rows") * (width * precision.dtype_bytes + logits) + cut
+    num_tokens = next((tokens for tokens in GPU_TOKEN_BUCKETS if tokens >= work.step_tokens), GPU_TOKEN_BUCKETS[-1])
+    prompts = term(num_tokens, "tokens") * (width * precision.dtype_bytes)
+    return term(num_rows, "rows") * (width * precision.dtype_bytes + logits) + cut + prompts
 
 
 def _logits(arch: Arch, work: Workload) -> Formula:

@@ -1,0 +1,110 @@
+"""Recorded layers of steps with prompts, by number of tokens: one call from Python instead of eight a layer.
+
+A step's rows and tokens are copied to a fixed tensor. The recording finds ids and block tables in `Slots`, and ends
+with the last hidden states. The caller chooses the rows whose logits it wants. The number of rows of a recording is the
+most that its tokens can have: rows without tokens cost nothing. Padding tokens belong to no row, and write their KV to
+a block that no request has.
+
+Only devices that record whole steps record these: on others, arithmetic takes the time of such steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.loader import Progress
+from inferd.engine.sched.plan import Row
+from inferd.engine.worker.device import Device
+from inferd.engine.worker.graphs import Recordings
+from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.slots import Slots
+from inferd.kernels.paged_attention import AttentionBatch
+
+_PADDING = -1
+"""Slot of padding tokens, at position 0."""
+
+
+class MixedGraphs:
+    """The layers of one decoder over one KV pool and the slots of its requests, for steps of up to `max_tokens`."""
+
+    def __init__(self, decoder: Decoder, kv: KVPool, slots: Slots, device: Device, max_tokens: int) -> None:
+        self._decoder, self._kv, self._slots, self._device = decoder, kv, slots, device
+        sizes = [size for size in device.token_buckets if size < max_tokens]
+        sizes += [size for size in device.token_buckets if size >= max_tokens][:1]
+        self.recordings = Recordings("steps with prompts of {} tokens", sizes, device, self._run)
+        self._records = bool(sizes)
+        most = max(sizes, default=0)
+        self._numbers = torch.zeros(2 * most + 3 * self._num_rows(most), dtype=torch.int64, device=device.torch_device)
+
+    def record_all(self, progress: Progress | None = None) -> None:
+        """Record every number of tokens, all of them padding."""
+        self.recordings.record_all(lambda size: self._write((), size), progress)
+
+    def forward(self, rows: Sequence[Row]) -> Tensor | None:
+        """Final hidden states [T, hidden] of the rows' tokens, valid until the next step; None, with nothing computed,
+        if such a step is not recorded."""
+        if not self._records:
+            return None
+        if not self.recordings.is_complete:
+            self.record_all()
+        num_tokens = sum(row.num_tokens for row in rows)
+        size = self.recordings.size_for(num_tokens)
+        if size is None:
+            return None
+        self._write(rows, size)
+        output = self.recordings.output(size)
+        return None if output is None else output[:num_tokens]
+
+    def _num_rows(self, size: int) -> int:
+        """Most rows of a step of `size` tokens, rounded up to even: Triton compiles a kernel anew if an address is no
+        longer a multiple of 16."""
+        most = min(size, self._slots.num_slots)
+        return most + most % 2
+
+    def _write(self, rows: Sequence[Row], size: int) -> None:
+        ends = list(accumulate(row.num_tokens for row in rows))
+        num_tokens, num_idle = ends[-1] if ends else 0, self._num_rows(size) - len(rows)
+        numbers = [row.slot for row in rows] + [0] * num_idle
+        numbers += [row.start + row.num_tokens for row in rows] + [0] * num_idle
+        numbers += ends + [num_tokens] * num_idle
+        for row in rows:
+            numbers += [row.slot] * row.num_tokens
+        numbers += [_PADDING] * (size - num_tokens)
+        for row in rows:
+            numbers += range(row.start, row.start + row.num_tokens)
+        numbers += [0] * (size - num_tokens)
+        self._device.write(self._numbers[: len(numbers)], numbers)
+
+    def _run(self, size: int) -> Tensor:
+        """The step that is recorded. Running it twice has the effect of once: it changes nothing that it reads."""
+        num_rows, block_size = self._num_rows(size), self._kv.block_size
+        parts = [num_rows] * 3 + [size] * 2
+        row_slots, seq_lens, ends, token_slots, positions = torch.split(self._numbers[: sum(parts)], parts)
+        sources, is_padding = token_slots.clamp(min=0), token_slots < 0
+        query_start = torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
+        batches = [
+            AttentionBatch(
+                query_start=query_start,
+                seq_lens=seq_lens.to(torch.int32),
+                block_tables=tables.index_select(0, row_slots),
+                positions=positions,
+                write_slots=self._write_slots(tables[sources, positions // block_size], positions, is_padding),
+                block_size=block_size,
+                # However the tokens are shared out, rows have no more blocks of queries than these.
+                query_lens=(size,) + (1,) * (num_rows - 1),
+                kv_lens=None,
+            )
+            for tables in self._slots.block_tables
+        ]
+        token_ids = self._slots.gather_ids(sources, positions)
+        return self._decoder.run_layers(self._decoder.embed(token_ids), batches, self._kv.data, self._kv.scales)
+
+    def _write_slots(self, block_ids: Tensor, positions: Tensor, is_padding: Tensor) -> Tensor:
+        assert self._kv.padding_block is not None, "a device that records whole steps pads them"
+        block_ids = block_ids.to(torch.int64).masked_fill_(is_padding, self._kv.padding_block)
+        return block_ids * self._kv.block_size + positions % self._kv.block_size
