@@ -11,6 +11,8 @@ bits do not depend on other rows. Rows without filters are not touched.
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +23,18 @@ from torch import Tensor
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
 from inferd.engine.sample.rules import Admitted, SlotRules
-from inferd.engine.sample.slot_options import SlotOptions
 from inferd.kernels.argmax import argmax
 from inferd.kernels.decode_draw import draw
 from inferd.kernels.gpu import from_host
 from inferd.kernels.logit_rules import EMPTY, FAILED
 from inferd.kernels.mask_tokens import mask_tokens
+from inferd.kernels.top_k_top_p import MAX_VOCAB, Cuts
 
-__all__ = ["EMPTY", "FAILED", "Masks", "SampleResult", "Sampler"]
+__all__ = ["EMPTY", "FAILED", "Masks", "SampleResult", "Sampler", "cuts_of"]
+
+_LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
+"""A temperature too small for fp32 would become 0, which means greedy, and 0 / 0 is NaN. The least fp32 number draws
+the greedy token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +77,36 @@ class SampleResult:
         return self.token_ids.masked_fill(self.is_empty, EMPTY).masked_fill_(self.is_failed, FAILED)
 
 
+class _SlotOptions:
+    """Temperature, seed and cuts of `num_slots` requests, in tensors that keep their addresses, so that a recorded step
+    finds them."""
+
+    def __init__(self, num_slots: int, device: torch.device) -> None:
+        # Triton compiles a kernel anew if an address is no longer a multiple of 16 (two numbers): pad to an even count.
+        width = num_slots + num_slots % 2
+        self.temperatures = torch.zeros(width, dtype=torch.float32, device=device)
+        """[slots] fp32: 0 or a normal number."""
+        self._numbers = torch.zeros((4, width), dtype=torch.int64, device=device)
+        self.seeds = self._numbers[0]
+        """[slots] int64."""
+        self.cuts = _cuts_in(self._numbers[1:])
+        """By slot. A greedy slot has none."""
+
+    def admit(self, slot: int, params: SamplingParams) -> None:
+        """Fill a slot."""
+        temperature = params.temperature
+        self.temperatures[slot] = max(temperature, _LEAST_TEMPERATURE) if temperature else 0.0
+        numbers = torch.tensor((params.seed, *_numbers_of(params)))
+        self._numbers[:, slot] = from_host(numbers, self._numbers.device)
+
+
 class Sampler:
     """Sampling state of `num_slots` requests over a vocabulary of `vocab_size`."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device | str) -> None:
         self._vocab_size, self._device = vocab_size, torch.device(device)
         self._params: list[SamplingParams | None] = [None] * num_slots
-        self._options = SlotOptions(num_slots, self._device)
+        self._options = _SlotOptions(num_slots, self._device)
         self._rules = SlotRules(num_slots, vocab_size, self._device)
 
     def admit(self, slot: int, params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> None:
@@ -181,3 +210,32 @@ def _is_drawn_alone(params: SamplingParams) -> bool:
 def _at(rows: Sequence[int], *of_rows: Sequence[Any]) -> Iterator[list[Any]]:
     """Those entries of each sequence."""
     return ([values[row] for row in rows] for values in of_rows)
+
+
+def _asks_for_cut(params: SamplingParams) -> bool:
+    """Whether top-k, top-p or min-p could exclude a token. A greedy request asks for none: the likeliest stays."""
+    return params.temperature > 0.0 and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
+
+
+def cuts_of(params: Sequence[SamplingParams]) -> Cuts:
+    """The cuts of these requests, on the host."""
+    return _cuts_in(torch.tensor([_numbers_of(one) for one in params]).T.contiguous())
+
+
+def _numbers_of(params: SamplingParams) -> tuple[int, int, int]:
+    """Top-k, and the bits of top-p and of log(min-p), which are fp64."""
+    if not _asks_for_cut(params):
+        return 0, _bits_of(1.0), _bits_of(-math.inf)
+    floor = math.log(params.min_p) if params.min_p else -math.inf
+    return min(params.top_k, MAX_VOCAB), _bits_of(params.top_p), _bits_of(floor)
+
+
+def _bits_of(number: float) -> int:
+    bits: int = struct.unpack("=q", struct.pack("=d", number))[0]
+    return bits
+
+
+def _cuts_in(numbers: Tensor) -> Cuts:
+    """The cuts in [3, requests] int64."""
+    top_k, top_p, log_min_p = numbers.unbind()
+    return Cuts(top_k, top_p.view(torch.float64), log_min_p.view(torch.float64))

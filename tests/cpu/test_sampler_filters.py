@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.sample.slot_options import cuts_of
+from inferd.engine.sample.sampler import cuts_of
 from inferd.kernels.top_k_top_p import top_k_top_p
 
 NEVER = float("-inf")

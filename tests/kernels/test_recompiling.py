@@ -17,8 +17,7 @@ from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.quant.recipe import recipes
-from inferd.engine.sample.sampler import Sampler
-from inferd.engine.sample.slot_options import cuts_of
+from inferd.engine.sample.sampler import Sampler, cuts_of
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.device import CpuDevice, Recording
 from inferd.engine.worker.kv import KVPool
