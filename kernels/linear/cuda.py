@@ -15,8 +15,8 @@ from torch import Tensor
 
 from inferd.kernels.linear import Choices, plain
 from inferd.kernels.linear.fused import Gate
-from inferd.kernels.linear.triton import few_rows
 from inferd.kernels.linear.tuning import FEW_ROWS, LIBRARY, Case, Table, bucket, cases
+from inferd.kernels.triton_few_rows import few_rows
 
 _WARM_UPS, _RUNS = 5, 20
 

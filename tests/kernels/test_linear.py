@@ -13,14 +13,15 @@ from inferd.kernels import gpu
 from inferd.kernels.linear import LINEAR, Choices, Key, linear
 from inferd.kernels.linear.fused import gate_up_act, linear_residual, norm_linear
 from inferd.kernels.linear.tuning import BUCKETS, LIBRARY, Table, cases
+from inferd.kernels.triton_few_rows import few_rows
 from tests.kernels import interpreter
 
 pytest.importorskip("triton")
 
 TOLERANCE = {torch.bfloat16: 2**-8, torch.float16: 2**-10, torch.float32: 2e-6}
 """Relative to the largest result: one rounding to the dtype."""
-SHAPES = [(1, 1), (33, 7), (20, 300), (130, 64)]
-"""(out, in), with incomplete tiles of 16 or 64 weight rows and incomplete steps of 256 or 64 inputs."""
+SHAPES = [(1, 1), (33, 7), (20, 300), (130, 64), (17, 512)]
+"""(out, in), with incomplete tiles of 16 or 64 weight rows, and incomplete or full steps of 256 or 64 inputs."""
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +84,16 @@ def test_a_row_is_its_own(kernel: str, dtype: torch.dtype) -> None:
         neighbours[place] = row
         neighbours[(place + 1) % num_rows] = row if num_rows == 1 else torch.nan
         assert torch.equal(apply(neighbours)[place], alone), num_rows
+
+
+@pytest.mark.parametrize("in_size", [200, 512])
+def test_more_than_eight_rows_have_the_same_bits(in_size: int) -> None:
+    """Another tile multiplies them, by the same chain of instructions."""
+    weight, x = torch.randn(40, in_size).bfloat16(), torch.randn(16, in_size).bfloat16()
+    bias, residual = torch.randn(40).bfloat16(), torch.randn(16, 40).bfloat16()
+    many = few_rows(x, weight, bias, residual=residual)
+    for first, end in ((0, 1), (3, 11), (8, 16)):
+        assert torch.equal(few_rows(x[first:end], weight, bias, residual=residual[first:end]), many[first:end])
 
 
 def test_no_rows(kernel: str) -> None:
