@@ -79,6 +79,8 @@ def _faults(form: Shipped, sm: int, binary: sass.Binary, shared_bytes: int, code
         yield f"spills: {binary.stack_bytes} bytes of stack, {num_spills} accesses"
     if shared_bytes > SHARED_LIMITS[sm]:
         yield f"needs {shared_bytes} bytes of shared memory; the device has {SHARED_LIMITS[sm]}"
+    if form.options.get("launch_pdl"):
+        yield from _early_faults(code.names)
     if form.is_streaming and not wide_loads(code):
         yield "reads memory in loads of less than 16 bytes a thread"
     for number, text in sorted(set(_SERIALIZED.findall(log))):
@@ -103,6 +105,15 @@ def _matrix_faults(form: Shipped, sm: int, names: Mapping[str, int]) -> Iterator
         yield f"multiplies without {' or '.join(wanted)}"
     if form.is_warp_matrix and any(name.startswith(_WARP_GROUP_INSTRUCTIONS) for name in names):
         yield "uses warp group instructions"
+
+
+def _early_faults(names: Mapping[str, int]) -> Iterator[str]:
+    """Faults of a kernel that starts early. It must let the next one start, then wait, and only then copy anything.
+    `names` are in the order of their first instructions."""
+    wanted = ("PREEXIT", "CCTL", "ACQBULK", "LDG")
+    places = [next((at for at, name in enumerate(names) if name.startswith(start)), -1) for start in wanted]
+    if -1 in places or places != sorted(places):
+        yield f"starts early, but has {', '.join(wanted)} at {places}, not in this order"
 
 
 def spills(code: sass.Code) -> int:

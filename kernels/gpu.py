@@ -8,8 +8,9 @@ architecture, on a machine without a GPU.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,7 +28,11 @@ DTYPES = {
 FP8_MIN_SM = 89
 """The first architecture that converts to and from 8-bit floats."""
 
+DEPENDENT_MIN_SM = 90
+"""The first architecture with dependent launches."""
+
 _is_interpreted = False
+_starts_early = False
 
 
 def interpret(is_on: bool) -> None:
@@ -35,6 +40,31 @@ def interpret(is_on: bool) -> None:
     imports Triton."""
     global _is_interpreted
     _is_interpreted = is_on
+
+
+@contextmanager
+def early_starts() -> Iterator[None]:
+    """Within it, kernels that ask for `dependent_options` start while the kernel before them ends (programmatic
+    dependent launch, CUDA C++ Programming Guide). Such a kernel waits for the results itself, and prefetches weights
+    before. The device must have `DEPENDENT_MIN_SM`."""
+    global _starts_early
+    before, _starts_early = _starts_early, True
+    try:
+        yield
+    finally:
+        _starts_early = before
+
+
+def starts_early(device: torch.device) -> bool:
+    """Whether kernels on this GPU can start early."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor >= DEPENDENT_MIN_SM
+
+
+def dependent_options() -> dict[str, bool]:
+    """Arguments of a launch: the kernel's constant `IS_DEPENDENT`, and whether the launch may be early. Each implies
+    the other: an early kernel that does not wait would read what is not written yet."""
+    return {"IS_DEPENDENT": _starts_early, "launch_pdl": _starts_early}
 
 
 def refuses(device_type: str, *dtypes: torch.dtype) -> str | None:
@@ -96,3 +126,13 @@ class Shipped:
     """The first architecture that runs it."""
     max_sm: int = 999
     """The last architecture that runs it."""
+
+    def early(self) -> Shipped:
+        """This form for launches within `early_starts`."""
+        return replace(
+            self,
+            config=f"{self.config} early",
+            constants={**self.constants, "IS_DEPENDENT": True},
+            options={**self.options, "launch_pdl": True},
+            min_sm=max(self.min_sm, DEPENDENT_MIN_SM),
+        )

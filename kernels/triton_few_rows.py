@@ -19,6 +19,9 @@ tokens and the tile. Only the sum of squares of a norm may be ordered otherwise 
 
 **8 bits** stay e4m3 until they are operands, and the tokens keep their 16 bits. Through float16 and float32 a weight
 takes 2 instructions. The direct conversion to bfloat16 runs at an eighth of their rate.
+
+**Early starts** (`gpu.early_starts`). Within a recorded step the kernel may start while the one before it ends. It asks
+the L2 cache for its first weights, and then waits for that kernel's results.
 """
 
 from __future__ import annotations
@@ -30,9 +33,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from inferd.kernels.gated_mul.triton import activated
-from inferd.kernels.gpu import FP8_MIN_SM, Shipped
+from inferd.kernels.gpu import FP8_MIN_SM, Shipped, dependent_options
 
 MAX_ROWS = 16
 """Most rows of a product with 16-bit weights."""
@@ -45,6 +49,8 @@ _STAGES = 4
 _SMALL, _LARGE = 8192, 16384
 _MAX_REGISTERS = 168
 """Most registers of a thread. Left alone, the assembler takes 72 for one form, and spills."""
+_LINE_BYTES = tl.constexpr(128)
+"""Bytes of a line of the L2 cache."""
 _NO_SCALES, _ROW_SCALES, _GROUP_SCALES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -81,8 +87,10 @@ def _widened(tile, dtype: tl.constexpr):
 def _scales_of(place, group, num_groups, SCALES: tl.constexpr):
     """Scales [parts, outputs] of the groups [parts, 1] of a step; behind the last group 0."""
     if SCALES == _GROUP_SCALES:
-        return tl.load(place + group, mask=group < num_groups, other=0.0)
-    return tl.zeros((1, 1), tl.float32)
+        scales = tl.load(place + group, mask=group < num_groups, other=0.0)
+    else:
+        scales = tl.zeros((1, 1), tl.float32)
+    return scales
 
 
 @triton.jit
@@ -94,11 +102,20 @@ def _add_product(total, tile, x_tile, scale, SCALES: tl.constexpr):
     return tl.dot(tile, x_tile, total, input_precision="ieee")
 
 
+@triton.jit
+def _ask_for(place):
+    """Have the L2 cache read the lines at `place`."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _few_rows(
     x, weight, scales, bias, norm, residual, out, num_rows, out_size, in_size, x_stride, eps,
     SCALES: tl.constexpr, SCALE_ROWS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, HAS_GATE: tl.constexpr, IS_SILU: tl.constexpr, HAS_TAIL: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """One tile of results. A step's inputs are `PARTS` neighbouring parts. Columns behind the last are computed from
@@ -115,6 +132,16 @@ def _few_rows(
     num_groups, group = tl.cdiv(in_size, _GROUP), part_start // _GROUP
     scale_place = scales + read_column[None, :] // SCALE_ROWS * num_groups
     up_scale_place = scales + (out_size + read_column)[None, :] // SCALE_ROWS * num_groups
+    if IS_DEPENDENT:
+        # Weights do not depend on the kernel before, so the L2 cache reads those of two steps while that kernel ends.
+        gdc_launch_dependents()
+        LINE: tl.constexpr = _LINE_BYTES * 8 // weight.dtype.element_ty.primitive_bitwidth
+        line = tl.minimum(tl.arange(0, 2 * BLOCK_K // LINE) * LINE, in_size - 1)
+        line_place = weight + read_column.to(tl.int64)[:, None] * in_size + line[None, :]
+        _ask_for(line_place)
+        if HAS_GATE:
+            _ask_for(line_place + out_size.to(tl.int64) * in_size)
+        gdc_wait()
     total = tl.zeros((PARTS, BLOCK_N, ROWS), tl.float32)
     up_total = tl.zeros((PARTS, BLOCK_N, ROWS), tl.float32)
     squares = tl.zeros((PARTS, PART, ROWS), tl.float32)
@@ -244,6 +271,7 @@ def few_rows(
         IS_SILU=gate == "silu",
         HAS_TAIL=in_size % tile.num_inputs != 0,
         **tile.constants,
+        **dependent_options(),
         num_warps=tile.num_warps,
         num_stages=_STAGES,
         maxnreg=_MAX_REGISTERS,
@@ -273,7 +301,9 @@ def form(
 ) -> Shipped:
     """A form with full steps. `parts` has the flags of the fused operations; x, out and norm are dtypes, that of x by
     default. `scales`: their constants, if the weight is e4m3."""
-    flags = dict.fromkeys(("HAS_BIAS", "HAS_NORM", "HAS_RESIDUAL", "HAS_GATE", "IS_SILU", "HAS_TAIL"), False)
+    flags = dict.fromkeys(
+        ("HAS_BIAS", "HAS_NORM", "HAS_RESIDUAL", "HAS_GATE", "IS_SILU", "HAS_TAIL", "IS_DEPENDENT"), False
+    )
     weight = x if scales is None else "fp8e4nv"
     types = {
         **dict.fromkeys(("x", "bias"), f"*{x}"),

@@ -6,6 +6,7 @@ Work is queued on the current stream, and the host learns a step's ids while the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor
 from inferd.engine.api.memory.activations import GPU_ROW_BUCKETS, GPU_TOKEN_BUCKETS
 from inferd.engine.worker.device import HostCopy, Recording
 from inferd.engine.worker.staging import Staging
-from inferd.kernels.gpu import from_host
+from inferd.kernels.gpu import early_starts, from_host, starts_early
 from inferd.kernels.tape import NotRecordableError
+
+logger = logging.getLogger(__name__)
 
 _WARM_UP_RUNS = 2
 """Number of runs before a capture: in the first one libraries allocate workspaces, and kernels are compiled and
@@ -35,6 +38,7 @@ class CudaDevice:
         self.name = torch.cuda.get_device_name(self.torch_device)
         self._staging: Staging | None = None
         """Buffers of `upload`, which exist while weights are loaded."""
+        self._starts_early = starts_early(self.torch_device)
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._capture_stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
 
@@ -56,7 +60,21 @@ class CudaDevice:
         return _PinnedCopy(tensors)
 
     def record(self, run: Callable[[], Tensor]) -> Recording:
-        """A CUDA graph of `run`. All graphs share memory, because they are replayed one at a time."""
+        """A CUDA graph of `run`. All graphs share memory, because they are replayed one at a time. If it cannot be
+        captured with kernels that start early, it is captured without, and so are all later ones."""
+        if self._starts_early:
+            try:
+                with early_starts():
+                    return self._captured(run)
+            except NotRecordableError as error:
+                if isinstance(error.__cause__, torch.OutOfMemoryError):
+                    raise
+                logger.warning("a step is captured again, without kernels that start early: %s", error)
+        recording = self._captured(run)
+        self._starts_early = False
+        return recording
+
+    def _captured(self, run: Callable[[], Tensor]) -> Recording:
         stream, current = self._capture_stream, torch.cuda.current_stream()
         stream.wait_stream(current)
         graph = torch.cuda.CUDAGraph()

@@ -121,7 +121,7 @@ def shipped() -> Iterator[Shipped]:
     for name, given, dtype_name in (*((name, given, "bf16") for name, given in _PARTS), *in_half):
         op, *rest = name.split()
         for tile in tiles(SIZES, has_gate="HAS_GATE" in given, is_fp8=False):
-            yield form(
+            one = form(
                 op,
                 " ".join([dtype_name, *rest]),
                 given,
@@ -130,6 +130,7 @@ def shipped() -> Iterator[Shipped]:
                 out="fp32" if name.endswith("out fp32") else dtype_name,
                 norm="fp32" if name.endswith("norm fp32") else dtype_name,
             )
+            yield from (one, one.early())
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         name = DTYPES[dtype]
         for has_bias, out in dict.fromkeys(((False, name), (dtype == torch.bfloat16, name), (False, "fp32"))):

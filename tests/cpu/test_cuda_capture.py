@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.worker.cuda import CudaDevice
+from inferd.kernels.gpu import dependent_options
 from inferd.kernels.tape import NotRecordableError
 
 
@@ -29,6 +30,7 @@ class Gpu:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []
+        self.capability = (8, 0)
         self.current, self.side = Stream(self, "current"), Stream(self, "side")
         self.now = self.current
         self.capturing: int | None = None
@@ -37,6 +39,7 @@ class Gpu:
         for name, value in {
             "set_device": lambda _: None,
             "get_device_name": lambda _: "a GPU",
+            "get_device_capability": lambda _: self.capability,
             "graph_pool_handle": self._pool,
             "Stream": lambda _: self.side,
             "current_stream": lambda: self.now,
@@ -116,3 +119,44 @@ def test_a_failed_capture_costs_itself_alone(gpu: Gpu, error: Exception, at_run:
     assert gpu.events == ["side waits for current", "current waits for side"]
     assert float(device.record(lambda: torch.zeros(1)).output) == 0.0
     assert gpu.events[2:] == ["side waits for current", "current waits for side", "replay"]
+
+
+def test_kernels_start_early_within_captures_alone(gpu: Gpu) -> None:
+    gpu.capability = (9, 0)
+    seen: list[bool] = []
+    CudaDevice().record(lambda: (seen.append(dependent_options()["launch_pdl"]), torch.zeros(1))[1])
+    assert seen == [True] * 3 and not dependent_options()["launch_pdl"]
+
+
+def test_what_fails_with_early_kernels_is_captured_without_them(gpu: Gpu) -> None:
+    gpu.capability, device_runs = (9, 0), list[bool]()
+
+    def run() -> Tensor:
+        device_runs.append(dependent_options()["launch_pdl"])
+        if gpu.capturing is not None and device_runs[-1]:
+            gpu.is_invalid = True
+            raise RuntimeError("operation not supported when stream is capturing")
+        return torch.zeros(1)
+
+    device = CudaDevice()
+    device.record(run)
+    device.record(run)
+    assert device_runs == [True] * 3 + [False] * 6
+    assert not dependent_options()["launch_pdl"]
+
+
+@pytest.mark.parametrize(
+    ("error", "at_run", "num_runs"), [(RuntimeError("no"), 1, 2), (torch.OutOfMemoryError(""), 3, 3)]
+)
+def test_without_memory_nothing_is_tried_again(gpu: Gpu, error: Exception, at_run: int, num_runs: int) -> None:
+    gpu.capability, runs = (9, 0), list[int]()
+
+    def run() -> Tensor:
+        runs.append(1)
+        if len(runs) >= at_run:
+            raise error
+        return torch.zeros(1)
+
+    with pytest.raises(NotRecordableError):
+        CudaDevice().record(run)
+    assert len(runs) == num_runs
