@@ -25,6 +25,7 @@ _BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1 + 2 / 64, "int4": 0.5 + 4 / 32}
 """Bytes of a weight."""
 _INTEGERS = {"int8": linear_int8, "int4": linear_int4}
 _CALLS = 8
+_FEW_ROWS, _MAX_FP8_ROWS = "triton_few_rows", 8
 
 Apply = Callable[[Tensor], Tensor]
 Bind = Callable[[Tensor], Apply]
@@ -50,7 +51,7 @@ def products(bench: Bench, model: str, precision: str, rows: Sequence[int]) -> N
     for (name, (in_size, out_size)), by in itertools.product(shapes(chosen).items(), binders):
         weights: list[Tensor] = []
         for num_rows in bench.pick(rows, rows[:2]):
-            if by == "triton_few_rows" and num_rows > max(tuning.BUCKETS):
+            if by == _FEW_ROWS and num_rows > (_MAX_FP8_ROWS if precision == "fp8" else max(tuning.BUCKETS)):
                 continue
             if by == "reference" and not bench.is_rehearsal:
                 continue
@@ -64,14 +65,14 @@ def products(bench: Bench, model: str, precision: str, rows: Sequence[int]) -> N
                 continue
             if not bench.is_listing and not weights:
                 weights += cold_weights(bench, in_size, out_size)
-            bench.measure(case, partial(_trial, bench, binders[by], weights, num_rows, precision))
+            bench.measure(case, partial(_trial, bench, binders[by], weights, num_rows, precision, by))
 
 
 def _binders(precision: str) -> Mapping[str, Bind]:
     """By implementation: the function that makes a layer of a weight."""
     if precision == "bf16":
         return {
-            "triton_few_rows": few_rows,
+            _FEW_ROWS: few_rows,
             "cuBLAS": _forced(linear.LINEAR, "torch", lambda weight: linear.linear(weight, None)),
             "triton_invariant": _forced(
                 linear.LINEAR,
@@ -91,8 +92,9 @@ def _binders(precision: str) -> Mapping[str, Bind]:
     def bind(weight: Tensor) -> Apply:
         return linear_fp8.linear_fp8(*linear_fp8.quantize_weight(weight), None, torch.bfloat16)
 
-    op = linear_fp8.LINEAR_FP8
-    return {name: _forced(op, name, bind) for name in op.implementation_names}
+    few, op = linear_fp8.LINEAR_FP8_FEW_ROWS, linear_fp8.LINEAR_FP8
+    found = {name: _forced(few, name, bind) for name in few.implementation_names if name == _FEW_ROWS}
+    return found | {name: _forced(few, "none", _forced(op, name, bind)) for name in op.implementation_names}
 
 
 def _quantized(weight: Tensor, precision: str) -> tuple[Tensor, ...]:
@@ -131,7 +133,7 @@ def _forced(op: Op[Any, Any], implementation: str, bind: Bind) -> Bind:
 
 def _runs(bench: Bench, bind: Bind) -> bool:
     try:
-        bind(torch.zeros(64, 64, dtype=torch.bfloat16, device=bench.device))
+        bind(torch.zeros(128, 128, dtype=torch.bfloat16, device=bench.device))
     except KernelError:
         return False
     return True
@@ -144,12 +146,14 @@ def cold_weights(bench: Bench, in_size: int, out_size: int) -> Iterator[Tensor]:
         yield weight.mul_(in_size**-0.5)
 
 
-def _trial(bench: Bench, bind: Bind, weights: list[Tensor], rows: int, precision: str) -> Trial:
+def _trial(bench: Bench, bind: Bind, weights: list[Tensor], rows: int, precision: str, by: str) -> Trial:
     x = torch.randn(rows, weights[0].shape[1], dtype=torch.bfloat16, device=bench.device)
     applies = [bind(weight) for weight in weights]
     if precision in _INTEGERS:
         q, scales, *minimums = _quantized(weights[0], precision)
         expected = x.double() @ Matrix(q, scales, None, minimums=minimums[0] if minimums else None).dequantized().T
+    elif by == _FEW_ROWS and precision == "fp8":
+        expected = x.double() @ _dequantized_fp8(weights[0]).T
     else:
         expected = x.double() @ weights[0].double().T if precision == "bf16" else _plain_fp8(weights[0])(x)
     return checked(bench, [partial(apply, x) for apply in applies], expected, TOLERANCE[precision])
@@ -161,6 +165,14 @@ def _plain_fp8(weight: Tensor) -> Apply:
     q, scales = linear_fp8.quantize_weight(weight)
     bind = _forced(linear_fp8.LINEAR_FP8, "reference", lambda _: linear_fp8.linear_fp8(q, scales, None, torch.bfloat16))
     return bind(weight)
+
+
+def _dequantized_fp8(weight: Tensor) -> Tensor:
+    """The weight in fp64 that the kernel for few rows multiplies by. It does not quantize activations."""
+    from inferd.kernels import linear_fp8  # noqa: PLC0415
+
+    q, scales = linear_fp8.quantize_weight(weight)
+    return q.double() * scales.double().repeat_interleave(linear_fp8.BLOCK, 1)[:, : q.shape[1]]
 
 
 def checked(bench: Bench, calls: Sequence[Callable[[], Tensor]], expected: Tensor, tolerance: float) -> Trial:

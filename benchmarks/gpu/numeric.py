@@ -204,11 +204,22 @@ def _fused(name: str, *, norm: bool = False, residual: bool = False, gate: bool 
     return make
 
 
-def _linear_fp8(inputs: Inputs) -> Numeric:
-    """Both sides quantize activations from the same bf16 numbers."""
-    linear, quantize = _op("linear_fp8", "linear_fp8"), _op("linear_fp8", "quantize_weight")
-    q, scales = quantize(inputs.randn(112, 256))
-    return Numeric(lambda x: linear(q, scales, None, x.dtype)(x), (inputs.randn(3, 256),), widens=False)
+def _linear_fp8(num_rows: int, implementation: str = TRITON) -> Make:
+    """e4m3 holds the activations exactly: the kernel for few rows does not quantize them."""
+
+    def make(inputs: Inputs) -> Numeric:
+        linear, quantize = _op("linear_fp8", "linear_fp8"), _op("linear_fp8", "quantize_weight")
+        q, scales = quantize(inputs.randn(112, 256))
+        x = (inputs.randn(num_rows, 256) * 50).to(torch.float8_e4m3fn).to(torch.bfloat16)
+        x[:, ::128] = 448.0
+
+        def call(rows: Tensor) -> Tensor:
+            result: Tensor = linear(q, scales, None, rows.dtype)(rows)
+            return result
+
+        return Numeric(call, (x,), widens=False, implementation=implementation)
+
+    return make
 
 
 def _linear_int(name: str, num_rows: int) -> Make:
@@ -396,7 +407,8 @@ CHECKS: dict[str, Make] = {
     "linear_residual": _fused("linear_residual", residual=True),
     "gate_up": _fused("gate_up_act", gate=True),
     "norm_gate_up": _fused("gate_up_act", norm=True, gate=True),
-    "linear_fp8": _linear_fp8,
+    "linear_fp8": _linear_fp8(20),
+    "linear_fp8_few_rows": _linear_fp8(3, "triton_few_rows"),
     "linear_int8": _linear_int("linear_int8", 20),
     "linear_int4": _linear_int("linear_int4", 3),
     "linear_int8_copy": _linear_int("linear_int8", 131),

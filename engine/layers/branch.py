@@ -3,7 +3,8 @@ add.
 
 The stream of hidden states between layers is held as (x, residual). It is their sum, which the next norm's kernel adds
 on its way; if residual is None, it is x alone. A linear layer may have one kernel that fuses norm and projection, or
-projection and add. If it has, that kernel runs; otherwise norm, projection and add run one after another.
+projection and add. If it has, that kernel runs; otherwise norm, projection and add run one after another. If the linear
+layer multiplies FP8 activations, the norm's kernel quantizes them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import NoNorm, Norm, RMSNorm, Scale, Step, stream_norm
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.linear.fused import Gate
+from inferd.kernels.quantize_fp8 import MAX_NORM_SIZE, Quantized
 from inferd.kernels.scaled_add import added
 
 
@@ -28,6 +30,8 @@ class Act:
     run: Callable[[Tensor], Tensor]
     gate: Gate | None = None
     """Name of the activation for the fused kernel; None if that kernel does not have it."""
+    run_fp8: Callable[[Tensor, bool], Quantized] | None = None
+    """The activation with FP8 results, with a scale for each group or row; None if no kernel has it."""
 
 
 class Branch:
@@ -51,12 +55,17 @@ class Branch:
         if isinstance(norm, RMSNorm) and (act is None or gate) and linear.fuses_norm(x, gate):
             stream = x if residual is None else added(x, residual)
             return linear.after_norm(stream, norm.weight, norm.eps, gate), stream
-        normed, stream = (norm(x), x) if residual is None else norm.add(x, residual)
+        normed: Tensor | Quantized
+        has_groups = linear.groups_of(x.shape[0])
+        if has_groups is not None and isinstance(norm, RMSNorm) and x.shape[1] <= MAX_NORM_SIZE:
+            normed, stream = norm.quantized(x, residual, has_groups)
+        else:
+            normed, stream = (norm(x), x) if residual is None else norm.add(x, residual)
         projected = linear(normed)
         return projected if act is None else act.run(projected), stream
 
-    def leave(self, linear: Linear, x: Tensor, stream: Tensor) -> tuple[Tensor, Tensor | None]:
+    def leave(self, linear: Linear, x: Tensor | Quantized, stream: Tensor) -> tuple[Tensor, Tensor | None]:
         """The stream [T, hidden] with after(linear(x)) added, as (x, residual)."""
-        if isinstance(self.after, NoNorm) and linear.fuses_add(x):
+        if isinstance(self.after, NoNorm) and isinstance(x, Tensor) and linear.fuses_add(x):
             return linear.add_to(stream, x), None
         return self.after(linear(x)), stream

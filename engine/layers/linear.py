@@ -13,6 +13,8 @@ from inferd.engine.layers.placement import Placement
 from inferd.engine.quant.scheme import Apply, TensorSpec
 from inferd.kernels.linear import fused
 from inferd.kernels.linear.fused import FewRows, Gate
+from inferd.kernels.linear_fp8 import TakesFp8
+from inferd.kernels.quantize_fp8 import Quantized
 
 
 class Linear:
@@ -31,9 +33,10 @@ class Linear:
         out_dtype: torch.dtype | None = None,
     ) -> None:
         place.scheme.check(out_size, in_size)
-        self._scheme, self._out_dtype = place.scheme, out_dtype
+        self._scheme, self._dtype, self._out_dtype = place.scheme, place.dtype, out_dtype
         self._apply: Apply | None = None
         self._few_rows: FewRows | None = None
+        self._takes_fp8: TakesFp8 | None = None
         needed = dict(place.scheme.takes(out_size, in_size, place.dtype))
         if has_bias:
             needed["bias"] = TensorSpec((out_size,), place.dtype)
@@ -58,17 +61,28 @@ class Linear:
             self._taken.clear()
             if isinstance(self._apply, FewRows):
                 self._few_rows = self._apply
+            if isinstance(self._apply, TakesFp8):
+                self._takes_fp8 = self._apply
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | Quantized) -> Tensor:
+        """x [T, in_size], or x as FP8 numbers and scales as `groups_of` tells for T."""
         assert self._apply is not None, "a linear layer was called before its weights were loaded"
-        return self._apply(x)
+        if isinstance(x, Tensor):
+            return self._apply(x)
+        assert self._takes_fp8 is not None
+        return self._takes_fp8.multiply(*x, self._dtype)
+
+    def groups_of(self, num_rows: int) -> bool | None:
+        """How a kernel before may quantize so many rows to FP8: with a scale for each 128 inputs (True), or for each
+        row (False). None: this layer takes activations as they are, or quantizes them itself."""
+        return None if self._takes_fp8 is None else self._takes_fp8.groups_of(num_rows)
 
     def fuses_norm(self, x: Tensor, gate: Gate | None = None) -> bool:
         """Whether `after_norm` is one kernel for as many rows as x has."""
         few, op = self._few_rows, fused.NORM_LINEAR if gate is None else fused.GATE_UP_ACT
         if few is None or not few.is_few(x.shape[0]) or (gate is not None and few.bias is not None):
             return False
-        return fused.fuses(op, x)
+        return fused.fuses(op, x, few.weight)
 
     def after_norm(self, x: Tensor, norm: Tensor, eps: float, gate: Gate | None = None) -> Tensor:
         """This layer of rms_norm(x, norm, eps). With a `gate`, [T, out_size / 2]: activation(first half) * second half.
@@ -76,18 +90,19 @@ class Linear:
         Only if `fuses_norm`.
         """
         assert self._few_rows is not None
-        weight, bias = self._few_rows.weight, self._few_rows.bias
+        few = self._few_rows
         if gate is None:
-            return fused.norm_linear(x, norm, eps, weight, bias)
-        assert bias is None
-        return fused.gate_up_act(x, weight, gate, norm, eps)
+            return fused.norm_linear(x, norm, eps, few.weight, few.bias, few.scales)
+        assert few.bias is None
+        return fused.gate_up_act(x, few.weight, gate, norm, eps, few.scales)
 
     def fuses_add(self, x: Tensor) -> bool:
         """Whether `add_to` is one kernel for as many rows as x has."""
         few = self._few_rows
-        return few is not None and few.is_few(x.shape[0]) and fused.fuses(fused.LINEAR_RESIDUAL, x)
+        return few is not None and few.is_few(x.shape[0]) and fused.fuses(fused.LINEAR_RESIDUAL, x, few.weight)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + this layer of x. Only if `fuses_add`."""
         assert self._few_rows is not None
-        return fused.linear_residual(x, self._few_rows.weight, self._few_rows.bias, residual)
+        few = self._few_rows
+        return fused.linear_residual(x, few.weight, few.bias, residual, few.scales)

@@ -13,8 +13,12 @@ from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.gated_mul import gelu_mul, silu_mul
 from inferd.kernels.gelu import gelu
+from inferd.kernels.quantize_fp8 import MAX_SIZE, gelu_mul_fp8, silu_mul_fp8
 
-_GATES = {Activation.SILU: Act(silu_mul, "silu"), Activation.GELU_TANH: Act(gelu_mul, "gelu")}
+_GATES = {
+    Activation.SILU: Act(silu_mul, "silu", silu_mul_fp8),
+    Activation.GELU_TANH: Act(gelu_mul, "gelu", gelu_mul_fp8),
+}
 
 
 class MLP:
@@ -24,7 +28,7 @@ class MLP:
     def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
         assert arch.has_gate or arch.activation is Activation.GELU_TANH
         self._in_name, self._act = ("gate_up", _GATES[arch.activation]) if arch.has_gate else ("up", Act(gelu))
-        self._branch = branch
+        self._branch, self._hidden_size = branch, arch.intermediate_size
         in_rows = 2 * arch.intermediate_size if arch.has_gate else arch.intermediate_size
         self._in = Linear(arch.hidden_size, in_rows, place.of(self._in_name), arch.has_mlp_bias)
         self._down = Linear(arch.intermediate_size, arch.hidden_size, place.of("down"), arch.has_mlp_bias)
@@ -35,5 +39,9 @@ class MLP:
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
-        hidden, stream = self._branch.enter(self._in, x, residual, self._act)
-        return self._branch.leave(self._down, hidden, stream)
+        has_groups = self._down.groups_of(x.shape[0])
+        if has_groups is None or self._act.run_fp8 is None or self._hidden_size > MAX_SIZE:
+            hidden, stream = self._branch.enter(self._in, x, residual, self._act)
+            return self._branch.leave(self._down, hidden, stream)
+        projected, stream = self._branch.enter(self._in, x, residual)
+        return self._branch.leave(self._down, self._act.run_fp8(projected, has_groups), stream)

@@ -12,6 +12,7 @@ from inferd.engine.arch.description import Arch, NormKind
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.layer_norm import add_layer_norm, layer_norm
+from inferd.kernels.quantize_fp8 import Quantized, add_rms_norm_fp8, rms_norm_fp8
 from inferd.kernels.rms_norm import add_rms_norm, rms_norm
 from inferd.kernels.scaled_add import added, scaled
 
@@ -52,6 +53,12 @@ class RMSNorm:
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         return add_rms_norm(x, residual, self.weight, self.eps)
+
+    def quantized(self, x: Tensor, residual: Tensor | None, has_groups: bool) -> tuple[Quantized, Tensor]:
+        """(norm of the stream (x, residual) as FP8 numbers and scales, the stream)."""
+        if residual is None:
+            return rms_norm_fp8(x, self.weight, self.eps, has_groups), x
+        return add_rms_norm_fp8(x, residual, self.weight, self.eps, has_groups)
 
 
 class LayerNorm:

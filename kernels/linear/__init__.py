@@ -120,11 +120,11 @@ def _refuses_packed(key: Key) -> str | None:
     return None
 
 
-def few_rows_refuse(device_type: str, dtype: torch.dtype) -> str | None:
-    """Why the kernels for few rows cannot run; None if they can."""
+def few_rows_refuse(device_type: str, dtype: torch.dtype, *stored: torch.dtype) -> str | None:
+    """Why the kernels for few rows of `dtype` cannot run; None if they can. `stored`: other dtypes of the weight."""
     if dtype not in _FEW_ROWS_DTYPES:
         return f"multiplies bfloat16 and float16 on the tensor cores, not {dtype}"
-    return gpu.refuses(device_type, dtype)
+    return gpu.refuses(device_type, dtype, *stored)
 
 
 def _refuses_invariant(key: Key) -> str | None:

@@ -30,6 +30,7 @@ class Product:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, choices: Choices, out_dtype: torch.dtype) -> None:
         self.weight, self.bias, self._out_dtype = weight.contiguous(), bias, out_dtype
+        self.scales: Tensor | None = None
         self._table = choices.table or _RULE
         out_size, in_size = weight.shape
         self._cases = {case.num_rows: case for case in cases(out_size, in_size, str(weight.dtype))}
@@ -48,16 +49,20 @@ class Product:
         return plain(x, self.weight, self.bias, self._out_dtype)
 
 
-def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return few_rows(x, weight, bias, norm=norm, eps=eps)
+def norm_linear(
+    x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, scales: Tensor | None
+) -> Tensor:
+    return few_rows(x, weight, bias, norm=norm, eps=eps, scales=scales)
 
 
-def linear_residual(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
-    return few_rows(x, weight, bias, residual=residual)
+def linear_residual(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, scales: Tensor | None) -> Tensor:
+    return few_rows(x, weight, bias, residual=residual, scales=scales)
 
 
-def gate_up_act(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, gate: Gate) -> Tensor:
-    return few_rows(x, weight, norm=norm, eps=eps, gate=gate)
+def gate_up_act(
+    x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, gate: Gate, scales: Tensor | None
+) -> Tensor:
+    return few_rows(x, weight, norm=norm, eps=eps, gate=gate, scales=scales)
 
 
 def _measurements(case: Case, weight: Tensor) -> dict[str, Callable[[], float]]:

@@ -1,5 +1,5 @@
 """y = (x_q w_q^T) * s_x * s_w + b in FP8 (e4m3): weights as they are stored, activations quantized at each call. The
-C++ kernel leaves activations as they are.
+C++ kernel and the one for few rows on a GPU leave activations as they are.
 
     y[m, n] = s_x[m] * s_w[n] * sum over k of x_q[m, k] * w_q[n, k] + b[n]
 
@@ -15,15 +15,18 @@ the floor is reading the weight: half the bytes of bfloat16.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from inferd.kernels import gpu, native
+from inferd.kernels.linear import few_rows_refuse
 from inferd.kernels.linear_fp8 import cpu, cuda, reference
 from inferd.kernels.linear_fp8.activations import (
     Activations,
+    Multiply,
+    Product,
     quantize_groups,
     quantize_rows,
     quantize_static,
@@ -33,8 +36,8 @@ from inferd.kernels.linear_fp8.reference import BLOCK
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 __all__ = [
-    "BLOCK", "FP8", "LINEAR_FP8", "Activations", "Apply", "Key", "linear_fp8", "quantize_groups", "quantize_rows",
-    "quantize_static", "quantize_weight",
+    "BLOCK", "FP8", "LINEAR_FP8", "LINEAR_FP8_FEW_ROWS", "Activations", "Apply", "Key", "TakesFp8", "linear_fp8",
+    "quantize_groups", "quantize_rows", "quantize_static", "quantize_weight",
 ]  # fmt: skip
 
 FP8 = torch.float8_e4m3fn
@@ -52,6 +55,7 @@ class Key(NamedTuple):
     is_invariant: bool
 
 
+_FEW_ROWS_VARY = "more rows have other kernels"
 _SCALED_MM_VARIES = "its library chooses a kernel by the number of rows"
 
 Apply = Callable[[Tensor], Tensor]
@@ -66,19 +70,59 @@ def _refuses_scaled_mm(key: Key) -> str | None:
     return cuda.refuses(key.device_type, key.dtype, key.out_size, key.in_size)
 
 
+def _refuses_scaled_groups(key: Key) -> str | None:
+    if not key.has_groups:
+        return "takes a scale for 128 inputs, not for each row"
+    if key.is_invariant:
+        return _SCALED_MM_VARIES
+    return cuda.refuses_groups(key.device_type, key.dtype, key.out_size, key.in_size)
+
+
 def _refuses_triton(key: Key) -> str | None:
     return gpu.refuses(key.device_type, key.dtype, FP8)
+
+
+def _bind_reference(q: Tensor, scales: Tensor, bias: Tensor | None, quantize: Activations) -> Product:
+    return Product.on(q.device, quantize, reference.bind(q, scales, bias))
 
 
 LINEAR_FP8: Op[Key, Bind] = Op(
     "linear_fp8",
     [
         Implementation("cpp", cpu.bind, lambda key: native.refuses(key.device_type, key.dtype)),
-        Implementation("scaled_mm", cuda.bind, _refuses_scaled_mm, varies=_SCALED_MM_VARIES),
+        Implementation("scaled_mm", cuda.bind_rows, _refuses_scaled_mm, varies=_SCALED_MM_VARIES),
+        Implementation("scaled_mm_groups", cuda.bind_groups, _refuses_scaled_groups, varies=_SCALED_MM_VARIES),
         Implementation("triton", Deferred(f"{__name__}.triton", "bind"), _refuses_triton),
-        Implementation("reference", reference.bind, always),
+        Implementation("reference", _bind_reference, always),
     ],
 )
+
+
+def _refuses_few_rows(key: Key) -> str | None:
+    return _FEW_ROWS_VARY if key.is_invariant else few_rows_refuse(key.device_type, key.dtype, FP8)
+
+
+@runtime_checkable
+class TakesFp8(Protocol):
+    """A bound layer that multiplies activations which kernels before it may quantize."""
+
+    multiply: Multiply
+
+    def groups_of(self, num_rows: int) -> bool | None:
+        """`Product.fused_groups` of so many rows."""
+        ...
+
+
+LINEAR_FP8_FEW_ROWS: Op[Key, Callable[[Tensor, Tensor, Tensor | None, Any], Apply]] = Op(
+    "linear_fp8_few_rows",
+    [
+        Implementation(
+            "triton_few_rows", Deferred(f"{__name__}.triton", "FewOrMany"), _refuses_few_rows, varies=_FEW_ROWS_VARY
+        ),
+        Implementation("none", lambda _q, _scales, _bias, many: many, always),
+    ],
+)
+"""The layer (q, scales, bias) with a kernel of its own for few rows, and the given layer for more."""
 
 
 def linear_fp8(
@@ -93,12 +137,14 @@ def linear_fp8(
     """The layer as a function of x [T, in] in `dtype` that gives [T, out] in `dtype`.
 
     q [out, in] e4m3; scales fp32, [out], or [out or blocks of out, groups of in]; bias [out] of any float dtype.
-    `quantize` quantizes x; by default row by row or, with scales of groups, in groups of 128 inputs. `is_invariant`: a
-    row's bits must depend on that row alone, on a GPU too.
+    `quantize` quantizes x; by default row by row or, with scales of groups, in groups of 128 inputs. Up to 8 rows in 16
+    bits are not quantized on a GPU, and the layer is a `linear.fused.FewRows`. `is_invariant`: a row's bits must depend
+    on that row alone, on a GPU too, so all rows are quantized.
     """
     out_size, in_size = q.shape
     has_groups, num_groups = scales.dim() == 2, -(-in_size // BLOCK)
     allowed = [(out_size, num_groups), (-(-out_size // BLOCK), num_groups)] if has_groups else [(out_size,)]
     assert q.dtype == FP8 and scales.dtype == torch.float32 and scales.shape in allowed, (q.dtype, scales.shape)
     key = Key(q.device.type, dtype, out_size, in_size, has_groups, is_invariant)
-    return LINEAR_FP8.resolve(key)(q, scales, bias, quantize or (quantize_groups if has_groups else quantize_rows))
+    many = LINEAR_FP8.resolve(key)(q, scales, bias, quantize or (quantize_groups if has_groups else quantize_rows))
+    return LINEAR_FP8_FEW_ROWS.resolve(key)(q, scales, bias, many)

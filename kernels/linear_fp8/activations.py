@@ -1,18 +1,24 @@
-"""Ways to quantize activations to FP8: row by row, in groups of inputs, or by a scale from calibration."""
+"""Ways to quantize activations to FP8: row by row, in groups of inputs, or by a scale from calibration. Also a layer
+that quantizes before it multiplies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from inferd.kernels import gpu
 from inferd.kernels.linear_fp8.reference import BLOCK
 from inferd.kernels.quantize_fp8 import quantize_fp8
 from inferd.kernels.quantize_fp8.reference import E4M3_MAX
 
 Activations = Callable[[Tensor], tuple[Tensor, Tensor]]
 """x [T, in] -> (q [T, in] e4m3, scales fp32: [T], or [T, groups of in])."""
+
+Multiply = Callable[[Tensor, Tensor, torch.dtype], Tensor]
+"""(q, scales) of activations and the dtype of results -> results [T, out]."""
 
 _PIECE = 2**24
 """Numbers of a weight quantized at once: their fp32 copies take 64 MiB."""
@@ -25,11 +31,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def quantize_groups(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize with a scale for each 128 inputs of a row. The last group may be shorter."""
-    in_size = x.shape[1]
-    if in_size % BLOCK:
-        x = torch.nn.functional.pad(x, (0, -in_size % BLOCK))
-    q, scales = quantize_fp8(x.reshape(x.shape[0], x.shape[1] // BLOCK, BLOCK))
-    return q.flatten(1)[:, :in_size], scales
+    return quantize_fp8(x, has_groups=True)
 
 
 def quantize_static(scale: float) -> Activations:
@@ -52,3 +54,26 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
         piece = slice(row, row + num_rows)
         q[piece], scales[piece] = quantize_groups(weight[piece])
     return q, scales
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A layer that quantizes its activations, unless a kernel before it has done so."""
+
+    quantize: Activations
+    multiply: Multiply
+    fused_groups: bool | None
+    """How a kernel before may quantize for `multiply`: with a scale for each 128 inputs (True), or for each row
+    (False). None: not at all. A scale from calibration has no fused kernel, and processors have none either."""
+
+    @classmethod
+    def on(cls, device: torch.device, quantize: Activations, multiply: Multiply) -> Product:
+        kinds: dict[Activations, bool] = {quantize_rows: False, quantize_groups: True}
+        return cls(quantize, multiply, None if gpu.refuses(device.type) else kinds.get(quantize))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.multiply(*self.quantize(x), x.dtype)
+
+    def groups_of(self, num_rows: int) -> bool | None:
+        """`fused_groups` of so many rows."""
+        return self.fused_groups

@@ -21,20 +21,18 @@ _SHIFTED_BIAS = 2.0**8
 """e4m3 bits that are moved to the sign, exponent and mantissa of float16 read as the number / 2^8: e4m3's exponent is
 biased by 7, float16's by 15."""
 
-Quantize = Callable[[Tensor], tuple[Tensor, Tensor]]
 
-
-def bind(q: Tensor, scales: Tensor, bias: Tensor | None, quantize: Quantize) -> Callable[[Tensor], Tensor]:
+def bind(q: Tensor, scales: Tensor, bias: Tensor | None) -> Callable[[Tensor, Tensor, torch.dtype], Tensor]:
+    """The function of quantized activations, their scales and the results' dtype."""
     added = None if bias is None else bias.to(torch.float64)
     product = _row_products if scales.dim() == 1 else _group_products
     wide_scales = scales.to(torch.float64)
 
-    def apply(x: Tensor) -> Tensor:
-        x_q, x_scales = quantize(x)
+    def multiply(x_q: Tensor, x_scales: Tensor, dtype: torch.dtype) -> Tensor:
         out = product(x_q.to(torch.float64), x_scales.to(torch.float64), q, wide_scales)
-        return (out if added is None else out + added).to(x.dtype)
+        return (out if added is None else out + added).to(dtype)
 
-    return apply
+    return multiply
 
 
 def _row_products(x: Tensor, x_scales: Tensor, q: Tensor, scales: Tensor) -> Tensor:

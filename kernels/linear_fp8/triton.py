@@ -9,7 +9,7 @@ read once for each tile of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import triton
@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from inferd.kernels.gpu import DTYPES, FP8_MIN_SM, Shipped
-from inferd.kernels.linear_fp8.activations import Activations
+from inferd.kernels.linear_fp8.activations import Activations, Product
+from inferd.kernels.triton_few_rows import MAX_FP8_ROWS, SCALE_KINDS, SIZES, few_rows, form, tiles
 from inferd.kernels.triton_tiles import operands, store_tile, tile_of
 
 _BLOCK_K = 128
@@ -75,16 +76,15 @@ def _linear_fp8(
     store_tile(out, total, bias, row, column, num_rows, out_size, HAS_BIAS)
 
 
-def bind(q: Tensor, scales: Tensor, bias: Tensor | None, quantize: Activations) -> Callable[[Tensor], Tensor]:
+def bind(q: Tensor, scales: Tensor, bias: Tensor | None, quantize: Activations) -> Product:
     q, scales = q.contiguous(), scales.contiguous()
     out_size, in_size = q.shape
     bias = None if bias is None else bias.contiguous()
 
-    def apply(x: Tensor) -> Tensor:
-        x_q, x_scales = quantize(x)
+    def multiply(x_q: Tensor, x_scales: Tensor, dtype: torch.dtype) -> Tensor:
         assert x_q.stride(1) == 1
-        num_rows = x.shape[0]
-        out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
+        num_rows = x_q.shape[0]
+        out = torch.empty((num_rows, out_size), dtype=dtype, device=q.device)
         if not num_rows:
             return out
         block_m, num_warps = _tile(num_rows)
@@ -110,7 +110,27 @@ def bind(q: Tensor, scales: Tensor, bias: Tensor | None, quantize: Activations) 
         )
         return out
 
-    return apply
+    return Product.on(q.device, quantize, multiply)
+
+
+class FewOrMany:
+    """The layer by the kernel for few rows, which takes activations as they are, or by `many`, which quantizes them."""
+
+    def __init__(self, q: Tensor, scales: Tensor, bias: Tensor | None, many: Product) -> None:
+        self.weight, self.scales, self.bias, self._many = q.contiguous(), scales.contiguous(), bias, many
+        self.multiply = many.multiply
+
+    def is_few(self, num_rows: int) -> bool:
+        """Whether the kernel for few rows multiplies so many rows."""
+        return num_rows <= MAX_FP8_ROWS
+
+    def groups_of(self, num_rows: int) -> bool | None:
+        return None if self.is_few(num_rows) else self._many.groups_of(num_rows)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.is_few(x.shape[0]):
+            return few_rows(x, self.weight, self.bias, scales=self.scales)
+        return self._many(x)
 
 
 def _tile(num_rows: int) -> tuple[int, int]:
@@ -118,7 +138,47 @@ def _tile(num_rows: int) -> tuple[int, int]:
     return (64, 4) if num_rows <= 64 else (128, 8)
 
 
+_PARTS: tuple[tuple[str, dict[str, bool], str], ...] = (
+    ("linear_fp8_few_rows", {}, "bf16"),
+    ("norm_linear", {"HAS_NORM": True}, "bf16"),
+    ("linear_residual", {"HAS_RESIDUAL": True}, "bf16"),
+    ("norm_gate_up silu", {"HAS_NORM": True, "HAS_GATE": True, "IS_SILU": True}, "bf16"),
+)
+"""(op and activation, flags, dtype) of few rows."""
+_MORE_PARTS: tuple[tuple[str, dict[str, bool], str], ...] = (
+    ("linear_fp8_few_rows", {}, "fp16"),
+    ("linear_residual", {"HAS_RESIDUAL": True}, "fp16"),
+    ("gate_up silu", {"HAS_GATE": True, "IS_SILU": True}, "bf16"),
+    ("norm_gate_up gelu", {"HAS_NORM": True, "HAS_GATE": True}, "bf16"),
+    ("norm_linear norm fp32", {"HAS_NORM": True}, "bf16"),
+    ("norm_gate_up gelu norm fp32", {"HAS_NORM": True, "HAS_GATE": True}, "bf16"),
+)
+
+
 def shipped() -> Iterator[Shipped]:
+    yield from _any_rows_forms()
+    yield from _few_rows_forms()
+
+
+def _few_rows_forms() -> Iterator[Shipped]:
+    """With scales of groups all dtypes and fused operations; with other scales the most common ones."""
+    for kind, scales in SCALE_KINDS.items():
+        for name, given, dtype in (*_PARTS, *(_MORE_PARTS if kind == "groups" else ())):
+            op, *rest = name.split()
+            for tile in tiles(SIZES, has_gate="HAS_GATE" in given, is_fp8=True):
+                one = form(
+                    op,
+                    " ".join([dtype, "weight fp8", kind, *rest]),
+                    given,
+                    tile,
+                    x=dtype,
+                    norm="fp32" if name.endswith("norm fp32") else dtype,
+                    scales=scales,
+                )
+                yield from (one, one.early())
+
+
+def _any_rows_forms() -> Iterator[Shipped]:
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for name, has_groups, has_blocks in (("rows", False, False), ("groups", True, False), ("blocks", True, True)):
             for has_bias in (False, True) if dtype == torch.bfloat16 else (False,):

@@ -3,6 +3,8 @@ The format is e4m3: 4 bits of exponent, 3 of fraction, no infinity (Micikevicius
 
     scale = max |x| / 448, or 1 if that is 0        q = x / scale, saturated to +-448, rounded once, ties to even
 
+With `has_groups` each 128 elements of a row have a scale of their own; the last may be fewer.
+
 If a row holds a NaN or an infinity, so does its scale: the row's product is spoilt and the fault seen. A fused function
 gives the results of the plain ones in turn, with the row between them rounded to its dtype.
 """
@@ -19,13 +21,13 @@ from inferd.kernels import gpu
 from inferd.kernels.quantize_fp8 import reference
 from inferd.kernels.registry import ROWS_SHARE_SUMS, Deferred, Implementation, Op, always
 
-_MAX_TRITON_SIZE = 32768
+MAX_SIZE = 32768
 """Most elements that a program of 32 warps holds: 32 a thread."""
-_MAX_TRITON_NORM_SIZE = 16384
+MAX_NORM_SIZE = 16384
 """With the residual and the weight as well, 32 a thread would spill."""
 
 Quantized = tuple[Tensor, Tensor]
-"""(q [..., K] float8_e4m3fn, scales [...] fp32): q * scale is about the row."""
+"""(q [..., K] float8_e4m3fn, scales fp32 [...], or [..., groups]): q * scale is about the row."""
 
 
 class Key(NamedTuple):
@@ -36,45 +38,45 @@ class Key(NamedTuple):
 
 
 def _refuses_norm(key: Key) -> str | None:
-    return _refuses_triton(key, _MAX_TRITON_NORM_SIZE)
+    return _refuses_triton(key, MAX_NORM_SIZE)
 
 
-def _refuses_triton(key: Key, max_size: int = _MAX_TRITON_SIZE) -> str | None:
+def _refuses_triton(key: Key, max_size: int = MAX_SIZE) -> str | None:
     if key.size > max_size:
         return f"holds rows of at most {max_size}, not {key.size}"
     reason = gpu.refuses_weight(key.dtype, key.weight_dtype)
     return reason or gpu.refuses(key.device_type, key.dtype, key.weight_dtype, torch.float8_e4m3fn)
 
 
-QUANTIZE_FP8: Op[Key, Callable[[Tensor], Quantized]] = Op(
+QUANTIZE_FP8: Op[Key, Callable[[Tensor, bool], Quantized]] = Op(
     "quantize_fp8",
     [
         Implementation("triton", Deferred(f"{__name__}.triton", "quantize_fp8"), _refuses_triton),
         Implementation("reference", reference.quantize_fp8, always),
     ],
 )
-RMS_NORM_FP8: Op[Key, Callable[[Tensor, Tensor, float], Quantized]] = Op(
+RMS_NORM_FP8: Op[Key, Callable[[Tensor, Tensor, float, bool], Quantized]] = Op(
     "rms_norm_fp8",
     [
         Implementation("triton", Deferred(f"{__name__}.triton", "rms_norm_fp8"), _refuses_norm),
         Implementation("reference", reference.rms_norm_fp8, always, varies=ROWS_SHARE_SUMS),
     ],
 )
-ADD_RMS_NORM_FP8: Op[Key, Callable[[Tensor, Tensor, Tensor, float], tuple[Quantized, Tensor]]] = Op(
+ADD_RMS_NORM_FP8: Op[Key, Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Quantized, Tensor]]] = Op(
     "add_rms_norm_fp8",
     [
         Implementation("triton", Deferred(f"{__name__}.triton", "add_rms_norm_fp8"), _refuses_norm),
         Implementation("reference", reference.add_rms_norm_fp8, always, varies=ROWS_SHARE_SUMS),
     ],
 )
-SILU_MUL_FP8: Op[Key, Callable[[Tensor], Quantized]] = Op(
+SILU_MUL_FP8: Op[Key, Callable[[Tensor, bool], Quantized]] = Op(
     "silu_mul_fp8",
     [
         Implementation("triton", Deferred(f"{__name__}.triton", "silu_mul_fp8"), _refuses_triton),
         Implementation("reference", reference.silu_mul_fp8, always),
     ],
 )
-GELU_MUL_FP8: Op[Key, Callable[[Tensor], Quantized]] = Op(
+GELU_MUL_FP8: Op[Key, Callable[[Tensor, bool], Quantized]] = Op(
     "gelu_mul_fp8",
     [
         Implementation("triton", Deferred(f"{__name__}.triton", "gelu_mul_fp8"), _refuses_triton),
@@ -83,30 +85,32 @@ GELU_MUL_FP8: Op[Key, Callable[[Tensor], Quantized]] = Op(
 )
 
 
-def quantize_fp8(x: Tensor) -> Quantized:
+def quantize_fp8(x: Tensor, has_groups: bool = False) -> Quantized:
     """Quantize x [..., K]."""
-    return QUANTIZE_FP8.resolve(Key(x.device.type, x.dtype, x.dtype, x.shape[-1]))(x)
+    return QUANTIZE_FP8.resolve(Key(x.device.type, x.dtype, x.dtype, x.shape[-1]))(x, has_groups)
 
 
-def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float) -> Quantized:
+def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float, has_groups: bool = False) -> Quantized:
     """Quantize rms_norm(x, weight, eps); x [..., K], weight [K]."""
-    return RMS_NORM_FP8.resolve(_norm_key(x, weight))(x, weight, eps)
+    return RMS_NORM_FP8.resolve(_norm_key(x, weight))(x, weight, eps, has_groups)
 
 
-def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Quantized, Tensor]:
+def add_rms_norm_fp8(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, has_groups: bool = False
+) -> tuple[Quantized, Tensor]:
     """(quantized rms_norm(x + residual, weight, eps), x + residual in x's dtype)."""
     assert residual.shape == x.shape and residual.dtype == x.dtype
-    return ADD_RMS_NORM_FP8.resolve(_norm_key(x, weight))(x, residual, weight, eps)
+    return ADD_RMS_NORM_FP8.resolve(_norm_key(x, weight))(x, residual, weight, eps, has_groups)
 
 
-def silu_mul_fp8(gate_up: Tensor) -> Quantized:
+def silu_mul_fp8(gate_up: Tensor, has_groups: bool = False) -> Quantized:
     """Quantize silu(gate) * up; gate_up [..., 2K]."""
-    return SILU_MUL_FP8.resolve(_gate_key(gate_up))(gate_up)
+    return SILU_MUL_FP8.resolve(_gate_key(gate_up))(gate_up, has_groups)
 
 
-def gelu_mul_fp8(gate_up: Tensor) -> Quantized:
+def gelu_mul_fp8(gate_up: Tensor, has_groups: bool = False) -> Quantized:
     """Quantize gelu(gate) * up with the tanh form of gelu; gate_up [..., 2K]."""
-    return GELU_MUL_FP8.resolve(_gate_key(gate_up))(gate_up)
+    return GELU_MUL_FP8.resolve(_gate_key(gate_up))(gate_up, has_groups)
 
 
 def _norm_key(x: Tensor, weight: Tensor) -> Key:

@@ -23,6 +23,8 @@ from inferd.kernels.gpu import DTYPES, FP8_MIN_SM, Shipped
 from inferd.kernels.triton_rows import as_rows, load_row, row_block
 
 Quantized = tuple[Tensor, Tensor]
+_GROUP = tl.constexpr(128)
+"""Elements of a row that share a scale, if not all do."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -35,8 +37,30 @@ def cast(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def _write(value, q, scales, row, size, column, is_inside):
-    """Write a row in fp32, with zeros behind its end, as 8 bits and a scale."""
+def _write(value, q, scales, row, size, column, is_inside, HAS_GROUPS: tl.constexpr):
+    """Write a row in fp32, with zeros behind its end, as 8 bits and a scale, or a scale for each group."""
+    if HAS_GROUPS:
+        _write_groups(value, q, scales, row, size, column, is_inside)
+    else:
+        _write_row(value, q, scales, row, size, column, is_inside)
+
+
+@triton.jit
+def _write_groups(value, q, scales, row, size, column, is_inside):
+    NUM_GROUPS: tl.constexpr = value.shape[0] // _GROUP
+    group, num_groups = tl.arange(0, NUM_GROUPS), tl.cdiv(size, _GROUP)
+    grouped = tl.reshape(value, (NUM_GROUPS, _GROUP))
+    magnitude = grouped.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    scale = tl.div_rn(tl.max(magnitude, 1).to(tl.float32, bitcast=True), 448.0)
+    scale = tl.where(scale == 0.0, 1.0, scale)
+    tl.store(scales + row * num_groups + group, scale, mask=group < num_groups)
+    quotient = tl.div_rn(grouped, tl.broadcast_to(scale[:, None], grouped.shape))
+    numbers = tl.reshape(cast(quotient, tl.float8e4nv), value.shape)
+    tl.store(q + row * size + column, numbers, mask=is_inside)
+
+
+@triton.jit
+def _write_row(value, q, scales, row, size, column, is_inside):
     magnitude = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     scale = tl.div_rn(tl.max(magnitude, 0).to(tl.float32, bitcast=True), 448.0)
     scale = tl.where(scale == 0.0, 1.0, scale)
@@ -53,18 +77,19 @@ def _write(value, q, scales, row, size, column, is_inside):
 
 
 @triton.jit
-def _quantize_fp8(x, q, scales, stride, size, BLOCK: tl.constexpr):
+def _quantize_fp8(x, q, scales, stride, size, HAS_GROUPS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < size
     value = tl.load(x + row * stride + column, mask=is_inside, other=0.0).to(tl.float32)
-    _write(value, q, scales, row, size, column, is_inside)
+    _write(value, q, scales, row, size, column, is_inside, HAS_GROUPS)
 
 
 @triton.jit
 def _rms_norm_fp8(
-    x, residual, weight, total, q, scales, stride, size, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
-):
+    x, residual, weight, total, q, scales, stride, size, eps, HAS_RESIDUAL: tl.constexpr, HAS_GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < size
@@ -72,11 +97,11 @@ def _rms_norm_fp8(
     scale = 1.0 / tl.sqrt_rn(tl.sum(value * value, 0) / size + eps)
     factor = tl.load(weight + column, mask=is_inside, other=0.0).to(tl.float32)
     normed = (value * scale * factor).to(x.dtype.element_ty).to(tl.float32)
-    _write(normed, q, scales, row, size, column, is_inside)
+    _write(normed, q, scales, row, size, column, is_inside, HAS_GROUPS)
 
 
 @triton.jit
-def _gated_mul_fp8(gate_up, q, scales, size, IS_SILU: tl.constexpr, BLOCK: tl.constexpr):
+def _gated_mul_fp8(gate_up, q, scales, size, IS_SILU: tl.constexpr, HAS_GROUPS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < size
@@ -84,37 +109,41 @@ def _gated_mul_fp8(gate_up, q, scales, size, IS_SILU: tl.constexpr, BLOCK: tl.co
     gate = tl.load(place, mask=is_inside, other=0.0).to(tl.float32)
     up = tl.load(place + size, mask=is_inside, other=0.0).to(tl.float32)
     product = (activated(gate, IS_SILU) * up).to(gate_up.dtype.element_ty).to(tl.float32)
-    _write(product, q, scales, row, size, column, is_inside)
+    _write(product, q, scales, row, size, column, is_inside, HAS_GROUPS)
 
 
-def quantize_fp8(x: Tensor) -> Quantized:
-    rows, (q, scales) = as_rows(x), _empty(x, x.shape[-1])
-    block, num_warps = row_block(rows.shape[1])
-    _quantize_fp8[(rows.shape[0],)](rows, q, scales, rows.stride(0), rows.shape[1], BLOCK=block, num_warps=num_warps)
+def quantize_fp8(x: Tensor, has_groups: bool) -> Quantized:
+    rows, (q, scales) = as_rows(x), _empty(x, x.shape[-1], has_groups)
+    block, num_warps = _block(rows.shape[1], has_groups)
+    _quantize_fp8[(rows.shape[0],)](
+        rows, q, scales, rows.stride(0), rows.shape[1], HAS_GROUPS=has_groups, BLOCK=block, num_warps=num_warps
+    )
     return q, scales
 
 
-def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float) -> Quantized:
-    return _norm(x, None, weight, eps, x)
+def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float, has_groups: bool) -> Quantized:
+    return _norm(x, None, weight, eps, x, has_groups)
 
 
-def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Quantized, Tensor]:
+def add_rms_norm_fp8(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, has_groups: bool
+) -> tuple[Quantized, Tensor]:
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return _norm(x, residual.contiguous(), weight, eps, total), total
+    return _norm(x, residual.contiguous(), weight, eps, total, has_groups), total
 
 
-def silu_mul_fp8(gate_up: Tensor) -> Quantized:
-    return _gate(gate_up, is_silu=True)
+def silu_mul_fp8(gate_up: Tensor, has_groups: bool) -> Quantized:
+    return _gate(gate_up, has_groups, is_silu=True)
 
 
-def gelu_mul_fp8(gate_up: Tensor) -> Quantized:
-    return _gate(gate_up, is_silu=False)
+def gelu_mul_fp8(gate_up: Tensor, has_groups: bool) -> Quantized:
+    return _gate(gate_up, has_groups, is_silu=False)
 
 
-def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, total: Tensor) -> Quantized:
+def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, total: Tensor, has_groups: bool) -> Quantized:
     assert weight.is_contiguous()
-    rows, (q, scales) = as_rows(x), _empty(x, x.shape[-1])
-    block, num_warps = row_block(rows.shape[1])
+    rows, (q, scales) = as_rows(x), _empty(x, x.shape[-1], has_groups)
+    block, num_warps = _block(rows.shape[1], has_groups)
     _rms_norm_fp8[(rows.shape[0],)](
         rows,
         rows if residual is None else residual,
@@ -126,24 +155,33 @@ def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, total:
         rows.shape[1],
         eps,
         HAS_RESIDUAL=residual is not None,
+        HAS_GROUPS=has_groups,
         BLOCK=block,
         num_warps=num_warps,
     )
     return q, scales
 
 
-def _gate(gate_up: Tensor, is_silu: bool) -> Quantized:
+def _gate(gate_up: Tensor, has_groups: bool, is_silu: bool) -> Quantized:
     gate_up = gate_up.contiguous()
     size = gate_up.shape[-1] // 2
-    q, scales = _empty(gate_up, size)
-    block, num_warps = row_block(size)
-    _gated_mul_fp8[(scales.numel(),)](gate_up, q, scales, size, IS_SILU=is_silu, BLOCK=block, num_warps=num_warps)
+    q, scales = _empty(gate_up, size, has_groups)
+    block, num_warps = _block(size, has_groups)
+    _gated_mul_fp8[(gate_up.numel() // (2 * size),)](
+        gate_up, q, scales, size, IS_SILU=is_silu, HAS_GROUPS=has_groups, BLOCK=block, num_warps=num_warps
+    )
     return q, scales
 
 
-def _empty(x: Tensor, size: int) -> Quantized:
+def _empty(x: Tensor, size: int, has_groups: bool) -> Quantized:
     q = torch.empty((*x.shape[:-1], size), dtype=torch.float8_e4m3fn, device=x.device)
-    return q, torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+    shape = (*x.shape[:-1], triton.cdiv(size, _GROUP.value)) if has_groups else x.shape[:-1]
+    return q, torch.empty(shape, dtype=torch.float32, device=x.device)
+
+
+def _block(size: int, has_groups: bool) -> tuple[int, int]:
+    """(elements that a program covers, warps of a program)."""
+    return row_block(max(size, _GROUP.value) if has_groups else size)
 
 
 _SIZES = {
@@ -158,10 +196,11 @@ def shipped() -> Iterator[Shipped]:
     for dtype in _DTYPES:
         for kernel, sizes in _SIZES.items():
             for size in sizes if dtype == torch.bfloat16 else (4096,):
-                yield from _forms(kernel, dtype, size)
+                for has_groups in (False, True):
+                    yield from _forms(kernel, dtype, size, has_groups)
 
 
-def _forms(kernel: Any, dtype: torch.dtype, size: int) -> Iterator[Shipped]:
+def _forms(kernel: Any, dtype: torch.dtype, size: int, has_groups: bool) -> Iterator[Shipped]:
     """Forms of one kernel for rows of `size`: (op, weight's dtype, constants)."""
     kinds: list[tuple[str, torch.dtype, dict[str, bool]]] = [("quantize_fp8", dtype, {})]
     if kernel is _gated_mul_fp8:
@@ -172,7 +211,7 @@ def _forms(kernel: Any, dtype: torch.dtype, size: int) -> Iterator[Shipped]:
             for weight_dtype in dict.fromkeys((dtype, torch.float32))
             for has_residual in (False, True)
         ]
-    block, num_warps = row_block(size)
+    block, num_warps = _block(size, has_groups)
     for op, weight_dtype, constants in kinds:
         types = {
             **dict.fromkeys(("x", "residual", "total", "gate_up"), f"*{DTYPES[dtype]}"),
@@ -185,10 +224,10 @@ def _forms(kernel: Any, dtype: torch.dtype, size: int) -> Iterator[Shipped]:
         }
         yield Shipped(
             op=op,
-            config=f"{DTYPES[dtype]} weight {DTYPES[weight_dtype]} size {size}",
+            config=f"{DTYPES[dtype]} weight {DTYPES[weight_dtype]} size {size}{' groups' if has_groups else ''}",
             kernel=kernel,
             signature={name: types[name] for name in kernel.arg_names if name in types},
-            constants={**constants, "BLOCK": block},
+            constants={**constants, "HAS_GROUPS": has_groups, "BLOCK": block},
             num_warps=num_warps,
             is_streaming=size >= 1024,
             multiples=tuple(name for name in ("stride", "size") if name in kernel.arg_names),

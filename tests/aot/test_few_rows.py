@@ -48,6 +48,9 @@ FORMS = [
     ("norm_linear", "bf16 tile 8 x 16 x 256"),
     ("norm_linear", "bf16 tile 16 x 32 x 256"),
     ("norm_gate_up", "bf16 silu tile 8 x 16 x 256"),
+    ("linear_fp8_few_rows", "bf16 weight fp8 groups tile 8 x 32 x 512"),
+    ("norm_linear", "bf16 weight fp8 blocks tile 8 x 32 x 512"),
+    ("norm_gate_up", "bf16 weight fp8 groups silu tile 8 x 16 x 256"),
 ]
 
 

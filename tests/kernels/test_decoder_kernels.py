@@ -19,6 +19,7 @@ from inferd.kernels import gpu, registry
 from inferd.kernels.linear import LINEAR, Choices
 from inferd.kernels.linear.fused import GATE_UP_ACT, LINEAR_RESIDUAL, NORM_LINEAR
 from inferd.kernels.linear.tuning import LIBRARY, Table, cases
+from inferd.kernels.linear_fp8 import LINEAR_FP8_FEW_ROWS, activations
 from inferd.kernels.paged_attention import PAGED_ATTENTION
 from tests.cpu.checkpoints import Case, random_decoder
 from tests.cpu.paging import Pool, Request
@@ -153,6 +154,34 @@ def test_float16_takes_in_adds_alone(calls: Counter[str]) -> None:
     """A norm multiplies by its factor last, and float16 might overflow before."""
     hidden_of(decoder_of(FAMILIES[0][0], "triton_few_rows", dtype=torch.float16), 3)
     assert (calls["after_norm"], calls["add_to"]) == (0, 4)
+
+
+def test_few_rows_of_fp8_are_fused_and_are_not_quantized(calls: Counter[str]) -> None:
+    """So they are nearer to the formula than the plain layers, which quantize activations."""
+    exact = hidden_of(decoder_of(FAMILIES[0][0], "onednn_packed", dtype=torch.float32), 3).float()
+    decoder = decoder_of(FAMILIES[0][0], "triton_few_rows", quantization="fp8")
+    few = hidden_of(decoder, 2)
+    assert (calls["after_norm"], calls["add_to"]) == (8, 8)  # its prompts have 6 rows
+    LINEAR_FP8_FEW_ROWS.force("none")
+    plain = hidden_of(decoder_of(FAMILIES[0][0], "triton_few_rows", quantization="fp8"), 2)
+    assert distance(few, exact[:2]) < distance(plain, exact[:2]) < 0.1
+
+
+def test_fp8_layers_take_quantized_activations_from_norms_and_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what attention gives is quantized by a kernel of its own, once in each layer and step."""
+    quantized: list[int] = []
+    quantize = activations.quantize_fp8
+    monkeypatch.setattr(
+        activations, "quantize_fp8", lambda x, **given: (quantized.append(len(x)), quantize(x, **given))[1]
+    )
+    decoder = decoder_of(FAMILIES[0][0], "triton_few_rows", quantization="fp8")
+    quantized.clear()
+    fused = hidden_of(decoder, 9)
+    assert quantized == [27, 27, 9, 9]
+    quantized.clear()
+    monkeypatch.setattr(Linear, "groups_of", lambda *_: None)
+    assert torch.equal(hidden_of(decoder, 9), fused)
+    assert quantized == [27] * 8 + [9] * 8
 
 
 ONE_LAYER = Case("qwen2, one layer", "qwen2", {"num_hidden_layers": 1})

@@ -53,6 +53,18 @@ def test_each_number_becomes_its_nearest(dtype: torch.dtype, shape: tuple[int, .
     assert float(q.float().abs().amax()) == 448.0
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 128), (2, 2, 300), (5, 1000)])
+def test_a_group_is_quantized_like_a_row(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = (torch.randn(shape) * torch.randn(shape).exp()).to(dtype)
+    x[..., :1] = 0.0
+    q, scales = quantize_fp8(x, has_groups=True)
+    assert (q.shape, scales.shape) == (x.shape, (*shape[:-1], -(-shape[-1] // 128)))
+    for group, part in enumerate(torch.split(x, 128, -1)):
+        found = q[..., group * 128 : (group + 1) * 128].contiguous(), scales[..., group].contiguous()
+        assert same(found, quantize_fp8(part.contiguous()))
+
+
 def test_quotients_are_rounded_as_a_division_is() -> None:
     """Quotients equal those of a division bit for bit, for rows and numbers of every magnitude in fp32."""
     x = torch.randn(64, 512) * 2.0 ** torch.randint(-12, 1, (64, 512)) * 2.0 ** torch.linspace(-140, 125, 64)[:, None]
@@ -80,31 +92,35 @@ def test_rows_without_a_scale_of_their_own() -> None:
     assert bool(product[5].isfinite().all())
 
 
+@pytest.mark.parametrize("has_groups", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 72, 1000])
-def test_a_fused_norm_is_the_two_in_turn(dtype: torch.dtype, size: int) -> None:
+def test_a_fused_norm_is_the_two_in_turn(dtype: torch.dtype, size: int, has_groups: bool) -> None:
     x, residual = torch.randn(2, 2, 3, size).to(dtype)
     for weight in (torch.rand(size).to(dtype) + 0.5, torch.rand(size) + 0.5):
-        assert same(rms_norm_fp8(x, weight, 1e-5), quantize_fp8(rms_norm(x, weight, 1e-5)))
-        quantized, total = add_rms_norm_fp8(x, residual, weight, 1e-5)
+        assert same(rms_norm_fp8(x, weight, 1e-5, has_groups), quantize_fp8(rms_norm(x, weight, 1e-5), has_groups))
+        quantized, total = add_rms_norm_fp8(x, residual, weight, 1e-5, has_groups)
         normed, expected = add_rms_norm(x, residual, weight, 1e-5)
         assert torch.equal(total, expected)
-        assert same(quantized, quantize_fp8(normed))
+        assert same(quantized, quantize_fp8(normed, has_groups))
 
 
 Gate = Callable[[Tensor], Tensor]
-FusedGate = Callable[[Tensor], tuple[Tensor, Tensor]]
+FusedGate = Callable[[Tensor, bool], tuple[Tensor, Tensor]]
 
 
 @pytest.mark.parametrize(("fused", "gate"), [(silu_mul_fp8, silu_mul), (gelu_mul_fp8, gelu_mul)])
+@pytest.mark.parametrize("has_groups", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 72, 1000])
-def test_a_fused_gate_is_the_two_in_turn(fused: FusedGate, gate: Gate, dtype: torch.dtype, size: int) -> None:
+def test_a_fused_gate_is_the_two_in_turn(
+    fused: FusedGate, gate: Gate, dtype: torch.dtype, size: int, has_groups: bool
+) -> None:
     gate_up = torch.randn(2, 3, 2 * size).to(dtype) * 3
     gate_up[1, 2] = 0.0
-    result = fused(gate_up)
-    assert same(result, quantize_fp8(gate(gate_up)))
-    assert size == 1 or not same(result, quantize_fp8(gate(gate_up.flip(-1))))
+    result = fused(gate_up, has_groups)
+    assert same(result, quantize_fp8(gate(gate_up), has_groups))
+    assert size == 1 or not same(result, quantize_fp8(gate(gate_up.flip(-1)), has_groups))
 
 
 def test_a_row_is_its_own_and_may_be_strided() -> None:

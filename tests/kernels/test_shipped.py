@@ -50,10 +50,9 @@ CASES = (
         for op in ("linear_int8", "linear_int4")
         for implementation in ("triton", "triton_invariant")
     ),
-    rows("norm_linear"),
-    rows("linear_residual"),
-    Case("gate_up_act", "gate_up", {"dtype": "x"}),
-    Case("gate_up_act", "norm_gate_up", {"dtype": "x"}),
+    Case("linear_fp8_few_rows", "linear_fp8_few_rows", {"dtype": "x"}, "triton_few_rows"),
+    *(rows(op, weight_dtype="weight") for op in ("norm_linear", "linear_residual")),
+    *(Case("gate_up_act", kernel, {"dtype": "x", "weight_dtype": "weight"}) for kernel in ("gate_up", "norm_gate_up")),
 )
 
 
