@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
+import torch
+
 from benchmarks.gpu import floors
 from benchmarks.gpu.attention import KV_DTYPES
 from benchmarks.gpu.bench import Bench
@@ -17,6 +19,7 @@ from benchmarks.gpu.models import MODELS, Engine, greedy, new_ids, random_decode
 from benchmarks.gpu.points import Case, Phase, Trial
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.models.decoder import Decoder
+from inferd.engine.worker.tuning import Tuning
 from inferd.kernels.linear import Choices
 
 BATCHES = (1, 8, 32, 64, 256)
@@ -35,8 +38,15 @@ class Loaded:
 
     @cached_property
     def decoder(self) -> Decoder:
-        longest, choices = self.bench.pick(40_960, 1024), Choices(is_invariant=self.is_deterministic)
-        return random_decoder(self.model, self.bench.device, self.precision, longest, choices)
+        """With the table of products that serving uses, completed for this model's shapes."""
+        has_table = self.bench.device.type == "cuda" and not self.is_deterministic
+        tuning = Tuning.of_user(torch.bfloat16) if has_table else None
+        choices = Choices(self.is_deterministic, None if tuning is None else tuning.table)
+        longest = self.bench.pick(40_960, 1024)
+        decoder = random_decoder(self.model, self.bench.device, self.precision, longest, choices)
+        if tuning is not None:
+            tuning.complete()
+        return decoder
 
     def engine(self, num_seqs: int, max_len: int) -> Engine:
         return Engine.around(

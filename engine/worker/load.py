@@ -75,11 +75,7 @@ def load_worker(config: EngineConfig, started_s: float, report: LoadReport) -> t
     facts = ModelFacts.of(checkpoint)
     arch, dtype = facts.arch, getattr(torch, config.dtype)
     planned = plan_of(config, arch)
-    tuning = (
-        None
-        if deterministic or config.device == "cpu"
-        else Tuning.open(native.cache_home() / "inferd" / "tuning", dtype)
-    )
+    tuning = None if deterministic or config.device == "cpu" else Tuning.of_user(dtype)
     choices = Choices(deterministic, None if tuning is None else tuning.table)
     decoder = _build_decoder(config, arch, dtype, device, choices)
     weights_bytes = _load_and_measure(decoder, checkpoint, planned, device)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from inferd.kernels import native
 from inferd.kernels.linear import few_rows_refuse
 from inferd.kernels.linear.tuning import Table, read, write
 
@@ -28,6 +29,11 @@ class Tuning:
     table: Table
 
     @classmethod
+    def of_user(cls, dtype: torch.dtype) -> Tuning | None:
+        """As `open`, in the user's cache."""
+        return cls.open(native.cache_home() / "inferd" / "tuning", dtype)
+
+    @classmethod
     def open(cls, directory: Path, dtype: torch.dtype) -> Tuning | None:
         """The table of the current GPU as far as it is known; None if `dtype` has one kernel only, so no choice."""
         if few_rows_refuse("cuda", dtype) is not None:
@@ -36,14 +42,15 @@ class Tuning:
 
     @torch.inference_mode()
     def complete(self) -> str:
-        """Measure the cases that the table lacks, in some 50 runs each, and write the file. Returns a text about it.
+        """Measure the cases that the table lacks, in some 240 runs each, and write the file. Returns a text about it.
 
         If measuring or writing fails, the log gets a warning; it costs speed at most.
         """
         try:
             num_measured = self.table.complete()
-        except torch.OutOfMemoryError as error:
-            logger.warning("too little memory to measure the fastest matrix products (%s): a rule chooses them", error)
+        except RuntimeError as error:
+            lack = "too little memory" if isinstance(error, torch.OutOfMemoryError) else "the GPU failed"
+            logger.warning("%s to measure the fastest matrix products (%s): a rule chooses them", lack, error)
             return "chosen by a rule"
         if not num_measured:
             return f"every choice is known from {self.directory}"

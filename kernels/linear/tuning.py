@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-VERSION = 2
+VERSION = 3
 """Version of the measurements. A changed kernel raises it, and the cases of old files are measured again."""
 BUCKETS = (1, 2, 4, 8, 16)
 """Numbers of rows that are measured; any other takes the next larger one. More rows than the last have one choice."""

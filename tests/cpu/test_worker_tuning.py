@@ -122,17 +122,26 @@ def test_what_cannot_be_kept_is_used_and_warned_of(
     assert "XDG_CACHE_HOME" in record.getMessage()
 
 
-def test_no_memory_to_measure_leaves_the_rule(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (torch.OutOfMemoryError("no room"), "too little memory to measure the fastest matrix products (no room)"),
+        (RuntimeError("stream is capturing"), "the GPU failed to measure the fastest matrix products (stream is"),
+    ],
+)
+def test_what_cannot_be_measured_is_left_to_the_rule(
+    error: RuntimeError, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     found = Tuning.open(tmp_path, torch.bfloat16)
     assert found is not None
 
     def full() -> float:
-        raise torch.OutOfMemoryError("no room")
+        raise error
 
     known = cases(64, 32, "torch.bfloat16")
     found.table.offer(known[0], {FEW_ROWS: lambda: 2.0, LIBRARY: full})
     assert found.complete() == "chosen by a rule"
-    assert "no room" in caplog.records[0].getMessage()
+    assert words in caplog.records[0].getMessage()
     assert [found.table.choice(case) for case in known] == [FEW_ROWS] * 4 + [LIBRARY]
     assert list(tmp_path.iterdir()) == []
 

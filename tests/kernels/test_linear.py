@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
-from inferd.kernels.linear import LINEAR, Choices, Key, linear
+from inferd.kernels.linear import LINEAR, Choices, Key, cuda, linear
 from inferd.kernels.linear.fused import gate_up_act, linear_residual, norm_linear
 from inferd.kernels.linear.tuning import BUCKETS, LIBRARY, Table, cases
 from inferd.kernels.triton_few_rows import few_rows
@@ -180,6 +182,78 @@ def test_a_table_decides_who_multiplies(monkeypatch: pytest.MonkeyPatch) -> None
     other = Table("here", {case.name: LIBRARY for case in cases(6, 64, "torch.bfloat16")})
     assert rows_of_the_library(other) == [9, 17]
     assert len(BUCKETS) == len(cases(6, 32, "torch.bfloat16"))
+
+
+@pytest.mark.parametrize("weight_bytes", [3 * 10**6, 33_554_432, 10**8, 10**9])
+def test_a_measured_weight_is_read_from_memory(weight_bytes: int) -> None:
+    """Between two uses of a copy others of twice the cache's size are read, or the weight itself is larger."""
+    cache_bytes = 50 * 2**20
+    count = cuda.num_weights(weight_bytes, cache_bytes)
+    assert (count - 1) * weight_bytes >= 2 * cache_bytes or (count == 1 and weight_bytes > 2 * cache_bytes)
+    assert (count - 2) * weight_bytes < 2 * cache_bytes
+    assert cuda.num_weights(1000, cache_bytes) == 48
+
+
+class SimulatedGraph:
+    """torch's part of a GPU while a product is timed. A replay takes 2 ms for each captured call."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+        self.is_capturing, self.captured, self.clock_ms = False, list[tuple[int, bool]](), 0.0
+        properties = SimpleNamespace(L2_cache_size=16_000)
+        stream = SimpleNamespace(wait_stream=lambda _: None)
+        for name, value in {
+            "get_device_properties": lambda _: properties,
+            "get_device_capability": lambda _: capability,
+            "Stream": lambda: stream,
+            "current_stream": lambda: stream,
+            "stream": lambda _: nullcontext(),
+            "CUDAGraph": lambda: self,
+            "graph": lambda *_, **__: self,
+            "Event": lambda **_: SimulatedEvent(self),
+        }.items():
+            patch.setattr(torch.cuda, name, value)
+
+    def __enter__(self) -> None:
+        self.is_capturing = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_capturing = False
+
+    def product(self, weight: Tensor) -> None:
+        if self.is_capturing:
+            self.captured.append((weight.data_ptr(), gpu.dependent_options()["launch_pdl"]))
+
+    def replay(self) -> None:
+        self.clock_ms += 2.0 * len(self.captured)
+
+
+class SimulatedEvent:
+    def __init__(self, graph: SimulatedGraph) -> None:
+        self._graph, self._at = graph, 0.0
+
+    def record(self) -> None:
+        self._at = self._graph.clock_ms
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: SimulatedEvent) -> float:
+        return end._at - self._at
+
+
+@pytest.mark.parametrize(("capability", "is_early"), [((8, 0), False), ((9, 0), True)])
+@pytest.mark.parametrize(("num_numbers", "num_weights"), [(4000, 5), (40_000, 1)])
+def test_products_are_timed_in_a_graph(
+    num_numbers: int, num_weights: int, capability: tuple[int, int], is_early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that is slow to queue a product changes no measurement. Copies of a small weight take turns."""
+    graph = SimulatedGraph(monkeypatch, capability)
+    seconds = cuda._seconds(graph.product, torch.zeros(1, num_numbers, dtype=torch.bfloat16))
+    assert seconds == pytest.approx(0.002)
+    places = [place for place, _ in graph.captured]
+    assert len(places) >= 8 and len(set(places)) == num_weights
+    assert all(places[at] == places[at % num_weights] for at in range(len(places)))
+    assert {early for _, early in graph.captured} == {is_early} and not gpu.dependent_options()["launch_pdl"]
 
 
 def test_the_switch_chooses_one_kernel_and_a_cpu_needs_none() -> None:
