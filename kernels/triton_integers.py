@@ -11,7 +11,8 @@ So a weight is unpacked once for all tokens.
 The floor is reading the weight: with 4 bits in groups of 32, 0.56 bytes at 4.8 TB/s are 35 weights in each cycle of a
 processor of an H200. It has 128 lanes, so each weight may take 3.6 instructions. Conversions run at an eighth of the
 usual rate. So an OR puts an integer below the bits of a power of two, which is subtracted again. Compiled for sm_90 by
-Triton 3.7, a weight of 4 bits takes 6.5 instructions in groups of 32, and 9.5 with minimums. One of 8 bits takes 6.7.
+Triton 3.7, a weight of 4 bits takes 6.5 instructions in groups of 32, and 9.5 with minimums. One of 8 bits takes 6.7,
+and one of e2m1 9.6, about half of a lookup in a table.
 
 **More rows than 128** multiply by a copy of the weight in the dtype of x, by the vendor's library. Each weight is
 rounded once to that. Pieces of 32 MiB are copied and multiplied in turn, so that the L2 cache holds them.
@@ -32,10 +33,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from inferd.kernels.gpu import Shipped
+from inferd.kernels.gpu import Shipped, dependent_options
 from inferd.kernels.linear import plain
 from inferd.kernels.quantized import GROUP_SIZES, TABLES, UNITS, Apply, Matrix
+from inferd.kernels.triton_few_rows import _ask_for
 
 _ROWS = (16, 64)
 """Numbers of rows of a tile."""
@@ -66,18 +69,23 @@ def _words(name: str) -> list[Any]:
     return [tl.constexpr(word) for word in values.tolist()]
 
 
-_E2M1_0, _E2M1_1, _E2M1_2, _E2M1_3 = _words("e2m1")
 _IQ4NL_0, _IQ4NL_1, _IQ4NL_2, _IQ4NL_3 = _words("iq4nl")
 
 
 @triton.jit
-def _looked_up(q, TABLE: tl.constexpr):
-    """The values of 4-bit numbers in a table, as int32."""
-    if TABLE == _E2M1:
-        word = tl.where(q < 8, tl.where(q < 4, _E2M1_0, _E2M1_1), tl.where(q < 12, _E2M1_2, _E2M1_3))
-    else:
-        word = tl.where(q < 8, tl.where(q < 4, _IQ4NL_0, _IQ4NL_1), tl.where(q < 12, _IQ4NL_2, _IQ4NL_3))
+def _looked_up(q):
+    """The values of 4-bit numbers in the table of iq4nl, as int32."""
+    word = tl.where(q < 8, tl.where(q < 4, _IQ4NL_0, _IQ4NL_1), tl.where(q < 12, _IQ4NL_2, _IQ4NL_3))
     return (word << (24 - 8 * (q & 3))) >> 24
+
+
+@triton.jit
+def _doubled_e2m1(q):
+    """Twice the values of the low 4 bits: sign, 2 bits of exponent and 1 of fraction, in fp32. At their places in fp32
+    they read as the value / 2^126, the smallest as a number that is not normal. Products by a power of two are
+    exact."""
+    bits = ((q & 8) << 28) | ((q & 7) << 22)
+    return bits.to(tl.float32, bitcast=True) * 1.7014118346046923e38  # 2^127
 
 
 @triton.jit
@@ -91,8 +99,10 @@ def _of_group(scale_place, offset_place, OFFSETS: tl.constexpr):
 def _integers(q, half, zero, dtype: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr, TABLE: tl.constexpr):
     """The integers [columns, inputs] that scales multiply, in `dtype`, of bytes q. Each fits 9 bits, and so any dtype.
     `zero` [columns, 1]: zero points, if there are any."""
+    if TABLE == _E2M1:
+        return _doubled_e2m1((q >> (4 * half)).to(tl.int32)).to(dtype)
     if TABLE:
-        return _looked_up((q >> (4 * half)).to(tl.int32) & 15, TABLE).to(tl.float32).to(dtype)
+        return _looked_up((q >> (4 * half)).to(tl.int32) & 15).to(tl.float32).to(dtype)
     number = q if BITS == 8 else (q >> (4 * half)) & 15
     middle: tl.constexpr = 128 if BITS == 8 else (8 if OFFSETS == _NONE else 0)
     # An OR with the bits of a power of two adds an integer to it.
@@ -119,7 +129,8 @@ def _places(SPAN: tl.constexpr, BITS: tl.constexpr):
 def _product(
     x, weight, scales, offsets, bias, out, num_rows, out_size, in_size, x_stride,
     BITS: tl.constexpr, GROUP_SIZE: tl.constexpr, OFFSETS: tl.constexpr, TABLE: tl.constexpr, SPAN: tl.constexpr,
-    HAS_TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
+    HAS_TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, IS_DEPENDENT: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """One tile of results. Walks all inputs in order, in spans of inputs that are multiplied at once. Rows and columns
     behind the last are computed from the last, and not stored."""
@@ -133,6 +144,13 @@ def _product(
     x_place = x + read_row.to(tl.int64)[None, :] * x_stride + inner[:, None]
     scale_place, offset_place = scales + read_column, offsets + read_column
     span_bytes = out_size.to(tl.int64) * (SPAN * BITS // 8)
+    if IS_DEPENDENT:
+        # Weights do not depend on the kernel before, so the L2 cache reads those of a step while that kernel ends.
+        gdc_launch_dependents()
+        first_place = weight + read_column.to(tl.int64) * (SPAN * BITS // 8)
+        for span in tl.static_range(_STEP // SPAN):
+            _ask_for(first_place + span * span_bytes)
+        gdc_wait()
     NUM_HALVES: tl.constexpr = 8 // BITS
     NARROW: tl.constexpr = x.dtype.element_ty if BITS == 4 else tl.float32
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -315,6 +333,7 @@ def multiplied(x: Tensor, packed: Packed, bias: Tensor | None, out_dtype: torch.
         **packed.constants,
         HAS_TAIL=packed.in_size % _STEP.value != 0,
         HAS_BIAS=bias is not None,
+        **(dependent_options() if block_m == _ROWS[0] else {"IS_DEPENDENT": False}),
         BLOCK_N=block_n,
         BLOCK_M=block_m,
         num_warps=block_n // _COLUMNS_A_WARP,
@@ -382,23 +401,28 @@ def forms(op: str, bits: int) -> Iterator[Shipped]:
     kinds = [*(("none", table) for table in tables), ("zeros", "centred"), ("minimums", "centred")]
     for (offsets, table), group_size in itertools.product(kinds, (*GROUP_SIZES, 0)):
         made = constants(bits, group_size, offsets, table)
-        yield _form(op, made, "bf16", "bf16", 64, _ROWS[0])
+        first = _form(op, made, "bf16", "bf16", 64, _ROWS[0])
+        yield from (first, first.early())
         if group_size == 32:
             others = ((64, _ROWS[0], *pair) for pair in _DTYPE_PAIRS[1:])
             for block_n, block_m, dtype, out in (*((*tile, *_DTYPE_PAIRS[0]) for tile in _TILES), *others):
                 if (block_n, block_m, dtype, out) != (64, _ROWS[0], "bf16", "bf16"):
-                    yield _form(op, made, dtype, out, block_n, block_m)
+                    one = _form(op, made, dtype, out, block_n, block_m)
+                    yield from (one, one.early()) if block_m == _ROWS[0] else (one,)
         yield _copied_form(f"{op}_copy", made)
 
 
 def _form(op: str, made: dict[str, Any], dtype: str, out: str, block_n: int, block_m: int) -> Shipped:
-    result = "" if out == dtype else f" out {out}"
+    result, flags = (
+        "" if out == dtype else f" out {out}",
+        dict.fromkeys(("HAS_TAIL", "HAS_BIAS", "IS_DEPENDENT"), False),
+    )
     return Shipped(
         op=op,
         config=f"{dtype} {_name(made)}{result} tile {block_n} x {block_m}",
         kernel=_product,
         signature=_types(made, x=dtype, out=out, bias="bf16"),
-        constants={**made, "HAS_TAIL": False, "HAS_BIAS": False, "BLOCK_N": block_n, "BLOCK_M": block_m},
+        constants={**made, **flags, "BLOCK_N": block_n, "BLOCK_M": block_m},
         num_warps=block_n // _COLUMNS_A_WARP,
         num_stages=_STAGES,
         options={"maxnreg": _registers(block_m, dtype != "fp32")},
