@@ -30,7 +30,8 @@ KV_SCALE_SUFFIXES = (
 """Scales from calibration for a KV cache in 8 bits. They are not read: here each head of a token has its own scale."""
 
 _NAMES_SHOWN = 8
-_PART = re.compile(r"\.part\d+$")
+PART_NAME = re.compile(r"\.part\d+$")
+"""End of the name of a part of a matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class WeightMap:
                 rows.setdefault(matrix, []).append(source.shape[0])
         found: dict[str, list[Part]] = {}
         for matrix, own in sorted(rows.items()):
-            found.setdefault(_PART.sub("", matrix), []).append(Part(tuple(own), layouts.get(matrix)))
+            found.setdefault(PART_NAME.sub("", matrix), []).append(Part(tuple(own), layouts.get(matrix)))
         return {matrix: tuple(parts) for matrix, parts in found.items()}
 
     @property

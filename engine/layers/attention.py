@@ -1,4 +1,7 @@
-"""Self-attention of one layer: project, norm, rotate, write K and V to the pool, attend over the pool, project back."""
+"""Self-attention of one layer: project, norm, rotate, write K and V to the pool, attend over the pool, project back.
+
+A rank computes its own heads, and has their K and V alone. The projection back reads all heads, so it gathers them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ class Context:
     cos_sin: Tensor
     """[P, rotary_dim]"""
     kv: Tensor
-    """[blocks, 2, G, block_size, D]: holds the KV of earlier tokens, and receives the KV of this step's tokens."""
+    """[blocks, 2, G, block_size, D]: holds the KV of earlier tokens, and receives the KV of this step's tokens. G is
+    the number of this rank's KV heads."""
     kv_scales: Tensor | None
     """[blocks, 2, G, block_size, groups], if K and V are stored in 8 bits."""
 
@@ -36,8 +40,18 @@ class Attention:
 
     def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
         self._arch, self._window, self._branch = arch, arch.windows[layer], branch
-        self._qkv = Linear(arch.hidden_size, arch.qkv_size, place.of("qkv"), arch.has_qkv_bias)
-        self._o = Linear(arch.q_size, arch.hidden_size, place.of("o"), arch.has_o_bias)
+        self._ranks, own = place.ranks, place.ranks.own
+        q_rows, k_rows, v_rows = rows = own.rows(arch, "qkv")
+        self._sizes = [end - start for start, end in (q_rows, k_rows, v_rows)]
+        self._qkv = Linear(arch.hidden_size, arch.qkv_size, place.of("qkv"), arch.has_qkv_bias, rows=rows)
+        self._o = Linear(
+            arch.q_size,
+            arch.hidden_size,
+            place.of("o"),
+            arch.has_o_bias,
+            rows=own.rows(arch, "o"),
+            gather=place.ranks.gather,
+        )
         self._head_norms: tuple[RMSNorm, RMSNorm] | None = None
         self._projection_norms: tuple[RMSNorm, RMSNorm] | None = None
         match arch.qk_norm:
@@ -57,12 +71,13 @@ class Attention:
     def __call__(self, x: Tensor, residual: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
         qkv, stream = self._branch.enter(self._qkv, x, residual)
-        return self._branch.leave(self._o, self._attend(qkv, context), stream)
+        heads = self._ranks.gather(self._attend(qkv, context), self._arch.q_size)
+        return self._branch.leave(self._o, heads, stream)
 
     def _attend(self, qkv: Tensor, context: Context) -> Tensor:
-        """[T, qkv_size] -> [T, q_size]."""
+        """[T, q, k and v of this rank's heads] -> [T, this rank's heads]."""
         arch, batch, kv, kv_scales = self._arch, context.batch, context.kv, context.kv_scales
-        q, k, v = torch.split(qkv, [arch.q_size, arch.kv_size, arch.kv_size], dim=1)
+        q, k, v = torch.split(qkv, self._sizes, dim=1)
         if self._projection_norms is not None:
             q, k = (norm(part) for norm, part in zip(self._projection_norms, (q, k), strict=True))
         q, k, v = (part.view(qkv.shape[0], -1, arch.head_dim) for part in (q, k, v))

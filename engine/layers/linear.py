@@ -1,13 +1,17 @@
-"""A linear layer: its parameters and their shapes. The scheme of its placement stores the weight and multiplies."""
+"""A linear layer: its parameters and their shapes. The scheme of its placement stores the weight and multiplies.
+
+A rank has some of the layer's outputs. It may gather the others' at once, or leave that to the caller.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from inferd.engine.arch.ranks import Span, num_rows
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.engine.quant.scheme import Apply, TensorSpec
@@ -16,12 +20,16 @@ from inferd.kernels.linear.fused import FewRows, Gate
 from inferd.kernels.linear_fp8 import TakesFp8
 from inferd.kernels.quantize_fp8 import Quantized
 
+Gather = Callable[[Tensor, int], Tensor]
+"""[T, outputs of this rank] and the number of all outputs -> [T, all outputs]."""
+
 
 class Linear:
     """[T, in_size] -> [T, out_size] in `out_dtype`: the placement's dtype (None), or float32. Usable when all its
     parameters are written.
 
-    Raises `QuantizationError` for a shape that the placement's scheme cannot store.
+    A rank keeps the output rows `rows`. It returns those outputs alone, or all if it has a `gather`. Raises
+    `QuantizationError` for a shape that the placement's scheme cannot store.
     """
 
     def __init__(
@@ -31,9 +39,15 @@ class Linear:
         place: Placement,
         has_bias: bool = False,
         out_dtype: torch.dtype | None = None,
+        *,
+        rows: tuple[Span, ...] | None = None,
+        gather: Gather | None = None,
     ) -> None:
         place.scheme.check(out_size, in_size)
-        self._scheme, self._dtype, self._out_dtype = place.scheme, place.dtype, out_dtype
+        rows = rows or ((0, out_size),)
+        self._scheme, self._dtype, self._out_dtype = place.scheme.of_rows(rows), place.dtype, out_dtype
+        self._rows, self._out_size = rows, out_size
+        self._gather = None if num_rows(rows) == out_size else gather
         self._apply: Apply | None = None
         self._few_rows: FewRows | None = None
         self._takes_fp8: TakesFp8 | None = None
@@ -41,7 +55,7 @@ class Linear:
         if has_bias:
             needed["bias"] = TensorSpec((out_size,), place.dtype)
         self._parameters = {
-            name: Parameter(spec.shape, spec.dtype, place.device, partial(self._take, name))
+            name: Parameter(spec.shape, spec.dtype, place.device, partial(self._take, name), spec.kept(rows))
             for name, spec in needed.items()
         }
         self._taken: dict[str, Tensor] = {}
@@ -52,7 +66,8 @@ class Linear:
     def take_weight(self, weight: Tensor) -> None:
         """Use `weight` [out_size, in_size], in the dtype that the scheme takes. A scheme that converts it keeps no
         reference to it."""
-        self._take("weight", weight.to(self._parameters["weight"].dtype))
+        ((start, end),) = self._rows
+        self._take("weight", weight[start:end].to(self._parameters["weight"].dtype))
 
     def _take(self, name: str, tensor: Tensor) -> None:
         self._taken[name] = tensor
@@ -68,9 +83,11 @@ class Linear:
         """x [T, in_size], or x as FP8 numbers and scales as `groups_of` tells for T."""
         assert self._apply is not None, "a linear layer was called before its weights were loaded"
         if isinstance(x, Tensor):
-            return self._apply(x)
-        assert self._takes_fp8 is not None
-        return self._takes_fp8.multiply(*x, self._dtype)
+            y = self._apply(x)
+        else:
+            assert self._takes_fp8 is not None
+            y = self._takes_fp8.multiply(*x, self._dtype)
+        return y if self._gather is None else self._gather(y, self._out_size)
 
     def groups_of(self, num_rows: int) -> bool | None:
         """How a kernel before may quantize so many rows to FP8: with a scale for each 128 inputs (True), or for each
@@ -99,7 +116,12 @@ class Linear:
     def fuses_add(self, x: Tensor) -> bool:
         """Whether `add_to` is one kernel for as many rows as x has."""
         few = self._few_rows
-        return few is not None and few.is_few(x.shape[0]) and fused.fuses(fused.LINEAR_RESIDUAL, x, few.weight)
+        return (
+            few is not None
+            and self._gather is None
+            and few.is_few(x.shape[0])
+            and fused.fuses(fused.LINEAR_RESIDUAL, x, few.weight)
+        )
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + this layer of x. Only if `fuses_add`."""

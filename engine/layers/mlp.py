@@ -28,10 +28,23 @@ class MLP:
     def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
         assert arch.has_gate or arch.activation is Activation.GELU_TANH
         self._in_name, self._act = ("gate_up", _GATES[arch.activation]) if arch.has_gate else ("up", Act(gelu))
-        self._branch, self._hidden_size = branch, arch.intermediate_size
-        in_rows = 2 * arch.intermediate_size if arch.has_gate else arch.intermediate_size
-        self._in = Linear(arch.hidden_size, in_rows, place.of(self._in_name), arch.has_mlp_bias)
-        self._down = Linear(arch.intermediate_size, arch.hidden_size, place.of("down"), arch.has_mlp_bias)
+        self._branch, self._ranks, self._size = branch, place.ranks, arch.intermediate_size
+        own, in_rows = place.ranks.own, 2 * arch.intermediate_size if arch.has_gate else arch.intermediate_size
+        self._in = Linear(
+            arch.hidden_size,
+            in_rows,
+            place.of(self._in_name),
+            arch.has_mlp_bias,
+            rows=own.rows(arch, self._in_name),
+        )
+        self._down = Linear(
+            arch.intermediate_size,
+            arch.hidden_size,
+            place.of("down"),
+            arch.has_mlp_bias,
+            rows=own.rows(arch, "down"),
+            gather=place.ranks.gather,
+        )
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         for name, linear in ((self._in_name, self._in), ("down", self._down)):
@@ -40,8 +53,9 @@ class MLP:
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
         has_groups = self._down.groups_of(x.shape[0])
-        if has_groups is None or self._act.run_fp8 is None or self._hidden_size > MAX_SIZE:
+        if has_groups is None or self._act.run_fp8 is None or self._size > MAX_SIZE:
             hidden, stream = self._branch.enter(self._in, x, residual, self._act)
-            return self._branch.leave(self._down, hidden, stream)
+            return self._branch.leave(self._down, self._ranks.gather(hidden, self._size), stream)
+        # On GPUs alone, where all of the layer is on one rank.
         projected, stream = self._branch.enter(self._in, x, residual)
         return self._branch.leave(self._down, self._act.run_fp8(projected, has_groups), stream)

@@ -1,50 +1,79 @@
 """A parameter while it is loaded: rows arrive in any order, and the layer receives the tensor when all are there.
 
+A rank keeps only some rows. Rows are numbered in the whole tensor, and those that the rank does not keep are dropped.
+
 Memory is allocated when the first row arrives. So a layer that repacks its weight holds two copies of that one matrix,
 never of the whole model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from inferd.engine.arch.ranks import Span
+
 
 class Parameter:
-    """A tensor of `shape` to be filled by rows. `use` receives it once, when every row was written exactly once."""
+    """A tensor of `shape` to be filled by rows. `use` receives the kept rows once, when each was written exactly
+    once."""
 
-    __slots__ = ("_data", "_use", "_written", "device", "dtype", "shape")
+    __slots__ = ("_data", "_kept", "_use", "_written", "device", "dtype", "shape")
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, use: Callable[[Tensor], None]
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        use: Callable[[Tensor], None],
+        kept: tuple[Span, ...] | None = None,
     ) -> None:
+        """`kept`: the rows that are kept, ascending; None: all."""
         self.shape, self.dtype, self.device = shape, dtype, device
-        self._use = use
+        self._use, self._kept = use, ((0, shape[0]),) if kept is None else kept
         self._data: Tensor | None = None
         self._written: list[tuple[int, int]] = []
 
     @property
     def missing_rows(self) -> tuple[tuple[int, int], ...]:
-        """Ranges [start, end) of rows that were not written."""
+        """Ranges [start, end) of kept rows that were not written."""
         gaps, row = [], 0
         for start, end in [*sorted(self._written), (self.shape[0], self.shape[0])]:
-            if start > row:
-                gaps.append((row, start))
+            gaps += [gap for gap, _ in self._overlaps(row, start)]
             row = max(row, end)
         return tuple(gaps)
 
+    def needed(self, row: int, values: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """(first row, rows) of the kept rows among `values`, which are rows row .. row + n of the whole tensor."""
+        for (start, end), _ in self._overlaps(row, row + values.shape[0]):
+            yield start, values[start - row : end - row]
+
     def write(self, row: int, values: Tensor, copy: Callable[[Tensor, Tensor], object] = Tensor.copy_) -> None:
-        """Copy `values` [n, ...] to rows row .. row + n, converted to the parameter's dtype. Writing a row twice is an
-        error. `copy(goal, values)` copies from the host to the parameter's device."""
+        """Copy `values` [n, ...] to rows row .. row + n of the whole tensor, converted to the parameter's dtype.
+        Writing a row twice is an error. `copy(goal, values)` copies from the host to the parameter's device."""
         end = row + values.shape[0]
         assert row >= 0 and end <= self.shape[0] and tuple(values.shape[1:]) == self.shape[1:]
         assert all(end <= start or stop <= row for start, stop in self._written), f"rows {row}..{end} written twice"
-        if self._data is None:
-            self._data = torch.empty(self.shape, dtype=self.dtype, device=self.device)
-        copy(self._data[row:end], values)
         self._written.append((row, end))
+        overlaps = list(self._overlaps(row, end))
+        if not overlaps:
+            return
+        if self._data is None:
+            num_rows = sum(end - start for start, end in self._kept)
+            self._data = torch.empty((num_rows, *self.shape[1:]), dtype=self.dtype, device=self.device)
+        for (first, last), place in overlaps:
+            copy(self._data[place : place + last - first], values[first - row : last - row])
         if not self.missing_rows:
             data, self._data = self._data, None
             self._use(data)
+
+    def _overlaps(self, row: int, end: int) -> Iterator[tuple[Span, int]]:
+        """(kept rows within row .. end, place of the first among all kept rows)."""
+        places = accumulate((stop - start for start, stop in self._kept), initial=0)
+        for (start, stop), place in zip(self._kept, places, strict=False):
+            first, last = max(start, row), min(stop, end)
+            if first < last:
+                yield (first, last), place + first - start

@@ -1,4 +1,4 @@
-"""Device, dtype and quantization scheme of a layer's parameters: passed by the decoder down to every layer."""
+"""Device, dtype, quantization scheme and ranks of a layer's parameters: passed by the decoder down to every layer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.quant.scheme import DENSE, Scheme
 
 
@@ -19,6 +20,8 @@ class Placement:
     scheme: Scheme = DENSE
     exceptions: Mapping[str, Scheme] = field(default_factory=dict)
     """Matrix name -> scheme, for matrices that do not use `scheme`. Names are relative to this placement's module."""
+    ranks: Ranks = ALONE
+    """The processes that share the model."""
 
     def within(self, prefix: str) -> Placement:
         """The placement of the submodule whose names begin with `prefix`, which is cut off the exceptions' names."""

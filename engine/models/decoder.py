@@ -20,6 +20,7 @@ from inferd.engine.layers.mlp import MLP
 from inferd.engine.layers.norm import stream_norm
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
+from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.layers.rotary import cos_sin_table
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
 from inferd.kernels.embed import embed
@@ -61,7 +62,8 @@ class Decoder:
     """Model of `arch` in `dtype` on `device`, for positions below `max_positions` (default: all that the model knows).
 
     Rope scalings that depend on a sequence length use `served_positions` (default: `max_positions`). `recipe` says how
-    linear layers store their weights. Raises `QuantizationError` if it cannot store one.
+    linear layers store their weights. `ranks`: the processes that share the model; this one keeps its part of each
+    matrix. Raises `QuantizationError` if it cannot store one.
     """
 
     _embedding: Tensor
@@ -74,16 +76,24 @@ class Decoder:
         max_positions: int | None = None,
         served_positions: int | None = None,
         recipe: Recipe = UNQUANTIZED,
+        ranks: Ranks = ALONE,
     ) -> None:
-        place = Placement(dtype, torch.device(device), recipe.layers, recipe.exceptions)
-        self.arch, self.dtype, self.device = arch, dtype, place.device
+        place = Placement(dtype, torch.device(device), recipe.layers, recipe.exceptions, ranks)
+        self.arch, self.dtype, self.device, self.rank = arch, dtype, place.device, ranks.own
         table = (arch.vocab_size, arch.hidden_size)
         self._embed = Parameter(table, recipe.narrow or dtype, place.device, self._take_embedding)
         layers = range(arch.num_layers)
         self._layers = [DecoderLayer(arch, layer, place.within(f"layers.{layer}.")) for layer in layers]
         self._norm = stream_norm(arch, place)
         head = replace(place, scheme=recipe.head)
-        self._lm_head = Linear(arch.hidden_size, arch.vocab_size, head, out_dtype=torch.float32)
+        self._lm_head = Linear(
+            arch.hidden_size,
+            arch.vocab_size,
+            head,
+            out_dtype=torch.float32,
+            rows=ranks.own.rows(arch, "lm_head"),
+            gather=ranks.gather_at_first,
+        )
         self._kv_places = {
             layer: (group, plane)
             for group, members in enumerate(arch.cache_groups)
@@ -114,7 +124,8 @@ class Decoder:
 
         token_ids [T] int64. batches: one for each cache group; they differ in their block tables only. kv [planes,
         blocks, 2, G, block_size, D] holds the KV of the earlier positions that a row's layers see, and receives the KV
-        of this step's positions. kv_scales [planes, blocks, 2, G, block_size, groups], only for a KV cache in 8 bits.
+        of this step's positions. G is the number of this rank's KV heads. kv_scales [planes, blocks, 2, G, block_size,
+        groups], only for a KV cache in 8 bits.
         A row's result depends on its own tokens alone.
         """
         return self.run_layers(self.embed(token_ids), batches, kv, kv_scales)
@@ -137,7 +148,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[R, hidden] -> [R, vocab] fp32, written to `out` if it is given. They are the sums of the head's products and
-        never rounded to the model's dtype, because steps of 1/16 would make ties decide answers."""
+        never rounded to the model's dtype, because steps of 1/16 would make ties decide answers. On a rank other than
+        the first their content is undefined."""
         logits = self._lm_head(hidden)
         if out is not None:
             logits = out.copy_(logits)

@@ -112,11 +112,16 @@ class _Load:
         return min(tensor.file for tensor in self.tensors.values())
 
     def rows(self, parameters: Mapping[str, Parameter]) -> Iterator[Rows]:
-        """Rows of our parameters. Raises `CheckpointError` for numbers that no checkpoint should hold."""
+        """Rows of our parameters. Of a tensor that is not quantized only the rows that this rank keeps are read.
+
+        Raises `CheckpointError` for numbers that no checkpoint should hold.
+        """
         source = self.source
         if isinstance(source, Source):
-            for row, values in _parts(self.tensors[""]):
-                yield _floats(source, row, values, parameters[source.parameter].dtype)
+            parameter = parameters[source.parameter]
+            for first, part in _parts(self.tensors[""]):
+                for row, values in parameter.needed(source.row + first, part):
+                    yield _floats(source, row, values, parameter.dtype)
             return
         for name, row, values in READERS[source.format.name].read(source, self._read()):
             yield Rows(f"{source.matrix}.{name}", row, values)
@@ -158,12 +163,11 @@ def _parts(tensor: TensorInfo) -> Iterator[tuple[int, Tensor]]:
 
 
 def _floats(source: Source, row: int, values: Tensor, dtype: torch.dtype) -> Rows:
-    """The rows of a parameter in `dtype`, from row `row` of the source on. Raises `CheckpointError` for NaN and
-    infinities."""
+    """The rows of a parameter in `dtype`, from its row `row` on. Raises `CheckpointError` for NaN and infinities."""
     if torch.finfo(values.dtype).max > torch.finfo(dtype).max:
         values = values.to(dtype)  # a large number becomes infinite here
     _check_finite(source.tensor, values)
-    return Rows(source.parameter, source.row + row, values)
+    return Rows(source.parameter, row, values)
 
 
 def _check_finite(name: str, values: Tensor) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from inferd.engine.arch.ranks import Span
 from inferd.engine.quant.scheme import Apply, FromWeight, TensorSpec, giving
 from inferd.kernels.linear_fp8 import BLOCK, FP8, linear_fp8, quantize_static, quantize_weight
 
@@ -48,10 +50,17 @@ class StoredFp8:
 
     def takes(self, out_size: int, in_size: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
         scales = (-(-out_size // BLOCK), -(-in_size // BLOCK)) if self.has_blocks else (out_size, 1)
-        given = {"weight": TensorSpec((out_size, in_size), FP8), "weight_scale": TensorSpec(scales, torch.float32)}
+        given = {
+            "weight": TensorSpec((out_size, in_size), FP8),
+            "weight_scale": TensorSpec(scales, torch.float32, group_rows=BLOCK if self.has_blocks else 1),
+        }
         if self.has_input_scale:
             given["input_scale"] = TensorSpec((out_size, 1), torch.float32)
         return given
+
+    def of_rows(self, rows: Sequence[Span]) -> StoredFp8:
+        """Rows, or blocks of them, are stored independently of each other."""
+        return self
 
     def bind(
         self,

@@ -6,13 +6,14 @@ the same kernels, which take numbers and scales from either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
+from inferd.engine.arch.ranks import Span
 from inferd.kernels.linear import ANY, Choices, linear, linear_16bit
 
 Apply = Callable[[Tensor], Tensor]
@@ -24,10 +25,24 @@ class QuantizationError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Shape and dtype of a tensor that a layer needs before it can run."""
+    """Shape and dtype of a tensor that a layer needs before it can run, and the matrix rows that it is about."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    first_row: int = 0
+    """The matrix row that the tensor's first row belongs to."""
+    group_rows: int | None = 1
+    """Number of matrix rows that a row of the tensor belongs to; None: every row belongs to the whole matrix."""
+
+    def kept(self, rows: Sequence[Span]) -> tuple[Span, ...] | None:
+        """The tensor's rows that belong to these rows of the matrix; None: all."""
+        size = self.group_rows
+        if size is None:
+            return None
+        assert all((start - self.first_row) % size == 0 for start, _ in rows), "a group of rows is cut"
+        shifted = ((start - self.first_row, end - self.first_row) for start, end in rows)
+        whole = ((max(start // size, 0), min(-(-end // size), self.shape[0])) for start, end in shifted)
+        return tuple((start, end) for start, end in whole if start < end)
 
 
 class Scheme(Protocol):
@@ -54,12 +69,20 @@ class Scheme(Protocol):
         """
         ...
 
+    def of_rows(self, rows: Sequence[Span]) -> Scheme:
+        """The scheme that binds a matrix of which these rows are kept, ascending."""
+        ...
+
 
 class FromWeight:
     """Base of schemes that take the weight [out, in] in the dtype of activations, and convert it themselves."""
 
     def takes(self, out_size: int, in_size: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
         return {"weight": TensorSpec((out_size, in_size), dtype)}
+
+    def of_rows(self, rows: Sequence[Span]) -> Self:
+        """Rows are stored independently of each other."""
+        return self
 
 
 def giving(out_dtype: torch.dtype | None, dtype: torch.dtype, bind: Callable[[torch.dtype], Apply]) -> Apply:
@@ -85,6 +108,10 @@ class Dense:
     def takes(self, out_size: int, in_size: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
         assert self._narrow is None or dtype == torch.float32
         return {"weight": TensorSpec((out_size, in_size), self._narrow or dtype)}
+
+    def of_rows(self, rows: Sequence[Span]) -> Dense:
+        """Rows are stored independently of each other."""
+        return self
 
     def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
         if self._narrow is None:

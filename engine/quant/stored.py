@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from inferd.engine.arch.ranks import Span, num_rows, within
 from inferd.engine.arch.stored import Fp8Layout, IntLayout
 from inferd.engine.arch.weights import Part
 from inferd.engine.quant.fp8 import StoredFp8
@@ -72,8 +73,13 @@ class StoredIntegers:
         if layout.offsets == "minimums":
             given["minimums"] = TensorSpec(groups, scale_dtype)
         if layout.has_order:
-            given["order"] = TensorSpec((len(self.modules), in_size), torch.int32)
+            given["order"] = TensorSpec((len(self.modules), in_size), torch.int32, group_rows=None)
         return given
+
+    def of_rows(self, rows: Sequence[Span]) -> StoredIntegers:
+        starts = _starts(self.modules)
+        own = (within(rows, start, size) for start, size in zip(starts, self.modules, strict=True))
+        return replace(self, modules=tuple(num_rows(kept) for kept in own))
 
     @property
     def bind(self) -> Callable[..., Apply]:
@@ -134,27 +140,38 @@ class Joined:
     name: str = "joined"
 
     def check(self, out_size: int, in_size: int) -> None:
-        for scheme, num_rows in self.parts:
-            scheme.check(num_rows, in_size)
+        for scheme, size in self.parts:
+            scheme.check(size, in_size)
 
     def takes(self, out_size: int, in_size: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
         """The tensors of part i have the names that its scheme gives them, after `parti.`."""
         return {
-            f"part{number}.{name}": spec
-            for number, (scheme, num_rows) in enumerate(self.parts)
-            for name, spec in scheme.takes(num_rows, in_size, dtype).items()
+            f"part{number}.{name}": replace(spec, first_row=row + spec.first_row)
+            for number, ((scheme, size), row) in enumerate(zip(self.parts, self._rows, strict=True))
+            for name, spec in scheme.takes(size, in_size, dtype).items()
         }
+
+    def of_rows(self, rows: Sequence[Span]) -> Joined:
+        own = [within(rows, row, size) for (_, size), row in zip(self.parts, self._rows, strict=True)]
+        assert all(own), "a rank keeps rows of every part"
+        parts = zip(self.parts, own, strict=True)
+        return Joined(tuple((scheme.of_rows(kept), num_rows(kept)) for (scheme, _), kept in parts))
+
+    @property
+    def _rows(self) -> list[int]:
+        """First row of each part."""
+        return _starts([size for _, size in self.parts])
 
     @property
     def bind(self) -> Callable[..., Apply]:
         return self._bind
 
     def _bind(self, bias: Tensor | None, out_dtype: torch.dtype | None = None, **tensors: Tensor) -> Apply:
-        applies, starts = [], _starts([num_rows for _, num_rows in self.parts])
-        for number, ((scheme, num_rows), row) in enumerate(zip(self.parts, starts, strict=True)):
+        applies = []
+        for number, ((scheme, size), row) in enumerate(zip(self.parts, self._rows, strict=True)):
             prefix = f"part{number}."
             own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-            part_bias = None if bias is None else bias[row : row + num_rows]
+            part_bias = None if bias is None else bias[row : row + size]
             applies.append(scheme.bind(bias=part_bias, out_dtype=out_dtype, **own))
         return joined(applies)
 

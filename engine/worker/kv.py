@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.ranks import ONE_RANK, Rank
 from inferd.engine.worker.device import Device
 from inferd.kernels.kv_format import KV_FORMATS, KV_SCALE_DTYPE, num_kv_groups
 
@@ -21,7 +22,7 @@ class KVPool:
     """Keys and values of every block."""
 
     data: Tensor
-    """[planes, blocks, 2 (k, v), kv heads, block_size, head_dim]."""
+    """[planes, blocks, 2 (k, v), kv heads, block_size, head_dim], with the KV heads of this rank."""
     padding_block: int | None = None
     """Block that padding rows write to and no request has; None if the device does not pad steps."""
     scales: Tensor | None = None
@@ -29,11 +30,20 @@ class KVPool:
     `data` has 8 bits."""
 
     @classmethod
-    def allocate(cls, arch: Arch, num_blocks: int, block_size: int, dtype: torch.dtype, device: Device) -> KVPool:
+    def allocate(
+        cls,
+        arch: Arch,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: Device,
+        rank: Rank = ONE_RANK,
+    ) -> KVPool:
         """A pool of `num_blocks` for requests, and one more block if the device pads steps. K and V are in `dtype`."""
         num_planes = max(len(group.layers) for group in arch.cache_groups)
         pads = len(device.row_buckets) < device.row_buckets[-1]
-        shape = (num_planes, num_blocks + pads, 2, arch.num_kv_heads, block_size)
+        first_head, end_head = rank.kv_heads(arch)
+        shape = (num_planes, num_blocks + pads, 2, end_head - first_head, block_size)
         scales = None
         if dtype in KV_FORMATS:
             scales = device.empty_pool((*shape, num_kv_groups(arch.head_dim)), KV_SCALE_DTYPE)

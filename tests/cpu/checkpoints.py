@@ -14,6 +14,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.arch.description import NormKind
 from inferd.engine.arch.registry import describe
+from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
@@ -92,17 +93,18 @@ def load_decoder(
     changes: dict[str, Any] | None = None,
     max_positions: int | None = None,
     recipe: Recipe = UNQUANTIZED,
+    ranks: Ranks = ALONE,
 ) -> Decoder:
     """The checkpoint in our decoder, with the fields of its config in `changes` replaced."""
     arch = describe(read_config(directory) | (changes or {}))
-    decoder = Decoder(arch, dtype, "cpu", max_positions, recipe=recipe)
+    decoder = Decoder(arch, dtype, "cpu", max_positions, recipe=recipe, ranks=ranks)
     load(decoder, Checkpoint.read(directory).tensors)
     return decoder
 
 
-def random_decoder(case: Case, dtype: torch.dtype, recipe: Recipe = UNQUANTIZED) -> Decoder:
+def random_decoder(case: Case, dtype: torch.dtype, recipe: Recipe = UNQUANTIZED, ranks: Ranks = ALONE) -> Decoder:
     """A decoder of the case's shape with random weights, made without a checkpoint."""
-    decoder = Decoder(describe(case.config_json()), dtype, "cpu", recipe=recipe)
+    decoder = Decoder(describe(case.config_json()), dtype, "cpu", recipe=recipe, ranks=ranks)
     generator = torch.Generator().manual_seed(2)
     for parameter_name, parameter in decoder.parameters().items():
         is_factor = parameter_name.endswith("norm.weight") and decoder.arch.norm is not NormKind.RMS_ONE_PLUS

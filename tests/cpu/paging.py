@@ -54,7 +54,8 @@ class Pool:
         self.groups = arch.cache_groups
         num_planes = max(len(group.layers) for group in self.groups)
         num_blocks = num_blocks * len(self.groups) + 1
-        shape = (num_planes, num_blocks, 2, arch.num_kv_heads, block_size, arch.head_dim)
+        first_head, end_head = decoder.rank.kv_heads(arch)
+        shape = (num_planes, num_blocks, 2, end_head - first_head, block_size, arch.head_dim)
         self.decoder, self.block_size, self.table_width = decoder, block_size, table_width
         self.kv = torch.full(shape, float("nan")).to(kv_dtype or decoder.dtype)
         self.kv_scales = nan_scales(self.kv)

@@ -1,0 +1,126 @@
+"""Tensor parallelism as arithmetic: which rows of each matrix one of several ranks keeps.
+
+Every matrix is split by its outputs, and never by its inputs. So a rank computes some of the outputs, each by the same
+sum as one process. It gathers the others' outputs before a matrix that reads all of them. Attention is split by heads,
+and its cache with it. Norms and the embedding are whole on every rank. Knows no process and no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from inferd.engine.arch.description import Arch, QKNorm
+from inferd.engine.arch.stored import BLOCK, Format, Fp8Layout
+
+Span = tuple[int, int]
+"""Rows from the first to before the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One of the `count` processes that compute one model together."""
+
+    index: int = 0
+    count: int = 1
+
+    def width(self, size: int) -> int:
+        """Number of consecutive outputs of `size` that each rank has. The last rank may have fewer."""
+        return -(-size // self.count)
+
+    def span(self, size: int) -> Span:
+        """The outputs that this rank has of `size`."""
+        width = self.width(size)
+        return min(self.index * width, size), min((self.index + 1) * width, size)
+
+    def heads(self, arch: Arch) -> Span:
+        """The heads that this rank computes."""
+        return self.span(arch.num_heads)
+
+    def kv_heads(self, arch: Arch) -> Span:
+        """The heads of K and V that this rank computes and caches. If there are more ranks than such heads, several
+        ranks have the same one."""
+        if self.count <= arch.num_kv_heads:
+            return self.span(arch.num_kv_heads)
+        head = self.index * arch.num_kv_heads // self.count
+        return head, head + 1
+
+    def rows(self, arch: Arch, matrix: str) -> tuple[Span, ...]:
+        """The rows that this rank keeps of a matrix, ascending. `matrix` is our name of it, with or without its
+        layer."""
+        match matrix.rpartition(".")[2]:
+            case "qkv":
+                return tuple(_qkv_rows(arch, self.heads(arch), self.kv_heads(arch)))
+            case "gate_up":
+                start, end = self.span(arch.intermediate_size)
+                return (start, end), (arch.intermediate_size + start, arch.intermediate_size + end)
+            case "up":
+                return (self.span(arch.intermediate_size),)
+            case "o" | "down":
+                return (self.span(arch.hidden_size),)
+            case "lm_head":
+                return (self.span(arch.vocab_size),)
+        raise AssertionError(f"{matrix} is no matrix that ranks split")
+
+
+ONE_RANK = Rank()
+
+
+def _qkv_rows(arch: Arch, heads: Span, kv_heads: Span) -> Iterator[Span]:
+    first = 0
+    for (start, end), size in ((heads, arch.q_size), (kv_heads, arch.kv_size), (kv_heads, arch.kv_size)):
+        yield first + start * arch.head_dim, first + end * arch.head_dim
+        first += size
+
+
+def num_rows(spans: tuple[Span, ...]) -> int:
+    return sum(end - start for start, end in spans)
+
+
+def within(rows: Iterable[Span], first: int, size: int) -> tuple[Span, ...]:
+    """Those of `rows` that lie in first .. first + size, counted from `first`."""
+    cut = ((max(start - first, 0), min(end - first, size)) for start, end in rows)
+    return tuple((start, end) for start, end in cut if start < end)
+
+
+def counts_of(arch: Arch) -> tuple[int, ...]:
+    """The numbers of ranks that can compute this model."""
+    return tuple(count for count in range(1, arch.num_heads + 1) if refuses(arch, count) is None)
+
+
+def refuses(arch: Arch, count: int) -> str | None:
+    """Why so many ranks cannot compute this model; None if they can."""
+    if count == 1:
+        return None
+    if arch.num_heads % count:
+        return f"{count} does not divide its {arch.num_heads} attention heads"
+    if arch.num_kv_heads % count and count % arch.num_kv_heads:
+        return f"{count} ranks cannot share its {arch.num_kv_heads} heads of K and V evenly"
+    if arch.qk_norm is QKNorm.PROJECTION:
+        return "its norms of q and k need all heads of a token, and each rank has only some"
+    sizes = {"hidden size": arch.hidden_size, "vocabulary": arch.vocab_size, "MLP": arch.intermediate_size}
+    for what, size in sizes.items():
+        if Rank(count - 1, count).span(size) == (size, size):
+            return f"its {what} of {size} leaves nothing to the last of {count} ranks"
+    return _refuses_blocks(arch, count)
+
+
+def _refuses_blocks(arch: Arch, count: int) -> str | None:
+    """Blocks of FP8 have one scale for `BLOCK` rows, so a rank must keep whole blocks."""
+    if arch.stored is None or not any(_has_blocks(form) for form in _formats(arch)):
+        return None
+    rank = Rank(1, count)
+    for matrix in ("qkv", "o", "gate_up" if arch.has_gate else "up", "down"):
+        kept = rank.rows(arch, matrix)
+        if any(start % BLOCK or (end - start) % BLOCK for start, end in kept):
+            return f"{count} ranks would cut its FP8 blocks of {BLOCK} rows in {matrix}"
+    return None
+
+
+def _formats(arch: Arch) -> Iterator[Format | None]:
+    assert arch.stored is not None
+    yield from (arch.stored.layers, arch.stored.head, *(form for _, form in arch.stored.exceptions))
+
+
+def _has_blocks(form: Format | None) -> bool:
+    return form is not None and isinstance(form.layout, Fp8Layout) and form.layout.has_blocks
