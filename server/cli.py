@@ -177,6 +177,9 @@ def plan(
     block_size: Annotated[int, typer.Option(help="Number of tokens in a KV block.", metavar="N")] = 32,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub model.")] = None,
     standby: Annotated[bool, typer.Option("--standby", help="Add the memory of a standby engine process.")] = False,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(help="Number of processes that share the model; sizes are those of each.", metavar="N")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every size in bytes.")] = False,
 ) -> None:
     """Show how much memory a model needs, with the formulas.
@@ -197,6 +200,7 @@ def plan(
         overhead=overhead,
         block_size=block_size,
         standby=standby,
+        tensor_parallel_size=tensor_parallel_size,
     )
     raise typer.Exit(run(asked, as_json=as_json))
 

@@ -18,6 +18,7 @@ from inferd.engine.api.memory.capacity import (
     MIN_MODEL_LEN,
     longest_context,
     longest_in_pool,
+    of_each_rank,
     options,
     plan_sequences,
     pool_shortage,
@@ -39,6 +40,8 @@ from inferd.engine.api.served import (
     Dtype,
     KVCacheDtype,
     check_quantization,
+    check_rank_places,
+    check_ranks,
     deterministic_on,
     quantization_of,
     resolved_dtype,
@@ -113,7 +116,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Most tokens of one step, prefill and decode together."""
     prefix_caching: bool = True
     num_threads: int | None = None
-    """Number of threads of an engine on a CPU."""
+    """Number of threads of an engine on a CPU, of all its ranks together."""
+    tensor_parallel_size: int = 1
+    """Number of ranks: processes that share the model, each with a part of every matrix and of the KV cache."""
     standby: bool = False
     """Whether a standby process waits to take the engine's place."""
 
@@ -133,6 +138,7 @@ def resolve(
 ) -> tuple[EngineConfig, MemoryPlan, tuple[Decision, ...]]:
     """Replace every "auto". Raises `ConfigError` or `CapacityError` with what was asked and what would work."""
     _check_bounds(config, facts.arch)
+    check_ranks(config.tensor_parallel_size, facts.arch)
     check_quantization(config.quantization, facts.arch)
     chosen: dict[str, tuple[object, str]] = {}
     quantization = quantization_of(config.quantization, facts.arch)
@@ -141,7 +147,8 @@ def resolve(
     device, why = served_device(config.device, quantization, machine)
     if device != config.device:
         chosen["device"] = (device, why)
-    machine, auto = machine.on(device), _AUTO[device]
+    check_rank_places(config.tensor_parallel_size, device, config.num_threads, machine)
+    machine, auto = machine.on(device).shared_by(config.tensor_parallel_size), _AUTO[device]
     dtype = resolved_dtype(config.dtype, facts, machine)
     if dtype[0] != config.dtype:
         chosen["dtype"] = dtype[:2]
@@ -181,7 +188,7 @@ def resolve(
 
 
 def plan_of(config: EngineConfig, arch: Arch) -> MemoryPlan:
-    """The memory plan of an engine with these resolved settings."""
+    """The memory plan of each rank of an engine with these resolved settings."""
     assert config.num_blocks is not None
     work = _workload(config, config.max_model_len)
     return plan_memory(arch, precision_of(config), work, pool_of(config.num_blocks, work))
@@ -208,8 +215,9 @@ def _workload(config: EngineConfig, max_model_len: int | None) -> Workload:
         step_tokens=config.max_num_batched_tokens,
         block_size=config.block_size,
         device="cuda" if config.device == "cuda" else "cpu",
-        num_threads=config.num_threads or 1,
+        num_threads=max((config.num_threads or 1) // config.tensor_parallel_size, 1),
         has_standby=config.standby,
+        num_ranks=config.tensor_parallel_size,
     )
 
 
@@ -245,22 +253,26 @@ def _fit(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> d
     precision, available = precision_of(config), machine.memory_available_bytes
     length = _length(config, arch, machine, replaced)
     work = _workload(config, length)
-    size, num_needed = block_bytes(arch, precision, work.block_size), blocks_per_seq(arch, length, work)
+    size = block_bytes(arch, precision, work.block_size, work.num_ranks)
+    num_needed = blocks_per_seq(arch, length, work)
     rest = plan_memory(arch, precision, work, pool_of(0, work))
     left = available - rest.weights_bytes - rest.kv_bytes - rest.working_bytes
     if config.kv_memory_bytes is not None:
-        if config.kv_memory_bytes > left:
+        if config.kv_memory_bytes > left * work.num_ranks:
             raise CapacityError(
-                f"kv_memory of {format_bytes(config.kv_memory_bytes)} was asked for, but {format_bytes(left)} are left "
-                f"beside the weights ({format_bytes(rest.weights_bytes)} in {precision.weights_name}) and "
+                f"kv_memory of {format_bytes(config.kv_memory_bytes)} was asked for, but "
+                f"{format_bytes(left * work.num_ranks)} are left beside the weights "
+                f"({format_bytes(rest.weights_bytes)} in {precision.weights_name}{of_each_rank(work)}) and "
                 f"{format_bytes(rest.working_bytes)} to work in: ask for less, or leave kv_memory out"
             )
-        num_blocks, why = config.kv_memory_bytes // size, f"kv_memory of {format_bytes(config.kv_memory_bytes)}"
+        num_blocks = config.kv_memory_bytes // work.num_ranks // size
+        why = f"kv_memory of {format_bytes(config.kv_memory_bytes)}"
     else:
         auto = _AUTO[machine.device]
         share = int(left * auto.memory_share)
         most = work.num_seqs * num_needed
-        wanted = max(most if auto.kv_bytes is None else min(auto.kv_bytes // size, most), num_needed)
+        bound = most if auto.kv_bytes is None else auto.kv_bytes // work.num_ranks // size
+        wanted = max(min(bound, most), num_needed)
         num_blocks = min(share // size, wanted)
         why = f"within {format_bytes(share)}, {auto.memory_share:.0%} of the memory left"
         least = num_needed if config.max_model_len is not None else blocks_per_seq(arch, MIN_MODEL_LEN, work)
@@ -281,7 +293,7 @@ def _length(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -
     what = f"one sequence of {work.max_model_len} tokens"
     found = options(arch, served_precisions(arch, precision, machine), asked, 1, available)
     because = f"; it is computed in {config.dtype}: {replaced}" if replaced else ""
-    raise CapacityError(f"{shortage(plan, precision, what, available)}{because}; {ways_out(precision, found)}")
+    raise CapacityError(f"{shortage(plan, precision, what, available, work)}{because}; {ways_out(precision, found)}")
 
 
 def _settle_length(
@@ -290,7 +302,7 @@ def _settle_length(
     longest = longest_in_pool(arch, work, num_blocks)
     if longest < (config.max_model_len or MIN_MODEL_LEN):
         raise CapacityError(pool_shortage(arch, precision_of(config), work, num_blocks, why))
-    kv_bytes = num_blocks * block_bytes(arch, precision_of(config), work.block_size)
+    kv_bytes = num_blocks * block_bytes(arch, precision_of(config), work.block_size, work.num_ranks) * work.num_ranks
     chosen: dict[str, tuple[object, str]] = {"num_blocks": (num_blocks, why), "kv_memory_bytes": (kv_bytes, why)}
     if config.max_model_len is None:
         length = min(longest, work.max_model_len)

@@ -15,6 +15,7 @@ from inferd.engine.api.memory.planner import refusal, stored_quantization
 from inferd.engine.api.memory.precision import DTYPE_BYTES, KV_FORMATS, SHORT_KV, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.ranks import counts_of, refuses
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
@@ -45,6 +46,36 @@ def served_device(
     if asked == "auto":
         return "cpu", unserved
     raise ConfigError(f"{unserved}; give --device cpu, or another --quantization")
+
+
+def check_ranks(num_ranks: int, arch: Arch) -> None:
+    """Raises a `ConfigError` that names the numbers of ranks that could share this model."""
+    if num_ranks < 1:
+        raise ConfigError(f"tensor_parallel_size must be at least 1, but got {num_ranks}")
+    reason = refuses(arch, num_ranks)
+    if reason is not None:
+        known = ", ".join(str(count) for count in counts_of(arch))
+        raise ConfigError(
+            f"this model cannot be shared by {num_ranks} ranks: {reason}; give --tensor-parallel-size as one of {known}"
+        )
+
+
+def check_rank_places(num_ranks: int, device: str, num_threads: int | None, machine: Machine) -> None:
+    """Raises a `ConfigError` if there is no core, or no GPU, for each rank."""
+    if num_ranks == 1:
+        return
+    if device == "cuda":
+        raise ConfigError(
+            f"tensor_parallel_size {num_ranks} was asked for, but ranks share a model on CPUs only; give "
+            "--tensor-parallel-size 1, or --device cpu"
+        )
+    cores = machine.num_cpus if num_threads is None else min(num_threads, machine.num_cpus)
+    if num_ranks > cores:
+        what = f"{cores} core{'s' if cores > 1 else ''}" if cores == machine.num_cpus else f"{cores} threads"
+        raise ConfigError(
+            f"tensor_parallel_size must be at most {cores} here, because each rank needs a thread and a core of its "
+            f"own and there are {what}, but got {num_ranks}; give a smaller --tensor-parallel-size"
+        )
 
 
 def deterministic_on(asked: bool | None, device: str) -> tuple[bool, str]:

@@ -143,7 +143,7 @@ def build(
     """
     config = launch.config
     thread = WorkerThread()
-    worker, ready = thread.submit(load_worker, config, started_s, link.send).result()
+    worker, ready = thread.submit(load_worker, config, started_s, link.send, launch.log_style).result()
     assert config.max_num_seqs is not None and config.max_num_batched_tokens is not None
     limits = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,

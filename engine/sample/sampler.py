@@ -157,6 +157,10 @@ class Sampler:
             token_ids[rows], is_empty[rows] = self._draw(chosen, *_at(special, is_sampled, slots, positions))
         return SampleResult(token_ids, is_failed, is_empty, *self._logprobs(logits, token_ids, asked))
 
+    def prompt_logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
+        """Logprobs of the prompt's tokens `token_ids` [N], from logits [N, V] of the positions before them."""
+        return logprobs_of(logits, token_ids, [num_top] * logits.shape[0])
+
     def _draw(
         self, logits: Tensor, is_sampled: Sequence[bool], slots: Sequence[int], positions: Sequence[int]
     ) -> tuple[Tensor, Tensor]:

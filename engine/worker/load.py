@@ -1,50 +1,53 @@
-"""Builds a worker from resolved settings: loads the checkpoint onto the device. Reports each phase when it ends."""
+"""Builds a worker from resolved settings: loads the checkpoint onto the device. Reports each phase when it ends.
+
+Of an engine of several ranks, rank 0 calls `load_worker`, which starts the others, and each of those `load_follower`.
+"""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import EngineConfig, longest_beside_weights, plan_of, precision_of
-from inferd.engine.api.errors import CapacityError, ModelError
-from inferd.engine.api.machine.cpu import Machine
-from inferd.engine.api.memory.capacity import MIN_MODEL_LEN
+from inferd.engine.api.config import EngineConfig, plan_of
+from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
-from inferd.engine.api.memory.precision import KV_FORMATS, SHORT_KV
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
 from inferd.engine.api.wire.messages import Phase, Ready
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.arch.description import Arch
+from inferd.engine.layers.ranks import ALONE
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.loader import Progress, load, recipe_of
-from inferd.engine.quant.checkpoints.reader import CheckpointError
-from inferd.engine.quant.scheme import QuantizationError
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
-from inferd.engine.worker.cuda import CudaDevice
 from inferd.engine.worker.determinism import refuse_varying
-from inferd.engine.worker.device import CpuDevice, Device
+from inferd.engine.worker.device import Device
+from inferd.engine.worker.followers import Followers, Loaded, RankLaunch
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.parts import (
+    allocate_pool,
+    build_decoder,
+    load_and_measure,
+    log_progress,
+    make_slots,
+    open_device,
+    open_ranks,
+    out_of_memory,
+    prepare_kernels,
+)
 from inferd.engine.worker.peaks import measure
+from inferd.engine.worker.ranks import FollowingSampler, LeadingSampler, SharedRanks
 from inferd.engine.worker.runner import Runner
-from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.tuning import Tuning
-from inferd.kernels import native, registry
+from inferd.kernels import registry
 from inferd.kernels.linear import Choices
-from inferd.kernels.registry import KernelError
-
-logger = logging.getLogger(__name__)
 
 LoadReport = Callable[[Phase], None]
 
-_PROGRESS_INTERVAL_S = 5.0
 _WARM_UP_TOKENS = 16
 
 
@@ -60,16 +63,45 @@ class _PhaseTimer:
         self._last_s = now
 
 
-def load_worker(config: EngineConfig, started_s: float, report: LoadReport) -> tuple[Runner, Ready]:
-    """Load the weights, allocate the KV pool, run warm-up steps. Raises `ModelError` or `CapacityError`."""
+def load_worker(
+    config: EngineConfig, started_s: float, report: LoadReport, log_style: LogStyle = DEFAULT_STYLE
+) -> tuple[Runner, Ready]:
+    """Load the weights, allocate the KV pool, run warm-up steps, together with the other ranks. Raises `StartError`."""
+    followers = Followers.start(config, log_style)
+    try:
+        return _load_first(config, _PhaseTimer(started_s, report), followers)
+    except BaseException:
+        followers.close()
+        raise
+
+
+def load_follower(launch: RankLaunch) -> tuple[Runner, Loaded]:
+    """Load the part of one of the other ranks. Raises `StartError`."""
+    config = launch.config
+    assert config.max_num_seqs is not None and config.deterministic is not None
+    device = open_device(config)
+    prepare_kernels()
+    checkpoint = Checkpoint.read(Path(config.model_path), keeps_blocks=config.keeps_blocks)
+    arch, dtype = ModelFacts.of(checkpoint).arch, getattr(torch, config.dtype)
+    planned = plan_of(config, arch)
+    ranks = open_ranks(config, launch.index, launch.exchange_fd)
+    decoder = build_decoder(config, arch, dtype, device, Choices(config.deterministic), ranks)
+    weights_bytes = load_and_measure(decoder, checkpoint, planned, device)
+    kv = allocate_pool(config, decoder, planned, device)
+    sampler = FollowingSampler(arch.vocab_size, ranks)
+    runner = Runner(decoder, kv, make_slots(config, decoder, device), sampler, device)
+    return runner, Loaded(weights_bytes, kv.num_bytes)
+
+
+def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) -> tuple[Runner, Ready]:
+    """Load the part of rank 0, which is the whole if it is alone."""
     assert config.max_model_len is not None and config.block_size is not None
     assert config.num_blocks is not None and config.deterministic is not None
     deterministic = config.deterministic
-    timer = _PhaseTimer(started_s, report)
-    device = _open_device(config)
+    device = open_device(config)
     timer.done("engine", f"torch {torch.__version__} on {device.name}")
     if config.device == "cpu":
-        timer.done("kernels", _prepare_kernels())
+        timer.done("kernels", prepare_kernels())
 
     checkpoint = Checkpoint.read(Path(config.model_path), keeps_blocks=config.keeps_blocks)
     facts = ModelFacts.of(checkpoint)
@@ -77,30 +109,28 @@ def load_worker(config: EngineConfig, started_s: float, report: LoadReport) -> t
     planned = plan_of(config, arch)
     tuning = None if deterministic or config.device == "cpu" else Tuning.of_user(dtype)
     choices = Choices(deterministic, None if tuning is None else tuning.table)
-    decoder = _build_decoder(config, arch, dtype, device, choices)
-    weights_bytes = _load_and_measure(decoder, checkpoint, planned, device)
-    timer.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}")
+    shared = None if followers.exchange_fd is None else open_ranks(config, 0, followers.exchange_fd)
+    decoder = build_decoder(config, arch, dtype, device, choices, shared or ALONE)
+    weights_bytes = load_and_measure(decoder, checkpoint, planned, device)
+    each = "" if shared is None else f" on each of {config.tensor_parallel_size} ranks"
+    timer.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}{each}")
 
     # Before the KV pool, which takes the rest of a GPU's memory.
     if tuning is not None:
         timer.done("tuning", tuning.complete())
-    peaks = measure(device, dtype, config.quantization, Choices(deterministic))
+    others = followers.wait_loaded()
+    if others:
+        timer.done("ranks", "the others have loaded their parts")
+    peaks = _measure_peaks(config, device, dtype)
     timer.done("peaks", str(peaks))
 
-    kv = _allocate_pool(config, arch, planned, device)
+    kv = allocate_pool(config, decoder, planned, device)
     timer.done(
         "kv cache",
         f"{format_bytes(kv.num_bytes)}, {config.num_blocks} blocks of {config.block_size} tokens in "
-        f"{config.kv_cache_dtype}",
+        f"{config.kv_cache_dtype}{each}",
     )
-
-    with _explained(planned, config, arch, kv):
-        runner = _build_runner(config, decoder, kv, device)
-        recorded = runner.record_steps(_log_progress(_recordings))
-        if recorded is not None:
-            timer.done("recorded steps", recorded)
-        for plan in _warm_up_plans(config, len(arch.cache_groups)):
-            runner.execute(plan)
+    runner = _warmed_up(config, decoder, kv, planned, device, shared, followers, timer)
     if deterministic:
         refuse_varying(registry.explain())
     kernels = tuple(sorted({(choice.op, choice.chosen) for choice in registry.explain()}))
@@ -111,11 +141,11 @@ def load_worker(config: EngineConfig, started_s: float, report: LoadReport) -> t
         max_model_len=config.max_model_len,
         vocab_size=arch.vocab_size,
         hidden_size=arch.hidden_size,
-        weights_bytes=weights_bytes,
-        kv_bytes=kv.num_bytes,
+        weights_bytes=max(weights_bytes, *(other.weights_bytes for other in others), 0),
+        kv_bytes=max(kv.num_bytes, *(other.kv_bytes for other in others), 0),
         planned_weights_bytes=planned.weights_bytes,
         planned_kv_bytes=planned.kv_bytes,
-        device=device.name,
+        device=device.name if shared is None else f"{config.tensor_parallel_size} ranks, each {device.name}",
         dtype=config.dtype,
         peaks=peaks,
         quantization=config.quantization,
@@ -125,140 +155,61 @@ def load_worker(config: EngineConfig, started_s: float, report: LoadReport) -> t
     )
 
 
-def _load_and_measure(decoder: Decoder, checkpoint: Checkpoint, planned: MemoryPlan, device: Device) -> int:
-    """Load the weights and return the bytes that they took. Raises `ModelError` or `CapacityError`."""
-    before_bytes = device.memory_in_use()
+def _measure_peaks(config: EngineConfig, device: Device, dtype: torch.dtype) -> Peaks:
+    """The peaks of all ranks together: of all threads, while the other ranks wait."""
+    assert config.num_threads is not None and config.deterministic is not None
+    num_threads = torch.get_num_threads()
+    if config.device == "cpu":
+        torch.set_num_threads(config.num_threads)
     try:
-        _load_weights(decoder, checkpoint, device)
-    except torch.OutOfMemoryError as error:
-        raise CapacityError(
-            f"the weights of {format_bytes(planned.weights_bytes)} do not fit into the GPU's free memory ({error}): "
-            "end other programs on the GPU, or give --quantization"
-        ) from error
-    device.give_back_freed()
-    return device.memory_in_use() - before_bytes
+        return measure(device, dtype, config.quantization, Choices(config.deterministic))
+    finally:
+        torch.set_num_threads(num_threads)
 
 
-def _allocate_pool(config: EngineConfig, arch: Arch, planned: MemoryPlan, device: Device) -> KVPool:
-    assert config.num_blocks is not None and config.block_size is not None
-    form = KV_FORMATS.get(precision_of(config).kv_cache)
-    dtype = getattr(torch, config.dtype if form is None else form.dtype)
-    try:
-        return KVPool.allocate(arch, config.num_blocks, config.block_size, dtype, device)
-    except RuntimeError as error:
-        raise _out_of_memory(f"the KV cache of {format_bytes(planned.kv_bytes)}", error, config, arch, 0) from error
-
-
-def _build_runner(config: EngineConfig, decoder: Decoder, kv: KVPool, device: Device) -> Runner:
-    assert config.max_num_seqs is not None and config.max_model_len is not None
-    assert config.block_size is not None and config.deterministic is not None
+def _warmed_up(
+    config: EngineConfig,
+    decoder: Decoder,
+    kv: KVPool,
+    planned: MemoryPlan,
+    device: Device,
+    shared: SharedRanks | None,
+    followers: Followers,
+    timer: _PhaseTimer,
+) -> Runner:
+    """The runner, after warm-up steps of each kind, which the other ranks run too."""
+    assert config.max_num_seqs is not None and config.deterministic is not None
     assert config.max_num_batched_tokens is not None
-    num_groups = len(decoder.arch.cache_groups)
-    slots = Slots(config.max_num_seqs, config.max_model_len, config.block_size, device, num_groups)
-    sampler = Sampler(config.max_num_seqs, decoder.arch.vocab_size, device.torch_device)
-    return Runner(
-        decoder,
-        kv,
-        slots,
-        sampler,
-        device,
-        is_deterministic=config.deterministic,
-        max_step_tokens=config.max_num_batched_tokens,
-    )
-
-
-@contextmanager
-def _explained(planned: MemoryPlan, config: EngineConfig, arch: Arch, kv: KVPool) -> Iterator[None]:
-    """Raises a `CapacityError` if memory for the first steps runs out."""
+    num_slots, vocab_size = config.max_num_seqs, decoder.arch.vocab_size
     try:
-        yield
+        sampler = (
+            Sampler(num_slots, vocab_size, device.torch_device)
+            if shared is None
+            else LeadingSampler(num_slots, vocab_size, shared)
+        )
+        runner = Runner(
+            decoder,
+            kv,
+            make_slots(config, decoder, device),
+            sampler,
+            device,
+            is_deterministic=config.deterministic,
+            max_step_tokens=config.max_num_batched_tokens,
+            followers=followers,
+        )
+        recorded = runner.record_steps(log_progress(_recordings))
+        if recorded is not None:
+            timer.done("recorded steps", recorded)
+        for plan in _warm_up_plans(config, len(decoder.arch.cache_groups)):
+            runner.execute(plan)
     except torch.OutOfMemoryError as error:
         what = f"slots and the tensors of a step, planned as {format_bytes(planned.working_bytes)},"
-        raise _out_of_memory(what, error, config, arch, kv.num_bytes) from error
-
-
-def _open_device(config: EngineConfig) -> Device:
-    assert config.num_threads is not None
-    if config.device == "cpu":
-        return CpuDevice(config.num_threads)
-    if not torch.cuda.is_available():
-        raise ModelError(
-            f"device cuda was asked for, but torch {torch.__version__} finds no GPU: give --device cpu, or install "
-            "the build of torch for this driver"
-        )
-    return CudaDevice()
-
-
-def _prepare_kernels() -> str:
-    """Build or load the C++ kernels. If that fails, plain PyTorch computes more slowly, and a warning says so."""
-    built = native.prepare(
-        native.default_cache_dir(),
-        before_compiling=lambda: logger.info("compiling the C++ kernels, once: about half a minute on two cores"),
-    )
-    if built.path is None:
-        logger.warning("kernels in plain PyTorch are used, several times slower: %s", built.reason)
-        return f"plain PyTorch, several times slower: {built.reason}"
-    for reason in built.rejected:
-        logger.warning("some C++ kernels are not used: %s", reason)
-    return f"C++ for {built.level}, " + (
-        f"compiled in {built.compile_s:.1f} s" if built.compile_s else "from the cache"
-    )
-
-
-def _build_decoder(config: EngineConfig, arch: Arch, dtype: torch.dtype, device: Device, choices: Choices) -> Decoder:
-    narrow = None if config.weights_dtype == config.dtype else getattr(torch, config.weights_dtype)
-    try:
-        return Decoder(
-            arch,
-            dtype,
-            device.torch_device,
-            config.max_model_len,
-            config.rope_positions,
-            recipe_of(arch, config.quantization, dtype, choices, narrow),
-        )
-    except QuantizationError as error:
-        raise ModelError(f"{config.model_path}: {error}") from error
-
-
-def _load_weights(decoder: Decoder, checkpoint: Checkpoint, device: Device) -> None:
-    try:
-        load(decoder, checkpoint.tensors_of(decoder.arch), _log_progress(_read), device.upload)
-    except CheckpointError as error:
-        raise ModelError(f"{checkpoint.path}: {error}") from error
-    except KernelError as error:
-        raise ModelError(f"{checkpoint.path} cannot be computed as asked: {error}; give --no-deterministic") from error
-
-
-def _log_progress(text_of: Callable[[int, int], str]) -> Progress:
-    """A callback that logs a line every few seconds of a long phase, and none for a short one."""
-    next_s = time.monotonic() + _PROGRESS_INTERVAL_S
-
-    def progress(done: int, total: int) -> None:
-        nonlocal next_s
-        if time.monotonic() >= next_s:
-            next_s = time.monotonic() + _PROGRESS_INTERVAL_S
-            logger.info("%s (%d%%)", text_of(done, total), 100 * done // total)
-
-    return progress
-
-
-def _read(done: int, total: int) -> str:
-    return f"weights: {format_bytes(done)} of {format_bytes(total)}"
+        raise out_of_memory(what, error, config, decoder.arch, kv.num_bytes) from error
+    return runner
 
 
 def _recordings(done: int, total: int) -> str:
     return f"recorded steps: {done} of {total} sizes"
-
-
-def _out_of_memory(what: str, error: RuntimeError, config: EngineConfig, arch: Arch, kv_bytes: int) -> CapacityError:
-    """The error for an allocation that failed. `kv_bytes`: bytes that the KV cache already has."""
-    free_bytes = Machine.detect().on("cuda" if config.device == "cuda" else "cpu").memory_available_bytes
-    length = longest_beside_weights(config, arch, free_bytes + kv_bytes)
-    return CapacityError(
-        f"{what} could not be allocated ({error}); {format_bytes(free_bytes)} of memory are free: "
-        + (f"--max-model-len up to {length} would fit; " if length >= MIN_MODEL_LEN else "")
-        + f"free some memory, or give a smaller --kv-memory, or --kv-cache-dtype {SHORT_KV}"
-    )
 
 
 def _tally(kernels: tuple[tuple[str, str], ...]) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from inferd.engine.arch.description import Arch
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import Progress
-from inferd.engine.sample.logprobs import Logprobs, logprobs_of
+from inferd.engine.sample.logprobs import Logprobs
 from inferd.engine.sample.sampler import EMPTY, FAILED, Masks, Sampler
 from inferd.engine.sched.plan import (
     NO_MASKS,
@@ -32,6 +32,7 @@ from inferd.engine.sched.plan import (
     TokenMasks,
 )
 from inferd.engine.worker.device import Device
+from inferd.engine.worker.followers import Followers
 from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.mixed_graphs import MixedGraphs
@@ -81,10 +82,12 @@ class Runner:
         *,
         is_deterministic: bool = True,
         max_step_tokens: int = sys.maxsize,
+        followers: Followers | None = None,
     ) -> None:
         """Unless `is_deterministic`, a GPU may use other kernels for long chunks of a prompt than for short ones, and
-        cut a sequence's keys by what else is in the step. Steps have at most `max_step_tokens` tokens."""
-        self._is_deterministic = is_deterministic
+        cut a sequence's keys by what else is in the step. Steps have at most `max_step_tokens` tokens. `followers`:
+        other ranks, which run the same plans."""
+        self._is_deterministic, self._followers = is_deterministic, followers or Followers()
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
         self._graphs = StepGraphs(decoder, kv, slots, sampler, device, is_deterministic=is_deterministic)
         self._mixed = MixedGraphs(decoder, kv, slots, device, max_step_tokens)
@@ -124,6 +127,10 @@ class Runner:
             f"prompts in {len(tokens)} sizes up to {max(tokens, default=0)} tokens"
         )
 
+    def close(self) -> None:
+        """End the other ranks."""
+        self._followers.close()
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan to its end."""
         return self.launch(plan).wait()
@@ -132,6 +139,7 @@ class Runner:
     def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> _LaunchedStep:
         """Queue one plan on the device, after those launched before. With `awaits_masks`, tokens are not drawn yet."""
         started_s = time.monotonic()
+        self._followers.send(plan)
         for admission in plan.admissions:
             self._slots.admit(admission)
             self._sampler.admit(admission.slot, admission.params, admission.token_ids, admission.num_prompt)
@@ -216,7 +224,7 @@ class Runner:
         scored: list[Logprobs] = []
         for start in range(0, states.shape[0], _SCORED_ROWS):
             part, ids = states[start : start + _SCORED_ROWS], targets[start : start + _SCORED_ROWS]
-            scored.append(logprobs_of(self._decoder.logits(part), ids, [num_top] * part.shape[0]))
+            scored.append(self._sampler.prompt_logprobs(self._decoder.logits(part), ids, num_top))
         return scored
 
 

@@ -20,13 +20,14 @@ from inferd.engine.api.hub_header import without_weights
 from inferd.engine.api.locate import EMBEDDED_NAME, gguf_to_download, local_path, locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import Part, Workload
-from inferd.engine.api.memory.capacity import longest_context, options, plan_sequences, shortage, ways_out
+from inferd.engine.api.memory.capacity import longest_context, of_each_rank, options, plan_sequences, shortage, ways_out
 from inferd.engine.api.memory.planner import MemoryPlan, refusal
 from inferd.engine.api.memory.precision import DTYPE_BYTES, SHORT_KV, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.served import (
     auto_dtype,
     check_quantization,
+    check_ranks,
     deterministic_on,
     kv_refusal,
     quantization_of,
@@ -55,6 +56,8 @@ class PlanOptions:
     """Percentage of weights and KV, as one number or a range."""
     block_size: int = AUTO_BLOCK_SIZE
     standby: bool = False
+    tensor_parallel_size: int = 1
+    """Number of ranks that share the model. The report is about each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +129,11 @@ class PlanReport:
 
 def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     """Compute the report. Raises `ModelError` if the model cannot be read, and `ConfigError` for a wrong option."""
-    machine = machine.on(machine.best_device)
+    machine = machine.on(machine.best_device).shared_by(max(asked.tensor_parallel_size, 1))
     overhead = _overhead(asked.overhead)
     found = _read(asked)
     facts = found.facts
+    check_ranks(asked.tensor_parallel_size, facts.arch)
     precision, work = _precision(asked, facts), _workload(asked, facts, machine)
     plan = plan_sequences(facts.arch, precision, work, asked.batch)
     dtype, why = served_dtype(precision.dtype, machine)
@@ -218,8 +222,9 @@ def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Worklo
         step_tokens=auto_step_tokens(machine.device),
         block_size=asked.block_size,
         device=machine.device,
-        num_threads=machine.num_cpus,
+        num_threads=max(machine.num_cpus // asked.tensor_parallel_size, 1),
         has_standby=asked.standby,
+        num_ranks=asked.tensor_parallel_size,
     )
 
 
@@ -263,9 +268,9 @@ def _verdict(facts: ModelFacts, served: Precision, work: Workload, machine: Mach
     if reason is not None:
         return False, f"not possible: {reason}; give --kv-cache-dtype {SHORT_KV} or auto"
     if plan.total_bytes <= available:
-        return True, f"fits: {what} in {served.name}"
+        return True, f"fits: {what} in {served.name}{of_each_rank(work)}"
     found = options(arch, served_precisions(arch, served, machine), work, work.num_seqs, available)
-    return False, f"does not fit: {shortage(plan, served, what, available)}; {ways_out(served, found)}"
+    return False, f"does not fit: {shortage(plan, served, what, available, work)}; {ways_out(served, found)}"
 
 
 def to_json(report: PlanReport) -> dict[str, Any]:
@@ -283,6 +288,7 @@ def to_json(report: PlanReport) -> dict[str, Any]:
         "batch": work.num_seqs,
         "context": work.max_model_len,
         "block_size": work.block_size,
+        "tensor_parallel_size": work.num_ranks,
         "files": None if files is None else {"bytes": files.num_bytes, "bytes_by_dtype": files.bytes_by_dtype},
         "weights": [_part(part) for part in plan.weights],
         "kv": _part(plan.kv),

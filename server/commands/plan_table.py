@@ -14,6 +14,7 @@ from rich.table import Table
 
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import Part
+from inferd.engine.api.memory.capacity import of_each_rank
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS
 from inferd.server.commands.plan import PlanOptions, PlanReport, PlanRow, build, to_json
@@ -100,7 +101,8 @@ def _parts(report: PlanReport) -> Table:
     plan, work, unit = report.plan, report.work, _Unit.of(report.plan.total_bytes)
     weights = "" if report.precision.quantization == "none" else f"{report.precision.quantization} weights, "
     kv = f", {report.precision.kv_cache} KV" if report.precision.kv_cache in KV_FORMATS else ""
-    sequences = f"{_sequences(work.num_seqs)} of {work.max_model_len:,} tokens"
+    ranks = f",{of_each_rank(work)}" if work.num_ranks > 1 else ""
+    sequences = f"{_sequences(work.num_seqs)} of {work.max_model_len:,} tokens{ranks}"
     table = _table(f"{weights}{report.precision.dtype}{kv}, {sequences}")
     table.add_column("part", no_wrap=True)
     table.add_column(unit.decimal_name, justify="right", no_wrap=True)
@@ -130,7 +132,9 @@ def _parts(report: PlanReport) -> Table:
 def _precisions(report: PlanReport) -> Table:
     unit = _Unit.of(max(row.plan.total_bytes for row in report.rows if row.plan is not None))
     available = format_bytes(report.machine.memory_available_bytes)
-    table = _table(f"All precisions; this machine has {available} available")
+    num_ranks = report.work.num_ranks
+    has = f"each of {num_ranks} ranks has" if num_ranks > 1 else "this machine has"
+    table = _table(f"All precisions; {has} {available} available")
     table.add_column("precision", no_wrap=True)
     sized = [f"{name} {unit.decimal_name}" for name in ("weights", "KV", "total")]
     for name in (*sized, f"total {unit.binary_name}"):

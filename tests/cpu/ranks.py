@@ -9,27 +9,14 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from inferd.engine.api.process.shared_memory import create, fill
 from inferd.engine.arch.ranks import Rank
 from inferd.engine.layers.ranks import Ranks
+from inferd.engine.worker.ranks import SharedRanks
 from inferd.kernels.gather import Exchange, exchange_bytes
 
 Result = TypeVar("Result")
-
-
-class SharedRanks:
-    """The ranks, seen from rank `own`."""
-
-    def __init__(self, own: Rank, exchange: Exchange) -> None:
-        self.own, self.exchange = own, exchange
-
-    def gather(self, part: Tensor, size: int) -> Tensor:
-        return self.exchange.gather(part, size)
-
-    def gather_at_first(self, part: Tensor, size: int) -> Tensor:
-        return self.exchange.gather(part, size, wants=self.own.index == 0)
 
 
 @contextmanager

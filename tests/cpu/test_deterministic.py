@@ -20,7 +20,7 @@ from inferd.engine.api.locate import EMBEDDED_NAME, locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.wire.messages import Phase, Ready
-from inferd.engine.worker import load
+from inferd.engine.worker import load, parts
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.tuning import Tuning
 from inferd.kernels import registry
@@ -44,7 +44,7 @@ class Start:
         self.phases: list[Phase] = []
         self.choices: list[Choices] = []
         self.attention: list[bool] = []
-        self.config, recipe_of, build = config, load.recipe_of, AttentionBatch.build
+        self.config, recipe_of, build = config, parts.recipe_of, AttentionBatch.build
 
         def recipe(arch: Any, quantization: str, dtype: Any, choices: Choices, narrow: Any) -> Any:
             self.choices.append(choices)
@@ -55,9 +55,9 @@ class Start:
             self.attention.append(batch.is_deterministic)
             return batch
 
-        monkeypatch.setattr(load, "recipe_of", recipe)
+        monkeypatch.setattr(parts, "recipe_of", recipe)
         monkeypatch.setattr(AttentionBatch, "build", built)
-        monkeypatch.setattr(load, "_open_device", lambda _: CpuDevice(1))
+        monkeypatch.setattr(load, "open_device", lambda _: CpuDevice(1))
         monkeypatch.setattr(Tuning, "open", lambda *_: tuning)
 
     def run(self) -> Ready:

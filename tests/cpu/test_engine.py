@@ -72,10 +72,10 @@ class Engine:
     config: EngineConfig
 
     @classmethod
-    def load(cls, path: Path, dtype: str, kv_cache_dtype: str = "auto") -> Engine:
+    def load(cls, path: Path, dtype: str, kv_cache_dtype: str = "auto", **settings: object) -> Engine:
         asked = EngineConfig(
             model_path=str(path), dtype=dtype, kv_cache_dtype=kv_cache_dtype, kv_memory_bytes=16 * 2**20,
-            max_num_seqs=40, block_size=16,
+            max_num_seqs=40, block_size=16, **settings,
         )  # type: ignore[arg-type]  # fmt: skip
         config, _, _ = resolve(asked, ModelFacts.of(Checkpoint.read(path)), Machine.detect())
         runner, _ = load_worker(config, time.monotonic(), lambda phase: None)

@@ -91,12 +91,22 @@ def test_a_quantized_checkpoint_takes_what_was_planned(tmp_path: Path) -> None:
     assert abs(measured["weights_bytes"] / (plan.weights_bytes + 2 * scales_bytes) - 1) > TOLERANCE
 
 
-def loaded(checkpoint: Path, quantization: str, kv_cache_dtype: str) -> tuple[MemoryPlan, dict[str, int]]:
-    """(plan, bytes that a new process measured after it loaded the checkpoint)."""
+def test_a_rank_takes_what_was_planned_for_each(checkpoint: Path) -> None:
+    """More than a half of the whole: the embedding is on every rank."""
+    plan, measured = loaded(checkpoint, "none", "auto", num_ranks=2)
+    assert abs(measured["weights_bytes"] / plan.weights_bytes - 1) < TOLERANCE
+    for wrong in wrong_plans(plan):
+        assert abs(measured["weights_bytes"] / wrong - 1) > TOLERANCE
+
+
+def loaded(
+    checkpoint: Path, quantization: str, kv_cache_dtype: str, num_ranks: int = 1
+) -> tuple[MemoryPlan, dict[str, int]]:
+    """(plan, bytes that a new process measured after it loaded the checkpoint; most bytes of a rank)."""
     facts = ModelFacts.of(Checkpoint.read(checkpoint))
     asked = EngineConfig(
         model_path=str(checkpoint), quantization=quantization, kv_cache_dtype=kv_cache_dtype, kv_memory_bytes=2**24,
-        num_threads=2,
+        num_threads=2, tensor_parallel_size=num_ranks,
     )  # type: ignore[arg-type]  # fmt: skip
     config, plan, _ = resolve(asked, facts, Machine.detect())
     line = [sys.executable, "-P", "-c", LOAD]

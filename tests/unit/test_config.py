@@ -329,11 +329,34 @@ def test_a_window_lets_a_pool_hold_a_longer_sequence() -> None:
         ("max_num_seqs", 0, "at least 1"),
         ("num_threads", -1, "at least 1"),
         ("kv_memory_bytes", 0, "at least 1"),
+        ("tensor_parallel_size", 0, "tensor_parallel_size must be at least 1, but got 0"),
+        ("tensor_parallel_size", 3, "3 does not divide its 32 attention heads; .* as one of 1, 2, 4, 8, 16, 32"),
+        ("tensor_parallel_size", 4, "must be at most 2 here, .* there are 2 cores, but got 4; give a smaller"),
     ],
 )
 def test_bounds(field: str, value: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         resolve(msgspec.structs.replace(ASKED, **{field: value}), facts(), machine(64))
+
+
+def test_ranks_need_a_thread_each_and_no_gpu() -> None:
+    two = msgspec.structs.replace(ASKED, tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"must be at most 1 here, .* there are 1 threads, but got 2"):
+        resolve(msgspec.structs.replace(two, num_threads=1), facts(), machine(64))
+    with pytest.raises(ConfigError, match="ranks share a model on CPUs only; give --tensor-parallel-size 1, or --dev"):
+        resolve(two, facts(), gpu_machine())
+
+
+def test_ranks_share_the_memory_and_the_kv_cache() -> None:
+    two = msgspec.structs.replace(ASKED, tensor_parallel_size=2, kv_memory_bytes=GIB, max_model_len=1024)
+    config, plan, _ = resolve(two, facts(), machine(64))
+    alone, whole, _ = resolve(msgspec.structs.replace(two, tensor_parallel_size=1), facts(), machine(64))
+    assert config.num_blocks == alone.num_blocks
+    assert config.kv_memory_bytes == alone.kv_memory_bytes == 2 * plan.kv_bytes == whole.kv_bytes
+    embedding, norms = 32000 * 4096 * 2, (2 * 32 + 1) * 4096 * 2
+    assert 2 * plan.weights_bytes == whole.weights_bytes + embedding + norms
+    with pytest.raises(CapacityError, match=r"7.1 GiB on each of 2 ranks for .* 5.0 GiB of memory are available to"):
+        resolve(two, facts(), machine(10))
 
 
 def test_a_model_of_one_position_is_refused() -> None:

@@ -55,6 +55,20 @@ def shown(said: PlanReport, width: int = 100) -> str:
     return text
 
 
+def test_the_plan_of_each_rank(mistral: str) -> None:
+    alone, shared = report(mistral), report(mistral, tensor_parallel_size=2)
+    assert to_json(shared)["tensor_parallel_size"] == 2
+    assert 2 * shared.plan.kv_bytes == alone.plan.kv_bytes
+    assert alone.plan.weights_bytes > shared.plan.weights_bytes > alone.plan.weights_bytes / 2
+    text = shown(shared)
+    assert "1 sequence of 32,768 tokens, on each of 2 ranks" in text
+    assert "each of 2 ranks has 32.0 GiB available" in text
+    # 16 ranks have one of the 8 heads of K and V each.
+    assert 8 * report(mistral, tensor_parallel_size=16).plan.kv_bytes == alone.plan.kv_bytes
+    with pytest.raises(ConfigError, match="12 does not divide its 32 attention heads; give --tensor-parallel-size"):
+        report(mistral, tensor_parallel_size=12)
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     code = (
         "import sys\nfrom inferd.server.cli import main\n"
@@ -97,8 +111,8 @@ def test_json_adds_up_and_its_keys_stay(mistral: str) -> None:
     said = to_json(report(mistral, quantization="int4", batch=3, context=100))
     assert list(said) == [
         "model", "architecture", "num_params", "dtype", "quantization", "kv_cache_dtype", "batch", "context",
-        "block_size", "files", "weights", "kv", "working", "loading", "weights_bytes", "kv_bytes", "working_bytes",
-        "total_bytes", "overhead", "precisions", "machine",
+        "block_size", "tensor_parallel_size", "files", "weights", "kv", "working", "loading", "weights_bytes",
+        "kv_bytes", "working_bytes", "total_bytes", "overhead", "precisions", "machine",
     ]  # fmt: skip
     for parts, total in (("weights", "weights_bytes"), ("working", "working_bytes")):
         assert sum(part["bytes"] for part in said[parts]) == said[total]

@@ -62,6 +62,12 @@ class Machine:
         total = self.accelerator.memory_total_bytes
         return replace(self, memory_total_bytes=total, memory_available_bytes=free, device="cuda")
 
+    def shared_by(self, num_ranks: int) -> Machine:
+        """The same machine, with the memory that each of so many ranks has: its part of the host's, or a GPU's."""
+        if self.device == "cuda":
+            return self
+        return replace(self, memory_available_bytes=self.memory_available_bytes // num_ranks)
+
     @classmethod
     def _detect_host(cls) -> Machine:
         total, available = _host_memory()

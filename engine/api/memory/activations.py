@@ -11,6 +11,7 @@ from typing import Literal
 from inferd.engine.api.memory.formula import NOTHING, Formula, sum_of, term
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.ranks import Rank
 
 BASE_BYTES = 256 * 2**20
 """Anonymous memory of the two processes before a model is loaded: engine 154 MiB with torch imported, server 80 MiB,
@@ -33,6 +34,9 @@ PARTIALS_BYTES = 256 * 2**20
 """Most bytes of partial sums on a GPU. The kernels obey the same bound (`tests/cpu/test_memory.py`)."""
 PARTIAL_ROWS_PER_THREAD = 171
 """Number of rows with partial sums on a CPU: 8 / 3 pieces of work for each thread, of 64 rows each."""
+
+EXCHANGE_BYTES = 2 * 2**20
+"""Memory through which a rank on a CPU gives its outputs to the others (`kernels/gather`, which a test compares)."""
 
 GPU_ROW_BUCKETS = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 513, 64))
 """Numbers of rows that a GPU's decode steps are recorded for. Each costs a capture and holds memory. A step between two
@@ -62,9 +66,11 @@ class Workload:
     block_size: int
     device: Literal["cpu", "cuda"] = "cpu"
     num_threads: int = 1
-    """Number of threads of an engine on a CPU."""
+    """Number of threads of each rank on a CPU."""
     has_standby: bool = False
     """Whether a standby process waits beside the engine."""
+    num_ranks: int = 1
+    """Number of processes that share the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,7 @@ def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Par
         Part("partial sums", _partials(arch, work)),
         Part("logits", _logits(arch, work)),
         Part("recorded steps", _recorded(arch, precision, work)),
+        Part("exchange", _exchange(work)),
         Part("standby", _standby(work)),
         Part("processes", term(BASE_BYTES, "B")),
     )
@@ -101,6 +108,11 @@ def _standby(work: Workload) -> Formula:
     if not work.has_standby or work.device == "cuda":
         return NOTHING
     return term(STANDBY_BYTES, "B")
+
+
+def _exchange(work: Workload) -> Formula:
+    """A rank's own part of the memory that ranks share."""
+    return term(EXCHANGE_BYTES, "B") if work.num_ranks > 1 and work.device == "cpu" else NOTHING
 
 
 def _rotary(arch: Arch, work: Workload) -> Formula:
@@ -125,11 +137,14 @@ def _rules(arch: Arch, work: Workload) -> Formula:
 
 
 def _activations(arch: Arch, precision: Precision, work: Workload) -> Formula:
-    """Input, residual and sum of a layer, and the MLP's tensors. Attention needs less than the MLP."""
-    dtype_bytes = precision.dtype_bytes
+    """Input, residual and sum of a layer, and the MLP's tensors. Attention needs less than the MLP. A rank has part of
+    the MLP's tensors, and gathers the whole of the last."""
+    dtype_bytes, own = precision.dtype_bytes, Rank(0, work.num_ranks).width(arch.intermediate_size)
     per_token = term(3) * term(arch.hidden_size) * dtype_bytes
     projected = term(2 if arch.has_gate else 1) * dtype_bytes
-    per_token += term(arch.intermediate_size) * (projected + term(_MLP_COPIES) * term(_FP32_BYTES, "B"))
+    per_token += term(own) * (projected + term(_MLP_COPIES) * term(_FP32_BYTES, "B"))
+    if work.num_ranks > 1:
+        per_token += term(arch.intermediate_size) * dtype_bytes
     return term(work.step_tokens, "tokens") * per_token
 
 
@@ -143,7 +158,8 @@ def _partials(arch: Arch, work: Workload) -> Formula:
         return term(2, "kinds of steps") * term(PARTIALS_BYTES, "B")
     if work.num_threads == 1:
         return NOTHING
-    num_rows = min(PARTIAL_ROWS_PER_THREAD * work.num_threads, work.step_tokens * arch.num_heads)
+    num_heads = Rank(0, work.num_ranks).width(arch.num_heads)
+    num_rows = min(PARTIAL_ROWS_PER_THREAD * work.num_threads, work.step_tokens * num_heads)
     width = term(-(-arch.head_dim // 16) * 16) + term(2)
     return term(num_rows, "rows") * term(num_tiles, "tiles") * width * term(_FP32_BYTES, "B")
 

@@ -70,13 +70,21 @@ def options(
     return tuple(found)
 
 
-def shortage(plan: MemoryPlan, precision: Precision, what: str, available_bytes: int) -> str:
+def shortage(plan: MemoryPlan, precision: Precision, what: str, available_bytes: int, work: Workload) -> str:
     """The text that memory is too small: needed and available bytes. `what` names the sequences that should fit."""
+    to_each = " to each" if work.num_ranks > 1 else ""
     return (
-        f"the model needs {format_bytes(plan.total_bytes)} for {what} ({format_bytes(plan.weights_bytes)} of weights "
-        f"in {precision.weights_name}, {format_bytes(plan.kv_bytes)} of KV cache{_in_8_bits(precision)}, "
-        f"{format_bytes(plan.working_bytes)} to work in), and {format_bytes(available_bytes)} of memory are available"
+        f"the model needs {format_bytes(plan.total_bytes)}{of_each_rank(work)} for {what} "
+        f"({format_bytes(plan.weights_bytes)} of weights in {precision.weights_name}, "
+        f"{format_bytes(plan.kv_bytes)} of KV cache{_in_8_bits(precision)}, "
+        f"{format_bytes(plan.working_bytes)} to work in), and {format_bytes(available_bytes)} of memory are "
+        f"available{to_each}"
     )
+
+
+def of_each_rank(work: Workload) -> str:
+    """The text that sizes are those of each rank; empty for one rank."""
+    return f" on each of {work.num_ranks} ranks" if work.num_ranks > 1 else ""
 
 
 def _in_8_bits(precision: Precision) -> str:
@@ -107,11 +115,12 @@ def _way_out(asked: Precision, option: Option) -> str:
 
 def pool_shortage(arch: Arch, precision: Precision, work: Workload, num_blocks: int, why: str) -> str:
     """The text that one sequence does not fit the requested KV pool."""
-    size = block_bytes(arch, precision, work.block_size)
+    size = block_bytes(arch, precision, work.block_size, work.num_ranks)
     needed = blocks_per_seq(arch, work.max_model_len, work) * size
     longest, least = longest_in_pool(arch, work, num_blocks), blocks_per_seq(arch, MIN_MODEL_LEN, work) * size
     return (
-        f"one sequence of max_model_len {work.max_model_len} needs {format_bytes(needed)} of KV cache, but there are "
+        f"one sequence of max_model_len {work.max_model_len} needs {format_bytes(needed)} of KV cache"
+        f"{of_each_rank(work)}, but there are "
         f"{format_bytes(num_blocks * size)} ({why}): "
         + (
             f"max_model_len {longest} would fit"
@@ -124,7 +133,7 @@ def pool_shortage(arch: Arch, precision: Precision, work: Workload, num_blocks: 
 
 def _with_8_bits(arch: Arch, precision: Precision, work: Workload, kv_bytes: int, longest: int) -> str:
     """The context that would fit with K and V in 8 bits, as text; empty unless it is longer than `longest`."""
-    size = block_bytes(arch, replace(precision, kv_cache=SHORT_KV), work.block_size)
+    size = block_bytes(arch, replace(precision, kv_cache=SHORT_KV), work.block_size, work.num_ranks)
     length = longest_in_pool(arch, work, kv_bytes // size)
     return f", and {length} with --kv-cache-dtype {SHORT_KV}" if length >= MIN_MODEL_LEN and length > longest else ""
 

@@ -1,4 +1,5 @@
-"""The memory plan: bytes of a model in a precision, part by part, each with its formula.
+"""The memory plan: bytes of a model in a precision, part by part, each with its formula. If ranks share the model, it
+is the plan of the first, which has most.
 
 It needs an `Arch` only, so config.json is enough, and neither torch nor a device. `inferd plan` shows the plan before
 anything is loaded, the start sizes the KV pool with it, and then compares it with what was allocated.
@@ -23,9 +24,10 @@ from inferd.engine.api.memory.precision import (
     stored_as,
 )
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.ranks import Rank, num_rows, within
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.stored import Layout
-from inferd.engine.arch.weights import Shape
+from inferd.engine.arch.weights import PART_NAME, Shape
 
 _TIED_HEAD = "packed copy of the embedding.weight"
 
@@ -62,18 +64,20 @@ class MemoryPlan:
 def plan_memory(arch: Arch, precision: Precision, work: Workload, pool: Formula) -> MemoryPlan:
     """The memory plan of an engine whose KV pool has space for `pool` tokens."""
     return MemoryPlan(
-        weight_parts(arch, precision, work.device),
-        Part("KV cache", _kv(arch, precision, pool)),
+        weight_parts(arch, precision, work.device, work.num_ranks),
+        Part("KV cache", _kv(arch, precision, pool, work.num_ranks)),
         working_parts(arch, precision, work),
-        _loading(arch, precision),
+        _loading(arch, precision, work.num_ranks),
     )
 
 
 @lru_cache(maxsize=64)
-def weight_parts(arch: Arch, precision: Precision, device: Literal["cpu", "cuda"] = "cpu") -> tuple[Part, ...]:
+def weight_parts(
+    arch: Arch, precision: Precision, device: Literal["cpu", "cuda"] = "cpu", num_ranks: int = 1
+) -> tuple[Part, ...]:
     """Embedding, attention, MLP, norms and head, without those that take no memory of their own."""
     shapes: dict[str, dict[str, Shape]] = {}
-    for name, shape in _parameters(arch).items():
+    for name, shape in _parameters(arch, num_ranks).items():
         shapes.setdefault(_part_of(name), {})[name] = shape
     parts = []
     for name in ("embedding", "attention", "MLP", "norms"):
@@ -82,7 +86,7 @@ def weight_parts(arch: Arch, precision: Precision, device: Literal["cpu", "cuda"
     assert not shapes, f"parameters that no part of the plan holds: {shapes}"
     if arch.tie_embeddings and not (device == "cuda" and _stored_as(arch, precision, _TIED_HEAD) is None):
         # A CPU keeps a packed copy of the embedding as the head. A GPU multiplies by the embedding itself.
-        head[_TIED_HEAD] = (arch.vocab_size, arch.hidden_size)
+        head[_TIED_HEAD] = (Rank(0, num_ranks).width(arch.vocab_size), arch.hidden_size)
     parts.append(Part("head", _total(arch, precision, head)))
     return tuple(part for part in parts if part.num_bytes)
 
@@ -138,8 +142,9 @@ def blocks_per_seq(arch: Arch, num_tokens: int, work: Workload) -> int:
     return sum(group.max_blocks(num_tokens, work.step_tokens, work.block_size) for group in arch.cache_groups)
 
 
-def block_bytes(arch: Arch, precision: Precision, block_size: int) -> int:
-    return _kv(arch, precision, term(block_size)).value
+def block_bytes(arch: Arch, precision: Precision, block_size: int, num_ranks: int = 1) -> int:
+    """Bytes of a KV block on each rank."""
+    return _kv(arch, precision, term(block_size), num_ranks).value
 
 
 def _stored_as(arch: Arch, precision: Precision, parameter: str) -> StoredAs | None:
@@ -156,9 +161,22 @@ def _stored_as(arch: Arch, precision: Precision, parameter: str) -> StoredAs | N
 
 
 @lru_cache(maxsize=8)
-def _parameters(arch: Arch) -> Mapping[str, Shape]:
-    """Weights and biases, without scales, which `StoredAs` counts."""
-    return weights(arch).parameters()
+def _parameters(arch: Arch, num_ranks: int = 1) -> Mapping[str, Shape]:
+    """Weights and biases as the first rank keeps them, without scales, which `StoredAs` counts."""
+    rank, first_rows = Rank(0, num_ranks), Counter[str]()
+    kept: dict[str, Shape] = {}
+    for name, shape in weights(arch).parameters().items():
+        if _part_of(name) in ("embedding", "norms"):
+            kept[name] = shape
+            continue
+        matrix, _, kind = name.rpartition(".")
+        matrix = PART_NAME.sub("", matrix)
+        # The parts of a matrix follow one another.
+        first = first_rows[f"{matrix}.{kind}"]
+        first_rows[f"{matrix}.{kind}"] += shape[0]
+        own = within(rank.rows(arch, matrix), first, shape[0])
+        kept[name] = (num_rows(own), *shape[1:])
+    return kept
 
 
 @lru_cache(maxsize=8)
@@ -211,16 +229,18 @@ def _label(parameter: str) -> str:
     return own if kind == "weight" else f"{own} {kind}"
 
 
-def _kv(arch: Arch, precision: Precision, pool: Formula) -> Formula:
-    """Bytes of K and V for `pool` tokens. A block can serve any cache group, so it has planes for the largest one."""
+def _kv(arch: Arch, precision: Precision, pool: Formula, num_ranks: int = 1) -> Formula:
+    """Bytes of K and V on each rank for `pool` tokens. A block can serve any cache group, so it has planes for the
+    largest one."""
     num_planes = max(len(group.layers) for group in arch.cache_groups)
-    heads = term(2) * term(num_planes, "layers") * term(arch.num_kv_heads, "KV heads")
+    start, end = Rank(0, num_ranks).kv_heads(arch)
+    heads = term(2) * term(num_planes, "layers") * term(end - start, "KV heads")
     if precision.kv_cache == "auto":
         return heads * term(arch.head_dim).named("head") * pool * precision.dtype_bytes
     return heads * precision.head_bytes(arch.head_dim) * pool
 
 
-def _loading(arch: Arch, precision: Precision) -> Part:
+def _loading(arch: Arch, precision: Precision, num_ranks: int) -> Part:
     """Most bytes of one linear layer's weight beside its packed form: the matrix as read, and a byte a weight if it is
     quantized here. A tied head counts without the matrix as read, which is the embedding, unless it is widened."""
     widened = precision.dtype_bytes if precision.matrix_bytes != precision.dtype_bytes else NOTHING
@@ -232,13 +252,14 @@ def _loading(arch: Arch, precision: Precision) -> Part:
 
     held = [
         (term(shape[0]) * term(shape[1])).named(_label(name)) * read_as(name)
-        for name, shape in _parameters(arch).items()
+        for name, shape in _parameters(arch, num_ranks).items()
         if len(shape) == 2 and _part_of(name) != "embedding"
     ]
     if arch.tie_embeddings:
         is_quantized = arch.stored is None and _stored_as(arch, precision, _TIED_HEAD) is not None
         beside = widened + term(1, "B") if is_quantized else term(0, "B")
-        held.append((term(arch.vocab_size) * term(arch.hidden_size)).named("tied head") * beside)
+        own = Rank(0, num_ranks).width(arch.vocab_size)
+        held.append((term(own) * term(arch.hidden_size)).named("tied head") * beside)
     return Part("while loading", max(held, key=lambda formula: formula.value))
 
 

@@ -201,6 +201,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     kv_bytes: int
     planned_weights_bytes: int
     planned_kv_bytes: int
+    """Bytes of weights and of the KV cache, of each rank if several share the model."""
     device: str
     dtype: str
     peaks: Peaks

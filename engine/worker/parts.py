@@ -1,0 +1,167 @@
+"""The parts of a worker: its device, the kernels, the other ranks, the decoder with its weights, the KV pool and slots.
+
+Each is made from resolved settings. If one cannot be made, the error says what would work. `load` puts them together.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+
+from inferd.engine.api.checkpoint import Checkpoint
+from inferd.engine.api.config import EngineConfig, longest_beside_weights, precision_of
+from inferd.engine.api.errors import CapacityError, ConfigError, ModelError
+from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.memory.capacity import MIN_MODEL_LEN
+from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
+from inferd.engine.api.memory.precision import KV_FORMATS, SHORT_KV
+from inferd.engine.arch.description import Arch
+from inferd.engine.arch.ranks import Rank
+from inferd.engine.layers.ranks import Ranks
+from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.loader import Progress, load, recipe_of
+from inferd.engine.quant.checkpoints.reader import CheckpointError
+from inferd.engine.quant.scheme import QuantizationError
+from inferd.engine.worker.cuda import CudaDevice
+from inferd.engine.worker.device import CpuDevice, Device
+from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.ranks import SharedRanks
+from inferd.engine.worker.slots import Slots
+from inferd.kernels import native
+from inferd.kernels.gather import Exchange
+from inferd.kernels.linear import Choices, cpu
+from inferd.kernels.registry import KernelError
+
+logger = logging.getLogger(__name__)
+
+_PROGRESS_INTERVAL_S = 5.0
+
+
+def open_device(config: EngineConfig) -> Device:
+    assert config.num_threads is not None
+    if config.device == "cpu":
+        return CpuDevice(config.num_threads // config.tensor_parallel_size)
+    if not torch.cuda.is_available():
+        raise ModelError(
+            f"device cuda was asked for, but torch {torch.__version__} finds no GPU: give --device cpu, or install "
+            "the build of torch for this driver"
+        )
+    return CudaDevice()
+
+
+def prepare_kernels() -> str:
+    """Build or load the C++ kernels. If that fails, plain PyTorch computes more slowly, and a warning says so."""
+    built = native.prepare(
+        native.default_cache_dir(),
+        before_compiling=lambda: logger.info("compiling the C++ kernels, once: about half a minute on two cores"),
+    )
+    if built.path is None:
+        logger.warning("kernels in plain PyTorch are used, several times slower: %s", built.reason)
+        return f"plain PyTorch, several times slower: {built.reason}"
+    for reason in built.rejected:
+        logger.warning("some C++ kernels are not used: %s", reason)
+    return f"C++ for {built.level}, " + (
+        f"compiled in {built.compile_s:.1f} s" if built.compile_s else "from the cache"
+    )
+
+
+def open_ranks(config: EngineConfig, index: int, exchange_fd: int) -> SharedRanks:
+    """The ranks, seen from rank `index`. Raises `ConfigError` if their outputs could not be exchanged, or would not
+    have the bits of one process."""
+    dtype, weights_dtype = getattr(torch, config.dtype), getattr(torch, config.weights_dtype)
+    reason = cpu.refuses("cpu", dtype, weights_dtype, dtype)
+    if reason is not None:
+        raise ConfigError(
+            f"tensor_parallel_size {config.tensor_parallel_size} needs the C++ kernels on a CPU, and their product "
+            f"cannot run: {reason}; give --tensor-parallel-size 1"
+        )
+    rank = Rank(index, config.tensor_parallel_size)
+    return SharedRanks(rank, Exchange(exchange_fd, rank.index, rank.count))
+
+
+def build_decoder(
+    config: EngineConfig, arch: Arch, dtype: torch.dtype, device: Device, choices: Choices, ranks: Ranks
+) -> Decoder:
+    narrow = None if config.weights_dtype == config.dtype else getattr(torch, config.weights_dtype)
+    try:
+        return Decoder(
+            arch,
+            dtype,
+            device.torch_device,
+            config.max_model_len,
+            config.rope_positions,
+            recipe_of(arch, config.quantization, dtype, choices, narrow),
+            ranks,
+        )
+    except QuantizationError as error:
+        raise ModelError(f"{config.model_path}: {error}") from error
+
+
+def load_and_measure(decoder: Decoder, checkpoint: Checkpoint, planned: MemoryPlan, device: Device) -> int:
+    """Load the weights and return the bytes that they took. Raises `ModelError` or `CapacityError`."""
+    before_bytes = device.memory_in_use()
+    try:
+        _load_weights(decoder, checkpoint, device)
+    except torch.OutOfMemoryError as error:
+        raise CapacityError(
+            f"the weights of {format_bytes(planned.weights_bytes)} do not fit into the GPU's free memory ({error}): "
+            "end other programs on the GPU, or give --quantization"
+        ) from error
+    device.give_back_freed()
+    return device.memory_in_use() - before_bytes
+
+
+def _load_weights(decoder: Decoder, checkpoint: Checkpoint, device: Device) -> None:
+    try:
+        load(decoder, checkpoint.tensors_of(decoder.arch), log_progress(_read), device.upload)
+    except CheckpointError as error:
+        raise ModelError(f"{checkpoint.path}: {error}") from error
+    except KernelError as error:
+        raise ModelError(f"{checkpoint.path} cannot be computed as asked: {error}; give --no-deterministic") from error
+
+
+def _read(done: int, total: int) -> str:
+    return f"weights: {format_bytes(done)} of {format_bytes(total)}"
+
+
+def log_progress(text_of: Callable[[int, int], str]) -> Progress:
+    """A callback that logs a line every few seconds of a long phase, and none for a short one."""
+    next_s = time.monotonic() + _PROGRESS_INTERVAL_S
+
+    def progress(done: int, total: int) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + _PROGRESS_INTERVAL_S
+            logger.info("%s (%d%%)", text_of(done, total), 100 * done // total)
+
+    return progress
+
+
+def allocate_pool(config: EngineConfig, decoder: Decoder, planned: MemoryPlan, device: Device) -> KVPool:
+    assert config.num_blocks is not None and config.block_size is not None
+    arch, form = decoder.arch, KV_FORMATS.get(precision_of(config).kv_cache)
+    dtype = getattr(torch, config.dtype if form is None else form.dtype)
+    try:
+        return KVPool.allocate(arch, config.num_blocks, config.block_size, dtype, device, decoder.rank)
+    except RuntimeError as error:
+        raise out_of_memory(f"the KV cache of {format_bytes(planned.kv_bytes)}", error, config, arch, 0) from error
+
+
+def make_slots(config: EngineConfig, decoder: Decoder, device: Device) -> Slots:
+    assert config.max_num_seqs is not None and config.max_model_len is not None and config.block_size is not None
+    num_groups = len(decoder.arch.cache_groups)
+    return Slots(config.max_num_seqs, config.max_model_len, config.block_size, device, num_groups)
+
+
+def out_of_memory(what: str, error: RuntimeError, config: EngineConfig, arch: Arch, kv_bytes: int) -> CapacityError:
+    """The error for an allocation that failed. `kv_bytes`: bytes that the KV cache already has."""
+    free_bytes = Machine.detect().on("cuda" if config.device == "cuda" else "cpu").memory_available_bytes
+    length = longest_beside_weights(config, arch, free_bytes + kv_bytes)
+    return CapacityError(
+        f"{what} could not be allocated ({error}); {format_bytes(free_bytes)} of memory are free: "
+        + (f"--max-model-len up to {length} would fit; " if length >= MIN_MODEL_LEN else "")
+        + f"free some memory, or give a smaller --kv-memory, or --kv-cache-dtype {SHORT_KV}"
+    )

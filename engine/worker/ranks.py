@@ -1,0 +1,76 @@
+"""How ranks compute one step together: they exchange outputs, rank 0 alone draws, and the others receive its ids.
+
+Every rank has a `Runner` that runs the same plans, so all of them exchange in the same order. Knows no processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.arch.ranks import Rank
+from inferd.engine.sample.logprobs import Logprobs
+from inferd.engine.sample.sampler import Masks, Sampler, SampleResult
+from inferd.kernels.gather import Exchange
+
+
+class SharedRanks:
+    """The ranks on the processors of one machine, seen from rank `own`."""
+
+    def __init__(self, own: Rank, exchange: Exchange) -> None:
+        self.own, self._exchange = own, exchange
+
+    def gather(self, part: Tensor, size: int) -> Tensor:
+        return self._exchange.gather(part, size)
+
+    def gather_at_first(self, part: Tensor, size: int) -> Tensor:
+        return self._exchange.gather(part, size, wants=self.own.index == 0)
+
+    def broadcast(self, values: Tensor) -> Tensor:
+        """values [N] of rank 0. The other ranks give a tensor of that shape."""
+        return self._exchange.broadcast(values)
+
+
+class LeadingSampler(Sampler):
+    """Rank 0's sampler: draws, and sends the ids to the other ranks."""
+
+    def __init__(self, num_slots: int, vocab_size: int, ranks: SharedRanks) -> None:
+        super().__init__(num_slots, vocab_size, "cpu")
+        self._ranks = ranks
+
+    def sample(
+        self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], masks: Masks | None = None
+    ) -> SampleResult:
+        drawn = super().sample(logits, slots, positions, masks)
+        self._ranks.broadcast(drawn.token_ids)
+        return drawn
+
+
+class FollowingSampler(Sampler):
+    """Another rank's sampler: receives what rank 0 drew. It knows no parameters and reads no logits.
+
+    A step's masks are rank 0's too, so it draws at once, and waits in `sample` for rank 0.
+    """
+
+    def __init__(self, vocab_size: int, ranks: SharedRanks) -> None:
+        super().__init__(0, vocab_size, "cpu")
+        self._ranks = ranks
+
+    def admit(self, slot: int, params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> None:
+        """Nothing: rank 0 draws."""
+
+    def sample(
+        self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], masks: Masks | None = None
+    ) -> SampleResult:
+        token_ids = self._ranks.broadcast(torch.empty(len(slots), dtype=torch.int64))
+        is_none = torch.zeros(len(slots), dtype=torch.bool)
+        return SampleResult(token_ids, is_none, is_none, None, ())
+
+    def prompt_logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
+        """Those of no position: rank 0 has the logits."""
+        nothing = torch.empty((0, 0))
+        ids = nothing.to(torch.int64)
+        return Logprobs(ids[0:0, 0:0].flatten(), nothing.flatten(), ids.flatten(), ids, nothing, ())
