@@ -136,6 +136,13 @@ class Settings(BaseSettings):
     num_threads: Annotated[int | None, Auto, Number] = setting(
         None, "Number of compute threads; auto takes one per available core.", panel=_ENGINE, ge=1, le=1024
     )
+    tensor_parallel_size: Annotated[int, Number] = setting(
+        1,
+        "Number of processes that share the model, each with a part of its weights and KV cache.",
+        panel=_ENGINE,
+        ge=1,
+        le=1024,
+    )
     kv_memory: Annotated[Size | None, Auto] = setting(None, "Memory for the KV cache.", panel=_ENGINE, ge=1024**2)
     block_size: Annotated[BlockSize | None, Auto] = setting(None, "Number of tokens in a KV block.", panel=_ENGINE)
     prefix_caching: bool = setting(True, "Reuse the KV cache of prompts that begin alike.", panel=_ENGINE)

@@ -40,8 +40,8 @@ def describe_start(report: StartupReport) -> str:
     facts, config, memory = report.facts, report.config, report.memory
     return (
         f"{facts.arch.architecture}, {facts.num_params / 1e6:.1f} M parameters, "
-        f"{_precision(config.dtype, config.quantization, config.kv_cache_dtype, facts.blocks)} on {config.device}; "
-        "memory plan: "
+        f"{_precision(config.dtype, config.quantization, config.kv_cache_dtype, facts.blocks)} on {config.device}"
+        f"{_ranks(config)}; memory plan{' of each rank' if config.tensor_parallel_size > 1 else ''}: "
         f"weights {format_bytes(memory.weights_bytes)}, KV cache {format_bytes(memory.kv_bytes)}, "
         f"working memory {format_bytes(memory.working_bytes)}"
     )
@@ -56,6 +56,10 @@ def deviation(ready: Ready) -> str | None:
         f"the weights took {format_bytes(measured)}, but {format_bytes(planned)} were planned: "
         "the memory plan of this model is wrong, please report it"
     )
+
+
+def _ranks(config: EngineConfig) -> str:
+    return f", {config.tensor_parallel_size} ranks" if config.tensor_parallel_size > 1 else ""
 
 
 def _precision(dtype: str, quantization: str, kv_cache_dtype: str, blocks: str) -> str:
@@ -75,8 +79,8 @@ def ready_card(report: StartupReport, ready: Ready, listener: socket.socket, tot
     body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
     return (
         f"\nREADY in {total_s:.1f} s: {name} at {url}/v1 (inferd {version('inferd')}, "
-        f"{_precision(ready.dtype, ready.quantization, ready.kv_cache_dtype, report.facts.blocks)}, "
-        f"context {ready.max_model_len} tokens, KV cache {kv_tokens} tokens, "
+        f"{_precision(ready.dtype, ready.quantization, ready.kv_cache_dtype, report.facts.blocks)}"
+        f"{_ranks(report.config)}, context {ready.max_model_len} tokens, KV cache {kv_tokens} tokens, "
         f"{'deterministic' if ready.deterministic else 'not deterministic'})\n"
         f"  {report.model.format.words}\n"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"

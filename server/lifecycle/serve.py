@@ -114,6 +114,7 @@ def read_model(settings: Settings) -> StartupReport:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         prefix_caching=settings.prefix_caching,
         num_threads=settings.num_threads,
+        tensor_parallel_size=settings.tensor_parallel_size,
         standby=settings.standby,
     )
     config, memory, decisions = resolve(asked, facts, machine)
