@@ -2,6 +2,8 @@
 
     python -P benchmarks/step.py --dir DIR [--model 135m,0.6b] [--precision int8,int4,bf16] [--threads 1,2] [--rows 1,8]
 
+`--threads 2,2x2` compares one process of two threads with two ranks that have two threads together.
+
 A step runs the layers, the head and the choice of the likeliest token, without scheduler and wire. The floor is the
 bytes of the weights without scales, divided by the read bandwidth that `machine.py` measures first; at many rows
 products bound a step instead. Each process measures one precision with one number of threads, in the environment of an
@@ -37,8 +39,8 @@ Steps = dict[int, dict[str, float]]
 """Number of rows -> figures of a step."""
 
 
-def measure(model: Path, precision: str, num_threads: int, rows: list[int]) -> Steps:
-    """In a process of its own. The precision `stored` is that of the file."""
+def measure(model: Path, precision: str, num_threads: int, rows: list[int], num_ranks: int = 1) -> Steps:
+    """In a process of its own, and one for each other rank. The precision `stored` is that of the file."""
     from inferd.engine.api.checkpoint import Checkpoint  # noqa: PLC0415
     from inferd.engine.api.config import EngineConfig, resolve  # noqa: PLC0415
     from inferd.engine.api.machine.cpu import Machine  # noqa: PLC0415
@@ -51,7 +53,8 @@ def measure(model: Path, precision: str, num_threads: int, rows: list[int]) -> S
     kept: Any = "none" if precision in ("bf16", "stored") else precision
     asked = EngineConfig(
         model_path=str(model), device="cpu", max_num_seqs=max(rows), max_model_len=4096, num_threads=num_threads,
-        quantization=kept, keeps_blocks=is_stored, dtype="auto" if is_stored else "bfloat16",
+        tensor_parallel_size=num_ranks, quantization=kept, keeps_blocks=is_stored,
+        dtype="auto" if is_stored else "bfloat16",
     )  # fmt: skip
     facts = ModelFacts.of(Checkpoint.read(model, keeps_blocks=is_stored))
     config, _, _ = resolve(asked, facts, Machine.detect())
@@ -78,13 +81,15 @@ def measure(model: Path, precision: str, num_threads: int, rows: list[int]) -> S
             "best_ms": min(taken_s) * 1e3,
             "cores": (time.process_time() - busy_s) / sum(taken_s),
         }
+    runner.close()
     return found
 
 
-def measured(model: Path, precision: str, num_threads: int, rows: list[int]) -> Steps:
+def measured(model: Path, precision: str, num_threads: int, rows: list[int], num_ranks: int = 1) -> Steps:
     from inferd.engine.api.process.supervisor import _ENVIRONMENT  # noqa: PLC0415
 
     given = {"model": str(model), "precision": precision, "num_threads": num_threads, "rows": rows}
+    given["num_ranks"] = num_ranks
     command = [sys.executable, "-P", str(Path(__file__).resolve()), "--child", json.dumps(given)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**_ENVIRONMENT, **os.environ})
     return {int(num_rows): figures for num_rows, figures in json.loads(done.stdout.splitlines()[-1]).items()}
@@ -94,13 +99,13 @@ def _rows_of_table(asked: argparse.Namespace) -> Iterator[list[tables.Cell]]:
     machine = measure_machine()
     print(f"{place()}\n{describe(machine)}\n", flush=True)
     num_rows = [int(number) for number in asked.rows.split(",")]
-    threads = [int(number) for number in asked.threads.split(",")]
+    threads = asked.threads.split(",")
     for name in asked.model.split(","):
         shape, model = SHAPES[name], ensure(asked.dir, name)
         for precision in asked.precision.split(","):
             cost = Cost(shape.num_body_params, shape.num_head_params, WEIGHT_BYTES[precision], 0)
             rounds = [
-                {number: measured(model, precision, number, num_rows) for number in threads}
+                {text: measured(model, precision, *_threads(text, num_rows)) for text in threads}
                 for _ in range(asked.rounds)
             ]
             for number in num_rows:
@@ -113,6 +118,12 @@ def _rows_of_table(asked: argparse.Namespace) -> Iterator[list[tables.Cell]]:
                     row += [median, best, cores, median / floor_ms]
                 print(row, file=sys.stderr, flush=True)
                 yield row
+
+
+def _threads(text: str, num_rows: list[int]) -> tuple[int, list[int], int]:
+    """(threads, rows, ranks) of "2", or of "2x2" for two ranks."""
+    count, _, num_ranks = text.partition("x")
+    return int(count), num_rows, int(num_ranks or 1)
 
 
 def main() -> None:
