@@ -3,7 +3,7 @@
 Reads the launch line from standard input and keeps that open. The end of the input means that the server is gone, or
 wants this process to end. Then the process ends at once with those that it started, and leaves no sockets behind. One
 more byte promotes a standby. The engine is imported after the launch line, or before it if an empty line comes first.
-That takes a second or more.
+That takes a second or more. The engine's other ranks are started before, so that they import theirs at the same time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from inferd.engine.api.process import garbage
 
 logger = logging.getLogger("inferd")
 
 _ENGINE = "inferd.engine.process.main"
+_RANKS = "inferd.engine.worker.followers"
 _NICE = 10
 """Nice value of the thread that imports a standby's libraries. Beside busy threads it gets a tenth of a core, and does
 1.4 s of work in a quarter of a minute. On Linux each thread has its own value, and the main thread keeps the normal
@@ -43,9 +45,19 @@ def main() -> int:
     if line == b"\n":  # the server will know the configuration later
         _import_engine()
         line = source.lines.get()
-    is_standby: bool = json.loads(line)["is_standby"]
-    code: int = _load_engine(is_urgent=not is_standby).main(line, source.promoted)
+    launch = json.loads(line)
+    is_standby: bool = launch["is_standby"]
+    # A standby's come when it is promoted.
+    ranks = () if is_standby or launch["config"]["tensor_parallel_size"] == 1 else _start_ranks(line)
+    code: int = _load_engine(is_urgent=not is_standby).main(line, source.promoted, *ranks)
     return code
+
+
+def _start_ranks(line: bytes) -> tuple[Any, ...]:
+    """The other ranks of the engine; nothing if the system cannot start them, which the engine tries again and
+    reports."""
+    started: tuple[Any, ...] = importlib.import_module(_RANKS).started_early(line)
+    return started
 
 
 class _Input:

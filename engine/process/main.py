@@ -50,6 +50,7 @@ from inferd.engine.sched.latency.step_time import Coefficients, Seed
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
+from inferd.engine.worker.followers import Followers
 from inferd.engine.worker.load import load_worker
 
 logger = logging.getLogger(__name__)
@@ -102,8 +103,9 @@ class EngineLink:
         self._out.close(linger=1000)
 
 
-def main(line: bytes, promoted: threading.Event) -> int:
-    """`line`: a `Launch` as JSON; a standby waits for `promoted`. Returns only if the engine cannot start."""
+def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None) -> int:
+    """`line`: a `Launch` as JSON; a standby waits for `promoted`. `ranks`: the engine's other ranks, if they were
+    started already. Returns only if the engine cannot start."""
     launch = msgspec.json.decode(line, type=Launch)
     configure(launch.log_style)
     run_dir = Path(launch.run_dir)
@@ -117,7 +119,7 @@ def main(line: bytes, promoted: threading.Event) -> int:
         if launch.is_standby:
             started_s = stand_by(launch, link.send, _bind_to_server, promoted)
         try:
-            core, ready = build(launch, started_s, link, heartbeat, flight)
+            core, ready = build(launch, started_s, link, heartbeat, flight, ranks)
         except StartError as error:
             link.send(Failed(type(error).__name__, str(error)))
             link.close()
@@ -135,7 +137,12 @@ def main(line: bytes, promoted: threading.Event) -> int:
 
 
 def build(
-    launch: Launch, started_s: float, link: EngineLink, heartbeat: Heartbeat, flight: FlightRecord
+    launch: Launch,
+    started_s: float,
+    link: EngineLink,
+    heartbeat: Heartbeat,
+    flight: FlightRecord,
+    ranks: Followers | None = None,
 ) -> tuple[EngineCore, Ready]:
     """Load the worker, report each phase, and build the core on it. Raises `StartError`.
 
@@ -143,7 +150,7 @@ def build(
     """
     config = launch.config
     thread = WorkerThread()
-    worker, ready = thread.submit(load_worker, config, started_s, link.send, launch.log_style).result()
+    worker, ready = thread.submit(load_worker, config, started_s, link.send, launch.log_style, ranks).result()
     assert config.max_num_seqs is not None and config.max_num_batched_tokens is not None
     limits = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,

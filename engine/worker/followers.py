@@ -3,7 +3,7 @@
 A follower runs `inferd.engine.process.rank`. It belongs to rank 0's process group, and the kernel ends it with rank 0.
 Each has a socket to rank 0, on which its launch message and then the plans come as msgpack after their length. It
 answers once, when it has loaded its part. If a follower ends after that, rank 0 ends at once: its next step would wait
-for ever. The supervisor then starts the whole engine anew.
+for ever. The supervisor then starts the whole engine anew. Imports no torch, so that followers can start early.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import msgspec
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import StartError, start_error
+from inferd.engine.api.memory.activations import EXCHANGE_BYTES, EXCHANGE_HEADER_BYTES
 from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
 from inferd.engine.api.process.shared_memory import allocate
-from inferd.engine.api.process.supervisor import describe_exit
+from inferd.engine.api.process.supervisor import Launch, describe_exit
 from inferd.engine.sched.plan import StepPlan
-from inferd.kernels.gather import exchange_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class Followers:
             return cls()
         followers = cls()
         try:
-            followers.exchange_fd = allocate(exchange_bytes(count))
+            followers.exchange_fd = allocate(EXCHANGE_HEADER_BYTES + count * EXCHANGE_BYTES)
             for index in range(1, count):
                 followers._start(index, config, log_style)
         except OSError as error:
@@ -198,3 +198,12 @@ class Followers:
         if self.exchange_fd is not None:
             os.close(self.exchange_fd)
             self.exchange_fd = None
+
+
+def started_early(line: bytes) -> tuple[Followers, ...]:
+    """The followers of a `Launch` in JSON; none if the system cannot start them."""
+    launch = msgspec.json.decode(line, type=Launch)
+    try:
+        return (Followers.start(launch.config, launch.log_style),)
+    except StartError:
+        return ()

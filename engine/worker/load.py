@@ -64,10 +64,15 @@ class _PhaseTimer:
 
 
 def load_worker(
-    config: EngineConfig, started_s: float, report: LoadReport, log_style: LogStyle = DEFAULT_STYLE
+    config: EngineConfig,
+    started_s: float,
+    report: LoadReport,
+    log_style: LogStyle = DEFAULT_STYLE,
+    followers: Followers | None = None,
 ) -> tuple[Runner, Ready]:
-    """Load the weights, allocate the KV pool, run warm-up steps, together with the other ranks. Raises `StartError`."""
-    followers = Followers.start(config, log_style)
+    """Load the weights, allocate the KV pool, run warm-up steps, together with the other ranks. They are started here
+    if there are no `followers` yet. Raises `StartError`."""
+    followers = followers or Followers.start(config, log_style)
     try:
         return _load_first(config, _PhaseTimer(started_s, report), followers)
     except BaseException:

@@ -49,7 +49,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "inferd.engine.cache", "inferd.engine.worker", "msgspec", "zmq",
     ),
     "engine.worker.executor": ("inferd.engine.sched.plan",),
-    "engine.worker.followers": ("inferd.engine.sched.plan", "inferd.engine.api", "inferd.kernels.gather", "msgspec"),
+    "engine.worker.followers": ("inferd.engine.sched.plan", "inferd.engine.api", "msgspec"),
     "engine.worker": (
         "inferd.engine.models", "inferd.engine.layers", "inferd.engine.quant", "inferd.engine.sample",
         "inferd.engine.sched.plan",

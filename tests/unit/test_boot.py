@@ -72,7 +72,10 @@ def main(line, promoted):
 """
 
 
-@pytest.mark.parametrize(("launch", "code"), [(b'{"run_dir": "/nowhere", "is_standby": false}', 7), (b"", 0)])
+@pytest.mark.parametrize(
+    ("launch", "code"),
+    [(b'{"run_dir": "/nowhere", "is_standby": false, "config": {"tensor_parallel_size": 1}}', 7), (b"", 0)],
+)
 def test_an_empty_line_makes_it_import_before_it_knows_more(launch: bytes, code: int, tmp_path: Path) -> None:
     """It ends without the launch line if the input ends first, as it does with the server."""
     (tmp_path / "what_is_read.py").write_text(EARLY_MODULE)
