@@ -26,7 +26,8 @@ LONGEST_FIRST = (
     "deploy/test_packaging", "benchmarks/test_gpu_driver", "cpu/test_over_http", "e2e/test_benchmark_scenarios",
     "e2e/test_benchmark_slo", "e2e/test_serve", "e2e/test_boundaries", "e2e/test_benchmark_overhead",
     "e2e/test_request_path", "e2e/test_structured", "e2e/test_clients", "reliability/test_kills",
-    "reliability/test_hangs", "reliability/test_orphans", "reliability/test_drain", "reliability/test_quarantine",
+    "reliability/test_hangs", "reliability/test_orphans", "reliability/test_ranks",
+    "reliability/test_drain", "reliability/test_quarantine",
     "chaos/test_chaos", "reliability/test_standby", "security/test_hostile_checkpoints", "security/test_secrets",
     "security/test_egress", "security/test_fields", "security/test_recorded_answers",
 )  # fmt: skip

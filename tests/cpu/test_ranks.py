@@ -11,11 +11,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality.checkpoint_formats import FORMATS, FP8_FORMATS, Format
+from benchmarks.quality.gguf_blocks import Pack, as_q4_k, as_q6_k, as_q8_0
+from benchmarks.quality.gguf_files import convert
+from inferd.engine.api.checkpoint import Checkpoint
+from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.ranks import counts_of, refuses
 from inferd.engine.arch.registry import describe
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.ranks import ALONE, Ranks
-from inferd.engine.models.loader import recipe_of
+from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.loader import load, recipe_of
 from inferd.engine.quant.recipe import RECIPES
 from inferd.kernels.kv_format import KV_FORMATS
 from tests.cpu.cases import CASES
@@ -116,6 +121,28 @@ def test_files_of_a_plain_checkpoint(tmp_path: Path) -> None:
 
     def run(ranks: Ranks) -> Tensor:
         return prompt_logits(load_decoder(tmp_path, torch.bfloat16, ranks=ranks), IDS, CHUNKS)
+
+    assert_same(run(ALONE), on_ranks(2, run))
+
+
+@pytest.mark.parametrize("keeps_blocks", [True, False])
+def test_a_gguf_file(keeps_blocks: bool, tmp_path: Path) -> None:
+    """Its q and k have another order of rows, v another type, and the head keeps the embedding's blocks."""
+    case = replace(LLAMA, config={"hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": True})
+    case.save(tmp_path)
+
+    def pack(name: str) -> Pack:
+        return as_q8_0 if name == "token_embd.weight" else as_q6_k if "attn_v" in name else as_q4_k
+
+    file = convert(tmp_path, tmp_path / "x.gguf", pack)
+    checkpoint = Checkpoint.read(file, keeps_blocks=keeps_blocks)
+    arch = ModelFacts.of(checkpoint).arch
+
+    def run(ranks: Ranks) -> Tensor:
+        recipe = recipe_of(arch, "none", torch.bfloat16)
+        decoder = Decoder(arch, torch.bfloat16, "cpu", recipe=recipe, ranks=ranks)
+        load(decoder, checkpoint.tensors_of(arch))
+        return prompt_logits(decoder, IDS, CHUNKS)
 
     assert_same(run(ALONE), on_ranks(2, run))
 

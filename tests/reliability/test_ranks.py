@@ -7,11 +7,12 @@ import signal
 from collections.abc import Callable
 
 import psutil
+import pytest
 
 from tests.e2e.conftest import Daemon, children
 from tests.reliability.asking import Asker, asked_under
 from tests.reliability.conftest import WITHOUT_CACHE, count, restarts, wait_until
-from tests.reliability.workloads import mixed
+from tests.reliability.workloads import mixed, streams
 
 RANKS = ("--num-threads", "2", "--tensor-parallel-size", "2")
 
@@ -52,3 +53,24 @@ def test_a_rank_that_dies_is_a_pause(start: Callable[..., Daemon]) -> None:
     assert len(left) == 2
     daemon.stop(signal.SIGKILL)
     wait_until(lambda: not any(map(psutil.pid_exists, left)), 3.0, "the end of all ranks")
+
+
+@pytest.mark.long
+def test_a_rank_that_hangs_is_a_pause(start: Callable[..., Daemon]) -> None:
+    """The engine's step does not end, because rank 0 waits for the stopped rank."""
+    asks = streams(4, 300)
+    daemon = start(WITHOUT_CACHE, *RANKS)
+    asker = Asker(daemon.url)
+    expected = asker.ask(asks)
+    (rank,) = ranks(daemon)
+
+    def stop_rank() -> None:
+        goal = count(daemon, "inferd_generation_tokens_total") + 200
+        wait_until(lambda: count(daemon, "inferd_generation_tokens_total") >= goal)
+        os.kill(rank, signal.SIGSTOP)
+
+    answers = asked_under(stop_rank, asker, asks)
+    assert [answer.said for answer in answers] == [answer.said for answer in expected]
+    assert restarts(daemon) == 1
+    assert "has not ended a step" in daemon.output
+    assert not psutil.pid_exists(rank)
