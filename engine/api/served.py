@@ -11,6 +11,7 @@ from typing import Literal
 
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.memory.activations import MAX_RANKS
 from inferd.engine.api.memory.planner import refusal, stored_quantization
 from inferd.engine.api.memory.precision import DTYPE_BYTES, KV_FORMATS, SHORT_KV, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
@@ -50,8 +51,8 @@ def served_device(
 
 def check_ranks(num_ranks: int, arch: Arch) -> None:
     """Raises a `ConfigError` that names the numbers of ranks that could share this model."""
-    if num_ranks < 1:
-        raise ConfigError(f"tensor_parallel_size must be at least 1, but got {num_ranks}")
+    if not 1 <= num_ranks <= MAX_RANKS:
+        raise ConfigError(f"tensor_parallel_size must be at least 1 and at most {MAX_RANKS}, but got {num_ranks}")
     reason = refuses(arch, num_ranks)
     if reason is not None:
         known = ", ".join(str(count) for count in counts_of(arch))

@@ -71,6 +71,5 @@ class FollowingSampler(Sampler):
 
     def prompt_logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
         """Those of no position: rank 0 has the logits."""
-        nothing = torch.empty((0, 0))
-        ids = nothing.to(torch.int64)
-        return Logprobs(ids[0:0, 0:0].flatten(), nothing.flatten(), ids.flatten(), ids, nothing, ())
+        ids, values = torch.empty(0, dtype=torch.int64), torch.empty(0)
+        return Logprobs(ids, values, ids, ids.view(0, 0), values.view(0, 0), ())

@@ -15,13 +15,14 @@ from inferd.kernels import native
 
 BUFFER_BYTES = 2**20
 """Size of one of a rank's two buffers. Larger parts pass in pieces."""
-_HEADER_BYTES = 4096
-_MAX_RANKS = _HEADER_BYTES // 128
+MAX_RANKS = 128
+_HEADER_BYTES = MAX_RANKS * 128
+"""Two cache lines for each rank's state."""
 
 
 def exchange_bytes(num_ranks: int) -> int:
     """Size of the memory that `num_ranks` ranks share, which must hold zeros at first."""
-    assert num_ranks <= _MAX_RANKS
+    assert num_ranks <= MAX_RANKS
     return _HEADER_BYTES + 2 * BUFFER_BYTES * num_ranks
 
 

@@ -24,7 +24,7 @@
 namespace {
 
 constexpr auto SPIN = std::chrono::microseconds(200);
-constexpr int64_t HEADER = 4096;
+constexpr int64_t HEADER = 1 << 14;  // bytes of the states of 128 ranks
 
 // One rank's state, on cache lines of its own. All zeros at first.
 struct alignas(128) State {
@@ -87,7 +87,7 @@ void copy(const char* from, int64_t from_stride, char* to, int64_t to_stride, in
     for (int64_t i = 0; i < rows; i++) std::memcpy(to + i * to_stride, from + i * from_stride, size_t(bytes));
 }
 
-// shared: a page of states, then two buffers of `capacity` bytes for each of `count` ranks. part [rows, own bytes] is
+// shared: a header with the states, then two buffers of `capacity` bytes for each of `count` ranks. part [rows, own bytes] is
 // rank `rank`'s part of out [rows, whole]; rank r has the bytes from r * width on, at most `width`. Without `wants` the
 // others' parts are not copied.
 void gather(char* shared, int64_t capacity, int64_t rank, int64_t count, const char* part, char* out, int64_t rows,

@@ -141,7 +141,7 @@ class Settings(BaseSettings):
         "Number of processes that share the model, each with a part of its weights and KV cache.",
         panel=_ENGINE,
         ge=1,
-        le=1024,
+        le=128,
     )
     kv_memory: Annotated[Size | None, Auto] = setting(None, "Memory for the KV cache.", panel=_ENGINE, ge=1024**2)
     block_size: Annotated[BlockSize | None, Auto] = setting(None, "Number of tokens in a KV block.", panel=_ENGINE)

@@ -8,7 +8,7 @@ chunked, with a prefix hit, and after preemption.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -77,7 +77,9 @@ class Engine:
             model_path=str(path), dtype=dtype, kv_cache_dtype=kv_cache_dtype, kv_memory_bytes=16 * 2**20,
             max_num_seqs=40, block_size=16, **settings,
         )  # type: ignore[arg-type]  # fmt: skip
-        config, _, _ = resolve(asked, ModelFacts.of(Checkpoint.read(path)), Machine.detect())
+        machine = Machine.detect()
+        machine = replace(machine, num_cpus=max(machine.num_cpus, asked.tensor_parallel_size))
+        config, _, _ = resolve(asked, ModelFacts.of(Checkpoint.read(path)), machine)
         runner, _ = load_worker(config, time.monotonic(), lambda phase: None)
         return cls(runner, config)
 

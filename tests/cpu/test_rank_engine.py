@@ -13,10 +13,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from inferd.engine.api.errors import ModelError
-from inferd.engine.api.memory.activations import EXCHANGE_BYTES, EXCHANGE_HEADER_BYTES
+from inferd.engine.api.memory.activations import EXCHANGE_BYTES, EXCHANGE_HEADER_BYTES, MAX_RANKS
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.followers import PLANS, Link
+from inferd.kernels import gather
 from inferd.kernels.gather import exchange_bytes
 from tests.cpu.test_engine import Engine, neighbours, prompt, request, run, save
 
@@ -99,3 +100,4 @@ def test_a_plan_is_the_same_on_the_other_side_of_a_link() -> None:
 
 def test_the_exchange_is_as_large_as_planned() -> None:
     assert exchange_bytes(3) == EXCHANGE_HEADER_BYTES + 3 * EXCHANGE_BYTES
+    assert gather.MAX_RANKS == MAX_RANKS

@@ -329,7 +329,7 @@ def test_a_window_lets_a_pool_hold_a_longer_sequence() -> None:
         ("max_num_seqs", 0, "at least 1"),
         ("num_threads", -1, "at least 1"),
         ("kv_memory_bytes", 0, "at least 1"),
-        ("tensor_parallel_size", 0, "tensor_parallel_size must be at least 1, but got 0"),
+        ("tensor_parallel_size", 0, "tensor_parallel_size must be at least 1 and at most 128, but got 0"),
         ("tensor_parallel_size", 3, "3 does not divide its 32 attention heads; .* as one of 1, 2, 4, 8, 16, 32"),
         ("tensor_parallel_size", 4, "must be at most 2 here, .* there are 2 cores, but got 4; give a smaller"),
     ],

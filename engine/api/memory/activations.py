@@ -35,9 +35,9 @@ PARTIALS_BYTES = 256 * 2**20
 PARTIAL_ROWS_PER_THREAD = 171
 """Number of rows with partial sums on a CPU: 8 / 3 pieces of work for each thread, of 64 rows each."""
 
-EXCHANGE_HEADER_BYTES, EXCHANGE_BYTES = 4096, 2 * 2**20
-"""Memory through which ranks on a CPU give their outputs to each other, once and for each rank (`kernels/gather`, which
-a test compares)."""
+MAX_RANKS, EXCHANGE_HEADER_BYTES, EXCHANGE_BYTES = 128, 2**14, 2 * 2**20
+"""Most ranks on a CPU, and the memory through which they give their outputs to each other: once, and for each rank
+(`kernels/gather`, which a test compares)."""
 
 GPU_ROW_BUCKETS = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 513, 64))
 """Numbers of rows that a GPU's decode steps are recorded for. Each costs a capture and holds memory. A step between two
