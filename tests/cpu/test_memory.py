@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.quality.checkpoint_formats import FORMATS
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, plan_of, resolve
-from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.machine.cpu import Machine, num_cpus
 from inferd.engine.api.memory.activations import (
     ATTENTION_TILE,
     CUT_ROWS,
@@ -91,6 +91,7 @@ def test_a_quantized_checkpoint_takes_what_was_planned(tmp_path: Path) -> None:
     assert abs(measured["weights_bytes"] / (plan.weights_bytes + 2 * scales_bytes) - 1) > TOLERANCE
 
 
+@pytest.mark.skipif(num_cpus() < 2, reason="two ranks need two cores")
 def test_a_rank_takes_what_was_planned_for_each(checkpoint: Path) -> None:
     """More than a half of the whole: the embedding is on every rank."""
     plan, measured = loaded(checkpoint, "none", "auto", num_ranks=2)

@@ -9,10 +9,13 @@ from collections.abc import Callable
 import psutil
 import pytest
 
+from inferd.engine.api.machine.cpu import num_cpus
 from tests.e2e.conftest import Daemon, children
 from tests.reliability.asking import Asker, asked_under
 from tests.reliability.conftest import WITHOUT_CACHE, count, restarts, wait_until
 from tests.reliability.workloads import mixed, streams
+
+pytestmark = pytest.mark.skipif(num_cpus() < 2, reason="two ranks need two cores")
 
 RANKS = ("--num-threads", "2", "--tensor-parallel-size", "2")
 
