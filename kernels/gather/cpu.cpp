@@ -4,19 +4,20 @@
 // number, waits until the others have published it too, and copies their parts. The next gather uses the other buffer.
 // A rank writes to a buffer again only when all have published the gather after it, and so have read it.
 //
-// A rank that waits first spins, because the others are about to be ready. After a limited time it sleeps.
+// A rank that waits first spins, because the others are about to be ready. Between looks it lets other threads of its
+// processor run, of which one may be the rank that it waits for. After a limited time it sleeps.
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 
+#include <sched.h>
+
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#else
-#include <sched.h>
 #endif
 
 #include "call.h"
@@ -74,10 +75,13 @@ void wait_for(State& other, uint32_t number) {
             if (is_over()) return true;
         return false;
     };
-    if (looks()) return;
-    const auto until = std::chrono::steady_clock::now() + SPIN;
-    while (std::chrono::steady_clock::now() < until)
+    for (int i = 0; i < 8; i++)
         if (looks()) return;
+    const auto until = std::chrono::steady_clock::now() + SPIN;
+    while (std::chrono::steady_clock::now() < until) {
+        sched_yield();
+        if (looks()) return;
+    }
     other.sleepers.fetch_add(1);
     for (uint32_t seen; !has_come(seen = other.published.load(), number);) sleep_while(other.published, seen);
     other.sleepers.fetch_sub(1);
