@@ -13,7 +13,6 @@
 #include "parallel.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -24,6 +23,7 @@
 #include <thread>
 
 #include "call.h"
+#include "processors.h"
 
 namespace {
 
@@ -40,27 +40,6 @@ inline void pause() {
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     asm volatile("yield");
-#endif
-}
-
-// The processor that runs this thread; -1 if unknown.
-inline int current_cpu() {
-#if defined(__linux__)
-    return sched_getcpu();
-#else
-    return -1;
-#endif
-}
-
-// Moves this thread to another processor than `cpu`, if it may use one, and lets the system move it again later.
-void move_away(int cpu) {
-#if defined(__linux__)
-    cpu_set_t allowed, others;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-    others = allowed;
-    CPU_CLR(cpu, &others);
-    if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0) return;
-    sched_setaffinity(0, sizeof allowed, &allowed);
 #endif
 }
 

@@ -5,7 +5,8 @@
 // A rank writes to a buffer again only when all have published the gather after it, and so have read it.
 //
 // A rank that waits first spins, because the others are about to be ready. Between looks it lets other threads of its
-// processor run, of which one may be the rank that it waits for. After a limited time it sleeps.
+// processor run, of which one may be the rank that it waits for. It moves away from a processor that ran that rank
+// last. After a limited time it sleeps.
 
 #include <algorithm>
 #include <atomic>
@@ -21,6 +22,7 @@
 #endif
 
 #include "call.h"
+#include "processors.h"
 
 namespace {
 
@@ -31,6 +33,7 @@ constexpr int64_t HEADER = 1 << 14;  // bytes of the states of 128 ranks
 struct alignas(128) State {
     std::atomic<uint32_t> published;  // number of the rank's last gather
     std::atomic<uint32_t> sleepers;   // that wait for it
+    std::atomic<int32_t> cpu;         // that ran it then
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4);
 
@@ -64,6 +67,7 @@ void wake_all(std::atomic<uint32_t>& published) {
 }
 
 void publish(State& own, uint32_t number) {
+    own.cpu.store(current_cpu(), std::memory_order_relaxed);
     own.published.store(number);
     if (own.sleepers.load()) wake_all(own.published);
 }
@@ -77,6 +81,8 @@ void wait_for(State& other, uint32_t number) {
     };
     for (int i = 0; i < 8; i++)
         if (looks()) return;
+    const int cpu = current_cpu();
+    if (cpu >= 0 && cpu == other.cpu.load(std::memory_order_relaxed)) move_away(cpu);
     const auto until = std::chrono::steady_clock::now() + SPIN;
     while (std::chrono::steady_clock::now() < until) {
         sched_yield();
