@@ -56,6 +56,6 @@ class MLP:
         if has_groups is None or self._act.run_fp8 is None or self._size > MAX_SIZE:
             hidden, stream = self._branch.enter(self._in, x, residual, self._act)
             return self._branch.leave(self._down, self._ranks.gather(hidden, self._size), stream)
-        # On GPUs alone, where all of the layer is on one rank.
+        # Only a GPU does this, and it has one rank: nothing is gathered.
         projected, stream = self._branch.enter(self._in, x, residual)
         return self._branch.leave(self._down, self._act.run_fp8(projected, has_groups), stream)

@@ -161,7 +161,7 @@ class Runner:
     def _compute(self, plan: StepPlan) -> _Computed:
         """Run a step of any kind: its layers by a recording if there is one, the rest call by call."""
         first_tokens = [0, *accumulate(row.num_tokens for row in plan.rows)]
-        hidden = self._mixed.forward(plan.rows)
+        hidden = self._mixed.forward(plan.rows) if self._device.records_all else None
         if hidden is None:
             batch = Batch.build(
                 plan, self._slots, self._kv.block_size, self._device, is_deterministic=self._is_deterministic
