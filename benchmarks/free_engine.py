@@ -96,7 +96,7 @@ def main() -> int:
 def replace_worker(step_s: float) -> None:
     """Replace the worker that the engine process loads by this module's. The engine must not be imported yet."""
 
-    def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple[FreeWorker, Ready]:
+    def load_worker(config: EngineConfig, started_s: float, report: Report, *ranks: object) -> tuple[FreeWorker, Ready]:
         return load_free(config, started_s, report, step_s)
 
     module = ModuleType("inferd.engine.worker.load")

@@ -22,16 +22,11 @@ INSTRUCTION_BYTES = 16
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);")
 """An instruction's address, predicate, whole name and operands. The shapes of matrix instructions have small letters.
 """
-_BRANCH = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?BRA[\w.]*\s[^;]*?0x([0-9a-f]+)")
-"""A branch's address and its target."""
 _LANES = 32
-_MATRIX_BYTES = 128
-"""Bytes of a matrix of 8 x 8 numbers of 16 bits."""
 _MATRIX = re.compile(r"[A-Z]*MMA(\.|$)")
 _WARP_GROUP_MATRIX = re.compile(r"[A-Z]GMMA\.64x(\d+)x\d+\.")
 _MATRIX_ROW_BYTES = 32
 """Bytes of a row of an operand of one warp group instruction, whatever its numbers are."""
-_LANES = 32
 _LOADS, _COPIES = ("LDG.",), ("LDGSTS.", "UTMALDG")
 _WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 """Bytes that a lane moves, by the part of an instruction's name that says so. Others move 4."""
@@ -196,29 +191,7 @@ def _shared_bytes(one: Instruction) -> float:
     if one.name.startswith(("LDSM", "STSM")):
         count = one.name.rsplit(".", 1)[1]
         return 128.0 * (int(count) if count.isdigit() else 1)
-    return float(_LANES * _width(one.name)) if one.name.startswith(("LDS.", "STS.", "LDGSTS.")) else 0.0
-
-
-def longest_loop(listing: str) -> list[str]:
-    """The instruction names of the longest loop of a listing of one kernel that multiplies on the tensor cores."""
-    found = [(int(address, 16), name) for address, name in _INSTRUCTION.findall(listing)]
-    loops = [
-        [name for address, name in found if int(first, 16) <= address <= int(last, 16)]
-        for last, first in _BRANCH.findall(listing)
-        if int(first, 16) < int(last, 16)
-    ]
-    return max((loop for loop in loops if any(map(is_matrix, loop))), key=len, default=[])
-
-
-def shared_bytes(instruction: str) -> int:
-    """Bytes that the instruction moves from or to shared memory for a whole warp; 0 if it moves none."""
-    kind, *parts = instruction.split(".")
-    if kind in ("LDSM", "STSM"):
-        return _MATRIX_BYTES * int(next((part for part in parts if part in ("2", "4")), "1"))
-    if kind not in ("LDS", "STS", "LDGSTS"):
-        return 0
-    bits = next((int(part.strip("US")) for part in parts if part.strip("US").isdigit()), 32)
-    return _LANES * bits // 8
+    return float(_LANES * _width(one.name)) if one.name.split(".")[0] in ("LDS", "STS", "LDGSTS") else 0.0
 
 
 def is_matrix(instruction: str) -> bool:

@@ -260,7 +260,7 @@ def test_a_constant_of_a_called_function_changes_a_digest(tmp_path: Path) -> Non
     path = tmp_path / "constants.py"
     path.write_text(CONSTANTS)
     code, output, errors = run(program=str(path))
-    assert (code, output) == (0, "top_k_top_p_select top_k_top_p_sort\n"), errors[-2000:]
+    assert (code, output) == (0, "draw_sort top_k_top_p_select top_k_top_p_sort\n"), errors[-2000:]
 
 
 def test_another_triton_compiles_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -480,6 +480,7 @@ def test_rows_without_queries_and_lengths_that_the_host_does_not_know() -> None:
         query_start=torch.tensor([0, 1, 1, 2, 2], dtype=torch.int32),
         seq_lens=torch.tensor([201, 7, 41, 0], dtype=torch.int32),
         block_tables=sequences.tables[[0, 1, 2, 2]],
+        positions=torch.tensor([200, 40, 0, 0]),
         query_lens=(1, 1, 1, 1),
         kv_lens=(1, 1, 1, 1),
     )

@@ -355,7 +355,7 @@ def test_ranks_share_the_memory_and_the_kv_cache() -> None:
     assert config.kv_memory_bytes == alone.kv_memory_bytes == 2 * plan.kv_bytes == whole.kv_bytes
     embedding, norms = 32000 * 4096 * 2, (2 * 32 + 1) * 4096 * 2
     assert 2 * plan.weights_bytes == whole.weights_bytes + embedding + norms
-    with pytest.raises(CapacityError, match=r"7.1 GiB on each of 2 ranks for .* 5.0 GiB of memory are available to"):
+    with pytest.raises(CapacityError, match=r"7.2 GiB on each of 2 ranks for .* 5.0 GiB of memory are available to"):
         resolve(two, facts(), machine(10))
 
 
