@@ -44,7 +44,7 @@ TIERS = (
     Tier("simulation + property + chaos", 90, ("sim", "property", "chaos"), workers=2, threads=1),
     Tier("cpu models + aot", 90, ("cpu", "aot"), workers=2, threads=1),
     Tier("cpu models in plain PyTorch", 600, ("cpu",), options=("--kernels", "reference"), is_long=True),
-    Tier("kernels", 105, ("kernels",), workers=2, threads=1),
+    Tier("kernels", 120, ("kernels",), workers=2, threads=1),
     Tier("api + deploy + benchmarks", 80, ("api", "deploy", "benchmarks"), workers=2, threads=1),
     Tier("real model", 60, ("real",), workers=2, threads=1, by="loadfile"),
     Tier("e2e", 60, ("e2e",), workers=2, threads=1, by="loadfile"),
