@@ -1,6 +1,7 @@
 """Builds a worker from resolved settings: loads the checkpoint onto the device. Reports each phase when it ends.
 
-Of an engine of several ranks, rank 0 calls `load_worker`, which starts the others, and each of those `load_follower`.
+If an engine has several ranks, rank 0 calls `load_worker`, which starts the others. Each of those calls
+`load_follower`.
 """
 
 from __future__ import annotations
