@@ -4,8 +4,8 @@ they are.
 
 `quantized.py` has the layouts (zero points, minimums and orders of inputs) and the arithmetic.
 
-With one scale a row and 8 bits, compared with oneDNN's product of the same integers: 1.2 to 1.9 times as fast for 1 to 8
-rows, 1.03 to 1.13 times for 32, 0.96 to 1.0 times for 256. Only this side's time includes the quantization of x (2
+With one scale a row and 8 bits, compared with oneDNN's product of the same integers: 1.2 to 1.9 times as fast for 1 to
+8 rows, 1.03 to 1.13 times for 32, 0.96 to 1.0 times for 256. Only this side's time includes the quantization of x (2
 cores of a Zen 4, 2026-11-21).
 """
 
