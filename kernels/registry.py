@@ -9,7 +9,7 @@ environment; a caller that wants one particular implementation calls `force`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -38,7 +38,11 @@ class Deferred:
     name: str
 
     def load(self) -> Any:
-        return getattr(importlib.import_module(self.module), self.name)
+        """Raises `KernelError` if the module or a library that it needs cannot be imported."""
+        try:
+            return getattr(importlib.import_module(self.module), self.name)
+        except ImportError as error:
+            raise KernelError(f"{self.module} cannot be imported: {error}; repair or uninstall that library") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class Op(Generic[Key, Run]):
         self.name = name
         self._implementations = tuple(implementations)
         self._forced: str | None = None
+        self._excluded: frozenset[str] = frozenset()
         self._resolved: dict[Key, tuple[Run, Selection]] = {}
         _OPS[name] = self
 
@@ -89,6 +94,12 @@ class Op(Generic[Key, Run]):
             known = ", ".join(self.implementation_names)
             raise KernelError(f"{self.name}: no implementation is called {name!r}; known are: {known}")
         self._forced = name
+        self._resolved.clear()
+
+    def exclude(self, names: Collection[str]) -> None:
+        """Run none of `names`, until the next call."""
+        assert set(names) <= set(self.implementation_names)
+        self._excluded = frozenset(names)
         self._resolved.clear()
 
     def resolve(self, key: Key) -> Run:
@@ -113,7 +124,8 @@ class Op(Generic[Key, Run]):
             if self._forced not in (None, implementation.name):
                 refused.append((implementation.name, f"{self._forced} is forced"))
                 continue
-            reason = implementation.predicate(key)
+            is_excluded = implementation.name in self._excluded
+            reason = "is switched off" if is_excluded else implementation.predicate(key)
             if reason is None:
                 run = implementation.run
                 run = run.load() if isinstance(run, Deferred) else run

@@ -56,6 +56,18 @@ def test_a_forced_choice_runs_or_raises_and_is_never_replaced(op: TestOp) -> Non
     assert op.resolve(4)() == "even"
 
 
+def test_what_is_excluded_never_runs(op: TestOp) -> None:
+    assert op.resolve(4)() == "even"
+    op.exclude(["even"])
+    assert op.choice(4) == Selection("test_op", 4, "small", (("even", "is switched off"),))
+    op.force("even")
+    with pytest.raises(KernelError, match="even: is switched off; small: even is forced"):
+        op.resolve(4)
+    op.force(None)
+    op.exclude(())
+    assert op.resolve(4)() == "even"
+
+
 def test_an_unknown_name_cannot_be_forced(op: TestOp) -> None:
     with pytest.raises(KernelError, match="no implementation is called 'triton'; known are: even, small"):
         op.force("triton")
@@ -68,6 +80,11 @@ def test_the_predicate_is_asked_once_per_key() -> None:
         counted.resolve(key)
     del registry._OPS["counted"]
     assert asked == [1, 2]
+
+
+def test_a_library_that_cannot_be_imported_is_named() -> None:
+    with pytest.raises(KernelError, match=r"nowhere\.at_all cannot be imported: No module named 'nowhere'; repair or"):
+        registry.Deferred("nowhere.at_all", "run").load()
 
 
 def test_always_runs() -> None:
