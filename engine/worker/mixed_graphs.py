@@ -32,7 +32,18 @@ _PADDING = -1
 class MixedGraphs:
     """The layers of one decoder over one KV pool and the slots of its requests, for steps of up to `max_tokens`."""
 
-    def __init__(self, decoder: Decoder, kv: KVPool, slots: Slots, device: Device, max_tokens: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KVPool,
+        slots: Slots,
+        device: Device,
+        max_tokens: int,
+        *,
+        is_deterministic: bool = True,
+    ) -> None:
+        """Unless `is_deterministic`, a GPU may compute attention by a library."""
+        self._is_deterministic = is_deterministic
         self._decoder, self._kv, self._slots, self._device = decoder, kv, slots, device
         sizes = [size for size in device.token_buckets if size < max_tokens]
         sizes += [size for size in device.token_buckets if size >= max_tokens][:1]
@@ -98,6 +109,8 @@ class MixedGraphs:
                 # However the tokens are shared out, rows have no more blocks of queries than these.
                 query_lens=(size,) + (1,) * (num_rows - 1),
                 kv_lens=None,
+                is_deterministic=self._is_deterministic,
+                knows_query_lens=False,
             )
             for tables in self._slots.block_tables
         ]

@@ -71,12 +71,20 @@ class AttentionBatch:
     is_deterministic: bool = True
     """Whether a row's bits must depend on its own sequence alone. If they need not, a GPU adds up a sequence's keys in
     fewer parts, which the other rows of the step decide (`parts.py`)."""
+    knows_query_lens: bool = True
+    """Whether `query_lens` are the rows' own or bounds of them."""
 
     @cached_property
     def prepared(self) -> dict[Hashable, Any]:
         """Data that an implementation prepared for all layers of this step, by keys of its own. The first layer
         prepares it. A CUDA graph captures that work, so a captured call needs a batch that no earlier call used."""
         return {}
+
+    @cached_property
+    def page_table(self) -> Tensor:
+        """[R, max_blocks] int32: `block_tables` in which every entry is a block id, for libraries. The first layer that
+        asks makes it, like `prepared`."""
+        return self.block_tables.clamp(min=0).to(torch.int32)
 
     @cached_property
     def groups(self) -> tuple[QueryGroup, ...]:

@@ -215,7 +215,7 @@ def paged_attention(
     out = torch.empty_like(q)
     listed = _work(q, kv, batch, window, softcap)
     slots = _slots(listed, kv, q.device)
-    sm, has_cap, is_invariant = _device(q.device)[1], softcap is not None, batch.is_deterministic
+    sm, has_cap, is_invariant = _device(q.device)[1], softcap is not None, _is_invariant(batch)
     for part in listed:
         is_chunk = part.part.max_queries == passes.MAX_QUERIES
         key = Key(q.device.type, q.dtype, kv.dtype, q.shape[2], has_cap, is_chunk, sm, is_invariant)
@@ -223,6 +223,11 @@ def paged_attention(
         assert part.part.is_in_parts == (ATTENTION_SPLIT_KERNEL.choice(key).chosen != "tiles")
         _run(launch, part, q, kv, kv_scales, out, slots, batch, scale, window, softcap)
     return out
+
+
+def _is_invariant(batch: AttentionBatch) -> bool:
+    """Whether one kind of launch computes all rows. It must if the host does not know which rows have few queries."""
+    return batch.is_deterministic or not batch.knows_query_lens
 
 
 def launch_tiles(num_programs: int, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
@@ -245,7 +250,7 @@ def _work(q: Tensor, kv: Tensor, batch: AttentionBatch, window: int | None, soft
     found: tuple[Work, ...] | None = batch.prepared.get(shape)
     if found is None:
         table_tokens = batch.block_tables.shape[1] * batch.block_size
-        asked = passes.passes(shape, batch.query_lens, table_tokens, is_deterministic=batch.is_deterministic)
+        asked = passes.passes(shape, batch.query_lens, table_tokens, is_deterministic=_is_invariant(batch))
         found = batch.prepared[shape] = tuple(work.build(part, batch, group, window) for part in asked)
     return found
 

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.models.decoder import Decoder
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, RowStatus, StepPlan, StepResult, TableUpdate
 from inferd.engine.worker import graphs, mixed_graphs
@@ -20,6 +21,7 @@ from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
+from inferd.kernels.paged_attention import AttentionBatch
 from tests.cpu.capturing import CapturingDevice
 from tests.cpu.checkpoints import Case, random_decoder
 
@@ -55,14 +57,17 @@ def _cpp(kernels: str) -> None:
 class Engine:
     """A runner, and the parts that it computes with."""
 
-    def __init__(self, case: Case, device: CpuDevice, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self, case: Case, device: CpuDevice, dtype: torch.dtype = torch.bfloat16, *, is_deterministic: bool = True
+    ) -> None:
         decoder = random_decoder(case, dtype)
         self.num_groups = len(decoder.arch.cache_groups)
         self.num_blocks = NUM_SLOTS * BLOCKS_EACH * self.num_groups
         self.kv = KVPool.allocate(decoder.arch, self.num_blocks, BLOCK, dtype, device)
         self.kv.data.zero_()
         self.slots = Slots(NUM_SLOTS, MAX_LEN, BLOCK, device, self.num_groups)
-        self.runner = Runner(decoder, self.kv, self.slots, Sampler(NUM_SLOTS, VOCAB, "cpu"), device)
+        sampler = Sampler(NUM_SLOTS, VOCAB, "cpu")
+        self.runner = Runner(decoder, self.kv, self.slots, sampler, device, is_deterministic=is_deterministic)
 
     def state(self) -> tuple[torch.Tensor, torch.Tensor]:
         """State that steps leave for later ones: ids, and the KV of all blocks that a request may have."""
@@ -141,6 +146,23 @@ def test_a_replayed_step_is_the_step(case: Case, dtype: torch.dtype, kinds: Sequ
     assert device.events.count("record") == len(device.row_buckets) + len(device.token_buckets)
     assert device.events.count("replay") == num_decodes + num_mixed
     assert num_decodes > 60 and num_mixed > 20
+
+
+@pytest.mark.parametrize("is_deterministic", [True, False])
+def test_attention_of_recorded_steps_may_vary_if_the_engine_may(
+    monkeypatch: pytest.MonkeyPatch, is_deterministic: bool
+) -> None:
+    """Steps with prompts have only bounds of the rows' queries."""
+    asked = set()
+    run_layers = Decoder.run_layers
+
+    def noted(decoder: Decoder, hidden: torch.Tensor, batches: Sequence[AttentionBatch], *others: Any) -> torch.Tensor:
+        asked.update((batch.is_deterministic, batch.knows_query_lens, batch.kv_lens) for batch in batches)
+        return run_layers(decoder, hidden, batches, *others)
+
+    monkeypatch.setattr(Decoder, "run_layers", noted)
+    Engine(WINDOWED, CapturingDevice(), is_deterministic=is_deterministic).runner.record_steps(lambda *_: None)
+    assert asked == {(is_deterministic, True, None), (is_deterministic, False, None)}
 
 
 def decoding(engine: Engine, kinds: Sequence[Mapping[str, Any]]) -> Callable[[int], StepPlan]:

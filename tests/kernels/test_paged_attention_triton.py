@@ -416,6 +416,22 @@ def test_uncut_units_of_large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (result[tokens].double() - expected).abs().max() < TOLERANCE[torch.float32]
 
 
+def test_rows_share_one_kind_of_launch_if_the_host_has_only_bounds_of_their_queries() -> None:
+    """The first row has few queries here, and the others have more than their bound of one."""
+    rows = ((70, 3), (0, 40), (20, 5))
+    sequences = Sequences(rows, 1, 64, 16, torch.float32)
+    q = torch.randn(48, 4, 64)
+    batch = dataclasses.replace(
+        sequences.batch([0, 1, 2]), query_lens=(48, 1, 1), is_deterministic=False, knows_query_lens=False
+    )
+    result = paged_attention(q, sequences.kv, batch, SCALE)
+    (launch,) = kernel._work(q, sequences.kv, batch, None, None)
+    assert not launch.part.is_in_parts and launch.part.max_queries == passes.MAX_QUERIES
+    for row, tokens in enumerate((slice(0, 3), slice(3, 43), slice(43, 48))):
+        expected = dense(q[tokens], sequences.contents[row], rows[row][0], SCALE, None, None)
+        assert (result[tokens].double() - expected).abs().max() < TOLERANCE[torch.float32]
+
+
 def undetermined(sequences: Sequences) -> AttentionBatch:
     return dataclasses.replace(sequences.batch([0, 1]), is_deterministic=False)
 
