@@ -67,12 +67,20 @@ def dependent_options() -> dict[str, bool]:
     return {"IS_DEPENDENT": _starts_early, "launch_pdl": _starts_early}
 
 
+def is_installed(module: str) -> bool:
+    """Whether a module can be imported. Its packages are imported, it is not."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def refuses(device_type: str, *dtypes: torch.dtype) -> str | None:
     """Why no Triton kernel accepts tensors of these dtypes; None if one may. All predicates share this check. The first
     dtype is that of activations; only data stored beside them may be narrower."""
     if device_type != "cuda" and not _is_interpreted:
         return "runs on GPUs only"
-    if importlib.util.find_spec("triton") is None:
+    if not is_installed("triton"):
         return "Triton is not installed"
     others = [str(dtype) for dtype in dtypes if dtype not in DTYPES]
     if others:

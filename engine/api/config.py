@@ -101,6 +101,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceKind = "auto"
     deterministic: bool | None = None
     """Whether a request's tokens must depend on the request alone."""
+    attention_libs: bool = True
+    """Whether a GPU may compute attention by a library that is installed."""
     max_model_len: int | None = None
     """Most tokens of one sequence, prompt and output together; at least 2."""
     rope_positions: int | None = None

@@ -16,6 +16,7 @@ from inferd.engine.api.memory.activations import GPU_ROW_BUCKETS, GPU_TOKEN_BUCK
 from inferd.engine.worker.device import HostCopy, Recording
 from inferd.engine.worker.staging import Staging
 from inferd.kernels.gpu import early_starts, from_host, starts_early
+from inferd.kernels.registry import KernelError
 from inferd.kernels.tape import NotRecordableError
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,9 @@ class CudaDevice:
         self._capture_stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
 
     def empty_pool(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty(tuple(shape), dtype=dtype, device=self.torch_device)
+        """Zeros, because a library's attention multiplies what lies behind a sequence's end by 0, and 0 * NaN is
+        NaN."""
+        return torch.zeros(tuple(shape), dtype=dtype, device=self.torch_device)
 
     def to_device(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
         return from_host(torch.tensor(values, dtype=dtype), self.torch_device)
@@ -87,6 +90,8 @@ class CudaDevice:
                 output = run()
         except RuntimeError as error:
             torch.cuda.set_stream(current)
+            if isinstance(error, KernelError):
+                raise
             if not isinstance(error, torch.OutOfMemoryError):
                 # A pool serves one capture at a time. torch does not notice the end of a capture that the driver gave
                 # up.

@@ -51,7 +51,7 @@ class Device(Protocol):
     """Whether `record` records all that the device computes, or C++ kernels only."""
 
     def empty_pool(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory for the KV pool. Its content is undefined, because no slot is read before it is written."""
+        """Memory for the KV pool. On a CPU its content is undefined, because no slot is read before it is written."""
         ...
 
     def to_device(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:

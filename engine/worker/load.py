@@ -16,6 +16,7 @@ import torch
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, plan_of
 from inferd.engine.api.cost.roofline import Peaks
+from inferd.engine.api.errors import ModelError
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
@@ -46,6 +47,8 @@ from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.tuning import Tuning
 from inferd.kernels import registry
 from inferd.kernels.linear import Choices
+from inferd.kernels.paged_attention import LIBRARIES, PAGED_ATTENTION
+from inferd.kernels.registry import KernelError
 
 LoadReport = Callable[[Phase], None]
 
@@ -104,6 +107,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     assert config.max_model_len is not None and config.block_size is not None
     assert config.num_blocks is not None and config.deterministic is not None
     deterministic = config.deterministic
+    PAGED_ATTENTION.exclude(() if config.attention_libs else LIBRARIES)
     device = open_device(config)
     timer.done("engine", f"torch {torch.__version__} on {device.name}")
     if config.device == "cpu":
@@ -211,6 +215,8 @@ def _warmed_up(
     except torch.OutOfMemoryError as error:
         what = f"slots and the tensors of a step, planned as {format_bytes(planned.working_bytes)},"
         raise out_of_memory(what, error, config, decoder.arch, kv.num_bytes) from error
+    except KernelError as error:
+        raise ModelError(f"{config.model_path} cannot be computed: {error}") from error
     return runner
 
 

@@ -24,7 +24,7 @@ MAX_QUERIES = (1 << 31) - 1
 PARTS_MIN_SM = 90
 """The first architecture for which the kernel of `parts.py` was compiled and judged."""
 
-_FEW_ROWS = 64
+FEW_ROWS = 64
 """Most packed rows of a row that is still bound by reading its KV, so that it shares a launch with decodes."""
 _WAVES = 4
 """Blocks for each program from which the hardware spreads uncut units evenly enough."""
@@ -152,8 +152,8 @@ def passes(shape: Shape, query_lens: Sequence[int], table_tokens: int, *, is_det
         forms = _forms(shape, STEADY_ROWS, in_parts=False)
         return (_cut(shape, forms, query_lens, (1, MAX_QUERIES), table_tokens),)
     in_parts = refuses_parts(shape.sm, shape.kv_bytes, is_deterministic=False) is None
-    border = _FEW_ROWS // shape.group
-    forms = _forms(shape, _FEW_ROWS if in_parts else largest_block(shape.head_dim), in_parts=in_parts)
+    border = FEW_ROWS // shape.group
+    forms = _forms(shape, FEW_ROWS if in_parts else largest_block(shape.head_dim), in_parts=in_parts)
     found = []
     few = [length for length in query_lens if length <= border]
     if few:

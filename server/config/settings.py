@@ -133,6 +133,11 @@ class Settings(BaseSettings):
         "Give a request the same tokens whatever other requests run beside it. A CPU always does.",
         panel=_ENGINE,
     )
+    attention_libs: bool = setting(
+        True,
+        "Let FlashAttention or cuDNN compute attention on a GPU, if installed. Never if deterministic.",
+        panel=_ENGINE,
+    )
     num_threads: Annotated[int | None, Auto, Number] = setting(
         None, "Number of compute threads; auto takes one per available core.", panel=_ENGINE, ge=1, le=1024
     )

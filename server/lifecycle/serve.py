@@ -107,6 +107,7 @@ def read_model(settings: Settings) -> StartupReport:
         kv_cache_dtype=settings.kv_cache_dtype,
         device=settings.device,
         deterministic=settings.deterministic,
+        attention_libs=settings.attention_libs,
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,
         kv_memory_bytes=settings.kv_memory,

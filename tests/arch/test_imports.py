@@ -62,7 +62,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine.layers": ("inferd.engine.quant", "inferd.kernels", "inferd.engine.arch", "torch"),
     "engine.quant": ("inferd.engine.arch", "inferd.kernels", "torch"),
     "engine.sample": ("inferd.kernels", "inferd.engine.api.wire.params", "torch"),
-    "kernels": ("torch", "triton"),
+    "kernels": ("torch", "triton", "cudnn", "flash_attn", "flash_attn_interface"),
 }  # fmt: skip
 
 PURE = ("engine.arch", "engine.request", "engine.cache", "engine.sched")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from inferd.engine.worker.cuda import CudaDevice
 from inferd.kernels.gpu import dependent_options
+from inferd.kernels.registry import KernelError
 from inferd.kernels.tape import NotRecordableError
 
 
@@ -119,6 +120,13 @@ def test_a_failed_capture_costs_itself_alone(gpu: Gpu, error: Exception, at_run:
     assert gpu.events == ["side waits for current", "current waits for side"]
     assert float(device.record(lambda: torch.zeros(1)).output) == 0.0
     assert gpu.events[2:] == ["side waits for current", "current waits for side", "replay"]
+
+
+def test_a_kernel_that_cannot_run_is_no_matter_of_the_capture(gpu: Gpu) -> None:
+    """Steps that run call by call would not have it either."""
+    with pytest.raises(KernelError, match="cuDNN has no plan"):
+        CudaDevice().record(failing(gpu, KernelError("cuDNN has no plan"), 1))
+    assert gpu.now is gpu.current
 
 
 def test_kernels_start_early_within_captures_alone(gpu: Gpu) -> None:

@@ -26,8 +26,8 @@ from inferd.engine.worker.tuning import Tuning
 from inferd.kernels import registry
 from inferd.kernels.linear import Choices
 from inferd.kernels.linear.tuning import Table
-from inferd.kernels.paged_attention import AttentionBatch
-from inferd.kernels.registry import Selection
+from inferd.kernels.paged_attention import LIBRARIES, PAGED_ATTENTION, AttentionBatch
+from inferd.kernels.registry import KernelError, Selection
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +112,22 @@ def test_a_kernel_that_varies_ends_the_start_only_where_it_matters(
     )
     with pytest.raises(ModelError, match=words):
         start.run()
+
+
+@pytest.mark.parametrize("attention_libs", [True, False])
+def test_libraries_of_attention_can_be_switched_off(
+    config: EngineConfig, attention_libs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    excluded: list[Sequence[str]] = []
+    monkeypatch.setattr(PAGED_ATTENTION, "exclude", excluded.append)
+    Start(msgspec.structs.replace(config, attention_libs=attention_libs), monkeypatch).run()
+    assert excluded == [() if attention_libs else LIBRARIES]
+
+
+def test_a_kernel_that_cannot_run_ends_the_start(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise KernelError("cuDNN has no plan")
+
+    monkeypatch.setattr(load.Runner, "record_steps", refuse)
+    with pytest.raises(ModelError, match=r"tiny.* cannot be computed: cuDNN has no plan"):
+        Start(config, monkeypatch).run()
