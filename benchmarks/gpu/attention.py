@@ -14,7 +14,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.gpu.bench import Bench, Calls, distance, num_copies
 from benchmarks.gpu.points import Case, Phase, Trial
 from inferd.kernels.kv_format import KV_SCALE_DTYPE, dequantize_heads, head_bytes, num_kv_groups, quantize_heads
-from inferd.kernels.paged_attention import AttentionBatch, paged_attention
+from inferd.kernels.paged_attention import LIBRARIES, PAGED_ATTENTION, AttentionBatch, paged_attention
+from inferd.kernels.registry import KernelError
 
 KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 32
 BATCHES = (1, 8, 32, 64, 256)
@@ -24,6 +25,8 @@ TOLERANCE = 1e-2
 _LAYERS = 8
 """Fewest calls of one graph: layers share the work that a step prepares once."""
 _CHECKED_QUERIES = 64
+_STEPS = ((1, 1024), (1, 32_768), (64, 1024), (256, 1024), (64, 16_384))
+"""(decodes, context) of steps with which libraries are compared."""
 _DETERMINISTIC = "inferd, deterministic"
 _BY = ("inferd", _DETERMINISTIC)
 """The kernel of a plain start, and that of one with `--deterministic`."""
@@ -63,10 +66,11 @@ class Paged:
         q = torch.randn(num_tokens, KV_HEADS * group, HEAD_DIM, device=device).to(torch.bfloat16)
         return cls(tuple(rows), layers, scales, tables, q)
 
-    def batch(self, is_deterministic: bool) -> AttentionBatch:
-        """A new batch: a graph needs one that no other call used."""
+    def batch(self, is_deterministic: bool, *, is_recorded: bool = False) -> AttentionBatch:
+        """A new batch: a graph needs one that no other call used. A recorded step has lengths on the device alone."""
         batch = AttentionBatch.build(self.rows, self.tables, BLOCK_SIZE, self.tables.device)
-        return replace(batch, is_deterministic=is_deterministic)
+        kv_lens = None if is_recorded else batch.kv_lens
+        return replace(batch, is_deterministic=is_deterministic, kv_lens=kv_lens)
 
     def attend(self, batch: AttentionBatch, layer: int) -> Tensor:
         index = layer % len(self.layers)
@@ -160,19 +164,47 @@ def prefill(bench: Bench, lengths: Sequence[int]) -> None:
 
 
 def _trial(
-    bench: Bench, rows: Sequence[tuple[int, int]], group: int, kv: str = "bf16", *, is_deterministic: bool
+    bench: Bench,
+    rows: Sequence[tuple[int, int]],
+    group: int,
+    kv: str = "bf16",
+    *,
+    is_deterministic: bool,
+    is_recorded: bool = False,
 ) -> Trial:
     paged = Paged.make(rows, group, bench.device, kv)
-    error = paged.error(paged.attend(paged.batch(is_deterministic), 0))
+    error = paged.error(paged.attend(paged.batch(is_deterministic, is_recorded=is_recorded), 0))
     if not error <= TOLERANCE:
         return Trial(error=error, tolerance=TOLERANCE)
 
     def calls() -> Calls:
-        batch = paged.batch(is_deterministic)
+        batch = paged.batch(is_deterministic, is_recorded=is_recorded)
         return [partial(paged.attend, batch, layer) for layer in range(max(_LAYERS, len(paged.layers)))]
 
     timing = bench.clock(calls)
     return Trial(seconds=timing.seconds, error=error, tolerance=TOLERANCE, note=timing.note)
+
+
+def libraries(bench: Bench) -> None:
+    """Each installed library beside our own kernel, over the same recorded steps: which should come first?"""
+    contexts = bench.pick([512, 1024, 2048, 16_384] * 16, [40, 300])
+    chunk = bench.pick(512, 20)
+    steps = {f"{batch} x {context}": [(context - 1, 1)] * batch for batch, context in bench.pick(_STEPS, ((2, 100),))}
+    steps["64 decodes of 512 to 16k and a chunk"] = [*((context - 1, 1) for context in contexts), (1024, chunk)]
+    for (name, rows), by in itertools.product(steps.items(), (*LIBRARIES, "triton")):
+        case = Case(table="attention by library", labels={"rows": name, "by": by}, phases=(phase(rows, 4),))
+        bench.measure(case, partial(_library_trial, bench, rows, by))
+
+
+def _library_trial(bench: Bench, rows: Sequence[tuple[int, int]], name: str) -> Trial:
+    """The trial with one implementation, or why it did not run."""
+    PAGED_ATTENTION.force(name)
+    try:
+        return _trial(bench, rows, 4, is_deterministic=False, is_recorded=True)
+    except KernelError as error:
+        return Trial(note=str(error).rpartition(f"{name}: ")[2].partition(";")[0].removesuffix(")"))
+    finally:
+        PAGED_ATTENTION.force(None)
 
 
 def _sdpa(bench: Bench, prompts: int, length: int) -> Trial:

@@ -102,6 +102,7 @@ def _kernels() -> Iterator[Row]:
     yield row("decode attention to 64k", "attention:decode", contexts=(16_384, 65_536))
     for kv in ("fp8", "int8"):
         yield row(f"decode attention, KV in {kv}", "attention:decode", contexts=(1024, 16_384), kv=kv)
+    yield row("attention by library", "attention:libraries", 180)
     yield row("mixed attention", "attention:mixed_lengths")
     yield row("prefill attention", "attention:prefill", lengths=(2048, 8192, 32_768))
     for precision in ("bf16", "fp8", "int4", "int8"):

@@ -29,6 +29,7 @@ from benchmarks.gpu.bench import Bench, CannotRunError
 from benchmarks.gpu.points import Case, Trial
 from inferd.kernels import gpu, registry
 from inferd.kernels.logit_rules import ENDS, MAX_PREFIX, MAX_WORDS, RuleState
+from inferd.kernels.paged_attention import LIBRARIES
 from inferd.kernels.top_k_top_p import Cuts
 
 TRITON = "triton"
@@ -149,6 +150,35 @@ def _paged_attention(*, is_deterministic: bool) -> Make:
         tokens = sum(count for _, count in rows)
         kv = inputs.randn(len(rows) * width, 2, kv_heads, block, size)
         return Numeric(call, (inputs.randn(tokens, 6, size), kv), op="paged_attention")
+
+    return make
+
+
+def _attention_library(name: str) -> Make:
+    """Decodes and chunks of a recorded step, with a head and a window that every library takes. The reference, which
+    gets float32, needs lengths on the host."""
+
+    def make(inputs: Inputs) -> Numeric:
+        paged = importlib.import_module("inferd.kernels.paged_attention")
+        rows, block, width, kv_heads, size = ((0, 1), (256, 1), (700, 1), (250, 200), (0, 90)), 32, 25, 2, 128
+        tables = inputs.permutation(len(rows) * width).reshape(len(rows), width).to(torch.int32)
+
+        def call(q: Tensor, kv: Tensor) -> tuple[Tensor, ...]:
+            def attend(window: int | None, chosen: slice) -> Tensor:
+                batch = paged.AttentionBatch.build(
+                    rows[chosen], tables[chosen], block, q.device, is_deterministic=False
+                )
+                if q.dtype != torch.float32:
+                    batch = dataclasses.replace(batch, kv_lens=None)
+                result: Tensor = paged.paged_attention(q[: batch.num_tokens], kv, batch, size**-0.5, window)
+                return result
+
+            decodes = slice(0, 3)
+            return tuple(attend(window, chosen) for window in (None, 100) for chosen in (slice(None), decodes))
+
+        tokens = sum(count for _, count in rows)
+        kv = inputs.randn(len(rows) * width, 2, kv_heads, block, size)
+        return Numeric(call, (inputs.randn(tokens, 8, size), kv), op="paged_attention", implementation=name)
 
     return make
 
@@ -401,6 +431,7 @@ CHECKS: dict[str, Make] = {
     "paged_attention": _paged_attention(is_deterministic=True),
     "attention_parts": _paged_attention(is_deterministic=False),
     "attention_parts_fp8": _attention_fp8,
+    **{f"attention by {name}": _attention_library(name) for name in LIBRARIES},
     "linear_few_rows": _linear(is_invariant=False),
     "linear_invariant": _linear(is_invariant=True),
     "norm_linear": _fused("norm_linear", norm=True),
