@@ -96,8 +96,8 @@ def refuses(arch: Arch, count: int) -> str | None:
         return f"{count} does not divide its {arch.num_heads} attention heads"
     if arch.num_kv_heads % count and count % arch.num_kv_heads:
         return f"{count} ranks cannot share its {arch.num_kv_heads} heads of K and V evenly"
-    if arch.qk_norm is QKNorm.PROJECTION:
-        return "its norms of q and k need all heads of a token, and each rank has only some"
+    if arch.qk_norm is QKNorm.PROJECTION and arch.kv_size % count:
+        return f"its norm of k needs equal parts of {arch.kv_size} numbers from {count} ranks"
     sizes = {"hidden size": arch.hidden_size, "vocabulary": arch.vocab_size, "MLP": arch.intermediate_size}
     for what, size in sizes.items():
         if Rank(count - 1, count).span(size) == (size, size):

@@ -1,6 +1,7 @@
 """Self-attention of one layer: project, norm, rotate, write K and V to the pool, attend over the pool, project back.
 
-A rank computes its own heads, and has their K and V alone. The projection back reads all heads, so it gathers them.
+A rank computes its own heads, and has their K and V alone. The projection back reads all heads, so it gathers them. A
+norm over all heads of q or k gathers them too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, QKNorm
+from inferd.engine.arch.ranks import Span
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import RMSNorm, rms_norm_of
@@ -79,7 +81,9 @@ class Attention:
         arch, batch, kv, kv_scales = self._arch, context.batch, context.kv, context.kv_scales
         q, k, v = torch.split(qkv, self._sizes, dim=1)
         if self._projection_norms is not None:
-            q, k = (norm(part) for norm, part in zip(self._projection_norms, (q, k), strict=True))
+            norms, own = self._projection_norms, self._ranks.own
+            q = self._norm_of_all(norms[0], q, own.heads(arch), arch.q_size)
+            k = self._norm_of_all(norms[1], k, own.kv_heads(arch), arch.kv_size)
         q, k, v = (part.view(qkv.shape[0], -1, arch.head_dim) for part in (q, k, v))
         q_norm, k_norm = (norm.weight for norm in self._head_norms) if self._head_norms else (None, None)
         q = rope_and_cache(
@@ -87,3 +91,11 @@ class Attention:
         )
         attended = paged_attention(q, kv, batch, arch.attention_scale, self._window, arch.attention_softcap, kv_scales)
         return attended.flatten(1)
+
+    def _norm_of_all(self, norm: RMSNorm, part: Tensor, heads: Span, size: int) -> Tensor:
+        """The norm of all heads, of which this rank has `heads`: [T, those] -> [T, those]. `size` counts the numbers of
+        all. If several ranks have a head, each gives a part of it to the others."""
+        first, last = (head * self._arch.head_dim for head in heads)
+        start, end = self._ranks.own.span(size)
+        whole = self._ranks.gather(part[:, start - first : end - first], size)
+        return norm(whole)[:, first:last]

@@ -45,7 +45,7 @@ class Exchange:
         return self._exchange(values[None], values.shape[0], values.shape[0])[0]
 
     def _exchange(self, part: Tensor, size: int, width: int, *, wants: bool = True) -> Tensor:
-        part = part.contiguous()
+        part = part if part.stride(1) == 1 else part.contiguous()
         item = part.element_size()
         out = torch.empty((part.shape[0], size), dtype=part.dtype)
         self._gather(
@@ -54,6 +54,7 @@ class Exchange:
             self._rank,
             self._num_ranks,
             part.data_ptr(),
+            part.stride(0) * item,
             out.data_ptr(),
             part.shape[0],
             size * item,

@@ -97,27 +97,27 @@ void copy(const char* from, int64_t from_stride, char* to, int64_t to_stride, in
     for (int64_t i = 0; i < rows; i++) std::memcpy(to + i * to_stride, from + i * from_stride, size_t(bytes));
 }
 
-// shared: a header with the states, then two buffers of `capacity` bytes for each of `count` ranks. part [rows, own bytes] is
-// rank `rank`'s part of out [rows, whole]; rank r has the bytes from r * width on, at most `width`. Without `wants` the
-// others' parts are not copied.
-void gather(char* shared, int64_t capacity, int64_t rank, int64_t count, const char* part, char* out, int64_t rows,
-            int64_t whole, int64_t width, int64_t wants) {
+// shared: a header with the states, then two buffers of `capacity` bytes for each of `count` ranks. part [rows, own bytes],
+// with `stride` bytes from row to row, is rank `rank`'s part of out [rows, whole]; rank r has the bytes from r * width on,
+// at most `width`. Without `wants` the others' parts are not copied.
+void gather(char* shared, int64_t capacity, int64_t rank, int64_t count, const char* part, int64_t stride, char* out,
+            int64_t rows, int64_t whole, int64_t width, int64_t wants) {
     State* states = reinterpret_cast<State*>(shared);
     const auto buffer = [&](int64_t of, uint32_t number) {
         return shared + HEADER + (2 * of + (number & 1)) * capacity;
     };
     const auto end_of = [&](int64_t of) { return std::clamp<int64_t>(whole - of * width, 0, width); };
-    const int64_t own = end_of(rank), columns = std::min(width, capacity), rows_at_once = capacity / columns;
+    const int64_t columns = std::min(width, capacity), rows_at_once = capacity / columns;
     for (int64_t row = 0; row < rows; row += rows_at_once)
         for (int64_t column = 0; column < width; column += columns) {
             const int64_t num_rows = std::min(rows_at_once, rows - row);
             const auto bytes = [&](int64_t of) { return std::clamp<int64_t>(end_of(of) - column, 0, columns); };
             const uint32_t number = states[rank].published.load(std::memory_order_relaxed) + 1;
-            const char* from = part + row * own + column;
+            const char* from = part + row * stride + column;
             char* to = out + row * whole + column;
-            copy(from, own, buffer(rank, number), columns, num_rows, bytes(rank));
+            copy(from, stride, buffer(rank, number), columns, num_rows, bytes(rank));
             publish(states[rank], number);
-            if (wants) copy(from, own, to + rank * width, whole, num_rows, bytes(rank));
+            if (wants) copy(from, stride, to + rank * width, whole, num_rows, bytes(rank));
             for (int64_t of = 0; of < count; of++) {
                 if (of == rank) continue;
                 wait_for(states[of], number);

@@ -13,6 +13,7 @@ from torch import Tensor
 from inferd.engine.arch.ranks import Rank
 from inferd.kernels import native
 from inferd.kernels.gather import BUFFER_BYTES, Exchange
+from inferd.kernels.tape import Buffers, record
 from tests.conftest import KERNEL_CACHE
 from tests.cpu.ranks import exchanges
 
@@ -52,6 +53,15 @@ def test_parts_larger_than_a_buffer_pass_in_pieces(shape: tuple[int, int]) -> No
     with exchanges(2) as ends:
         for found in on_all(ends, whole, [True, True]):
             assert torch.equal(found, whole)
+
+
+def test_some_columns_of_rows_are_gathered_in_a_recorded_step() -> None:
+    whole, (start, end) = torch.arange(24.0).view(4, 6), (2, 5)
+    with exchanges(1) as (alone,):
+        tape = record(lambda: alone.gather(whole[:, start:end], end - start), Buffers())
+        whole += 1
+        tape.replay()
+    assert torch.equal(tape.output, whole[:, start:end])
 
 
 def test_only_the_first_rank_is_heard() -> None:
