@@ -43,13 +43,12 @@ def main() -> int:
     source = _Input()
     line = source.lines.get()
     if line == b"\n":  # the server will know the configuration later
-        _import_engine()
+        _import(_ENGINE)
         line = source.lines.get()
     launch = json.loads(line)
     is_standby: bool = launch["is_standby"]
-    # A standby's come when it is promoted.
-    ranks = () if is_standby or launch["config"]["tensor_parallel_size"] == 1 else _start_ranks(line)
-    code: int = _load_engine(is_urgent=not is_standby).main(line, source.promoted, *ranks)
+    ranks = () if launch["config"]["tensor_parallel_size"] == 1 else _start_ranks(line)
+    code: int = import_engine(_ENGINE, is_urgent=not is_standby).main(line, source.promoted, *ranks)
     return code
 
 
@@ -89,21 +88,22 @@ class _Input:
         os._exit(0)
 
 
-def _load_engine(*, is_urgent: bool) -> ModuleType:
+def import_engine(name: str, *, is_urgent: bool) -> ModuleType:
+    """Import a module with the libraries of an engine, at low priority if it is not urgent."""
     if is_urgent or sys.platform != "linux":
-        return _import_engine()
+        return _import(name)
     _set_nice_of_session(_NICE)
     try:
         with ThreadPoolExecutor(1, initializer=_lower_priority) as thread:
-            return thread.submit(_import_engine).result()
+            return thread.submit(_import, name).result()
     finally:
         if not _set_nice_of_session(0):
             logger.warning("the engine's session keeps nice %d: /proc/self/autogroup took no other value", _NICE)
 
 
-def _import_engine() -> ModuleType:
+def _import(name: str) -> ModuleType:
     with garbage.collector_paused():
-        return importlib.import_module(_ENGINE)
+        return importlib.import_module(name)
 
 
 def _lower_priority() -> None:

@@ -1,7 +1,7 @@
 """The process of a rank other than the first: loads its part of the model, then runs the plans that rank 0 sends.
 
-Its argument is the descriptor of its socket to rank 0 (`engine/worker/followers`). It ends with rank 0, or when rank 0
-closes the socket.
+Its arguments are the descriptor of its socket to rank 0 (`engine/worker/followers`), rank 0's process id, and whether
+to import its libraries at normal priority. It ends with rank 0, or when rank 0 closes the socket.
 """
 
 from __future__ import annotations
@@ -12,30 +12,34 @@ import os
 import signal
 import socket
 import sys
+import threading
 
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.logs import configure
-from inferd.engine.worker.followers import LAUNCHES, PLANS, Link, NotLoaded
-from inferd.engine.worker.load import load_follower
+from inferd.engine.process.boot import import_engine
+from inferd.engine.worker.followers import BEAT_S, LAUNCHES, PLANS, Link, NotLoaded
 
 logger = logging.getLogger(__name__)
 
+_WORKER = "inferd.engine.worker.load"
 _EXIT_FAILED = 1
 _PR_SET_PDEATHSIG = 1
 
 
-def main(descriptor: int) -> int:
+def main(descriptor: int, parent_pid: int, is_urgent: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C
+    _end_with(parent_pid)
     link = Link(socket.socket(fileno=descriptor))
+    worker = import_engine(_WORKER, is_urgent=bool(is_urgent))
+    threading.Thread(target=_beat, args=(link,), name="inferd-beat", daemon=True).start()
     body = link.receive()
     if body is None:
         return 0
     launch = LAUNCHES.decode(body)
-    _end_with(launch.parent_pid)
     configure(launch.log_style)
     try:
-        runner, loaded = load_follower(launch)
+        runner, loaded = worker.load_follower(launch)
     except StartError as error:
         link.send(NotLoaded(type(error).__name__, str(error)))
         return error.exit_code
@@ -51,6 +55,16 @@ def main(descriptor: int) -> int:
     return 0
 
 
+def _beat(link: Link) -> None:
+    """Tell rank 0 that this process runs, until rank 0 is gone."""
+    pause = threading.Event()
+    try:
+        while not pause.wait(BEAT_S):
+            link.send_encoded(b"")
+    except OSError:
+        return
+
+
 def _end_with(parent_pid: int) -> None:
     """Have the kernel end this process with rank 0, even while it waits in an exchange."""
     if sys.platform == "linux":
@@ -60,4 +74,4 @@ def _end_with(parent_pid: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(*map(int, sys.argv[1:])))

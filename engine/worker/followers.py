@@ -2,26 +2,32 @@
 
 A follower runs `inferd.engine.process.rank`. It belongs to rank 0's process group, and the kernel ends it with rank 0.
 Each has a socket to rank 0, on which its launch message and then the plans come as msgpack after their length. It
-answers once, when it has loaded its part. If a follower ends after that, rank 0 ends at once: its next step would wait
-for ever. The supervisor then starts the whole engine anew. Imports no torch, so that followers can start early.
+answers once, when it has loaded its part, and says every half second that it lives. If a follower ends or is silent,
+rank 0 ends at once: its next step would wait for ever. The supervisor then starts the whole engine anew.
+
+Imports no torch, so that followers can start early.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 import msgspec
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import StartError, start_error
 from inferd.engine.api.memory.activations import EXCHANGE_BYTES, EXCHANGE_HEADER_BYTES
-from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
+from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.shared_memory import allocate
 from inferd.engine.api.process.supervisor import Launch, describe_exit
 from inferd.engine.sched.plan import StepPlan
@@ -32,6 +38,12 @@ _COMMAND = (sys.executable, "-P", "-m", "inferd.engine.process.rank")
 _LENGTH_BYTES = 8
 _EXIT_FAILED = 1
 _CLOSE_S = 5.0
+BEAT_S = 0.5
+"""Seconds between two signs of life of a follower."""
+_TICK_S = 0.25
+_MAX_SILENCE_S, _FIRST_BEAT_S = 5.0, 120.0
+"""Most seconds without a sign of life: later, and before the first one, while the follower imports its libraries. The
+server has the same patience with rank 0."""
 
 
 class RankLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +53,6 @@ class RankLaunch(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     exchange_fd: int
     log_style: LogStyle
-    parent_pid: int
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
@@ -64,29 +75,39 @@ PLANS = msgspec.msgpack.Decoder(StepPlan)
 LAUNCHES = msgspec.msgpack.Decoder(RankLaunch)
 
 
+class SilentError(Exception):
+    """The other end of a link hangs; says for how long."""
+
+
 class Link:
     """One end of the socket between rank 0 and another rank."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
+        self._sending = threading.Lock()
+
     def send(self, message: RankLaunch | StepPlan | Loaded | NotLoaded) -> None:
         self.send_encoded(_ENCODER.encode(message))
 
     def send_encoded(self, body: bytes) -> None:
-        self._end.sendall(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
+        """Send a message; an empty one is a sign of life."""
+        with self._sending:
+            self._end.sendall(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
 
-    def receive(self) -> bytes | None:
-        """The next message; None if the other end is gone."""
-        length = self._read(_LENGTH_BYTES)
-        return None if length is None else self._read(int.from_bytes(length, "little"))
+    def receive(self, max_silence_s: float | None = None) -> bytes | None:
+        """The next message; None if the other end is gone. Raises `SilentError` if it says nothing for so long."""
+        length = self._read(_LENGTH_BYTES, max_silence_s)
+        return None if length is None else self._read(int.from_bytes(length, "little"), max_silence_s)
 
     def close(self) -> None:
         self._end.close()
 
-    def _read(self, num_bytes: int) -> bytes | None:
+    def _read(self, num_bytes: int, max_silence_s: float | None) -> bytes | None:
         whole = bytearray()
         while len(whole) < num_bytes:
+            if max_silence_s is not None:
+                self._await(max_silence_s)
             try:
                 part = self._end.recv(num_bytes - len(whole))
             except ConnectionResetError:  # it ended without reading what it was sent
@@ -96,12 +117,36 @@ class Link:
             whole += part
         return bytes(whole)
 
+    def _await(self, max_silence_s: float) -> None:
+        """Wait until something can be read. The time is counted in short waits, so that a suspension of this process
+        counts as one of them."""
+        for _ in range(round(max_silence_s / _TICK_S)):
+            if select.select([self._end], [], [], _TICK_S)[0]:
+                return
+        raise SilentError(f"gave no sign of life for {max_silence_s:g} s")
+
 
 @dataclass(frozen=True, slots=True)
 class _Follower:
     index: int
     process: subprocess.Popen[bytes]
     link: Link
+    answer: Future[Loaded] = field(default_factory=Future)
+
+    def take(self, message: Loaded | NotLoaded) -> bool:
+        """Returns whether the follower goes on."""
+        match message:
+            case Loaded():
+                self.answer.set_result(message)
+            case NotLoaded(kind, text):
+                self.fail(start_error(kind, f"rank {self.index}: {text}"))
+                return False
+        return True
+
+    def fail(self, error: StartError) -> None:
+        """It cannot start."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
 
 
 class Followers:
@@ -111,70 +156,79 @@ class Followers:
         self.exchange_fd: int | None = None
         """Memory through which all ranks exchange, open until `close`."""
         self._all: list[_Follower] = []
-        self._is_closing = False
+        self._is_closing, self._is_loading = False, True
 
     @classmethod
-    def start(cls, config: EngineConfig, log_style: LogStyle = DEFAULT_STYLE) -> Followers:
-        """Start a process for each rank but the first. Raises `StartError` if the system cannot."""
-        count = config.tensor_parallel_size
-        if count == 1:
-            return cls()
+    def start(cls, config: EngineConfig, *, is_urgent: bool = True) -> Followers:
+        """Start a process for each rank but the first. It imports its libraries, and waits for `launch`. Those of a
+        standby are not urgent: they import at low priority. Raises `StartError` if the system cannot."""
         followers = cls()
+        count, followers._is_loading = config.tensor_parallel_size, is_urgent
+        if count == 1:
+            return followers
         try:
             followers.exchange_fd = allocate(EXCHANGE_HEADER_BYTES + count * EXCHANGE_BYTES)
             for index in range(1, count):
-                followers._start(index, config, log_style)
+                followers._start(index, is_urgent=is_urgent)
         except OSError as error:
             followers.close()
             raise StartError(f"cannot start {count} ranks: {error.strerror or error}") from error
         return followers
 
-    def _start(self, index: int, config: EngineConfig, log_style: LogStyle) -> None:
+    def _start(self, index: int, *, is_urgent: bool) -> None:
         assert self.exchange_fd is not None
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [*_COMMAND, str(theirs.fileno())],
+                [*_COMMAND, str(theirs.fileno()), str(os.getpid()), str(int(is_urgent))],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), self.exchange_fd),
             )
-        link = Link(ours)
-        self._all.append(_Follower(index, process, link))
-        launch = RankLaunch(
-            config=config,
-            index=index,
-            exchange_fd=self.exchange_fd,
-            log_style=log_style,
-            parent_pid=os.getpid(),
-        )
-        link.send(launch)
+        follower = _Follower(index, process, Link(ours))
+        self._all.append(follower)
+        threading.Thread(target=self._watch, args=(follower,), name="inferd-rank", daemon=True).start()
+
+    def launch(self, config: EngineConfig, log_style: LogStyle) -> None:
+        """Have all load their parts of the model."""
+        self._is_loading = True
+        for follower in self._all:
+            assert self.exchange_fd is not None
+            launch = RankLaunch(config=config, index=follower.index, exchange_fd=self.exchange_fd, log_style=log_style)
+            with contextlib.suppress(BrokenPipeError):  # it ended, and `wait_loaded` says how
+                follower.link.send(launch)
 
     def wait_loaded(self) -> tuple[Loaded, ...]:
-        """The answers of all, once they have loaded. From then on their end is this process's end.
+        """The answers of all, once they have loaded. Raises `StartError` with the message of a rank that cannot start.
 
-        Raises `StartError` with the message of a rank that cannot start.
+        From then on the end of a rank is this process's end, and so it was before `launch`.
         """
-        answers = tuple(self._answer(follower) for follower in self._all)
-        for follower in self._all:
-            threading.Thread(target=self._watch, args=(follower,), name="inferd-rank", daemon=True).start()
-        return answers
-
-    def _answer(self, follower: _Follower) -> Loaded:
-        body = follower.link.receive()
-        if body is None:
-            code = follower.process.wait()
-            raise StartError(f"rank {follower.index} {describe_exit(code)} while it loaded its part of the model")
-        answer = _ANSWERS.decode(body)
-        if isinstance(answer, NotLoaded):
-            raise start_error(answer.kind, f"rank {follower.index}: {answer.message}")
-        return answer
+        return tuple(follower.answer.result() for follower in self._all)
 
     def _watch(self, follower: _Follower) -> None:
-        code = follower.process.wait()
-        if not self._is_closing:
-            logger.error("rank %d %s: the engine ends with it", follower.index, describe_exit(code))
-            os._exit(_EXIT_FAILED)
+        """Take the follower's answer. End this process when the follower ends or hangs, unless `wait_loaded` will say
+        so: with SIGKILL if somebody else sent that, because then the server blames no request."""
+        try:
+            body = follower.link.receive(_FIRST_BEAT_S)
+            while body is not None:
+                if body and not follower.take(_ANSWERS.decode(body)):
+                    return
+                body = follower.link.receive(_MAX_SILENCE_S)
+            code = follower.process.wait()
+            how = describe_exit(code)
+        except SilentError as error:
+            code, how = -signal.SIGKILL, str(error)
+        except (OSError, ValueError):  # the link was closed
+            return
+        if self._is_closing:
+            return
+        if self._is_loading and not follower.answer.done():
+            follower.fail(StartError(f"rank {follower.index} {how} while it loaded its part"))
+            return
+        logger.error("rank %d %s: the engine ends with it", follower.index, how)
+        if code == -signal.SIGKILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(_EXIT_FAILED)
 
     def send(self, plan: StepPlan) -> None:
         """Have all run `plan` after those that were sent before."""
@@ -204,6 +258,6 @@ def started_early(line: bytes) -> tuple[Followers, ...]:
     """The followers of a `Launch` in JSON; none if the system cannot start them."""
     launch = msgspec.json.decode(line, type=Launch)
     try:
-        return (Followers.start(launch.config, launch.log_style),)
+        return (Followers.start(launch.config, is_urgent=not launch.is_standby),)
     except StartError:
         return ()

@@ -76,8 +76,9 @@ def load_worker(
 ) -> tuple[Runner, Ready]:
     """Load the weights, allocate the KV pool, run warm-up steps, together with the other ranks. They are started here
     if there are no `followers` yet. Raises `StartError`."""
-    followers = followers or Followers.start(config, log_style)
+    followers = followers or Followers.start(config)
     try:
+        followers.launch(config, log_style)
         return _load_first(config, _PhaseTimer(started_s, report), followers)
     except BaseException:
         followers.close()

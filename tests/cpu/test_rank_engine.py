@@ -16,7 +16,8 @@ from inferd.engine.api.errors import ModelError
 from inferd.engine.api.memory.activations import EXCHANGE_BYTES, EXCHANGE_HEADER_BYTES, MAX_RANKS
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
-from inferd.engine.worker.followers import PLANS, Link
+from inferd.engine.worker import followers
+from inferd.engine.worker.followers import PLANS, Link, SilentError
 from inferd.kernels import gather
 from inferd.kernels.gather import exchange_bytes
 from tests.cpu.test_engine import Engine, neighbours, prompt, request, run, save
@@ -96,6 +97,19 @@ def test_a_plan_is_the_same_on_the_other_side_of_a_link() -> None:
         ours.close()
         assert body is not None and PLANS.decode(body) == plan
         assert Link(theirs).receive() is None
+
+
+def test_a_link_tells_silence_from_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followers, "_TICK_S", 0.01)
+    ours, theirs = socket.socketpair()
+    link = Link(ours)
+    with theirs:
+        Link(theirs).send_encoded(b"")
+        assert link.receive(0.05) == b"", "a sign of life"
+        with pytest.raises(SilentError, match=r"gave no sign of life for 0\.05 s"):
+            link.receive(0.05)
+    assert link.receive(0.05) is None
+    ours.close()
 
 
 def test_the_exchange_is_as_large_as_planned() -> None:

@@ -1,79 +1,134 @@
-"""An engine whose ranks are processes answers as one process does, and is replaced when any rank dies."""
+"""An engine whose ranks are processes answers as one process does. If any rank dies or hangs, a standby with as many
+ranks takes its place. A drain ends all of them."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 
 from inferd.engine.api.machine.cpu import num_cpus
 from tests.e2e.conftest import Daemon, children
-from tests.reliability.asking import Asker, asked_under
-from tests.reliability.conftest import WITHOUT_CACHE, count, restarts, wait_until
+from tests.reliability.asking import Answer, Asker, asked_under
+from tests.reliability.conftest import WITHOUT_CACHE, count, engines, restarts, wait_until
 from tests.reliability.workloads import mixed, streams
 
 pytestmark = pytest.mark.skipif(num_cpus() < 2, reason="two ranks need two cores")
 
 RANKS = ("--num-threads", "2", "--tensor-parallel-size", "2")
+FAULTS = {
+    "rank 0 dies": (0, signal.SIGKILL, "the engine process was killed by SIGKILL"),
+    "rank 1 dies": (1, signal.SIGKILL, "rank 1 was killed by SIGKILL: the engine ends with it"),
+    "rank 0 stops": (0, signal.SIGSTOP, "the engine process gave no sign of life for 5 s"),
+    "rank 1 stops": (1, signal.SIGSTOP, "rank 1 gave no sign of life for 5 s: the engine ends with it"),
+}
 
 
-def ranks(daemon: Daemon) -> list[int]:
-    """Process ids of the engine's other ranks."""
-    return [pid for pid, command in children(daemon.engine_pid).items() if "inferd.engine.process.rank" in command]
+def ranks(daemon: Daemon) -> list[list[int]]:
+    """Process ids of the engine's ranks, and then of its standby's."""
+    return [[engine, *followers(engine)] for engine in engines(daemon)]
 
 
-def test_a_rank_that_dies_is_a_pause(start: Callable[..., Daemon]) -> None:
-    asks = mixed(0)
+def followers(engine: int) -> list[int]:
+    try:
+        return [pid for pid, command in children(engine).items() if "inferd.engine.process.rank" in command]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def with_warm_standby(daemon: Daemon) -> list[list[int]]:
+    """The ranks of both, once the standby waits."""
+    wait_until(
+        lambda: count(daemon, "inferd_standby_ready") == 1 and [len(pids) for pids in ranks(daemon)] == [2, 2],
+        within_s=240,
+    )
+    return ranks(daemon)
+
+
+def send(daemon: Daemon, pid: int, number: signal.Signals) -> None:
+    """Send a signal while the daemon answers."""
+    goal = count(daemon, "inferd_generation_tokens_total") + 100
+    wait_until(lambda: count(daemon, "inferd_generation_tokens_total") >= goal)
+    os.kill(pid, number)
+
+
+def assert_nothing_is_left(pids: list[int], home: Path) -> None:
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 3.0, "the end of all ranks")
+    wait_until(lambda: not list(home.glob("inferd-*")), 3.0, "the end of all sockets")
+
+
+def said(answers: list[Answer]) -> list[tuple[object, ...]]:
+    assert all(answer.status == 200 and not answer.error for answer in answers)
+    return [answer.said for answer in answers]
+
+
+def test_a_rank_that_dies_is_a_pause(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    asks, short = mixed(0), streams(4, 200)
     alone = start(WITHOUT_CACHE)
-    expected = Asker(alone.url).ask(asks)
-    assert all(answer.status == 200 and not answer.error for answer in expected)
+    expected, expected_short = said(Asker(alone.url).ask(asks)), said(Asker(alone.url).ask(short))
     alone.stop()
 
-    daemon = start(WITHOUT_CACHE, *RANKS)
+    daemon = start(WITHOUT_CACHE, "--standby", *RANKS, env={"TMPDIR": str(tmp_path)})
     assert ", 2 ranks, context" in daemon.output
     assert daemon.get("/state").json()["engine"]["device"].startswith("2 ranks, each cpu, 1 thread")
     asker = Asker(daemon.url)
-    assert [answer.said for answer in asker.ask(asks)] == [answer.said for answer in expected]
-
-    (rank,), engine = ranks(daemon), daemon.engine_pid
-
-    def kill_rank() -> None:
-        goal = count(daemon, "inferd_generation_tokens_total") + 200
-        wait_until(lambda: count(daemon, "inferd_generation_tokens_total") >= goal)
-        os.kill(rank, signal.SIGKILL)
-
-    answers = asked_under(kill_rank, asker, asks)
-    assert [answer.said for answer in answers] == [answer.said for answer in expected]
+    (dead, standby) = with_warm_standby(daemon)
+    answers = asked_under(lambda: send(daemon, dead[1], signal.SIGKILL), asker, asks)
+    assert said(answers) == expected
     wait_until(lambda: restarts(daemon) == 1)
-    assert "rank 1 was killed by SIGKILL: the engine ends with it" in daemon.output
+    assert FAULTS["rank 1 dies"][2] in daemon.output
     assert count(daemon, "inferd_requests_replayed_total") > 0, "the kill hit nobody"
-    assert not psutil.pid_exists(engine)
+    assert ranks(daemon)[0] == standby
 
-    left = [daemon.engine_pid, *ranks(daemon)]
-    assert len(left) == 2
-    daemon.stop(signal.SIGKILL)
-    wait_until(lambda: not any(map(psutil.pid_exists, left)), 3.0, "the end of all ranks")
+    answers = asked_under(lambda: send(daemon, daemon.process.pid, signal.SIGTERM), asker, short)
+    assert said(answers) == expected_short
+    assert daemon.stop() == 0
+    assert_nothing_is_left([*dead, *standby], tmp_path)
 
 
 @pytest.mark.long
-def test_a_rank_that_hangs_is_a_pause(start: Callable[..., Daemon]) -> None:
-    """The engine's step does not end, because rank 0 waits for the stopped rank."""
-    asks = streams(4, 300)
-    daemon = start(WITHOUT_CACHE, *RANKS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_of_a_rank_is_a_pause(start: Callable[..., Daemon], fault: str, tmp_path: Path) -> None:
+    index, number, line = FAULTS[fault]
+    asks = streams(4, 600)
+    daemon = start(WITHOUT_CACHE, "--standby", *RANKS, env={"TMPDIR": str(tmp_path)})
     asker = Asker(daemon.url)
-    expected = asker.ask(asks)
-    (rank,) = ranks(daemon)
-
-    def stop_rank() -> None:
-        goal = count(daemon, "inferd_generation_tokens_total") + 200
-        wait_until(lambda: count(daemon, "inferd_generation_tokens_total") >= goal)
-        os.kill(rank, signal.SIGSTOP)
-
-    answers = asked_under(stop_rank, asker, asks)
-    assert [answer.said for answer in answers] == [answer.said for answer in expected]
+    expected = said(asker.ask(asks))
+    hit, standby = with_warm_standby(daemon)
+    answers = asked_under(lambda: send(daemon, hit[index], number), asker, asks)
+    assert said(answers) == expected
     assert restarts(daemon) == 1
-    assert "has not ended a step" in daemon.output
-    assert not psutil.pid_exists(rank)
+    assert line in daemon.output
+    assert ranks(daemon)[0] == standby
+    left = [pid for pids in with_warm_standby(daemon) for pid in pids]
+    daemon.stop(signal.SIGKILL)
+    assert_nothing_is_left([*hit, *left], tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_standby_whose_rank_fails_is_replaced(start: Callable[..., Daemon], number: signal.Signals) -> None:
+    """The engine goes on meanwhile."""
+    daemon = start("--standby", *RANKS)
+    engine, standby = with_warm_standby(daemon)
+    os.kill(standby[1], number)
+    wait_until(lambda: not psutil.pid_exists(standby[0]), within_s=20.0)
+    assert with_warm_standby(daemon)[0] == engine
+    assert restarts(daemon) == 0
+    assert not psutil.pid_exists(standby[1])
+
+
+@pytest.mark.long
+def test_a_rank_that_dies_while_it_loads_ends_the_start(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    daemon = start(*RANKS, ready=False, env={"TMPDIR": str(tmp_path)})
+    wait_until(lambda: any(map(followers, engines(daemon))))
+    engine = daemon.engine_pid
+    (rank,) = followers(engine)
+    os.kill(rank, signal.SIGKILL)
+    assert daemon.process.wait(60) != 0
+    assert "rank 1 was killed by SIGKILL while it loaded its part" in daemon.output
+    assert_nothing_is_left([engine, rank], tmp_path)

@@ -33,8 +33,7 @@ WAS_WATCHED = gc.isenabled()
 PROGRAM = """
 import gc, json, os
 from inferd.engine.process import boot
-boot._ENGINE = "what_is_read"
-engine = boot._load_engine(is_urgent={is_urgent})
+engine = boot.import_engine("what_is_read", is_urgent={is_urgent})
 print(json.dumps([engine.READ, engine.nice(), engine.WAS_WATCHED, gc.isenabled()]))
 """
 
@@ -119,10 +118,9 @@ def test_it_ends_with_its_server_while_it_imports(knows_more: bool, tmp_path: Pa
     assert run_dir.exists() != knows_more
 
 
-def test_garbage_is_looked_for_again_where_libraries_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boot, "_ENGINE", "no_such_module")
+def test_garbage_is_looked_for_again_where_libraries_cannot_be_read() -> None:
     with pytest.raises(ModuleNotFoundError):
-        boot._load_engine(is_urgent=True)
+        boot.import_engine("no_such_module", is_urgent=True)
     assert gc.isenabled()
     gc.unfreeze()
 
@@ -155,7 +153,6 @@ def test_a_session_that_cannot_be_made_urgent_again_is_told(
 
     monkeypatch.setattr(Path, "write_text", refuse)
     monkeypatch.setattr(boot, "_TRY_S", 0.0)
-    monkeypatch.setattr(boot, "_ENGINE", "json")
     with caplog.at_level(logging.WARNING, "inferd"):
-        assert boot._load_engine(is_urgent=False) is json
+        assert boot.import_engine("json", is_urgent=False) is json
     assert [record.getMessage().split(":")[0] for record in caplog.records] == ["the engine's session keeps nice 10"]
