@@ -121,6 +121,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Number of threads of an engine on a CPU, of all its ranks together."""
     tensor_parallel_size: int = 1
     """Number of ranks: processes that share the model, each with a part of every matrix and of the KV cache."""
+    exchange: Literal["memory", "group"] = "memory"
+    """How ranks exchange: CPUs through memory that they share, GPUs through a process group of torch. Tests let CPUs do
+    so too."""
+    splits_inputs: bool = False
+    """Whether the projections `o` and `down` are split among ranks by their inputs, if their format allows it. Then
+    results differ from those of one process."""
     standby: bool = False
     """Whether a standby process waits to take the engine's place."""
 
@@ -160,6 +166,8 @@ def resolve(
     deterministic, why = deterministic_on(config.deterministic, device)
     if deterministic != config.deterministic:
         chosen["deterministic"] = (deterministic, why)
+    if config.tensor_parallel_size > 1:
+        chosen |= _exchange(config, device, deterministic=deterministic)
     if deterministic and device == "cuda" and dtype[0] == "float32":
         raise ConfigError(
             "on a GPU deterministic results are computed in bfloat16 or float16, but the dtype is float32: "
@@ -187,6 +195,16 @@ def resolve(
     settled = msgspec.structs.replace(settled, **{field: value for field, (value, _) in memory.items()})
     decisions = tuple(Decision(field, getattr(config, field), value, why) for field, (value, why) in chosen.items())
     return settled, plan_of(settled, facts.arch), decisions
+
+
+def _exchange(config: EngineConfig, device: str, *, deterministic: bool) -> dict[str, tuple[object, str]]:
+    """How the ranks exchange, and what."""
+    chosen: dict[str, tuple[object, str]] = {}
+    if device == "cuda":
+        chosen["exchange"] = ("group", "ranks on GPUs")
+    if not deterministic and not config.splits_inputs:
+        chosen["splits_inputs"] = (True, "ranks exchange half as often, and results need not be those of one process")
+    return chosen
 
 
 def plan_of(config: EngineConfig, arch: Arch) -> MemoryPlan:

@@ -66,17 +66,26 @@ def check_rank_places(num_ranks: int, device: str, num_threads: int | None, mach
     if num_ranks == 1:
         return
     if device == "cuda":
-        raise ConfigError(
-            f"tensor_parallel_size {num_ranks} was asked for, but ranks share a model on CPUs only; give "
-            "--tensor-parallel-size 1, or --device cpu"
-        )
+        assert machine.accelerator is not None
+        num_gpus = 1 + len(machine.accelerator.others_free_bytes)
+        if num_ranks > num_gpus:
+            raise ConfigError(
+                f"tensor_parallel_size must be at most {num_gpus} here, because each rank needs a GPU of its own and "
+                f"CUDA_VISIBLE_DEVICES allows {num_gpus} x {machine.accelerator.name}, but got {num_ranks}; give a "
+                "smaller --tensor-parallel-size, or --device cpu"
+            )
+        return
     cores = machine.num_cpus if num_threads is None else min(num_threads, machine.num_cpus)
     if num_ranks > cores:
-        what = f"{cores} core{'s' if cores > 1 else ''}" if cores == machine.num_cpus else f"{cores} threads"
+        what = ("core" if cores == machine.num_cpus else "thread") + ("s" if cores > 1 else "")
         raise ConfigError(
             f"tensor_parallel_size must be at most {cores} here, because each rank needs a thread and a core of its "
-            f"own and there are {what}, but got {num_ranks}; give a smaller --tensor-parallel-size"
+            f"own and there {_be(cores)} {cores} {what}, but got {num_ranks}; give a smaller --tensor-parallel-size"
         )
+
+
+def _be(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def deterministic_on(asked: bool | None, device: str) -> tuple[bool, str]:

@@ -1,8 +1,11 @@
-"""Tensor parallelism as arithmetic: which rows of each matrix one of several ranks keeps.
+"""Tensor parallelism as arithmetic: which rows and columns of each matrix one of several ranks keeps.
 
-Every matrix is split by its outputs, and never by its inputs. So a rank computes some of the outputs, each by the same
-sum as one process. It gathers the others' outputs before a matrix that reads all of them. Attention is split by heads,
-and its cache with it. Norms and the embedding are whole on every rank. Knows no process and no tensor.
+Attention is split by heads, and its cache with it. Norms and the embedding are whole on every rank. Every matrix is
+split by its outputs. So a rank computes some of the outputs, each by the same sum as one process. It gathers the
+others' outputs before a matrix that reads all of them.
+
+If results may differ from those of one process, `o` and `down` can be split by their inputs instead. The ranks then add
+up their parts of the outputs, and exchange half as often. Knows no process and no tensor.
 """
 
 from __future__ import annotations
@@ -23,6 +26,13 @@ class Rank:
 
     index: int = 0
     count: int = 1
+    splits_inputs: bool = False
+    """Whether `o` and `down` are split by their inputs."""
+
+    @property
+    def adds_bias(self) -> bool:
+        """Whether this rank adds the biases of `o` and `down` to its part of their outputs."""
+        return self.index == 0 or not self.splits_inputs
 
     def width(self, size: int) -> int:
         """Number of consecutive outputs of `size` that each rank has. The last rank may have fewer."""
@@ -57,10 +67,20 @@ class Rank:
             case "up":
                 return (self.span(arch.intermediate_size),)
             case "o" | "down":
-                return (self.span(arch.hidden_size),)
+                return ((0, arch.hidden_size),) if self.splits_inputs else (self.span(arch.hidden_size),)
             case "lm_head":
                 return (self.span(arch.vocab_size),)
         raise AssertionError(f"{matrix} is no matrix that ranks split")
+
+    def columns(self, arch: Arch, matrix: str) -> Span | None:
+        """The inputs of `o` or `down` that this rank keeps; None: all."""
+        if not self.splits_inputs:
+            return None
+        if matrix == "down":
+            return self.span(arch.intermediate_size)
+        assert matrix == "o"
+        first, last = self.heads(arch)
+        return first * arch.head_dim, last * arch.head_dim
 
 
 ONE_RANK = Rank()

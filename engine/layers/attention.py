@@ -52,7 +52,9 @@ class Attention:
             place.of("o"),
             arch.has_o_bias,
             rows=own.rows(arch, "o"),
-            gather=place.ranks.gather,
+            columns=own.columns(arch, "o"),
+            adds_bias=own.adds_bias,
+            gather=place.ranks.outputs,
         )
         self._head_norms: tuple[RMSNorm, RMSNorm] | None = None
         self._projection_norms: tuple[RMSNorm, RMSNorm] | None = None
@@ -73,7 +75,7 @@ class Attention:
     def __call__(self, x: Tensor, residual: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
         qkv, stream = self._branch.enter(self._qkv, x, residual)
-        heads = self._ranks.gather(self._attend(qkv, context), self._arch.q_size)
+        heads = self._ranks.inputs(self._attend(qkv, context), self._arch.q_size)
         return self._branch.leave(self._o, heads, stream)
 
     def _attend(self, qkv: Tensor, context: Context) -> Tensor:

@@ -21,15 +21,16 @@ from inferd.kernels.linear_fp8 import TakesFp8
 from inferd.kernels.quantize_fp8 import Quantized
 
 Gather = Callable[[Tensor, int], Tensor]
-"""[T, outputs of this rank] and the number of all outputs -> [T, all outputs]."""
+"""[T, outputs of this rank] and the number of all outputs -> [T, all outputs]: `Ranks.gather` or `Ranks.outputs`."""
 
 
 class Linear:
     """[T, in_size] -> [T, out_size] in `out_dtype`: the placement's dtype (None), or float32. Usable when all its
     parameters are written.
 
-    A rank keeps the output rows `rows`. It returns those outputs alone, or all if it has a `gather`. Raises
-    `QuantizationError` for a shape that the placement's scheme cannot store.
+    A rank keeps the output rows `rows`. It returns those outputs alone, or all if it has a `gather`. If ranks split the
+    inputs, a rank keeps the input columns `columns` and takes these alone, `gather` adds up what all ranks give, and
+    one of them `adds_bias`. Raises `QuantizationError` for a shape that the placement's scheme cannot store.
     """
 
     def __init__(
@@ -41,23 +42,33 @@ class Linear:
         out_dtype: torch.dtype | None = None,
         *,
         rows: tuple[Span, ...] | None = None,
+        columns: Span | None = None,
+        adds_bias: bool = True,
         gather: Gather | None = None,
     ) -> None:
-        place.scheme.check(out_size, in_size)
+        place.scheme.check(out_size, in_size if columns is None else columns[1] - columns[0])
         rows = rows or ((0, out_size),)
         self._scheme, self._dtype, self._out_dtype = place.scheme.of_rows(rows), place.dtype, out_dtype
         self._rows, self._out_size = rows, out_size
-        self._gather = None if num_rows(rows) == out_size else gather
+        self._gather = None if num_rows(rows) == out_size and columns is None else gather
         self._apply: Apply | None = None
         self._few_rows: FewRows | None = None
         self._takes_fp8: TakesFp8 | None = None
         needed = dict(place.scheme.takes(out_size, in_size, place.dtype))
         if has_bias:
-            needed["bias"] = TensorSpec((out_size,), place.dtype)
+            needed["bias"] = TensorSpec((out_size,), place.dtype, group_columns=None)
         self._parameters = {
-            name: Parameter(spec.shape, spec.dtype, place.device, partial(self._take, name), spec.kept(rows))
+            name: Parameter(
+                spec.shape,
+                spec.dtype,
+                place.device,
+                partial(self._take, name),
+                () if name == "bias" and not adds_bias else spec.kept(rows),
+                None if columns is None else spec.kept_columns(columns),
+            )
             for name, spec in needed.items()
         }
+        self._num_awaited = sum(bool(parameter.missing_rows) for parameter in self._parameters.values())
         self._taken: dict[str, Tensor] = {}
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -71,7 +82,7 @@ class Linear:
 
     def _take(self, name: str, tensor: Tensor) -> None:
         self._taken[name] = tensor
-        if len(self._taken) == len(self._parameters):
+        if len(self._taken) == self._num_awaited:
             self._apply = self._scheme.bind(**{"bias": None, **self._taken}, out_dtype=self._out_dtype)
             self._taken.clear()
             if isinstance(self._apply, FewRows):

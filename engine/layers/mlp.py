@@ -37,13 +37,17 @@ class MLP:
             arch.has_mlp_bias,
             rows=own.rows(arch, self._in_name),
         )
+        self._gathers_inputs = own.count > 1 and not own.splits_inputs
+        """Then the inputs of `down` are quantized when all are there."""
         self._down = Linear(
             arch.intermediate_size,
             arch.hidden_size,
             place.of("down"),
             arch.has_mlp_bias,
             rows=own.rows(arch, "down"),
-            gather=place.ranks.gather,
+            columns=own.columns(arch, "down"),
+            adds_bias=own.adds_bias,
+            gather=place.ranks.outputs,
         )
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -53,9 +57,8 @@ class MLP:
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
         has_groups = self._down.groups_of(x.shape[0])
-        if has_groups is None or self._act.run_fp8 is None or self._size > MAX_SIZE:
+        if has_groups is None or self._act.run_fp8 is None or self._size > MAX_SIZE or self._gathers_inputs:
             hidden, stream = self._branch.enter(self._in, x, residual, self._act)
-            return self._branch.leave(self._down, self._ranks.gather(hidden, self._size), stream)
-        # Only a GPU does this, and it has one rank: nothing is gathered.
+            return self._branch.leave(self._down, self._ranks.inputs(hidden, self._size), stream)
         projected, stream = self._branch.enter(self._in, x, residual)
         return self._branch.leave(self._down, self._act.run_fp8(projected, has_groups), stream)

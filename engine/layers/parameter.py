@@ -1,6 +1,7 @@
 """A parameter while it is loaded: rows arrive in any order, and the layer receives the tensor when all are there.
 
-A rank keeps only some rows. Rows are numbered in the whole tensor, and those that the rank does not keep are dropped.
+A rank keeps only some rows, or some columns of them. Rows are numbered in the whole tensor, and those that the rank
+does not keep are dropped.
 
 Memory is allocated when the first row arrives. So a layer that repacks its weight holds two copies of that one matrix,
 never of the whole model.
@@ -21,7 +22,7 @@ class Parameter:
     """A tensor of `shape` to be filled by rows. `use` receives the kept rows once, when each was written exactly
     once."""
 
-    __slots__ = ("_data", "_kept", "_use", "_written", "device", "dtype", "shape")
+    __slots__ = ("_columns", "_data", "_kept", "_use", "_written", "device", "dtype", "shape")
 
     def __init__(
         self,
@@ -30,10 +31,12 @@ class Parameter:
         device: torch.device,
         use: Callable[[Tensor], None],
         kept: tuple[Span, ...] | None = None,
+        columns: Span | None = None,
     ) -> None:
-        """`kept`: the rows that are kept, ascending; None: all."""
+        """`kept`: the rows that are kept, ascending; `columns`: those of them; None: all."""
         self.shape, self.dtype, self.device = shape, dtype, device
         self._use, self._kept = use, ((0, shape[0]),) if kept is None else kept
+        self._columns = columns
         self._data: Tensor | None = None
         self._written: list[tuple[int, int]] = []
 
@@ -47,15 +50,22 @@ class Parameter:
         return tuple(gaps)
 
     def needed(self, row: int, values: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(first row, rows) of the kept rows among `values`, which are rows row .. row + n of the whole tensor."""
+        """(first row, kept columns) of the kept rows among `values`, which are rows row .. row + n of the whole
+        tensor."""
         for (start, end), _ in self._overlaps(row, row + values.shape[0]):
-            yield start, values[start - row : end - row]
+            yield start, self.cut(values[start - row : end - row])
+
+    def cut(self, values: Tensor) -> Tensor:
+        """The kept columns of whole rows, as a view."""
+        return values if self._columns is None else values[:, slice(*self._columns)]
 
     def write(self, row: int, values: Tensor, copy: Callable[[Tensor, Tensor], object] = Tensor.copy_) -> None:
-        """Copy `values` [n, ...] to rows row .. row + n of the whole tensor, converted to the parameter's dtype.
-        Writing a row twice is an error. `copy(goal, values)` copies from the host to the parameter's device."""
+        """Copy `values` [n, ...], the kept columns of rows row .. row + n of the whole tensor, converted to the
+        parameter's dtype. Writing a row twice is an error. `copy(goal, values)` copies from the host to the parameter's
+        device."""
         end = row + values.shape[0]
-        assert row >= 0 and end <= self.shape[0] and tuple(values.shape[1:]) == self.shape[1:]
+        shape = self.shape[1:] if self._columns is None else (self._columns[1] - self._columns[0],)
+        assert row >= 0 and end <= self.shape[0] and tuple(values.shape[1:]) == shape
         assert all(end <= start or stop <= row for start, stop in self._written), f"rows {row}..{end} written twice"
         self._written.append((row, end))
         overlaps = list(self._overlaps(row, end))
@@ -63,7 +73,7 @@ class Parameter:
             return
         if self._data is None:
             num_rows = sum(end - start for start, end in self._kept)
-            self._data = torch.empty((num_rows, *self.shape[1:]), dtype=self.dtype, device=self.device)
+            self._data = torch.empty((num_rows, *shape), dtype=self.dtype, device=self.device)
         for (first, last), place in overlaps:
             copy(self._data[place : place + last - first], values[first - row : last - row])
         if not self.missing_rows:

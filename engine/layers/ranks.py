@@ -26,11 +26,27 @@ class Ranks(Protocol):
         """The same for rank 0 alone. On the others the content of the result is undefined."""
         ...
 
+    def inputs(self, part: Tensor, size: int) -> Tensor:
+        """The inputs of `o` or `down` that this rank's part of the matrix reads: [T, columns of this rank] -> all
+        `size`, or the same if ranks split the matrix by its inputs."""
+        ...
+
+    def outputs(self, part: Tensor, size: int) -> Tensor:
+        """All outputs [T, size] of `o` or `down` on every rank, from [T, outputs of this rank]. If ranks split the
+        matrix by its inputs, from [T, size], which is added up."""
+        ...
+
 
 class _Alone:
     own = ONE_RANK
 
     def gather(self, part: Tensor, size: int) -> Tensor:
+        return part
+
+    def inputs(self, part: Tensor, size: int) -> Tensor:
+        return part
+
+    def outputs(self, part: Tensor, size: int) -> Tensor:
         return part
 
     def gather_at_first(self, part: Tensor, size: int) -> Tensor:

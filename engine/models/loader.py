@@ -123,8 +123,9 @@ class _Load:
                 for row, values in parameter.needed(source.row + first, part):
                     yield _floats(source, row, values, parameter.dtype)
             return
-        for name, row, values in READERS[source.format.name].read(source, self._read()):
-            yield Rows(f"{source.matrix}.{name}", row, values)
+        for suffix, row, values in READERS[source.format.name].read(source, self._read()):
+            name = f"{source.matrix}.{suffix}"
+            yield Rows(name, row, parameters[name].cut(values))
 
     def check(self) -> None:
         """Raises `CheckpointError` for a quantized matrix whose tensors beside the weights are wrong."""

@@ -18,7 +18,7 @@ from inferd.engine.api.errors import StartError
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.logs import configure
 from inferd.engine.process.boot import import_engine
-from inferd.engine.worker.followers import BEAT_S, LAUNCHES, PLANS, Link, NotLoaded
+from inferd.engine.worker.followers import BEAT_S, LAUNCHES, PLANS, Joins, Link, NotLoaded
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +39,14 @@ def main(descriptor: int, parent_pid: int, is_urgent: int) -> int:
     launch = LAUNCHES.decode(body)
     configure(launch.log_style)
     try:
-        runner, loaded = worker.load_follower(launch)
+        runner, loaded = worker.load_follower(launch, lambda: link.send(Joins()))
     except StartError as error:
         link.send(NotLoaded(type(error).__name__, str(error)))
         return error.exit_code
     garbage.freeze_objects()
     link.send(loaded)
     try:
+        runner.record_steps(lambda done, total: None)
         while (body := link.receive()) is not None:
             runner.launch(PLANS.decode(body))
     except Exception:

@@ -19,6 +19,7 @@ class Fp8(FromWeight):
     found in each step."""
 
     name = "fp8"
+    input_group: int | None = BLOCK
 
     def __init__(self, is_invariant: bool = False) -> None:
         self._is_invariant = is_invariant
@@ -45,6 +46,10 @@ class StoredFp8:
     """Whether a row's bits depend on that row alone, on a GPU too."""
     name: str = "stored fp8"
 
+    @property
+    def input_group(self) -> int | None:
+        return BLOCK if self.has_blocks else 1
+
     def check(self, out_size: int, in_size: int) -> None:
         """Every shape is allowed."""
 
@@ -52,10 +57,15 @@ class StoredFp8:
         scales = (-(-out_size // BLOCK), -(-in_size // BLOCK)) if self.has_blocks else (out_size, 1)
         given = {
             "weight": TensorSpec((out_size, in_size), FP8),
-            "weight_scale": TensorSpec(scales, torch.float32, group_rows=BLOCK if self.has_blocks else 1),
+            "weight_scale": TensorSpec(
+                scales,
+                torch.float32,
+                group_rows=BLOCK if self.has_blocks else 1,
+                group_columns=BLOCK if self.has_blocks else None,
+            ),
         }
         if self.has_input_scale:
-            given["input_scale"] = TensorSpec((out_size, 1), torch.float32)
+            given["input_scale"] = TensorSpec((out_size, 1), torch.float32, group_columns=None)
         return given
 
     def of_rows(self, rows: Sequence[Span]) -> StoredFp8:

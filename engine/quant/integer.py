@@ -8,6 +8,7 @@ from torch import Tensor
 
 from inferd.engine.quant.scheme import Apply, FromWeight, QuantizationError
 from inferd.kernels.linear_int4 import GROUP_SIZE, linear_int4, quantize_int4
+from inferd.kernels.linear_int8 import GROUP_SIZE as INT8_GROUP_SIZE
 from inferd.kernels.linear_int8 import MAX_IN_SIZE, linear_int8, quantize_int8
 
 
@@ -17,6 +18,7 @@ class Int8(FromWeight):
     and activations have 16 bits."""
 
     name = "int8"
+    input_group: int | None = INT8_GROUP_SIZE
 
     def __init__(self, is_invariant: bool = False) -> None:
         self._is_invariant = is_invariant
@@ -38,6 +40,7 @@ class Int4(FromWeight):
     On CPUs activations have a scale for each of the same groups."""
 
     name = "int4"
+    input_group: int | None = GROUP_SIZE
 
     def __init__(self, is_invariant: bool = False) -> None:
         self._is_invariant = is_invariant

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from inferd.engine.arch.description import Arch
+from inferd.engine.arch.ranks import Rank
 from inferd.engine.quant.fp8 import Fp8
 from inferd.engine.quant.integer import Int4, Int8
 from inferd.engine.quant.scheme import Dense, Scheme
@@ -25,6 +27,23 @@ class Recipe:
     """Matrices of the layers that another scheme stores, by their names in the weight map: `layers.0.mlp.down`."""
     narrow: torch.dtype | None = None
     """Dtype of the embedding, with 16 bits, in a float32 model; None: the model's dtype."""
+
+
+def cut_groups(arch: Arch, recipe: Recipe, rank: Rank) -> str | None:
+    """Why ranks cannot split the matrices `o` and `down` by their inputs: what shares a number would be cut. None if
+    they can. All ranks find the same."""
+    assert rank.splits_inputs
+    for layer in range(arch.num_layers):
+        for matrix in ("attention.o", "mlp.down"):
+            name = f"layers.{layer}.{matrix}"
+            scheme = recipe.exceptions.get(name, recipe.layers)
+            group = scheme.input_group
+            if group is None:
+                return f"{name} in {scheme.name} has groups of any inputs"
+            starts = (replace(rank, index=i).columns(arch, matrix.partition(".")[2]) for i in range(rank.count))
+            if any(columns is not None and columns[0] % group for columns in starts):
+                return f"{rank.count} ranks would cut groups of {group} inputs of {name} in {scheme.name}"
+    return None
 
 
 def recipes(choices: Choices = ANY, narrow: torch.dtype | None = None) -> Mapping[str, Recipe]:

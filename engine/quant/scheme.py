@@ -33,6 +33,8 @@ class TensorSpec:
     """The matrix row that the tensor's first row belongs to."""
     group_rows: int | None = 1
     """Number of matrix rows that a row of the tensor belongs to; None: every row belongs to the whole matrix."""
+    group_columns: int | None = 1
+    """Number of matrix columns that a column of the tensor belongs to; None: every column belongs to all of them."""
 
     def kept(self, rows: Sequence[Span]) -> tuple[Span, ...] | None:
         """The tensor's rows that belong to these rows of the matrix; None: all."""
@@ -44,12 +46,26 @@ class TensorSpec:
         whole = ((max(start // size, 0), min(-(-end // size), self.shape[0])) for start, end in shifted)
         return tuple((start, end) for start, end in whole if start < end)
 
+    def kept_columns(self, columns: Span) -> Span | None:
+        """The tensor's columns that belong to these columns of the matrix; None: all."""
+        size = self.group_columns
+        if size is None:
+            return None
+        start, end = columns
+        assert start % size == 0, "a group of columns is cut"
+        return start // size, min(-(-end // size), self.shape[1])
+
 
 class Scheme(Protocol):
     """One way to store a weight matrix."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def input_group(self) -> int | None:
+        """Ranks may split a matrix by its inputs between two groups of so many; None: they may not."""
+        ...
 
     def check(self, out_size: int, in_size: int) -> None:
         """Raises `QuantizationError` for a shape that the scheme cannot store, before anything is loaded."""
@@ -98,6 +114,7 @@ class Dense:
     """The weight in the dtype of activations. With `narrow` it keeps 16 bits, and activations are float32."""
 
     name = "dense"
+    input_group: int | None = 1
 
     def __init__(self, choices: Choices = ANY, narrow: torch.dtype | None = None) -> None:
         self._choices, self._narrow = choices, narrow

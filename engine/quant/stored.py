@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,6 +58,11 @@ class StoredIntegers:
     def name(self) -> str:
         return f"stored {self.layout.kind}"
 
+    @property
+    def input_group(self) -> int | None:
+        """None if the inputs of a group may be any inputs."""
+        return None if self.layout.has_order else self.layout.group_size or 1
+
     def check(self, out_size: int, in_size: int) -> None:
         """The format has refused other shapes."""
 
@@ -66,12 +72,13 @@ class StoredIntegers:
         is_short = layout.bits == 4
         given = {
             "q": TensorSpec((out_size, in_size), torch.uint8 if is_short else torch.int8),
-            "scales": TensorSpec(groups, scale_dtype),
+            "scales": TensorSpec(groups, scale_dtype, group_columns=layout.group_size),
         }
         if layout.offsets == "zeros":
-            given["zeros"] = TensorSpec(groups, torch.uint8 if is_short else torch.int16)
+            zeros_dtype = torch.uint8 if is_short else torch.int16
+            given["zeros"] = TensorSpec(groups, zeros_dtype, group_columns=layout.group_size)
         if layout.offsets == "minimums":
-            given["minimums"] = TensorSpec(groups, scale_dtype)
+            given["minimums"] = TensorSpec(groups, scale_dtype, group_columns=layout.group_size)
         if layout.has_order:
             given["order"] = TensorSpec((len(self.modules), in_size), torch.int32, group_rows=None)
         return given
@@ -138,6 +145,12 @@ class Joined:
     parts: tuple[tuple[Scheme, int], ...]
     """(scheme, number of rows) of each part."""
     name: str = "joined"
+
+    @property
+    def input_group(self) -> int | None:
+        sizes = [scheme.input_group for scheme, _ in self.parts]
+        known = [size for size in sizes if size is not None]
+        return math.lcm(*known) if len(known) == len(sizes) else None
 
     def check(self, out_size: int, in_size: int) -> None:
         for scheme, size in self.parts:

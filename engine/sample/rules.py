@@ -41,6 +41,17 @@ class Admitted:
     num_prompt: int
 
 
+def can_record(params: SamplingParams) -> bool:
+    """Whether a recorded step can apply all rules of a request: the state has space for its bad words."""
+    words = _long_words(params)
+    return len(words) <= MAX_WORDS and all(len(word) <= MAX_PREFIX + 1 for word in words)
+
+
+def _long_words(params: SamplingParams) -> list[tuple[int, ...]]:
+    """The bad words of several ids. Those of one id are a bias."""
+    return [word for word in params.bad_words if len(word) > 1]
+
+
 class SlotRules:
     """The rules of `num_slots` requests over a vocabulary of `vocab_size`."""
 
@@ -65,27 +76,23 @@ class SlotRules:
         """Words that the state has no space for, by slot."""
 
     def admit(self, slot: int, request: Admitted, *, is_recorded: bool) -> None:
-        """Fill a slot. A recorded step applies its rules if `is_recorded` and `can_record` are true. Else it leaves the
-        row to the caller."""
+        """Fill a slot. A recorded step applies its rules if `is_recorded` and `can_record`. Else it leaves the row to
+        the caller."""
         self._many_words.pop(slot, None)
         kind = BIASED * self._has_bias(slot, request.params) + MARKED * self._has_marks(slot, request)
-        words = [word for word in request.params.bad_words if len(word) > 1]
-        if len(words) > MAX_WORDS or any(len(word) > MAX_PREFIX + 1 for word in words):
+        words = _long_words(request.params)
+        if not can_record(request.params):
             self._many_words[slot] = ManyWords(words, request.token_ids, self._device)
         elif words:
             self._write_words(slot, words, request.token_ids)
             kind += WORDED
-        kinds = kind, kind if is_recorded and self.can_record(slot) else 0
+        kinds = kind, kind if is_recorded and slot not in self._many_words else 0
         if kinds != self._kinds_of[slot]:
             self._kinds[:, slot] = self._tensor(kinds, torch.int32)
             self._kinds_of[slot] = kinds
 
     def has_rules(self, slot: int) -> bool:
         return self._kinds_of[slot] != (0, 0) or slot in self._many_words
-
-    def can_record(self, slot: int) -> bool:
-        """Whether a recorded step can apply all rules of the slot."""
-        return slot not in self._many_words
 
     def apply(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """`apply_rules` to rows of which a recorded step draws some, in place."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
-from inferd.engine.sample.rules import Admitted, SlotRules
+from inferd.engine.sample.rules import Admitted, SlotRules, can_record
 from inferd.kernels.argmax import argmax
 from inferd.kernels.decode_draw import draw
 from inferd.kernels.gpu import from_host
@@ -30,7 +30,7 @@ from inferd.kernels.logit_rules import EMPTY, FAILED
 from inferd.kernels.mask_tokens import mask_tokens
 from inferd.kernels.top_k_top_p import MAX_VOCAB, Cuts
 
-__all__ = ["EMPTY", "FAILED", "Masks", "SampleResult", "Sampler", "cuts_of"]
+__all__ = ["EMPTY", "FAILED", "Masks", "SampleResult", "Sampler", "cuts_of", "is_plain"]
 
 _LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 """A temperature too small for fp32 would become 0, which means greedy, and 0 / 0 is NaN. The least fp32 number draws
@@ -113,11 +113,11 @@ class Sampler:
         """Fill a slot. `token_ids` holds the prompt, and the output so far if the request resumes."""
         self._params[slot] = params
         self._options.admit(slot, params)
-        self._rules.admit(slot, Admitted(params, token_ids, num_prompt), is_recorded=_is_drawn_alone(params))
+        self._rules.admit(slot, Admitted(params, token_ids, num_prompt), is_recorded=is_plain(params))
 
     def is_plain(self, slot: int) -> bool:
         """Whether `draw` does all that `sample` does for the slot's row."""
-        return _is_drawn_alone(self._params_of(slot)) and self._rules.can_record(slot)
+        return is_plain(self._params_of(slot))
 
     def draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Draw and record as `sample` does, (ids, outcomes) as in `SampleResult`, [R] int64 each, from tensors alone.
@@ -206,9 +206,10 @@ class Sampler:
         return logprobs_of(logits[rows], token_ids[rows], list(asked.values())), tuple(asked)
 
 
-def _is_drawn_alone(params: SamplingParams) -> bool:
-    """Whether a draw needs no mask from the host, and is all that the row reports."""
-    return not params.grammar and params.logprobs is None
+def is_plain(params: SamplingParams) -> bool:
+    """Whether `Sampler.draw` does all for a request's rows: they need no mask from the host, they report the draw
+    alone, and a recorded step can apply their rules."""
+    return not params.grammar and params.logprobs is None and can_record(params)
 
 
 def _at(rows: Sequence[int], *of_rows: Sequence[Any]) -> Iterator[list[Any]]:

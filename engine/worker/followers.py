@@ -55,6 +55,10 @@ class RankLaunch(msgspec.Struct, frozen=True, kw_only=True):
     log_style: LogStyle
 
 
+class Joins(msgspec.Struct, frozen=True, tag="joins"):
+    """The follower is about to join the other ranks' process group, in which all wait for all."""
+
+
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     """The follower has loaded its part of the weights, and allocated its part of the KV pool."""
 
@@ -70,7 +74,7 @@ class NotLoaded(msgspec.Struct, frozen=True, tag="not_loaded"):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_ANSWERS: msgspec.msgpack.Decoder[Loaded | NotLoaded] = msgspec.msgpack.Decoder(Loaded | NotLoaded)
+_ANSWERS: msgspec.msgpack.Decoder[Joins | Loaded | NotLoaded] = msgspec.msgpack.Decoder(Joins | Loaded | NotLoaded)
 PLANS = msgspec.msgpack.Decoder(StepPlan)
 LAUNCHES = msgspec.msgpack.Decoder(RankLaunch)
 
@@ -87,7 +91,7 @@ class Link:
 
         self._sending = threading.Lock()
 
-    def send(self, message: RankLaunch | StepPlan | Loaded | NotLoaded) -> None:
+    def send(self, message: RankLaunch | StepPlan | Joins | Loaded | NotLoaded) -> None:
         self.send_encoded(_ENCODER.encode(message))
 
     def send_encoded(self, body: bytes) -> None:
@@ -131,11 +135,14 @@ class _Follower:
     index: int
     process: subprocess.Popen[bytes]
     link: Link
+    joins: Future[None] = field(default_factory=Future)
     answer: Future[Loaded] = field(default_factory=Future)
 
-    def take(self, message: Loaded | NotLoaded) -> bool:
+    def take(self, message: Joins | Loaded | NotLoaded) -> bool:
         """Returns whether the follower goes on."""
         match message:
+            case Joins():
+                self.joins.set_result(None)
             case Loaded():
                 self.answer.set_result(message)
             case NotLoaded(kind, text):
@@ -145,8 +152,9 @@ class _Follower:
 
     def fail(self, error: StartError) -> None:
         """It cannot start."""
-        if not self.answer.done():
-            self.answer.set_exception(error)
+        for future in (self.joins, self.answer):
+            if not future.done():
+                future.set_exception(error)
 
 
 class Followers:
@@ -154,7 +162,7 @@ class Followers:
 
     def __init__(self) -> None:
         self.exchange_fd: int | None = None
-        """Memory through which all ranks exchange, open until `close`."""
+        """Memory through which all ranks exchange, or find each other if it is empty. Open until `close`."""
         self._all: list[_Follower] = []
         self._is_closing, self._is_loading = False, True
 
@@ -167,7 +175,9 @@ class Followers:
         if count == 1:
             return followers
         try:
-            followers.exchange_fd = allocate(EXCHANGE_HEADER_BYTES + count * EXCHANGE_BYTES)
+            shares_memory = config.exchange == "memory"
+            num_bytes = EXCHANGE_HEADER_BYTES + count * EXCHANGE_BYTES if shares_memory else 0
+            followers.exchange_fd = allocate(num_bytes)
             for index in range(1, count):
                 followers._start(index, is_urgent=is_urgent)
         except OSError as error:
@@ -197,6 +207,12 @@ class Followers:
             launch = RankLaunch(config=config, index=follower.index, exchange_fd=self.exchange_fd, log_style=log_style)
             with contextlib.suppress(BrokenPipeError):  # it ended, and `wait_loaded` says how
                 follower.link.send(launch)
+
+    def wait_joining(self) -> None:
+        """Wait until all are about to join the process group. Raises `StartError` with the message of a rank that
+        cannot start."""
+        for follower in self._all:
+            follower.joins.result()
 
     def wait_loaded(self) -> tuple[Loaded, ...]:
         """The answers of all, once they have loaded. Raises `StartError` with the message of a rank that cannot start.

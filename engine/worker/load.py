@@ -40,6 +40,7 @@ from inferd.engine.worker.parts import (
     open_ranks,
     out_of_memory,
     prepare_kernels,
+    recipe_for,
 )
 from inferd.engine.worker.peaks import measure
 from inferd.engine.worker.ranks import FollowingSampler, LeadingSampler, SharedRanks
@@ -85,21 +86,38 @@ def load_worker(
         raise
 
 
-def load_follower(launch: RankLaunch) -> tuple[Runner, Loaded]:
-    """Load the part of one of the other ranks. Raises `StartError`."""
+def _open_device(config: EngineConfig, rank: int) -> Device:
+    PAGED_ATTENTION.exclude(() if config.attention_libs else LIBRARIES)
+    return open_device(config, rank)
+
+
+def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner, Loaded]:
+    """Load the part of one of the other ranks. `meet` is called before it waits for the others. Raises `StartError`."""
     config = launch.config
-    assert config.max_num_seqs is not None and config.deterministic is not None
-    device = open_device(config)
-    prepare_kernels()
+    assert config.deterministic is not None and config.max_num_batched_tokens is not None
+    device = _open_device(config, launch.index)
+    if config.device == "cpu":
+        prepare_kernels()
     checkpoint = Checkpoint.read(Path(config.model_path), keeps_blocks=config.keeps_blocks)
-    arch, dtype = ModelFacts.of(checkpoint).arch, getattr(torch, config.dtype)
+    arch = ModelFacts.of(checkpoint).arch
     planned = plan_of(config, arch)
-    ranks = open_ranks(config, launch.index, launch.exchange_fd)
-    decoder = build_decoder(config, arch, dtype, device, Choices(config.deterministic), ranks)
+    tuning = _tuning(config)
+    recipe = recipe_for(config, arch, _choices(config, tuning))
+    ranks = open_ranks(config, arch, recipe, device, launch.index, launch.exchange_fd, meet)
+    decoder = build_decoder(config, arch, device, recipe, ranks)
     weights_bytes = load_and_measure(decoder, checkpoint, planned, device)
+    if tuning is not None:
+        tuning.complete()
     kv = allocate_pool(config, decoder, planned, device)
-    sampler = FollowingSampler(arch.vocab_size, ranks)
-    runner = Runner(decoder, kv, make_slots(config, decoder, device), sampler, device)
+    runner = Runner(
+        decoder,
+        kv,
+        make_slots(config, decoder, device),
+        FollowingSampler(arch.vocab_size, device.torch_device, ranks),
+        device,
+        is_deterministic=config.deterministic,
+        max_step_tokens=config.max_num_batched_tokens,
+    )
     return runner, Loaded(weights_bytes, kv.num_bytes)
 
 
@@ -108,8 +126,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     assert config.max_model_len is not None and config.block_size is not None
     assert config.num_blocks is not None and config.deterministic is not None
     deterministic = config.deterministic
-    PAGED_ATTENTION.exclude(() if config.attention_libs else LIBRARIES)
-    device = open_device(config)
+    device = _open_device(config, 0)
     timer.done("engine", f"torch {torch.__version__} on {device.name}")
     if config.device == "cpu":
         timer.done("kernels", prepare_kernels())
@@ -118,10 +135,11 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     facts = ModelFacts.of(checkpoint)
     arch, dtype = facts.arch, getattr(torch, config.dtype)
     planned = plan_of(config, arch)
-    tuning = None if deterministic or config.device == "cpu" else Tuning.of_user(dtype)
-    choices = Choices(deterministic, None if tuning is None else tuning.table)
-    shared = None if followers.exchange_fd is None else open_ranks(config, 0, followers.exchange_fd)
-    decoder = build_decoder(config, arch, dtype, device, choices, shared or ALONE)
+    tuning = _tuning(config)
+    recipe, shared = recipe_for(config, arch, _choices(config, tuning)), None
+    if followers.exchange_fd is not None:
+        shared = open_ranks(config, arch, recipe, device, 0, followers.exchange_fd, followers.wait_joining)
+    decoder = build_decoder(config, arch, device, recipe, shared or ALONE)
     weights_bytes = load_and_measure(decoder, checkpoint, planned, device)
     each = "" if shared is None else f" on each of {config.tensor_parallel_size} ranks"
     timer.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}{each}")
@@ -166,14 +184,28 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     )
 
 
+def _tuning(config: EngineConfig) -> Tuning | None:
+    """The table of the fastest products on this GPU; None if nothing is chosen by it."""
+    if config.deterministic or config.device == "cpu":
+        return None
+    return Tuning.of_user(getattr(torch, config.dtype))
+
+
+def _choices(config: EngineConfig, tuning: Tuning | None) -> Choices:
+    assert config.deterministic is not None
+    return Choices(config.deterministic, None if tuning is None else tuning.table)
+
+
 def _measure_peaks(config: EngineConfig, device: Device, dtype: torch.dtype) -> Peaks:
-    """The peaks of all ranks together: of all threads, while the other ranks wait."""
+    """The peaks of all ranks together: of all threads, while the other ranks wait, or of as many GPUs as this one."""
     assert config.num_threads is not None and config.deterministic is not None
     num_threads = torch.get_num_threads()
     if config.device == "cpu":
         torch.set_num_threads(config.num_threads)
     try:
-        return measure(device, dtype, config.quantization, Choices(config.deterministic))
+        peaks = measure(device, dtype, config.quantization, Choices(config.deterministic))
+        num_gpus = config.tensor_parallel_size if config.device == "cuda" else 1
+        return Peaks(num_gpus * peaks.read_bytes_per_s, num_gpus * peaks.flops_per_s)
     finally:
         torch.set_num_threads(num_threads)
 
@@ -196,7 +228,7 @@ def _warmed_up(
         sampler = (
             Sampler(num_slots, vocab_size, device.torch_device)
             if shared is None
-            else LeadingSampler(num_slots, vocab_size, shared)
+            else LeadingSampler(num_slots, vocab_size, device.torch_device, shared)
         )
         runner = Runner(
             decoder,

@@ -24,6 +24,7 @@ from inferd.engine.layers.ranks import Ranks
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import Progress, load, recipe_of
 from inferd.engine.quant.checkpoints.reader import CheckpointError
+from inferd.engine.quant.recipe import Recipe, cut_groups
 from inferd.engine.quant.scheme import QuantizationError
 from inferd.engine.worker.cuda import CudaDevice
 from inferd.engine.worker.device import CpuDevice, Device
@@ -31,16 +32,17 @@ from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.ranks import SharedRanks
 from inferd.engine.worker.slots import Slots
 from inferd.kernels import native
-from inferd.kernels.gather import Exchange
+from inferd.kernels.gather import MemoryExchange
 from inferd.kernels.linear import Choices, cpu
-from inferd.kernels.registry import KernelError
+from inferd.kernels.registry import Deferred, KernelError
 
 logger = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S = 5.0
 
 
-def open_device(config: EngineConfig) -> Device:
+def open_device(config: EngineConfig, index: int) -> Device:
+    """The device of rank `index`, for this thread."""
     assert config.num_threads is not None
     if config.device == "cpu":
         return CpuDevice(config.num_threads // config.tensor_parallel_size)
@@ -49,7 +51,7 @@ def open_device(config: EngineConfig) -> Device:
             f"device cuda was asked for, but torch {torch.__version__} finds no GPU: give --device cpu, or install "
             "the build of torch for this driver"
         )
-    return CudaDevice()
+    return CudaDevice(index)
 
 
 def prepare_kernels() -> str:
@@ -68,9 +70,36 @@ def prepare_kernels() -> str:
     )
 
 
-def open_ranks(config: EngineConfig, index: int, exchange_fd: int) -> SharedRanks:
-    """The ranks, seen from rank `index`. Raises `ConfigError` if their outputs could not be exchanged, or would not
-    have the bits of one process."""
+def open_ranks(
+    config: EngineConfig,
+    arch: Arch,
+    recipe: Recipe,
+    device: Device,
+    index: int,
+    exchange_fd: int,
+    meet: Callable[[], None],
+) -> SharedRanks:
+    """The ranks, seen from rank `index`. It calls `meet` before it joins a process group, in which it waits for the
+    others. Raises `ConfigError` if their outputs could not be exchanged, or would not have the bits of one process."""
+    rank = Rank(index, config.tensor_parallel_size, splits_inputs=config.splits_inputs)
+    reason = cut_groups(arch, recipe, rank) if rank.splits_inputs else None
+    if reason is not None:
+        rank = Rank(index, rank.count)
+        if index == 0:
+            logger.info("o and down are split among ranks by their outputs, as the other matrices: %s", reason)
+    if config.exchange == "memory":
+        return SharedRanks(rank, _shared_memory(config, rank, exchange_fd))
+    # It imports parts of torch that no other start needs.
+    open_exchange = Deferred("inferd.kernels.gather.group", "open_exchange").load()
+    meet()
+    try:
+        exchange = open_exchange(exchange_fd, rank.index, rank.count, getattr(torch, config.dtype), device.torch_device)
+    except RuntimeError as error:
+        raise ConfigError(f"the {rank.count} ranks cannot exchange: {error}; give --tensor-parallel-size 1") from error
+    return SharedRanks(rank, exchange)
+
+
+def _shared_memory(config: EngineConfig, rank: Rank, exchange_fd: int) -> MemoryExchange:
     dtype, weights_dtype = getattr(torch, config.dtype), getattr(torch, config.weights_dtype)
     reason = cpu.refuses("cpu", dtype, weights_dtype, dtype)
     if reason is not None:
@@ -78,22 +107,23 @@ def open_ranks(config: EngineConfig, index: int, exchange_fd: int) -> SharedRank
             f"tensor_parallel_size {config.tensor_parallel_size} needs the C++ kernels on a CPU, and their product "
             f"cannot run: {reason}; give --tensor-parallel-size 1"
         )
-    rank = Rank(index, config.tensor_parallel_size)
-    return SharedRanks(rank, Exchange(exchange_fd, rank.index, rank.count))
+    return MemoryExchange(exchange_fd, rank.index, rank.count)
 
 
-def build_decoder(
-    config: EngineConfig, arch: Arch, dtype: torch.dtype, device: Device, choices: Choices, ranks: Ranks
-) -> Decoder:
+def recipe_for(config: EngineConfig, arch: Arch, choices: Choices) -> Recipe:
     narrow = None if config.weights_dtype == config.dtype else getattr(torch, config.weights_dtype)
+    return recipe_of(arch, config.quantization, getattr(torch, config.dtype), choices, narrow)
+
+
+def build_decoder(config: EngineConfig, arch: Arch, device: Device, recipe: Recipe, ranks: Ranks) -> Decoder:
     try:
         return Decoder(
             arch,
-            dtype,
+            getattr(torch, config.dtype),
             device.torch_device,
             config.max_model_len,
             config.rope_positions,
-            recipe_of(arch, config.quantization, dtype, choices, narrow),
+            recipe,
             ranks,
         )
     except QuantizationError as error:

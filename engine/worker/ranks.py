@@ -13,12 +13,12 @@ from torch import Tensor
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.arch.ranks import Rank
 from inferd.engine.sample.logprobs import Logprobs
-from inferd.engine.sample.sampler import Masks, Sampler, SampleResult
+from inferd.engine.sample.sampler import Masks, Sampler, SampleResult, is_plain
 from inferd.kernels.gather import Exchange
 
 
 class SharedRanks:
-    """The ranks on the processors of one machine, seen from rank `own`."""
+    """The ranks on the processors or GPUs of one machine, seen from rank `own`."""
 
     def __init__(self, own: Rank, exchange: Exchange) -> None:
         self.own, self._exchange = own, exchange
@@ -29,6 +29,12 @@ class SharedRanks:
     def gather_at_first(self, part: Tensor, size: int) -> Tensor:
         return self._exchange.gather(part, size, wants=self.own.index == 0)
 
+    def inputs(self, part: Tensor, size: int) -> Tensor:
+        return part if self.own.splits_inputs else self.gather(part, size)
+
+    def outputs(self, part: Tensor, size: int) -> Tensor:
+        return self._exchange.add(part) if self.own.splits_inputs else self.gather(part, size)
+
     def broadcast(self, values: Tensor) -> Tensor:
         """values [N] of rank 0. The other ranks give a tensor of that shape."""
         return self._exchange.broadcast(values)
@@ -37,9 +43,13 @@ class SharedRanks:
 class LeadingSampler(Sampler):
     """Rank 0's sampler: draws, and sends the ids to the other ranks."""
 
-    def __init__(self, num_slots: int, vocab_size: int, ranks: SharedRanks) -> None:
-        super().__init__(num_slots, vocab_size, "cpu")
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device, ranks: SharedRanks) -> None:
+        super().__init__(num_slots, vocab_size, device)
         self._ranks = ranks
+
+    def draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        token_ids, outcomes = super().draw(logits, slots, positions)
+        return self._ranks.broadcast(token_ids), outcomes
 
     def sample(
         self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], masks: Masks | None = None
@@ -50,23 +60,34 @@ class LeadingSampler(Sampler):
 
 
 class FollowingSampler(Sampler):
-    """Another rank's sampler: receives what rank 0 drew. It knows no parameters and reads no logits.
+    """Another rank's sampler: receives what rank 0 drew. It reads no logits, and of a request's parameters it knows
+    only whether rank 0 draws its row again after a recorded step.
 
     A step's masks are rank 0's too, so it draws at once, and waits in `sample` for rank 0.
     """
 
-    def __init__(self, vocab_size: int, ranks: SharedRanks) -> None:
-        super().__init__(0, vocab_size, "cpu")
-        self._ranks = ranks
+    def __init__(self, vocab_size: int, device: torch.device, ranks: SharedRanks) -> None:
+        super().__init__(0, vocab_size, device)
+        self._ranks, self._plain_slots = ranks, set[int]()
 
     def admit(self, slot: int, params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> None:
-        """Nothing: rank 0 draws."""
+        if is_plain(params):
+            self._plain_slots.add(slot)
+        else:
+            self._plain_slots.discard(slot)
+
+    def is_plain(self, slot: int) -> bool:
+        return slot in self._plain_slots
+
+    def draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        token_ids = self._ranks.broadcast(torch.empty_like(slots))
+        return token_ids, token_ids.clone()
 
     def sample(
         self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], masks: Masks | None = None
     ) -> SampleResult:
-        token_ids = self._ranks.broadcast(torch.empty(len(slots), dtype=torch.int64))
-        is_none = torch.zeros(len(slots), dtype=torch.bool)
+        token_ids = self._ranks.broadcast(torch.empty(len(slots), dtype=torch.int64, device=self._device))
+        is_none = torch.zeros(len(slots), dtype=torch.bool, device=self._device)
         return SampleResult(token_ids, is_none, is_none, None, ())
 
     def prompt_logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:

@@ -109,7 +109,7 @@ def random_decoder(case: Case, dtype: torch.dtype, recipe: Recipe = UNQUANTIZED,
     for parameter_name, parameter in decoder.parameters().items():
         is_factor = parameter_name.endswith("norm.weight") and decoder.arch.norm is not NormKind.RMS_ONE_PLUS
         weight = _random_weight(parameter_name, parameter.shape, generator)
-        parameter.write(0, weight + 1.0 if is_factor else weight)
+        parameter.write(0, parameter.cut(weight + 1.0 if is_factor else weight))
     return decoder
 
 

@@ -57,7 +57,7 @@ class Start:
 
         monkeypatch.setattr(parts, "recipe_of", recipe)
         monkeypatch.setattr(AttentionBatch, "build", built)
-        monkeypatch.setattr(load, "open_device", lambda _: CpuDevice(1))
+        monkeypatch.setattr(load, "open_device", lambda *_: CpuDevice(1))
         monkeypatch.setattr(Tuning, "open", lambda *_: tuning)
 
     def run(self) -> Ready:

@@ -73,10 +73,8 @@ class Engine:
 
     @classmethod
     def load(cls, path: Path, dtype: str, kv_cache_dtype: str = "auto", **settings: object) -> Engine:
-        asked = EngineConfig(
-            model_path=str(path), dtype=dtype, kv_cache_dtype=kv_cache_dtype, kv_memory_bytes=16 * 2**20,
-            max_num_seqs=40, block_size=16, **settings,
-        )  # type: ignore[arg-type]  # fmt: skip
+        given = {"kv_memory_bytes": 16 * 2**20, "max_num_seqs": 40, "block_size": 16, **settings}
+        asked = EngineConfig(model_path=str(path), dtype=dtype, kv_cache_dtype=kv_cache_dtype, **given)  # type: ignore[arg-type]
         machine = Machine.detect()
         machine = replace(machine, num_cpus=max(machine.num_cpus, asked.tensor_parallel_size))
         config, _, _ = resolve(asked, ModelFacts.of(Checkpoint.read(path)), machine)

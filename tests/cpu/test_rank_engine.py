@@ -3,21 +3,27 @@ chunked, with a prefix hit and after preemption. Its ranks take the memory that 
 
 from __future__ import annotations
 
+import resource
 import socket
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from inferd.engine.api.errors import ModelError
+from inferd.engine.api.errors import CapacityError, ModelError, StartError
+from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import EXCHANGE_BYTES, EXCHANGE_HEADER_BYTES, MAX_RANKS
+from inferd.engine.api.wire.messages import WireLogprobs
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker import followers
-from inferd.engine.worker.followers import PLANS, Link, SilentError
+from inferd.engine.worker.followers import PLANS, Followers, Link, SilentError
 from inferd.kernels import gather
 from inferd.kernels.gather import exchange_bytes
 from tests.cpu.test_engine import Engine, neighbours, prompt, request, run, save
@@ -36,13 +42,33 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("qwen3"), "qwen3")
 
 
-@pytest.fixture(scope="module", params=[("bfloat16", 2), pytest.param(("float32", 4), marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("bfloat16", 2, "memory"),
+        ("bfloat16", 2, "group"),
+        pytest.param(("float32", 4, "memory"), marks=pytest.mark.long),
+        pytest.param(("float32", 4, "group"), marks=pytest.mark.long),
+    ],
+    ids=lambda param: "-".join(map(str, param)),
+)
 def engines(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
     """(one process, several)."""
-    dtype, count = request.param
-    shared = Engine.load(checkpoint, dtype, num_threads=count, tensor_parallel_size=count)
-    yield Engine.load(checkpoint, dtype), shared
-    shared.runner.close()
+    dtype, count, exchange = request.param
+    with alone_in_a_group():
+        shared = Engine.load(checkpoint, dtype, num_threads=count, tensor_parallel_size=count, exchange=exchange)
+        yield Engine.load(checkpoint, dtype), shared
+        shared.runner.close()
+
+
+@contextmanager
+def alone_in_a_group() -> Iterator[None]:
+    """A process can be in one default group, here on the loopback interface."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def test_every_request_has_the_bits_of_one_process(engines: tuple[Engine, Engine]) -> None:
@@ -65,11 +91,38 @@ def test_every_request_has_the_bits_of_one_process(engines: tuple[Engine, Engine
     assert tight.stats().num_preemptions > 0
 
 
-def test_decode_steps_are_recorded_on_ranks_too(engines: tuple[Engine, Engine]) -> None:
+def test_decode_steps_are_recorded_on_ranks_that_share_memory(engines: tuple[Engine, Engine]) -> None:
     _, shared = engines
     run(shared.core(), request("x", prompt(3, 5)))
-    assert 1 in shared.runner._graphs.recorded_rows
-    assert shared.runner._graphs.refusal is None
+    is_recorded = shared.config.exchange == "memory"
+    assert (1 in shared.runner._graphs.recorded_rows) == is_recorded
+    assert (shared.runner._graphs.refusal is None) == is_recorded
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_ranks_that_add_up_give_the_numbers_of_one_process(checkpoint: Path, count: int) -> None:
+    """In float32 the logprobs differ by rounding, and greedy ids not at all."""
+    asked = [request(f"r{i}", prompt(i, 30 + i), prompt_logprobs=0) for i in range(6)]
+    expected = run(Engine.load(checkpoint, "float32").core(), *asked)
+    with alone_in_a_group():
+        shared = Engine.load(
+            checkpoint,
+            "float32",
+            num_threads=count,
+            tensor_parallel_size=count,
+            exchange="group",
+            splits_inputs=True,
+        )
+        found = run(shared.core(), *asked)
+        shared.runner.close()
+    assert [answer.token_ids for answer in found.values()] == [answer.token_ids for answer in expected.values()]
+    differences = [
+        abs(ours.logprob - theirs.logprob)
+        for name in found
+        for ours, theirs in zip(found[name].prompt_logprobs, expected[name].prompt_logprobs, strict=True)
+        if isinstance(ours, WireLogprobs) and isinstance(theirs, WireLogprobs)
+    ]
+    assert 0.0 < max(differences) < 1e-3
 
 
 def test_a_rank_that_cannot_load_fails_the_engine_with_its_message(tmp_path: Path) -> None:
@@ -82,6 +135,41 @@ def test_a_rank_that_cannot_load_fails_the_engine_with_its_message(tmp_path: Pat
     with pytest.raises(ModelError, match=r"rank 1: .*lm_head.weight must hold finite numbers"):
         Engine.load(tmp_path, "float32", num_threads=2, tensor_parallel_size=2)
     assert psutil.Process().children() == before, "nothing is left"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system limits another process")
+def test_a_rank_out_of_memory_fails_the_engine_with_its_message(checkpoint: Path) -> None:
+    """The rank may map less memory than its part of the KV cache. The cache's pages are never touched."""
+    kv_bytes = Machine.detect().memory_total_bytes // 2
+    ranks: list[int] = []
+    begin = Followers._start
+
+    def limited(followers: Followers, index: int, *, is_urgent: bool) -> None:
+        begin(followers, index, is_urgent=is_urgent)
+        ranks.append(followers._all[-1].process.pid)
+        resource.prlimit(ranks[-1], resource.RLIMIT_AS, (kv_bytes // 2, kv_bytes // 2))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Followers, "_start", limited)
+        patch.setattr(Machine, "detect", lambda: Machine(2, 2**40, 2**40))
+        with pytest.raises(CapacityError, match=r"^rank 1: the KV cache of .* could not be allocated .* --kv-memory"):
+            Engine.load(checkpoint, "float32", num_threads=2, tensor_parallel_size=2, kv_memory_bytes=kv_bytes)
+    assert not any(map(psutil.pid_exists, ranks)), "nothing is left"
+
+
+@pytest.mark.parametrize("exchange", ["memory", "group"])
+def test_a_rank_that_dies_early_fails_the_engine(checkpoint: Path, exchange: str) -> None:
+    """The others do not wait for it in their process group."""
+    begin = Followers._start
+
+    def killed(followers: Followers, index: int, *, is_urgent: bool) -> None:
+        begin(followers, index, is_urgent=is_urgent)
+        followers._all[-1].process.kill()
+
+    with pytest.MonkeyPatch.context() as patch, alone_in_a_group():
+        patch.setattr(Followers, "_start", killed)
+        with pytest.raises(StartError, match="rank 1 was killed by SIGKILL while it loaded its part"):
+            Engine.load(checkpoint, "float32", num_threads=2, tensor_parallel_size=2, exchange=exchange)
 
 
 def test_a_plan_is_the_same_on_the_other_side_of_a_link() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.sample.rules import Admitted, SlotRules
+from inferd.engine.sample.rules import Admitted, SlotRules, can_record
 
 VOCAB = 50
 NEVER = float("-inf")
@@ -48,7 +48,7 @@ def applied(options: SamplingParams, prompt: Sequence[int], output: Sequence[int
     end = len(prompt) + len(output)
     found = apply(drawn, logits, end)
     assert torch.equal(found, apply(rules_for(options, [*prompt, *output], len(prompt)), logits, end))
-    if recorded.can_record(1):
+    if can_record(options):
         by_tensors = logits.clone()[None]
         recorded.apply(by_tensors, torch.tensor([1]), torch.tensor([end]))
         assert torch.equal(found, by_tensors[0])
@@ -132,7 +132,7 @@ def test_rules_apply_in_the_documented_order() -> None:
 @pytest.mark.parametrize("words", [[[7] * 17 + [8], [1, 2]], [[token_id, 8] for token_id in range(2)] * 129])
 def test_words_that_are_too_many_or_too_long_for_a_slot(words: list[list[int]]) -> None:
     options, logits = params(bad_words=tuple(map(tuple, words))), torch.randn(VOCAB)
-    assert not rules_for(options, [1], 1).can_record(1)
+    assert not can_record(options)
     for prompt, output in (([7] * 16, []), ([7] * 17, []), ([7] * 9, [7] * 8), ([3], [1]), ([1, 3], [0])):
         expected = logits.clone()
         history = prompt + output

@@ -51,7 +51,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(AttentionBatch, "build", built)
     monkeypatch.setattr(CpuDevice, "row_buckets", (0,))
-    monkeypatch.setattr(load, "open_device", lambda _: CpuDevice(1))
+    monkeypatch.setattr(load, "open_device", lambda *_: CpuDevice(1))
     monkeypatch.setattr(Tuning, "open", lambda *_: None)
     monkeypatch.setattr(Machine, "detect", lambda: Machine(1, 2**34, FREE_BYTES))
     monkeypatch.setattr(Machine, "on", lambda self, _: self)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from random import Random
 from threading import Event
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from inferd.engine.api.memory.activations import GPU_EXCHANGE_BYTES
 from inferd.engine.arch.ranks import Rank
 from inferd.kernels import native
-from inferd.kernels.gather import BUFFER_BYTES, Exchange
+from inferd.kernels.gather import BUFFER_BYTES, Exchange, group
+from inferd.kernels.gather.group import ONE_SHOT_BYTES, Add, GroupExchange
 from inferd.kernels.tape import Buffers, record
 from tests.conftest import KERNEL_CACHE
-from tests.cpu.ranks import exchanges
+from tests.cpu.ranks import exchanges, group_exchanges
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +28,9 @@ def _native_kernels() -> None:
     built = native.prepare(KERNEL_CACHE)
     if not native.has_compiler():
         pytest.skip(built.reason)
+
+
+Through = Callable[[int], AbstractContextManager[list[Exchange]]]
 
 
 def on_all(ends: list[Exchange], whole: Tensor, wants: list[bool]) -> list[Tensor]:
@@ -35,9 +43,10 @@ def on_all(ends: list[Exchange], whole: Tensor, wants: list[bool]) -> list[Tenso
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_every_rank_gets_all_columns(count: int) -> None:
+@pytest.mark.parametrize("through", [exchanges, group_exchanges])
+def test_every_rank_gets_all_columns(through: Through, count: int) -> None:
     random = Random(count)
-    with exchanges(count) as ends:
+    with through(count) as ends:
         for dtype in (torch.float32, torch.bfloat16, torch.int64):
             for size in (count * count, 64, 199, 4096):
                 whole = torch.randint(-(2**14), 2**14, (random.choice([1, 3, 40]), size)).to(dtype)
@@ -64,11 +73,54 @@ def test_some_columns_of_rows_are_gathered_in_a_recorded_step() -> None:
     assert torch.equal(tape.output, whole[:, start:end])
 
 
-def test_only_the_first_rank_is_heard() -> None:
-    with exchanges(3) as ends, ThreadPoolExecutor(3) as threads:
+@pytest.mark.parametrize("through", [exchanges, group_exchanges])
+def test_only_the_first_rank_is_heard(through: Through) -> None:
+    with through(3) as ends, ThreadPoolExecutor(3) as threads:
         given = [torch.arange(5) + 100 * rank for rank in range(3)]
         for found in threads.map(lambda rank: ends[rank].broadcast(given[rank]), range(3)):
             assert torch.equal(found, given[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_rank_gets_the_sum(dtype: torch.dtype) -> None:
+    given = [torch.full((5, 6), 2.0**rank, dtype=dtype) for rank in range(4)]
+    with group_exchanges(4) as ends, ThreadPoolExecutor(4) as threads:
+        for found in threads.map(lambda rank: ends[rank].add(given[rank].T), range(4)):
+            assert torch.equal(found, torch.full((6, 5), 15.0, dtype=dtype))
+
+
+def test_small_sums_are_added_in_one_shot() -> None:
+    with group_exchanges(1) as (end,):
+        assert isinstance(end, GroupExchange)
+        one_shot = GroupExchange(end._group, lambda part: part + 1, max_few_bytes=64)
+        assert torch.equal(one_shot.add(torch.ones(4, 4)), torch.full((4, 4), 2.0))
+        assert torch.equal(one_shot.add(torch.ones(4, 5)), torch.ones(4, 5)), "by the group"
+
+
+def test_all_ranks_add_up_in_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If one of them cannot do it in one shot, none does."""
+
+    def one_shot(joined: ProcessGroup, *_: object) -> Add | None:
+        return None if joined.rank() == 1 else lambda part: part
+
+    monkeypatch.setattr(group, "_one_shot", one_shot)
+    with group_exchanges(2) as ends, ThreadPoolExecutor(2) as threads:
+
+        def add(end: Exchange) -> Tensor:
+            assert isinstance(end, GroupExchange)
+            return group._gpu_exchange(end._group, torch.float32, torch.device("cpu")).add(torch.ones(2))
+
+        assert all(torch.equal(found, torch.full((2,), 2.0)) for found in threads.map(add, ends))
+
+
+def test_torch_refuses_a_sum_in_one_shot_without_gpus() -> None:
+    with group_exchanges(1) as (end,):
+        assert isinstance(end, GroupExchange)
+        assert group._one_shot(end._group, 16, torch.float32, torch.device("cpu")) is None
+
+
+def test_a_sum_in_one_shot_is_at_most_as_large_as_planned() -> None:
+    assert max(ONE_SHOT_BYTES.values()) == GPU_EXCHANGE_BYTES
 
 
 def test_a_rank_may_come_late_again_and_again() -> None:

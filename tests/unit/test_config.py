@@ -48,8 +48,11 @@ def machine(gib: float) -> Machine:
     return Machine(num_cpus=2, memory_total_bytes=int(gib * GIB), memory_available_bytes=int(gib * GIB))
 
 
-def gpu_machine(free_gib: float = 140, capability: tuple[int, int] = (9, 0)) -> Machine:
-    gpu = Accelerator("H200", capability, int(141 * GIB), int(free_gib * GIB))
+def gpu_machine(
+    free_gib: float = 140, capability: tuple[int, int] = (9, 0), others_free_gib: tuple[float, ...] = ()
+) -> Machine:
+    others = tuple(int(gib * GIB) for gib in others_free_gib)
+    gpu = Accelerator("H200", capability, int(141 * GIB), int(free_gib * GIB), others)
     return dataclasses.replace(machine(64), accelerator=gpu)
 
 
@@ -339,12 +342,29 @@ def test_bounds(field: str, value: int, words: str) -> None:
         resolve(msgspec.structs.replace(ASKED, **{field: value}), facts(), machine(64))
 
 
-def test_ranks_need_a_thread_each_and_no_gpu() -> None:
+def test_each_rank_needs_a_thread_or_a_gpu() -> None:
     two = msgspec.structs.replace(ASKED, tensor_parallel_size=2)
-    with pytest.raises(ConfigError, match=r"must be at most 1 here, .* there are 1 threads, but got 2"):
+    with pytest.raises(ConfigError, match=r"must be at most 1 here, .* there is 1 thread, but got 2"):
         resolve(msgspec.structs.replace(two, num_threads=1), facts(), machine(64))
-    with pytest.raises(ConfigError, match="ranks share a model on CPUs only; give --tensor-parallel-size 1, or --dev"):
+    with pytest.raises(ConfigError, match=r"must be at most 1 here, .* CUDA_VISIBLE_DEVICES allows 1 x H200"):
         resolve(two, facts(), gpu_machine())
+    four = msgspec.structs.replace(ASKED, tensor_parallel_size=4)
+    with pytest.raises(ConfigError, match=r"must be at most 2 here, .* allows 2 x H200, but got 4"):
+        resolve(four, facts(), gpu_machine(others_free_gib=(140.0,)))
+
+
+def test_ranks_on_gpus_have_the_memory_of_the_fullest_gpu() -> None:
+    two = msgspec.structs.replace(ASKED, tensor_parallel_size=2)
+    config, plan, _ = resolve(two, facts(), gpu_machine(others_free_gib=(140.0,)))
+    tight, smaller, _ = resolve(two, facts(), gpu_machine(others_free_gib=(20.0,)))
+    assert config.exchange == "group" and config.splits_inputs
+    assert smaller.weights_bytes == plan.weights_bytes
+    assert tight.num_blocks is not None and config.num_blocks is not None
+    assert tight.num_blocks < config.num_blocks and smaller.total_bytes < 20 * GIB
+    exact, _, _ = resolve(
+        msgspec.structs.replace(two, deterministic=True), facts(), gpu_machine(others_free_gib=(140.0,))
+    )
+    assert not exact.splits_inputs, "the bits of one process"
 
 
 def test_ranks_share_the_memory_and_the_kv_cache() -> None:

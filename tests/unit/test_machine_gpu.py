@@ -13,8 +13,8 @@ from inferd.engine.api.machine.gpu import Accelerator, NoAcceleratorError
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A machine with two GPUs, and a torch that is built for them."""
-    played = SimpleNamespace(capability=(9, 0), is_shut_down=False)
+    """A machine with two GPUs of different kinds, and a torch that is built for them."""
+    played = SimpleNamespace(capability=(9, 0), is_shut_down=False, names=("gpu 0", "gpu 1"))
 
     def by_index(index: int) -> int:
         if index > 1:
@@ -25,8 +25,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: setattr(played, "is_shut_down", True))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", by_index)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: {"GPU-b": 1}[uuid])
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: f"gpu {handle}")
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda _: SimpleNamespace(total=100, free=90))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: played.names[handle])
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda i: SimpleNamespace(total=100, free=90 - 20 * i))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCudaComputeCapability", lambda _: played.capability)
     monkeypatch.setattr(accelerator.metadata, "version", lambda _: "2.13.0+cu130")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -39,8 +40,21 @@ def test_the_first_visible_gpu(
 ) -> None:
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert accelerator.detect() == Accelerator(name, (9, 0), 100, 90)
+    assert accelerator.detect() == Accelerator(name, (9, 0), 100, {"gpu 0": 90, "gpu 1": 70}[name])
     assert driver.is_shut_down
+
+
+@pytest.mark.parametrize(
+    ("visible", "first", "others"), [(None, 90, (70,)), ("1,0", 70, (90,)), ("1, 7, 0", 70, ()), ("0", 90, ())]
+)
+def test_the_gpus_of_one_kind_that_ranks_can_have(
+    driver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, visible: str | None, first: int, others: tuple[int, ...]
+) -> None:
+    """As far as CUDA counts them: it stops at a number that there is not."""
+    driver.names = ("H100", "H100")
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert accelerator.detect() == Accelerator("H100", (9, 0), 100, first, others)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 _DRIVER_BYTES = 3 * 2**29
 """Part of a GPU's free memory that the memory plan leaves to the driver's context, libraries' workspaces and captured
-graphs. It is an allowance: their size has not been measured on a GPU."""
+graphs, and to the buffers of NCCL. It is an allowance: their size has not been measured on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,13 @@ class Machine:
         return replace(self, memory_total_bytes=total, memory_available_bytes=free, device="cuda")
 
     def shared_by(self, num_ranks: int) -> Machine:
-        """The same machine, with the memory that each of so many ranks has: its part of the host's, or a GPU's."""
+        """The same machine, with the memory that each of so many ranks has: its part of the host's, or that of the GPU
+        with the least. There are as many GPUs."""
         if self.device == "cuda":
-            return self
+            assert self.accelerator is not None
+            others = self.accelerator.others_free_bytes[: num_ranks - 1]
+            least = min((self.memory_available_bytes, *(max(0, free - _DRIVER_BYTES) for free in others)))
+            return replace(self, memory_available_bytes=least)
         return replace(self, memory_available_bytes=self.memory_available_bytes // num_ranks)
 
     @classmethod

@@ -39,6 +39,9 @@ MAX_RANKS, EXCHANGE_HEADER_BYTES, EXCHANGE_BYTES = 128, 2**14, 2 * 2**20
 """Most ranks on a CPU, and the memory through which they give their outputs to each other: once, and for each rank
 (`kernels/gather`, which a test compares)."""
 
+GPU_EXCHANGE_BYTES = 2**20
+"""Most bytes of a sum that GPUs add up in one shot (`kernels/gather/group`, which a test compares)."""
+
 GPU_ROW_BUCKETS = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 513, 64))
 """Numbers of rows that a GPU's decode steps are recorded for. Each costs a capture and holds memory. A step between two
 of them computes padding rows."""
@@ -113,7 +116,9 @@ def _standby(work: Workload) -> Formula:
 
 def _exchange(work: Workload) -> Formula:
     """A rank's own part of the memory that ranks share."""
-    return term(EXCHANGE_BYTES, "B") if work.num_ranks > 1 and work.device == "cpu" else NOTHING
+    if work.num_ranks == 1:
+        return NOTHING
+    return term(EXCHANGE_BYTES if work.device == "cpu" else GPU_EXCHANGE_BYTES, "B")
 
 
 def _rotary(arch: Arch, work: Workload) -> Formula:
