@@ -117,6 +117,8 @@ def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None)
         link = EngineLink(run_dir, launch.epoch, heartbeat)
         started_s = launch.spawned_s
         if launch.is_standby:
+            if ranks is not None:
+                ranks.wait_imported()
             started_s = stand_by(launch, link.send, _bind_to_server, promoted)
         try:
             core, ready = build(launch, started_s, link, heartbeat, flight, ranks)

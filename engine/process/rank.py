@@ -60,6 +60,7 @@ def _beat(link: Link) -> None:
     """Tell rank 0 that this process runs, until rank 0 is gone."""
     pause = threading.Event()
     try:
+        link.send_encoded(b"")
         while not pause.wait(BEAT_S):
             link.send_encoded(b"")
     except OSError:

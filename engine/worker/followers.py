@@ -135,6 +135,7 @@ class _Follower:
     index: int
     process: subprocess.Popen[bytes]
     link: Link
+    begins: Future[None] = field(default_factory=Future)
     joins: Future[None] = field(default_factory=Future)
     answer: Future[Loaded] = field(default_factory=Future)
 
@@ -152,7 +153,7 @@ class _Follower:
 
     def fail(self, error: StartError) -> None:
         """It cannot start."""
-        for future in (self.joins, self.answer):
+        for future in (self.begins, self.joins, self.answer):
             if not future.done():
                 future.set_exception(error)
 
@@ -208,6 +209,11 @@ class Followers:
             with contextlib.suppress(BrokenPipeError):  # it ended, and `wait_loaded` says how
                 follower.link.send(launch)
 
+    def wait_imported(self) -> None:
+        """Wait until all have imported their libraries."""
+        for follower in self._all:
+            follower.begins.result()
+
     def wait_joining(self) -> None:
         """Wait until all are about to join the process group. Raises `StartError` with the message of a rank that
         cannot start."""
@@ -226,6 +232,8 @@ class Followers:
         so: with SIGKILL if somebody else sent that, because then the server blames no request."""
         try:
             body = follower.link.receive(_FIRST_BEAT_S)
+            if body is not None:
+                follower.begins.set_result(None)
             while body is not None:
                 if body and not follower.take(_ANSWERS.decode(body)):
                     return

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
@@ -68,3 +69,13 @@ def on_ranks(
     with through(count) as ends, ThreadPoolExecutor(count) as threads:
         ranks = [SharedRanks(Rank(index, count, splits_inputs=splits_inputs), end) for index, end in enumerate(ends)]
         return list(threads.map(inferring, ranks))
+
+
+@contextmanager
+def alone_in_a_group() -> Iterator[None]:
+    """For engines that join a process group, on the loopback interface. A process can be in one such group."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        yield
+    if dist.is_initialized():
+        dist.destroy_process_group()

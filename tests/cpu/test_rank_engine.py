@@ -8,24 +8,22 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from inferd.engine.api.errors import CapacityError, ModelError, StartError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import EXCHANGE_BYTES, EXCHANGE_HEADER_BYTES, MAX_RANKS
-from inferd.engine.api.wire.messages import WireLogprobs
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker import followers
 from inferd.engine.worker.followers import PLANS, Followers, Link, SilentError
 from inferd.kernels import gather
 from inferd.kernels.gather import exchange_bytes
+from tests.cpu.ranks import alone_in_a_group
 from tests.cpu.test_engine import Engine, neighbours, prompt, request, run, save
 
 pytestmark = pytest.mark.usefixtures("_cpp")
@@ -61,16 +59,6 @@ def engines(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[tuple[
         shared.runner.close()
 
 
-@contextmanager
-def alone_in_a_group() -> Iterator[None]:
-    """A process can be in one default group, here on the loopback interface."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def test_every_request_has_the_bits_of_one_process(engines: tuple[Engine, Engine]) -> None:
     alone, shared = engines
     target = request("x", prompt(1, 75), temperature=0.9, top_p=0.8, presence_penalty=0.5, prompt_logprobs=2)
@@ -97,32 +85,6 @@ def test_decode_steps_are_recorded_on_ranks_that_share_memory(engines: tuple[Eng
     is_recorded = shared.config.exchange == "memory"
     assert (1 in shared.runner._graphs.recorded_rows) == is_recorded
     assert (shared.runner._graphs.refusal is None) == is_recorded
-
-
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_ranks_that_add_up_give_the_numbers_of_one_process(checkpoint: Path, count: int) -> None:
-    """In float32 the logprobs differ by rounding, and greedy ids not at all."""
-    asked = [request(f"r{i}", prompt(i, 30 + i), prompt_logprobs=0) for i in range(6)]
-    expected = run(Engine.load(checkpoint, "float32").core(), *asked)
-    with alone_in_a_group():
-        shared = Engine.load(
-            checkpoint,
-            "float32",
-            num_threads=count,
-            tensor_parallel_size=count,
-            exchange="group",
-            splits_inputs=True,
-        )
-        found = run(shared.core(), *asked)
-        shared.runner.close()
-    assert [answer.token_ids for answer in found.values()] == [answer.token_ids for answer in expected.values()]
-    differences = [
-        abs(ours.logprob - theirs.logprob)
-        for name in found
-        for ours, theirs in zip(found[name].prompt_logprobs, expected[name].prompt_logprobs, strict=True)
-        if isinstance(ours, WireLogprobs) and isinstance(theirs, WireLogprobs)
-    ]
-    assert 0.0 < max(differences) < 1e-3
 
 
 def test_a_rank_that_cannot_load_fails_the_engine_with_its_message(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality.checkpoint_formats import FORMATS, FP8_FORMATS, Format
+from inferd.engine.api.wire.messages import WireLogprobs
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.ranks import Rank
 from inferd.engine.arch.registry import describe
@@ -29,7 +30,10 @@ from tests.cpu.cases import CASES
 from tests.cpu.checkpoints import Case, load_decoder, random_decoder, read_config
 from tests.cpu.paging import prompt_logits
 from tests.cpu.quantized_checkpoints import save
-from tests.cpu.ranks import group_exchanges, on_ranks
+from tests.cpu.ranks import alone_in_a_group, group_exchanges, on_ranks
+from tests.cpu.test_engine import Engine, prompt, request
+from tests.cpu.test_engine import run as answers
+from tests.cpu.test_engine import save as save_checkpoint
 from tests.cpu.test_recorded_steps import (
     BLOCK,
     MAX_LEN,
@@ -212,3 +216,30 @@ def test_ranks_record_whole_steps() -> None:
     assert first == expected
     assert torch.equal(ids, other_ids)
     assert num_replays > 30
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_processes_that_add_up_give_the_numbers_of_one(tmp_path: Path, count: int) -> None:
+    """In float32 the logprobs differ by rounding, and greedy ids not at all."""
+    save_checkpoint(tmp_path, "qwen3")
+    asked = [request(f"r{i}", prompt(i, 30 + i), prompt_logprobs=0) for i in range(6)]
+    expected = answers(Engine.load(tmp_path, "float32").core(), *asked)
+    with alone_in_a_group():
+        shared = Engine.load(
+            tmp_path,
+            "float32",
+            num_threads=count,
+            tensor_parallel_size=count,
+            exchange="group",
+            splits_inputs=True,
+        )
+        found = answers(shared.core(), *asked)
+        shared.runner.close()
+    assert [answer.token_ids for answer in found.values()] == [answer.token_ids for answer in expected.values()]
+    differences = [
+        abs(ours.logprob - theirs.logprob)
+        for name in found
+        for ours, theirs in zip(found[name].prompt_logprobs, expected[name].prompt_logprobs, strict=True)
+        if isinstance(ours, WireLogprobs) and isinstance(theirs, WireLogprobs)
+    ]
+    assert 0.0 < max(differences) < 1e-3
