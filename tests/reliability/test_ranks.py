@@ -90,6 +90,35 @@ def test_a_rank_that_dies_is_a_pause(start: Callable[..., Daemon], tmp_path: Pat
     assert_nothing_is_left([*dead, *standby], tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("flags", "code", "line"),
+    [
+        (
+            ("--tensor-parallel-size", "3"), 2,
+            "this model cannot be shared by 3 ranks: 3 does not divide its 4 attention heads; give "
+            "--tensor-parallel-size as one of 1, 2, 4",
+        ),
+        (
+            ("--tensor-parallel-size", "2", "--num-threads", "1"), 2,
+            "tensor_parallel_size must be at most 1 here, because each rank needs a thread and a core of its own and "
+            "there is 1 thread, but got 2; give a smaller --tensor-parallel-size",
+        ),
+        ((*RANKS, "--kv-memory", "100TiB"), 4, "kv_memory of 100.0 TiB was asked for, but "),
+    ],
+    ids=["heads", "threads", "memory"],
+)  # fmt: skip
+def test_ranks_that_cannot_be_are_refused_in_one_line(
+    start: Callable[..., Daemon], flags: tuple[str, ...], code: int, line: str, tmp_path: Path
+) -> None:
+    """Before anything is loaded. Nothing is left behind."""
+    daemon = start("tiny", *flags, "--log-level", "warning", ready=False, env={"TMPDIR": str(tmp_path)})
+    assert daemon.process.wait(60) == code
+    daemon.stop()
+    (said,) = daemon.lines
+    assert said.startswith(f"inferd: {line}")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_of_a_rank_is_a_pause(start: Callable[..., Daemon], fault: str, tmp_path: Path) -> None:
