@@ -13,7 +13,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup, _symmetric_memory
+from torch.distributed import ProcessGroup
+from torch.distributed._symmetric_memory import empty as empty_symmetric
+from torch.distributed._symmetric_memory import rendezvous
 
 from inferd.kernels.gather import Exchange
 
@@ -93,8 +95,8 @@ def _gpu_exchange(group: ProcessGroup, dtype: torch.dtype, device: torch.device)
 def _one_shot(group: ProcessGroup, size: int, dtype: torch.dtype, device: torch.device) -> Add | None:
     """The sum of at most `size` numbers, through a buffer that keeps its address; None if torch cannot do it."""
     try:
-        buffer = _symmetric_memory.empty(size, dtype=dtype, device=device)
-        _symmetric_memory.rendezvous(buffer, group)
+        buffer = empty_symmetric(size, dtype=dtype, device=device)
+        rendezvous(buffer, group)
     except RuntimeError as error:
         logger.info("sums in one shot are not used: %s", error)
         return None
