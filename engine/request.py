@@ -38,6 +38,8 @@ class Request:
     """Tokens that exist, including those that launched steps are about to sample."""
     in_flight: int = 0
     """Launched rows whose results have not been applied."""
+    num_drafts: int = 0
+    """Drafts of the launched row. While there are any, no other row is in flight."""
     num_needed: int = field(init=False)
     """Positions whose KV is ever needed. The last token that may be sampled is never computed."""
 
@@ -78,9 +80,21 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """Positions that may be scheduled now; 0 if none is left within the length."""
+        """Positions that may be scheduled now; 0 if none is left within the length, or if it is not known where they
+        begin, because drafts are being verified."""
+        if self.num_drafts:
+            return 0
         total, needed = self.total, self.num_needed
         return (total if total < needed else needed) - self.scheduled
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts that the row just launched may carry. None, unless it is the only one in flight, draws, and begins
+        with the last known id."""
+        num_known = len(self.ids)
+        if self.in_flight != 1 or self.scheduled != num_known or self.total != num_known + 1:
+            return 0
+        return self.num_needed - num_known
 
     @property
     def is_complete(self) -> bool:
@@ -113,9 +127,23 @@ class Request:
         self.total = total + 1
         return True
 
+    def launch_drafts(self, num_drafts: int) -> None:
+        """Count drafts behind the row just launched."""
+        assert 0 < num_drafts <= self.most_drafts and not self.num_drafts, self
+        self.num_drafts = num_drafts
+        self.scheduled += num_drafts
+        self.total += num_drafts
+
     def apply(self, start: int, num_tokens: int, token_ids: tuple[int, ...]) -> None:
-        """Count a launched row as computed and append what it sampled."""
+        """Count a launched row as computed and append what it sampled. Of a row with drafts, one position counts for
+        each id: those of rejected drafts are computed again."""
         assert start == self.computed, f"row at {start} applied, {self.computed} computed"
+        if self.num_drafts:
+            num_tokens = len(token_ids)
+            assert 1 <= num_tokens <= self.num_drafts + 1, self
+            self.num_drafts = 0
+            self.scheduled = self.computed + num_tokens
+            self.total = len(self.ids) + num_tokens
         self.computed = computed = self.computed + num_tokens
         self.ids.extend(token_ids)
         assert computed <= self.scheduled and computed <= len(self.ids) <= self.total, self

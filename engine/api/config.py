@@ -13,7 +13,7 @@ import msgspec
 
 from inferd.engine.api.errors import CapacityError, ConfigError
 from inferd.engine.api.machine.cpu import Machine
-from inferd.engine.api.memory.activations import Workload
+from inferd.engine.api.memory.activations import Workload, most_draws
 from inferd.engine.api.memory.capacity import (
     MIN_MODEL_LEN,
     longest_context,
@@ -52,6 +52,9 @@ from inferd.engine.api.served import (
 )
 from inferd.engine.arch.description import Arch
 
+Speculative = Literal["none", "ngram", "suffix", "auto"]
+"""What guesses tokens: nothing, what the request repeats of itself, that and earlier answers, or what suits the device.
+"""
 BLOCK_SIZES = (16, 32, 64, 128)
 AUTO_BLOCK_SIZE = 32
 AUTO_MAX_NUM_BATCHED_TOKENS = 256
@@ -129,6 +132,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     results differ from those of one process."""
     standby: bool = False
     """Whether a standby process waits to take the engine's place."""
+    speculative: Speculative = "none"
+    """What guesses tokens for steps to verify."""
+
+    @property
+    def most_draws(self) -> int:
+        """Most tokens that a step draws."""
+        assert self.max_num_seqs is not None
+        return most_draws(self.max_num_seqs, speculates=self.speculative != "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +177,8 @@ def resolve(
     deterministic, why = deterministic_on(config.deterministic, device)
     if deterministic != config.deterministic:
         chosen["deterministic"] = (deterministic, why)
+    if config.speculative == "auto":
+        chosen["speculative"] = _speculative_on(device)
     if config.tensor_parallel_size > 1:
         chosen |= _exchange(config, device, deterministic=deterministic)
     if deterministic and device == "cuda" and dtype[0] == "float32":
@@ -226,6 +239,13 @@ def precision_of(config: EngineConfig) -> Precision:
     return Precision(config.dtype, config.quantization, kv_cache, config.weights_dtype)
 
 
+def _speculative_on(device: Literal["cpu", "cuda"]) -> tuple[Speculative, str]:
+    """What "auto" means on a device, and why."""
+    if device == "cpu":
+        return "suffix", "tokens that repeat earlier ones are verified many at a time"
+    return "none", "no GPU has shown yet what it gains there"
+
+
 def _workload(config: EngineConfig, max_model_len: int | None) -> Workload:
     assert config.max_num_seqs is not None and config.max_num_batched_tokens is not None
     assert config.block_size is not None and max_model_len is not None
@@ -238,6 +258,7 @@ def _workload(config: EngineConfig, max_model_len: int | None) -> Workload:
         num_threads=max((config.num_threads or 1) // config.tensor_parallel_size, 1),
         has_standby=config.standby,
         num_ranks=config.tensor_parallel_size,
+        speculates=config.speculative != "none",
     )
 
 

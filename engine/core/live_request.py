@@ -80,6 +80,14 @@ class LiveRequest:
             return "length", None
         return ("error", None) if self.grammar_failure is not None else None
 
+    def until_end(self, result: RowResult) -> RowResult:
+        """The result of a row with drafts, without what it drew behind a token that ends the generation."""
+        num_output = self.request.num_output
+        for count, token_id in enumerate(result.token_ids, start=1):
+            if self.ends_with(token_id, num_output + count):
+                return result._replace(token_ids=result.token_ids[:count], logprobs=result.logprobs[:count])
+        return result
+
     def advance(self, token_ids: tuple[int, ...]) -> tuple[FinishReason | None, int | None]:
         """(finish reason, id that ended it) after the request was given `token_ids`; (None, None) if it goes on.
 

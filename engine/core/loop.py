@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from time import monotonic
 
 from inferd.engine.api.cost.step_cost import NO_WORK, StepWork, WorkModel
@@ -28,11 +28,12 @@ from inferd.engine.api.wire.messages import (
 )
 from inferd.engine.api.wire.params import ParamError
 from inferd.engine.core.live_request import LiveRequest, check_submit, request_of
-from inferd.engine.grammar.ports import WORD_BITS, GrammarError, Grammars, NoGrammars, PendingGrammar
+from inferd.engine.grammar.ports import WORD_BITS, Grammar, GrammarError, Grammars, NoGrammars, PendingGrammar
 from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.limits import Refusal
-from inferd.engine.sched.plan import RowStatus, StepPlan, StepResult, TokenMasks
+from inferd.engine.sched.plan import Row, RowStatus, StepPlan, StepResult, TokenMasks
 from inferd.engine.sched.scheduler import AppliedRow, Scheduler
+from inferd.engine.speculation.ports import LiveGuesser
 from inferd.engine.worker.executor import Executor, Handle
 
 _MODEL_STEPS = 64
@@ -69,8 +70,10 @@ class EngineCore:
         work: WorkModel = NO_WORK,
         grammars: Grammars | None = None,
         recorder: Recorder = NO_RECORDER,
+        guesses: LiveGuesser | None = None,
     ) -> None:
-        """`work`: cost of the model's steps. Without `grammars`, requests with a grammar are refused.
+        """`work`: cost of the model's steps. Without `grammars`, requests with a grammar are refused. `guesses`: what
+        the scheduler asks for drafts; it is told of every request.
 
         `recorder` is called before a step is launched and after its results have come.
         """
@@ -84,6 +87,7 @@ class EngineCore:
         self._work = work
         self._grammars = grammars or NoGrammars()
         self._recorder = recorder
+        self._guesses = guesses
         self._live: dict[str, LiveRequest] = {}
         self._compiling: dict[str, PendingGrammar] = {}
         """Grammars of live requests that the scheduler does not know yet."""
@@ -97,6 +101,8 @@ class EngineCore:
         """Prompt positions whose logits were computed to report their logprobs."""
         self._last_end_s = 0.0
         """Time at which the newest result came."""
+        self._schedule_duration_s = 0.0
+        """Time that the newest plan took."""
         self._step_model = StepModel()
         """State of the step-time model, updated every `_MODEL_STEPS` steps."""
 
@@ -148,7 +154,7 @@ class EngineCore:
             live = self._live.pop(request_id, None)
             if live is not None:
                 if self._compiling.pop(request_id, None) is None:
-                    self._scheduler.finish(live.request)
+                    self._finish(live)
                 self._outbox.append(live.delta("abort"))
 
     def reset_prefix_cache(self) -> None:
@@ -169,14 +175,20 @@ class EngineCore:
         """
         self._queue_compiled(now)
         self._shed(now)
+        output = None
+        if self._scheduler.awaits_results:
+            output = self._complete()
+            now = max(now, self._last_end_s)
         started_s = self._clock()
         plan = self._scheduler.schedule(now)
-        schedule_duration_s = self._clock() - started_s
+        self._schedule_duration_s = self._clock() - started_s
         if plan is not None:
             self._launch(plan)
             self._draw_next()
+        if output is not None:
+            return output
         if self._launched and (plan is None or len(self._launched) > self._depth):
-            output = self._complete(schedule_duration_s)
+            output = self._complete()
             self._draw_next()
             return output
         return self.flush()
@@ -239,6 +251,9 @@ class EngineCore:
             self._scheduler.add(live.request, now)
         except Refusal as refusal:
             self._refuse(live, _failure_of(refusal))
+            return
+        if self._guesses is not None:
+            self._guesses.open(live.request, live.grammar)
 
     def _shed(self, now: float) -> None:
         """Refuse the waiting requests that can no longer make their TTFT target."""
@@ -268,6 +283,8 @@ class EngineCore:
     def _refuse(self, live: LiveRequest, failure: Failure) -> None:
         """End a request that the scheduler does not know."""
         del self._live[live.request.request_id]
+        if self._guesses is not None:
+            self._guesses.close(live.request)
         self._outbox.append(live.delta("error", failure=failure))
 
     # -- the device ----------------------------------------------------------------------------------------------------
@@ -276,12 +293,24 @@ class EngineCore:
         for admission in plan.admissions:
             self._by_slot[admission.slot] = self._live[admission.request_id]
         awaits_masks = any(row.samples and self._by_slot[row.slot].grammar is not None for row in plan.rows)
-        _, starts, counts, samples = zip(*plan.rows, strict=True)
-        work = self._work.step(starts, counts, sum(samples))
-        rows = [(self._by_slot[slot].tag, start + count) for slot, start, count, _ in plan.rows]
+        work = self._work_of(plan)
+        rows = [(self._by_slot[row.slot].tag, row.start + row.num_tokens) for row in plan.rows]
         self._recorder.launched(plan.step_id, rows, work)
         handle = self._executor.launch(plan, awaits_masks=awaits_masks)
         self._launched.append(_Launched(plan, handle, work, awaits_masks))
+
+    def _work_of(self, plan: StepPlan, num_scored: int = 0) -> StepWork:
+        """Work of a step that also computes the logits of `num_scored` prompt positions. Drafts are decodes."""
+        starts, counts, num_logits = list[int](), list[int](), num_scored
+        for row in plan.rows:
+            num_logits += row.num_draws
+            if row.draft_ids:
+                starts += range(row.start, row.start + row.num_tokens)
+                counts += [1] * row.num_tokens
+            else:
+                starts.append(row.start)
+                counts.append(row.num_tokens)
+        return self._work.step(starts, counts, num_logits)
 
     def _draw_next(self) -> None:
         """Let the oldest launched step draw its tokens: all that earlier steps drew is known."""
@@ -291,25 +320,32 @@ class EngineCore:
             launched.awaits_masks = False
 
     def _masks_of(self, plan: StepPlan) -> TokenMasks:
-        """Masks of the rows in a plan that are under a grammar and have not ended."""
-        bound = [
-            (index, live.grammar)
-            for index, row in enumerate(plan.rows)
-            if row.samples and (live := self._by_slot[row.slot]).grammar is not None and self._is_live(live)
-        ]
+        """Masks of the draws in a plan that are under a grammar and whose requests have not ended."""
+        draws, bound, num_draws = list[int](), list[tuple[Grammar, Row]](), 0
+        for row in plan.rows:
+            live = self._by_slot[row.slot]
+            if row.samples and live.grammar is not None and self._is_live(live):
+                bound.append((live.grammar, row))
+                draws += range(num_draws, num_draws + row.num_draws)
+            num_draws += row.num_draws
         num_words = -(-self._vocab_size // WORD_BITS)
-        words = array("I", bytes(4 * num_words * len(bound)))
-        for place, (_, grammar) in enumerate(bound):
-            assert grammar is not None
-            grammar.fill(words, place * num_words)
-        return TokenMasks(tuple(index for index, _ in bound), words)
+        words, first_word = array("I", bytes(4 * num_words * len(draws))), 0
+        for grammar, row in bound:
+            grammar.fill(words, first_word)
+            for draft_id in row.draft_ids:
+                first_word += num_words
+                grammar.accept((draft_id,))
+                grammar.fill(words, first_word)
+            grammar.rollback(len(row.draft_ids))
+            first_word += num_words
+        return TokenMasks(tuple(draws), words)
 
     def _is_live(self, live: LiveRequest) -> bool:
         return self._live.get(live.request.request_id) is live
 
     # -- out -----------------------------------------------------------------------------------------------------------
 
-    def _complete(self, schedule_duration_s: float) -> StepOutput:
+    def _complete(self) -> StepOutput:
         """Wait for the oldest launched step, apply it, and report it."""
         launched = self._launched.popleft()
         plan, result = launched.plan, launched.handle.wait()
@@ -319,13 +355,12 @@ class EngineCore:
         self._num_steps += 1
         num_scored = self._num_scored
         own_s, predicted_s = min(result.duration_s, now - last_end_s), self._scheduler.latency.next_predicted_s
-        deltas = self._apply(result, Timing(now, own_s))
+        deltas = self._apply(self._until_ends(plan, result), Timing(now, own_s))
         if self._num_steps % _MODEL_STEPS == 1:
             self._step_model = self._describe_model()
         work, num_scored = launched.work, self._num_scored - num_scored
         if num_scored:
-            _, starts, counts, samples = zip(*plan.rows, strict=True)
-            work = self._work.step(starts, counts, sum(samples) + num_scored)
+            work = self._work_of(plan, num_scored)
         return StepOutput(
             deltas=(*self._take_outbox(), *deltas),
             stats=self.stats(),
@@ -338,7 +373,7 @@ class EngineCore:
             step_flops=work.flops,
             step_bytes=work.num_bytes,
             step_predicted_s=predicted_s,
-            schedule_duration_s=schedule_duration_s,
+            schedule_duration_s=self._schedule_duration_s,
         )
 
     def _describe_model(self) -> StepModel:
@@ -352,6 +387,16 @@ class EngineCore:
             error_p95=error_p95,
             prefill_tokens_per_s=self._scheduler.prefill_pace().tokens_per_s,
         )
+
+    def _until_ends(self, plan: StepPlan, result: StepResult) -> StepResult:
+        """The result without tokens that rows with drafts drew behind the end of their request."""
+        if not plan.has_drafts:
+            return result
+        rows = [
+            self._by_slot[row.slot].until_end(drawn) if row.draft_ids else drawn
+            for row, drawn in zip(plan.rows, result.rows, strict=True)
+        ]
+        return replace(result, rows=tuple(rows))
 
     def _apply(self, result: StepResult, timing: Timing) -> list[Delta]:
         deltas: list[Delta] = []
@@ -392,7 +437,13 @@ class EngineCore:
 
     def _end(self, live: LiveRequest, *, forget_blocks: bool = False) -> None:
         del self._live[live.request.request_id]
+        self._finish(live, forget_blocks=forget_blocks)
+
+    def _finish(self, live: LiveRequest, *, forget_blocks: bool = False) -> None:
+        """Let go of a request that the scheduler knows."""
         self._scheduler.finish(live.request, forget_blocks=forget_blocks)
+        if self._guesses is not None:
+            self._guesses.close(live.request)
 
     def _take_outbox(self) -> tuple[Delta, ...]:
         deltas = tuple(self._outbox)

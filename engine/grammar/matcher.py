@@ -38,9 +38,16 @@ class MatchedGrammar:
                 self._fail()
                 return
 
+    def forced(self) -> list[int]:
+        return [] if self.failure else self._matcher.compute_ff_tokens()
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        ends = {*self._eos_ids, *self._end_ids}
+        most = next((place for place, token_id in enumerate(token_ids) if token_id in ends), len(token_ids))
+        return 0 if self.failure else self._matcher.validate_tokens(list(token_ids[:most]))
+
     def rollback(self, num_tokens: int) -> None:
-        """Remove the last tokens accepted: drafts that were rejected."""
-        if not self._matcher.rollback(num_tokens):
+        if num_tokens and not self._matcher.rollback(num_tokens):
             self._fail()
 
     def fill(self, words: array[int], first_word: int) -> None:

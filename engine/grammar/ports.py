@@ -39,6 +39,18 @@ class Grammar(Protocol):
         """Follow tokens that were drawn."""
         ...
 
+    def forced(self) -> list[int]:
+        """The tokens of the text that must come next, as the tokenizer writes it; the text may be drawn as others."""
+        ...
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """Number of leading tokens that may be drawn one after the other, without one that ends the request."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Remove the last tokens accepted."""
+        ...
+
     def fill(self, words: array[int], first_word: int) -> None:
         """Write the mask of the next token into `words` from `first_word` on, rounded up to whole words."""
         ...

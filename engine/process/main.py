@@ -49,6 +49,7 @@ from inferd.engine.process.step_watch import StepWatch
 from inferd.engine.sched.latency.step_time import Coefficients, Seed
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
+from inferd.engine.speculation.guesses import Guesses
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.followers import Followers
 from inferd.engine.worker.load import load_worker
@@ -158,7 +159,9 @@ def build(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=ready.max_model_len,
+        max_draws=config.most_draws,
     )
+    guesses = None if config.speculative == "none" else Guesses(looks_at_answers=config.speculative == "suffix")
     cache = KVCache(
         ready.num_blocks,
         ready.block_size,
@@ -169,13 +172,14 @@ def build(
     work = WorkModel.of(worker.arch, precision_of(config), ready.max_model_len)
     decode, chunked = work.seconds(ready.peaks)
     core = EngineCore(
-        Scheduler(limits, cache, Seed(Coefficients(*decode), Coefficients(*chunked))),
+        Scheduler(limits, cache, Seed(Coefficients(*decode), Coefficients(*chunked)), guesses),
         ThreadExecutor(worker, thread),
         vocab_size=ready.vocab_size,
         clock=time.monotonic,
         work=work,
         grammars=GrammarThread(Path(config.model_path), ready.vocab_size),
         recorder=StepWatch(flight, heartbeat, ready.peaks),
+        guesses=guesses,
     )
     return core, ready
 

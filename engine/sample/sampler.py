@@ -115,6 +115,10 @@ class Sampler:
         self._options.admit(slot, params)
         self._rules.admit(slot, Admitted(params, token_ids, num_prompt), is_recorded=is_plain(params))
 
+    def has_rules(self, slot: int) -> bool:
+        """Whether tokens before a draw change its logits, or options do."""
+        return self._rules.has_rules(slot)
+
     def is_plain(self, slot: int) -> bool:
         """Whether `draw` does all that `sample` does for the slot's row."""
         return is_plain(self._params_of(slot))
@@ -132,12 +136,20 @@ class Sampler:
         return token_ids, rules.record(token_ids, is_none, status, slots, positions)
 
     def sample(
-        self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], masks: Masks | None = None
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        masks: Masks | None = None,
+        draft_ids: Sequence[int] = (),
     ) -> SampleResult:
         """Draw one token per row and record it. logits [R, V] fp32, raw, left unchanged.
 
-        `slots[r]` is row r's slot; slots differ. `positions[r]` is the absolute position of the token to be drawn.
-        `masks` hold the tokens that rows under a grammar may draw.
+        `slots[r]` is row r's slot. `positions[r]` is the absolute position of the token to be drawn. `masks` hold the
+        tokens that rows under a grammar may draw.
+
+        If a slot has several rows, they follow each other, and `draft_ids[r]` is the token that row r must draw for the
+        next one to hold. Rows behind one that draws another have no meaning, and are not recorded.
         """
         assert logits.dtype == torch.float32 and logits.shape == (len(slots), self._vocab_size)
         asked = [self._params_of(slot) for slot in slots]
@@ -154,18 +166,72 @@ class Sampler:
             chosen = logits[rows]
             if masks is not None:
                 masks.among(special).apply(chosen)
-            token_ids[rows], is_empty[rows] = self._draw(chosen, *_at(special, is_sampled, slots, positions))
+            sampled_of, slots_of, positions_of = _at(special, is_sampled, slots, positions)
+            rounds = self._rounds(slots_of)
+            if len(rounds) == 1:
+                token_ids[rows], is_empty[rows] = self._draw(chosen, sampled_of, slots_of, positions_of)
+            else:
+                drafts = self._tensor([draft_ids[row] for row in special])
+                token_ids[rows], is_empty[rows] = self._draw_in_rounds(
+                    chosen, sampled_of, slots_of, positions_of, drafts, rounds
+                )
         return SampleResult(token_ids, is_failed, is_empty, *self._logprobs(logits, token_ids, asked))
 
     def prompt_logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
         """Logprobs of the prompt's tokens `token_ids` [N], from logits [N, V] of the positions before them."""
         return logprobs_of(logits, token_ids, [num_top] * logits.shape[0])
 
-    def _draw(
-        self, logits: Tensor, is_sampled: Sequence[bool], slots: Sequence[int], positions: Sequence[int]
+    def _rounds(self, slots: Sequence[int]) -> list[list[int]]:
+        """The rows in the order in which they may be drawn: those of a slot with rules one after the other, because a
+        token changes the logits of the next."""
+        rounds: list[list[int]] = [[]]
+        num_before: dict[int, int] = {}
+        for row, slot in enumerate(slots):
+            number = num_before.get(slot, 0) if self._rules.has_rules(slot) else 0
+            num_before[slot] = number + 1
+            if number == len(rounds):
+                rounds.append([])
+            rounds[number].append(row)
+        return rounds
+
+    def _draw_in_rounds(
+        self,
+        logits: Tensor,
+        is_sampled: Sequence[bool],
+        slots: Sequence[int],
+        positions: Sequence[int],
+        drafts: Tensor,
+        rounds: Sequence[Sequence[int]],
     ) -> tuple[Tensor, Tensor]:
-        """(ids, whether there is none) of rows with rules or a temperature. Overwrites `logits`."""
+        """As `_draw`. In each round only rows count whose drafts were drawn in the rounds before."""
+        token_ids = torch.zeros(len(slots), dtype=torch.int64, device=self._device)
+        is_none = torch.zeros(len(slots), dtype=torch.bool, device=self._device)
+        holds = torch.ones(len(slots), dtype=torch.bool, device=self._device)
+        for number, round_rows in enumerate(rounds):
+            rows = self._tensor(round_rows)
+            if number:
+                before = rows - 1
+                holds[rows] = holds[before] & (token_ids[before] == drafts[before]) & ~is_none[before]
+            sampled_of, slots_of, positions_of = _at(round_rows, is_sampled, slots, positions)
+            drawn = self._draw(logits[rows], sampled_of, slots_of, positions_of, holds[rows])
+            token_ids[rows], is_none[rows] = drawn
+        return token_ids, is_none
+
+    def _draw(
+        self,
+        logits: Tensor,
+        is_sampled: Sequence[bool],
+        slots: Sequence[int],
+        positions: Sequence[int],
+        holds: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """(ids, whether there is none) of rows with rules or a temperature. Overwrites `logits`.
+
+        Rules see and record only the rows that `holds`, [R] bool; None: all.
+        """
         rules, slot_of, position_of = self._rules, self._tensor(slots), self._tensor(positions)
+        if holds is not None:
+            slot_of = slot_of.masked_fill(~holds, -1)
         status = rules.apply_all(logits, slots, slot_of, position_of)
         token_ids, is_none = self._choose(logits, is_sampled, slots, positions)
         rules.record_all(token_ids, is_none, status, slots, slot_of, position_of)

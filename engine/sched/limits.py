@@ -20,6 +20,8 @@ class SchedulerConfig:
     max_num_batched_tokens: int
     """Most tokens of one step."""
     max_model_len: int
+    max_draws: int = 0
+    """Most tokens that a step with drafts draws, accepted or not."""
     ageing_s: float = 10.0
     """Seconds of waiting that are worth one level of priority."""
     watermark: float = 0.01

@@ -14,6 +14,7 @@ Types with one instance per row are named tuples. A step makes 256 of them, in 0
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -49,12 +50,29 @@ class Row(NamedTuple):
     If `samples` is true, the row ends at the last token that exists, and a token is drawn for position `start +
     num_tokens`. The previous step may have sampled the id at `start` without the host having seen it. The worker then
     takes the id from its slot.
+
+    A row with k drafts computes one token that exists and then the drafts: `num_tokens` is 1 + k. A token is drawn
+    behind each of them. A draft is accepted if it equals the token drawn at its position and those before it were.
     """
 
     slot: int
     start: int
     num_tokens: int
     samples: bool
+    draft_ids: tuple[int, ...] = ()
+    """Guessed ids of the positions from `start + 1` on."""
+
+    @property
+    def num_draws(self) -> int:
+        """Tokens that the row draws, one behind the other, those behind rejected drafts included."""
+        return 1 + len(self.draft_ids) if self.samples else 0
+
+    def accepted(self, drawn: Sequence[int]) -> int:
+        """Number of leading tokens of `drawn` that hold: each follows drafts that equal the tokens before it."""
+        for count, (draft, token_id) in enumerate(zip(self.draft_ids, drawn, strict=False), start=1):
+            if draft != token_id:
+                return count
+        return len(drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +88,20 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
 
+    @property
+    def has_drafts(self) -> bool:
+        return any(row.draft_ids for row in self.rows)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """The tokens that some rows of a step may draw. The other rows may draw any."""
+    """The tokens that may be drawn at some draws of a step. Any may be drawn at the others."""
 
-    rows: tuple[int, ...]
-    """Indices into `StepPlan.rows`, ascending."""
+    draws: tuple[int, ...]
+    """Indices of these draws, ascending. A step's draws are numbered over its rows, `Row.num_draws` for each."""
     words: array[int]
-    """Unsigned 32-bit words, the same number for each of `rows`, in their order. Bit i of word w allows token 32 w + i.
-    """
+    """Unsigned 32-bit words, the same number for each of `draws`, in their order. Bit i of word w allows token
+    32 w + i."""
 
 
 NO_MASKS = TokenMasks((), array("I"))
@@ -109,6 +131,8 @@ class RowResult(NamedTuple):
     """Result of one row. `token_ids` is empty if the row did not sample."""
 
     token_ids: tuple[int, ...] = ()
+    """The drawn token. For a row with drafts: one token more than accepted drafts, or fewer if a draw behind them
+    failed."""
     status: RowStatus = RowStatus.OK
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One per entry of `token_ids`, if requested."""

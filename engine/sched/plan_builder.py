@@ -22,9 +22,7 @@ class PlanBuilder:
 
     def add(self, entry: Entry, num_tokens: int) -> None:
         request, slot = entry.request, entry.slot
-        if entry.table.has_unsent:
-            for appended in entry.table.take_appended():
-                self.updates.append(TableUpdate(slot, *appended))
+        self._send_blocks(entry)
         start = request.scheduled
         self.budget.spend(start, num_tokens)
         if start < request.num_prompt <= start + num_tokens:
@@ -33,6 +31,19 @@ class PlanBuilder:
                 self.budget.end_by(request.scheduling.arrival_s + target_s)
         self.rows.append(Row(slot, start, num_tokens, request.launch(num_tokens)))
         self.entries.append(entry)
+
+    def add_drafts(self, index: int, draft_ids: tuple[int, ...]) -> None:
+        """Let row number `index` verify drafts. Its block table has the places."""
+        entry, row = self.entries[index], self.rows[index]
+        self._send_blocks(entry)
+        self.budget.spend_drafts(len(draft_ids))
+        entry.request.launch_drafts(len(draft_ids))
+        self.rows[index] = row._replace(num_tokens=row.num_tokens + len(draft_ids), draft_ids=draft_ids)
+
+    def _send_blocks(self, entry: Entry) -> None:
+        if entry.table.has_unsent:
+            for appended in entry.table.take_appended():
+                self.updates.append(TableUpdate(entry.slot, *appended))
 
     def finish(self, step_id: int) -> StepPlan:
         return StepPlan(step_id, tuple(self.admissions), tuple(self.updates), tuple(self.rows))

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
+from inferd.engine.sched.drafting import Drafting
 from inferd.engine.sched.entry import NO_SLOT, Entry, State, rank_of
 from inferd.engine.sched.fairness.fair import Shares
 from inferd.engine.sched.fairness.queue import FairQueue
 from inferd.engine.sched.latency.forecast import Forecast
 from inferd.engine.sched.latency.policy import LatencyPolicy, Pace, Timing
-from inferd.engine.sched.latency.step_time import UNKNOWN, Seed
+from inferd.engine.sched.latency.step_time import UNKNOWN, Seed, StepLoad
 from inferd.engine.sched.latency.ttft_estimate import too_late
 from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
 from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepPlan, StepResult
@@ -29,6 +30,7 @@ from inferd.engine.sched.shared_prefix import SharedPrefixGroups, prefix_key_of
 from inferd.engine.sched.slots import SlotTable
 from inferd.engine.sched.suspects import SuspectQueue, num_to_clear
 from inferd.engine.sched.watermark import Watermark
+from inferd.engine.speculation.ports import MOST_DRAFTS, Guesser
 
 
 class AppliedRow(NamedTuple):
@@ -50,19 +52,33 @@ class SchedulerStats:
     """Hits of first admissions only: a resumed request that finds its own blocks is not counted."""
     num_shed: int = 0
     """Requests refused because their first token would have come too late."""
+    num_draft_rows: int = 0
+    """Rows with drafts."""
+    num_drafts: int = 0
+    accepted_drafts: list[int] = field(default_factory=lambda: [0] * MOST_DRAFTS)
+    """Accepted drafts, by their place in the row."""
+
+    def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        self.num_draft_rows += 1
+        self.num_drafts += num_drafts
+        for place in range(num_accepted):
+            self.accepted_drafts[place] += 1
 
 
 class Scheduler:
     """Owns every accepted request from `add` until its last launched row is applied."""
 
-    def __init__(self, config: SchedulerConfig, cache: KVCache, seed: Seed = UNKNOWN) -> None:
-        """`seed`: expected cost of steps before any was measured."""
+    def __init__(
+        self, config: SchedulerConfig, cache: KVCache, seed: Seed = UNKNOWN, guesser: Guesser | None = None
+    ) -> None:
+        """`seed`: expected cost of steps before any was measured. `guesser`: guesses tokens for rows to verify."""
         if cache.has_windows:
             assert config.max_num_batched_tokens <= cache.step_tokens, "steps carry more than the cache counts with"
         self.config = config
         self.stats = SchedulerStats()
         self._cache = cache
         self.latency = LatencyPolicy(config.max_num_batched_tokens, config.chunk_split, seed)
+        self._drafting = None if guesser is None else Drafting(guesser, self.latency.model, config.max_draws)
         self._now = 0.0
         """Time at which the newest step was planned."""
         self._entries: dict[Request, Entry] = {}
@@ -201,6 +217,14 @@ class Scheduler:
                 self._slots.stop_running(entry)
         self._slots.retire(entry)
 
+    @property
+    def awaits_results(self) -> bool:
+        """Whether the next step is better planned when all launched ones are applied: rows verify drafts, or should."""
+        if self._drafting is None or not self._launched:
+            return False
+        plan, _ = self._launched[-1]
+        return plan.has_drafts or self._drafting.is_worth_a_wait(self._running, StepLoad.of(plan.rows))
+
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None if nothing can run before a launched step is applied."""
         suspect = self._suspects.current()
@@ -252,6 +276,8 @@ class Scheduler:
             if may_start:
                 self._admit_waiting(builder, now)
         self._suspects.others_had_their_turn()
+        if self._drafting is not None:
+            self._drafting.add(builder)
         return builder, bool(prompts or len(self._waiting))
 
     def _build_decodes(self, decodes: list[Entry], now: float) -> PlanBuilder:
@@ -423,6 +449,10 @@ class Scheduler:
     def _apply_row(self, entry: Entry, row: Row, result: RowResult) -> None:
         request = entry.request
         request.apply(row.start, row.num_tokens, result.token_ids)
+        if row.draft_ids:
+            self.stats.count_drafts(len(row.draft_ids), len(result.token_ids) - 1)
+            if not self._shares.has_one_tenant:
+                self._shares.charge_accepted(entry)
         if row.start < request.num_prompt:
             self.stats.num_prompt_tokens += min(row.start + row.num_tokens, request.num_prompt) - row.start
         self._slots.has_computed(entry)

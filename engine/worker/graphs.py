@@ -1,10 +1,11 @@
 """Recorded decode steps: recorded once for each number of rows, then replayed with one call from Python, not hundreds.
 A GPU records all numbers of rows before it serves, a CPU records each when it is first needed.
 
-In a decode step every row computes one token and draws the next. Two such steps of equally many rows differ in slots
-and positions only. These are copied to a fixed tensor; with them the recording finds ids and block tables in `Slots`,
-seeds and temperatures in `Sampler`. A GPU's recording (a CUDA graph) goes on to the drawn ids in their slots. A CPU's
-recording (calls of C++ kernels) ends with the last hidden states.
+In a decode step every row computes one token and draws the next. A row with drafts is several such rows here, at
+positions one behind the other. Two such steps of equally many rows differ in slots and positions only. These are copied
+to a fixed tensor; with them the recording finds ids and block tables in `Slots`, seeds and temperatures in `Sampler`. A
+GPU's recording (a CUDA graph) goes on to the drawn ids in their slots. A CPU's recording (calls of C++ kernels) ends
+with the last hidden states.
 
 A device may record few numbers of rows, and pad steps of other numbers. A padding row has no slot, writes its KV to a
 block of its own, and its result is not read. The caller runs all other steps, and models that cannot be recorded.
@@ -137,12 +138,14 @@ class StepGraphs:
         sampler: Sampler,
         device: Device,
         *,
+        max_draws: int,
         is_deterministic: bool = True,
     ) -> None:
-        """Unless `is_deterministic`, a GPU may add up a row's keys in an order that depends on the other rows."""
+        """`max_draws`: most tokens that a step draws. Unless `is_deterministic`, a GPU may add up a row's keys in an
+        order that depends on the other rows."""
         self._is_deterministic = is_deterministic
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
-        sizes = device.row_buckets[: bisect_left(device.row_buckets, slots.num_slots) + 1]
+        sizes = device.row_buckets[: bisect_left(device.row_buckets, max_draws) + 1]
         self._recordings = Recordings("decode steps of {} rows", sizes, device, self._run)
         self._max_rows = sizes[-1]
         self._rows = torch.empty(2 * _width(self._max_rows), dtype=torch.int64, device=device.torch_device)
@@ -161,7 +164,7 @@ class StepGraphs:
         return self._recordings.refusal
 
     def decode(self, rows: Sequence[tuple[int, int]]) -> Decoded | None:
-        """Compute the tokens at each (slot, position); slots differ. Returns None, with nothing computed, if there is
+        """Compute the tokens at each (slot, position), which differ. Returns None, with nothing computed, if there is
         no recording for so many rows."""
         if self._device.records_all and not self._recordings.is_complete:
             self.record_all()

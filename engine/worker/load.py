@@ -117,6 +117,7 @@ def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner,
         device,
         is_deterministic=config.deterministic,
         max_step_tokens=config.max_num_batched_tokens,
+        max_draws=config.most_draws,
     )
     return runner, Loaded(weights_bytes, kv.num_bytes)
 
@@ -238,6 +239,7 @@ def _warmed_up(
             device,
             is_deterministic=config.deterministic,
             max_step_tokens=config.max_num_batched_tokens,
+            max_draws=config.most_draws,
             followers=followers,
         )
         recorded = runner.record_steps(log_progress(_recordings))

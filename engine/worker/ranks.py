@@ -52,9 +52,14 @@ class LeadingSampler(Sampler):
         return self._ranks.broadcast(token_ids), outcomes
 
     def sample(
-        self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], masks: Masks | None = None
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        masks: Masks | None = None,
+        draft_ids: Sequence[int] = (),
     ) -> SampleResult:
-        drawn = super().sample(logits, slots, positions, masks)
+        drawn = super().sample(logits, slots, positions, masks, draft_ids)
         self._ranks.broadcast(drawn.token_ids)
         return drawn
 
@@ -84,7 +89,12 @@ class FollowingSampler(Sampler):
         return token_ids, token_ids.clone()
 
     def sample(
-        self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], masks: Masks | None = None
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        masks: Masks | None = None,
+        draft_ids: Sequence[int] = (),
     ) -> SampleResult:
         token_ids = self._ranks.broadcast(torch.empty(len(slots), dtype=torch.int64, device=self._device))
         is_none = torch.zeros(len(slots), dtype=torch.bool, device=self._device)

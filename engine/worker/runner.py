@@ -43,6 +43,7 @@ from inferd.kernels.gpu import from_host
 _SCORED_ROWS = 32
 """Number of prompt positions whose logits exist at once: 256 with a vocabulary of 152,000 would take over a
 gigabyte."""
+_NO_DRAFT = -1
 _FAULTS = {FAILED: RowStatus.NUMERICAL_ERROR, EMPTY: RowStatus.NOTHING_TO_DRAW}
 
 
@@ -57,6 +58,15 @@ class _Computed(NamedTuple):
     """Index of a row in the plan -> its prompt logprobs."""
     pooled: Pooled | None = None
     """Pooled vectors of the rows that end a pooled prompt."""
+
+
+class _Draw(NamedTuple):
+    """One token to draw."""
+
+    slot: int
+    position: int
+    draft_id: int
+    """The draft that the row's next draw stands on; `_NO_DRAFT` if this is its last draw."""
 
 
 class _Drawn(NamedTuple):
@@ -82,14 +92,23 @@ class Runner:
         *,
         is_deterministic: bool = True,
         max_step_tokens: int = sys.maxsize,
+        max_draws: int = 0,
         followers: Followers | None = None,
     ) -> None:
         """Unless `is_deterministic`, a GPU may use other kernels for long chunks of a prompt than for short ones, and
-        cut a sequence's keys by what else is in the step. Steps have at most `max_step_tokens` tokens. `followers`:
-        other ranks, which run the same plans."""
+        cut a sequence's keys by what else is in the step. Steps have at most `max_step_tokens` tokens, and draw
+        at most `max_draws` if they verify drafts. `followers`: other ranks, which run the same plans."""
         self._is_deterministic, self._followers = is_deterministic, followers or Followers()
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
-        self._graphs = StepGraphs(decoder, kv, slots, sampler, device, is_deterministic=is_deterministic)
+        self._graphs = StepGraphs(
+            decoder,
+            kv,
+            slots,
+            sampler,
+            device,
+            max_draws=max(max_draws, slots.num_slots),
+            is_deterministic=is_deterministic,
+        )
         self._mixed = MixedGraphs(decoder, kv, slots, device, max_step_tokens, is_deterministic=is_deterministic)
         self._pooler = Pooler(slots)
 
@@ -145,6 +164,7 @@ class Runner:
             self._sampler.admit(admission.slot, admission.params, admission.token_ids, admission.num_prompt)
         for update in plan.table_updates:
             self._slots.extend_table(update)
+        self._slots.write_drafts(plan.rows)
         computed = self._decode(plan.rows) or self._compute(plan)
         step = _LaunchedStep(plan, started_s, computed, self._draw, self._device)
         if not awaits_masks:
@@ -152,10 +172,15 @@ class Runner:
         return step
 
     def _decode(self, rows: Sequence[Row]) -> _Computed | None:
-        """Run a step in which every row computes one token and draws the next, if such steps are recorded."""
-        if any(row.num_tokens > 1 or not row.samples for row in rows):
+        """Run a step in which every row computes one token and its drafts and draws behind each, if such steps are
+        recorded."""
+        if any(row.num_tokens != row.num_draws for row in rows):
             return None
-        decoded = self._graphs.decode([(row.slot, row.start) for row in rows])
+        # A recorded draw knows no order among its rows.
+        if self._device.records_all and any(row.draft_ids and self._sampler.has_rules(row.slot) for row in rows):
+            return None
+        tokens = [(row.slot, row.start + number) for row in rows for number in range(row.num_tokens)]
+        decoded = self._graphs.decode(tokens)
         return None if decoded is None else _Computed(decoded.logits, decoded.outcomes)
 
     def _compute(self, plan: StepPlan) -> _Computed:
@@ -167,7 +192,11 @@ class Runner:
                 plan, self._slots, self._kv.block_size, self._device, is_deterministic=self._is_deterministic
             )
             hidden = self._decoder.forward(batch.token_ids, batch.attention, self._kv.data, self._kv.scales)
-        last_tokens = [end - 1 for row, end in zip(plan.rows, first_tokens[1:], strict=True) if row.samples]
+        last_tokens = [
+            token
+            for row, end in zip(plan.rows, first_tokens[1:], strict=True)
+            for token in range(end - row.num_draws, end)
+        ]
         logits = None
         if last_tokens:
             logits = self._decoder.logits(hidden.index_select(0, self._device.to_device(last_tokens)))
@@ -184,32 +213,31 @@ class Runner:
         logits, outcomes = computed.logits, computed.outcomes
         if logits is None:
             return None
-        sampling = [index for index, row in enumerate(plan.rows) if row.samples]
-        rows = [plan.rows[index] for index in sampling]
-        masks = self._masks_of(token_masks, sampling)
+        draws = list(_draws_of(plan.rows))
+        masks = self._masks_of(token_masks)
         if outcomes is None:
-            return _Drawn(*self._sample(rows, logits, masks))
-        special = [index for index, row in enumerate(rows) if not self._sampler.is_plain(row.slot)]
+            return _Drawn(*self._sample(draws, logits, masks))
+        special = [index for index, draw in enumerate(draws) if not self._sampler.is_plain(draw.slot)]
         if not special:
             return _Drawn(outcomes, None, ())
         chosen = self._device.to_device(special)
         masks = None if masks is None else masks.among(special)
-        drawn = _Drawn(*self._sample([rows[index] for index in special], logits.index_select(0, chosen), masks))
+        drawn = _Drawn(*self._sample([draws[index] for index in special], logits.index_select(0, chosen), masks))
         outcomes.index_copy_(0, chosen, drawn.outcomes)
         return _Drawn(outcomes, drawn.logprobs, [special[place] for place in drawn.logprob_rows])
 
-    def _masks_of(self, masks: TokenMasks, sampling: Sequence[int]) -> Masks | None:
-        """The masks on the device, with their rows as indices into the sampling rows."""
-        if not masks.rows:
+    def _masks_of(self, masks: TokenMasks) -> Masks | None:
+        """The masks on the device."""
+        if not masks.draws:
             return None
-        words = torch.frombuffer(masks.words, dtype=torch.int32).view(len(masks.rows), -1)
-        return Masks(masks.rows, from_host(words, self._device.torch_device)).among(sampling)
+        words = torch.frombuffer(masks.words, dtype=torch.int32).view(len(masks.draws), -1)
+        return Masks(masks.draws, from_host(words, self._device.torch_device))
 
     def _sample(
-        self, rows: Sequence[Row], logits: Tensor, masks: Masks | None
+        self, draws: Sequence[_Draw], logits: Tensor, masks: Masks | None
     ) -> tuple[Tensor, Logprobs | None, Sequence[int]]:
-        slots, positions = [row.slot for row in rows], [row.start + row.num_tokens for row in rows]
-        drawn = self._sampler.sample(logits, slots, positions, masks)
+        slots, positions = [draw.slot for draw in draws], [draw.position for draw in draws]
+        drawn = self._sampler.sample(logits, slots, positions, masks, [draw.draft_id for draw in draws])
         self._slots.write_ids(self._device.to_device(slots), self._device.to_device(positions), drawn.token_ids)
         return drawn.outcomes, drawn.logprobs, drawn.logprob_rows
 
@@ -277,13 +305,35 @@ class _LaunchedStep:
         if self._drawn is not None and self._drawn.logprobs is not None:
             logprobs = dict(zip(self._drawn.logprob_rows, _entries(next(tables)), strict=True))
         results = [RowResult()] * len(self._plan.rows)
-        sampling = (index for index, row in enumerate(self._plan.rows) if row.samples)
-        for place, (index, outcome) in enumerate(zip(sampling, outcomes, strict=True)):
-            if outcome in _FAULTS:
-                results[index] = RowResult(status=_FAULTS[outcome])
-            else:
-                results[index] = RowResult((outcome,), logprobs=(logprobs[place],) if place in logprobs else ())
+        place = 0
+        for index, row in enumerate(self._plan.rows):
+            if row.samples:
+                drawn = outcomes[place : place + row.num_draws]
+                results[index] = _result_of(
+                    row, drawn, [logprobs[i] for i in range(place, place + len(drawn)) if i in logprobs]
+                )
+                place += row.num_draws
+        assert place == len(outcomes), f"{len(outcomes)} drawn, {place} planned"
         return results
+
+
+def _draws_of(rows: Sequence[Row]) -> Iterator[_Draw]:
+    """The draws of a step, in the order of its rows."""
+    for row in rows:
+        first = row.start + row.num_tokens - len(row.draft_ids)
+        for number in range(row.num_draws):
+            draft_id = row.draft_ids[number] if number < len(row.draft_ids) else _NO_DRAFT
+            yield _Draw(row.slot, first + number, draft_id)
+
+
+def _result_of(row: Row, drawn: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> RowResult:
+    """The result of a row's draws. One that failed behind accepted drafts is drawn again by the next step, so that it
+    fails alone."""
+    if drawn[0] in _FAULTS:
+        return RowResult(status=_FAULTS[drawn[0]])
+    count = next((place for place, outcome in enumerate(drawn) if outcome in _FAULTS), len(drawn))
+    count = row.accepted(drawn[:count])
+    return RowResult(tuple(drawn[:count]), logprobs=tuple(logprobs[:count]))
 
 
 def _entries(logprobs: Logprobs) -> tuple[TokenLogprobs, ...]:

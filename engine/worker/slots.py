@@ -6,13 +6,14 @@ step later. `Batch` holds one step's input tensors, all built from the plan's ro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.sched.plan import Admission, StepPlan, TableUpdate
+from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.device import Device
 from inferd.kernels.paged_attention import AttentionBatch
 
@@ -44,6 +45,14 @@ class Slots:
     def extend_table(self, update: TableUpdate) -> None:
         ids = self._device.to_device(update.block_ids, torch.int32)
         self.block_tables[update.group, update.slot, update.first : update.first + len(update.block_ids)] = ids
+
+    def write_drafts(self, rows: Sequence[Row]) -> None:
+        """Put drafts at their positions. The tokens that are drawn overwrite them."""
+        for row in rows:
+            if row.draft_ids:
+                first = row.start + 1
+                drafts = self._device.to_device(row.draft_ids)
+                self.token_ids[row.slot, first : first + len(row.draft_ids)] = drafts
 
     def params(self, slot: int) -> SamplingParams:
         return self._admitted(slot).params

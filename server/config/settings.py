@@ -18,6 +18,7 @@ from pydantic import PrivateAttr, SecretStr, ValidationError, field_validator, m
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from inferd.engine.api.config import Speculative
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.memory.precision import KVCache
 from inferd.server.config.fields import (
@@ -156,6 +157,12 @@ class Settings(BaseSettings):
     )
     max_num_batched_tokens: Annotated[int | None, Auto, Number] = setting(
         None, "Maximum number of tokens in one step.", panel=_ENGINE, ge=1
+    )
+    speculative: Speculative = setting(
+        "none",
+        "Guess tokens from what a request repeats of itself (ngram), and of recent answers too (suffix). Steps verify "
+        "them: they change no token. auto is suffix on a CPU, and none on a GPU.",
+        panel=_ENGINE,
     )
     standby: bool = setting(
         False, "Keep a second engine process ready, which replaces the first if that dies.", panel=_ENGINE

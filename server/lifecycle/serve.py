@@ -117,6 +117,7 @@ def read_model(settings: Settings) -> StartupReport:
         num_threads=settings.num_threads,
         tensor_parallel_size=settings.tensor_parallel_size,
         standby=settings.standby,
+        speculative=settings.speculative,
     )
     config, memory, decisions = resolve(asked, facts, machine)
     for decision in decisions:

@@ -31,7 +31,12 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine.api": ("inferd.engine.arch", "msgspec", "zmq", "huggingface_hub", "pynvml"),
     "engine.request": ("inferd.engine.api.wire.params",),
     "engine.cache": ("inferd.engine.request", "inferd.engine.arch.paging"),
-    "engine.sched": ("inferd.engine.request", "inferd.engine.cache", "inferd.engine.api.wire.params"),
+    "engine.sched": (
+        "inferd.engine.request", "inferd.engine.cache", "inferd.engine.api.wire.params",
+        "inferd.engine.speculation.ports",
+    ),
+    "engine.speculation.ports": ("inferd.engine.request", "inferd.engine.grammar.ports"),
+    "engine.speculation": ("inferd.engine.request", "inferd.engine.grammar.ports", "inferd.engine.api"),
     "engine.grammar.ports": (),
     "engine.grammar": ("inferd.engine.api", "llguidance"),
     "engine.core.live_request": (
@@ -39,14 +44,14 @@ RULES: dict[str, tuple[str, ...]] = {
     ),
     "engine.core": (
         "inferd.engine.sched", "inferd.engine.cache", "inferd.engine.request", "inferd.engine.grammar.ports",
-        "inferd.engine.api", "inferd.engine.worker.executor",
+        "inferd.engine.api", "inferd.engine.worker.executor", "inferd.engine.speculation.ports",
     ),
     "engine.process.boot": ("inferd.engine.process.main", "inferd.engine.api.process.garbage"),
     "engine.process.step_watch": ("inferd.engine.api",),
     "engine.process.standby": ("inferd.engine.api",),
     "engine.process": (
         "inferd.engine.core", "inferd.engine.grammar", "inferd.engine.api", "inferd.engine.sched",
-        "inferd.engine.cache", "inferd.engine.worker", "msgspec", "zmq",
+        "inferd.engine.cache", "inferd.engine.worker", "inferd.engine.speculation", "msgspec", "zmq",
     ),
     "engine.worker.executor": ("inferd.engine.sched.plan",),
     "engine.worker.followers": ("inferd.engine.sched.plan", "inferd.engine.api", "msgspec"),
@@ -65,7 +70,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "kernels": ("torch", "triton", "cudnn", "flash_attn", "flash_attn_interface"),
 }  # fmt: skip
 
-PURE = ("engine.arch", "engine.request", "engine.cache", "engine.sched")
+PURE = ("engine.arch", "engine.request", "engine.cache", "engine.sched", "engine.speculation")
 """Packages that may not import clocks, randomness or input and output from the standard library."""
 
 IMPURE_MODULES = {"time", "random", "secrets", "datetime", "socket", "asyncio", "threading", "subprocess", "uuid", "io"}

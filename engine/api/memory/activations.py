@@ -57,6 +57,15 @@ _CUT_BYTES = 5
 """Bytes of a token of such a row, rounded up."""
 
 
+SPECULATIVE_DRAWS = 32
+"""Tokens that a step may draw if it verifies guesses, however few requests run."""
+
+
+def most_draws(num_seqs: int, *, speculates: bool) -> int:
+    """Most tokens that a step of at most `num_seqs` requests draws."""
+    return max(num_seqs, SPECULATIVE_DRAWS) if speculates else num_seqs
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """The largest load that the engine must hold at once."""
@@ -75,6 +84,13 @@ class Workload:
     """Whether a standby process waits beside the engine."""
     num_ranks: int = 1
     """Number of processes that share the model."""
+    speculates: bool = False
+    """Whether steps verify guessed tokens."""
+
+    @property
+    def num_draws(self) -> int:
+        """Most tokens that a step draws."""
+        return most_draws(self.num_seqs, speculates=self.speculates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +191,7 @@ def _recorded(arch: Arch, precision: Precision, work: Workload) -> Formula:
     layers of decode steps and of steps with prompts, and sorted scores for top-k and top-p."""
     if work.device == "cpu":
         return NOTHING
-    num_rows = next((rows for rows in GPU_ROW_BUCKETS if rows >= work.num_seqs), GPU_ROW_BUCKETS[-1])
+    num_rows = next((rows for rows in GPU_ROW_BUCKETS if rows >= work.num_draws), GPU_ROW_BUCKETS[-1])
     width = term(3) * term(arch.hidden_size) + term(arch.qkv_size)
     width += term(3 if arch.has_gate else 2) * term(arch.intermediate_size)
     logits = term(2) * term(arch.vocab_size) * term(_FP32_BYTES, "B")
@@ -186,6 +202,6 @@ def _recorded(arch: Arch, precision: Precision, work: Workload) -> Formula:
 
 
 def _logits(arch: Arch, work: Workload) -> Formula:
-    num_rows = min(work.num_seqs, work.step_tokens)
+    num_rows = min(work.num_draws, work.step_tokens)
     copies = term(_LOGITS_COPIES, "copies") * term(_FP32_BYTES, "B")
     return term(num_rows, "rows") * term(arch.vocab_size) * copies

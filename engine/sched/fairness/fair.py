@@ -134,7 +134,7 @@ class Shares:
     def charge(self, entry: Entry, row: Row) -> None:
         """Charge a launched row to its tenant. Tokens that are computed again, and prefix hits, cost nothing."""
         request = entry.request
-        end = row.start + row.num_tokens
+        end = row.start + row.num_tokens - len(row.draft_ids)
         num_prompt = min(end, request.num_prompt) - max(row.start, entry.num_charged)
         cost = PROMPT_COST * num_prompt if num_prompt > 0 else 0.0
         if row.samples:
@@ -144,6 +144,14 @@ class Shares:
             entry.num_charged = end
         share = self._tenants[request.scheduling.tenant]
         share.served += cost / share.weight
+
+    def charge_accepted(self, entry: Entry) -> None:
+        """Charge the tokens that an applied row gave beyond its first: drafts that were accepted."""
+        num_more = len(entry.request.ids) - entry.num_charged
+        if num_more > 0:
+            entry.num_charged += num_more
+            share = self._tenants[entry.request.scheduling.tenant]
+            share.served += OUTPUT_COST * num_more / share.weight
 
     def in_order(self, entries: Iterable[Entry]) -> list[Entry]:
         """The entries in reverse order of preemption: the first is preempted last."""

@@ -41,6 +41,16 @@ class StepBudget:
         assert 0 < num_tokens <= self.num_tokens, f"{num_tokens} tokens spent of {self.num_tokens}"
         self.num_tokens -= num_tokens
 
+    @property
+    def seconds_left(self) -> float:
+        """Seconds that drafts may take."""
+        return inf
+
+    def spend_drafts(self, num_drafts: int) -> None:
+        """Take the drafts of a row out of the budget, when the rest of the step is planned."""
+        assert 0 < num_drafts <= self.num_tokens, f"{num_drafts} drafts spent of {self.num_tokens} tokens"
+        self.num_tokens -= num_drafts
+
     def end_by(self, due_s: float) -> None:
         """Make the step end by `due_s`, when a first token that it draws is due."""
 
@@ -60,6 +70,10 @@ class TimedBudget(StepBudget):
     taken_s: float = 0.0
     """Seconds that the rows so far take."""
     has_chunk: bool = False
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.left_s)
 
     def chunk(self, start: int, num_pending: int) -> int:
         most = min(num_pending, self.num_tokens)

@@ -41,9 +41,10 @@ class StepLoad(NamedTuple):
         if num_tokens == len(rows):
             return cls(num_tokens, sum([row.start for row in rows]), 0)
         context = pairs = 0
-        for _, start, count, _ in rows:
-            if count == 1:
-                context += start
+        for _, start, count, _, draft_ids in rows:
+            num_drafts = len(draft_ids)
+            if count == 1 + num_drafts:  # each draft is a decode behind one more token
+                context += count * start + num_drafts * count // 2
             else:
                 pairs += (2 * start + count) * count
         return cls(num_tokens, context, pairs)
