@@ -138,14 +138,14 @@ class StepGraphs:
         sampler: Sampler,
         device: Device,
         *,
-        max_draws: int,
+        max_draws: int = 0,
         is_deterministic: bool = True,
     ) -> None:
-        """`max_draws`: most tokens that a step draws. Unless `is_deterministic`, a GPU may add up a row's keys in an
+        """`max_draws`: most tokens that a step draws if it verifies drafts. Unless `is_deterministic`, a GPU may add up a row's keys in an
         order that depends on the other rows."""
         self._is_deterministic = is_deterministic
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
-        sizes = device.row_buckets[: bisect_left(device.row_buckets, max_draws) + 1]
+        sizes = device.row_buckets[: bisect_left(device.row_buckets, max(max_draws, slots.num_slots)) + 1]
         self._recordings = Recordings("decode steps of {} rows", sizes, device, self._run)
         self._max_rows = sizes[-1]
         self._rows = torch.empty(2 * _width(self._max_rows), dtype=torch.int64, device=device.torch_device)

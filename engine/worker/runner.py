@@ -101,13 +101,7 @@ class Runner:
         self._is_deterministic, self._followers = is_deterministic, followers or Followers()
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
         self._graphs = StepGraphs(
-            decoder,
-            kv,
-            slots,
-            sampler,
-            device,
-            max_draws=max(max_draws, slots.num_slots),
-            is_deterministic=is_deterministic,
+            decoder, kv, slots, sampler, device, max_draws=max_draws, is_deterministic=is_deterministic
         )
         self._mixed = MixedGraphs(decoder, kv, slots, device, max_step_tokens, is_deterministic=is_deterministic)
         self._pooler = Pooler(slots)
