@@ -332,12 +332,13 @@ class EngineCore:
         words, first_word = array("I", bytes(4 * num_words * len(draws))), 0
         for grammar, row in bound:
             grammar.fill(words, first_word)
-            for draft_id in row.draft_ids:
-                first_word += num_words
+            for number, draft_id in enumerate(row.draft_ids, start=1):
                 grammar.accept((draft_id,))
-                grammar.fill(words, first_word)
+                # No token may follow the end of the text, not even one that ends the answer.
+                if not grammar.is_finished:
+                    grammar.fill(words, first_word + number * num_words)
             grammar.rollback(len(row.draft_ids))
-            first_word += num_words
+            first_word += row.num_draws * num_words
         return TokenMasks(tuple(draws), words)
 
     def _is_live(self, live: LiveRequest) -> bool:

@@ -33,7 +33,7 @@ class _Kind(NamedTuple):
     """What the probability of a guessed id depends on."""
 
     length: int
-    """Ids that agree before it, guessed ones included: 2, 3, 4, 8 or 16 stand for themselves and those up to the
+    """Ids that agree before it, guessed ones included: 1, 2, 3, 4, 8 or 16 stand for themselves and those up to the
     next."""
     share: int
     """Quarters of the matches that go on with it."""
@@ -42,7 +42,7 @@ class _Kind(NamedTuple):
 
 
 _FORCED = _Kind(0, 0, is_forced=True)
-_LENGTHS = tuple(next(least for least in (16, 8, 4, 3, 2, 0) if least <= length) for length in range(LONGEST_MATCH + 1))
+_LENGTHS = tuple(next(least for least in (16, 8, 4, 3, 2, 1, 0) if least <= length) for length in range(LONGEST_MATCH + 1))
 
 
 class _Counts:
@@ -127,22 +127,41 @@ class Guesses:
     def _guess(self, guessed: _Guessed) -> None:
         known = guessed.request.ids
         guessed.at = len(known)
-        ids, kinds = list[int](), list[_Kind]()
-        if guessed.grammar is not None:
-            ids += guessed.grammar.forced()[:_MOST_IDS]
-            kinds += [_FORCED] * len(ids)
-        context = known[-LONGEST_MATCH:] + ids
         # The last pair is not indexed yet: it would match itself.
         guessed.index.update(len(known) - 1)
+        ids, kinds = list[int](), list[_Kind]()
+        if guessed.grammar is None:
+            kinds = self._extend(guessed, ids)
+        else:
+            kinds = self._extend_under(guessed.grammar, guessed, ids)
+        guessed.kinds = kinds
+        guessed.guess = self._with_odds(guessed, ids)
+
+    def _extend(self, guessed: _Guessed, ids: list[int]) -> list[_Kind]:
+        """Append to guessed `ids` what followed the same ids before, and return the kind of each id."""
+        known = guessed.request.ids
+        context = known[-LONGEST_MATCH:] + ids
         matches = guessed.index.matches(context)
         answers = self._answers.get(_owner_of(guessed.request)) if self._looks_at_answers else None
         if answers is not None:
             matches += answers.matches(context)
-        kinds += _continue(ids, matches, _MOST_IDS - len(ids), known)
-        if guessed.grammar is not None and ids:
-            del ids[guessed.grammar.num_allowed(ids) :]
-        guessed.kinds = kinds[: len(ids)]
-        guessed.guess = self._with_odds(guessed, ids)
+        return _continue(ids, matches, _MOST_IDS - len(ids), known)
+
+    def _extend_under(self, grammar: Grammar, guessed: _Guessed, ids: list[int]) -> list[_Kind]:
+        """As `_extend`, with what the grammar forces, and as far as it allows."""
+        kinds = list[_Kind]()
+        while len(ids) < _MOST_IDS and not grammar.is_finished:
+            first = len(ids)
+            ids += grammar.forced()[: _MOST_IDS - first]
+            kinds += [_FORCED] * (len(ids) - first)
+            kinds += self._extend(guessed, ids)
+            num_allowed = grammar.num_allowed(ids[first:])
+            del ids[first + num_allowed :], kinds[first + num_allowed :]
+            grammar.accept(ids[first:])
+            if not num_allowed:
+                break
+        grammar.rollback(len(ids))
+        return kinds
 
     def _with_odds(self, guessed: _Guessed, ids: list[int]) -> Guess:
         odds, chance = list[float](), 1.0

@@ -35,26 +35,30 @@ class Match(NamedTuple):
 class PairIndex:
     """The pairs of neighbours in a list of ids that only grows."""
 
-    __slots__ = ("_earlier", "_newest", "ids")
+    __slots__ = ("_earlier", "_newest", "_newest_alone", "ids")
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = ids
         self._newest: dict[tuple[int, int], int] = {}
         """Pair -> index of its second id, at its newest occurrence."""
+        self._newest_alone: dict[int, int] = {}
+        """Id -> index of its newest occurrence."""
         self._earlier = array("q", [_NOWHERE])
         """Index of the second id of a pair -> that of the occurrence before, for all indexed ids."""
 
     def update(self, end: int) -> None:
         """Index the ids before `end`, at most `_AT_ONCE` of them now and the rest later."""
-        ids, newest, earlier = self.ids, self._newest, self._earlier
+        ids, newest, newest_alone, earlier = self.ids, self._newest, self._newest_alone, self._earlier
         first = len(earlier)
         for i in range(first, min(end, first + _AT_ONCE)):
+            newest_alone[ids[i]] = i
             pair = (ids[i - 1], ids[i])
             earlier.append(newest.get(pair, _NOWHERE))
             newest[pair] = i
 
     def matches(self, context: Sequence[int]) -> list[Match]:
-        """Places before which the ids are the last ones of `context`: at least two agree. The newest comes first."""
+        """Places before which the ids are the last ones of `context`: at least two agree, or one if there is no such
+        place. The newest comes first."""
         ids, found = self.ids, list[Match]()
         if len(context) < 2:
             return found
@@ -66,6 +70,8 @@ class PairIndex:
                 length += 1
             found.append(Match(ids, place + 1, length))
             place = self._earlier[place]
+        if not found and (place := self._newest_alone.get(context[-1], _NOWHERE)) != _NOWHERE:
+            found.append(Match(ids, place + 1, 1))
         return found
 
 
