@@ -119,8 +119,8 @@ def _likeliest_first(candidates: Sequence[_Candidate]) -> list[tuple[float, int,
 
 
 def _with_places(entry: Entry, first: int, num_drafts: int) -> int:
-    """`num_drafts`, or as many as there are blocks for. Nobody is preempted for drafts."""
+    """`num_drafts`, or half as many and so on, until there are blocks for them. Nobody is preempted for drafts."""
     table = entry.table
-    if num_drafts and first + num_drafts > table.capacity and not table.extend(first + num_drafts):
-        return max(0, table.capacity - first)
+    while num_drafts and first + num_drafts > table.capacity and not table.extend(first + num_drafts):
+        num_drafts //= 2
     return num_drafts

@@ -42,7 +42,12 @@ class _Kind(NamedTuple):
 
 
 _FORCED = _Kind(0, 0, is_forced=True)
-_LENGTHS = tuple(next(least for least in (16, 8, 4, 3, 2, 1, 0) if least <= length) for length in range(LONGEST_MATCH + 1))
+_EXPECTED = {0: 0.8, 1: 0.2, 2: 0.4, 3: 0.5, 4: 0.65, 8: 0.85, 16: 0.95}
+"""Probability of a guess by `_Kind.length` before any was counted; 0: forced."""
+_EXPECTED_WEIGHT = 2.0
+_LENGTHS = tuple(
+    next(least for least in (16, 8, 4, 3, 2, 1, 0) if least <= length) for length in range(LONGEST_MATCH + 1)
+)
 
 
 class _Counts:
@@ -166,7 +171,7 @@ class Guesses:
     def _with_odds(self, guessed: _Guessed, ids: list[int]) -> Guess:
         odds, chance = list[float](), 1.0
         for kind in guessed.kinds:
-            expected = self._counts.odds(kind, 0.5, 2.0)
+            expected = self._counts.odds(kind, _EXPECTED[kind.length], _EXPECTED_WEIGHT)
             odds.append(guessed.counts.odds(kind, expected, _OWN_WEIGHT))
             chance *= odds[-1]
             if chance < _LEAST_CHANCE:

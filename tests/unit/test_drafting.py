@@ -1,0 +1,180 @@
+"""How many drafts a step verifies: as many as give more tokens a second, within its places, its time and its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
+from inferd.engine.cache.table import KVCache
+from inferd.engine.request import Request
+from inferd.engine.sched.latency.policy import Timing
+from inferd.engine.sched.latency.step_time import Coefficients, Seed
+from inferd.engine.sched.limits import SchedulerConfig
+from inferd.engine.sched.plan import RowResult, StepPlan, StepResult
+from inferd.engine.sched.scheduler import Scheduler
+from inferd.engine.speculation.ports import NO_GUESS, Guess
+
+MEMORY_BOUND = Coefficients(10e-3, 0.5e-3, 0.0)
+COMPUTE_BOUND = Coefficients(0.1e-3, 5e-3, 0.0)
+
+
+@dataclass
+class Given:
+    """Guesses by request id."""
+
+    guesses: dict[str, Guess] = field(default_factory=dict)
+
+    def guess(self, request: Request) -> Guess:
+        return self.guesses.get(request.request_id, NO_GUESS)
+
+
+def sure(*ids: int, odds: float = 0.95) -> Guess:
+    return Guess(ids, (odds,) * len(ids))
+
+
+def make(given: Given, costs: Coefficients = MEMORY_BOUND, *, num_blocks: int = 64, **limits: int) -> Scheduler:
+    chunked = Coefficients(costs.step_s, costs.token_s, costs.context_s, 0.0)
+    config = SchedulerConfig(
+        **{"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64, "max_draws": 32, **limits}
+    )
+    return Scheduler(config, KVCache(num_blocks, 4), Seed(costs, chunked), given)
+
+
+def start(scheduler: Scheduler, name: str, num_prompt: int = 5, max_tokens: int = 40, **scheduling: object) -> Request:
+    """A request that has drawn its first token."""
+    request = Request.create(
+        name,
+        tuple(range(num_prompt)),
+        SamplingParams(max_tokens=max_tokens, seed=0),
+        SchedulingParams(**scheduling),  # type: ignore[arg-type]
+        max_model_len=64,
+    )
+    scheduler.add(request)
+    return request
+
+
+def finish(scheduler: Scheduler, plan: StepPlan, drawn: dict[int, Sequence[int]] | None = None) -> None:
+    """Apply a step whose rows drew these ids, by index; else 7 for a row without drafts, and none of the drafts."""
+    rows = tuple(
+        RowResult(tuple((drawn or {}).get(index, (7,)))) if row.samples else RowResult()
+        for index, row in enumerate(plan.rows)
+    )
+    scheduler.apply(StepResult(plan.step_id, rows, 0.01))
+    scheduler.check()
+
+
+def planned(scheduler: Scheduler) -> StepPlan:
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    scheduler.check()
+    return plan
+
+
+def test_accepted_drafts_are_given_and_rejected_ones_computed_again() -> None:
+    given = Given()
+    scheduler = make(given)
+    request = start(scheduler, "a")
+    finish(scheduler, planned(scheduler))
+    given.guesses["a"] = sure(11, 12, 13)
+    plan = planned(scheduler)
+    (row,) = plan.rows
+    assert (row.start, row.num_tokens, row.draft_ids, row.num_draws) == (5, 4, (11, 12, 13), 4)
+    assert scheduler.awaits_results and scheduler.schedule(0.0) is None, "it is not known where its next row begins"
+    assert row.accepted((11, 12, 99, 14)) == 3 and row.accepted((9, 12, 13, 14)) == 1
+    assert row.accepted((11, 12, 13, 14)) == 4
+    finish(scheduler, plan, {0: (11, 12, 99)})
+    assert request.ids[-4:] == [7, 11, 12, 99] and request.computed == request.scheduled == 8
+    assert request.total == len(request.ids) == 9
+    given.guesses.clear()
+    assert planned(scheduler).rows[0].start == 8
+    stats = scheduler.stats
+    assert (stats.num_draft_rows, stats.num_drafts, stats.accepted_drafts[:3]) == (1, 3, [1, 1, 0])
+
+
+def test_no_draft_reaches_beyond_the_length() -> None:
+    given = Given({"a": sure(*range(10, 26))})
+    scheduler = make(given)
+    request = start(scheduler, "a", max_tokens=4)
+    (first,) = planned(scheduler).rows
+    assert not first.draft_ids, "a row of several tokens of a prompt verifies nothing"
+    scheduler.apply(StepResult(0, (RowResult((7,)),), 0.01))
+    plan = planned(scheduler)
+    assert plan.rows[0].num_draws == 3, "four tokens less the one that was drawn"
+    finish(scheduler, plan, {0: (10, 11, 12)})
+    assert request.is_complete and len(request.ids) == request.max_total
+
+
+@pytest.mark.parametrize(
+    ("costs", "odds", "num_drafts"),
+    [
+        (MEMORY_BOUND, 0.95, 15),
+        (MEMORY_BOUND, 0.5, 3),  # 0.125 gives more a second than the step with those before it, 0.0625 less
+        (MEMORY_BOUND, 0.02, 0),
+        (COMPUTE_BOUND, 0.95, 0),
+    ],
+)
+def test_drafts_are_those_that_pay(costs: Coefficients, odds: float, num_drafts: int) -> None:
+    given = Given()
+    scheduler = make(given, costs)
+    start(scheduler, "a")
+    finish(scheduler, planned(scheduler))
+    given.guesses["a"] = Guess(tuple(range(10, 26)), (odds,) * 16)
+    assert len(planned(scheduler).rows[0].draft_ids) == num_drafts
+
+
+def test_the_likeliest_drafts_are_taken_and_those_with_a_target_before() -> None:
+    given = Given()
+    scheduler = make(given, max_draws=8)
+    for name, target_s in (("a", None), ("b", None), ("c", 60.0)):
+        start(scheduler, name, tpot_target_s=target_s)
+    finish(scheduler, planned(scheduler), {0: (7,), 1: (7,), 2: (7,)})
+    given.guesses = {"a": sure(*range(10, 20), odds=0.6), "b": sure(*range(10, 20)), "c": sure(10, 11, odds=0.3)}
+    plan = planned(scheduler)
+    num_drafts = {
+        entry.request.request_id: len(row.draft_ids)
+        for row, entry in zip(plan.rows, scheduler._launched[-1][1], strict=True)
+    }
+    assert sum(num_drafts.values()) == 5, "eight draws in all"
+    assert num_drafts["c"] >= 1 and num_drafts["b"] > num_drafts["a"]
+
+
+def test_a_step_waits_for_results_if_drafts_are_likely_behind_them() -> None:
+    given = Given()
+    scheduler = make(given)
+    start(scheduler, "a")
+    finish(scheduler, planned(scheduler))
+    planned(scheduler)
+    assert not scheduler.awaits_results
+    given.guesses["a"] = sure(7)
+    assert not scheduler.awaits_results, "the step in flight draws that token"
+    given.guesses["a"] = sure(7, 8, 9)
+    assert scheduler.awaits_results
+    (row,) = planned(scheduler).rows
+    assert not row.draft_ids, "not all ids before are known"
+
+
+def test_nobody_is_preempted_for_drafts() -> None:
+    given = Given()
+    scheduler = make(given, num_blocks=6)
+    for name in ("a", "b"):
+        start(scheduler, name, num_prompt=7, max_tokens=18)
+    finish(scheduler, planned(scheduler))
+    given.guesses = {"a": sure(*range(10, 26)), "b": sure(*range(10, 26))}
+    plan = planned(scheduler)
+    assert scheduler.num_running == 2 and scheduler.num_preemptions == 0
+    # Two of the six blocks are free: a half of the drafts of one row fits them.
+    assert [len(row.draft_ids) for row in plan.rows] == [7, 0]
+    finish(scheduler, plan, {0: (99,), 1: (98,)})
+
+
+def test_a_timed_step_has_no_drafts_that_would_make_it_late() -> None:
+    given = Given()
+    scheduler = make(given)
+    start(scheduler, "a", tpot_target_s=0.013)
+    scheduler.apply(StepResult(planned(scheduler).step_id, (RowResult((7,)),), 0.01), Timing(0.0, 0.0))
+    given.guesses["a"] = sure(*range(10, 26))
+    num_drafts = len(planned(scheduler).rows[0].draft_ids)
+    assert 0 < num_drafts <= 5, "a step takes 10.5 ms and 0.5 for each draft"
