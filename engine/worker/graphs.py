@@ -141,8 +141,8 @@ class StepGraphs:
         max_draws: int = 0,
         is_deterministic: bool = True,
     ) -> None:
-        """`max_draws`: most tokens that a step draws if it verifies drafts. Unless `is_deterministic`, a GPU may add up a row's keys in an
-        order that depends on the other rows."""
+        """`max_draws`: most tokens that a step draws if it verifies drafts. Unless `is_deterministic`, a GPU may add up
+        a row's keys in an order that depends on the other rows."""
         self._is_deterministic = is_deterministic
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
         sizes = device.row_buckets[: bisect_left(device.row_buckets, max(max_draws, slots.num_slots)) + 1]

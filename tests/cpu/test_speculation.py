@@ -19,7 +19,11 @@ from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.speculation.ports import MOST_DRAFTS, NO_GUESS, Guess
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
-from tests.cpu.test_engine import VOCAB, Answer, Engine, prompt, request, run, save
+from tests.cpu.cases import CASES
+from tests.cpu.test_engine import Answer, Engine, request, run, save
+
+VOCAB = 211
+"""Of the smaller model."""
 
 
 @dataclass
@@ -62,7 +66,7 @@ def core_of(engine: Engine, guesses: KnownAnswers | None, num_blocks: int = 0) -
     return EngineCore(
         Scheduler(limits, cache, guesser=guesses),
         ThreadExecutor(engine.runner, WorkerThread()),
-        vocab_size=VOCAB,
+        vocab_size=engine.runner.arch.vocab_size,
         guesses=guesses,
     )
 
@@ -91,21 +95,58 @@ def submits(number: int) -> Iterator[Submit]:
         yield request(f"r{index}", shared + own if index % 3 == 0 else own, **OPTIONS[index % len(OPTIONS)])
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    path: Path = save(tmp_path_factory.mktemp("model"), "qwen3")
-    return Engine.load(path, request.param, speculative="ngram")
+PRECISIONS: tuple[dict[str, str], ...] = (
+    {"dtype": "float32"},
+    {"dtype": "bfloat16"},
+    {"dtype": "bfloat16", "quantization": "int8"},
+    {"dtype": "bfloat16", "quantization": "int4"},
+    {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+)
 
 
-def test_drafts_change_no_bit(engine: Engine) -> None:
-    asked = list(submits(32))
-    plain = {one.request_id: run(core_of(engine, None), one)[one.request_id] for one in asked}
+@pytest.mark.sampled(keep=1)
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("qwen3", settings) for settings in PRECISIONS] + [("gemma 3, tied", settings) for settings in PRECISIONS[:2]],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value.values()),
+)
+def test_drafts_change_no_bit(family: str, settings: dict[str, str], tmp_path: Path, is_long: bool) -> None:
+    """Alone, in a batch, with little memory. gemma 3 has layers with a window."""
+    engine = Engine.load(saved(tmp_path, family), speculative="ngram", **settings)
+    asked = list(submits(500 if is_long else len(OPTIONS) + 4))
+    plain = run(core_of(engine, None), *asked)
+    num_drafts = num_accepted = 0
     for wrong in (0.0, 0.2, 1.0):
         guesses = KnownAnswers(plain, random.Random(1), wrong)
-        core = core_of(engine, guesses)
-        assert run(core, *asked) == plain
-        stats = core._scheduler.stats
-        assert stats.num_drafts > 50, "nothing was speculated"
-        assert sum(stats.accepted_drafts) == stats.num_drafts if wrong == 0.0 else True
-        for one in asked[:12]:
+        for num_blocks in (0, 24):
+            core = core_of(engine, guesses, num_blocks)
+            assert run(core, *asked) == plain
+            num_drafts += core._scheduler.stats.num_drafts
+            num_accepted += sum(core._scheduler.stats.accepted_drafts)
+            if num_blocks:
+                assert core.stats().num_preemptions > 0
+        for one in asked[:: 40 if is_long else 3]:
             assert run(core_of(engine, guesses), one) == {one.request_id: plain[one.request_id]}
+    assert num_drafts > num_accepted > 100
+
+
+def test_an_answer_with_a_wrong_token_would_be_seen(tmp_path: Path) -> None:
+    """Guesses for another seed are rejected: an accepted draft of theirs would change the answer."""
+    engine = Engine.load(saved(tmp_path, "qwen3"), dtype="float32", speculative="ngram")
+    first, second = (request("r", prompt(1, 9), temperature=1.0, seed=seed) for seed in (1, 2))
+    plain = run(core_of(engine, None), first)
+    assert run(core_of(engine, None), second) != plain
+    assert run(core_of(engine, KnownAnswers(plain, random.Random(1), 0.0)), second) != plain
+
+
+def saved(path: Path, family: str) -> Path:
+    if family == "qwen3":
+        return save(path, family)
+    (case,) = [case for case in CASES if case.name == family]
+    case.save(path)
+    return path
+
+
+def prompt(seed: int, length: int) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(VOCAB) for _ in range(length))

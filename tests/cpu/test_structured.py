@@ -25,6 +25,7 @@ from inferd.engine.grammar.thread import GrammarThread
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
+from inferd.engine.speculation.guesses import Guesses
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.load import load_worker
 from inferd.server.structured.language import Language, json_value, one_of, pattern
@@ -72,14 +73,21 @@ class Engine:
     vocabulary: LLTokenizer
     prompt: tuple[int, ...] = field(default=())
 
-    def core(self, *, num_blocks: int = 0, depth: int = 1) -> EngineCore:
+    def core(self, *, num_blocks: int = 0, depth: int = 1, guesses: Guesses | None = None) -> EngineCore:
         config, worker = self.config, self.worker
         assert config.num_blocks and config.block_size and config.max_model_len
-        limits = SchedulerConfig(max_num_seqs=MAX_SEQS, max_num_batched_tokens=64, max_model_len=config.max_model_len)
+        limits = SchedulerConfig(
+            max_num_seqs=MAX_SEQS, max_num_batched_tokens=64, max_model_len=config.max_model_len, max_draws=64
+        )
         cache = KVCache(num_blocks or config.num_blocks, config.block_size, worker.cache_windows, step_tokens=64)  # type: ignore[attr-defined]
         executor = ThreadExecutor(worker, self.thread)  # type: ignore[arg-type]
         return EngineCore(
-            Scheduler(limits, cache), executor, vocab_size=VOCAB_SIZE, depth=depth, grammars=self.grammars
+            Scheduler(limits, cache, guesser=guesses),
+            executor,
+            vocab_size=VOCAB_SIZE,
+            depth=depth,
+            grammars=self.grammars,
+            guesses=guesses,
         )
 
     def run(self, core: EngineCore, *submits: Submit) -> dict[str, Answer]:
@@ -168,6 +176,31 @@ def test_what_ends_by_itself_is_valid(engine: Engine, chunk: int) -> None:
     assert wrong == {}
     num_ended = sum(answer.reason == "stop" for answer in answers.values())
     assert num_ended >= 0.7 * CHUNK, f"{num_ended} of {CHUNK} answers ended by themselves: too few to tell"
+
+
+def test_drafts_change_no_answer(engine: Engine, is_long: bool) -> None:
+    """With forced tokens, and what earlier answers to the same schemas had, as drafts."""
+    num_drafts = num_accepted = 0
+    for first in range(0, 400 if is_long else 8, 8):
+        submits = [
+            engine.submit(
+                f"{seed}",
+                read_schema(make_schema(seed // 2), "schema", is_strict=True),
+                seed=seed,
+                logprobs=1 if seed % 3 else None,
+                frequency_penalty=0.3 * (seed % 4 == 1),
+                max_tokens=60,
+            )
+            for seed in range(first, first + 8)
+        ]
+        plain = engine.run(engine.core(), *submits)
+        core = engine.core(guesses=Guesses(looks_at_answers=True))
+        for submit in submits[:2]:
+            assert engine.run(core, submit)[submit.request_id] == plain[submit.request_id]
+        assert engine.run(core, *submits) == plain
+        num_drafts += core._scheduler.stats.num_drafts
+        num_accepted += sum(core._scheduler.stats.accepted_drafts)
+    assert num_drafts > num_accepted > 10, "nothing was speculated, or all of it was right"
 
 
 def test_a_wrong_answer_would_be_seen() -> None:
