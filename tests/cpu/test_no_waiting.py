@@ -79,7 +79,8 @@ def runner(device: CpuDevice) -> Runner:
 
 
 def plans(params: SamplingParams) -> list[StepPlan]:
-    """Two prompts, one of them in chunks, then decodes of both; one recording serves the last two."""
+    """Two prompts, one of them in chunks, then decodes of both, the last with drafts; one recording serves the first
+    two of them."""
     admissions = tuple(Admission(slot, f"r{slot}", tuple(range(1, 21)), 20, params) for slot in range(2))
     tables = tuple(TableUpdate(slot, 0, 0, (2 * slot, 2 * slot + 1)) for slot in range(2))
     return [
@@ -87,6 +88,7 @@ def plans(params: SamplingParams) -> list[StepPlan]:
         StepPlan(1, (), (), (Row(0, 20, 1, True), Row(1, 8, 12, True))),
         StepPlan(2, (), (), (Row(0, 21, 1, True), Row(1, 20, 1, True))),
         StepPlan(3, (), (), (Row(1, 21, 1, True), Row(0, 22, 1, True))),
+        StepPlan(4, (), (), (Row(1, 22, 1, True), Row(0, 23, 4, True, (4, 5, 7)))),
     ]
 
 
@@ -115,7 +117,7 @@ def test_recording_and_replaying_wait_for_nothing(name: str, kernels: str) -> No
         pytest.skip("plain PyTorch is not recorded")
     device = CapturingDevice()
     check(runner(device), ASKED[name])
-    assert (device.events.count("record"), device.events.count("replay")) == (6, 3)
+    assert (device.events.count("record"), device.events.count("replay")) == (6, 4)
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,39 @@ def test_attention_of_recorded_steps_may_vary_if_the_engine_may(
     assert asked == {(is_deterministic, True, None), (is_deterministic, False, None)}
 
 
+class DraftingCompany(Company):
+    """Half of the decodes carry drafts, and go on behind their first token whatever was accepted."""
+
+    def _rows(self) -> Iterator[Row]:
+        for row in super()._rows():
+            most = min(3, MAX_LEN - row.start - 2)
+            if row.num_tokens > 1 or not row.samples or most < 1 or self.random.random() < 0.5:
+                yield row
+                continue
+            draft_ids = tuple(self.random.randrange(VOCAB) for _ in range(self.random.randrange(1, most + 1)))
+            yield row._replace(num_tokens=1 + len(draft_ids), draft_ids=draft_ids)
+
+
+@pytest.mark.parametrize("kinds", [PLAIN[:6], PLAIN + SPECIAL], ids=["plain", "mixed"])
+def test_a_replayed_step_with_drafts_is_the_step(kinds: Sequence[Mapping[str, Any]]) -> None:
+    """Rows with rules and drafts are drawn one position after the other, so such a step is not one replay."""
+    device = CapturingDevice()
+    recorded, called = Engine(WINDOWED, device), by_calls(WINDOWED)
+    num_recorded = 0
+    for plan in DraftingCompany(called.num_groups, kinds, Random(4)).plans(150):
+        num_before = device.events.count("replay")
+        assert recorded.runner.execute(plan).rows == called.runner.execute(plan).rows
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(recorded.state(), called.state(), strict=True))
+        num_recorded += plan.has_drafts and device.events.count("replay") > num_before
+    assert num_recorded > 40
+
+
+def test_rules_with_drafts_in_one_replay_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sampler, "has_rules", lambda sampler, slot: False)
+    with pytest.raises(AssertionError):
+        test_a_replayed_step_with_drafts_is_the_step(PLAIN[6:])
+
+
 def decoding(engine: Engine, kinds: Sequence[Mapping[str, Any]]) -> Callable[[int], StepPlan]:
     """One request of each kind, with a prompt of 5 computed tokens. Gives the plan of the n-th decode of all."""
     company = Company(engine.num_groups, kinds, Random(2))
