@@ -452,7 +452,7 @@ class Scheduler:
         if row.draft_ids:
             self.stats.count_drafts(len(row.draft_ids), len(result.token_ids) - 1)
             if not self._shares.has_one_tenant:
-                self._shares.charge_accepted(entry)
+                self._shares.charge_accepted(entry, row)
         if row.start < request.num_prompt:
             self.stats.num_prompt_tokens += min(row.start + row.num_tokens, request.num_prompt) - row.start
         self._slots.has_computed(entry)

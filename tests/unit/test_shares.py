@@ -44,6 +44,24 @@ def test_a_token_of_a_prompt_costs_one_and_one_of_an_answer_two_and_neither_twic
         assert (served(shares, "t") - before) * weight == cost, row
 
 
+@pytest.mark.parametrize(("was_charged", "cost"), [(True, 2.0 * 4), (False, 2.0 * 3)])
+def test_accepted_drafts_are_charged_when_they_are_applied_and_rejected_ones_never(
+    was_charged: bool, cost: float
+) -> None:
+    """A row that was planned while its tenant was alone was not charged. Then only what it gave beyond its first token
+    is, and nothing of its prompt."""
+    shares, entry = Shares(), entry_of(5, "t")
+    shares.arrive("t", 1.0, 0.0)
+    entry.request.ids.append(7)
+    row = Row(0, 5, 6, True, (8, 9, 10, 11, 12))
+    if was_charged:
+        shares.charge(entry, row)
+    entry.request.ids += [8, 9, 10, 3]
+    for _ in range(2):
+        shares.charge_accepted(entry, row)
+        assert served(shares, "t") == cost
+
+
 def test_a_prefix_hit_costs_nothing() -> None:
     shares, entry = Shares(), entry_of(10, "t")
     shares.arrive("t", 1.0, 0.0)

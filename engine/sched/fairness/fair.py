@@ -145,11 +145,12 @@ class Shares:
         share = self._tenants[request.scheduling.tenant]
         share.served += cost / share.weight
 
-    def charge_accepted(self, entry: Entry) -> None:
+    def charge_accepted(self, entry: Entry, row: Row) -> None:
         """Charge the tokens that an applied row gave beyond its first: drafts that were accepted."""
-        num_more = len(entry.request.ids) - entry.num_charged
+        num_tokens = len(entry.request.ids)
+        num_more = num_tokens - max(row.start + 2, entry.num_charged)
         if num_more > 0:
-            entry.num_charged += num_more
+            entry.num_charged = num_tokens
             share = self._tenants[entry.request.scheduling.tenant]
             share.served += OUTPUT_COST * num_more / share.weight
 
