@@ -48,7 +48,7 @@ class Grammar(Protocol):
         ...
 
     def rollback(self, num_tokens: int) -> None:
-        """Remove the last tokens accepted."""
+        """Remove the last tokens accepted, and a failure at any of them."""
         ...
 
     def fill(self, words: array[int], first_word: int) -> None:

@@ -211,6 +211,26 @@ def test_a_grammar_that_is_found_too_complex_allows_nothing(vocabulary: LLTokeni
     assert allowed(grammar) == set() and "Too many items" in grammar.failure
 
 
+def test_what_fails_at_a_draft_goes_on_without_it(vocabulary: LLTokenizer) -> None:
+    """After an error llguidance takes nothing back, so the accepted tokens are followed again."""
+    rules = [f"r{i}" for i in range(2_000)]
+    big = "start: q x | q z " + " ".join(rules) + '\nq: "q"\nx: "x"\nz: "z"\n'
+    grammar = matched(vocabulary, lark(big + "\n".join(f'{rule}: "a"? "b"*' for rule in rules)))
+    q, z, a, x = (vocabulary.tokenize_str(text)[0] for text in "qzax")
+    grammar.accept((q,))
+    before = allowed(grammar)
+    grammar.accept((z,))
+    assert allowed(grammar) == set() and "items" in grammar.failure
+    grammar.accept((a,))
+    assert grammar.failure and allowed(grammar) == set()
+    grammar.rollback(1)
+    assert grammar.failure, "it failed at the token before"
+    grammar.rollback(1)
+    assert not grammar.failure and allowed(grammar) == before
+    grammar.accept((x,))
+    assert grammar.is_finished
+
+
 # -- compiling ---------------------------------------------------------------------------------------------------------
 
 
