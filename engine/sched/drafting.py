@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from inferd.engine.sched.entry import Entry
+from inferd.engine.sched.entry import Entry, State
 from inferd.engine.sched.latency.step_time import StepLoad, StepTimeModel
 from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.speculation.ports import MOST_DRAFTS, Guess, Guesser
@@ -42,14 +42,15 @@ class Drafting:
         self._guesser, self._model, self._most_draws = guesser, model, most_draws
 
     def add(self, builder: PlanBuilder) -> None:
-        """Add drafts to the rows of a step that is planned otherwise."""
+        """Add drafts to the rows of a step that is planned otherwise, but not to one whose request was preempted since:
+        its blocks are for another."""
         most = min(builder.budget.num_tokens, self._most_draws - sum([row.samples for row in builder.rows]))
         if most <= 0:
             return
         candidates = [
             _Candidate(index, row.start + 1, *self._guess(entry, 0), entry.request.scheduling.tpot_target_s is not None)
             for index, (row, entry) in enumerate(zip(builder.rows, builder.entries, strict=True))
-            if row.num_tokens == 1 and entry.request.most_drafts > 0
+            if row.num_tokens == 1 and entry.request.most_drafts > 0 and entry.state is State.RUNNING
         ]
         load = StepLoad.of(builder.rows)
         counts = self._counts(candidates, load, most, builder.budget.seconds_left)

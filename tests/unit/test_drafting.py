@@ -10,10 +10,12 @@ import pytest
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
+from inferd.engine.sched.latency.budget import StepBudget
 from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.latency.step_time import Coefficients, Seed
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import RowResult, StepPlan, StepResult
+from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.speculation.ports import NO_GUESS, Guess
 
@@ -168,6 +170,23 @@ def test_nobody_is_preempted_for_drafts() -> None:
     # Two of the six blocks are free: a half of the drafts of one row fits them.
     assert [len(row.draft_ids) for row in plan.rows] == [7, 0]
     finish(scheduler, plan, {0: (99,), 1: (98,)})
+
+
+@pytest.mark.parametrize("is_preempted", [False, True])
+def test_a_request_that_was_preempted_in_the_same_step_verifies_nothing(is_preempted: bool) -> None:
+    """Its row was planned before another request needed its blocks."""
+    given = Given()
+    scheduler = make(given)
+    request = start(scheduler, "a")
+    finish(scheduler, planned(scheduler))
+    given.guesses["a"] = sure(11, 12, 13)
+    builder, entry = PlanBuilder(StepBudget(64)), scheduler._entries[request]
+    scheduler._continue(entry, 1, builder)
+    if is_preempted:
+        scheduler._slots.preempt(entry)
+    assert scheduler._drafting is not None
+    scheduler._drafting.add(builder)
+    assert builder.rows[0].draft_ids == (() if is_preempted else (11, 12, 13))
 
 
 def test_a_timed_step_has_no_drafts_that_would_make_it_late() -> None:
