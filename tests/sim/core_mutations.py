@@ -109,13 +109,12 @@ def masks_are_made_a_step_early(patch: Patch) -> None:
 
 @plant
 def mask_goes_to_the_next_row(patch: Patch) -> None:
-    """Off by one: a mask's index among masked rows is used as its index among all rows."""
+    """Off by one: a mask's index among masked draws is used as its index among all draws."""
     masks_of = EngineCore._masks_of
 
     def shifted(self: EngineCore, plan: StepPlan) -> TokenMasks:
         masks = masks_of(self, plan)
-        drawing = [index for index, row in enumerate(plan.rows) if row.samples]
-        return TokenMasks(tuple(drawing[: len(masks.rows)]), masks.words)
+        return TokenMasks(tuple(range(len(masks.draws))), masks.words)
 
     patch.setattr(EngineCore, "_masks_of", shifted)
 

@@ -1,9 +1,8 @@
 """A strict device: it does what a worker does with a plan, on token ids instead of tensors.
 
-A block slot holds the (token id, position, cache group) that a forward pass wrote. Each row writes its own positions.
-It then reads back, through the slot's block tables, what each group sees of the context, as attention would. Content
-that was never written, was freed, or is about to be overwritten is poison, and reading it fails. Knows no scheduler and
-no cache.
+Each row writes its own positions. It then reads back, through the slot's block tables, what each group sees of the
+context, as attention would (`cells`). Rejected drafts stay written until the next row overwrites them. Knows no
+scheduler and no cache.
 """
 
 from __future__ import annotations
@@ -23,25 +22,21 @@ from inferd.engine.sched.plan import (
     TokenLogprobs,
     TokenMasks,
 )
+from inferd.engine.speculation.ports import MOST_DRAFTS
+from tests.sim.cells import Cells, SimulationError, Tokens
 from tests.sim.grammar import NUM_WORDS, allowed_by
 from tests.sim.oracle import VOCAB_SIZE, Views, Windows, logprob_of, next_token, vector_of
 
-Cell = tuple[int, int, int]
-"""(token id, position, cache group)."""
-
-_POISON: Cell = (-1, -1, -1)
-_NAN: Cell = (-2, -2, -2)
-
-
-class SimulationError(AssertionError):
-    """The engine did something that a correct engine never does."""
+_ANY = range(VOCAB_SIZE)
+_Logprobs = tuple[TokenLogprobs, ...]
 
 
 @dataclass(slots=True)
 class _Slot:
     admission: Admission | None = None
     ids: list[int] = field(default_factory=list)
-    """The ids of the sequence that the worker knows: the admission's, and those sampled since."""
+    """The ids of the sequence that the worker knows: the admission's, and those sampled since. While a row runs, its
+    drafts too."""
     tables: list[list[int]] = field(default_factory=list)
     """Block tables by group. Entries of earlier requests in the slot stay until they are overwritten, as on a real
     device."""
@@ -77,14 +72,18 @@ class SimulatedDevice:
         windows: Windows,
         num_slots: int,
         max_step_tokens: int,
+        max_model_len: int,
+        max_draws: int,
+        token_s: float,
         is_lazy: bool,
         nan_positions: dict[str, int],
         watch: Callable[[StepPlan], None],
     ) -> None:
-        """`watch` is called with each plan as it is launched."""
-        self._block_size = block_size
-        self._max_step_tokens = max_step_tokens
-        self._cells = [[_POISON] * block_size for _ in range(num_blocks)]
+        """`watch` is called with each plan as it is launched. `max_draws`: tokens that a step with drafts may draw.
+        `token_s`: seconds that each token adds to a step."""
+        self._block_size, self._token_s = block_size, token_s
+        self._max_step_tokens, self._max_model_len, self._max_draws = max_step_tokens, max_model_len, max_draws
+        self._cells = Cells(num_blocks, block_size, windows)
         self._windows = windows
         self._slots = [_Slot(tables=[[] for _ in windows], num_entries=[0] * len(windows)) for _ in range(num_slots)]
         self._is_lazy = is_lazy
@@ -96,6 +95,8 @@ class SimulatedDevice:
         """(slot, group) -> entry -> block, including the last launched step, even if it has not run."""
         self._in_use: dict[int, set[int]] = {}
         """Launched steps whose results were not taken -> blocks that their rows read or write."""
+        self._untaken: dict[int, StepPlan] = {}
+        """The plans of these steps."""
         self._num_launched = 0
         self._awaiting: StepPlan | None = None
         """The last step launched, if it has not drawn yet."""
@@ -113,9 +114,11 @@ class SimulatedDevice:
             raise SimulationError(f"a step of {plan.num_tokens} tokens, at most {self._max_step_tokens} fit")
         if len({row.slot for row in plan.rows}) != len(plan.rows):
             raise SimulationError("two rows of one step share a slot")
+        self._check_drafts(plan)
         self._num_launched += 1
         self._queue.append(plan)
         self._in_use[plan.step_id] = self._blocks_of(plan)
+        self._untaken[plan.step_id] = plan
         self._watch(plan)
         if awaits_masks:
             self._awaiting = plan
@@ -128,10 +131,11 @@ class SimulatedDevice:
         plan, self._awaiting = self._awaiting, None
         if plan is None or plan.step_id != step_id:
             raise SimulationError(f"step {step_id} draws, and does not await masks")
-        if len(masks.words) != NUM_WORDS * len(masks.rows) or list(masks.rows) != sorted(set(masks.rows)):
-            raise SimulationError(f"{len(masks.words)} words for the rows {masks.rows}")
-        if not all(plan.rows[row].samples for row in masks.rows):
-            raise SimulationError("a mask for a row that draws nothing")
+        if len(masks.words) != NUM_WORDS * len(masks.draws) or list(masks.draws) != sorted(set(masks.draws)):
+            raise SimulationError(f"{len(masks.words)} words for the draws {masks.draws}")
+        num_draws = sum(row.num_draws for row in plan.rows)
+        if masks.draws and masks.draws[-1] >= num_draws:
+            raise SimulationError(f"a mask for draw {masks.draws[-1]}, and the step has {num_draws}")
         self._masks[step_id] = masks
         self._run_eagerly()
 
@@ -144,7 +148,7 @@ class SimulatedDevice:
             raise SimulationError(f"step {step_id} is waited for, and has drawn nothing")
         while step_id not in self._results:
             self._run_next()
-        del self._in_use[step_id]
+        del self._in_use[step_id], self._untaken[step_id]
         return self._results.pop(step_id)
 
     def close(self) -> None:
@@ -154,8 +158,7 @@ class SimulatedDevice:
 
     def poison(self, block_ids: Iterable[int], slots: Iterable[int]) -> None:
         """Poison blocks and slots that, according to the host, no launched step touches any more."""
-        for block_id in block_ids:
-            self._cells[block_id] = [_POISON] * self._block_size
+        self._cells.poison(block_ids)
         for slot in slots:
             self._slots[slot].admission = None
             self._slots[slot].ids = []
@@ -163,6 +166,20 @@ class SimulatedDevice:
     def blocks_in_use(self) -> set[int]:
         """Blocks that launched rows read or write, in steps whose results were not taken."""
         return set().union(*self._in_use.values())
+
+    def _check_drafts(self, plan: StepPlan) -> None:
+        """Drafts follow an id that the host knows, and nothing is launched behind them before they are verified. So a
+        request with drafts has no other row whose result was not taken."""
+        launched = [row for each in self._untaken.values() for row in each.rows]
+        drafting = {row.slot for row in (*launched, *plan.rows) if row.draft_ids}
+        for row in plan.rows:
+            if row.slot in drafting and any(other.slot == row.slot for other in launched):
+                raise SimulationError(f"slot {row.slot} has drafts beside a row whose result is not known")
+            if row.draft_ids and not (row.samples and row.num_tokens == 1 + len(row.draft_ids) <= 1 + MOST_DRAFTS):
+                raise SimulationError(f"{len(row.draft_ids)} drafts in a row of {row.num_tokens} tokens")
+        num_draws = sum(row.num_draws for row in plan.rows)
+        if plan.has_drafts and num_draws > self._max_draws:
+            raise SimulationError(f"a step with drafts draws {num_draws} tokens, at most {self._max_draws}")
 
     def _blocks_of(self, plan: StepPlan) -> set[int]:
         for update in plan.table_updates:
@@ -172,7 +189,7 @@ class SimulatedDevice:
         for row in plan.rows:
             for group in range(len(self._windows)):
                 entries = self._sent_tables.get((row.slot, group), {})
-                seen = self._seen(group, row.start, row.start + row.num_tokens)
+                seen = self._cells.seen(group, row.start, row.start + row.num_tokens)
                 needed = {position // self._block_size for position in seen}
                 if not needed <= entries.keys():
                     raise SimulationError(f"a row needs entries {needed - entries.keys()} of group {group}: never told")
@@ -189,11 +206,15 @@ class SimulatedDevice:
             self._update_table(update)
         masks = self._masks.pop(plan.step_id)
         allowed = {
-            row: allowed_by(masks.words[NUM_WORDS * place : NUM_WORDS * (place + 1)])
-            for place, row in enumerate(masks.rows)
+            draw: allowed_by(masks.words[NUM_WORDS * place : NUM_WORDS * (place + 1)])
+            for place, draw in enumerate(masks.draws)
         }
-        rows = tuple(self._run_row(row, allowed.get(index)) for index, row in enumerate(plan.rows))
-        self._results[plan.step_id] = StepResult(plan.step_id, rows, 0.001 + 0.0005 * plan.num_tokens)
+        results, first_draw = list[RowResult](), 0
+        for row in plan.rows:
+            draws = range(first_draw, first_draw + row.num_draws)
+            results.append(self._run_row(row, [allowed.get(draw, _ANY) for draw in draws]))
+            first_draw += row.num_draws
+        self._results[plan.step_id] = StepResult(plan.step_id, tuple(results), 0.001 + self._token_s * plan.num_tokens)
 
     def _admit(self, admission: Admission) -> None:
         slot = self._slots[admission.slot]
@@ -207,110 +228,91 @@ class SimulatedDevice:
         table[update.first : end] = update.block_ids
         slot.num_entries[update.group] = end
         if slot.num_written is not None:
-            for block_id in update.block_ids:
-                self._cells[block_id] = [_POISON] * self._block_size
+            self._cells.poison(update.block_ids)
 
-    def _run_row(self, row: Row, allowed: Sequence[int] | None) -> RowResult:
+    def _run_row(self, row: Row, allowed: Sequence[Sequence[int]]) -> RowResult:
+        """`allowed`: tokens that may be drawn, for each of the row's draws."""
         slot = self._slots[row.slot]
         admission = slot.admission
         if admission is None:
             raise SimulationError(f"a row runs on slot {row.slot}, which nobody has")
-        end = row.start + row.num_tokens
-        if end > len(slot.ids):
-            raise SimulationError(f"{admission.request_id}: a row up to {end} where {len(slot.ids)} tokens exist")
+        first, end = row.start + row.num_tokens - len(row.draft_ids), row.start + row.num_tokens
+        if first > len(slot.ids):
+            raise SimulationError(f"{admission.request_id}: a row up to {first} where {len(slot.ids)} tokens exist")
+        if row.samples and first != len(slot.ids):
+            raise SimulationError(f"{admission.request_id}: draws behind {first} of {len(slot.ids)} tokens")
+        if row.samples and end >= self._longest(admission):
+            raise SimulationError(f"{admission.request_id}: draws behind {end} tokens")
         if slot.num_written is None:
-            self._wipe(slot, row.start)
+            self._cells.wipe(slot.tables, slot.num_entries, row.start)
         elif row.start != slot.num_written:
             raise SimulationError(f"{admission.request_id}: a row at {row.start} where {slot.num_written} are written")
-        nan_position = self._nan_positions.get(admission.request_id)
-        is_nan = slot.is_broken or (row.samples and end == nan_position)
-        self._write(slot, row.start, end, is_nan=is_nan)
+        slot.ids += row.draft_ids
+        num_finite = self._num_finite(slot, row)
+        is_nan = slot.is_broken or num_finite < min(row.num_draws, 1)
+        first_nan = row.start if is_nan else end - row.num_draws + num_finite
+        self._cells.write(slot.tables, slot.ids, row.start, end, first_nan)
+        slot.num_written = end
         if is_nan:
             slot.is_broken = True
-            slot.ids += [0] * row.samples
+            slot.ids[first:] = [0] if row.samples else slot.ids[first:]
             return RowResult(status=RowStatus.NUMERICAL_ERROR)
-        return self._sample(slot, admission, row, self._read(slot, admission, row.start, end), allowed)
-
-    def _sample(
-        self, slot: _Slot, admission: Admission, row: Row, read: list[dict[int, int]], allowed: Sequence[int] | None
-    ) -> RowResult:
-        params, end = admission.params, row.start + row.num_tokens
-        prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-        if params.prompt_logprobs is not None:
-            positions = range(row.start + 1, min(end + 1, admission.num_prompt))
-            prompt_logprobs = tuple(_logprob(self._views(read, p), slot.ids[p]) for p in positions)
+        read = self._cells.read(slot.tables, slot.ids, row.start, first_nan, admission.request_id)
+        prompt_logprobs = self._score(slot, admission, row, read)
         if not row.samples:
             return RowResult(prompt_logprobs=prompt_logprobs, embedding=self._pool(slot, admission, row, read))
-        if end != len(slot.ids):
-            raise SimulationError(f"{admission.request_id}: sampled behind {end} of {len(slot.ids)} tokens")
-        views = self._views(read, end)
-        if allowed is not None and not allowed:
-            slot.ids.append(0)
-            return RowResult(status=RowStatus.NOTHING_TO_DRAW, prompt_logprobs=prompt_logprobs)
-        token_id = next_token(views, params.seed, range(VOCAB_SIZE) if allowed is None else allowed)
-        slot.ids.append(token_id)
-        logprobs = (_logprob(views, token_id),) if params.logprobs is not None else ()
-        return RowResult((token_id,), RowStatus.OK, logprobs, prompt_logprobs)
+        result = self._draw(admission, row, read, allowed[:num_finite])
+        slot.ids[first:] = result.token_ids or (0,)
+        slot.num_written = len(slot.ids) - 1
+        return result._replace(prompt_logprobs=prompt_logprobs)
 
-    def _pool(self, slot: _Slot, admission: Admission, row: Row, read: list[dict[int, int]]) -> bytes:
+    def _num_finite(self, slot: _Slot, row: Row) -> int:
+        """Number of draws of a row before the one whose logits are NaN."""
+        assert slot.admission is not None
+        first = row.start + row.num_tokens - len(row.draft_ids)
+        nan_position = self._nan_positions.get(slot.admission.request_id)
+        if nan_position is None or not first <= nan_position < first + row.num_draws:
+            return row.num_draws
+        return nan_position - first
+
+    def _longest(self, admission: Admission) -> int:
+        """Most tokens of a sequence. The last is drawn and never computed."""
+        return min(admission.num_prompt + admission.params.max_tokens, self._max_model_len)
+
+    def _score(self, slot: _Slot, admission: Admission, row: Row, read: Tokens) -> _Logprobs:
+        """Logprobs of the prompt's tokens behind those that a row computes, if requested."""
+        if admission.params.prompt_logprobs is None:
+            return ()
+        positions = range(row.start + 1, min(row.start + row.num_tokens + 1, admission.num_prompt))
+        return tuple(_logprob(self._cells.views(read, position), slot.ids[position]) for position in positions)
+
+    def _draw(self, admission: Admission, row: Row, read: Tokens, allowed: Sequence[Sequence[int]]) -> RowResult:
+        """Draw as a worker does, behind each draft, from what is read there. The result ends before the first draw
+        that fails; a failed draw fails the row only if it is the first."""
+        params, first = admission.params, row.start + row.num_tokens - len(row.draft_ids)
+        drawn, logprobs = list[int](), list[TokenLogprobs]()
+        for number, choices in enumerate(allowed):
+            if number < len(row.draft_ids) and row.draft_ids[number] not in choices:
+                raise SimulationError(f"{admission.request_id}: draft {row.draft_ids[number]} is forbidden")
+            if not choices:
+                break
+            views = self._cells.views(read, first + number)
+            drawn.append(next_token(views, params.seed, choices))
+            logprobs += [_logprob(views, drawn[-1])] if params.logprobs is not None else []
+        if not drawn:
+            return RowResult(status=RowStatus.NOTHING_TO_DRAW)
+        num_accepted = row.accepted(drawn)
+        return RowResult(tuple(drawn[:num_accepted]), logprobs=tuple(logprobs[:num_accepted]))
+
+    def _pool(self, slot: _Slot, admission: Admission, row: Row, read: Tokens) -> bytes:
         pooling, end = admission.params.pooling, row.start + row.num_tokens
         if pooling is None:
             return b""
         if pooling.how == "mean":
-            slot.states += [self._views(read, position) for position in range(row.start + 1, end + 1)]
+            slot.states += [self._cells.views(read, position) for position in range(row.start + 1, end + 1)]
         else:
-            slot.states = [self._views(read, end)]
+            slot.states = [self._cells.views(read, end)]
         return vector_of(slot.states) if end == admission.num_prompt else b""
-
-    # -- block slots -------------------------------------------------------------------------------------------------
-
-    def _wipe(self, slot: _Slot, start: int) -> None:
-        """Erase the admission's own blocks: only content before its first row's start is cached."""
-        slot.num_written = start
-        for table, num_entries in zip(slot.tables, slot.num_entries, strict=True):
-            for position in range(start, num_entries * self._block_size):
-                self._cells[table[position // self._block_size]][position % self._block_size] = _POISON
-
-    def _write(self, slot: _Slot, start: int, end: int, *, is_nan: bool) -> None:
-        size = self._block_size
-        for group, table in enumerate(slot.tables):
-            if (end - 1) // size >= len(table):
-                raise SimulationError(f"a row writes position {end - 1} behind its {len(table)} blocks, group {group}")
-            for position in range(start, end):
-                cell = _NAN if is_nan else (slot.ids[position], position, group)
-                self._cells[table[position // size]][position % size] = cell
-        slot.num_written = end
-
-    def _seen(self, group: int, start: int, end: int) -> range:
-        """Positions that the queries `start` to `end - 1` see in a group, including their own."""
-        window = self._windows[group]
-        return range(0 if window is None else max(0, start - window + 1), end)
-
-    def _read(self, slot: _Slot, admission: Admission, start: int, end: int) -> list[dict[int, int]]:
-        """The tokens that attention finds for a row, by group and position. A misplaced one reads as another token.
-
-        Positions that only earlier queries see do not affect the sampled token, so they are checked here.
-        """
-        size, read = self._block_size, []
-        for group, table in enumerate(slot.tables):
-            tokens: dict[int, int] = {}
-            for position in self._seen(group, start, end):
-                block_id = table[position // size]
-                cell = self._cells[block_id][position % size] if block_id >= 0 else _POISON
-                if cell in (_POISON, _NAN):
-                    what = f"position {position} of {end} reads {'NaN' if cell == _NAN else 'poison'} in group {group}"
-                    raise SimulationError(f"{admission.request_id}: {what}, block size {size}")
-                token_id, *place = cell
-                tokens[position] = token_id if place == [position, group] else -token_id - 1
-            for position in self._seen(group, start, self._seen(group, end - 1, end).start):
-                if tokens[position] != slot.ids[position]:
-                    raise SimulationError(f"{admission.request_id}: position {position} reads {tokens[position]}")
-            read.append(tokens)
-        return read
-
-    def _views(self, read: list[dict[int, int]], end: int) -> Views:
-        """The tokens that each group sees from the query at `end - 1`."""
-        return tuple(tuple(tokens[i] for i in self._seen(g, end - 1, end)) for g, tokens in enumerate(read))
 
 
 def _logprob(views: Views, token_id: int) -> TokenLogprobs:

@@ -12,10 +12,12 @@ from inferd.engine.core.loop import EngineCore
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import StepPlan
 from inferd.engine.sched.scheduler import Scheduler
+from inferd.engine.speculation.guesses import Guesses
 from tests.sim.device import SimulatedDevice
 from tests.sim.grammar import SimulatedGrammars
+from tests.sim.guesses import ScriptedGuesses
 from tests.sim.oracle import VOCAB_SIZE
-from tests.sim.scenario import CHUNK_SPLIT, Limits, Scenario
+from tests.sim.scenario import CHUNK_SPLIT, TOKEN_S, Limits, Scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class SimulatedEngine:
     scheduler: Scheduler
     cache: KVCache
     device: SimulatedDevice
+    guesses: ScriptedGuesses | Guesses | None
 
     def poison_free(self) -> None:
         """Poison what no request holds: the host must not let a launched step touch it."""
@@ -38,6 +41,8 @@ class SimulatedEngine:
         assert self.cache.pool.num_empty == self.cache.pool.num_blocks, "blocks were lost"
         assert len(self.cache.index) == 0, "content is indexed that no block holds"
         assert len(self.scheduler.free_slots) == self.scheduler.config.max_num_seqs, "slots were lost"
+        if isinstance(self.guesses, ScriptedGuesses):
+            self.guesses.check_idle()
 
 
 def make_engine(
@@ -58,6 +63,7 @@ def make_engine(
         ageing_s=limits.ageing_s,
         watermark=limits.watermark,
         chunk_split=CHUNK_SPLIT,
+        max_draws=scenario.speculation.max_draws if scenario.speculation else 0,
     )
     cache = KVCache(
         limits.num_blocks,
@@ -66,13 +72,17 @@ def make_engine(
         step_tokens=limits.max_num_batched_tokens,
         hash_block=_hash_of(limits),
     )
-    scheduler = Scheduler(config, cache)
+    guesses = _guesses_of(scenario)
+    scheduler = Scheduler(config, cache, guesser=guesses)
     device = SimulatedDevice(
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
         windows=limits.windows,
         num_slots=limits.max_num_seqs,
         max_step_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        max_draws=config.max_draws,
+        token_s=scenario.speculation.token_s if scenario.speculation else TOKEN_S,
         is_lazy=scenario.is_lazy,
         nan_positions={job.request_id: job.nan_position for job in scenario.jobs if job.nan_position is not None},
         watch=watch,
@@ -85,8 +95,17 @@ def make_engine(
         clock=clock,
         grammars=SimulatedGrammars(tick),
         recorder=recorder,
+        guesses=guesses,
     )
-    return SimulatedEngine(core, scheduler, cache, device)
+    return SimulatedEngine(core, scheduler, cache, device, guesses)
+
+
+def _guesses_of(scenario: Scenario) -> ScriptedGuesses | Guesses | None:
+    if scenario.speculation is None:
+        return None
+    if scenario.speculation.is_scripted:
+        return ScriptedGuesses(scenario.seed, scenario.limits.windows)
+    return Guesses(looks_at_answers=True)
 
 
 def _hash_of(limits: Limits) -> Callable[[bytes, bytes], bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from tests.sim.device import SimulationError
+from tests.sim.cells import SimulationError
 from tests.sim.faults import Fault
 from tests.sim.network import Pipe
 

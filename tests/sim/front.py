@@ -34,7 +34,7 @@ from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.supervision import engine_handle as life_module
 from inferd.server.supervision.supervisor import EngineSupervisor
 from tests.sim.callers import Callers
-from tests.sim.device import SimulationError
+from tests.sim.cells import SimulationError
 from tests.sim.faults import Caller, FrontScenario, make_front_scenario
 from tests.sim.history import CheckedMetrics, History
 from tests.sim.loop import Clocks, VirtualLoop

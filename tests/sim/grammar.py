@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from inferd.engine.grammar.ports import WORD_BITS, GrammarError
 
@@ -27,7 +27,7 @@ class Rule:
     dead: int
     """Number of tokens after which no token may follow, though the text is not complete."""
     complex: int
-    """Number of tokens after which it can be followed no further."""
+    """Number of tokens from which on it can be followed no further than an odd token."""
     ticks: int
     """Ticks that its compilation takes."""
 
@@ -48,6 +48,8 @@ class SimulatedGrammar:
     ending_ids: tuple[int, ...]
     token_ids: list[int] = field(default_factory=list)
     failure: str = ""
+    num_followed: int = 0
+    """Number of tokens before the one that it failed at."""
 
     @property
     def is_finished(self) -> bool:
@@ -63,16 +65,44 @@ class SimulatedGrammar:
     def accept(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
             if token_id not in self.allowed():
-                self.failure = f"{token_id} is not allowed"
+                self._fail(f"{token_id} is not allowed")
+            elif len(self.token_ids) + 1 >= self.rule.complex and token_id % 2:
+                self._fail("too complex")
             self.token_ids.append(token_id)
-            if len(self.token_ids) == self.rule.complex:
-                self.failure = "too complex"
+
+    def _fail(self, failure: str) -> None:
+        if not self.failure:
+            self.failure, self.num_followed = failure, len(self.token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        del self.token_ids[len(self.token_ids) - num_tokens :]
+        if len(self.token_ids) <= self.num_followed:
+            self.failure = ""
+
+    def forced(self) -> list[int]:
+        """Now and then two tokens, of which the second may be forbidden: no text can be drawn in one way only."""
+        allowed = sorted(self.allowed() - set(self.ending_ids))
+        return allowed[:2] if hash((self.rule.seed, len(self.token_ids))) % 3 == 0 else []
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        ahead, num_allowed = self.copy(), 0
+        for token_id in token_ids:
+            if token_id not in ahead.allowed() - set(self.ending_ids):
+                break
+            ahead.accept((token_id,))
+            num_allowed += 1
+        return num_allowed
+
+    def copy(self) -> SimulatedGrammar:
+        return replace(self, token_ids=list(self.token_ids))
 
     def allowed(self) -> set[int]:
-        """Tokens that may come next."""
+        """Tokens that may come next. When the text is complete, an end token still may."""
         at = len(self.token_ids)
         if self.failure or at == self.rule.dead:
             return set()
+        if self.is_finished:
+            return set(self.ending_ids)
         chosen = {i for i in range(VOCAB_SIZE) if hash((self.rule.seed, *self.token_ids, i)) % 5 < 2}
         ending = set(self.ending_ids)
         return chosen | ending if self.is_accepting else chosen - ending

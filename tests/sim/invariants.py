@@ -9,11 +9,13 @@ from math import inf
 from inferd.engine.arch.paging import max_blocks
 from inferd.engine.cache.prefix import GONE
 from inferd.engine.request import Request
+from inferd.engine.sched.entry import State
 from inferd.engine.sched.latency.budget import chunk_s
 from inferd.engine.sched.latency.policy import STARVED_STEPS
 from inferd.engine.sched.latency.step_time import StepLoad
 from inferd.engine.sched.plan import StepPlan
 from tests.sim.engine import SimulatedEngine
+from tests.sim.guesses import ScriptedGuesses
 from tests.sim.scenario import CHUNK_SPLIT, Limits
 
 Ranks = dict[str, tuple[str, float, float]]
@@ -28,6 +30,10 @@ class Invariants:
         self._num_starved = self._num_held = 0
         self._cleared: set[Request] = set()
         """Suspects that got past the position of the crash; a preemption does not make them suspects again."""
+        self._num_preemptions = self._num_free = 0
+        """Preemptions and free blocks when drafts were added to a step: all else was planned."""
+        if isinstance(engine.guesses, ScriptedGuesses):
+            engine.guesses.asked = self._guess_asked
 
     def ranks(self) -> Ranks:
         """Ranks of the running requests. A TTFT target is worth one level at most."""
@@ -43,15 +49,22 @@ class Invariants:
             ranks[request.request_id] = (scheduling.tenant, rank, scheduling.arrival_s)
         return ranks
 
+    def _guess_asked(self) -> None:
+        """Called when the step is planned but for its drafts."""
+        self._num_preemptions = self._engine.scheduler.num_preemptions
+        self._num_free = self._engine.cache.pool.num_free
+
     def check_launch(self, plan: StepPlan) -> None:
         """Checks while earlier steps are still on the device."""
         self._check_suspects()
+        self._check_drafts(plan)
         self._check_pace(plan)
 
     def check_step(self, before: Ranks, live: set[str]) -> None:
         """Checks after a step. `before`: requests that ran then. `live`: requests that have not ended."""
         self._check_suspects()
         self._check_victims(before, live)
+        self._check_charges()
         self._engine.core.check()
         self._check_blocks()
 
@@ -87,6 +100,27 @@ class Invariants:
                 num_held = len(blocks) - blocks.count(GONE)
                 assert num_held <= most, f"{num_held} blocks held in a window of {window}, at most {most} are seen"
 
+    def _check_drafts(self, plan: StepPlan) -> None:
+        """Drafts take what all else leaves: nobody is preempted for them, and no request that was preempted, or runs
+        alone, has any."""
+        scheduler = self._engine.scheduler
+        for row, entry in zip(plan.rows, scheduler._launched[-1][1], strict=True):
+            name = entry.request.request_id
+            if row.draft_ids:
+                assert entry.state is State.RUNNING, f"{name} was preempted, and verifies drafts"
+                assert scheduler._suspects._current is not entry, f"{name} is a suspect, and verifies drafts"
+        if plan.has_drafts and isinstance(self._engine.guesses, ScriptedGuesses):
+            assert scheduler.num_preemptions == self._num_preemptions, "somebody was preempted for drafts"
+            if scheduler._slots.claimant is not None:
+                num_taken = self._num_free - self._engine.cache.pool.num_free
+                assert not num_taken, f"drafts took {num_taken} blocks, and a request waits for memory"
+
+    def _check_charges(self) -> None:
+        """A tenant was charged for no token that its request was not given, or does not draw now."""
+        for request, entry in self._engine.scheduler._entries.items():
+            most = request.total - request.num_drafts
+            assert entry.num_charged <= most, f"{request.request_id}: {entry.num_charged} tokens charged, {most} exist"
+
     def _check_pace(self, plan: StepPlan) -> None:
         """As far as the step-time model knows, chunks delay decodes by at most twice the least target. The exception is
         one split once in a while, so that no prompt starves.
@@ -102,28 +136,41 @@ class Invariants:
         decodes = [
             entry.request
             for row, entry in zip(plan.rows, entries, strict=True)
-            if row.num_tokens == 1 and row.samples and row.slot not in admitted
+            if row.num_tokens == 1 + len(row.draft_ids) and row.samples and row.slot not in admitted
         ]
         targets = [target_s for request in decodes if (target_s := request.scheduling.tpot_target_s) is not None]
-        load = StepLoad.of(plan.rows)
-        if not load.pairs:
+        chunks = [row for row in plan.rows if row.num_tokens > 1 and not row.draft_ids]
+        costs = self._engine.scheduler.latency.model.chunked
+        left_s = 2 * min(targets, default=inf) - costs.predict(StepLoad(len(decodes), 0, 0))
+        self._check_time_of_drafts(plan, left_s - sum(chunk_s(costs, row.start, row.num_tokens) for row in chunks))
+        if not chunks:
             self._num_starved += 1
             return
         num_starved, self._num_starved = self._num_starved, 0
-        costs = self._engine.scheduler.latency.model.chunked
-        chunks_s = [chunk_s(costs, row.start, row.num_tokens) for row in plan.rows if row.num_tokens > 1]
-        left_s = 2 * min(targets, default=inf) - costs.predict(StepLoad(len(decodes), 0, 0))
+        chunks_s = [chunk_s(costs, row.start, row.num_tokens) for row in chunks]
         if sum(chunks_s) > max(left_s, 0.0) * (1 + 1e-9) + 1e-12:
-            num_tokens = sum(row.num_tokens for row in plan.rows if row.num_tokens > 1)
+            num_tokens = sum(row.num_tokens for row in chunks)
             assert num_starved >= STARVED_STEPS, f"chunks of {sum(chunks_s)} s where {left_s} s are left"
             assert num_tokens <= CHUNK_SPLIT, f"{num_tokens} tokens beyond the targets of those who decode"
+
+    def _check_time_of_drafts(self, plan: StepPlan, left_s: float) -> None:
+        """Drafts take no more than the seconds that targets and chunks leave, as far as the model knows."""
+        model = self._engine.scheduler.latency.model
+        costs = model.chunked if StepLoad.of(plan.rows).pairs else model.decode
+        drafts_s = [
+            costs.token_s + costs.context_s * (row.start + number)
+            for row in plan.rows
+            for number in range(1, 1 + len(row.draft_ids))
+        ]
+        assert sum(drafts_s) <= max(left_s, 0.0) * (1 + 1e-9) + 1e-12, f"drafts of {sum(drafts_s)} s, {left_s} s left"
 
     def _check_held(self, plan: StepPlan) -> None:
         """A begun prompt, with blocks for more and room in the step, waits at most `STARVED_STEPS` steps."""
         running = self._engine.scheduler._running
         prompts = {entry.slot for entry in running if entry.request.num_pending > 1}
-        is_computed = any(row.num_tokens > 1 or row.slot in prompts for row in plan.rows)
-        is_held = plan.num_tokens + 2 <= self._limits.max_num_batched_tokens and any(
+        num_drafts = sum(len(row.draft_ids) for row in plan.rows)
+        is_computed = any(row.num_tokens > 1 + len(row.draft_ids) or row.slot in prompts for row in plan.rows)
+        is_held = plan.num_tokens - num_drafts + 2 <= self._limits.max_num_batched_tokens and any(
             entry.request.num_pending > 1 and entry.table.capacity >= entry.request.scheduled + 2 for entry in running
         )
         self._num_held = self._num_held + 1 if is_held and not is_computed else 0

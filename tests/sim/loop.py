@@ -10,7 +10,7 @@ import asyncio
 from math import inf
 from random import Random
 
-from tests.sim.device import SimulationError
+from tests.sim.cells import SimulationError
 
 _START_S = 1000.0
 

@@ -18,7 +18,8 @@ from tests.sim.oracle import VOCAB_SIZE, Job, Windows, answer_of
 
 _TTFT_TARGETS_S = (None, None, 0.001, 0.06, 0.3, 2.0, 60.0)
 _TPOT_TARGETS_S = (None, 0.0001, 0.0025, 0.006, 0.015, 1.0)
-"""From targets that no step meets to some that every step meets: a step takes 1 ms and 0.5 ms a token."""
+"""From targets that no step meets to some that every step meets: a step takes 1 ms and `TOKEN_S` a token."""
+TOKEN_S = 0.0005
 CHUNK_SPLIT = 4
 
 _POOLINGS = (None, Pooling("last"), Pooling("mean"), Pooling("mean"))
@@ -49,6 +50,17 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """How tokens are guessed, and how many of them a step verifies."""
+
+    max_draws: int
+    is_scripted: bool
+    """Whether the simulation guesses, which knows the model. If not, the product does."""
+    token_s: float
+    """Seconds that a token adds to a step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     seed: int
     limits: Limits
@@ -64,6 +76,8 @@ class Scenario:
     is_lazy: bool
     is_flood: bool
     """The first job has a bad priority, and better ones keep coming until it ends."""
+    speculation: Speculation | None = None
+    """None: nothing is guessed."""
 
 
 def make_scenario(seed: int) -> Scenario:
@@ -84,6 +98,19 @@ def make_scenario(seed: int) -> Scenario:
         duplicates=_ticks(rng, last_tick, 0.2, 3),
         is_lazy=rng.random() < 0.5,
         is_flood=is_flood,
+        speculation=_speculation(seed),
+    )
+
+
+def _speculation(seed: int) -> Speculation | None:
+    """Guesses in half of the scenarios, from a random source of their own."""
+    rng = Random(f"speculation {seed}")
+    if rng.random() < 0.5:
+        return None
+    return Speculation(
+        max_draws=rng.choice((2, 3, 5, 16, 32, 32)),
+        is_scripted=rng.random() < 0.9,
+        token_s=rng.choice((TOKEN_S, TOKEN_S / 20, TOKEN_S / 20)),
     )
 
 
@@ -213,7 +240,7 @@ def _rule(rng: Random) -> Rule:
         seed=rng.randrange(1_000),
         end=-1 if rng.random() < 0.05 else rng.choice((1, 2, 5, 13, NEVER)),
         dead=rng.choice((NEVER,) * 9 + (0, 3)),
-        complex=rng.choice((NEVER,) * 9 + (1, 4)),
+        complex=rng.choice((NEVER,) * 6 + (1, 1, 2, 4, 4)),
         ticks=rng.choice((0, 0, 1, 5)),
     )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inferd.engine.api.wire.messages import Delta, StepOutput, Submit
-from tests.sim.device import SimulationError
+from tests.sim.cells import SimulationError
 from tests.sim.engine import make_engine
 from tests.sim.invariants import Invariants
 from tests.sim.oracle import Job, answer_of
@@ -26,11 +26,24 @@ class _CoreStream(Stream):
 
 
 def run_seed(seed: int) -> None:
-    """Run the scenario of `seed` without overlap and with it. Raises `AssertionError` for any difference."""
+    """Run the scenario of `seed` without overlap, with it, and with drafts if it has some. Raises `AssertionError` for
+    any difference."""
     scenario = make_scenario(seed)
-    without, with_overlap = (Simulation(scenario, depth).run() for depth in (0, 1))
-    for request_id in without.keys() & with_overlap.keys():
-        assert without[request_id] == with_overlap[request_id], f"{request_id} answers otherwise under overlap"
+    plain = replace(scenario, speculation=None)
+    without, with_overlap = (Simulation(plain, depth).run() for depth in (0, 1))
+    _compare(without, with_overlap, "under overlap")
+    _compare(without, run_with_drafts(seed), "with drafts")
+
+
+def run_with_drafts(seed: int) -> dict[str, tuple[int, ...]]:
+    """Run the scenario of `seed` under overlap, with drafts. Nothing if it has none."""
+    scenario = make_scenario(seed)
+    return Simulation(scenario, depth=1).run() if scenario.speculation is not None else {}
+
+
+def _compare(answers: dict[str, tuple[int, ...]], others: dict[str, tuple[int, ...]], how: str) -> None:
+    for request_id in answers.keys() & others.keys():
+        assert answers[request_id] == others[request_id], f"{request_id} answers otherwise {how}"
 
 
 class Simulation:

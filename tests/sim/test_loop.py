@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tests.sim.device import SimulationError
+from tests.sim.cells import SimulationError
 from tests.sim.loop import VirtualLoop
 
 

@@ -5,16 +5,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from inferd.engine.sched.entry import Entry
+from inferd.engine.sched.plan import Row, RowResult
+from inferd.engine.sched.scheduler import Scheduler
 from tests.sim.faults import Fault, make_front_scenario
 from tests.sim.front import run_front, run_front_seed
 from tests.sim.scenario import make_scenario
-from tests.sim.simulation import run_seed
+from tests.sim.simulation import run_seed, run_with_drafts
 
 REGRESSIONS = Path(__file__).parent / "regressions.txt"
 RUNS: dict[str, tuple[Callable[[int], None], Callable[[int], object]]] = {
@@ -47,6 +51,42 @@ def test_a_wire_may_go_silent(way: str) -> None:
     for seed in range(8):
         for at in (1, 2, 5):
             run_front(replace(make_front_scenario(seed), lives={0: (Fault("mute", way, at),)}))
+
+
+def test_a_device_may_accept_fewer_drafts_than_it_could(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next row draws again what was not given, so that no token is lost."""
+    accepted = Row.accepted
+    monkeypatch.setattr(Row, "accepted", lambda self, drawn: max(1, accepted(self, drawn) - 1))
+    for seed in range(60):
+        run_with_drafts(seed)
+
+
+def test_the_seeds_verify_drafts_in_every_situation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted, rejected, and both; across blocks, at the end of the context, and beside all else that may happen."""
+    seen: Counter[str] = Counter()
+    apply_row = Scheduler._apply_row
+
+    def noted(self: Scheduler, entry: Entry, row: Row, result: RowResult) -> None:
+        if row.draft_ids:
+            num_accepted, num_drafts = len(result.token_ids) - 1, len(row.draft_ids)
+            seen["all" if num_accepted == num_drafts else "some" if num_accepted else "none"] += 1
+            size = self.cache.block_size
+            seen["new block"] += row.start // size != (row.start + row.num_tokens - 1) // size
+            seen["many"] += num_drafts > 5
+            seen["last"] += row.start + row.num_tokens == entry.request.num_needed
+            seen["admitted"] += row.start == entry.request.cached
+            seen["grammar"] += bool(entry.request.params.grammar)
+            seen["tenants"] += not self._shares.has_one_tenant
+            seen["target"] += entry.request.scheduling.has_target
+            seen["windows"] += self.cache.has_windows
+        apply_row(self, entry, row, result)
+
+    monkeypatch.setattr(Scheduler, "_apply_row", noted)
+    for seed in range(120):
+        run_with_drafts(seed)
+
+    rare = {what: seen[what] for what in seen if seen[what] < 5}
+    assert len(seen) == 11 and not rare, rare
 
 
 def run_all(which: str, seeds: Iterable[int]) -> None:
