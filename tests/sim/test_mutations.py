@@ -13,16 +13,27 @@ from tests.sim import (
     recovery_mutations,
     router_mutations,
     sched_mutations,
+    speculation_mutations,
 )
 from tests.sim.conftest import SHORT_SEEDS
 from tests.sim.front import run_front_seed
 from tests.sim.planting import Mutation
-from tests.sim.simulation import run_seed
+from tests.sim.simulation import run_seed, run_with_drafts
 
 CORE = (*cache_mutations.plant, *group_mutations.plant, *sched_mutations.plant, *core_mutations.plant)
 FRONT = (*router_mutations.plant, *recovery_mutations.plant)
-CASES = [(plant, run_seed) for plant in CORE] + [(plant, run_front_seed) for plant in FRONT]
-TELLING = {run_seed: (64, 67, 94, 134, 197), run_front_seed: (22, 37, 66, 85, 103, 106, 120)}
+DRAFTS = tuple(speculation_mutations.plant)
+RUNS: dict[Callable[[int], object], tuple[Mutation, ...]] = {
+    run_seed: CORE,
+    run_with_drafts: DRAFTS,
+    run_front_seed: FRONT,
+}
+CASES = [(plant, run) for run, plants in RUNS.items() for plant in plants]
+TELLING: dict[Callable[[int], object], tuple[int, ...]] = {
+    run_seed: (64, 67, 94, 134, 197),
+    run_with_drafts: (),
+    run_front_seed: (22, 37, 66, 85, 103, 106, 120),
+}
 """Seeds that catch bugs which few others catch. They run before all others, which takes half of the time."""
 CAUGHT = (AssertionError, KeyError)
 """Errors of a wrong engine or a wrong server. Any other error means that the mutation itself is wrong."""
@@ -30,18 +41,19 @@ CAUGHT = (AssertionError, KeyError)
 
 def test_there_are_enough() -> None:
     assert len(CORE) >= 60
+    assert len(DRAFTS) >= 20
     assert len(FRONT) >= 35
     assert len({plant.__name__ for plant, _ in CASES}) == len(CASES)
 
 
 @pytest.mark.parametrize(("plant", "run"), CASES, ids=[plant.__name__ for plant, _ in CASES])
-def test_caught(plant: Mutation, run: Callable[[int], None]) -> None:
+def test_caught(plant: Mutation, run: Callable[[int], object]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
         with pytest.raises(CAUGHT):
             run_all(run)
 
 
-def run_all(run: Callable[[int], None]) -> None:
+def run_all(run: Callable[[int], object]) -> None:
     for seed in dict.fromkeys([*TELLING[run], *range(SHORT_SEEDS)]):
         run(seed)
