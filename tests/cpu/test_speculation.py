@@ -7,14 +7,17 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from inferd.engine.api.wire.messages import Submit
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.ports import Grammar
 from inferd.engine.request import Request
+from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.speculation.ports import MOST_DRAFTS, NO_GUESS, Guess
@@ -137,6 +140,23 @@ def test_an_answer_with_a_wrong_token_would_be_seen(tmp_path: Path) -> None:
     plain = run(core_of(engine, None), first)
     assert run(core_of(engine, None), second) != plain
     assert run(core_of(engine, KnownAnswers(plain, random.Random(1), 0.0)), second) != plain
+
+
+def test_a_rejected_token_that_counts_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Penalties must not see what was drawn behind a rejected draft."""
+    engine = Engine.load(saved(tmp_path, "qwen3"), dtype="float32", speculative="ngram")
+    penalties = {"repetition_penalty": 1.8, "frequency_penalty": 1.5}
+    asked = [request(f"r{i}", prompt(i, 9), temperature=1.0, seed=i, **penalties) for i in range(6)]
+    plain = run(core_of(engine, None), *asked)
+    guesses = KnownAnswers(plain, random.Random(1), wrong=0.3)
+    assert run(core_of(engine, guesses), *asked) == plain
+    draw = Sampler._draw
+
+    def record_all(self: Sampler, logits: Tensor, *of_rows: Any) -> tuple[Tensor, Tensor]:
+        return draw(self, logits, *of_rows[:3])
+
+    monkeypatch.setattr(Sampler, "_draw", record_all)
+    assert run(core_of(engine, guesses), *asked) != plain
 
 
 def saved(path: Path, family: str) -> Path:
