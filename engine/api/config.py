@@ -50,11 +50,9 @@ from inferd.engine.api.served import (
     served_precisions,
     served_weights_dtype,
 )
+from inferd.engine.api.speculation import Speculative, speculative_on
 from inferd.engine.arch.description import Arch
 
-Speculative = Literal["none", "ngram", "suffix", "auto"]
-"""What guesses tokens: nothing, what the request repeats of itself, that and earlier answers, or what suits the device.
-"""
 BLOCK_SIZES = (16, 32, 64, 128)
 AUTO_BLOCK_SIZE = 32
 AUTO_MAX_NUM_BATCHED_TOKENS = 256
@@ -133,7 +131,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     standby: bool = False
     """Whether a standby process waits to take the engine's place."""
     speculative: Speculative = "none"
-    """What guesses tokens for steps to verify."""
+    """Source of the guessed tokens that steps verify."""
 
     @property
     def most_draws(self) -> int:
@@ -178,7 +176,7 @@ def resolve(
     if deterministic != config.deterministic:
         chosen["deterministic"] = (deterministic, why)
     if config.speculative == "auto":
-        chosen["speculative"] = _speculative_on(device)
+        chosen["speculative"] = speculative_on(device)
     if config.tensor_parallel_size > 1:
         chosen |= _exchange(config, device, deterministic=deterministic)
     if deterministic and device == "cuda" and dtype[0] == "float32":
@@ -237,13 +235,6 @@ def precision_of(config: EngineConfig) -> Precision:
     assert config.dtype != "auto" and config.weights_dtype != "auto"
     kv_cache: KVCache = next((name for name in KV_FORMATS if name == config.kv_cache_dtype), "auto")
     return Precision(config.dtype, config.quantization, kv_cache, config.weights_dtype)
-
-
-def _speculative_on(device: Literal["cpu", "cuda"]) -> tuple[Speculative, str]:
-    """What "auto" means on a device, and why."""
-    if device == "cpu":
-        return "suffix", "tokens that repeat earlier ones are verified many at a time"
-    return "none", "no GPU has shown yet what it gains there"
 
 
 def _workload(config: EngineConfig, max_model_len: int | None) -> Workload:

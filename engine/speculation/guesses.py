@@ -11,8 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from inferd.engine.api.memory.activations import RULE_PREFIX, RULE_WORDS
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.speculation import reason_against
 from inferd.engine.grammar.ports import Grammar
 from inferd.engine.request import Request
 from inferd.engine.speculation.ports import MOST_DRAFTS, NO_GUESS, Guess
@@ -178,18 +177,6 @@ class Guesses:
                 break
         guessed.kinds = guessed.kinds[: len(odds)]
         return Guess(tuple(ids[: len(odds)]), tuple(odds))
-
-
-def reason_against(params: SamplingParams) -> str | None:
-    """Why nothing is guessed for such a request; None if it is."""
-    if params.pooling is not None or params.max_tokens < 2:
-        return "it draws no more than one token"
-    words = [word for word in params.bad_words if len(word) > 1]
-    if len(words) > RULE_WORDS or any(len(word) > RULE_PREFIX + 1 for word in words):
-        return (
-            f"it has more than {RULE_WORDS} bad words of several tokens, or one of more than {RULE_PREFIX + 1} tokens"
-        )
-    return None
 
 
 def _owner_of(request: Request) -> tuple[str, str]:

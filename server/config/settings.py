@@ -18,9 +18,9 @@ from pydantic import PrivateAttr, SecretStr, ValidationError, field_validator, m
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from inferd.engine.api.config import Speculative
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.memory.precision import KVCache
+from inferd.engine.api.speculation import Speculative
 from inferd.server.config.fields import (
     ENV_PREFIX,
     Auto,

@@ -93,6 +93,20 @@ def test_what_was_asked_stays() -> None:
     assert config.num_blocks == GIB // (kv_bytes_per_token("float32") * 16)
 
 
+def test_speculation_is_what_the_device_gains_from() -> None:
+    asked = msgspec.structs.replace(ASKED, speculative="auto")
+    for where, became in ((machine(64), "suffix"), (gpu_machine(), "none")):
+        config, _, decisions = resolve(msgspec.structs.replace(asked, device="auto"), facts(), where)
+        assert config.speculative == became
+        (decision,) = [decision for decision in decisions if decision.field == "speculative"]
+        assert (decision.asked, decision.became) == ("auto", became) and decision.why
+    plain, guessing = (
+        resolve(msgspec.structs.replace(ASKED, speculative=kind, max_num_seqs=4), facts(), machine(64))[1]
+        for kind in ("none", "ngram")
+    )
+    assert guessing.working_bytes > plain.working_bytes, "the logits of guessed tokens are planned"
+
+
 def test_dtypes() -> None:
     assert resolve(ASKED, facts(), machine(64))[0].dtype == "bfloat16"
     assert resolve(ASKED, facts(is_embedded=True), machine(64))[0].dtype == "float32"
