@@ -150,11 +150,12 @@ class LiveRequest:
         *,
         result: RowResult = NO_RESULT,
         prompt_logprobs: tuple[WireLogprobs, ...] = (),
+        num_drafts: int = 0,
         failure: Failure | None = None,
     ) -> Delta:
         """The next delta: the result of a row, and how the request ends, if it does.
 
-        `prompt_logprobs`: those of the row that were not sent before.
+        `prompt_logprobs`: those of the row that were not sent before. `num_drafts`: drafts of the row.
         """
         request = self.request
         scheduled_s = request.scheduled_s if self._is_first_delta else None
@@ -170,6 +171,7 @@ class LiveRequest:
             scheduled_s=scheduled_s,
             failure=failure,
             embedding=result.embedding,
+            num_drafts=num_drafts,
         )
 
 

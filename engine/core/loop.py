@@ -211,6 +211,9 @@ class EngineCore:
             num_shed=scheduler.stats.num_shed,
             num_tokens_waiting=scheduler.num_tokens_waiting,
             step_model=self._step_model,
+            num_draft_rows=scheduler.stats.num_draft_rows,
+            num_drafts=scheduler.stats.num_drafts,
+            accepted_drafts=tuple(scheduler.stats.accepted_drafts) if scheduler.stats.accepted_drafts[0] else (),
         )
 
     def check(self) -> None:
@@ -422,7 +425,14 @@ class EngineCore:
             self._end(live)
         elif not result.token_ids and not prompt_logprobs:
             return None
-        return live.delta(finish_reason, stop_token_id, result=result, prompt_logprobs=prompt_logprobs, failure=failure)
+        return live.delta(
+            finish_reason,
+            stop_token_id,
+            result=result,
+            prompt_logprobs=prompt_logprobs,
+            num_drafts=len(applied.row.draft_ids),
+            failure=failure,
+        )
 
     def _fail(self, live: LiveRequest, applied: AppliedRow) -> Delta:
         """End a request that drew nothing. If a NaN was the cause, its blocks must not be used again."""

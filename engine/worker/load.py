@@ -182,6 +182,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
         kv_cache_dtype=config.kv_cache_dtype,
         deterministic=deterministic,
         kernels=kernels,
+        speculative=config.speculative,
     )
 
 

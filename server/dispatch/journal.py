@@ -19,9 +19,11 @@ class Journal:
     __slots__ = (
         "_num_replayed",
         "emitted_ids",
+        "num_accepted",
         "num_cached",
         "num_deaths",
         "num_deaths_alone",
+        "num_drafts",
         "num_prompt_logprobs",
         "reached",
         "submit",
@@ -35,6 +37,8 @@ class Journal:
         self.num_prompt_logprobs = 0
         self.num_cached = 0
         """Prompt tokens found in the prefix cache, as reported to the caller with the first token."""
+        self.num_drafts = self.num_accepted = 0
+        """Guessed tokens that engines verified for it, and those that they accepted."""
         self.reached = 0
         """Number of positions up to which an engine had computed it when that engine died. 0: it is no suspect."""
         self.num_deaths = 0
@@ -59,6 +63,9 @@ class Journal:
             if not self.emitted_ids:
                 self.num_cached = delta.num_cached_tokens
             self.emitted_ids.extend(delta.token_ids)
+            if delta.num_drafts:
+                self.num_drafts += delta.num_drafts
+                self.num_accepted += len(delta.token_ids) - 1
         self.num_prompt_logprobs += len(delta.prompt_logprobs)
 
     def replay(self, *, alone: bool) -> Submit:

@@ -56,6 +56,16 @@ class TokenStream:
         return len(self.journal.emitted_ids)
 
     @property
+    def num_drafts(self) -> int:
+        """Guessed tokens that steps verified so far."""
+        return self.journal.num_drafts
+
+    @property
+    def num_accepted(self) -> int:
+        """Those of them that were accepted."""
+        return self.journal.num_accepted
+
+    @property
     def has_begun(self) -> bool:
         return self.scheduled_s is not None
 
@@ -124,4 +134,5 @@ def merge(deltas: Sequence[Delta]) -> Delta:
         prompt_logprobs=tuple(logprobs for delta in deltas for logprobs in delta.prompt_logprobs),
         num_cached_tokens=max(delta.num_cached_tokens for delta in deltas),
         scheduled_s=next((delta.scheduled_s for delta in deltas if delta.scheduled_s is not None), None),
+        num_drafts=sum(delta.num_drafts for delta in deltas),
     )

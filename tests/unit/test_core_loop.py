@@ -12,9 +12,13 @@ from inferd.engine.api.wire.messages import Delta, StepOutput, Submit, SubmitCho
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
+from inferd.engine.grammar.ports import Grammar
+from inferd.engine.request import Request
+from inferd.engine.sched.latency.step_time import Coefficients, Seed
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import RowResult, RowStatus, StepPlan, StepResult, TokenLogprobs
 from inferd.engine.sched.scheduler import Scheduler
+from inferd.engine.speculation.ports import Guess
 
 VOCAB = 100
 
@@ -50,7 +54,10 @@ class Script:
                 rows.append(RowResult(status=RowStatus.NOTHING_TO_DRAW))
                 continue
             script = self.tokens.get(self.names[row.slot], [])
-            drawn = (script.pop(0) if script else 50,) if row.samples else ()
+            drawn = tuple(script.pop(0) if script else 50 for _ in range(row.num_draws))
+            rejected = drawn[row.accepted(drawn) :]
+            script[:0] = rejected
+            drawn = drawn[: len(drawn) - len(rejected)]
             logprobs = tuple(TokenLogprobs(token_id, -1.5, 2, ((3, -0.5),)) for token_id in drawn)
             prompt_logprobs = tuple(
                 TokenLogprobs(p, -2.0, 1, ()) for p in range(row.start + 1, row.start + row.num_tokens)
@@ -60,6 +67,32 @@ class Script:
 
     def close(self) -> None:
         """Does nothing."""
+
+
+class Always:
+    """Guesses the same ids whatever came."""
+
+    def __init__(self, *ids: int) -> None:
+        self._guess = Guess(ids, (0.99,) * len(ids))
+        self.opened: list[str] = []
+        self.closed: list[str] = []
+
+    def open(self, request: Request, grammar: Grammar | None) -> None:
+        self.opened.append(request.request_id)
+
+    def close(self, request: Request) -> None:
+        self.closed.append(request.request_id)
+
+    def guess(self, request: Request) -> Guess:
+        return self._guess
+
+
+def speculating(guesses: Always, script: Script) -> EngineCore:
+    """A core in which steps cost almost nothing for each token, so that drafts are worth their time."""
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, max_draws=32)
+    costs = Coefficients(step_s=1.0, token_s=1e-6, context_s=0.0)
+    scheduler = Scheduler(config, KVCache(32, 4), Seed(costs, costs), guesses)
+    return EngineCore(scheduler, script, vocab_size=VOCAB, clock=lambda: 0.0, guesses=guesses)
 
 
 def make(script: Script | None = None, depth: int = 1, **limits: int) -> EngineCore:
@@ -449,3 +482,44 @@ def test_steps_teach_the_step_time_model() -> None:
     assert outputs[-1].step_predicted_s == pytest.approx(0.02, rel=0.02)
     assert outputs[-1].step_own_s == pytest.approx(0.02)
     assert outputs[0].stats.step_model.prefill_tokens_per_s > 0
+
+
+# -- drafts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_delta_says_how_many_drafts_its_step_verified() -> None:
+    """The answer is 7, 7, 7, 8, 7, 7, 7, 7. Every guess is three times 7, so each row's first wrong draft ends it."""
+    answer, guesses = [7, 7, 7, 8, 7, 7, 7, 7], Always(7, 7, 7)
+    core = speculating(guesses, Script({"r": list(answer)}))
+    deltas = run(core, submit(max_tokens=8))
+    assert ids_of(deltas) == answer == ids_of(run(make(Script({"r": list(answer)})), submit(max_tokens=8)))
+    told = [(len(delta.token_ids), delta.num_drafts) for delta in deltas if delta.num_drafts]
+    assert told and max(num_tokens for num_tokens, _ in told) > 1, "nothing was speculated"
+    stats = core.stats()
+    assert stats.num_draft_rows == len(told)
+    assert stats.num_drafts == sum(num_drafts for _, num_drafts in told)
+    assert sum(stats.accepted_drafts) == sum(num_tokens - 1 for num_tokens, _ in told)
+    assert list(stats.accepted_drafts) == sorted(stats.accepted_drafts, reverse=True)
+    assert guesses.opened == guesses.closed == ["r"]
+
+
+@pytest.mark.parametrize(
+    ("params", "kept", "reason", "stop_token_id"),
+    [
+        ({"eos_token_ids": (8,)}, [7, 7, 7, 8], "stop", 8),
+        ({"stop_token_ids": (7,), "min_tokens": 2}, [7, 7, 7], "stop", 7),
+        ({"max_tokens": 6}, [7, 7, 7, 8, 8, 8], "length", None),
+    ],
+)
+def test_a_row_with_drafts_gives_nothing_behind_the_end(
+    params: dict[str, Any], kept: list[int], reason: str, stop_token_id: int | None
+) -> None:
+    """The drafts behind it are right, so the step draws tokens that no request of one token a step would have."""
+    script = Script({"r": [7, 7, 7, 8, 8, 8, 8, 8, 8, 8]})
+    core = speculating(Always(7, 7, 8, 8, 8, 8, 8), script)
+    deltas = run(core, submit(**{"max_tokens": 9, "logprobs": 1, **params}))
+    end = end_of(deltas)
+    assert (ids_of(deltas), end.finish_reason, end.stop_token_id) == (kept, reason, stop_token_id)
+    assert [entry.token_id for delta in deltas for entry in delta.logprobs] == kept
+    assert core.stats().num_drafts > 0, "nothing was speculated"
+    assert core.stats().num_generation_tokens == len(kept)

@@ -47,8 +47,9 @@ FROM_ENGINE: list[FromEngine] = [
         deltas=(
             Delta(request_id="a", token_ids=(1,), logprobs=(WireLogprobs(1, -0.5, 1, ((1, -0.5),)),), scheduled_s=2.0),
             Delta(request_id="b", finish_reason="error", failure=Failure("invalid_value", "no", "n")),
+            Delta(request_id="c", token_ids=(4, 5), num_drafts=3),
         ),
-        stats=EngineStats(num_running=1),
+        stats=EngineStats(num_running=1, num_draft_rows=1, num_drafts=3, accepted_drafts=(1, 0)),
         step_duration_s=0.5,
         step_phase="mixed",
         step_own_s=0.25,
@@ -123,7 +124,7 @@ def test_a_step_with_long_scored_prompts_is_told_in_parts(monkeypatch: pytest.Mo
     ended = Delta(request_id="gone", finish_reason="abort")
     last = Delta(
         request_id="long", token_ids=(7,), prompt_logprobs=scored(0, 33, num_top), num_cached_tokens=3, scheduled_s=2.5,
-        finish_reason="length",
+        finish_reason="length", num_drafts=2,
     )  # fmt: skip
     chunk = Delta(request_id="chunk", prompt_logprobs=scored(50, 19, num_top), scheduled_s=1.5)
     plain = Delta(request_id="plain", token_ids=(4,), logprobs=scored(4, 1, 2))

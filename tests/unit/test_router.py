@@ -203,6 +203,27 @@ def test_tokens_beside_the_first_one_came_without_a_gap() -> None:
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
+@pytest.mark.parametrize("dies", [False, True], ids=["one engine", "an engine that dies between"])
+def test_drafts_of_a_request_are_counted_over_its_engines(dies: bool) -> None:
+    """An engine counts from the start of its own request, so the journal adds up what each delta says."""
+
+    async def scenario(router: Router, client: FakeClient) -> None:
+        stream = router.submit(submit("a"))
+        client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(1,))))
+        client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(2, 3, 4), num_drafts=5)))
+        await until(lambda: stream.num_generated == 4)
+        assert (stream.num_drafts, stream.num_accepted) == (5, 2)
+        if dies:
+            router.lose({})
+            client.inbox.put_nowait(READY)
+        client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(5,), num_drafts=2)))
+        client.inbox.put_nowait(step(Delta(request_id="a", finish_reason="length")))
+        assert merge(await collect(stream)).token_ids == (1, 2, 3, 4, 5)
+        assert (stream.num_drafts, stream.num_accepted) == (7, 2)
+
+    play(scenario)
+
+
 def test_a_slow_reader_gets_one_merged_delta() -> None:
     async def scenario(router: Router, client: FakeClient) -> None:
         stream = router.submit(submit("a"))
@@ -220,11 +241,12 @@ def test_a_slow_reader_gets_one_merged_delta() -> None:
 DELTAS = st.builds(
     Delta,
     request_id=st.just("a"),
-    token_ids=st.tuples(st.integers(0, 9)) | st.just(()),
+    token_ids=st.lists(st.integers(0, 9), max_size=4).map(tuple),
     logprobs=st.just(())
     | st.tuples(st.builds(WireLogprobs, st.integers(0, 9), st.just(-1.0), st.just(1), st.just(()))),
     num_cached_tokens=st.integers(0, 3),
     scheduled_s=st.none() | st.just(1.0),
+    num_drafts=st.integers(0, 3),
 )
 
 

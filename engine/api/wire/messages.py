@@ -16,7 +16,7 @@ import msgspec
 from inferd.engine.api.cost.roofline import Peaks, StepPhase
 from inferd.engine.api.wire.params import NO_SCHEDULING, SamplingParams, SchedulingParams
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -100,6 +100,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     failure: Failure | None = None
     embedding: bytes = b""
     """The pooled hidden state, fp32 in little-endian bytes; with the last delta of a request that asked for it."""
+    num_drafts: int = 0
+    """Number of guessed tokens that the step verified. If any, `token_ids` has one more than were accepted."""
 
 
 class StepCosts(msgspec.Struct, frozen=True, array_like=True):
@@ -150,6 +152,12 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     num_tokens_waiting: int = 0
     """Number of prompt tokens in the queue."""
     step_model: StepModel = StepModel()
+    num_draft_rows: int = 0
+    """Number of rows that verified drafts. One row is one request in one step."""
+    num_drafts: int = 0
+    """Number of guessed tokens that these rows verified."""
+    accepted_drafts: tuple[int, ...] = ()
+    """Number of accepted drafts, by place in the row. Empty until there is one."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
@@ -213,6 +221,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """Whether tokens depend on the request alone."""
     kernels: tuple[tuple[str, str], ...] = ()
     """(op, chosen implementation)."""
+    speculative: str = "none"
+    """Source of the guessed tokens that steps verify."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
