@@ -147,7 +147,9 @@ async def respond(
     events = until(taken.deadline, streams.events())
 
     def extra() -> Extra:
-        return {"metrics": streams.metrics()} if shape.include_metrics else {}
+        if not shape.include_metrics:
+            return {}
+        return {"metrics": streams.metrics(speculates=service.router.ready.speculative != "none")}
 
     per_token = 1 + max(taken.params.logprobs or 0, taken.params.prompt_logprobs or 0)
     if shape.is_stream:

@@ -21,6 +21,7 @@ from inferd.server.schema.answers.operation import (
     EngineState,
     LoadState,
     PhaseState,
+    SpeculationState,
     State,
     Status,
     StepModelState,
@@ -61,6 +62,7 @@ class StateApi:
             "restarts": service.metrics.num_restarts,
             **_load(router.stats),
             "last_minute": {phase: _phase(summaries.get(phase)) for phase in PHASES},
+            "speculation": _speculation(router.stats),
             "targets": _targets(service),
             "step_model": _step_model(router.stats, summaries),
         }
@@ -82,6 +84,7 @@ def _engine(ready: Ready) -> EngineState:
         "quantization": ready.quantization,
         "kv_cache_dtype": ready.kv_cache_dtype,
         "deterministic": ready.deterministic,
+        "speculative": ready.speculative,
         "peaks": {
             "read_bytes_per_s": round(ready.peaks.read_bytes_per_s),
             "flops_per_s": round(ready.peaks.flops_per_s),
@@ -98,6 +101,17 @@ def _load(stats: EngineStats) -> LoadState:
             "cached": stats.num_blocks_cached,
             "usage": round(stats.num_blocks_used / stats.num_blocks, _DIGITS) if stats.num_blocks else 0.0,
         },
+    }
+
+
+def _speculation(stats: EngineStats) -> SpeculationState:
+    num_accepted = sum(stats.accepted_drafts)
+    return {
+        "rows": stats.num_draft_rows,
+        "draft_tokens": stats.num_drafts,
+        "accepted_draft_tokens": num_accepted,
+        "acceptance": round(num_accepted / stats.num_drafts, _DIGITS) if stats.num_drafts else None,
+        "accepted_per_position": stats.accepted_drafts,
     }
 
 

@@ -12,6 +12,7 @@ from typing import Self
 from msgspec import structs
 
 from inferd.engine.api.errors import RequestError
+from inferd.engine.api.speculation import reason_against
 from inferd.engine.api.wire.messages import Delta
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
@@ -69,11 +70,12 @@ class ChoiceStreams:
             num_ids += len(submits[0].prompt_ids)
             num_choices += len(submits)
 
-    def metrics(self) -> RequestTiming | None:
-        """Timing of the one choice; None for several choices, which differ."""
+    def metrics(self, *, speculates: bool) -> RequestTiming | None:
+        """Timing of the one choice; None for several choices, which differ. `speculates`: whether the engine does."""
         if len(self._streams) > 1:
             return None
-        return timing_of(self._streams[0], self.request.scheduling.arrival_s)
+        reason = reason_against(self.request.params) if speculates else "the server runs without --speculative"
+        return timing_of(self._streams[0], self.request.scheduling.arrival_s, reason)
 
     def abort(self) -> None:
         for stream in self._streams:
@@ -132,6 +134,7 @@ def _slices(delta: Delta) -> list[Delta]:
             finish_reason=delta.finish_reason if start == starts[-1] else None,
             stop_token_id=delta.stop_token_id if start == starts[-1] else None,
             failure=delta.failure if start == starts[-1] else None,
+            num_drafts=delta.num_drafts if start == 0 else 0,
         )
         for start in starts
     ]
@@ -178,8 +181,8 @@ async def _merged(streams: list[TokenStream]) -> AsyncGenerator[tuple[int, Delta
         del task  # its error refers to this frame, and would keep itself alive
 
 
-def timing_of(stream: TokenStream, arrival_s: float) -> RequestTiming:
-    """The timing of one choice."""
+def timing_of(stream: TokenStream, arrival_s: float, not_speculated: str | None = None) -> RequestTiming:
+    """The timing of one choice. `not_speculated`: why nothing was guessed for it."""
     scheduled_s, first_s, last_s = stream.scheduled_s, stream.first_token_s, stream.last_token_s
     num_tokens = stream.num_generated
     generation_s = _between(first_s, last_s)
@@ -190,6 +193,9 @@ def timing_of(stream: TokenStream, arrival_s: float) -> RequestTiming:
         "generation_time_ms": _ms(generation_s),
         "mean_itl_ms": _ms(generation_s / (num_tokens - 1)) if generation_s is not None and num_tokens > 1 else None,
         "tokens_per_second": round(num_tokens / total_s, 2) if total_s else None,
+        "draft_tokens": stream.num_drafts,
+        "accepted_draft_tokens": stream.num_accepted,
+        "not_speculated": not_speculated,
     }
 
 

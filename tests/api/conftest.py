@@ -63,6 +63,8 @@ class Script:
     breaks: bool = False
     """Whether the stream raises an unexpected exception."""
     num_cached: int = 0
+    drafted: tuple[int, int] = (0, 0)
+    """Draft tokens of the choice, and accepted ones."""
     prompt_logprobs: tuple[WireLogprobs, ...] | None = None
     """Log probabilities to send instead of computed ones, which take long to make."""
 
@@ -90,6 +92,14 @@ class ScriptedStream:
     @property
     def num_generated(self) -> int:
         return self._at
+
+    @property
+    def num_drafts(self) -> int:
+        return self._script.drafted[0]
+
+    @property
+    def num_accepted(self) -> int:
+        return self._script.drafted[1]
 
     def __aiter__(self) -> Self:
         return self
@@ -181,6 +191,7 @@ class ScriptedRouter:
     stats: EngineStats = field(default_factory=EngineStats)
     num_resets: int = 0
     hidden_size: int = HIDDEN_SIZE
+    speculative: str = "none"
 
     @property
     def ready(self) -> Ready:
@@ -199,6 +210,7 @@ class ScriptedRouter:
             device="cpu",
             dtype="float32",
             peaks=Peaks(1e10, 1e12),
+            speculative=self.speculative,
         )
 
     def will(self, *scripts: Script) -> None:
@@ -242,7 +254,7 @@ class ScriptedRouter:
     def reset(self) -> None:
         self.is_recovering = self.is_leaving = False
         self.is_ready, self.has_engine, self.refusal = True, True, None
-        self.stats, self.num_resets, self.hidden_size = EngineStats(), 0, HIDDEN_SIZE
+        self.stats, self.num_resets, self.hidden_size, self.speculative = EngineStats(), 0, HIDDEN_SIZE, "none"
         self.scripts, self.submits, self.aborted = [], [], {}
 
 

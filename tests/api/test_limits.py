@@ -124,8 +124,30 @@ METRICS = {
     "generation_time_ms": 40.0,
     "mean_itl_ms": 10.0,
     "tokens_per_second": 17.24,
+    "draft_tokens": 0,
+    "accepted_draft_tokens": 0,
+    "not_speculated": "the server runs without --speculative",
 }
 """The rate of five tokens in the scripted engine's time: 5 / 0.29 s."""
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("speculative", "changes", "reason"),
+    [
+        ("none", {}, "the server runs without --speculative"),
+        ("suffix", {}, None),
+        ("suffix", {"max_tokens": 1}, "it draws no more than one token"),
+    ],
+)
+def test_metrics_say_what_was_guessed_or_why_nothing_was(
+    http: httpx.Client, router: Any, script: Any, path: str, body: dict[str, Any], speculative: str,
+    changes: dict[str, Any], reason: str | None,
+) -> None:  # fmt: skip
+    router.speculative = speculative
+    router.will(script(token_ids=(5, 6, 7, 8, 9), cuts=(1, 4), drafted=(6, 3)))
+    told = http.post(path, json={**body, **changes, "include_metrics": True}).json()["metrics"]
+    assert (told["draft_tokens"], told["accepted_draft_tokens"], told["not_speculated"]) == (6, 3, reason)
 
 
 @BOTH

@@ -24,12 +24,16 @@ def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:
             "quantization": "none",
             "kv_cache_dtype": "auto",
             "deterministic": True,
+            "speculative": "none",
             "peaks": {"read_bytes_per_s": 10**10, "flops_per_s": 10**12},
         },
         "restarts": 0,
         "requests": {"running": 0, "waiting": 0},
         "kv_cache": {"blocks": 0, "used": 0, "cached": 0, "usage": 0.0},
         "last_minute": {"prefill": None, "decode": None, "mixed": None},
+        "speculation": {
+            "rows": 0, "draft_tokens": 0, "accepted_draft_tokens": 0, "acceptance": None, "accepted_per_position": [],
+        },
         "targets": {"ttft_ms": None, "tpot_ms": None, "e2e_ms": None},
         "step_model": {
             "steps_without_chunks": "not known",
@@ -41,6 +45,20 @@ def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:
             "refused_for_their_target": 0,
             "last_minute": {"prefill": None, "decode": None, "mixed": None},
         },
+    }  # fmt: skip
+
+
+def test_what_the_engine_guessed(http: httpx.Client, router: Any) -> None:
+    router.speculative = "suffix"
+    router.stats = EngineStats(num_draft_rows=3, num_drafts=9, accepted_drafts=(2, 1, 1, 0))
+    state = http.get("/state").json()
+    assert state["engine"]["speculative"] == "suffix"
+    assert state["speculation"] == {
+        "rows": 3,
+        "draft_tokens": 9,
+        "accepted_draft_tokens": 4,
+        "acceptance": 0.4444,
+        "accepted_per_position": [2, 1, 1, 0],
     }
 
 

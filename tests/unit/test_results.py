@@ -413,6 +413,7 @@ def test_a_long_delta_says_in_pieces_what_it_says_whole(extra: int, reason: Fini
         finish_reason=reason,
         stop_token_id=ids[-1] if reason == "stop" else None,
         num_cached_tokens=7,
+        num_drafts=5,
         failure=Failure("engine_error", "it broke") if reason == "error" else None,
     )
     pieces = stream_module._slices(whole)

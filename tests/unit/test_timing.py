@@ -30,8 +30,18 @@ def test_times_are_between_the_engines_stamps(
 ) -> None:
     """It arrived at 10 s."""
     stream = SimpleNamespace(
-        scheduled_s=scheduled_s, first_token_s=first_s, last_token_s=last_s, num_generated=num_tokens
+        scheduled_s=scheduled_s,
+        first_token_s=first_s,
+        last_token_s=last_s,
+        num_generated=num_tokens,
+        num_drafts=num_tokens,
+        num_accepted=num_tokens // 2,
     )
     names = ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms", "mean_itl_ms", "tokens_per_second")
-    told: RequestTiming = timing_of(stream, 10.0)  # type: ignore[arg-type]
-    assert told == dict(zip(names, expected, strict=True))
+    told: RequestTiming = timing_of(stream, 10.0, "a reason")  # type: ignore[arg-type]
+    assert told == {
+        **dict(zip(names, expected, strict=True)),
+        "draft_tokens": num_tokens,
+        "accepted_draft_tokens": num_tokens // 2,
+        "not_speculated": "a reason",
+    }

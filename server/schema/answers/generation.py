@@ -51,6 +51,12 @@ class RequestTiming(Answer):
     mean_itl_ms: float | None
     """Mean milliseconds between two tokens."""
     tokens_per_second: float | None
+    draft_tokens: int
+    """Number of guessed tokens that steps verified for the answer."""
+    accepted_draft_tokens: int
+    """Number of these that were accepted, and so are in the answer."""
+    not_speculated: str | None
+    """The reason why nothing was guessed for the answer. Null if something might be."""
 
 
 class Extra(Answer):

@@ -87,6 +87,8 @@ class EngineState(Answer):
     quantization: str
     kv_cache_dtype: str
     deterministic: bool
+    speculative: str
+    """Source of the guessed tokens that steps verify; `none` if nothing is guessed."""
     peaks: Peaks
 
 
@@ -130,6 +132,19 @@ class PhaseState(Answer):
     """Time at the device's peaks over measured time. 1 is perfect."""
     bound_by: Bound
     """Bottleneck of most of the time."""
+
+
+class SpeculationState(Answer):
+    """Guessed tokens that steps verified, since the engine began."""
+
+    rows: int
+    """Number of rows with draft tokens. A row is one request in one step."""
+    draft_tokens: int
+    accepted_draft_tokens: int
+    acceptance: float | None
+    """Share of the draft tokens that were accepted. Null if there were none."""
+    accepted_per_position: Sequence[int]
+    """Accepted tokens by place in the row. Empty if there are none."""
 
 
 class TargetsState(Answer):
@@ -180,5 +195,6 @@ class State(LoadState):
     """Number of times that the engine was restarted."""
     last_minute: dict[StepPhase, PhaseState | None]
     """Summary of each phase. Null if it had no step."""
+    speculation: SpeculationState
     targets: TargetsState
     step_model: StepModelState
