@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -116,10 +117,20 @@ class Metrics(ServerInstruments):
         self.preemptions.add(_grown(stats.num_preemptions, last.num_preemptions))
         self.steps.add(_grown(stats.num_steps, last.num_steps))
         self.shed.add(_grown(stats.num_shed, last.num_shed))
+        if stats.num_drafts:
+            self._count_drafts(stats, last)
         self.tokens_waiting.set(stats.num_tokens_waiting)
         self.prefill_rate.set(stats.step_model.prefill_tokens_per_s)
         self.step_error.set(stats.step_model.error_p50, "50")
         self.step_error.set(stats.step_model.error_p95, "95")
+
+    def _count_drafts(self, stats: EngineStats, last: EngineStats) -> None:
+        self.draft_rows.add(_grown(stats.num_draft_rows, last.num_draft_rows))
+        self.drafts.add(_grown(stats.num_drafts, last.num_drafts))
+        for position, (now, before) in enumerate(zip_longest(stats.accepted_drafts, last.accepted_drafts, fillvalue=0)):
+            num_accepted = _grown(now, before)
+            self.accepted_drafts.add(num_accepted)
+            self.accepted_by_position.add(num_accepted, str(position))
 
     def engine_ready(self, ready: Ready) -> None:
         """A new engine accepts requests. Its counters begin at zero, while the server's continue."""

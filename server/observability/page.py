@@ -57,6 +57,15 @@ def show_engine_names(seen: ServerInstruments) -> Export:
         "inferd_prefix_cache_hit_tokens", "Number of prompt tokens found in the prefix cache.", seen.prefix_hits
     )
     page.counter("inferd_preemptions", "Number of sequences that were preempted to free KV blocks.", seen.preemptions)
+    page.counter("inferd_draft_rows", "Number of rows of steps that verified draft tokens.", seen.draft_rows)
+    page.counter("inferd_draft_tokens", "Number of draft tokens: guessed ones that steps verified.", seen.drafts)
+    page.counter("inferd_accepted_draft_tokens", "Number of draft tokens that were accepted.", seen.accepted_drafts)
+    page.counter(
+        "inferd_accepted_draft_tokens_per_position",
+        "Number of accepted draft tokens, by their place in the row, from 0.",
+        seen.accepted_by_position,
+        "position",
+    )
     page.counter("inferd_requests_arrived", "Number of accepted requests, by API.", seen.arrived, "api")
     page.counter(
         "inferd_requests_finished", "Number of sequences that ended, by finish reason.", seen.finished, "finish_reason"
@@ -175,6 +184,15 @@ def show_vllm_names(seen: ServerInstruments) -> Export:
     page.counter("vllm:prefix_cache_queries", "Number of prompt tokens looked up.", seen.prefix_queries)
     page.counter("vllm:prefix_cache_hits", "Number of prompt tokens found in the prefix cache.", seen.prefix_hits)
     page.counter("vllm:num_preemptions", "Number of sequences preempted to free KV blocks.", seen.preemptions)
+    page.counter("vllm:spec_decode_num_drafts", "Number of rows that verified draft tokens.", seen.draft_rows)
+    page.counter("vllm:spec_decode_num_draft_tokens", "Number of draft tokens.", seen.drafts)
+    page.counter("vllm:spec_decode_num_accepted_tokens", "Number of accepted draft tokens.", seen.accepted_drafts)
+    page.counter(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Number of accepted draft tokens, by their place in the row, from 0.",
+        seen.accepted_by_position,
+        "position",
+    )
     page.counter("vllm:prompt_tokens", "Number of prompt tokens.", seen.prompt_tokens)
     page.counter("vllm:generation_tokens", "Number of generated tokens.", seen.generation_tokens)
     page.counter(

@@ -57,7 +57,7 @@ def ready(num_blocks: int = 8) -> Ready:
     )  # fmt: skip
 
 
-def step(**stats: int) -> StepOutput:
+def step(**stats: Any) -> StepOutput:
     """A step whose work was not measured."""
     return StepOutput(
         deltas=(), stats=EngineStats(**stats), step_duration_s=0.01, step_num_tokens=7, step_phase="decode"
@@ -130,6 +130,8 @@ COUNTERS = {
     "num_generation_tokens": "inferd_generation_tokens_total",
     "prefix_query_tokens": "inferd_prefix_cache_query_tokens_total",
     "prefix_hit_tokens": "inferd_prefix_cache_hit_tokens_total",
+    "num_draft_rows": "inferd_draft_rows_total",
+    "num_drafts": "inferd_draft_tokens_total",
 }
 
 
@@ -145,13 +147,15 @@ def test_counters_go_on_when_an_engine_is_replaced(engines: list[list[int]], say
         count = 0
         for growth in (0, *growths):
             count += growth
-            metrics.step(step(**dict.fromkeys(COUNTERS, count)))
+            stats: dict[str, Any] = {**dict.fromkeys(COUNTERS, count), "accepted_drafts": (count,) * (count > 0)}
+            metrics.step(step(**stats))
             after = scrape(metrics)
             assert all(after[key] >= before[key] for key in before if key[0].endswith("_total"))
             before = after
         total += count
     assert {name: value(metrics, name) for name in COUNTERS.values()} == dict.fromkeys(COUNTERS.values(), total)
     assert value(metrics, "inferd_prompt_tokens_total") == 2 * total
+    assert value(metrics, "inferd_accepted_draft_tokens_total") == total
     assert value(metrics, "inferd_engine_restarts_total") == (len(engines) - 1 if says_ready else 0)
 
 
@@ -240,6 +244,7 @@ def busy(compat: Literal["none", "vllm"]) -> Metrics:
     metrics = Metrics("m", compat)
     metrics.engine_ready(ready())
     metrics.step(worked("decode", 0.01, 10**9, 10**7))
+    metrics.step(step(num_draft_rows=1, num_drafts=3, accepted_drafts=(1, 1, 0)))
     metrics.request_arrived("chat")
     metrics.request_finished(record(ttft_target_s=1.0))
     metrics.http_request("/x", "GET", 200, 0.1)
@@ -318,6 +323,27 @@ def test_vllm_names_have_vllms_labels_buckets_and_our_values() -> None:
     ]:
         shown = {dict(labels)["le"] for sample, labels in page if sample == f"vllm:{name}_bucket"}
         assert {str(bound) for bound in bounds} < shown, name
+
+
+def test_drafts_are_counted_by_their_place_under_our_names_and_vllms() -> None:
+    """Two steps: rows with 4 and 2 + 3 drafts, of which 3, and 1 + 0 were accepted."""
+    metrics = Metrics("m", "vllm")
+    metrics.engine_ready(ready())
+    metrics.step(step())
+    assert value(metrics, "inferd_draft_tokens_total") == 0, "a rate needs a zero to begin from"
+    metrics.step(step(num_draft_rows=1, num_drafts=4, accepted_drafts=(1, 1, 1, 0)))
+    metrics.step(step(num_draft_rows=3, num_drafts=9, accepted_drafts=(2, 1, 1, 0)))
+    page, labels = scrape(metrics), (("engine", "0"), ("model_name", "m"))
+    for ours, vllms, expected in (
+        ("draft_rows", "num_drafts", 3),
+        ("draft_tokens", "num_draft_tokens", 9),
+        ("accepted_draft_tokens", "num_accepted_tokens", 4),
+    ):
+        assert value(metrics, f"inferd_{ours}_total") == page[f"vllm:spec_decode_{vllms}_total", labels] == expected
+    for position, expected in enumerate((2, 1, 1, 0)):
+        place = ("position", str(position))
+        assert value(metrics, "inferd_accepted_draft_tokens_per_position_total", position=place[1]) == expected
+        assert page["vllm:spec_decode_num_accepted_tokens_per_pos_total", (*labels, place)] == expected
 
 
 def test_without_compat_there_are_no_vllm_names() -> None:
