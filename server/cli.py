@@ -180,6 +180,10 @@ def plan(
     tensor_parallel_size: Annotated[
         int, typer.Option(help="Number of processes that share the model; sizes are those of each.", metavar="N")
     ] = 1,
+    speculative: Annotated[
+        str,
+        typer.Option(help="Count the logits of guessed tokens too: none, ngram, suffix, auto.", metavar="WORD"),
+    ] = "none",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every size in bytes.")] = False,
 ) -> None:
     """Show how much memory a model needs, with the formulas.
@@ -201,6 +205,7 @@ def plan(
         block_size=block_size,
         standby=standby,
         tensor_parallel_size=tensor_parallel_size,
+        speculative=speculative,
     )
     raise typer.Exit(run(asked, as_json=as_json))
 

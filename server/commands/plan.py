@@ -35,6 +35,7 @@ from inferd.engine.api.served import (
     served_precisions,
     served_weights_dtype,
 )
+from inferd.engine.api.speculation import Speculative, speculative_on
 
 _OVERHEAD = re.compile(r"(\d{1,3}(?:\.\d+)?)(?:-(\d{1,3}(?:\.\d+)?))?", re.ASCII)
 
@@ -58,6 +59,8 @@ class PlanOptions:
     standby: bool = False
     tensor_parallel_size: int = 1
     """Number of ranks that share the model. The report is about each of them."""
+    speculative: str = "none"
+    """Source of guessed tokens. Steps that verify them draw more tokens, whose logits take memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +219,10 @@ def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Worklo
             raise ConfigError(f"{flag} must be from 1 to {limit} for this model, but got {value}")
     if asked.block_size not in BLOCK_SIZES:
         raise ConfigError(f"--block-size must be one of {BLOCK_SIZES}, but got {asked.block_size}")
+    kinds: tuple[Speculative, ...] = get_args(Speculative)
+    if asked.speculative not in kinds:
+        raise ConfigError(f"--speculative must be one of {', '.join(kinds)}, but got {asked.speculative!r}")
+    kind = speculative_on(machine.device)[0] if asked.speculative == "auto" else asked.speculative
     return Workload(
         num_seqs=asked.batch,
         max_model_len=context,
@@ -225,6 +232,7 @@ def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Worklo
         num_threads=max(machine.num_cpus // asked.tensor_parallel_size, 1),
         has_standby=asked.standby,
         num_ranks=asked.tensor_parallel_size,
+        speculates=kind != "none",
     )
 
 
@@ -289,6 +297,7 @@ def to_json(report: PlanReport) -> dict[str, Any]:
         "context": work.max_model_len,
         "block_size": work.block_size,
         "tensor_parallel_size": work.num_ranks,
+        "speculates": work.speculates,
         "files": None if files is None else {"bytes": files.num_bytes, "bytes_by_dtype": files.bytes_by_dtype},
         "weights": [_part(part) for part in plan.weights],
         "kv": _part(plan.kv),

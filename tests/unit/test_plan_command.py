@@ -69,6 +69,19 @@ def test_the_plan_of_each_rank(mistral: str) -> None:
         report(mistral, tensor_parallel_size=12)
 
 
+@pytest.mark.parametrize(("batch", "num_rows"), [(1, 32), (8, 32), (40, 40)])
+def test_guessed_tokens_have_logits(mistral: str, batch: int, num_rows: int) -> None:
+    """A step of few requests draws up to 32 tokens if it verifies guesses."""
+    plain, guessing = (report(mistral, batch=batch, context=64, speculative=kind) for kind in ("none", "suffix"))
+    rows = {part.name: part.formula.text for part in guessing.plan.working}
+    assert rows["logits"].startswith(f"{num_rows} rows x 32,000")
+    assert (guessing.plan.working_bytes > plain.plan.working_bytes) == (num_rows > batch)
+    assert [to_json(one)["speculates"] for one in (plain, guessing)] == [False, True]
+    assert to_json(report(mistral, speculative="auto"))["speculates"], "auto is suffix on a processor"
+    with pytest.raises(ConfigError, match="--speculative must be one of none, ngram, suffix, auto, but got 'always'"):
+        report(mistral, speculative="always")
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     code = (
         "import sys\nfrom inferd.server.cli import main\n"
@@ -111,8 +124,8 @@ def test_json_adds_up_and_its_keys_stay(mistral: str) -> None:
     said = to_json(report(mistral, quantization="int4", batch=3, context=100))
     assert list(said) == [
         "model", "architecture", "num_params", "dtype", "quantization", "kv_cache_dtype", "batch", "context",
-        "block_size", "tensor_parallel_size", "files", "weights", "kv", "working", "loading", "weights_bytes",
-        "kv_bytes", "working_bytes", "total_bytes", "overhead", "precisions", "machine",
+        "block_size", "tensor_parallel_size", "speculates", "files", "weights", "kv", "working", "loading",
+        "weights_bytes", "kv_bytes", "working_bytes", "total_bytes", "overhead", "precisions", "machine",
     ]  # fmt: skip
     for parts, total in (("weights", "weights_bytes"), ("working", "working_bytes")):
         assert sum(part["bytes"] for part in said[parts]) == said[total]

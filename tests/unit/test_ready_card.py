@@ -63,6 +63,14 @@ def test_the_card_says_whether_results_are_deterministic(report: StartupReport) 
     assert "KV cache 128 tokens, not deterministic)" in card
 
 
+def test_the_card_says_what_guesses_tokens(report: StartupReport) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        card = ready_card(report, msgspec.structs.replace(READY, speculative="suffix"), listener, 1.0)
+        assert "KV cache 128 tokens, deterministic, speculative: suffix)" in card
+        assert "speculative" not in ready_card(report, READY, listener, 1.0)
+
+
 @pytest.mark.parametrize(
     ("settings", "is_asked"),
     [(Settings(), False), (Settings(api_key=("k",)), True), (Settings(keys_file="keys.yaml"), True)],
