@@ -65,6 +65,8 @@ class FakeServer:
         self.has_tokenizer = True
         self.pages: dict[str, bytes] = {}
         """Path -> another answer, for requests that are not streams."""
+        self.metrics: list[bytes] = []
+        """The answers to /metrics, in order. Without one there is no such page."""
         self._gate: asyncio.Event | None = None
 
     async def start(self) -> str:
@@ -88,6 +90,10 @@ class FakeServer:
         path = head.split()[1]
         if path in self.pages and "stream" not in body:
             return self._plain(writer, 200, self.pages[path])
+        if path == "/metrics" and self.metrics:
+            return self._plain(writer, 200, self.metrics.pop(0))
+        if path == "/metrics":
+            return self._plain(writer, 404, b"there is no such page")
         if path == "/v1/models":
             return self._plain(writer, 200, b'{"data": [{"id": "good"}]}')
         if path == "/version":
@@ -282,6 +288,42 @@ def test_a_session_reports_what_the_server_gave(
     assert "goodput at e2e:19000ms: 8 of 8 requests (100.0%)" in output.out
     assert "TTFT" in output.out
     assert output.err == "" or "generator itself was slow" in output.err
+
+
+def page(prefix: str, num_drafts: int, *num_accepted: int) -> bytes:
+    """A page of metrics with drafts of two models."""
+    names = {
+        "inferd": ("inferd_draft_tokens_total", "inferd_accepted_draft_tokens_total"),
+        "vllm": ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"),
+    }
+    drafts, accepted = names.get(prefix, ("other_total", "another_total"))
+    samples = [f'{drafts}{{model_name="m"}} {num_drafts:.1f}']
+    samples += [f'{accepted}{{model_name="{i}"}} {number:.1f}' for i, number in enumerate(num_accepted)]
+    return "\n".join([f"# TYPE {drafts} counter", *samples, f"{drafts}_created 5.0", ""]).encode()
+
+
+@pytest.mark.parametrize(
+    ("pages", "drafted", "line"),
+    [
+        ([page("inferd", 10, 4, 1), page("inferd", 50, 30, 5)], (40, 30), "30 of 40 draft tokens accepted (75.0%)"),
+        ([page("vllm", 0, 0), page("vllm", 3, 1)], (3, 1), "1 of 3 draft tokens accepted (33.3%)"),
+        ([page("inferd", 10, 4), page("inferd", 10, 4)], (0, 0), ""),
+        ([page("other", 10, 4), page("other", 11, 4)], (None, None), ""),
+        ([page("inferd", 10, 4)], (None, None), ""),
+        ([], (None, None), ""),
+    ],
+)
+def test_a_report_says_how_many_drafts_were_accepted_meanwhile(
+    server: tuple[FakeServer, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], pages: list[bytes],
+    drafted: tuple[int | None, int | None], line: str,
+) -> None:  # fmt: skip
+    """The server's counters before and after the run are compared; a page without them, or none, is no failure."""
+    server[0].metrics = list(pages)
+    assert run_bench(options(server[1]), None, tmp_path / "out.json") == 0
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert (results["num_drafts"], results["num_accepted"]) == drafted
+    shown = capsys.readouterr().out
+    assert line in shown and ("draft tokens" in shown) == bool(line)
 
 
 def test_the_commands_defaults_are_those_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -36,6 +37,38 @@ class Spread:
     p99: float
 
 
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Draft tokens that a server has verified so far."""
+
+    num_drafts: int
+    num_accepted: int
+
+    @classmethod
+    def read(cls, page: str) -> Drafts | None:
+        """The counters of inferd or vLLM on a page of metrics; None if it has none."""
+        for drafts, accepted in _DRAFT_METRICS:
+            sums = [sum(map(float, _samples(name).findall(page))) for name in (drafts, accepted)]
+            if _samples(drafts).search(page):
+                return cls(int(sums[0]), int(sums[1]))
+        return None
+
+    def since(self, before: Drafts) -> Drafts:
+        return Drafts(self.num_drafts - before.num_drafts, self.num_accepted - before.num_accepted)
+
+
+_DRAFT_METRICS = (
+    ("inferd_draft_tokens_total", "inferd_accepted_draft_tokens_total"),
+    ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"),
+)
+"""Names of the counters of draft tokens, and of those that were accepted."""
+
+
+def _samples(name: str) -> re.Pattern[str]:
+    """Finds the values of a metric on a page, one for each set of labels."""
+    return re.compile(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)", re.MULTILINE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
     """The figures of one run. Rates count successful requests over the whole duration; None if there were none."""
@@ -59,6 +92,10 @@ class BenchReport:
     e2e_s: Spread | None
     goodput: Goodput | None
     """None if no targets were given."""
+    num_drafts: int | None
+    num_accepted: int | None
+    """Draft tokens that the server verified during the run, other clients' included, and those that it accepted. None
+    if its metrics do not say."""
     loop_lag_p99_s: float
     generator_cpu_share: float
 
@@ -82,7 +119,8 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(sum(seen) / len(seen), quantile(seen, 0.5), quantile(seen, 0.9), quantile(seen, 0.99))
 
 
-def summarize(run: LoadRun, objective: Objective | None = None) -> BenchReport:
+def summarize(run: LoadRun, objective: Objective | None = None, drafts: Drafts | None = None) -> BenchReport:
+    """`drafts`: draft tokens of the server during the run."""
     ok = [outcome for outcome in run.outcomes if outcome.error is None]
     num_input, num_output = sum(outcome.num_input for outcome in ok), sum(outcome.num_output for outcome in ok)
     return BenchReport(
@@ -102,6 +140,8 @@ def summarize(run: LoadRun, objective: Objective | None = None) -> BenchReport:
         itl_s=spread(gap_s for outcome in ok for gap_s in outcome.gaps_s),
         e2e_s=spread(outcome.e2e_s for outcome in ok),
         goodput=goodput(objective, run.outcomes, run.duration_s) if objective is not None else None,
+        num_drafts=None if drafts is None else drafts.num_drafts,
+        num_accepted=None if drafts is None else drafts.num_accepted,
         loop_lag_p99_s=quantile(sorted(run.loop_lags_s), 0.99) if run.loop_lags_s else 0.0,
         generator_cpu_share=run.cpu_share,
     )
@@ -149,6 +189,16 @@ def headline(report: BenchReport) -> str:
     return (
         f"{report.num_ok} requests in {report.duration_s:.2f} s: {report.requests_per_s:.2f} requests/s, "
         f"{report.output_tokens_per_s:,.1f} output tokens/s, {report.input_tokens_per_s:,.1f} input tokens/s{cached}"
+    )
+
+
+def drafts_line(report: BenchReport) -> str | None:
+    """How many draft tokens were accepted, in one line; None if the server verified none."""
+    if not report.num_drafts or report.num_accepted is None:
+        return None
+    return (
+        f"speculation: {report.num_accepted:,} of {report.num_drafts:,} draft tokens accepted "
+        f"({report.num_accepted / report.num_drafts:.1%})"
     )
 
 

@@ -16,7 +16,17 @@ from inferd.server.commands.bench.client import Client, ClientError
 from inferd.server.commands.bench.load import LoadRun, closed_loop, run_load
 from inferd.server.commands.bench.options import LoadOptions
 from inferd.server.commands.bench.prompts import LoadRequest, load_requests, make_prompts
-from inferd.server.commands.bench.report import as_json, failures, goodput_line, headline, summarize, table, warnings
+from inferd.server.commands.bench.report import (
+    Drafts,
+    as_json,
+    drafts_line,
+    failures,
+    goodput_line,
+    headline,
+    summarize,
+    table,
+    warnings,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +36,8 @@ class Session:
     run: LoadRun
     model: str
     server_version: str | None
+    drafts: Drafts | None
+    """Draft tokens that the server verified meanwhile; None if its metrics do not say."""
 
 
 def run_bench(options: LoadOptions, api_key: str | None, json_file: Path | None) -> int:
@@ -35,11 +47,13 @@ def run_bench(options: LoadOptions, api_key: str | None, json_file: Path | None)
     if json_file is not None and json_file.is_dir():
         raise ConfigError(f"--json must be a file, but {json_file} is a directory")
     session = measure(options, api_key)
-    report = summarize(session.run, options.goodput)
+    report = summarize(session.run, options.goodput, session.drafts)
     console = Console(highlight=False)
     console.print(headline(report), soft_wrap=True)
     if options.goodput is not None:
         console.print(goodput_line(report, options.goodput), soft_wrap=True)
+    if (line := drafts_line(report)) is not None:
+        console.print(line, soft_wrap=True)
     console.print(table(report))
     problems = Console(stderr=True, highlight=False)
     if report.num_failed:
@@ -67,7 +81,11 @@ async def _session(options: LoadOptions, api_key: str | None) -> Session:
         # Measured requests have the first numbers, so that the length of the warm-up changes none of them.
         measured = list(load_requests(options, model, prompts, 0, options.num_requests))
         await _warm_up(client, options, list(load_requests(options, model, prompts, len(measured), options.warmup)))
-        return Session(await _measure(client, options, measured), model, server_version)
+        before = await _drafts(client)
+        run = await _measure(client, options, measured)
+        after = await _drafts(client)
+        drafts = None if before is None or after is None else after.since(before)
+        return Session(run, model, server_version, drafts)
     finally:
         client.close()
 
@@ -96,6 +114,15 @@ async def _server_version(client: Client) -> str | None:
         return str(orjson.loads(reply.body)["version"]) if reply.status == 200 else None
     except (ClientError, ValueError, LookupError, TypeError):
         return None
+
+
+async def _drafts(client: Client) -> Drafts | None:
+    """Draft tokens that the server has verified so far; None if it has no such page or does not count them."""
+    try:
+        reply = await client.get("/metrics")
+    except ClientError:
+        return None
+    return Drafts.read(reply.body.decode("utf-8", "replace")) if reply.status == 200 else None
 
 
 async def _warm_up(client: Client, options: LoadOptions, requests: list[LoadRequest]) -> None:
