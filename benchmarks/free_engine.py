@@ -1,5 +1,7 @@
 """An engine whose model costs nothing: the real engine process, with a worker that answers each row without arithmetic.
 
+The token at position p is `_FIRST_ID` + p mod `_NUM_IDS`. So a prompt can hold its own answer, and guesses come true.
+
 The supervisor starts it by its own command (`free_server.py`). The worker sleeps `--step-ms` for each step, so that
 every token is an event of its own. At 0 steps run as fast as the scheduler plans them. It never imports torch, so a
 start costs a tenth of the real engine's processor time.
@@ -25,7 +27,7 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.wire.messages import Phase, Ready
 from inferd.engine.arch.description import Arch
 from inferd.engine.process import boot
-from inferd.engine.sched.plan import RowResult, StepPlan, StepResult
+from inferd.engine.sched.plan import Row, RowResult, StepPlan, StepResult
 
 Report = Callable[[Phase], None]
 
@@ -48,8 +50,21 @@ class FreeWorker:
         """One result for each row, after a sleep."""
         time.sleep(self._step_s)
         results, nothing = self._results, self._nothing
-        rows = (results[(row.start + row.num_tokens) % _NUM_IDS] if row.samples else nothing for row in plan.rows)
+        rows = (
+            self._drawn(row)
+            if row.draft_ids
+            else results[(row.start + row.num_tokens) % _NUM_IDS]
+            if row.samples
+            else nothing
+            for row in plan.rows
+        )
         return FreeStep(StepResult(plan.step_id, tuple(rows), self._step_s))
+
+    def _drawn(self, row: Row) -> RowResult:
+        """The result of a row with drafts."""
+        first = row.start + row.num_tokens - len(row.draft_ids)
+        ids = [_FIRST_ID + position % _NUM_IDS for position in range(first, first + row.num_draws)]
+        return RowResult(tuple(ids[: row.accepted(ids)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +94,7 @@ def load_free(config: EngineConfig, started_s: float, report: Report, step_s: fl
         device="none",
         dtype=config.dtype,
         peaks=Peaks(1e12, 1e15),
+        speculative=config.speculative,
     )
 
 

@@ -3,7 +3,8 @@
 `faulty_server.py` has the server start it. A fault is written WHAT@WHERE, or WHAT@WHERE@epoch=N if only the server's
 N-th engine (from 0) has it.
 
-WHERE is step=K (the K-th step of this process, from 1) or token=T (every step with a row that computes token id T) for:
+WHERE is step=K (the K-th step of this process, from 1), draft=K (the K-th that verifies drafts) or token=T (every step
+with a row that computes token id T) for:
   kill    SIGKILL, as an operator or the system sends it.
   abort   The process aborts, as after a failed assertion.
   hang    The step never ends, and the process lives.
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     import zmq
 
 _FORM = re.compile(
-    r"(?:(kill|abort|hang|slow|stop|nan|memory)@(step|token)|(lose|repeat|cut|flip|mute)@(frame))=(\d+)"
+    r"(?:(kill|abort|hang|slow|stop|nan|memory)@(step|draft|token)|(lose|repeat|cut|flip|mute)@(frame))=(\d+)"
     r"(?:@epoch=(\d+))?"
 )
 _SLOW_S = 8.0
@@ -103,10 +104,11 @@ class FaultyWorker:
         self.arch, self.cache_windows = worker.arch, worker.cache_windows
         self._worker = worker
         self._faults = [fault for fault in faults if fault.where != "frame"]
-        self._num_steps = 0
+        self._num_steps = self._num_with_drafts = 0
 
     def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> Handle:
         self._num_steps += 1
+        self._num_with_drafts += plan.has_drafts
         hit = [(fault, row) for fault in self._faults if (row := self._row_of(fault, plan)) is not None]
         for fault, _ in hit:
             _break(fault.what)
@@ -120,6 +122,9 @@ class FaultyWorker:
         """The row that the fault hits in this step."""
         if fault.where == "step":
             return plan.rows[0] if self._num_steps == fault.at else None
+        if fault.where == "draft":
+            is_hit = plan.has_drafts and self._num_with_drafts == fault.at
+            return next(row for row in plan.rows if row.draft_ids) if is_hit else None
         return next((row for row in plan.rows if fault.at in self._ids(row, plan)), None)
 
     def _ids(self, row: Row, plan: StepPlan) -> Sequence[int]:

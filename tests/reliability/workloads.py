@@ -19,6 +19,8 @@ _PERSON: Any = {
 }
 _TOOL: Any = {"type": "function", "function": {"name": "save_person", "parameters": _PERSON, "strict": True}}
 _USAGE: Any = {"include_usage": True}
+FREE_ID, NUM_FREE_IDS = 300, 1000
+"""A free model's token at position p is `FREE_ID` + p mod `NUM_FREE_IDS`."""
 
 
 def mixed(seed: int) -> list[Ask]:
@@ -50,3 +52,15 @@ def streams(num_streams: int, max_tokens: int) -> list[Ask]:
         Ask("/v1/completions", {**body, "prompt": "Stream" + " on" * i + ":", "seed": i, "stream_options": _USAGE})
         for i in range(num_streams)
     ]
+
+
+def free_answer(num_prompt: int, num_tokens: int) -> list[int]:
+    """The answer of a free model to a prompt of so many tokens."""
+    return [FREE_ID + position % NUM_FREE_IDS for position in range(num_prompt, num_prompt + num_tokens)]
+
+
+def copies(num_requests: int, max_tokens: int) -> list[Ask]:
+    """Streams for a free model whose answer repeats all of its prompt, and then goes on with what was not there."""
+    body = {"max_tokens": max_tokens, "ignore_eos": True, "stream": True, "return_token_ids": True}
+    prompts = [free_answer(num_prompt, num_prompt) for num_prompt in range(40, 40 + num_requests)]
+    return [Ask("/v1/completions", {**body, "prompt": prompt, "stream_options": _USAGE}) for prompt in prompts]

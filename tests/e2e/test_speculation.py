@@ -1,0 +1,91 @@
+"""Speculation over HTTP: streams with several tokens an event say what streams of single tokens say.
+
+The model is free. Its answers repeat the prompt, so that guesses come true, and are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.reliability.asking import Answer, Ask, Asker
+from tests.reliability.conftest import count
+from tests.reliability.workloads import copies, free_answer
+
+from .conftest import Daemon, free_model
+
+STEP_MS = 2.0
+NUM_PROMPT, NUM_TOKENS = 40, 60
+
+
+def asks_of(daemon: Daemon) -> list[Ask]:
+    """Requests that end in different ways, all in the middle of what is guessed."""
+    (ask,) = copies(1, NUM_TOKENS)
+    ids = free_answer(NUM_PROMPT, NUM_TOKENS)
+    texts = [httpx.post(daemon.url + "/detokenize", json={"tokens": [i]}).json()["prompt"] for i in ids[:30]]
+    # It begins within one token and ends within another.
+    stop = texts[20][-1:] + texts[21] + texts[22][:1]
+    options: list[dict[str, Any]] = [
+        {},
+        {"stop": [stop]},
+        {"stop": [stop], "include_stop_str_in_output": True},
+        {"stop": [stop], "min_tokens": 25},
+        {"stop_token_ids": [ids[17]]},
+        {"stop_token_ids": [ids[17]], "min_tokens": 30},
+        {"max_tokens": 23},
+        {"n": 3},
+    ]
+    streams = [Ask(ask.path, {**ask.body, **changes}) for changes in options]
+    plain = {name: value for name, value in ask.body.items() if name not in ("stream", "stream_options")}
+    return [*streams, Ask(ask.path, {**plain, "stop": [stop]})]
+
+
+@pytest.fixture
+def answers(start: Callable[..., Daemon]) -> tuple[list[Answer], list[Answer], Daemon]:
+    """The answers without and with speculation, one request at a time, and the daemon with it."""
+    found = []
+    for flag in ("none", "ngram"):
+        daemon = start("--no-prefix-caching", "--speculative", flag, program=free_model(STEP_MS))
+        asker = Asker(daemon.url)
+        found.append([answer for ask in asks_of(daemon) for answer in asker.ask([ask])])
+    return found[0], found[1], daemon
+
+
+def test_guesses_change_no_answer_and_save_steps(answers: tuple[list[Answer], list[Answer], Daemon]) -> None:
+    plain, guessed, daemon = answers
+    assert [answer.said for answer in guessed] == [answer.said for answer in plain]
+    assert [answer.status for answer in plain] == [200] * len(plain)
+    lengths = [len(answer.choices[0]["token_ids"]) for answer in plain]
+    assert (lengths[0], lengths[4], lengths[6]) == (NUM_TOKENS, 18, 23), "they end where they should"
+    assert plain[0].choices[0]["token_ids"] == free_answer(NUM_PROMPT, NUM_TOKENS)
+    assert len(set(lengths[:4])) > 1 and lengths[2] == lengths[1] == lengths[8] < lengths[0], "a stop string ended them"
+    state = daemon.get("/state").json()
+    assert state["engine"]["speculative"] == "ngram"
+    assert state["speculation"]["accepted_draft_tokens"] > 0.5 * state["speculation"]["draft_tokens"] > 0
+    num_tokens = count(daemon, "inferd_generation_tokens_total")
+    assert num_tokens - count(daemon, "inferd_engine_steps_total") > 0.4 * num_tokens, "hardly a step was saved"
+    # Events came with several tokens, and each token counts as one in the latencies.
+    assert len(guessed[0].times_s) < 0.7 * len(plain[0].times_s)
+    gaps = count(daemon, "inferd_inter_token_latency_seconds_count")
+    assert gaps + count(daemon, "inferd_time_to_first_token_seconds_count") == num_tokens
+
+
+def test_a_request_says_what_was_guessed_for_it(start: Callable[..., Daemon]) -> None:
+    daemon = start("--speculative", "ngram", program=free_model(STEP_MS))
+    body = {"model": "tiny", "prompt": free_answer(NUM_PROMPT, NUM_PROMPT), "ignore_eos": True, "include_metrics": True}
+
+    def metrics(**changes: Any) -> dict[str, Any]:
+        answer = httpx.post(daemon.url + "/v1/completions", json={**body, **changes}, timeout=60)
+        found: dict[str, Any] = answer.json()["metrics"]
+        return found
+
+    told = metrics(max_tokens=NUM_TOKENS)
+    assert told["draft_tokens"] >= told["accepted_draft_tokens"] > 10
+    assert told["not_speculated"] is None
+    assert told["draft_tokens"] == daemon.get("/state").json()["speculation"]["draft_tokens"]
+    assert told["mean_itl_ms"] == pytest.approx(told["generation_time_ms"] / (NUM_TOKENS - 1), rel=0.01)
+    told = metrics(max_tokens=1)
+    assert (told["draft_tokens"], told["not_speculated"]) == (0, "it draws no more than one token")
