@@ -57,6 +57,11 @@ class Choice:
         self._unsent: deque[int] = deque()
         """Number of characters up to the end of each token whose text may not be sent yet."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens read: those of the answer."""
+        return self._num_tokens
+
     def feed(self, delta: Delta) -> Iterator[Event]:
         """The events of one delta. Raises `RequestError` if the engine failed the choice."""
         assert not self.is_finished, "a delta after the end"

@@ -6,7 +6,7 @@ If the stream ends early (the client leaves, a choice fails), every choice still
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Self
 
 from msgspec import structs
@@ -84,8 +84,8 @@ class ChoiceStreams:
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event of every choice. Raises `RequestError` or `EngineDeadError` if a choice fails."""
         deltas = _merged(self._streams)
+        choices: dict[int, Choice] = {}
         try:
-            choices: dict[int, Choice] = {}
             num_open = len(self._streams)
             async for index, delta in deltas:
                 choice = choices.get(index)
@@ -111,8 +111,20 @@ class ChoiceStreams:
             raise
         finally:
             self.abort()
-            self.request.account.owe(sum(stream.num_generated for stream in self._streams))
+            self.request.account.owe(self._num_charged(choices))
             await deltas.aclose()
+
+    def _num_charged(self, choices: Mapping[int, Choice]) -> int:
+        """Number of generated tokens. Of a choice that its text ended, those behind are not in the answer, so they do
+        not count: how many there are depends on how many tokens a step gave."""
+        charged = 0
+        for index, stream in enumerate(self._streams):
+            choice = choices.get(index)
+            if choice is not None and choice.was_stopped_by_text:
+                charged += choice.num_tokens
+            else:
+                charged += stream.num_generated
+        return charged
 
     def _num_not_begun(self) -> int:
         """Number of tokens of prompts that no choice has begun to compute."""

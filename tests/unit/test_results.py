@@ -179,6 +179,25 @@ def test_a_pile_of_tokens_is_read_as_if_it_had_come_singly(stop: tuple[str, ...]
     assert results[0].reason == ("stop" if stop == ("e",) else "length")
 
 
+@pytest.mark.parametrize("cuts", [[], [1, 2, 3], list(range(40))])
+@pytest.mark.parametrize("stop", [(), ("e",)])
+def test_a_key_is_charged_for_the_answer_however_its_tokens_came(stop: tuple[str, ...], cuts: list[int]) -> None:
+    """A step may give tokens behind the one that completes a stop string. The answer does not have them."""
+    ids = tokenizer().encode("One two three four five six").ids
+    account = KeyAccount(Quota(tokens_per_minute=1_000), lambda: 0.0)
+    asked = replace(request(stop), account=account)
+
+    async def run() -> list[Event]:
+        router: Any = Replay(deltas(ids, cuts, "length"))
+        router.num_generated = len(ids)
+        return [event async for event in (await ChoiceStreams.begin(router, asked, table())).events()]
+
+    result = folded(asked, asyncio.run(run()))
+    assert (len(result.token_ids) < len(ids)) == bool(stop), "the stop string cut nothing off"
+    left = 1_000 - len(PROMPT_IDS) - len(result.token_ids)
+    assert account.headers()["x-ratelimit-remaining-tokens"] == str(left)
+
+
 @pytest.mark.parametrize(
     ("code", "scheduled_s", "n", "is_given_back"),
     [
