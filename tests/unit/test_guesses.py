@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from inferd.engine.api.speculation import reason_against
 from inferd.engine.api.wire.params import Pooling, SamplingParams, SchedulingParams
 from inferd.engine.request import Request
-from inferd.engine.speculation.guesses import Guesses, reason_against
+from inferd.engine.speculation.guesses import Guesses
 from inferd.engine.speculation.ports import NO_GUESS
 from inferd.engine.speculation.recall import LONGEST_MATCH, PairIndex, RecentAnswers
 
