@@ -80,8 +80,8 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """Positions that may be scheduled now; 0 if none is left within the length, or if it is not known where they
-        begin, because drafts are being verified."""
+        """Positions that may be scheduled now; 0 if none is left within the length. Also 0 while drafts are verified:
+        their number that holds says how many are left."""
         if self.num_drafts:
             return 0
         total, needed = self.total, self.num_needed

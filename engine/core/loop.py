@@ -72,8 +72,8 @@ class EngineCore:
         recorder: Recorder = NO_RECORDER,
         guesses: LiveGuesser | None = None,
     ) -> None:
-        """`work`: cost of the model's steps. Without `grammars`, requests with a grammar are refused. `guesses`: what
-        the scheduler asks for drafts; it is told of every request.
+        """`work`: cost of the model's steps. Without `grammars`, requests with a grammar are refused. `guesses`: those
+        that the scheduler verifies. The core opens and closes each request there.
 
         `recorder` is called before a step is launched and after its results have come.
         """

@@ -26,7 +26,7 @@ from tests.cpu.cases import CASES
 from tests.cpu.test_engine import Answer, Engine, request, run, save
 
 VOCAB = 211
-"""Of the smaller model."""
+"""Vocabulary of the smaller model."""
 
 
 @dataclass
