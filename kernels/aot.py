@@ -1,13 +1,14 @@
 """Compiles every form of every Triton kernel for every supported architecture, without a GPU. `faults.py` judges the
 code of each.
 
-    python -m inferd.kernels.aot [--one-each] [--op OP,...] [--since TABLE] [--write TABLE] [--triton=FOLDER]
+    python -m inferd.kernels.aot [--one-each | --known-for S] [--op OPS] [--since TABLE] [--write TABLE] [--triton=DIR]
 
 `--one-each` compiles the first form of each kernel for one architecture, which differs from kernel to kernel. It also
 compiles, for all architectures, the forms that differ from those of TABLE: by their source, types or constants, or by
-the version of Triton. `--op` compiles the forms of these ops alone. With it, `--write` keeps what TABLE of `--since`
-says of other ops. `--triton` compiles by another version, which pip installed with `--target FOLDER`. Exits with 1 if
-a form has a fault that is not a known one.
+the version of Triton. `--known-for` compiles the other forms for so many seconds, in any order, and takes the rows of
+the rest from TABLE. `--op` compiles the forms of these ops alone. With it, `--write` keeps what TABLE of `--since` says
+of other ops. `--triton` compiles by another version, which pip installed with `--target DIR`. Exits with 1 if a form
+has a fault that is not a known one.
 """
 
 from __future__ import annotations
@@ -17,24 +18,30 @@ import contextlib
 import hashlib
 import importlib
 import io
+import math
 import os
+import random
 import re
 import subprocess
 import sys
+import time
 import tokenize
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from inferd.kernels import faults, sass
-from inferd.kernels.compiled import CompiledForm, joined, read_table, render, triton_version, write_table
+from inferd.kernels.compiled import CompiledForm, Table, joined, read_table, render, triton_version, write_table
 from inferd.kernels.faults import SHARED_LIMITS
 from inferd.kernels.gpu import Shipped
 
 _ROOT = Path(__file__).parent
+Task = tuple[int, int]
+"""Index of a form, and the architecture to compile it for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,20 +185,19 @@ def _judge(form: Shipped, built: Built, code: sass.Code) -> CompiledForm:
     )
 
 
-def compile_tasks(tasks: Sequence[tuple[int, int]], jobs: int) -> list[CompiledForm]:
-    """Compile (index of a form, architecture) pairs in `jobs` processes. Matrix kernels come first, because they take
-    longest."""
+def compile_tasks(tasks: Sequence[Task], jobs: int, until_s: float = math.inf) -> dict[Task, CompiledForm]:
+    """Compile in `jobs` processes. Matrix kernels come first, because they take longest. None starts after `until_s` of
+    the monotonic clock."""
     forms = _forms()
     ordered = sorted(tasks, key=lambda task: not (forms[task[0]].is_matrix or forms[task[0]].is_warp_matrix))
     with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
-        built = list(pool.map(_build, ordered))
-        found = {(one.index, one.sm): row for one, row in zip(built, _judged(pool, built), strict=True)}
-    return [found[task] for task in tasks]
+        built = [one for one in pool.map(partial(_build, until_s), ordered) if one is not None]
+        return {(one.index, one.sm): row for one, row in zip(built, _judged(pool, built), strict=True)}
 
 
-def _build(task: tuple[int, int]) -> Built:
+def _build(until_s: float, task: Task) -> Built | None:
     index, sm = task
-    return _compile(_forms()[index], sm, index)
+    return _compile(_forms()[index], sm, index) if time.monotonic() < until_s else None
 
 
 def _judged(pool: Executor, built: Sequence[Built]) -> list[CompiledForm]:
@@ -223,13 +229,12 @@ def chosen(
     one_each: bool,
     sms: Sequence[int],
     ops: Sequence[str] = (),
-) -> list[tuple[int, int]]:
-    """The (index of a form, architecture) pairs to compile, of `ops` alone if there are any. Without `one_each`: all.
-    With it: for all of `sms` the forms whose digest `known` does not have by (op, config), and each op's first form for
-    one of `sms`."""
+) -> list[Task]:
+    """The tasks to compile, of `ops` alone if there are any. Without `one_each`: all. With it: for all of `sms` the
+    forms whose digest `known` does not have by (op, config), and each op's first form for one of `sms`."""
     first = {form.op: index for index, form in reversed(list(enumerate(forms)))}
     turns = {index: turn for turn, index in enumerate(sorted(first.values()))}
-    tasks: list[tuple[int, int]] = []
+    tasks: list[Task] = []
     for index, form in enumerate(forms):
         asked = [sm for sm in targets(form) if sm in sms and (not ops or form.op in ops)]
         if not one_each or known.get((form.op, form.config)) != digest(form):
@@ -237,6 +242,19 @@ def chosen(
         elif index in turns and asked:
             tasks.append((index, asked[turns[index] % len(asked)]))
     return tasks
+
+
+def rows_of(tasks: Sequence[Task], table: Table, jobs: int, known_for_s: float) -> tuple[list[CompiledForm], int]:
+    """(row of each task, number of those that were compiled). Tasks that `table` has are compiled for so long only."""
+    forms, sources = _forms(), table.sources()
+    listed = {(row.op, row.config, row.sm): row for row in table.rows}
+    is_known = [sources.get((form.op, form.config)) == digest(form) for form in forms]
+    found = compile_tasks([task for task in tasks if not is_known[task[0]]], jobs)
+    others = random.sample(tasks, len(tasks))
+    until_s = time.monotonic() + known_for_s
+    found |= compile_tasks([task for task in others if is_known[task[0]]], jobs, until_s)
+    rows = [found.get((index, sm)) or listed[forms[index].op, forms[index].config, sm] for index, sm in tasks]
+    return rows, len(found)
 
 
 def _with_triton(folder: Path, arguments: Sequence[str]) -> int:
@@ -255,6 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--one-each", action="store_true")
     parser.add_argument("--op", type=lambda text: text.split(","), default=[])
     parser.add_argument("--since", type=Path, metavar="TABLE", default=Path("no table"))
+    parser.add_argument("--known-for", type=float, default=math.inf, metavar="SECONDS")
     parser.add_argument("--triton", type=Path, metavar="FOLDER", help="given as --triton=FOLDER")
     parser.add_argument("--write", type=Path, metavar="TABLE")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -268,12 +287,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.op and asked.write and known.triton != triton_version():
         parser.error(f"--op with --write keeps other rows of --since, made by Triton {triton_version()}; it has none")
     tasks = chosen(_forms(), known.sources(), one_each=asked.one_each, sms=asked.sm, ops=asked.op)
-    rows = compile_tasks(tasks, asked.jobs)
+    rows, num_compiled = rows_of(tasks, known, asked.jobs, asked.known_for)
     print(render(rows))
     if asked.write:
         write_table(asked.write, joined(rows, known, asked.op, names) if asked.op else rows)
     faulty = [row for row in rows if row.faults]
-    print(f"{len(rows)} compiled, {len(faulty)} with faults")
+    print(f"{num_compiled} compiled, {len(rows) - num_compiled} as the table says, {len(faulty)} with faults")
     return int(bool(faulty))
 
 

@@ -63,13 +63,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for part in asked.part:
         started_s = time.monotonic()
         done, left = run_rows(list(filter(is_asked, rows(part))), results, options, _say)
-        bad += sum(result.status not in ("ok", "skipped") for result in done)
+        lost = results.lost(done)
+        bad += sum(result.status not in ("ok", "skipped") for result in done) + len(lost)
         all_results = list(results.read().values())
         measured = not asked.rehearse
         (out / "tables.md").write_text(report.render(all_results, f"inferd on {device}", is_measured=measured))
         here = [result for result in all_results if result.key.startswith(f"{part}/")]
         print(report.render(here, f"{part} on {device}", is_measured=measured))
         over = f", {len(left)} left for the next call" if left else ""
+        if lost:
+            _say(f"{out / 'results.jsonl'} has lost the results of {', '.join(lost)}: run the part again")
         _say(f"{part}: {len(done)} rows in {time.monotonic() - started_s:.0f} s{over}")
     _say(f"{out}: results.jsonl, tables.md")
     return int(bad > 0)

@@ -81,6 +81,7 @@ def _checks() -> Iterator[Row]:
         yield check(f"tests {file.removeprefix('test_').removesuffix('.py')}", "checks:kernel_tests", 300, file=file)
     yield check("greedy qwen3", "checks:greedy_ids", family="qwen3")
     yield check("overlap", "checks:overlap")
+    yield check("launches", "waiting:launches")
     for precision in ("bf16", "fp8", "int4"):
         yield check(f"invariance decoder {precision}", "invariance:decoder", precision=precision)
         yield check(f"invariance {precision}", "invariance:linears", precision=precision)

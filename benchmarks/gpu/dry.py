@@ -30,7 +30,8 @@ _REHEARSED = ("headline", "profile", "checks")
 _LISTED = tuple(part for part in PARTS if part not in ("profile", "checks"))
 """Parts whose points are known beforehand."""
 _COMPILE_TIMEOUT_S = 1800.0
-"""Two cores take a minute and a half without a cache, ten seconds with one (AMD EPYC Zen 4, 2026-11-21)."""
+"""Two cores take seven minutes without a cache, 40 s with one (AMD EPYC Zen 4, 2026-11-26)."""
+_COMPILE_KNOWN_S = 90.0
 _NUMERIC_TIMEOUT_S = 300.0
 
 
@@ -88,7 +89,7 @@ def run(options: Options, say: Callable[[str], None], only: Callable[[Row], bool
     started_s = time.monotonic()
     folder = options.work_dir / "dry"
     folder.mkdir(parents=True, exist_ok=True)
-    checks = _checks(options, folder / "results.jsonl", say, only)
+    checks, lost = _checks(options, folder / "results.jsonl", say, only)
     with ThreadPoolExecutor() as pool:
         # These processes cannot fill all processors alone, so running side by side wastes least time.
         numerics_later = pool.submit(_numerics, folder / "numeric.json", say)
@@ -100,8 +101,9 @@ def run(options: Options, say: Callable[[str], None], only: Callable[[Row], bool
     for part, results in tables.items():
         print(report.render(results, f"{part}: the empty form", is_measured=False))
     DRY_FILE.write_text(json.dumps(_told(forms, checks), indent=1) + "\n")
-    parts = (("numeric checks", numerics), ("compilation", compiled), ("the empty tables", tables["kernels"]))
-    wrong = list(_wrong(forms, checks)) + [f"{name}: gave nothing" for name, found in parts if not found]
+    found = {"numeric checks": numerics, "compilation": compiled, **tables}
+    wrong = [*_wrong(forms, checks), *lost, *(f"{name}: gave nothing" for name in found if not found[name])]
+    wrong += _unlike_the_table(folder / "compiled.json")
     for line in wrong:
         say(f"WRONG {line}")
     without = sorted({form.op for form in forms if form.max_err is None})
@@ -113,13 +115,16 @@ def run(options: Options, say: Callable[[str], None], only: Callable[[Row], bool
 
 def _checks(
     options: Options, results_file: Path, say: Callable[[str], None], only: Callable[[Row], bool]
-) -> list[Result]:
-    """The rows of `_REHEARSED`, small and on the processor, without results of earlier runs."""
+) -> tuple[list[Result], list[str]]:
+    """(results of the rows of `_REHEARSED`, what was lost of them). They run small and on the processor, without
+    results of earlier runs."""
     results_file.unlink(missing_ok=True)
     on_processor = replace(options, device="cpu", is_rehearsal=True, until_s=math.inf)
     # Nothing is timed, so rows need not run alone.
     asked = [replace(row, is_timed=False) for part in _REHEARSED for row in rows(part) if only(row)]
-    return run_rows(asked, Results(results_file), on_processor, say)[0]
+    results = Results(results_file)
+    done = run_rows(asked, results, on_processor, say)[0]
+    return done, [f"{key}: its result is not in {results_file}" for key in results.lost(done)]
 
 
 def _wrong(forms: Sequence[DryRow], checks: Sequence[Result]) -> Iterator[str]:
@@ -130,6 +135,20 @@ def _wrong(forms: Sequence[DryRow], checks: Sequence[Result]) -> Iterator[str]:
     for result in checks:
         if result.status not in ("ok", "skipped"):
             yield f"{result.key}: {result.status}: {result.reason[-500:]}"
+
+
+def _unlike_the_table(into: Path) -> Iterator[str]:
+    """A line if the compiled forms are not those of the committed table. Another Triton gives other code, so then only
+    their number counts."""
+    anew = f"python -m inferd.kernels.aot --write {TABLE}"
+    if not TABLE.exists():
+        yield f"{TABLE.name} is gone: {anew}"
+    elif into.exists():
+        listed, found = json.loads(TABLE.read_text()), json.loads(into.read_text())
+        known = set(map(str, listed["rows"]))
+        others = sum(str(row) not in known for row in found["rows"]) if found["triton"] == listed["triton"] else 0
+        if others or len(found["rows"]) != len(known):
+            yield f"{others} of {len(found['rows'])} forms are not among the {len(known)} of {TABLE.name}: {anew}"
 
 
 def _told(forms: Sequence[DryRow], checks: Sequence[Result]) -> dict[str, Any]:
@@ -154,22 +173,22 @@ def _numerics(into: Path, say: Callable[[str], None]) -> dict[str, dict[str, Any
 
 
 def _compiled(into: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Rows of `kernels/aot.py`; this module judges their faults."""
+    """Rows of `kernels/aot.py`; this module judges their faults. Forms that the committed table has are compiled for
+    `_COMPILE_KNOWN_S`: enough for all of them if the compiler's cache has most."""
     into.unlink(missing_ok=True)
-    jobs = str(os.cpu_count() or 1)
-    with open(os.devnull, "w") as quiet:
-        command = [sys.executable, "-P", "-m", "inferd.kernels.aot", "--write", str(into), "--jobs", jobs]
-        env = environment(make_tree())
-        subprocess.run(command, env=env, cwd=ROOT, stdout=quiet, timeout=_COMPILE_TIMEOUT_S, check=False)
-    found = _rows_of(into)
-    listed = set(map(str, _rows_of(TABLE)))
-    others = sum(str(row) not in listed for row in found)
-    say(f"compiled: {len(found)} forms, {others} of them not what {TABLE.relative_to(ROOT)} says")
-    return found
-
-
-def _rows_of(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    known = ["--since", str(TABLE), "--known-for", str(_COMPILE_KNOWN_S)]
+    command = [sys.executable, "-P", "-m", "inferd.kernels.aot", "--write", str(into), *known]
+    done = subprocess.run(
+        [*command, "--jobs", str(os.cpu_count() or 1)],
+        env=environment(make_tree()),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=_COMPILE_TIMEOUT_S,
+        check=False,
+    )
+    found: list[dict[str, Any]] = json.loads(into.read_text())["rows"] if into.exists() else []
+    say(f"forms: {(done.stdout.splitlines() or ['nothing'])[-1]}")
     return found
 
 

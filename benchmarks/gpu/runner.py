@@ -192,6 +192,11 @@ class Results:
             for path in self._paths:
                 _append(path, result)
 
+    def lost(self, done: Iterable[Result]) -> list[str]:
+        """The rows among `done` whose result is not in the first file, or has fewer points there."""
+        kept = {key: (found.status, len(found.points)) for key, found in self.read().items()}
+        return [result.key for result in done if kept.get(result.key) != (result.status, len(result.points))]
+
     def _merged(self) -> dict[str, Result]:
         """The latest result of each row, of the first path if two are as late."""
         found: dict[str, Result] = {}
@@ -305,7 +310,7 @@ def run_row(
 
     code = _run(options.command(row, into, options), row, log, timeout_s, store_new)
     written = _read_written(into)
-    status, reason = _judge(code, written.points, written.skipped, log, timeout_s)
+    status, reason = _judge(code, written, into, log, timeout_s)
     return result(status, written.points, reason, written.files)
 
 
@@ -361,22 +366,24 @@ def _read_written(into: Path) -> _Written:
     return _Written(tuple(points), skipped, files)
 
 
-def _judge(code: int | None, points: Sequence[Point], skipped: str, log: Path, timeout_s: float) -> tuple[Status, str]:
+def _judge(code: int | None, written: _Written, into: Path, log: Path, timeout_s: float) -> tuple[Status, str]:
     tail = log.read_text(errors="replace")[-_TAIL_CHARS:].strip()
     if code is None:
         return "timed out", f"not over after {timeout_s:.0f} s; the end of what it said: {tail}"
-    if code == SKIPPED:
-        return "skipped", skipped
+    if code == SKIPPED and written.skipped:
+        return "skipped", written.skipped
     if code != 0:
         ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return "failed", f"{ended}; the end of what it said: {tail}"
-    wrong = [point for point in points if point.trial.is_wrong]
+    if not written.points:
+        return "failed", f"it ended well and left no point: {into.name} is {'empty' if into.exists() else 'gone'}"
+    wrong = [point for point in written.points if point.trial.is_wrong]
     if not wrong:
         return "ok", ""
     first = wrong[0]
     labels = ", ".join(first.case.labels.values())
     detail = f"{first.case.table}, {labels}: error {first.trial.error}, tolerance {first.trial.tolerance}"
-    return "wrong", f"{len(wrong)} of {len(points)}; {detail}{'; ' * bool(first.trial.note)}{first.trial.note}"
+    return "wrong", f"{len(wrong)} of {len(written.points)}; {detail}{'; ' * bool(first.trial.note)}{first.trial.note}"
 
 
 def progress(result: Result) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import subprocess
 from dataclasses import replace
@@ -9,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import dry
+from benchmarks.gpu.runner import Options
 from inferd.kernels import aot, compiled, faults, sass
 from tests.aot.compiling import run
+from tests.conftest import CACHE_HOME, ROOT
 
 pytest.importorskip("triton")
 
 
 PLANTED = """
-import sys
 import triton, triton.language as tl
-from inferd.kernels.aot import compile_form
 from inferd.kernels.gpu import Shipped
 
 @triton.jit
@@ -50,39 +53,57 @@ def sums(x, out, count, STAGES: tl.constexpr):
         total = total * 0.5 + tl.load(x + start * 1024 + row * 64 + column)
     tl.store(out + row * 64 + column, total)
 
-def faults(kernel, dtype, constants, **more):
+def form(config, kernel, dtype, constants, **more):
     signature = {"x": f"*{dtype}", "out": "*fp32", "count": "i32"}
     signature = {name: signature[name] for name in kernel.arg_names if name in signature}
-    form = Shipped(kernel.__name__, "one", kernel, signature, constants, multiples=("count",), **more)
-    row = compile_form(form, 90)
-    print("|".join((kernel.__name__, *map(str, constants.values()), str(row.loop_instructions > 0), *row.faults)))
+    limits = {"multiples": ("count",), "min_sm": 90, "max_sm": 90}
+    return Shipped("planted", config, kernel, signature, constants, **limits, **more)
 
-faults(spilling, "fp32", {"BLOCK": 16384}, num_warps=1, is_matrix=True)
-faults(products, "bf16", {"IS_SERIAL": False}, num_warps=4, num_stages=3, is_matrix=True)
-faults(products, "bf16", {"IS_SERIAL": True}, num_warps=4, num_stages=3, is_matrix=True)
-faults(sums, "fp32", {"STAGES": 1}, num_warps=4, is_streaming=True)
-faults(sums, "fp32", {"STAGES": 4}, num_warps=4, is_streaming=True)
+def shipped():
+    yield form("spilling", spilling, "fp32", {"BLOCK": 16384}, num_warps=1, is_matrix=True)
+    for config, is_serial in (("products", False), ("serialized products", True)):
+        yield form(config, products, "bf16", {"IS_SERIAL": is_serial}, num_warps=4, num_stages=3, is_matrix=True)
+    for config, stages in (("sums", 4), ("sums without a pipeline", 1)):
+        yield form(config, sums, "fp32", {"STAGES": stages}, num_warps=4, is_streaming=True)
 """
+FAULTY = {
+    "spilling": r"multiplies without HGMMA or QGMMA or IGMMA; spills: \d+ bytes of stack, \d+ accesses",
+    "serialized products": r"C75\d\d: .*serialized.*; a loop waits \d+ times for \d+ instructions of warp groups",
+    "sums without a pipeline": r"a loop reads \d+ bytes at a time, fewer than 24576, without asynchronous copies",
+}
 
 
-def test_faults_are_seen(tmp_path: Path) -> None:
-    """Each planted kernel has its fault, and its sound version has none. Both passes over them say the same: the second
-    finds the kernels in the compiler's cache."""
-    path = tmp_path / "planted.py"
-    path.write_text(PLANTED)
+def planted(folder: Path) -> Path:
+    """An import root whose only kernels are the planted ones."""
+    package = folder / "inferd" / "kernels"
+    (package / "planted").mkdir(parents=True)
+    (folder / "inferd" / "__init__.py").touch()
+    for name in ("__init__", "aot", "compiled", "faults", "gpu", "sass"):
+        (package / f"{name}.py").symlink_to(ROOT / "kernels" / f"{name}.py")
+    (package / "planted" / "__init__.py").touch()
+    (package / "planted" / "triton.py").write_text(PLANTED)
+    return folder
+
+
+def test_the_dry_run_fails_on_each_planted_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names each fault, and nothing of the sound versions. A second run says the same: it finds the kernels in the
+    compiler's cache."""
+    tree = planted(tmp_path / "tree")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(CACHE_HOME / "triton"))
+    monkeypatch.setattr(dry, "make_tree", lambda: tree)
+    monkeypatch.setattr(dry, "DRY_FILE", ROOT / "build" / "gpu" / f"{tmp_path.name}.json")
+    monkeypatch.setattr(dry, "TABLE", tmp_path / "table.json")
+    monkeypatch.setattr(dry, "_numerics", lambda *_: {"planted": {"max_err": 0.0, "tol": 0.0, "reason": ""}})
+    monkeypatch.setattr(dry, "_listed", lambda *_: {})
     for _ in range(2):
-        code, output, errors = run(program=str(path))
-        assert code == 0, errors[-2000:]
-        spilling, product, serial, sum_, pipelined = (line.split("|") for line in output.splitlines())
-        assert spilling[3:] == ["multiplies without HGMMA or QGMMA or IGMMA", spilling[-1]]
-        assert spilling[-1].startswith("spills: ")
-        assert product == ["products", "False", "True"]
-        assert serial[:3] == ["products", "True", "True"]
-        assert serial[3].startswith("C75") and "serialized" in serial[3]
-        assert re.match(r"a loop waits \d+ times for \d+ instructions of warp groups", serial[4])
-        assert re.fullmatch(r"a loop reads \d+ bytes at a time, fewer than 24576, without asynchronous copies", sum_[3])
-        assert len(sum_) == 4
-        assert pipelined == ["sums", "4", "True"]
+        said: list[str] = []
+        assert dry.run(Options(work_dir=tmp_path), said.append, lambda row: False) == 1
+        forms = json.loads(dry.DRY_FILE.read_text())["rows"]
+        dry.DRY_FILE.unlink()
+        assert [form["config"] for form in forms if not form["loop"]] == ["spilling"]
+        wrong = dict(re.findall(r"^WRONG planted, ([\w ]+), sm_90: (.*)$", "\n".join(said), re.MULTILINE))
+        assert set(wrong) == set(FAULTY), said
+        assert all(re.fullmatch(FAULTY[config], found) for config, found in wrong.items()), wrong
 
 
 LOOPS = """
@@ -230,6 +251,30 @@ def test_what_is_compiled_again() -> None:
     assert aot.chosen(forms, known, one_each=True, sms=EVERYWHERE) == [(0, 90), (2, 90), *everywhere(3), (5, 100)]
     assert aot.chosen(forms, known, one_each=True, sms=[80]) == [(2, 80), (3, 80), (5, 80)]
     assert aot.chosen(forms, known, one_each=False, sms=[80, 90], ops=("a",)) == [(0, 90), (1, 80), (1, 90)]
+
+
+def test_forms_of_the_table_are_compiled_for_some_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A form that the table does not have is compiled, however long it takes."""
+    forms = [form("a", "1"), form("a", "2"), form("b", "1")]
+    monkeypatch.setattr(aot, "_all", forms)
+    row = compiled.CompiledForm("a", "1", 90, 1, 2, 3, 4, 5, 96, 3.5, {}, aot.digest(forms[0]), (), ())
+    rows = {90: row, 100: replace(row, sm=100)}
+    changed = replace(row, op="b", source="other")
+    table = compiled.Table(compiled.triton_version(), (*rows.values(), changed))
+    asked: list[tuple[set[aot.Task], bool]] = []
+
+    def compile_some(tasks: list[aot.Task], _: int, until_s: float = math.inf) -> dict[aot.Task, compiled.CompiledForm]:
+        asked.append((set(tasks), until_s < math.inf))
+        return {task: replace(row, sm=task[1], registers=40) for task in tasks if task != (0, 100)}
+
+    monkeypatch.setattr(aot, "compile_tasks", compile_some)
+    tasks = [(0, 90), (0, 100), (1, 90), (2, 90)]
+    found, num_compiled = aot.rows_of(tasks, table, 1, 5.0)
+    assert asked == [({(1, 90), (2, 90)}, False), ({(0, 90), (0, 100)}, True)]
+    assert ([one.registers for one in found], num_compiled) == ([40, 1, 40, 40], 3)
+    assert found[1] == rows[100]
+    aot.rows_of(tasks, replace(table, triton="0"), 1, 5.0)
+    assert asked[2:] == [(set(tasks), False), (set(), True)]
 
 
 WORDED = (

@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu import catalogue, dry, floors, report
+from benchmarks.gpu import catalogue, floors, report
 from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.points import KERNEL_TESTS, Case, Phase, Point, Rates, Trial
 from benchmarks.gpu.profile import Span, Summary, read_counters
@@ -386,59 +385,6 @@ def test_the_tree_is_an_import_root_without_the_checkout(tmp_path: Path) -> None
     assert "TRITON_INTERPRET" not in environment(tree)
 
 
-# -- dry ---------------------------------------------------------------------------------------------------------------
-
-
-def compiled(op: str, faults: Sequence[str] = ()) -> dict[str, Any]:
-    return {
-        "op": op, "config": "bf16", "sm": 90, "registers": 40, "stack_bytes": 0, "spills": 0, "shared_bytes": 1024,
-        "wide_loads": 2, "loop_instructions": 90, "shared_per_global": 2.5, "matrix": {"HMMA.16816.F32": 8},
-        "source": "x", "faults": list(faults), "accepted": [],
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("max_err", "faults", "is_wrong"),
-    [(0.001, [], False), (0.02, [], True), (math.nan, [], True), (0.001, ["spills"], True), (None, [], False)],
-)
-def test_a_dry_row_is_wrong_by_its_numbers_or_its_code(max_err: float, faults: list[str], is_wrong: bool) -> None:
-    numerics = {"norm": {"max_err": max_err, "tol": 0.01, "reason": ""}}
-    first, other = dry.join([compiled("norm", faults), compiled("rope")], numerics)
-    assert first.is_wrong == is_wrong and not other.is_wrong
-    assert (first.regs, first.smem, first.tensor_core, first.tol) == (40, 1024, "8 HMMA.16816.F32", 0.01)
-    assert (first.loop, first.shared_per_global) == (90, 2.5)
-    assert (other.max_err, other.reason) == (None, "no numeric check")
-
-
-def test_every_shipped_kernel_has_a_numeric_check_that_sees_a_wrong_one(tmp_path: Path) -> None:
-    """In an interpreting process: the checks of two ops, one of them spoilt, and the names of all kernels."""
-    code = """
-import json, sys, torch
-from benchmarks.gpu import numeric
-from inferd.kernels import gpu
-from inferd.kernels.gelu import GELU
-from inferd.kernels.registry import Implementation
-from tests.kernels import interpreter
-gpu.interpret(True)
-interpreter.repair()
-missing = [op for op, package in numeric.shipped_ops() if not numeric.check_of(op, package)]
-right = numeric.check("gelu", torch.device("cpu"))
-exact = Implementation("triton", torch.nn.functional.gelu, lambda key: None)
-GELU._implementations = tuple(exact if one.name == "triton" else one for one in GELU._implementations)
-wrong = numeric.check("gelu", torch.device("cpu"))
-GELU._implementations = GELU._implementations[-1:]
-absent = numeric.check("gelu", torch.device("cpu"))
-print(json.dumps([missing, right.is_wrong, right.max_err, wrong.max_err, absent.reason]))
-"""
-    env = {**environment(make_tree(tmp_path)), "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    missing, right_is_wrong, right, wrong, absent = json.loads(done.stdout)
-    assert missing == []
-    assert not right_is_wrong and 0 < right < wrong
-    assert "no implementation called triton" in absent
-
-
 def test_a_row_runs_from_the_program_to_the_table(tmp_path: Path) -> None:
     out = tmp_path / "out"
     asked = ["--rehearse", "--part", "kernels", "--row", "kernels/machine", "--out", str(out)]
@@ -453,26 +399,3 @@ def test_a_row_runs_from_the_program_to_the_table(tmp_path: Path) -> None:
     assert progress(result).startswith("kernels/machine: ok in ")
     assert sorted(os.listdir(out)) == ["results.jsonl", "tables.md"]
     assert (out / "tables.md").read_text().startswith("# inferd on rehearsal")
-
-
-def test_a_dry_run_of_one_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its rows, its exit code and its empty tables, with a stub compiler and a stub interpreter."""
-    tables = dry._listed(tmp_path / "listed.jsonl")
-    monkeypatch.setattr(dry, "_listed", lambda *_: tables)
-    monkeypatch.setattr(dry, "DRY_FILE", ROOT / "build" / "gpu" / f"{tmp_path.name}.json")
-    serialized = "C7515: wgmma.mma_async instructions are serialized"
-    for max_err, faults, wrong in ((0.001, [], ""), (0.5, [], "error 0.5"), (0.001, [serialized], serialized)):
-        numerics = {"norm": {"max_err": max_err, "tol": 0.01, "reason": ""}}
-        monkeypatch.setattr(dry, "_compiled", lambda *_, faults=faults: [compiled("norm", faults)])
-        monkeypatch.setattr(dry, "_numerics", lambda *_, numerics=numerics: numerics)
-        said: list[str] = []
-        assert dry.run(Options(work_dir=tmp_path), said.append, lambda row: False) == int(bool(wrong))
-        (row,) = json.loads(dry.DRY_FILE.read_text())["rows"]
-        dry.DRY_FILE.unlink()
-        assert (row["op"], row["sm"], row["max_err"], row["tol"]) == ("norm", 90, max_err, 0.01)
-        assert [line for line in said if "WRONG" in line] == [f"WRONG norm, bf16, sm_90: {wrong}"] * bool(wrong)
-        text = capsys.readouterr().out
-        assert "decode attention" in text and "8b gate_up 4096x28672" in text and "transformers" in text
-        assert "not measured" in text and "GB/s" not in text and "240, then 255 (goal, H200)" in text

@@ -17,27 +17,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.gpu.waiting import waits
 from inferd.engine.worker.device import CpuDevice, HostCopy, Recording
 from inferd.kernels import native
 from inferd.kernels.tape import NotRecordableError
 
 _WARM_UP_RUNS = 2
-_OPS_THAT_WAIT = ("item", "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
 _POISON = {torch.float64: float("nan"), torch.float32: float("nan"), torch.bfloat16: float("nan"), torch.bool: True}
 _POISONED_INTEGER = 99
 
 _Kernel = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-
-
-def waits(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the host would have to wait for a GPU: the operation asks for a value, or for a size that depends on
-    one."""
-    name = func.name().removeprefix("aten::").split(".")[0]
-    if name == "repeat_interleave":
-        return isinstance(args[-1], Tensor) and kwargs.get("output_size") is None
-    if name in ("index", "index_put", "index_put_"):
-        return any(isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1]))
-    return name in _OPS_THAT_WAIT
 
 
 class CapturingDevice(CpuDevice):

@@ -5,14 +5,13 @@ The device is the CPU here, so the tests catch operations that would wait on a G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.gpu.waiting import ReadBackError, nothing_is_read
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
@@ -20,12 +19,11 @@ from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
-from tests.cpu.capturing import CapturingDevice, waits
+from tests.cpu.capturing import CapturingDevice
 from tests.cpu.checkpoints import Case, random_decoder
 
 VOCAB, BLOCK, MAX_LEN = 97, 16, 64
 CASE = Case("llama", "llama", {"vocab_size": VOCAB, "num_hidden_layers": 2})
-READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")
 ASKED = {
     "greedy": SamplingParams(max_tokens=9, seed=1, temperature=0.0),
     "sampled": SamplingParams(max_tokens=9, seed=1, temperature=0.8, top_k=5, min_p=0.01),
@@ -43,33 +41,6 @@ ASKED = {
         prompt_logprobs=2,
     ),
 }
-
-
-class Waited(AssertionError):
-    pass
-
-
-class _NoWaiting(TorchDispatchMode):
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if waits(func, args, kwargs or {}):
-            raise Waited(func.name())
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def nothing_is_read() -> Iterator[None]:
-    def refuse(name: str) -> Any:
-        def read(*_: object) -> None:
-            raise Waited(name)
-
-        return read
-
-    with pytest.MonkeyPatch.context() as patch, _NoWaiting():
-        for name in READS:
-            patch.setattr(torch.Tensor, name, refuse(name))
-        yield
 
 
 def runner(device: CpuDevice) -> Runner:
@@ -95,7 +66,7 @@ def plans(params: SamplingParams) -> list[StepPlan]:
 def check(watched: Runner, params: SamplingParams) -> None:
     plain = runner(CpuDevice(1))
     for plan in plans(params):
-        with nothing_is_read():
+        with nothing_is_read(torch.device("cpu")):
             launched = watched.launch(plan)
         expected = plain.execute(plan)
         assert launched.wait().rows == expected.rows
@@ -138,5 +109,5 @@ def test_waiting_is_seen(way: Callable[[torch.Tensor], object], monkeypatch: pyt
         return sample(self, logits, *rest)
 
     monkeypatch.setattr(Sampler, "sample", waiting)
-    with pytest.raises(Waited), nothing_is_read():
+    with pytest.raises(ReadBackError), nothing_is_read(torch.device("cpu")):
         runner(CpuDevice(1)).launch(plans(ASKED["greedy"])[0])
