@@ -103,7 +103,7 @@ def _add_product(total, tile, x_tile, scale, SCALES: tl.constexpr):
 
 
 @triton.jit
-def _ask_for(place):
+def prefetch(place):
     """Have the L2 cache read the lines at `place`."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place], dtype=tl.int32, is_pure=False, pack=1
@@ -138,9 +138,9 @@ def _few_rows(
         LINE: tl.constexpr = _LINE_BYTES * 8 // weight.dtype.element_ty.primitive_bitwidth
         line = tl.minimum(tl.arange(0, 2 * BLOCK_K // LINE) * LINE, in_size - 1)
         line_place = weight + read_column.to(tl.int64)[:, None] * in_size + line[None, :]
-        _ask_for(line_place)
+        prefetch(line_place)
         if HAS_GATE:
-            _ask_for(line_place + out_size.to(tl.int64) * in_size)
+            prefetch(line_place + out_size.to(tl.int64) * in_size)
         gdc_wait()
     total = tl.zeros((PARTS, BLOCK_N, ROWS), tl.float32)
     up_total = tl.zeros((PARTS, BLOCK_N, ROWS), tl.float32)

@@ -38,7 +38,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from inferd.kernels.gpu import Shipped, dependent_options
 from inferd.kernels.linear import plain
 from inferd.kernels.quantized import GROUP_SIZES, TABLES, UNITS, Apply, Matrix
-from inferd.kernels.triton_few_rows import _ask_for
+from inferd.kernels.triton_few_rows import prefetch
 
 _ROWS = (16, 64)
 """Numbers of rows of a tile."""
@@ -149,7 +149,7 @@ def _product(
         gdc_launch_dependents()
         first_place = weight + read_column.to(tl.int64) * (SPAN * BITS // 8)
         for span in tl.static_range(_STEP // SPAN):
-            _ask_for(first_place + span * span_bytes)
+            prefetch(first_place + span * span_bytes)
         gdc_wait()
     NUM_HALVES: tl.constexpr = 8 // BITS
     NARROW: tl.constexpr = x.dtype.element_ty if BITS == 4 else tl.float32

@@ -38,13 +38,11 @@ def _heads(place, is_seen, is_column, IS_EDGE: tl.constexpr, IS_PADDED: tl.const
 
 
 @triton.jit
-def _add_block(
-    b_q, k_place, to_v, key, is_seen, is_column, position, window, scale, cap, peak, total, summed,
-    HAS_CAP: tl.constexpr, IS_EDGE: tl.constexpr, IS_PADDED: tl.constexpr,
+def weigh(
+    scores, peak, total, key, position, window, scale, cap, HAS_CAP: tl.constexpr, IS_EDGE: tl.constexpr
 ):  # fmt: skip
-    """(peak, sum of weights, weighted values) with a block of keys. Scores are as in `triton.py`."""
-    k = _heads(k_place, is_seen, is_column, IS_EDGE, IS_PADDED)
-    scores = tl.dot(b_q, tl.trans(k), input_precision="ieee")
+    """(peak, sum of weights, weights relative to the peak, factor of earlier sums) with a block of keys. Scores are as
+    in `triton.py`."""
     if HAS_CAP:
         scores = tl.fma(1.0 / (tl.exp2(scores * scale) + 1.0), -2.0 * cap, cap)
     if IS_EDGE:
@@ -58,20 +56,69 @@ def _add_block(
     base = tl.where(top == float("-inf"), 0.0, top) if IS_EDGE else top
     weights = tl.exp2(scores - base[:, None] if HAS_CAP else tl.fma(scores, scale, -base[:, None]))
     decay = tl.exp2(peak - base)
+    return top, tl.fma(total, decay, tl.sum(weights, 1)), weights, decay
+
+
+@triton.jit
+def _add_block(
+    b_q, k_place, to_v, key, is_seen, is_column, position, window, scale, cap, peak, total, summed,
+    HAS_CAP: tl.constexpr, IS_EDGE: tl.constexpr, IS_PADDED: tl.constexpr,
+):  # fmt: skip
+    """(peak, sum of weights, weighted values) with a block of keys."""
+    k = _heads(k_place, is_seen, is_column, IS_EDGE, IS_PADDED)
+    scores = tl.dot(b_q, tl.trans(k), input_precision="ieee")
+    top, total, weights, decay = weigh(scores, peak, total, key, position, window, scale, cap, HAS_CAP, IS_EDGE)
     v = _heads(k_place + to_v, is_seen, is_column, IS_EDGE, IS_PADDED)
-    total = tl.fma(total, decay, tl.sum(weights, 1))
     summed = tl.dot(weights.to(b_q.dtype), v, summed * decay[:, None], input_precision="ieee")
     return top, total, summed
 
 
 @triton.jit
-def _store_result(out, unit, head, num_heads, group, total, summed, D: tl.constexpr):
-    packed = tl.load(unit + 3) + tl.arange(0, summed.shape[0])
-    column = tl.arange(0, summed.shape[1])
-    is_number = (packed < tl.load(unit + 4))[:, None] & (column < D)[None, :]
-    offset = offset_of(unit, packed, head, num_heads, group) * D
-    result = summed / total[:, None]
-    tl.store(out + offset[:, None] + column[None, :], result.to(out.dtype.element_ty), mask=is_number)
+def span_of(unit, begin, end, group, window, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILE: tl.constexpr):
+    """A unit's part from tile `begin` on: (its last tile + 1, packed rows, their positions, low, high, full, end_full).
+    Some row sees the keys [low, high), and all rows see those of the blocks [full, end_full)."""
+    first_position = tl.load(unit + 2)
+    first_packed = tl.load(unit + 3)
+    num_packed = tl.load(unit + 4)
+    first_key = (tl.load(unit + 5) - tl.load(unit + 6)) * TILE
+    stop = tl.minimum(end, tl.load(unit + 14))
+    # Rows past the last one repeat it.
+    packed = tl.minimum(first_packed + tl.arange(0, BLOCK_M), num_packed - 1)
+    position = first_position + packed // group
+    first_query = first_position + first_packed // group
+    last_query = first_position + (tl.minimum(first_packed + BLOCK_M, num_packed) - 1) // group
+    low = tl.maximum(first_query - window + 1, first_key + begin * TILE)
+    high = tl.minimum(last_query + 1, first_key + stop * TILE)
+    full = (tl.maximum(last_query - window + 1, low) + BLOCK_N - 1) // BLOCK_N
+    end_full = tl.maximum(tl.minimum(first_query + 1, high) // BLOCK_N, full)
+    return stop, packed, position, low, high, full, end_full
+
+
+@triton.jit
+def edges_of(low, high, full, end_full, BLOCK_N: tl.constexpr):
+    """(number of the blocks with a mask before the full ones, number of all blocks with a mask)."""
+    end_block = (high + BLOCK_N - 1) // BLOCK_N
+    num_before = tl.minimum(full, end_block) - low // BLOCK_N
+    return num_before, num_before + tl.maximum(end_block - end_full, 0)
+
+
+@triton.jit
+def store_part(
+    out, slots, slot_stats, unit, segment, begin, stop, head, num_heads, num_kv_heads, slot_rows, peak, total, summed,
+    IS_CUT: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Write the result of a whole unit, or the partial result of a part."""
+    is_from_start = begin == tl.load(unit + 6)
+    if is_from_start & (stop == tl.load(unit + 14)):
+        packed = tl.load(unit + 3) + tl.arange(0, summed.shape[0])
+        column = tl.arange(0, summed.shape[1])
+        is_number = (packed < tl.load(unit + 4))[:, None] & (column < D)[None, :]
+        offset = offset_of(unit, packed, head, num_heads, num_heads // num_kv_heads) * D
+        result = summed / total[:, None]
+        tl.store(out + offset[:, None] + column[None, :], result.to(out.dtype.element_ty), mask=is_number)
+    elif IS_CUT:
+        slot = tl.where(is_from_start, tl.load(segment + 6) - 1, tl.load(segment + 2))
+        store_slot(slots, slot_stats, slot * num_kv_heads + head, slot_rows, peak, total[:, None], summed, D)
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_heads", "num_kv_heads", "block_shift", "window", "slot_rows"])
@@ -97,27 +144,12 @@ def _attend_parts(
     to_v = num_kv_heads * (D << block_shift)
     kv += head * (D << block_shift)
     while begin < end:
-        row = tl.load(unit)
-        first_position = tl.load(unit + 2)
-        first_packed = tl.load(unit + 3)
-        num_packed = tl.load(unit + 4)
-        first_key = (tl.load(unit + 5) - tl.load(unit + 6)) * TILE
-        stop = tl.minimum(end, tl.load(unit + 14))
-
-        # Rows past the last one repeat it.
-        packed = tl.minimum(first_packed + tl.arange(0, BLOCK_M), num_packed - 1)
-        position = first_position + packed // group
+        stop, packed, position, low, high, full, end_full = span_of(
+            unit, begin, end, group, window, BLOCK_M, BLOCK_N, TILE
+        )
         q_offset = offset_of(unit, packed, head, num_heads, group) * D
         b_q = tl.load(q + q_offset[:, None] + column[None, :], mask=is_column, other=0.0)
-
-        # [low, high) are the keys that some row sees, blocks [full, end_full) those that all rows see.
-        first_query = first_position + first_packed // group
-        last_query = first_position + (tl.minimum(first_packed + BLOCK_M, num_packed) - 1) // group
-        low = tl.maximum(first_query - window + 1, first_key + begin * TILE)
-        high = tl.minimum(last_query + 1, first_key + stop * TILE)
-        full = (tl.maximum(last_query - window + 1, low) + BLOCK_N - 1) // BLOCK_N
-        end_full = tl.maximum(tl.minimum(first_query + 1, high) // BLOCK_N, full)
-        table = tables + row.to(tl.int64) * table_stride
+        table = tables + tl.load(unit).to(tl.int64) * table_stride
         peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         summed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -131,9 +163,7 @@ def _attend_parts(
                 b_q, place, to_v, key, key >= 0, is_column, position, window, scale, cap, peak, total, summed,
                 HAS_CAP, False, D != BLOCK_D,
             )  # fmt: skip
-        end_block = (high + BLOCK_N - 1) // BLOCK_N
-        num_before = tl.minimum(full, end_block) - low // BLOCK_N
-        num_edges = num_before + tl.maximum(end_block - end_full, 0)
+        num_before, num_edges = edges_of(low, high, full, end_full, BLOCK_N)
         for edge in range(num_edges):
             block = tl.where(edge < num_before, low // BLOCK_N + edge, end_full + edge - num_before)
             key = block * BLOCK_N + o_key
@@ -144,12 +174,10 @@ def _attend_parts(
                 b_q, place, to_v, key, is_seen, is_column, position, window, scale, cap, peak, total, summed,
                 HAS_CAP, True, D != BLOCK_D,
             )  # fmt: skip
-        is_from_start = begin == tl.load(unit + 6)
-        if is_from_start & (stop == tl.load(unit + 14)):
-            _store_result(out, unit, head, num_heads, group, total, summed, D)
-        elif IS_CUT:
-            slot = tl.where(is_from_start, tl.load(segment + 6) - 1, tl.load(segment + 2))
-            store_slot(slots, slot_stats, slot * num_kv_heads + head, slot_rows, peak, total[:, None], summed, D)
+        store_part(
+            out, slots, slot_stats, unit, segment, begin, stop, head, num_heads, num_kv_heads, slot_rows, peak, total,
+            summed, IS_CUT, D,
+        )  # fmt: skip
         begin = stop
         unit += 8
 

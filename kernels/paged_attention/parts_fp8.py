@@ -19,7 +19,8 @@ from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.kv_format import KV_GROUP, KV_SCALE_DTYPE
 from inferd.kernels.paged_attention import passes
 from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT
-from inferd.kernels.paged_attention.partial import offset_of, store_slot
+from inferd.kernels.paged_attention.partial import offset_of
+from inferd.kernels.paged_attention.parts import edges_of, span_of, store_part, weigh
 from inferd.kernels.paged_attention.passes import Form
 
 HALVES = """{
@@ -82,31 +83,14 @@ def _add_block(
     k_even, k_odd = _elements(k_codes, k_scales, IS_COMPILED)
     scores = tl.dot(q_even, tl.trans(k_even))
     scores = tl.dot(q_odd, tl.trans(k_odd), scores)
-    if IS_EDGE:
-        sees = (key[None, :] <= position[:, None]) & (key[None, :] > (position - window)[:, None])
-        scores = tl.where(sees, scores, float("-inf"))
-    top = tl.maximum(peak, tl.max(scores, 1) * scale)
-    # A row that has seen no key yet has no peak. Only edges have such rows.
-    base = tl.where(top == float("-inf"), 0.0, top) if IS_EDGE else top
-    weights = tl.exp2(tl.fma(scores, scale, -base[:, None]))
-    decay = tl.exp2(peak - base)
+    top, total, weights, decay = weigh(scores, peak, total, key, position, window, scale, 0.0, False, IS_EDGE)
     v_codes = _rows(k_place + to_v, is_seen, IS_EDGE)
     v_scales = _rows(k_scale_place + to_v_scales, is_seen, IS_EDGE)
     v_even, v_odd = _elements(v_codes, v_scales, IS_COMPILED)
-    total = tl.fma(total, decay, tl.sum(weights, 1))
     rounded = weights.to(q_even.dtype)
     even = tl.dot(rounded, v_even, even * decay[:, None])
     odd = tl.dot(rounded, v_odd, odd * decay[:, None])
     return top, total, even, odd
-
-
-@triton.jit
-def _store_result(out, unit, head, num_heads, group, total, summed):
-    packed = tl.load(unit + 3) + tl.arange(0, summed.shape[0])
-    column = tl.arange(0, summed.shape[1])
-    offset = offset_of(unit, packed, head, num_heads, group) * summed.shape[1]
-    result = (summed / total[:, None]).to(out.dtype.element_ty)
-    tl.store(out + offset[:, None] + column[None, :], result, mask=(packed < tl.load(unit + 4))[:, None])
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_heads", "num_kv_heads", "block_shift", "window", "slot_rows"])
@@ -133,28 +117,13 @@ def _attend_parts_fp8(
     codes = kv.to(tl.pointer_type(tl.int16), bitcast=True) + head * (PAIRS << block_shift)
     kv_scales += head * (NUM_GROUPS << block_shift)
     while begin < end:
-        row = tl.load(unit)
-        first_position = tl.load(unit + 2)
-        first_packed = tl.load(unit + 3)
-        num_packed = tl.load(unit + 4)
-        first_key = (tl.load(unit + 5) - tl.load(unit + 6)) * TILE
-        stop = tl.minimum(end, tl.load(unit + 14))
-
-        # Rows past the last one repeat it.
-        packed = tl.minimum(first_packed + tl.arange(0, BLOCK_M), num_packed - 1)
-        position = first_position + packed // group
+        stop, packed, position, low, high, full, end_full = span_of(
+            unit, begin, end, group, window, BLOCK_M, BLOCK_N, TILE
+        )
         q_offset = offset_of(unit, packed, head, num_heads, group) * D
         q_even = tl.load(q + q_offset[:, None] + 2 * pair[None, :])
         q_odd = tl.load(q + q_offset[:, None] + 2 * pair[None, :] + 1)
-
-        # [low, high) are the keys that some row sees, blocks [full, end_full) those that all rows see.
-        first_query = first_position + first_packed // group
-        last_query = first_position + (tl.minimum(first_packed + BLOCK_M, num_packed) - 1) // group
-        low = tl.maximum(first_query - window + 1, first_key + begin * TILE)
-        high = tl.minimum(last_query + 1, first_key + stop * TILE)
-        full = (tl.maximum(last_query - window + 1, low) + BLOCK_N - 1) // BLOCK_N
-        end_full = tl.maximum(tl.minimum(first_query + 1, high) // BLOCK_N, full)
-        table = tables + row.to(tl.int64) * table_stride
+        table = tables + tl.load(unit).to(tl.int64) * table_stride
         peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         even = tl.zeros([BLOCK_M, PAIRS], tl.float32)
@@ -170,9 +139,7 @@ def _attend_parts_fp8(
                 q_even, q_odd, place, to_v, kv_scales + scale_place[:, None] + scale_group[None, :], to_v_scales,
                 key, key >= 0, position, window, scale, peak, total, even, odd, False, IS_COMPILED,
             )  # fmt: skip
-        end_block = (high + BLOCK_N - 1) // BLOCK_N
-        num_before = tl.minimum(full, end_block) - low // BLOCK_N
-        num_edges = num_before + tl.maximum(end_block - end_full, 0)
+        num_before, num_edges = edges_of(low, high, full, end_full, BLOCK_N)
         for edge in range(num_edges):
             block = tl.where(edge < num_before, low // BLOCK_N + edge, end_full + edge - num_before)
             key = block * BLOCK_N + o_key
@@ -186,12 +153,10 @@ def _attend_parts_fp8(
             )  # fmt: skip
         # Elements of both halves alternate again.
         summed = tl.reshape(tl.join(even, odd), [BLOCK_M, D])
-        is_from_start = begin == tl.load(unit + 6)
-        if is_from_start & (stop == tl.load(unit + 14)):
-            _store_result(out, unit, head, num_heads, group, total, summed)
-        else:
-            slot = tl.where(is_from_start, tl.load(segment + 6) - 1, tl.load(segment + 2))
-            store_slot(slots, slot_stats, slot * num_kv_heads + head, slot_rows, peak, total[:, None], summed, D)
+        store_part(
+            out, slots, slot_stats, unit, segment, begin, stop, head, num_heads, num_kv_heads, slot_rows, peak, total,
+            summed, True, D,
+        )  # fmt: skip
         begin = stop
         unit += 8
 

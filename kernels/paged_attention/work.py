@@ -46,13 +46,12 @@ def build(part: Pass, batch: AttentionBatch, group: int, window: int | None) -> 
     device = batch.seq_lens.device
     units = torch.empty(part.num_units + 1, UNIT_FIELDS, dtype=torch.int32, device=device)
     segments = torch.empty(part.num_segments + 1, SEGMENT_FIELDS, dtype=torch.int32, device=device)
-    num_rows = batch.seq_lens.shape[0]
     _share_out[(1,)](
         batch.query_start,
         batch.seq_lens,
         units,
         segments,
-        num_rows,
+        batch.seq_lens.shape[0],
         group,
         NO_WINDOW if window is None else window,
         part.min_queries,
@@ -61,21 +60,21 @@ def build(part: Pass, batch: AttentionBatch, group: int, window: int | None) -> 
         part.num_slots,
         part.form.block_m,
         (part.num_units + 1).bit_length(),
-        **_constants(num_rows, part.num_segments, is_cut=part.is_cut, in_parts=part.is_in_parts and part.is_cut),
+        **_constants(part.num_segments, is_cut=part.is_cut, in_parts=part.is_in_parts and part.is_cut),
         num_warps=_NUM_WARPS,
     )
     return Work(part, units, segments)
 
 
 _NUM_WARPS = 4
-_CHUNK = 512
-"""Units or borders computed together."""
+_ROWS, _CHUNK = 256, 512
+"""Rows of the step, and units or borders, that are computed together."""
 
 
-def _constants(num_rows: int, num_segments: int, *, is_cut: bool, in_parts: bool) -> dict[str, object]:
-    """Constants with few distinct values, so that little is compiled while serving."""
+def _constants(num_segments: int, *, is_cut: bool, in_parts: bool) -> dict[str, object]:
+    """Constants that do not depend on the number of rows, so that the prompts of a start compile all forms."""
     return {
-        "ROWS": max(64, triton.next_power_of_2(num_rows)),
+        "ROWS": _ROWS,
         "BORDERS": max(64, triton.next_power_of_2(num_segments + 1)) if is_cut else _CHUNK,
         "CHUNK": _CHUNK,
         "TILE": ATTENTION_SPLIT,
@@ -120,30 +119,32 @@ def _share_out(
     IN_PARTS: tl.constexpr,
 ):
     """One program, which reads back the memory that it writes: hence the barriers."""
-    row = tl.arange(0, ROWS)
-    is_row = row < num_rows
-    first_token = tl.load(query_start + row, mask=is_row, other=0)
-    queries = tl.load(query_start + row + 1, mask=is_row, other=0) - first_token
-    first_position = tl.load(seq_lens + row, mask=is_row, other=0) - queries
-    queries = tl.where((queries >= min_queries) & (queries <= max_queries), queries, 0)
-    packed = queries * group
-    blocks = (packed + block_m - 1) // block_m
-    first_unit = tl.cumsum(blocks, 0) - blocks
-    num_units = tl.sum(blocks, 0)
-    for block in range(tl.max(blocks, 0)):
-        is_unit = block < blocks
-        first_packed = block * block_m
-        first_seen = tl.maximum(first_position + first_packed // group - window + 1, 0)
-        last_query = tl.minimum((first_packed + block_m - 1) // group, queries - 1)
-        first_tile = first_seen // TILE
-        place = units + (first_unit + block) * 8
-        tl.store(place, row, mask=is_unit)
-        tl.store(place + 1, first_token, mask=is_unit)
-        tl.store(place + 2, first_position, mask=is_unit)
-        tl.store(place + 3, first_packed + tl.zeros_like(row), mask=is_unit)
-        tl.store(place + 4, packed, mask=is_unit)
-        tl.store(place + 5, first_tile, mask=is_unit)
-        tl.store(place + 6, (first_position + last_query) // TILE + 1 - first_tile, mask=is_unit)
+    num_units = num_rows * 0
+    for first_row in range(0, num_rows, ROWS):
+        row = first_row + tl.arange(0, ROWS)
+        is_row = row < num_rows
+        first_token = tl.load(query_start + row, mask=is_row, other=0)
+        queries = tl.load(query_start + row + 1, mask=is_row, other=0) - first_token
+        first_position = tl.load(seq_lens + row, mask=is_row, other=0) - queries
+        queries = tl.where((queries >= min_queries) & (queries <= max_queries), queries, 0)
+        packed = queries * group
+        blocks = (packed + block_m - 1) // block_m
+        first_unit = num_units + tl.cumsum(blocks, 0) - blocks
+        num_units += tl.sum(blocks, 0)
+        for block in range(tl.max(blocks, 0)):
+            is_unit = block < blocks
+            first_packed = block * block_m
+            first_seen = tl.maximum(first_position + first_packed // group - window + 1, 0)
+            last_query = tl.minimum((first_packed + block_m - 1) // group, queries - 1)
+            first_tile = first_seen // TILE
+            place = units + (first_unit + block) * 8
+            tl.store(place, row, mask=is_unit)
+            tl.store(place + 1, first_token, mask=is_unit)
+            tl.store(place + 2, first_position, mask=is_unit)
+            tl.store(place + 3, first_packed + tl.zeros_like(row), mask=is_unit)
+            tl.store(place + 4, packed, mask=is_unit)
+            tl.store(place + 5, first_tile, mask=is_unit)
+            tl.store(place + 6, (first_position + last_query) // TILE + 1 - first_tile, mask=is_unit)
     tl.debug_barrier()
 
     num_tiles = num_units * 0
@@ -203,22 +204,22 @@ def _unit_at(cut, units, num_units, num_steps):
 
 
 def shipped() -> Iterator[Shipped]:
-    for num_rows, num_segments in ((256, 33), (256, 264), (1024, 33)):
+    for num_segments in (33, 264):
         for in_parts in (False, True):
             kind = f"at most {num_segments} segments{' in parts' if in_parts else ''}"
-            yield _shipped(num_rows, num_segments, kind, is_cut=True, in_parts=in_parts)
-    yield _shipped(256, 1024, "units", is_cut=False, in_parts=False)
+            yield _shipped(num_segments, kind, is_cut=True, in_parts=in_parts)
+    yield _shipped(1024, "units", is_cut=False, in_parts=False)
 
 
-def _shipped(num_rows: int, num_segments: int, kind: str, *, is_cut: bool, in_parts: bool) -> Shipped:
+def _shipped(num_segments: int, config: str, *, is_cut: bool, in_parts: bool) -> Shipped:
     return Shipped(
         op="attention_work",
-        config=f"at most {num_rows} rows {kind}",
+        config=config,
         kernel=_share_out,
         signature={
             **dict.fromkeys(("query_start", "seq_lens", "units", "segments"), "*i32"),
             **dict.fromkeys(_INTEGERS, "i32"),
         },
-        constants=_constants(num_rows, num_segments, is_cut=is_cut, in_parts=in_parts),
+        constants=_constants(num_segments, is_cut=is_cut, in_parts=in_parts),
         num_warps=_NUM_WARPS,
     )

@@ -267,9 +267,10 @@ def test_units_stay_whole_where_slots_are_too_few(seed: int, is_cut: bool) -> No
     assert is_cut or [piece.segment for piece in found] == list(range(len(units)))
 
 
-def test_more_units_and_segments_than_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_rows_units_and_segments_than_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "_CHUNK", 32)
-    rows = [(0, 900), (70, 1), (3, 300)]
+    monkeypatch.setattr(work, "_ROWS", 2)
+    rows = [(0, 900), (70, 1), (3, 300), (9, 2), (5, 40)]
     units = list(seen_tiles(rows, 1, 16, 1, range(1, 1000)))
     assert len(units) > 64
     for num_segments, is_cut in ((100, True), (len(units) + 1, False)):
