@@ -102,8 +102,9 @@ def launch_nothing() -> Counter[str]:
     """Let every op run Triton kernels, and Triton launch nothing. Returns the number of launches by kernel."""
     launches: Counter[str] = Counter()
 
-    def compile_nothing(self: Any, key: str, _: object, device: int, *__: object) -> _Compiled:
-        compiled = self.device_caches[device][0][key] = _Compiled(self.fn.__name__.lstrip("_"), launches)
+    def compile_nothing(self: Any, key: str, _: object, device: int, __: object, options: Any, *___: object) -> Any:
+        name = self.fn.__name__.lstrip("_") + " early" * options.launch_pdl
+        compiled = self.device_caches[device][0][key] = _Compiled(name, launches)
         return compiled
 
     triton.runtime.driver.set_active(_NoDriver())
@@ -145,7 +146,7 @@ def launches_of_decode(launches: Counter[str], model: str, num_rows: int) -> tup
         runner = runner_on(FreeDevice((), num_rows), MODELS[model].config() | changed, num_rows, is_invariant=False)
         admit, _ = plans(num_rows, 1, num_slots=num_rows)
         launches.clear()
-        with _Operations() as operations:
+        with gpu.early_starts(), _Operations() as operations:
             runner.execute(admit)
         found.append((Counter(launches), operations.count))
     (one, ops_of_one), (two, ops_of_two) = found

@@ -80,7 +80,7 @@ def digest(form: Shipped) -> str:
         _code_of(form.kernel),
         *(sorted(map(repr, mapping.items())) for mapping in (form.signature, form.constants, form.options)),
         (form.num_warps, form.num_stages, sorted(form.multiples)),
-        (form.is_matrix, form.is_warp_matrix, form.is_streaming),
+        (form.is_matrix, form.is_warp_matrix, form.is_streaming, form.is_prefetching),
     ]
     return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
@@ -166,7 +166,8 @@ def _assemble(source: Any, target: Any, options: Mapping[str, Any]) -> tuple[Any
 
 def _judge(form: Shipped, built: Built, code: sass.Code) -> CompiledForm:
     loop = code.main_loop()
-    verdict = faults.judge(form, built.sm, built.binary, built.shared_bytes, code, built.log, faults.KNOWN)
+    known = faults.known_by(triton_version())
+    verdict = faults.judge(form, built.sm, built.binary, built.shared_bytes, code, built.log, known)
     return CompiledForm(
         op=form.op,
         config=form.config,
@@ -251,8 +252,7 @@ def rows_of(tasks: Sequence[Task], table: Table, jobs: int, known_for_s: float) 
     is_known = [sources.get((form.op, form.config)) == digest(form) for form in forms]
     found = compile_tasks([task for task in tasks if not is_known[task[0]]], jobs)
     others = random.sample(tasks, len(tasks))
-    until_s = time.monotonic() + known_for_s
-    found |= compile_tasks([task for task in others if is_known[task[0]]], jobs, until_s)
+    found |= compile_tasks([task for task in others if is_known[task[0]]], jobs, time.monotonic() + known_for_s)
     rows = [found.get((index, sm)) or listed[forms[index].op, forms[index].config, sm] for index, sm in tasks]
     return rows, len(found)
 

@@ -35,6 +35,8 @@ class Known:
     fault: str
     """Regular expression of the fault's text."""
     reason: str
+    triton: str = ""
+    """Beginning of the versions of Triton that have it."""
 
     def covers(self, form: Shipped, fault: str) -> bool:
         found = form.op == self.op and re.search(self.config, form.config) and re.search(self.fault, fault)
@@ -45,8 +47,15 @@ _UNPACKED = "16 inputs are unpacked at a time and take one instruction; the boun
 KNOWN = (
     Known("linear_int4", r"groups of (16|32)\b", "waits", _UNPACKED),
     Known("linear_int8", r"groups of 16\b", "waits", _UNPACKED),
+    Known("linear_int8", r"rows|groups of 128\b", "waits", "unpacking bounds the loop, not the products", "3.6."),
+    Known("paged_attention", "^(bf16|fp16) kv", r"spills: (8|16) bytes", "two or four registers, on sm_80", "3.6."),
 )
-"""Every accepted fault, by the op's name. A test fails for an entry that no row of the committed table needs."""
+"""Every accepted fault, by the op's name. A test fails for an entry that no row of the committed tables needs."""
+
+
+def known_by(triton: str) -> tuple[Known, ...]:
+    """The accepted faults of a version of Triton."""
+    return tuple(one for one in KNOWN if triton.startswith(one.triton))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,7 @@ def _faults(form: Shipped, sm: int, binary: sass.Binary, shared_bytes: int, code
     if shared_bytes > SHARED_LIMITS[sm]:
         yield f"needs {shared_bytes} bytes of shared memory; the device has {SHARED_LIMITS[sm]}"
     if form.options.get("launch_pdl"):
-        yield from _early_faults(code.names)
+        yield from _early_faults(form, code.names)
     if form.is_streaming and not wide_loads(code):
         yield "reads memory in loads of less than 16 bytes a thread"
     for number, text in sorted(set(_SERIALIZED.findall(log))):
@@ -107,13 +116,30 @@ def _matrix_faults(form: Shipped, sm: int, names: Mapping[str, int]) -> Iterator
         yield "uses warp group instructions"
 
 
-def _early_faults(names: Mapping[str, int]) -> Iterator[str]:
-    """Faults of a kernel that starts early. It must let the next one start, then wait, and only then copy anything.
-    `names` are in the order of their first instructions."""
-    wanted = ("PREEXIT", "CCTL", "ACQBULK", "LDG")
-    places = [next((at for at, name in enumerate(names) if name.startswith(start)), -1) for start in wanted]
-    if -1 in places or places != sorted(places):
-        yield f"starts early, but has {', '.join(wanted)} at {places}, not in this order"
+_MEMORY = ("LDG", "STG", "LD.", "ST.", "RED.", "REDG", "ATOM.", "ATOMG", "UTMA", "UBLK")
+"""Beginnings of instructions that read or write global memory. Loads of arguments have other names."""
+
+
+def _early_faults(form: Shipped, names: Mapping[str, int]) -> Iterator[str]:
+    """Faults of a kernel that starts early. It must let the next one start, and wait before it reads or writes memory.
+    It must take its tensor memory before the next one starts, which could else keep it. `names` are in the order of
+    their first instructions."""
+
+    def first(*starts: str) -> int:
+        return next((at for at, name in enumerate(names) if name.startswith(starts)), len(names))
+
+    waits, lets_start = first("ACQBULK"), first("PREEXIT")
+    before = [name for name in list(names)[:waits] if name.startswith(_MEMORY)]
+    if waits == len(names):
+        yield "starts early and never waits for the kernel before it"
+    elif before:
+        yield f"starts early and has {', '.join(before)} before it waits"
+    if lets_start == len(names):
+        yield "never lets the next kernel start"
+    elif lets_start < first("UTCATOMSWS") < len(names):
+        yield "takes tensor memory after it lets the next kernel start"
+    if form.is_prefetching and first("CCTL") > waits:
+        yield "asks for no weights before it waits"
 
 
 def spills(code: sass.Code) -> int:

@@ -45,8 +45,8 @@ def interpret(is_on: bool) -> None:
 @contextmanager
 def early_starts() -> Iterator[None]:
     """Within it, kernels that ask for `dependent_options` start while the kernel before them ends (programmatic
-    dependent launch, CUDA C++ Programming Guide). Such a kernel waits for the results itself, and prefetches weights
-    before. The device must have `DEPENDENT_MIN_SM`."""
+    dependent launch, CUDA C++ Programming Guide). Such a kernel waits for that one before it reads or writes anything.
+    So when it ends, all kernels before it have ended. The device must have `DEPENDENT_MIN_SM`."""
     global _starts_early
     before, _starts_early = _starts_early, True
     try:
@@ -61,10 +61,11 @@ def starts_early(device: torch.device) -> bool:
     return 10 * major + minor >= DEPENDENT_MIN_SM
 
 
-def dependent_options() -> dict[str, bool]:
+def dependent_options(*, is_allowed: bool = True) -> dict[str, bool]:
     """Arguments of a launch: the kernel's constant `IS_DEPENDENT`, and whether the launch may be early. Each implies
     the other: an early kernel that does not wait would read what is not written yet."""
-    return {"IS_DEPENDENT": _starts_early, "launch_pdl": _starts_early}
+    is_early = _starts_early and is_allowed
+    return {"IS_DEPENDENT": is_early, "launch_pdl": is_early}
 
 
 def is_installed(module: str) -> bool:
@@ -134,8 +135,10 @@ class Shipped:
     """The first architecture that runs it."""
     max_sm: int = 999
     """The last architecture that runs it."""
+    is_prefetching: bool = False
+    """Whether it must ask the L2 cache for weights before it waits for the kernel before it."""
 
-    def early(self) -> Shipped:
+    def early(self, *, is_prefetching: bool = False) -> Shipped:
         """This form for launches within `early_starts`."""
         return replace(
             self,
@@ -143,4 +146,5 @@ class Shipped:
             constants={**self.constants, "IS_DEPENDENT": True},
             options={**self.options, "launch_pdl": True},
             min_sm=max(self.min_sm, DEPENDENT_MIN_SM),
+            is_prefetching=is_prefetching,
         )

@@ -402,13 +402,13 @@ def forms(op: str, bits: int) -> Iterator[Shipped]:
     for (offsets, table), group_size in itertools.product(kinds, (*GROUP_SIZES, 0)):
         made = constants(bits, group_size, offsets, table)
         first = _form(op, made, "bf16", "bf16", 64, _ROWS[0])
-        yield from (first, first.early())
+        yield from (first, first.early(is_prefetching=True))
         if group_size == 32:
             others = ((64, _ROWS[0], *pair) for pair in _DTYPE_PAIRS[1:])
             for block_n, block_m, dtype, out in (*((*tile, *_DTYPE_PAIRS[0]) for tile in _TILES), *others):
                 if (block_n, block_m, dtype, out) != (64, _ROWS[0], "bf16", "bf16"):
                     one = _form(op, made, dtype, out, block_n, block_m)
-                    yield from (one, one.early()) if block_m == _ROWS[0] else (one,)
+                    yield from (one, one.early(is_prefetching=True)) if block_m == _ROWS[0] else (one,)
         yield _copied_form(f"{op}_copy", made)
 
 

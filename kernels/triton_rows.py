@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inferd.kernels.gpu import dependent_options
+
 _LEAST = 64
 _ELEMENTS_A_WARP = 512
 _MAX_WARPS = 32
@@ -64,6 +66,7 @@ def run_norm(
         eps,
         HAS_RESIDUAL=residual is not None,
         BLOCK=block,
+        **dependent_options(),
         num_warps=num_warps,
     )
     return out, total

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.triton_rows import load_row, row_block, run_norm
@@ -19,8 +20,12 @@ from inferd.kernels.triton_rows import load_row, row_block, run_norm
 
 @triton.jit
 def _layer_norm(
-    x, residual, weight, bias, total, out, stride, size, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
-):
+    x, residual, weight, bias, total, out, stride, size, eps,
+    HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < size
@@ -45,7 +50,7 @@ def shipped() -> Iterator[Shipped]:
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             for has_residual in (False, True):
                 block, num_warps = row_block(size)
-                yield Shipped(
+                one = Shipped(
                     op="add_layer_norm" if has_residual else "layer_norm",
                     config=f"{DTYPES[dtype]} size {size}",
                     kernel=_layer_norm,
@@ -55,8 +60,9 @@ def shipped() -> Iterator[Shipped]:
                         "size": "i32",
                         "eps": "fp32",
                     },
-                    constants={"HAS_RESIDUAL": has_residual, "BLOCK": block},
+                    constants={"HAS_RESIDUAL": has_residual, "BLOCK": block, "IS_DEPENDENT": False},
                     num_warps=num_warps,
                     is_streaming=size >= 1024,
                     multiples=("stride", "size"),
                 )
+                yield from (one, one.early())

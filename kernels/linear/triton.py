@@ -130,7 +130,7 @@ def shipped() -> Iterator[Shipped]:
                 out="fp32" if name.endswith("out fp32") else dtype_name,
                 norm="fp32" if name.endswith("norm fp32") else dtype_name,
             )
-            yield from (one, one.early())
+            yield from (one, one.early(is_prefetching=True))
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         name = DTYPES[dtype]
         for has_bias, out in dict.fromkeys(((False, name), (dtype == torch.bfloat16, name), (False, "fp32"))):

@@ -175,7 +175,7 @@ def _few_rows_forms() -> Iterator[Shipped]:
                     norm="fp32" if name.endswith("norm fp32") else dtype,
                     scales=scales,
                 )
-                yield from (one, one.early())
+                yield from (one, one.early(is_prefetching=True))
 
 
 def _any_rows_forms() -> Iterator[Shipped]:

@@ -13,8 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from inferd.kernels.gpu import DTYPES, Shipped
+from inferd.kernels.gpu import DTYPES, Shipped, dependent_options
 
 _ROWS = 16
 """Packed rows of one program of `_combine`."""
@@ -77,9 +78,13 @@ def _combine(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     IN_PARTS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """One program for each border between segments, KV head and block of rows. It adds up the unit that the border
     cuts, if no earlier border cuts it."""
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     head = tl.program_id(0) % num_kv_heads
     segment = segments + (1 + tl.program_id(0) // num_kv_heads) * 4
     group = num_heads // num_kv_heads
@@ -141,6 +146,7 @@ def combine(
         num_kv_heads,
         slot_rows,
         **_constants(head_dim, in_parts),
+        **dependent_options(),
         num_warps=_NUM_WARPS,
         enable_fp_fusion=False,
     )
@@ -163,7 +169,7 @@ def shipped() -> Iterator[Shipped]:
                 **dict.fromkeys(("units", "segments"), "*i32"),
                 **dict.fromkeys(("num_heads", "num_kv_heads", "slot_rows"), "i32"),
             },
-            constants=_constants(head_dim, in_parts),
+            constants={**_constants(head_dim, in_parts), "IS_DEPENDENT": False},
             num_warps=_NUM_WARPS,
             is_streaming=True,
             options={"enable_fp_fusion": False},

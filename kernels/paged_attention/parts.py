@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.paged_attention import passes
@@ -126,8 +127,11 @@ def _attend_parts(
     q, kv, out, slots, slot_stats, units, segments, tables, table_stride, num_heads, num_kv_heads, block_shift, window,
     slot_rows, scale, cap,
     HAS_CAP: tl.constexpr, IS_CUT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr, TILE: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     head = tl.program_id(0) % num_kv_heads
     index = tl.program_id(0) // num_kv_heads
     if not IS_CUT:
@@ -227,7 +231,7 @@ def _shipped(head_dim: int, dtype: torch.dtype, block_m: int, *, is_cut: bool, h
             **dict.fromkeys(integers, "i32"),
             **dict.fromkeys(("scale", "cap"), "fp32"),
         },
-        constants=constants(form, head_dim, has_cap=has_cap, is_cut=is_cut),
+        constants={**constants(form, head_dim, has_cap=has_cap, is_cut=is_cut), "IS_DEPENDENT": False},
         num_warps=form.num_warps,
         num_stages=form.num_stages,
         is_matrix=block_m > STEADY_ROWS,

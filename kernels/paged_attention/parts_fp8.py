@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.kv_format import KV_GROUP, KV_SCALE_DTYPE
@@ -98,8 +99,11 @@ def _attend_parts_fp8(
     q, kv, kv_scales, out, slots, slot_stats, units, segments, tables, table_stride, num_heads, num_kv_heads,
     block_shift, window, slot_rows, scale, cap,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
-    IS_COMPILED: tl.constexpr,
+    IS_COMPILED: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     head = tl.program_id(0) % num_kv_heads
     segment = segments + tl.program_id(0) // num_kv_heads * 4
     begin = tl.load(segment)
@@ -199,7 +203,7 @@ def _shipped(head_dim: int, block_m: int) -> Shipped:
             **dict.fromkeys(integers, "i32"),
             **dict.fromkeys(("scale", "cap"), "fp32"),
         },
-        constants=constants(form, head_dim, is_compiled=True),
+        constants={**constants(form, head_dim, is_compiled=True), "IS_DEPENDENT": False},
         num_warps=form.num_warps,
         num_stages=form.num_stages,
         is_warp_matrix=True,

@@ -34,8 +34,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from inferd.kernels.gpu import DTYPES, Shipped
+from inferd.kernels.gpu import DEPENDENT_MIN_SM, DTYPES, Shipped, dependent_options
 from inferd.kernels.kv_format import KV_GROUP, KV_SCALE_DTYPE
 from inferd.kernels.paged_attention import partial, parts, parts_fp8, passes, work
 from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch
@@ -105,11 +106,14 @@ def _attend(
     q, kv, kv_scales, out, slots, slot_stats, units, segments, tables, table_stride, num_heads, num_kv_heads,
     block_shift, window, slot_rows, scale, cap,
     HAS_CAP: tl.constexpr, IS_CUT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Scores count powers of two: `scale` includes log2(e). With a cap c, `scale` is that of 2 s / c, and `cap` is c
     log2(e). K and V in 8 bits are multiplied by their scales, and rounded to q's dtype.
     """
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     HAS_SCALES: tl.constexpr = kv.dtype.element_ty.primitive_bitwidth == 8
     NUM_SCALES: tl.constexpr = (D + GROUP - 1) // GROUP
     scale_group = tl.arange(0, BLOCK_D // GROUP)
@@ -308,6 +312,8 @@ def _run(
         options["maxnreg"] = form.max_registers
     else:
         options |= _constants(form, head_dim, softcap is not None, part.is_cut)
+    # Larger blocks are for prompts, whose launches are short beside their work.
+    options |= dependent_options(is_allowed=form.block_m <= STEADY_ROWS)
     launch(part.num_segments * num_kv_heads, arguments, options)
     if part.num_slots:
         partial.combine(
@@ -330,12 +336,17 @@ def _constants(form: Form, head_dim: int, has_cap: bool, is_cut: bool) -> dict[s
 
 
 def shipped() -> Iterator[Shipped]:
-    """Forms, with few variants of parameters that change little: a head's size between 64 and 128 changes masks,
-    float16 the name of an instruction."""
+    """Forms, those of few rows also for early starts."""
     yield from work.shipped()
-    yield from partial.shipped()
-    yield from parts.shipped()
-    yield from parts_fp8.shipped()
+    for form in (*partial.shipped(), *parts.shipped(), *parts_fp8.shipped(), *_forms()):
+        yield form
+        if not form.is_matrix and form.max_sm >= DEPENDENT_MIN_SM:
+            yield form.early()
+
+
+def _forms() -> Iterator[Shipped]:
+    """Forms with few variants of parameters that change little: a head's size between 64 and 128 changes masks, float16
+    the name of an instruction."""
     bf16, fp16, fp8, int8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8
     for head_dim in (64, 128, 256):
         for block_m in (16, 32):
@@ -389,7 +400,7 @@ def _shipped(
             **dict.fromkeys(integers, "i32"),
             **dict.fromkeys(("scale", "cap"), "fp32"),
         },
-        constants=_constants(form, head_dim, has_cap, is_cut),
+        constants={**_constants(form, head_dim, has_cap, is_cut), "IS_DEPENDENT": False},
         num_warps=form.num_warps,
         num_stages=form.num_stages,
         is_matrix=block_m > STEADY_ROWS,

@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from inferd.kernels.gpu import DTYPES, FP8_MIN_SM, Shipped
+from inferd.kernels.gpu import DTYPES, FP8_MIN_SM, Shipped, dependent_options
 from inferd.kernels.kv_format import KV_FORMATS, KV_GROUP, KV_SCALE_DTYPE
 
 _HEADS = 8
@@ -181,7 +182,11 @@ def _rope_and_cache(
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
     BLOCK_HEAD: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     NUM_Q_PARTS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
@@ -255,6 +260,7 @@ def rope_and_cache(
         eps,
         **constants,
         HAS_NORM=q_norm is not None,
+        **dependent_options(),
         num_warps=num_warps,
     )
     return out
@@ -315,7 +321,7 @@ def shipped() -> Iterator[Shipped]:
             for has_norm in (False, True):
                 constants, num_warps = _form(*shape, kv_dtype)
                 norm_dtype = torch.float32 if shape[2] == 256 else dtype  # Gemma's
-                yield Shipped(
+                one = Shipped(
                     op="rope_and_cache",
                     config=f"{DTYPES[dtype]} kv {DTYPES[kv_dtype]} {'x'.join(map(str, shape))}{' normed' * has_norm}",
                     kernel=_rope_and_cache,
@@ -329,9 +335,10 @@ def shipped() -> Iterator[Shipped]:
                         **dict.fromkeys(("q_stride", "k_stride", "v_stride"), "i32"),
                         "eps": "fp32",
                     },
-                    constants={**constants, "HAS_NORM": has_norm},
+                    constants={**constants, "HAS_NORM": has_norm, "IS_DEPENDENT": False},
                     num_warps=num_warps,
                     is_streaming=dtype != torch.float32,
                     multiples=("q_stride", "k_stride", "v_stride"),
                     min_sm=FP8_MIN_SM if kv_dtype == torch.float8_e4m3fn else 0,
                 )
+                yield from (one, one.early())

@@ -22,7 +22,20 @@ pytest.importorskip("triton")
 
 PLANTED = """
 import triton, triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from inferd.kernels.gpu import Shipped
+
+@triton.jit
+def early(x, out, WAITS: tl.constexpr, READS: tl.constexpr):
+    column = tl.arange(0, 1024)
+    gdc_launch_dependents()
+    if READS:
+        values = tl.load(x + column)
+    if WAITS:
+        gdc_wait()
+    if not READS:
+        values = tl.load(x + column)
+    tl.store(out + column, values)
 
 @triton.jit
 def spilling(x, out, BLOCK: tl.constexpr):
@@ -65,10 +78,15 @@ def shipped():
         yield form(config, products, "bf16", {"IS_SERIAL": is_serial}, num_warps=4, num_stages=3, is_matrix=True)
     for config, stages in (("sums", 4), ("sums without a pipeline", 1)):
         yield form(config, sums, "fp32", {"STAGES": stages}, num_warps=4, is_streaming=True)
+    for config, waits, reads in (("early", 1, 0), ("early that reads", 1, 1), ("early without a wait", 0, 0)):
+        constants = {"WAITS": waits, "READS": reads}
+        yield form(config, early, "fp32", constants, num_warps=4, options={"launch_pdl": True})
 """
 FAULTY = {
     "spilling": r"multiplies without HGMMA or QGMMA or IGMMA; spills: \d+ bytes of stack, \d+ accesses",
     "serialized products": r"C75\d\d: .*serialized.*; a loop waits \d+ times for \d+ instructions of warp groups",
+    "early that reads": r"starts early and has LDG\S* before it waits",
+    "early without a wait": r"starts early and never waits for the kernel before it",
     "sums without a pipeline": r"a loop reads \d+ bytes at a time, fewer than 24576, without asynchronous copies",
 }
 
@@ -100,7 +118,9 @@ def test_the_dry_run_fails_on_each_planted_kernel(tmp_path: Path, monkeypatch: p
         assert dry.run(Options(work_dir=tmp_path), said.append, lambda row: False) == 1
         forms = json.loads(dry.DRY_FILE.read_text())["rows"]
         dry.DRY_FILE.unlink()
-        assert [form["config"] for form in forms if not form["loop"]] == ["spilling"]
+        assert {form["config"] for form in forms if form["loop"]} == {
+            "products", "serialized products", "sums", "sums without a pipeline",
+        }  # fmt: skip
         wrong = dict(re.findall(r"^WRONG planted, ([\w ]+), sm_90: (.*)$", "\n".join(said), re.MULTILINE))
         assert set(wrong) == set(FAULTY), said
         assert all(re.fullmatch(FAULTY[config], found) for config, found in wrong.items()), wrong
@@ -155,6 +175,24 @@ def test_a_known_fault_is_told_apart_with_its_reason() -> None:
         (form("b", "1"), faults.Verdict(("C7510: serialized", waits), ())),
     ):
         assert faults.judge(one, 90, binary, 0, code, log, known) == expected
+
+
+def test_early_kernels_are_judged_by_the_order_of_their_instructions() -> None:
+    """A product must ask for its weights before it waits."""
+    plain = form("a", "1").early()
+    product = form("a", "1").early(is_prefetching=True)
+    nothing, late = "asks for no weights before it waits", "starts early and has STG.E before it waits"
+    taken = "takes tensor memory after it lets the next kernel start"
+    for one, names, expected in (
+        (plain, ("PREEXIT", "LDC", "ACQBULK", "LDG.E"), ()),
+        (product, ("PREEXIT", "CCTL.E.PF2", "ACQBULK", "LDG.E"), ()),
+        (product, ("PREEXIT", "ACQBULK", "CCTL.E.PF2", "LDG.E"), (nothing,)),
+        (plain, ("STG.E", "ACQBULK", "LDG.E"), (late, "never lets the next kernel start")),
+        (plain, ("UTCATOMSWS.FIND_AND_SET", "PREEXIT", "ACQBULK", "REDUX.SUM"), ()),
+        (plain, ("PREEXIT", "UTCATOMSWS.FIND_AND_SET", "ACQBULK"), (taken,)),
+    ):
+        code, binary = sass.Code(dict.fromkeys(names, 1), ()), sass.Binary("sm_90a", 40, 0, b"")
+        assert faults.judge(one, 90, binary, 0, code, "", ()) == faults.Verdict(expected, ()), names
 
 
 DISASSEMBLED = """

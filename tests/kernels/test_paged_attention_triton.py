@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -431,6 +432,22 @@ def test_rows_share_one_kind_of_launch_if_the_host_has_only_bounds_of_their_quer
     for row, tokens in enumerate((slice(0, 3), slice(3, 43), slice(43, 48))):
         expected = dense(q[tokens], sequences.contents[row], rows[row][0], SCALE, None, None)
         assert (result[tokens].double() - expected).abs().max() < TOLERANCE[torch.float32]
+
+
+def test_only_small_blocks_start_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode beside a long chunk, within a recording whose kernels start early."""
+    run, seen = kernel._run, []
+
+    def watched(_: object, *others: Any) -> None:
+        run(lambda _, __, options: seen.append((options["BLOCK_M"], options["launch_pdl"])), *others)
+
+    monkeypatch.setattr(kernel, "_run", watched)
+    set_device(monkeypatch, 2)
+    monkeypatch.setattr(partial, "combine", lambda *_, **__: None)
+    sequences = Sequences(((70, 1), (0, 100)), 1, 64, 16, torch.float32)
+    with gpu.early_starts():
+        paged_attention(torch.randn(101, 4, 64), sequences.kv, undetermined(sequences), SCALE)
+    assert seen == [(16, True), (64, False)]
 
 
 def undetermined(sequences: Sequences) -> AttentionBatch:
