@@ -12,7 +12,7 @@ from math import inf
 from typing import NamedTuple
 
 from inferd.engine.sched.entry import Entry, State
-from inferd.engine.sched.latency.step_time import StepLoad, StepTimeModel
+from inferd.engine.sched.latency.step_time import Coefficients, StepLoad, StepTimeModel
 from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.speculation.ports import MOST_DRAFTS, Guess, Guesser
 
@@ -45,14 +45,14 @@ class Drafting:
         """Add drafts to the rows of a step that is planned otherwise, but not to one whose request was preempted since:
         its blocks are for another."""
         most = min(builder.budget.num_tokens, self._most_draws - sum([row.samples for row in builder.rows]))
-        if most <= 0:
+        load = StepLoad.of(builder.rows)
+        if most <= 0 or not self._could_pay(load, most):
             return
         candidates = [
             _Candidate(index, row.start + 1, *self._guess(entry, 0), entry.request.scheduling.tpot_target_s is not None)
             for index, (row, entry) in enumerate(zip(builder.rows, builder.entries, strict=True))
             if row.num_tokens == 1 and entry.request.most_drafts > 0 and entry.state is State.RUNNING
         ]
-        load = StepLoad.of(builder.rows)
         counts = self._counts(candidates, load, most, builder.budget.seconds_left)
         for candidate, count in zip(candidates, counts, strict=True):
             entry = builder.entries[candidate.row]
@@ -63,6 +63,8 @@ class Drafting:
     def is_worth_a_wait(self, running: Iterable[Entry], load: StepLoad) -> bool:
         """Whether the next step should be planned when the results of the launched one, of `load`, are known, because
         drafts need them."""
+        if not self._could_pay(load, self._most_draws):
+            return False
         candidates = []
         for entry in running:
             request = entry.request
@@ -73,9 +75,15 @@ class Drafting:
                 # The first guessed token is the one that the launched step draws.
                 has_target = request.scheduling.tpot_target_s is not None
                 candidates.append(_Candidate(0, request.total, ids[1:], (odds[0] * odds[1], *odds[2:]), has_target))
-        if not candidates:
-            return False
         return any(self._counts(candidates, load, self._most_draws, inf))
+
+    def _could_pay(self, load: StepLoad, most: int) -> bool:
+        """Whether `most` drafts would pay if all were right. If not, nothing needs to be guessed."""
+        costs, base_s = self._costs(load), self._model.predict(load)
+        return (load.num_tokens + most) * base_s > _LEAST_GAIN * load.num_tokens * (base_s + most * costs.token_s)
+
+    def _costs(self, load: StepLoad) -> Coefficients:
+        return self._model.chunked if load.pairs else self._model.decode
 
     def _guess(self, entry: Entry, num_more: int) -> Guess:
         """The guess for an entry, at most as long as its row may verify; `num_more`: with as many ids before."""
@@ -90,8 +98,7 @@ class Drafting:
         more tokens a second than the step did without it.
         """
         counts = [0] * len(candidates)
-        costs = self._model.chunked if load.pairs else self._model.decode
-        base_s = self._model.predict(load)
+        costs, base_s = self._costs(load), self._model.predict(load)
         # Without drafts a step gives its tokens: those of prompts, and one drawn for each decode.
         seconds, given, spent_s = base_s, float(load.num_tokens), 0.0
         for chance, place, context in _likeliest_first(candidates):
