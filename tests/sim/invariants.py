@@ -30,6 +30,8 @@ class Invariants:
         self._num_starved = self._num_held = 0
         self._cleared: set[Request] = set()
         """Suspects that got past the position of the crash; a preemption does not make them suspects again."""
+        self._num_known: dict[Request, int] = {}
+        """Request -> number of its ids when it came."""
         self._num_preemptions = self._num_free = 0
         """Preemptions and free blocks when drafts were added to a step: all else was planned."""
         if isinstance(engine.guesses, ScriptedGuesses):
@@ -73,7 +75,10 @@ class Invariants:
         scheduler = self._engine.scheduler
         requests = {entry.request for _, entries in scheduler._launched for entry in entries}
         for request in scheduler._entries.keys() - self._cleared:
-            if request.computed >= min(request.scheduling.alone_until, request.num_needed):
+            alone_until = min(request.scheduling.alone_until, request.num_needed)
+            num_known = self._num_known.setdefault(request, len(request.ids))
+            # One step may apply a suspect's last row and preempt it. Then only what it drew shows that it is cleared.
+            if request.computed >= alone_until or len(request.ids) > max(alone_until, num_known):
                 self._cleared.add(request)
             elif request in requests:
                 assert len(requests) == 1, f"{request.request_id} is a suspect, and {len(requests) - 1} run beside it"

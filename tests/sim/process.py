@@ -243,6 +243,8 @@ class SimulatedProcess:
     def _launched(self, plan: StepPlan) -> None:
         """Called when a step is launched; a fault that kills the process in this step does it here."""
         self._invariants.check_launch(plan)
+        if self._recorder.is_deadly:
+            return
         if self._dies_at_launch is not None:
             self.harms.append("dies at launch")
             raise self._dies_at_launch

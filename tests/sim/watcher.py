@@ -61,10 +61,15 @@ class Recorder:
 
     @property
     def is_deadly(self) -> bool:
-        """Whether the process dies in the step whose results it waits for."""
+        """Whether the process dies in the step whose results it waits for. What it plans with those results, before
+        its loop gives the time to die, is never launched."""
         return not self.deadly.isdisjoint(self._ended)
 
     def launched(self, step_id: int, rows: Rows, work: StepWork) -> None:
+        if self.is_deadly:
+            return
+        # The core waited for these steps before it planned this one.
+        self.settle()
         self.in_flight[step_id] = {tag for tag, _ in rows}
         self.watch.launched(step_id, rows, work)
 
