@@ -9,6 +9,7 @@ import pytest
 from tests.sim import (
     cache_mutations,
     core_mutations,
+    draft_mutations,
     group_mutations,
     recovery_mutations,
     router_mutations,
@@ -22,7 +23,7 @@ from tests.sim.simulation import run_seed, run_with_drafts
 
 CORE = (*cache_mutations.plant, *group_mutations.plant, *sched_mutations.plant, *core_mutations.plant)
 FRONT = (*router_mutations.plant, *recovery_mutations.plant)
-DRAFTS = tuple(speculation_mutations.plant)
+DRAFTS = (*speculation_mutations.plant, *draft_mutations.plant)
 RUNS: dict[Callable[[int], object], tuple[Mutation, ...]] = {
     run_seed: CORE,
     run_with_drafts: DRAFTS,
@@ -31,7 +32,7 @@ RUNS: dict[Callable[[int], object], tuple[Mutation, ...]] = {
 CASES = [(plant, run) for run, plants in RUNS.items() for plant in plants]
 TELLING: dict[Callable[[int], object], tuple[int, ...]] = {
     run_seed: (64, 67, 94, 134, 197),
-    run_with_drafts: (),
+    run_with_drafts: (11, 12, 16, 37, 54, 78, 190, 212),
     run_front_seed: (22, 37, 66, 85, 103, 106, 120),
 }
 """Seeds that catch bugs which few others catch. They run before all others, which takes half of the time."""
