@@ -8,6 +8,7 @@ is mapped into all. NCCL would take longer to begin. If torch cannot map the mem
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 
 import torch
@@ -66,9 +67,12 @@ def open_exchange(descriptor: int, rank: int, num_ranks: int, dtype: torch.dtype
     """The exchange of tensors on `device`, of which sums have `dtype`. The ranks find each other through a file that
     was empty at first, on which `descriptor` is open. Raises `RuntimeError` if they cannot exchange."""
     is_gpu = device.type == "cuda"
+    # The store opens the file by this name again, for the last time when it is destroyed. It would then read for ever
+    # if another file had the number. So the copy stays open as long as the process.
+    own = os.dup(descriptor)
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
-        store=dist.FileStore(f"/proc/self/fd/{descriptor}", num_ranks),  # type: ignore[attr-defined]
+        store=dist.FileStore(f"/proc/self/fd/{own}", num_ranks),  # type: ignore[attr-defined]
         rank=rank,
         world_size=num_ranks,
         device_id=device if is_gpu else None,

@@ -3,6 +3,9 @@ weights, K and V."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,3 +218,21 @@ def test_blocks_of_fp8_stay_whole() -> None:
     form = next(one for one in FP8_FORMATS if one.name == "FP8, blocks")
     arch = describe(CONFIG | {"quantization_config": form.quantization, "hidden_size": 256, "intermediate_size": 384})
     assert refuses(arch, 2) == "2 ranks would cut its FP8 blocks of 128 rows in qkv"
+
+
+def test_a_process_group_ends_though_its_file_was_closed_and_the_number_used_again() -> None:
+    script = """
+import gc, os, torch, torch.distributed as dist
+from inferd.kernels.gather.group import open_exchange
+descriptor = os.memfd_create("first")
+exchange = open_exchange(descriptor, 0, 1, torch.float32, torch.device("cpu"))
+os.close(descriptor)
+other = os.memfd_create("second")
+os.write(other, (1 << 20).to_bytes(8, "little") * 512)  # lengths that reach behind the end
+assert other == descriptor
+dist.destroy_process_group()
+del exchange
+gc.collect()
+"""
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env=environment)
