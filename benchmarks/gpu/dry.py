@@ -100,6 +100,7 @@ def run(options: Options, say: Callable[[str], None], only: Callable[[Row], bool
     print(report.render(checks, "Checks without a GPU", is_measured=False))
     for part, results in tables.items():
         print(report.render(results, f"{part}: the empty form", is_measured=False))
+    DRY_FILE.parent.mkdir(parents=True, exist_ok=True)
     DRY_FILE.write_text(json.dumps(_told(forms, checks), indent=1) + "\n")
     found = {"numeric checks": numerics, "compilation": compiled, **tables}
     wrong = [*_wrong(forms, checks), *lost, *(f"{name}: gave nothing" for name in found if not found[name])]

@@ -234,7 +234,7 @@ def test_a_row_of_one_token_that_pools_is_not_lost_beside_decodes(how: PoolingKi
     runner.execute(StepPlan(0, admissions, updates, (Row(0, 0, 18, True), Row(1, 0, 17, False))))
     runner.execute(StepPlan(1, (), (), (Row(0, 18, 1, True),)))
     events = device.events.count("record"), device.events.count("replay")
-    with nothing_is_read():
+    with nothing_is_read(torch.device("cpu")):
         launched = runner.launch(StepPlan(2, (), (), (Row(0, 19, 1, True), Row(1, 17, 1, False))))
     drawn, found = launched.wait().rows
     assert drawn.token_ids and found == expected
