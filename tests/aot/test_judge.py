@@ -223,6 +223,7 @@ print(len(ours), "alike")
 """
 
 
+@pytest.mark.long
 def test_kernels_in_one_image_have_the_instructions_that_they_have_alone(tmp_path: Path) -> None:
     path = tmp_path / "disassembled.py"
     path.write_text(DISASSEMBLED)

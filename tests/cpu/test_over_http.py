@@ -50,6 +50,7 @@ def make(family: str) -> PreTrainedModel:
     return model.eval()
 
 
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_ids_are_those_of_generate(family: str, start: Callable[..., Daemon], tmp_path: Path) -> None:
     model = make(family)

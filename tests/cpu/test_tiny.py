@@ -37,6 +37,7 @@ def test_its_trainer_still_writes_a_checkpoint_that_loads(tmp_path: Path) -> Non
     assert Checkpoint.read(tmp_path).tensors.keys() == Checkpoint.read(EMBEDDED_PATH).tensors.keys()
 
 
+@pytest.mark.long
 def test_its_held_out_tasks_reach_the_bar() -> None:
     """Runs the repository's script through transformers. Its exit code is 0 if 90% of 200 held-out prompts are
     exact."""

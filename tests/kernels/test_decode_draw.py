@@ -72,7 +72,7 @@ def test_each_row_by_its_slot(vocab_size: int, slots: list[int], scale: float) -
 @pytest.mark.parametrize("vocab_size", [1, 100, 2049, 5001])
 @pytest.mark.parametrize("num_rows", [1, 7, 70])
 def test_cuts_are_those_of_the_slot(vocab_size: int, num_rows: int, implementation: str) -> None:
-    if implementation == "triton" and num_rows * vocab_size > 20_000:
+    if implementation == "triton" and num_rows * max(vocab_size, 2048) > 20_000:
         pytest.skip("too much for the interpreter")
     slots = torch.arange(num_rows) % 7 - 1
     logits = (torch.randn(num_rows, vocab_size) * 3).round(decimals=1)
