@@ -49,7 +49,7 @@ def locate(model: str, revision: str | None = None, files: Sequence[str] = _HUB_
     if model.endswith(_FILE_SUFFIXES):
         raise ModelError(f"no file {model}; give a directory, a hub id (organisation/name) or `{EMBEDDED_NAME}`")
     if model.startswith((".", "/", "~")):
-        raise ModelError(f"no directory {model}")
+        raise ModelError(f"no directory {model}; give another, a hub id (organisation/name) or `{EMBEDDED_NAME}`")
     hub_gguf = _HUB_GGUF.fullmatch(model)
     if hub_gguf is not None:
         return _download_gguf(hub_gguf[1], hub_gguf[2], revision)

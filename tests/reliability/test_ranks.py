@@ -96,7 +96,7 @@ def test_a_rank_that_dies_is_a_pause(start: Callable[..., Daemon], tmp_path: Pat
         (
             ("--tensor-parallel-size", "3"), 2,
             "this model cannot be shared by 3 ranks: 3 does not divide its 4 attention heads; give "
-            "--tensor-parallel-size as one of 1, 2, 4",
+            "--tensor-parallel-size as one of 1, 2, 4, with a core or a GPU for each",
         ),
         (
             ("--tensor-parallel-size", "2", "--num-threads", "1"), 2,

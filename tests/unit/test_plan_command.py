@@ -293,7 +293,7 @@ def test_a_model_that_int4_cannot_store_is_refused_and_shown_as_such(mistral: st
 @pytest.mark.parametrize(
     ("model", "code", "words"),
     [
-        ("/no/such", 3, "no directory /no/such"),
+        ("/no/such", 3, "no directory /no/such; give another, a hub id (organisation/name) or `tiny`"),
         ("tiny --batch 0", 2, "--batch must be"),
         ("unknown", 3, "nor a hub id"),
     ],
