@@ -57,8 +57,8 @@ def check_ranks(num_ranks: int, arch: Arch) -> None:
     if reason is not None:
         known = ", ".join(str(count) for count in counts_of(arch))
         raise ConfigError(
-            f"this model cannot be shared by {num_ranks} ranks: {reason}; give --tensor-parallel-size as one of {known}, "
-            "with a core or a GPU for each"
+            f"this model cannot be shared by {num_ranks} ranks: {reason}; give --tensor-parallel-size as one of {known}"
+            ", with a core or a GPU for each"
         )
 
 
