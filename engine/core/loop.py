@@ -304,15 +304,15 @@ class EngineCore:
 
     def _work_of(self, plan: StepPlan, num_scored: int = 0) -> StepWork:
         """Work of a step that also computes the logits of `num_scored` prompt positions. Drafts are decodes."""
-        starts, counts, num_logits = list[int](), list[int](), num_scored
-        for row in plan.rows:
-            num_logits += row.num_draws
-            if row.draft_ids:
-                starts += range(row.start, row.start + row.num_tokens)
-                counts += [1] * row.num_tokens
-            else:
-                starts.append(row.start)
-                counts.append(row.num_tokens)
+        _, starts, counts, samples, drafts = zip(*plan.rows, strict=True)
+        num_logits = sum(samples) + sum(map(len, drafts)) + num_scored
+        if any(drafts):
+            spans = [
+                (range(row.start, row.start + row.num_tokens), 1) if row.draft_ids else ((row.start,), row.num_tokens)
+                for row in plan.rows
+            ]
+            starts = tuple(start for span, _ in spans for start in span)
+            counts = tuple(count for span, count in spans for _ in span)
         return self._work.step(starts, counts, num_logits)
 
     def _draw_next(self) -> None:

@@ -18,7 +18,7 @@ from inferd.engine.speculation.ports import MOST_DRAFTS, Guess, Guesser
 
 _LEAST_GAIN = 1.03
 """A step with drafts is planned when all results are known, and so does not overlap with the work of the host. It must
-promise this many times the tokens a second of one without."""
+promise this many times the tokens a second of one without. The number is chosen, not measured."""
 
 
 class _Candidate(NamedTuple):

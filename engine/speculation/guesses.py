@@ -22,14 +22,15 @@ _MOST_IDS = MOST_DRAFTS + 1
 _LEAST_CHANCE = 0.02
 """A guess ends when all of it is right with less than this probability."""
 _TENANT_IDS, _ALL_IDS = 1 << 14, 1 << 18
-"""Ids that are remembered of one tenant's answers, and of all: each takes about 120 bytes."""
+"""Ids that are remembered of one tenant's answers, and of all. Each takes 205 bytes if no pair repeats, and 46 in ids
+as skewed as those of text (Python 3.11, 2026-11-26)."""
 _OWN_WEIGHT = 4.0
 """Guesses of all requests count as this many of a request's own."""
 _FORGETTING = 0.999
 
 
 class _Kind(NamedTuple):
-    """What the probability of a guessed id depends on."""
+    """Kind of a guessed id: ids of one kind share a probability."""
 
     length: int
     """Ids that agree before it, guessed ones included: 1, 2, 3, 4, 8 or 16 stand for themselves and those up to the
@@ -42,7 +43,7 @@ class _Kind(NamedTuple):
 
 _FORCED = _Kind(0, 0, is_forced=True)
 _EXPECTED = {0: 0.8, 1: 0.2, 2: 0.4, 3: 0.5, 4: 0.65, 8: 0.85, 16: 0.95}
-"""Probability of a guess by `_Kind.length` before any was counted; 0: forced."""
+"""Probability of a guess by `_Kind.length` before any was counted; 0: forced. Assumed, and soon outweighed."""
 _EXPECTED_WEIGHT = 2.0
 _LENGTHS = tuple(
     next(least for least in (16, 8, 4, 3, 2, 1, 0) if least <= length) for length in range(LONGEST_MATCH + 1)
@@ -66,7 +67,7 @@ class _Counts:
 
 
 class _Guessed:
-    """What is known of one request's guesses."""
+    """State of one request: its index, its last guess, and how often its guesses were right."""
 
     __slots__ = ("at", "counts", "grammar", "guess", "index", "kinds", "request")
 
@@ -88,7 +89,7 @@ class Guesses:
         self._looks_at_answers = looks_at_answers
         self._live: dict[Request, _Guessed] = {}
         self._counts = _Counts()
-        """Of all requests."""
+        """Counts over all requests."""
         self._answers: OrderedDict[tuple[str, str], RecentAnswers] = OrderedDict()
         """By (tenant, cache salt), the last used last."""
 

@@ -17,7 +17,8 @@ _MOST_MATCHES = 8
 LONGEST_MATCH = 16
 """Ids that are compared backwards."""
 _AT_ONCE = 4096
-"""Ids that one call indexes, so that a long prompt does not hold up a step: 1.1 ms (2 cores of an AMD EPYC Zen 4)."""
+"""Ids that one call indexes, so that a long prompt does not hold up a step: 1.05 ms for random ids (2
+cores of an AMD EPYC Zen 4, 2026-11-26)."""
 END_OF_SOURCE = -1
 """Stands between two answers in one list of ids. No token has this id."""
 
