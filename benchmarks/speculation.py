@@ -1,11 +1,12 @@
-"""Tokens a second over HTTP with and without speculation, with the real model smollm2.
+"""Tokens a second over HTTP with and without speculation, with the real model smollm2 or another.
 
-    python -P benchmarks/speculation.py [--guesses suffix] [--dtype bfloat16] [--quantization none] [--clients 1,8,32]
+    python -P benchmarks/speculation.py [--model smollm2] [--guesses suffix] [--temperature 0] [--dtype bfloat16]
+        [--quantization none] [--clients 1,8,32]
         [--prompts 20] [--tokens 200] [--rounds 2] [--plot FILE.svg]
 
 Two servers run at the same time, one with `--speculative none`, and get each load by turns. The loads are chats whose
-answers repeat their prompt, plain chats, and JSON under a schema (`speculation_prompts`), at temperature 0. The program
-fails if an answer differs between the servers.
+answers repeat their prompt, plain chats, and JSON under a schema (`speculation_prompts`). The embedded model, `tiny`,
+gets tasks and questions of its own. The program fails if an answer differs between the servers.
 
 Each load has a cache salt of its own in each round. So guesses repeat the request, and answers of the same round to
 other prompts, but never an earlier answer to the same prompt.
@@ -124,7 +125,13 @@ def bodies_of(load: Sequence[dict[str, Any]], asked: argparse.Namespace, num_cli
     """The requests of one run. With many clients each prompt comes several times, with another salt each time."""
     num_copies = -(-2 * num_clients // len(load))
     return [
-        {**body, "max_tokens": asked.tokens, "temperature": 0, "cache_salt": f"{salt} {copy}"}
+        {
+            **body,
+            "max_tokens": asked.tokens,
+            "temperature": asked.temperature,
+            "seed": copy,
+            "cache_salt": f"{salt} {copy}",
+        }
         for copy in range(num_copies)
         for body in load
     ]
@@ -157,7 +164,9 @@ def plot(pairs: Sequence[Pair], clients: Sequence[int]) -> str:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=MODEL)
     parser.add_argument("--guesses", default="suffix", help="value of --speculative of the second server")
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--clients", default="1,8,32", help="numbers of clients")
@@ -172,10 +181,12 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     asked = parsed()
     clients = [int(number) for number in asked.clients.split(",")]
-    wanted = asked.loads.split(",") if asked.loads else list(requests())
-    command = [sys.executable, "-P", "-m", "inferd", "serve", MODEL, "--dtype", asked.dtype, "--no-access-log"]
+    loads = requests(asked.model)
+    wanted = asked.loads.split(",") if asked.loads else list(loads)
+    command = [sys.executable, "-P", "-m", "inferd", "serve", asked.model, "--dtype", asked.dtype, "--no-access-log"]
     command += ["--quantization", asked.quantization, "--speculative"]
-    print(f"{place()}, {MODEL} in {asked.dtype}, quantization {asked.quantization}, --speculative {asked.guesses}\n")
+    what = f"{asked.model} in {asked.dtype}, quantization {asked.quantization}, temperature {asked.temperature:g}"
+    print(f"{place()}, {what}, --speculative {asked.guesses}\n")
     with (
         tempfile.TemporaryDirectory() as logs,
         running([*command, "none"], Path(logs) / "off") as off,
@@ -186,7 +197,7 @@ def main() -> None:
         for url in urls:
             asyncio.run(measure(url, [{**WARM_UP, "max_tokens": 40}] * 4, 4))
         for name in wanted:
-            load = requests()[name][: asked.prompts]
+            load = loads[name][: asked.prompts]
             for num_clients in clients:
                 pairs.append(compare(name, load, num_clients, urls, asked))
                 print(tables.markdown(COLUMNS, [pairs[-1].cells()]).splitlines()[-1], file=sys.stderr, flush=True)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from examples.tiny.corpus import read_topics
+from examples.tiny.tasks import TASKS, draw
+from inferd.engine.api.locate import EMBEDDED_NAME
 
 NUM_EACH = 20
 _CHATS = Path(__file__).with_name("quality") / "chats.txt"
@@ -126,8 +131,11 @@ def _repeats() -> Iterator[str]:
         )
 
 
-def requests() -> dict[str, list[dict[str, Any]]]:
-    """Kind of load -> the fields of each request that are its own."""
+def requests(model: str = "smollm2") -> dict[str, list[dict[str, Any]]]:
+    """Kind of load -> the fields of each request that are its own. The embedded model gets what it was trained for."""
+    if model == EMBEDDED_NAME:
+        prompts = {"tasks": _tasks(), "questions": _questions()}
+        return {kind: [{"messages": _user(text)} for text in texts] for kind, texts in prompts.items()}
     chats = _CHATS.read_text(encoding="utf-8").splitlines()[:NUM_EACH]
     form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
     about = [f"Describe {what} as JSON, {how}." for how in ("in short", "in detail") for what in _JSON_ABOUT]
@@ -138,6 +146,26 @@ def requests() -> dict[str, list[dict[str, Any]]]:
     }
     assert [len(each) for each in loads.values()] == [NUM_EACH] * len(loads)
     return loads
+
+
+def _tasks() -> list[str]:
+    """Tasks that the embedded model never saw: to copy, count, sort and add."""
+    rng, texts = random.Random(7), dict[str, None]()
+    while len(texts) < NUM_EACH:
+        texts[draw(rng.choice(list(TASKS.values())), rng, held_out=True).prompt] = None
+    return list(texts)
+
+
+def _questions() -> list[str]:
+    """Questions in phrasings that it never saw."""
+    topics = read_topics()
+    texts = [
+        question
+        for topic in ("inference", "inferd", "world", "stories")
+        for entry in topics[topic]
+        for question in entry.held_out_questions()[:1]
+    ]
+    return random.Random(7).sample(sorted(set(texts)), NUM_EACH)
 
 
 def _user(text: str) -> list[dict[str, str]]:

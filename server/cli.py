@@ -182,7 +182,10 @@ def plan(
     ] = 1,
     speculative: Annotated[
         str,
-        typer.Option(help="Count the logits of guessed tokens too: none, ngram, suffix, auto.", metavar="WORD"),
+        typer.Option(
+            help="Count the logits of guessed tokens: none, ngram, suffix, auto; or count a draft model.",
+            metavar="WORD",
+        ),
     ] = "none",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every size in bytes.")] = False,
 ) -> None:

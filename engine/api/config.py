@@ -13,7 +13,7 @@ import msgspec
 
 from inferd.engine.api.errors import CapacityError, ConfigError
 from inferd.engine.api.machine.cpu import Machine
-from inferd.engine.api.memory.activations import Workload, most_draws
+from inferd.engine.api.memory.activations import Draft, Workload, most_draws
 from inferd.engine.api.memory.capacity import (
     MIN_MODEL_LEN,
     longest_context,
@@ -43,6 +43,7 @@ from inferd.engine.api.served import (
     check_rank_places,
     check_ranks,
     deterministic_on,
+    draft_precision,
     quantization_of,
     resolved_dtype,
     served_device,
@@ -50,7 +51,7 @@ from inferd.engine.api.served import (
     served_precisions,
     served_weights_dtype,
 )
-from inferd.engine.api.speculation import Speculative, speculative_on
+from inferd.engine.api.speculation import Speculative, check_draft, check_draft_length, speculative_on
 from inferd.engine.arch.description import Arch
 
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -83,6 +84,17 @@ and the chunk delays decodes by less than 0.1 s."""
 def auto_step_tokens(device: Literal["cpu", "cuda"]) -> int:
     """Most tokens of a step by default."""
     return _AUTO[device].max_num_batched_tokens
+
+
+class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a draft model that differ from those of the served model. `resolve` settles the last two."""
+
+    model_path: str
+    keeps_blocks: bool = False
+    name: str = ""
+    """Name of the model on the command line."""
+    quantization: Quantization = "none"
+    weights_dtype: Dtype = "auto"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +144,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a standby process waits to take the engine's place."""
     speculative: Speculative = "none"
     """Source of the guessed tokens that steps verify."""
+    draft: DraftConfig | None = None
+    """The draft model, if `speculative` is "model"."""
+
+    @property
+    def of_draft(self) -> EngineConfig | None:
+        """The settings of the draft model as a model of its own; None if there is none."""
+        if self.draft is None:
+            return None
+        return msgspec.structs.replace(
+            self,
+            model_path=self.draft.model_path,
+            keeps_blocks=self.draft.keeps_blocks,
+            quantization=self.draft.quantization,
+            weights_dtype=self.draft.weights_dtype,
+            rope_positions=None,
+            draft=None,
+        )
 
     @property
     def most_draws(self) -> int:
@@ -151,9 +180,10 @@ class Decision:
 
 
 def resolve(
-    config: EngineConfig, facts: ModelFacts, machine: Machine
+    config: EngineConfig, facts: ModelFacts, machine: Machine, draft: ModelFacts | None = None
 ) -> tuple[EngineConfig, MemoryPlan, tuple[Decision, ...]]:
-    """Replace every "auto". Raises `ConfigError` or `CapacityError` with what was asked and what would work."""
+    """Replace every "auto". `draft`: the draft model of `config.draft`. Raises `ConfigError` or `CapacityError` with
+    what was asked and what would work."""
     _check_bounds(config, facts.arch)
     check_ranks(config.tensor_parallel_size, facts.arch)
     check_quantization(config.quantization, facts.arch)
@@ -200,12 +230,18 @@ def resolve(
             config.max_model_len or facts.arch.max_positions,
             "max_model_len if it was asked for, else the model's positions",
         )
+    if draft is not None:
+        chosen["draft"] = _draft_beside(config, dtype[0], facts.arch, draft, machine)
     settled = msgspec.structs.replace(config, **{field: value for field, (value, _) in chosen.items()})
-    memory = _fit(settled, facts.arch, machine, dtype[1] if dtype[0] != dtype[2] else "")
+    draft_arch = None if draft is None else draft.arch
+    memory = _fit(settled, facts.arch, machine, dtype[1] if dtype[0] != dtype[2] else "", draft_arch)
     chosen |= memory
     settled = msgspec.structs.replace(settled, **{field: value for field, (value, _) in memory.items()})
     decisions = tuple(Decision(field, getattr(config, field), value, why) for field, (value, why) in chosen.items())
-    return settled, plan_of(settled, facts.arch), decisions
+    if draft is not None:
+        assert settled.max_model_len is not None
+        check_draft_length(facts.arch, draft.arch, settled.max_model_len)
+    return settled, plan_of(settled, facts.arch, draft_arch), decisions
 
 
 def _exchange(config: EngineConfig, device: str, *, deterministic: bool) -> dict[str, tuple[object, str]]:
@@ -218,17 +254,28 @@ def _exchange(config: EngineConfig, device: str, *, deterministic: bool) -> dict
     return chosen
 
 
-def plan_of(config: EngineConfig, arch: Arch) -> MemoryPlan:
+def _draft_beside(
+    config: EngineConfig, dtype: str, arch: Arch, draft: ModelFacts, machine: Machine
+) -> tuple[DraftConfig, str]:
+    """(settings of a draft model beside a served model in `dtype`, why)."""
+    assert config.draft is not None
+    check_draft(arch, draft.arch, config.tensor_parallel_size)
+    settled = draft_precision(Precision(dtype), config.quantization, draft, machine)
+    fields = {"quantization": settled.quantization, "weights_dtype": settled.weights_dtype}
+    return msgspec.structs.replace(config.draft, **fields), "what was asked for, if the draft model can have it"
+
+
+def plan_of(config: EngineConfig, arch: Arch, draft: Arch | None = None) -> MemoryPlan:
     """The memory plan of each rank of an engine with these resolved settings."""
     assert config.num_blocks is not None
-    work = _workload(config, config.max_model_len)
+    work = _workload(config, config.max_model_len, draft)
     return plan_memory(arch, precision_of(config), work, pool_of(config.num_blocks, work))
 
 
-def longest_beside_weights(config: EngineConfig, arch: Arch, free_bytes: int) -> int:
+def longest_beside_weights(config: EngineConfig, arch: Arch, free_bytes: int, draft: Arch | None = None) -> int:
     """Most tokens that one sequence could have in `free_bytes` beside the weights, with the other resolved settings."""
-    available = plan_of(config, arch).weights_bytes + free_bytes
-    return longest_context(arch, precision_of(config), _workload(config, config.max_model_len), 1, available)
+    available = plan_of(config, arch, draft).weights_bytes + free_bytes
+    return longest_context(arch, precision_of(config), _workload(config, config.max_model_len, draft), 1, available)
 
 
 def precision_of(config: EngineConfig) -> Precision:
@@ -237,7 +284,9 @@ def precision_of(config: EngineConfig) -> Precision:
     return Precision(config.dtype, config.quantization, kv_cache, config.weights_dtype)
 
 
-def _workload(config: EngineConfig, max_model_len: int | None) -> Workload:
+def _workload(config: EngineConfig, max_model_len: int | None, draft: Arch | None) -> Workload:
+    of_draft = config.of_draft
+    assert (of_draft is None) == (draft is None)
     assert config.max_num_seqs is not None and config.max_num_batched_tokens is not None
     assert config.block_size is not None and max_model_len is not None
     return Workload(
@@ -250,6 +299,7 @@ def _workload(config: EngineConfig, max_model_len: int | None) -> Workload:
         has_standby=config.standby,
         num_ranks=config.tensor_parallel_size,
         speculates=config.speculative != "none",
+        draft=None if draft is None or of_draft is None else Draft(draft, precision_of(of_draft)),
     )
 
 
@@ -277,15 +327,17 @@ def _check_bounds(config: EngineConfig, arch: Arch) -> None:
         )
 
 
-def _fit(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> dict[str, tuple[object, str]]:
+def _fit(
+    config: EngineConfig, arch: Arch, machine: Machine, replaced: str, draft: Arch | None
+) -> dict[str, tuple[object, str]]:
     """Size the KV pool. An explicit setting is honoured or refused; only an "auto" is adapted.
 
     `replaced`: why the dtype is not the one asked for, for error messages; empty if it is.
     """
     precision, available = precision_of(config), machine.memory_available_bytes
-    length = _length(config, arch, machine, replaced)
-    work = _workload(config, length)
-    size = block_bytes(arch, precision, work.block_size, work.num_ranks)
+    length = _length(config, arch, machine, replaced, draft)
+    work = _workload(config, length, draft)
+    size = block_bytes(arch, precision, work.block_size, work.num_ranks, work.draft)
     num_needed = blocks_per_seq(arch, length, work)
     rest = plan_memory(arch, precision, work, pool_of(0, work))
     left = available - rest.weights_bytes - rest.kv_bytes - rest.working_bytes
@@ -313,10 +365,10 @@ def _fit(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> d
     return _settle_length(config, arch, replace(work, max_model_len=length), num_blocks, why)
 
 
-def _length(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> int:
+def _length(config: EngineConfig, arch: Arch, machine: Machine, replaced: str, draft: Arch | None) -> int:
     """Most tokens of one sequence: as asked, or as many as fit. Raises `CapacityError` with what would fit."""
     precision, available = precision_of(config), machine.memory_available_bytes
-    asked = _workload(config, config.max_model_len or arch.max_positions)
+    asked = _workload(config, config.max_model_len or arch.max_positions, draft)
     longest = longest_context(arch, precision, asked, 1, available)
     if longest >= (config.max_model_len or MIN_MODEL_LEN):
         return config.max_model_len or longest
@@ -334,7 +386,8 @@ def _settle_length(
     longest = longest_in_pool(arch, work, num_blocks)
     if longest < (config.max_model_len or MIN_MODEL_LEN):
         raise CapacityError(pool_shortage(arch, precision_of(config), work, num_blocks, why))
-    kv_bytes = num_blocks * block_bytes(arch, precision_of(config), work.block_size, work.num_ranks) * work.num_ranks
+    size = block_bytes(arch, precision_of(config), work.block_size, work.num_ranks, work.draft)
+    kv_bytes = num_blocks * size * work.num_ranks
     chosen: dict[str, tuple[object, str]] = {"num_blocks": (num_blocks, why), "kv_memory_bytes": (kv_bytes, why)}
     if config.max_model_len is None:
         length = min(longest, work.max_model_len)

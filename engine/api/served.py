@@ -183,6 +183,17 @@ def quantization_of(asked: Quantization, arch: Arch) -> Quantization:
     return stored_quantization(arch) or asked if asked == "none" else asked
 
 
+def draft_precision(served: Precision, asked: str, draft: ModelFacts, machine: Machine) -> Precision:
+    """Precision of a draft model beside a model in the precision `served`: its dtype, its format of K and V, and the
+    quantization that was `asked` for, if the draft model can be stored so."""
+    quantization = stored_quantization(draft.arch) or "none"
+    for kind in (*_CPU_QUANTIZATION, *_GPU_QUANTIZATION):
+        if kind == asked and quantization == "none" and refusal(draft.arch, kind) is None:
+            quantization = kind
+    narrow, _ = served_weights_dtype(served.dtype, draft, machine)
+    return Precision(served.dtype, quantization, served.kv_cache, narrow)
+
+
 def check_quantization(quantization: Quantization, arch: Arch) -> None:
     """Raises a `ConfigError` that names a matrix that cannot be stored so."""
     reason = refusal(arch, quantization_of(quantization, arch))

@@ -1,4 +1,4 @@
-"""Which speculation a device gets, and for which requests nothing is guessed.
+"""Which speculation a device gets, which draft models suit a model, and for which requests nothing is guessed.
 
 Speculation: tokens are guessed, and one step verifies several of them. It changes no token.
 """
@@ -7,12 +7,51 @@ from __future__ import annotations
 
 from typing import Literal
 
+from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.memory.activations import RULE_PREFIX, RULE_WORDS
 from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.arch.description import Arch
 
-Speculative = Literal["none", "ngram", "suffix", "auto"]
+Speculative = Literal["none", "ngram", "suffix", "auto", "model"]
 """Source of guessed tokens: none, what a request repeats of itself (ngram), that and recent answers (suffix), or what
-suits the device (auto)."""
+suits the device (auto). With a draft model (model), its drafts beside those of suffix."""
+
+
+def check_draft(arch: Arch, draft: Arch, num_ranks: int) -> None:
+    """Raises a `ConfigError` if `draft` cannot draft for a model shared by so many ranks."""
+    if draft.vocab_size != arch.vocab_size:
+        raise ConfigError(
+            f"the draft model must have the vocabulary of the served model, {arch.vocab_size} tokens, but has "
+            f"{draft.vocab_size}; give a draft model of the same family, or --speculative suffix"
+        )
+    if num_ranks > 1:
+        raise ConfigError(
+            f"a draft model runs in one process, but tensor_parallel_size is {num_ranks}; give "
+            "--tensor-parallel-size 1, or --speculative suffix"
+        )
+
+
+def check_draft_length(arch: Arch, draft: Arch, max_model_len: int) -> None:
+    """Raises a `ConfigError` if `draft` cannot draft for all positions of a sequence."""
+    if draft.max_positions < max_model_len:
+        raise ConfigError(
+            f"the draft model must have at least max_model_len positions, {max_model_len}, but has "
+            f"{draft.max_positions}; give --max-model-len {draft.max_positions}, or another draft model"
+        )
+    if len(draft.cache_groups) > 1:
+        raise ConfigError(
+            "all layers of the draft model must see the same positions, but some have a window; give another draft "
+            "model, or --speculative suffix"
+        )
+    # The served model's first cache group sees most: its block tables are those of the draft model.
+    for name, model in (("served", arch), ("draft", draft)):
+        window = model.cache_groups[0].window
+        if window is not None and window < max_model_len:
+            raise ConfigError(
+                f"no layer of the {name} model sees more than {window} positions, so with a draft model max_model_len "
+                f"can be at most {window}, but is {max_model_len}; give --max-model-len {window}, or --speculative "
+                "suffix"
+            )
 
 
 def speculative_on(device: Literal["cpu", "cuda"]) -> tuple[Speculative, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from time import monotonic
 
 from inferd.engine.api.cost.step_cost import NO_WORK, StepWork, WorkModel
@@ -30,6 +30,7 @@ from inferd.engine.api.wire.params import ParamError
 from inferd.engine.core.live_request import LiveRequest, check_submit, request_of
 from inferd.engine.grammar.ports import WORD_BITS, Grammar, GrammarError, Grammars, NoGrammars, PendingGrammar
 from inferd.engine.sched.latency.policy import Timing
+from inferd.engine.sched.latency.step_time import Coefficients
 from inferd.engine.sched.limits import Refusal
 from inferd.engine.sched.plan import Row, RowStatus, StepPlan, StepResult, TokenMasks
 from inferd.engine.sched.scheduler import AppliedRow, Scheduler
@@ -48,6 +49,8 @@ class _Launched:
     handle: Handle
     work: StepWork
     """Work of the step as planned, without prompt positions that are scored."""
+    idle_s: float
+    """Seconds between the end of the step before and its launch."""
     awaits_masks: bool
     """Whether its rows wait for token masks before they draw."""
 
@@ -68,12 +71,14 @@ class EngineCore:
         depth: int = 1,
         clock: Callable[[], float] = monotonic,
         work: WorkModel = NO_WORK,
+        draft_work: WorkModel = NO_WORK,
         grammars: Grammars | None = None,
         recorder: Recorder = NO_RECORDER,
         guesses: LiveGuesser | None = None,
     ) -> None:
-        """`work`: cost of the model's steps. Without `grammars`, requests with a grammar are refused. `guesses`: those
-        that the scheduler verifies. The core opens and closes each request there.
+        """`work`: cost of the model's steps; `draft_work`: of the draft model's passes. Without `grammars`, requests
+        with a grammar are refused. `guesses`: those that the scheduler verifies. The core opens and closes each request
+        there.
 
         `recorder` is called before a step is launched and after its results have come.
         """
@@ -84,7 +89,7 @@ class EngineCore:
         self._vocab_size = vocab_size
         self._depth = depth
         self._clock = clock
-        self._work = work
+        self._work, self._draft_work = work, draft_work
         self._grammars = grammars or NoGrammars()
         self._recorder = recorder
         self._guesses = guesses
@@ -299,21 +304,28 @@ class EngineCore:
         work = self._work_of(plan)
         rows = [(self._by_slot[row.slot].tag, row.start + row.num_tokens) for row in plan.rows]
         self._recorder.launched(plan.step_id, rows, work)
+        idle_s = 0.0 if self._launched else max(0.0, self._clock() - self._last_end_s)
         handle = self._executor.launch(plan, awaits_masks=awaits_masks)
-        self._launched.append(_Launched(plan, handle, work, awaits_masks))
+        self._launched.append(_Launched(plan, handle, work, idle_s, awaits_masks))
 
     def _work_of(self, plan: StepPlan, num_scored: int = 0) -> StepWork:
-        """Work of a step that also computes the logits of `num_scored` prompt positions. Drafts are decodes."""
-        _, starts, counts, samples, drafts = zip(*plan.rows, strict=True)
-        num_logits = sum(samples) + sum(map(len, drafts)) + num_scored
-        if any(drafts):
+        """Work of a step that also computes the logits of `num_scored` prompt positions. Drafts are decodes. What the
+        draft model computes before its first draft is left out."""
+        starts, counts = [row.start for row in plan.rows], [row.num_tokens for row in plan.rows]
+        num_logits = sum([row.num_draws for row in plan.rows]) + num_scored
+        if plan.has_drafts:
             spans = [
-                (range(row.start, row.start + row.num_tokens), 1) if row.draft_ids else ((row.start,), row.num_tokens)
+                (range(row.start, row.start + row.num_tokens), 1) if row.num_drafts else ((row.start,), row.num_tokens)
                 for row in plan.rows
             ]
-            starts = tuple(start for span, _ in spans for start in span)
-            counts = tuple(count for span, count in spans for _ in span)
-        return self._work.step(starts, counts, num_logits)
+            starts = [start for span, _ in spans for start in span]
+            counts = [count for span, count in spans for _ in span]
+        step = self._work.step(starts, counts, num_logits)
+        for number in range(max([row.num_to_draft for row in plan.rows])):
+            at = [row.start + number for row in plan.rows if row.num_to_draft > number]
+            drafts = self._draft_work.step(at, [1] * len(at), len(at))
+            step = StepWork(step.phase, step.flops + drafts.flops, step.num_bytes + drafts.num_bytes)
+        return step
 
     def _draw_next(self) -> None:
         """Let the oldest launched step draw its tokens: all that earlier steps drew is known."""
@@ -359,7 +371,7 @@ class EngineCore:
         self._num_steps += 1
         num_scored = self._num_scored
         own_s, predicted_s = min(result.duration_s, now - last_end_s), self._scheduler.latency.next_predicted_s
-        deltas = self._apply(self._until_ends(plan, result), Timing(now, own_s))
+        deltas = self._apply(self._until_ends(plan, result), Timing(now, own_s, launched.idle_s))
         if self._num_steps % _MODEL_STEPS == 1:
             self._step_model = self._describe_model()
         work, num_scored = launched.work, self._num_scored - num_scored
@@ -385,8 +397,8 @@ class EngineCore:
         model = latency.model
         error_p50, error_p95 = model.error(0.5, 0.95)
         return StepModel(
-            decode=StepCosts(*astuple(model.decode)),
-            chunked=StepCosts(*astuple(model.chunked)),
+            decode=_costs_of(model.decode),
+            chunked=_costs_of(model.chunked),
             error_p50=error_p50,
             error_p95=error_p95,
             prefill_tokens_per_s=self._scheduler.prefill_pace().tokens_per_s,
@@ -397,7 +409,7 @@ class EngineCore:
         if not plan.has_drafts:
             return result
         rows = [
-            self._by_slot[row.slot].until_end(drawn) if row.draft_ids else drawn
+            self._by_slot[row.slot].until_end(drawn) if row.num_drafts else drawn
             for row, drawn in zip(plan.rows, result.rows, strict=True)
         ]
         return replace(result, rows=tuple(rows))
@@ -430,7 +442,7 @@ class EngineCore:
             stop_token_id,
             result=result,
             prompt_logprobs=prompt_logprobs,
-            num_drafts=len(applied.row.draft_ids),
+            num_drafts=applied.row.num_drafts,
             failure=failure,
         )
 
@@ -460,6 +472,10 @@ class EngineCore:
         deltas = tuple(self._outbox)
         self._outbox.clear()
         return deltas
+
+
+def _costs_of(costs: Coefficients) -> StepCosts:
+    return StepCosts(costs.step_s, costs.token_s, costs.context_s, costs.pair_s)
 
 
 def _failure_of(refusal: Refusal) -> Failure:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,7 +20,8 @@ import msgspec
 import zmq
 
 from inferd.engine.api.config import precision_of
-from inferd.engine.api.cost.step_cost import WorkModel
+from inferd.engine.api.cost.roofline import Peaks
+from inferd.engine.api.cost.step_cost import NO_WORK, WorkModel
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.flight_recorder import FlightRecord
@@ -161,7 +163,7 @@ def build(
         max_model_len=ready.max_model_len,
         max_draws=config.most_draws,
     )
-    guesses = None if config.speculative == "none" else Guesses(looks_at_answers=config.speculative == "suffix")
+    guesses = None if config.speculative == "none" else Guesses(looks_at_answers=config.speculative != "ngram")
     cache = KVCache(
         ready.num_blocks,
         ready.block_size,
@@ -170,18 +172,31 @@ def build(
         shares_prefixes=config.prefix_caching,
     )
     work = WorkModel.of(worker.arch, precision_of(config), ready.max_model_len)
-    decode, chunked = work.seconds(ready.peaks)
+    of_draft, draft_work = config.of_draft, None
+    if of_draft is not None:
+        assert worker.draft_arch is not None
+        draft_work = WorkModel.of(worker.draft_arch, precision_of(of_draft), ready.max_model_len)
     core = EngineCore(
-        Scheduler(limits, cache, Seed(Coefficients(*decode), Coefficients(*chunked)), guesses),
+        Scheduler(limits, cache, _seed_of(work, draft_work, ready.peaks), guesses),
         ThreadExecutor(worker, thread),
         vocab_size=ready.vocab_size,
         clock=time.monotonic,
         work=work,
+        draft_work=draft_work or NO_WORK,
         grammars=GrammarThread(Path(config.model_path), ready.vocab_size),
         recorder=StepWatch(flight, heartbeat, ready.peaks),
         guesses=guesses,
     )
     return core, ready
+
+
+def _seed_of(work: WorkModel, draft_work: WorkModel | None, peaks: Peaks) -> Seed:
+    """The expected costs of steps at the roofline."""
+    decode, chunked = (Coefficients(*costs) for costs in work.seconds(peaks))
+    if draft_work is None:
+        return Seed(decode, chunked)
+    pass_s, draft_s, _ = draft_work.seconds(peaks)[0]
+    return Seed(decode, chunked, replace(decode, pass_s=pass_s, draft_s=draft_s))
 
 
 def serve(core: EngineCore, link: EngineLink, heartbeat: Heartbeat) -> NoReturn:

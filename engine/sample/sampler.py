@@ -141,15 +141,15 @@ class Sampler:
         slots: Sequence[int],
         positions: Sequence[int],
         masks: Masks | None = None,
-        draft_ids: Sequence[int] = (),
+        drafts: Tensor | None = None,
     ) -> SampleResult:
         """Draw one token per row and record it. logits [R, V] fp32, raw, left unchanged.
 
         `slots[r]` is row r's slot. `positions[r]` is the absolute position of the token to be drawn. `masks` hold the
         tokens that rows under a grammar may draw.
 
-        If a slot has several rows, they follow each other, and `draft_ids[r]` is the token that row r must draw for the
-        next one to hold. Rows behind one that draws another have no meaning, and are not recorded.
+        If a slot has several rows, they follow each other, and `drafts[r]`, [R] int64, is the token that row r must
+        draw for the next one to hold. Rows behind one that draws another have no meaning, and are not recorded.
         """
         assert logits.dtype == torch.float32 and logits.shape == (len(slots), self._vocab_size)
         asked = [self._params_of(slot) for slot in slots]
@@ -171,11 +171,25 @@ class Sampler:
             if len(rounds) == 1:
                 token_ids[rows], is_empty[rows] = self._draw(chosen, sampled_of, slots_of, positions_of)
             else:
-                drafts = self._tensor([draft_ids[row] for row in special])
+                assert drafts is not None, "a slot has several rows"
                 token_ids[rows], is_empty[rows] = self._draw_in_rounds(
-                    chosen, sampled_of, slots_of, positions_of, drafts, rounds
+                    chosen, sampled_of, slots_of, positions_of, drafts[rows], rounds
                 )
         return SampleResult(token_ids, is_failed, is_empty, *self._logprobs(logits, token_ids, asked))
+
+    def draft(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """The tokens [R] int64 that rows draw from a draft model's logits [R, V] fp32, with the noise, the temperature
+        and the cuts of `sample`, and without rules. Nothing is recorded."""
+        token_ids, _ = self._choose(
+            logits, [self._params_of(slot).temperature > 0.0 for slot in slots], slots, positions
+        )
+        return token_ids
+
+    def draft_recorded(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """As `draft`, from tensors alone, for a recorded step. slots [R] int64, negative for padding rows."""
+        options = self._options
+        token_ids, _ = draw(logits, slots, options.temperatures, options.seeds, positions, options.cuts)
+        return token_ids
 
     def prompt_logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
         """Logprobs of the prompt's tokens `token_ids` [N], from logits [N, V] of the positions before them."""

@@ -1,24 +1,36 @@
-"""Decides how many guessed tokens each row of a step verifies: as many as make the step give more tokens a second.
+"""Decides how many drafts each row of a step verifies: as many as make the step give more tokens a second.
 
 A row with k drafts computes 1 + k tokens and gives one token and all drafts accepted before the first rejected one. A
-draft that is right with probability c gives c tokens and costs the step the time of one more token. The step-time model
-says how much that is. Knows no proposers and no blocks beyond the tables of its entries.
+draft that is right with probability c gives c tokens and costs the step the time of one more token. A draft of the
+draft model also costs a token of that model, and its share of a pass: one draft of each row. The step-time model says
+how much all of these are. A row verifies either guesses or drafts of the draft model, whichever promise more.
+
+Knows no proposers and no blocks beyond the tables of its entries.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from math import inf
+from statistics import median
 from typing import NamedTuple
 
+from inferd.engine.api.speculation import reason_against
+from inferd.engine.sched.draft_odds import DraftOdds, PlaceCounts
 from inferd.engine.sched.entry import Entry, State
-from inferd.engine.sched.latency.step_time import Coefficients, StepLoad, StepTimeModel
+from inferd.engine.sched.latency.step_time import StepLoad, StepTimeModel
 from inferd.engine.sched.plan_builder import PlanBuilder
-from inferd.engine.speculation.ports import MOST_DRAFTS, Guess, Guesser
+from inferd.engine.speculation.ports import MOST_DRAFTS, NO_GUESS, Guess, Guesser
 
 _LEAST_GAIN = 1.03
-"""A step with drafts is planned when all results are known, and so does not overlap with the work of the host. It must
-promise this many times the tokens a second of one without. The number is chosen, not measured."""
+"""A step with drafts must promise this many times the tokens a second of one without."""
+_NUM_WAITS, _FORGETTING = 15, 0.999
+"""Number of newest waits whose median counts, and what remains of it after each step without drafts: only steps with
+drafts measure it, so what was measured while the machine was busy must not stop drafts for ever."""
+_TRIAL_STEPS, _TRIAL_DRAFTS, _TRIAL_BEHIND = 64, 3, 512
+"""Steps without drafts of the draft model after which a row verifies a few of them all the same: their odds and costs
+are known only from such steps, and change. A row for which it would compute more tokens than the last is not tried."""
 
 
 class _Candidate(NamedTuple):
@@ -28,10 +40,47 @@ class _Candidate(NamedTuple):
     """Index of the row in the step."""
     context: int
     """Tokens before its first draft."""
-    ids: Sequence[int]
+    ids: Sequence[int] | None
+    """None: the draft model makes them."""
     odds: Sequence[float]
     has_target: bool
     """Whether its tokens are due at some pace."""
+    num_behind: int = 0
+    """Tokens that the draft model has to compute before the one behind which it draws the first draft."""
+    num_left: int = 1
+    """Tokens that its request may still get."""
+
+
+class _Costs(NamedTuple):
+    """Costs of a step in seconds, without drafts and for each of them."""
+
+    base_s: float
+    num_given: int
+    """Tokens that the step gives without drafts: those of prompts, and one drawn for each decode."""
+    token_s: float
+    context_s: float
+    pass_s: float
+    """A row's share of a pass of the draft model."""
+    draft_s: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second without drafts."""
+        return self.num_given / self.base_s if self.base_s else 0.0
+
+    @property
+    def least_chance(self) -> float:
+        """Probability below which no draft of the draft model is worth its time."""
+        return self.rate * (self.token_s + self.pass_s + self.draft_s)
+
+    def of(self, candidate: _Candidate, context: int, *, is_first: bool) -> tuple[float, float]:
+        """(seconds that a draft adds, those that count against what it gives). Computing what comes before the first
+        draft serves all drafts of the request, so it counts in part."""
+        cost_s = self.token_s + self.context_s * context
+        if candidate.ids is None:
+            cost_s += self.pass_s + self.draft_s
+        behind_s = self.draft_s * candidate.num_behind if is_first else 0.0
+        return cost_s + behind_s, cost_s + behind_s / candidate.num_left
 
 
 class Drafting:
@@ -40,77 +89,164 @@ class Drafting:
     def __init__(self, guesser: Guesser, model: StepTimeModel, most_draws: int) -> None:
         """`most_draws`: tokens that a step may draw in all."""
         self._guesser, self._model, self._most_draws = guesser, model, most_draws
+        self._odds = DraftOdds() if model.has_draft_model else None
+        self._waits = deque[float](maxlen=_NUM_WAITS)
+        self._host_s = 0.0
+        """Seconds that the device usually waits before a step with drafts."""
+        self._num_untried = 0
+        """Steps since the draft model made drafts."""
+
+    def waited(self, seconds: float) -> None:
+        """Learn how long the device waits before a step with drafts. Such a step is planned when all results are known,
+        and so does not overlap with the work of the host."""
+        self._waits.append(seconds)
+        self._host_s = median(self._waits)
 
     def add(self, builder: PlanBuilder) -> None:
         """Add drafts to the rows of a step that is planned otherwise, but not to one whose request was preempted since:
         its blocks are for another."""
+        self._num_untried += 1
+        self._host_s *= _FORGETTING
         most = min(builder.budget.num_tokens, self._most_draws - sum([row.samples for row in builder.rows]))
-        load = StepLoad.of(builder.rows)
-        if most <= 0 or not self._could_pay(load, most):
+        if most <= 0:
             return
-        candidates = [
-            _Candidate(index, row.start + 1, *self._guess(entry, 0), entry.request.scheduling.tpot_target_s is not None)
+        load = StepLoad.of(builder.rows)
+        if not self._could_pay(load, most):
+            return
+        rows = [
+            (index, row.start + 1, entry)
             for index, (row, entry) in enumerate(zip(builder.rows, builder.entries, strict=True))
             if row.num_tokens == 1 and entry.request.most_drafts > 0 and entry.state is State.RUNNING
         ]
-        counts = self._counts(candidates, load, most, builder.budget.seconds_left)
+        costs = self._costs(load, len(rows))
+        candidates = [self._candidate(index, context, entry, costs, 0) for index, context, entry in rows]
+        counts = self._counts(candidates, costs, load, most, builder.budget.seconds_left)
         for candidate, count in zip(candidates, counts, strict=True):
             entry = builder.entries[candidate.row]
             num_drafts = _with_places(entry, candidate.context, count)
             if num_drafts:
-                builder.add_drafts(candidate.row, tuple(candidate.ids[:num_drafts]))
+                ids = candidate.ids
+                builder.add_drafts(candidate.row, None if ids is None else tuple(ids[:num_drafts]), num_drafts)
+                self._num_untried = 0 if ids is None else self._num_untried
 
     def is_worth_a_wait(self, running: Iterable[Entry], load: StepLoad) -> bool:
         """Whether the next step should be planned when the results of the launched one, of `load`, are known, because
         drafts need them."""
         if not self._could_pay(load, self._most_draws):
             return False
-        candidates = []
-        for entry in running:
-            request = entry.request
-            if request.most_drafts < 2:
-                continue
-            ids, odds = self._guess(entry, 1)
-            if len(ids) > 1:
-                # The first guessed token is the one that the launched step draws.
-                has_target = request.scheduling.tpot_target_s is not None
-                candidates.append(_Candidate(0, request.total, ids[1:], (odds[0] * odds[1], *odds[2:]), has_target))
-        return any(self._counts(candidates, load, self._most_draws, inf))
+        entries = [entry for entry in running if entry.request.most_drafts >= 2]
+        if not entries:
+            return False
+        costs = self._costs(load, len(entries))
+        candidates = [self._candidate(0, entry.request.total, entry, costs, 1) for entry in entries]
+        return any(self._counts(candidates, costs, load, self._most_draws, inf))
 
     def _could_pay(self, load: StepLoad, most: int) -> bool:
-        """Whether `most` drafts would pay if all were right. If not, nothing needs to be guessed."""
-        costs, base_s = self._costs(load), self._model.predict(load)
-        return (load.num_tokens + most) * base_s > _LEAST_GAIN * load.num_tokens * (base_s + most * costs.token_s)
+        """Whether `most` drafts would pay if all were right and cost no pass of a draft model. If not, nothing needs to
+        be guessed."""
+        if self._is_trial and self._odds is not None:
+            return True
+        costs = self._costs(load, 1)
+        seconds = costs.base_s + most * costs.token_s + self._host_s
+        return (costs.num_given + most) * costs.base_s > _LEAST_GAIN * costs.num_given * seconds
 
-    def _costs(self, load: StepLoad) -> Coefficients:
-        return self._model.chunked if load.pairs else self._model.decode
+    def _costs(self, load: StepLoad, num_rows: int) -> _Costs:
+        """Costs of a step of `load`, of whose rows so many may verify drafts."""
+        own, drafted = self._model.chunked if load.pairs else self._model.decode, self._model.drafted
+        base_s, pass_s = self._model.predict(load), drafted.pass_s / max(num_rows, 1)
+        return _Costs(base_s, load.num_tokens, own.token_s, own.context_s, pass_s, drafted.draft_s)
 
-    def _guess(self, entry: Entry, num_more: int) -> Guess:
-        """The guess for an entry, at most as long as its row may verify; `num_more`: with as many ids before."""
-        most = min(MOST_DRAFTS, entry.request.most_drafts - num_more) + num_more
-        guess = self._guesser.guess(entry.request)
-        return Guess(guess.ids[:most], guess.odds[:most])
+    def _candidate(self, row: int, context: int, entry: Entry, costs: _Costs, num_drawn: int) -> _Candidate:
+        """The guess for an entry, or the drafts of the draft model, whichever promise more. `num_drawn`: tokens that a
+        launched step is about to draw; a guess begins with them."""
+        most = min(MOST_DRAFTS, entry.request.most_drafts - num_drawn)
+        has_target = entry.request.scheduling.tpot_target_s is not None
+        guess = _behind(self._guesser.guess(entry.request), num_drawn)
+        guessed = _Candidate(row, context, guess.ids[:most], guess.odds[:most], has_target)
+        if self._odds is None or entry.request.params.grammar or reason_against(entry.request.params):
+            return guessed
+        if entry.draft_counts is None:
+            entry.draft_counts = PlaceCounts()
+        drafted = _Candidate(
+            row,
+            context,
+            None,
+            self._odds.of(entry.draft_counts, most, 0.0 if self._is_trial else costs.least_chance),
+            has_target,
+            max(context - 1 - entry.draft_start, 0),
+            max(entry.request.most_drafts, 1),
+        )
+        return drafted if _promise(drafted, costs) > _promise(guessed, costs) or self._is_trial else guessed
 
-    def _counts(self, candidates: Sequence[_Candidate], load: StepLoad, most: int, seconds_left: float) -> list[int]:
+    @property
+    def _is_trial(self) -> bool:
+        return self._num_untried >= _TRIAL_STEPS
+
+    def _counts(
+        self, candidates: Sequence[_Candidate], costs: _Costs, load: StepLoad, most: int, seconds_left: float
+    ) -> list[int]:
         """Number of drafts of each candidate, at most `most` in all, that take at most `seconds_left`.
 
         Takes the likeliest drafts first, and those of requests with a target before all others, as long as each gives
         more tokens a second than the step did without it.
         """
         counts = [0] * len(candidates)
-        costs, base_s = self._costs(load), self._model.predict(load)
-        # Without drafts a step gives its tokens: those of prompts, and one drawn for each decode.
-        seconds, given, spent_s = base_s, float(load.num_tokens), 0.0
+        seconds, given, spent_s = costs.base_s, float(costs.num_given), 0.0
         for chance, place, context in _likeliest_first(candidates):
-            cost_s = costs.token_s + costs.context_s * context
-            if sum(counts) == most or spent_s + cost_s > seconds_left:
+            cost_s, counted_s = costs.of(candidates[place], context, is_first=not counts[place])
+            if sum(counts) == most:
                 break
-            if chance * seconds <= cost_s * given:
+            if spent_s + cost_s > seconds_left or chance * seconds <= counted_s * given:
                 continue
             counts[place] += 1
-            given, seconds, spent_s = given + chance, seconds + cost_s, spent_s + cost_s
-        is_better = given * base_s > _LEAST_GAIN * load.num_tokens * seconds
-        return counts if is_better else [0] * len(candidates)
+            given, seconds, spent_s = given + chance, seconds + counted_s, spent_s + cost_s
+        to_draft = [count for candidate, count in zip(candidates, counts, strict=True) if candidate.ids is None]
+        if any(to_draft):
+            num_tokens = load.num_tokens + sum(counts)
+            seconds = self._model.predict(
+                load._replace(num_tokens=num_tokens, passes=max(to_draft), draft_tokens=sum(to_draft))
+            )
+        if given * costs.base_s > _LEAST_GAIN * costs.num_given * (seconds + self._host_s):
+            return counts
+        return self._tried(candidates, costs, most, seconds_left)
+
+    def _tried(self, candidates: Sequence[_Candidate], costs: _Costs, most: int, seconds_left: float) -> list[int]:
+        """No drafts, or in a trial a few of the first row that may have some of the draft model."""
+        counts = [0] * len(candidates)
+        if self._is_trial:
+            for place, candidate in enumerate(candidates):
+                is_ready = candidate.ids is None and candidate.num_behind <= _TRIAL_BEHIND
+                count = min(_TRIAL_DRAFTS, most, len(candidate.odds)) if is_ready else 0
+                spent_s = sum(costs.of(candidate, candidate.context + i, is_first=not i)[0] for i in range(count))
+                if count and spent_s <= seconds_left:
+                    counts[place] = count
+                    break
+        return counts
+
+
+def _behind(guess: Guess, num_drawn: int) -> Guess:
+    """The rest of a guess behind its first `num_drawn` ids, which a launched step is about to draw."""
+    if not num_drawn:
+        return guess
+    ids, odds = guess
+    if len(ids) <= num_drawn:
+        return NO_GUESS
+    return Guess(ids[1:], (odds[0] * odds[1], *odds[2:]))
+
+
+def _promise(candidate: _Candidate, costs: _Costs) -> float:
+    """Tokens that the best number of drafts gives beyond those that the step gives in the same time without."""
+    best = total = 0.0
+    chance, rate = 1.0, costs.rate
+    for number, odds in enumerate(candidate.odds):
+        chance *= odds
+        _, counted_s = costs.of(candidate, candidate.context + number, is_first=not number)
+        gain = chance - counted_s * rate
+        if number and gain <= 0.0:
+            break
+        total += gain
+        best = max(best, total)
+    return best
 
 
 def _likeliest_first(candidates: Sequence[_Candidate]) -> list[tuple[float, int, int]]:

@@ -13,6 +13,7 @@ from math import inf
 from inferd.engine.api.wire.params import SchedulingParams
 from inferd.engine.cache.table import BlockTable
 from inferd.engine.request import Request
+from inferd.engine.sched.draft_odds import PlaceCounts
 
 Rank = tuple[float, float, int]
 """(arrival shifted by priority and target, arrival, order of submission). The least goes first. No two are equal."""
@@ -64,6 +65,10 @@ class Entry:
     """Time of the first token that this engine drew, if there is a TPOT target; None before."""
     first_output: int = 0
     """Index of that token in the output, from 1 on; above 1 if the request was replayed."""
+    draft_start: int = 0
+    """First position whose KV the draft model lacks since this entry has its slot."""
+    draft_counts: PlaceCounts | None = None
+    """How often drafts of the draft model were right for this request; None until it may have some."""
     num_charged: int = 0
     """Tokens, prompt and output together, that its tenant was charged for."""
 

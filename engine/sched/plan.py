@@ -53,6 +53,7 @@ class Row(NamedTuple):
 
     A row with k drafts computes one token that exists and then the drafts: `num_tokens` is 1 + k. A token is drawn
     behind each of them. A draft is accepted if it equals the token drawn at its position and those before it were.
+    Either the host guessed the drafts, or the worker's draft model makes them before the row is computed.
     """
 
     slot: int
@@ -60,15 +61,24 @@ class Row(NamedTuple):
     num_tokens: int
     samples: bool
     draft_ids: tuple[int, ...] = ()
-    """Guessed ids of the positions from `start + 1` on."""
+    """Guessed ids of the positions from `start + 1` on; empty for drafts of the draft model."""
+    num_to_draft: int = 0
+    """Number of drafts that the draft model makes for these positions."""
+    draft_start: int = 0
+    """First position whose KV the draft model lacks. It computes all from there to the last draft but one."""
+
+    @property
+    def num_drafts(self) -> int:
+        return len(self.draft_ids) or self.num_to_draft
 
     @property
     def num_draws(self) -> int:
         """Tokens that the row draws, one behind the other, those behind rejected drafts included."""
-        return 1 + len(self.draft_ids) if self.samples else 0
+        return 1 + self.num_drafts if self.samples else 0
 
     def accepted(self, drawn: Sequence[int]) -> int:
-        """Number of leading tokens of `drawn` that hold: each follows drafts that equal the tokens before it."""
+        """Number of leading tokens of `drawn` that hold: each follows drafts that equal the tokens before it. The
+        `draft_ids` must be known."""
         for count, (draft, token_id) in enumerate(zip(self.draft_ids, drawn, strict=False), start=1):
             if draft != token_id:
                 return count
@@ -90,7 +100,7 @@ class StepPlan:
 
     @property
     def has_drafts(self) -> bool:
-        return any(row.draft_ids for row in self.rows)
+        return any(row.num_drafts for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,19 @@ class PlanBuilder:
         self.rows.append(Row(slot, start, num_tokens, request.launch(num_tokens)))
         self.entries.append(entry)
 
-    def add_drafts(self, index: int, draft_ids: tuple[int, ...]) -> None:
-        """Let row number `index` verify drafts. Its block table has the places."""
+    def add_drafts(self, index: int, draft_ids: tuple[int, ...] | None, num_drafts: int) -> None:
+        """Let row number `index` verify drafts: these, or if None, those that the draft model makes. Its block table
+        has the places."""
         entry, row = self.entries[index], self.rows[index]
         self._send_blocks(entry)
-        self.budget.spend_drafts(len(draft_ids))
-        entry.request.launch_drafts(len(draft_ids))
-        self.rows[index] = row._replace(num_tokens=row.num_tokens + len(draft_ids), draft_ids=draft_ids)
+        self.budget.spend_drafts(num_drafts)
+        entry.request.launch_drafts(num_drafts)
+        row = row._replace(num_tokens=row.num_tokens + num_drafts)
+        if draft_ids is None:
+            row = row._replace(num_to_draft=num_drafts, draft_start=entry.draft_start)
+        else:
+            row = row._replace(draft_ids=draft_ids)
+        self.rows[index] = row
 
     def _send_blocks(self, entry: Entry) -> None:
         if entry.table.has_unsent:

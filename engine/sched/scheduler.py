@@ -71,7 +71,8 @@ class Scheduler:
     def __init__(
         self, config: SchedulerConfig, cache: KVCache, seed: Seed = UNKNOWN, guesser: Guesser | None = None
     ) -> None:
-        """`seed`: expected cost of steps before any was measured. `guesser`: guesses tokens for rows to verify."""
+        """`seed`: expected cost of steps before any was measured. If it has costs of drafted steps, the worker has a
+        draft model. `guesser`: guesses tokens for rows to verify."""
         if cache.has_windows:
             assert config.max_num_batched_tokens <= cache.step_tokens, "steps carry more than the cache counts with"
         self.config = config
@@ -301,6 +302,8 @@ class Scheduler:
         plan, entries = self._launched.popleft()
         self.latency.applied(timing)
         assert result.step_id == plan.step_id, f"step {result.step_id} applied, {plan.step_id} is next"
+        if plan.has_drafts and timing is not None and self._drafting is not None:
+            self._drafting.waited(timing.idle_s)
         applied: list[AppliedRow] = []
         for entry, row, row_result in zip(entries, plan.rows, result.rows, strict=True):
             request = entry.request
@@ -424,7 +427,7 @@ class Scheduler:
             self.stats.prefix_query_tokens += request.num_prompt
             self.stats.prefix_hit_tokens += min(num_cached, request.num_prompt)
         request.admit(num_cached, now)
-        entry.start_by_s = inf
+        entry.start_by_s, entry.draft_start = inf, 0
         self._slots.take(entry, num_cached)
         ids = tuple(request.ids)
         builder.admissions.append(Admission(entry.slot, request.request_id, ids, request.num_prompt, request.params))
@@ -449,8 +452,13 @@ class Scheduler:
     def _apply_row(self, entry: Entry, row: Row, result: RowResult) -> None:
         request = entry.request
         request.apply(row.start, row.num_tokens, result.token_ids)
-        if row.draft_ids:
-            self.stats.count_drafts(len(row.draft_ids), len(result.token_ids) - 1)
+        if row.num_drafts:
+            num_accepted = len(result.token_ids) - 1
+            self.stats.count_drafts(row.num_drafts, num_accepted)
+            if row.num_to_draft:
+                entry.draft_start = row.start + min(num_accepted + 1, row.num_to_draft)
+                assert entry.draft_counts is not None
+                entry.draft_counts.newest = row.num_to_draft, num_accepted
             if not self._shares.has_one_tenant:
                 self._shares.charge_accepted(entry, row)
         if row.start < request.num_prompt:

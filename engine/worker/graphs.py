@@ -17,14 +17,13 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import Progress
-from inferd.engine.sample.sampler import Sampler
 from inferd.engine.worker.device import Device, Recording
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
@@ -127,6 +126,14 @@ class Recordings:
             logger.info("%s run call by call: %s", self._what.format("all"), reason)
 
 
+class RecordedDraw(Protocol):
+    """Draws the tokens of a recorded step."""
+
+    def draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(ids, outcomes), [R] int64 each, from tensors alone, as `Sampler.draw`."""
+        ...
+
+
 class StepGraphs:
     """The decode steps of one decoder over one KV pool and the slots of its requests."""
 
@@ -135,7 +142,7 @@ class StepGraphs:
         decoder: Decoder,
         kv: KVPool,
         slots: Slots,
-        sampler: Sampler,
+        sampler: RecordedDraw,
         device: Device,
         *,
         max_draws: int = 0,

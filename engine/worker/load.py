@@ -31,6 +31,7 @@ from inferd.engine.worker.device import Device
 from inferd.engine.worker.followers import Followers, Loaded, RankLaunch
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.parts import (
+    DraftParts,
     allocate_pool,
     build_decoder,
     load_and_measure,
@@ -40,6 +41,7 @@ from inferd.engine.worker.parts import (
     open_ranks,
     out_of_memory,
     prepare_kernels,
+    read_draft_parts,
     recipe_for,
 )
 from inferd.engine.worker.peaks import measure
@@ -54,6 +56,9 @@ from inferd.kernels.registry import KernelError
 LoadReport = Callable[[Phase], None]
 
 _WARM_UP_TOKENS = 16
+_WARM_UP_DRAFTS = 4
+"""Most drafts of a row in warm-up. A CPU records their steps then. Otherwise the first measured steps would take
+several times as long as later ones, and drafts would seem too slow."""
 
 
 class _PhaseTimer:
@@ -135,13 +140,17 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     checkpoint = Checkpoint.read(Path(config.model_path), keeps_blocks=config.keeps_blocks)
     facts = ModelFacts.of(checkpoint)
     arch, dtype = facts.arch, getattr(torch, config.dtype)
-    planned = plan_of(config, arch)
+    draft = read_draft_parts(config)
+    planned = plan_of(config, arch, None if draft is None else draft.arch)
     tuning = _tuning(config)
-    recipe, shared = recipe_for(config, arch, _choices(config, tuning)), None
+    choices = _choices(config, tuning)
+    recipe, shared = recipe_for(config, arch, choices), None
     if followers.exchange_fd is not None:
         shared = open_ranks(config, arch, recipe, device, 0, followers.exchange_fd, followers.wait_joining)
     decoder = build_decoder(config, arch, device, recipe, shared or ALONE)
     weights_bytes = load_and_measure(decoder, checkpoint, planned, device)
+    if draft is not None:
+        weights_bytes += draft.load(planned, device, choices)
     each = "" if shared is None else f" on each of {config.tensor_parallel_size} ranks"
     timer.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}{each}")
 
@@ -155,12 +164,13 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     timer.done("peaks", str(peaks))
 
     kv = allocate_pool(config, decoder, planned, device)
+    kv_bytes = kv.num_bytes + (0 if draft is None else draft.allocate(planned, device))
     timer.done(
         "kv cache",
-        f"{format_bytes(kv.num_bytes)}, {config.num_blocks} blocks of {config.block_size} tokens in "
+        f"{format_bytes(kv_bytes)}, {config.num_blocks} blocks of {config.block_size} tokens in "
         f"{config.kv_cache_dtype}{each}",
     )
-    runner = _warmed_up(config, decoder, kv, planned, device, shared, followers, timer)
+    runner = _warmed_up(config, decoder, kv, planned, device, shared, followers, timer, draft)
     if deterministic:
         refuse_varying(registry.explain())
     kernels = tuple(sorted({(choice.op, choice.chosen) for choice in registry.explain()}))
@@ -172,7 +182,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
         vocab_size=arch.vocab_size,
         hidden_size=arch.hidden_size,
         weights_bytes=max(weights_bytes, *(other.weights_bytes for other in others), 0),
-        kv_bytes=max(kv.num_bytes, *(other.kv_bytes for other in others), 0),
+        kv_bytes=max(kv_bytes, *(other.kv_bytes for other in others), 0),
         planned_weights_bytes=planned.weights_bytes,
         planned_kv_bytes=planned.kv_bytes,
         device=device.name if shared is None else f"{config.tensor_parallel_size} ranks, each {device.name}",
@@ -182,7 +192,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
         kv_cache_dtype=config.kv_cache_dtype,
         deterministic=deterministic,
         kernels=kernels,
-        speculative=config.speculative,
+        speculative=config.speculative if config.draft is None else f"draft model {config.draft.name}",
     )
 
 
@@ -221,6 +231,7 @@ def _warmed_up(
     shared: SharedRanks | None,
     followers: Followers,
     timer: _PhaseTimer,
+    draft: DraftParts | None,
 ) -> Runner:
     """The runner, after warm-up steps of each kind, which the other ranks run too."""
     assert config.max_num_seqs is not None and config.deterministic is not None
@@ -232,16 +243,18 @@ def _warmed_up(
             if shared is None
             else LeadingSampler(num_slots, vocab_size, device.torch_device, shared)
         )
+        slots = make_slots(config, decoder, device)
         runner = Runner(
             decoder,
             kv,
-            make_slots(config, decoder, device),
+            slots,
             sampler,
             device,
             is_deterministic=config.deterministic,
             max_step_tokens=config.max_num_batched_tokens,
             max_draws=config.most_draws,
             followers=followers,
+            draft_model=None if draft is None else draft.made(slots, sampler, device),
         )
         recorded = runner.record_steps(log_progress(_recordings))
         if recorded is not None:
@@ -250,7 +263,9 @@ def _warmed_up(
             runner.execute(plan)
     except torch.OutOfMemoryError as error:
         what = f"slots and the tensors of a step, planned as {format_bytes(planned.working_bytes)},"
-        raise out_of_memory(what, error, config, decoder.arch, kv.num_bytes) from error
+        raise out_of_memory(
+            what, error, config, decoder.arch, kv.num_bytes, None if draft is None else draft.arch
+        ) from error
     except KernelError as error:
         raise ModelError(f"{config.model_path} cannot be computed: {error}") from error
     return runner
@@ -267,7 +282,8 @@ def _tally(kernels: tuple[tuple[str, str], ...]) -> str:
 
 
 def _warm_up_plans(config: EngineConfig, num_groups: int) -> Iterator[StepPlan]:
-    """A prompt and then a token, in block 0, which no request has yet: requests overwrite what is left there.
+    """A prompt, a token, and tokens with drafts if there is a draft model. All lie in block 0, which no request has
+    yet: requests overwrite what is left there.
 
     On a GPU also prompts of all lengths up to the longest step. A length may need variants of kernels of its own, which
     would otherwise be compiled while a request waits. The longest prompt shows that its tensors fit the memory.
@@ -277,10 +293,18 @@ def _warm_up_plans(config: EngineConfig, num_groups: int) -> Iterator[StepPlan]:
     num_tokens = min(_WARM_UP_TOKENS, config.block_size - 1, config.max_model_len - 1)
     yield _prompt(0, num_tokens, config.block_size, num_groups)
     yield StepPlan(1, (), (), (Row(0, num_tokens, 1, True),))
+    if config.draft is not None and num_tokens > 1:
+        most = min(config.block_size, config.max_model_len) - num_tokens
+        for count in range(1, 1 + min(_WARM_UP_DRAFTS, most)):
+            # The draft model has the prompt to compute, and in later steps one token.
+            row = Row(0, num_tokens - 1, 1 + count, True, (), count, 0 if count == 1 else num_tokens - 2)
+            yield StepPlan(1 + count, (), (), (row,))
     if config.device == "cuda":
         pool_tokens = config.num_blocks * config.block_size
         most = min(config.max_num_batched_tokens, config.max_model_len - 1, pool_tokens)
-        for step_id, length in enumerate([*(2**power for power in range((most - 1).bit_length())), most], start=2):
+        for step_id, length in enumerate(
+            [*(2**power for power in range((most - 1).bit_length())), most], start=2 + _WARM_UP_DRAFTS
+        ):
             yield _prompt(step_id, length, config.block_size, num_groups)
 
 

@@ -1,4 +1,5 @@
-"""The parts of a worker: its device, the kernels, the other ranks, the decoder with its weights, the KV pool and slots.
+"""The parts of a worker: its device, the kernels, the other ranks, the decoder with its weights, the KV pool and slots,
+and those of a draft model.
 
 Each is made from resolved settings. If one cannot be made, the error says what would work. `load` puts them together.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -18,16 +21,19 @@ from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.capacity import MIN_MODEL_LEN
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS, SHORT_KV
+from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.ranks import Rank
-from inferd.engine.layers.ranks import Ranks
+from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import Progress, load, recipe_of
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.recipe import Recipe, cut_groups
 from inferd.engine.quant.scheme import QuantizationError
+from inferd.engine.sample.sampler import Sampler
 from inferd.engine.worker.cuda import CudaDevice
 from inferd.engine.worker.device import CpuDevice, Device
+from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.ranks import SharedRanks
 from inferd.engine.worker.slots import Slots
@@ -186,10 +192,61 @@ def make_slots(config: EngineConfig, decoder: Decoder, device: Device) -> Slots:
     return Slots(config.max_num_seqs, config.max_model_len, config.block_size, device, num_groups)
 
 
-def out_of_memory(what: str, error: RuntimeError, config: EngineConfig, arch: Arch, kv_bytes: int) -> CapacityError:
+@dataclass(slots=True)
+class DraftParts:
+    """A draft model while it is loaded."""
+
+    config: EngineConfig
+    """Its settings, as if it were served."""
+    checkpoint: Checkpoint
+    arch: Arch
+    decoder: Decoder | None = None
+    kv: KVPool | None = None
+
+    def load(self, planned: MemoryPlan, device: Device, choices: Choices) -> int:
+        """Load the weights. Returns their bytes."""
+        recipe = recipe_for(self.config, self.arch, choices)
+        self.decoder = build_decoder(self.config, self.arch, device, recipe, ALONE)
+        return load_and_measure(self.decoder, self.checkpoint, planned, device)
+
+    def allocate(self, planned: MemoryPlan, device: Device) -> int:
+        """Allocate the KV pool. Returns its bytes."""
+        assert self.decoder is not None
+        self.kv = allocate_pool(self.config, self.decoder, planned, device)
+        return self.kv.num_bytes
+
+    def made(self, slots: Slots, sampler: Sampler, device: Device) -> DraftModel:
+        """The draft model, whose KV lies at the places of the served model's first cache group: that sees most."""
+        config = self.config
+        assert self.decoder is not None and self.kv is not None
+        assert config.max_num_batched_tokens is not None and config.deterministic is not None
+        return DraftModel(
+            self.decoder,
+            self.kv,
+            slots.of_group(0),
+            sampler,
+            device,
+            max_step_tokens=config.max_num_batched_tokens,
+            max_draws=config.most_draws,
+            is_deterministic=config.deterministic,
+        )
+
+
+def read_draft_parts(config: EngineConfig) -> DraftParts | None:
+    """The draft model of these settings, with nothing loaded; None if there is none."""
+    draft = config.of_draft
+    if draft is None:
+        return None
+    checkpoint = Checkpoint.read(Path(draft.model_path), keeps_blocks=draft.keeps_blocks)
+    return DraftParts(draft, checkpoint, ModelFacts.of(checkpoint).arch)
+
+
+def out_of_memory(
+    what: str, error: RuntimeError, config: EngineConfig, arch: Arch, kv_bytes: int, draft: Arch | None = None
+) -> CapacityError:
     """The error for an allocation that failed. `kv_bytes`: bytes that the KV cache already has."""
     free_bytes = Machine.detect().on("cuda" if config.device == "cuda" else "cpu").memory_available_bytes
-    length = longest_beside_weights(config, arch, free_bytes + kv_bytes)
+    length = longest_beside_weights(config, arch, free_bytes + kv_bytes, draft)
     return CapacityError(
         f"{what} could not be allocated ({error}); {format_bytes(free_bytes)} of memory are free: "
         + (f"--max-model-len up to {length} would fit; " if length >= MIN_MODEL_LEN else "")

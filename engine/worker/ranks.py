@@ -57,9 +57,9 @@ class LeadingSampler(Sampler):
         slots: Sequence[int],
         positions: Sequence[int],
         masks: Masks | None = None,
-        draft_ids: Sequence[int] = (),
+        drafts: Tensor | None = None,
     ) -> SampleResult:
-        drawn = super().sample(logits, slots, positions, masks, draft_ids)
+        drawn = super().sample(logits, slots, positions, masks, drafts)
         self._ranks.broadcast(drawn.token_ids)
         return drawn
 
@@ -94,7 +94,7 @@ class FollowingSampler(Sampler):
         slots: Sequence[int],
         positions: Sequence[int],
         masks: Masks | None = None,
-        draft_ids: Sequence[int] = (),
+        drafts: Tensor | None = None,
     ) -> SampleResult:
         token_ids = self._ranks.broadcast(torch.empty(len(slots), dtype=torch.int64, device=self._device))
         is_none = torch.zeros(len(slots), dtype=torch.bool, device=self._device)

@@ -32,6 +32,7 @@ from inferd.engine.sched.plan import (
     TokenMasks,
 )
 from inferd.engine.worker.device import Device
+from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.followers import Followers
 from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
@@ -43,7 +44,6 @@ from inferd.kernels.gpu import from_host
 _SCORED_ROWS = 32
 """Number of prompt positions whose logits exist at once: 256 with a vocabulary of 152,000 would take over a
 gigabyte."""
-_NO_DRAFT = -1
 _FAULTS = {FAILED: RowStatus.NUMERICAL_ERROR, EMPTY: RowStatus.NOTHING_TO_DRAW}
 
 
@@ -58,6 +58,8 @@ class _Computed(NamedTuple):
     """Index of a row in the plan -> its prompt logprobs."""
     pooled: Pooled | None = None
     """Pooled vectors of the rows that end a pooled prompt."""
+    drafts: Tensor | None = None
+    """[N] int64: drafts that the draft model made, of the rows that ask for them, in their order."""
 
 
 class _Draw(NamedTuple):
@@ -65,8 +67,6 @@ class _Draw(NamedTuple):
 
     slot: int
     position: int
-    draft_id: int
-    """The draft that the row's next draw stands on; `_NO_DRAFT` if this is its last draw."""
 
 
 class _Drawn(NamedTuple):
@@ -94,10 +94,12 @@ class Runner:
         max_step_tokens: int = sys.maxsize,
         max_draws: int = 0,
         followers: Followers | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         """Unless `is_deterministic`, a GPU may use other kernels for long chunks of a prompt than for short ones, and
         cut a sequence's keys by what else is in the step. Steps have at most `max_step_tokens` tokens, and draw
-        at most `max_draws` if they verify drafts. `followers`: other ranks, which run the same plans."""
+        at most `max_draws` if they verify drafts. `followers`: other ranks, which run the same plans. `draft_model`
+        makes the drafts of rows that ask for them."""
         self._is_deterministic, self._followers = is_deterministic, followers or Followers()
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
         self._graphs = StepGraphs(
@@ -105,11 +107,17 @@ class Runner:
         )
         self._mixed = MixedGraphs(decoder, kv, slots, device, max_step_tokens, is_deterministic=is_deterministic)
         self._pooler = Pooler(slots)
+        self._draft_model = draft_model
 
     @property
     def arch(self) -> Arch:
         """Description of the served model."""
         return self._decoder.arch
+
+    @property
+    def draft_arch(self) -> Arch | None:
+        """Description of the draft model; None if there is none."""
+        return None if self._draft_model is None else self._draft_model.arch
 
     @property
     def slots(self) -> Slots:
@@ -134,6 +142,8 @@ class Runner:
             return None
         self._mixed.record_all(progress)
         self._graphs.record_all(progress)
+        if self._draft_model is not None:
+            self._draft_model.record_steps(progress)
         rows, tokens = self._graphs.recorded_rows, self._mixed.recordings.recorded
         return self._graphs.refusal or (
             f"decodes in {len(rows)} sizes up to {max(rows, default=0)} rows, "
@@ -159,8 +169,9 @@ class Runner:
         for update in plan.table_updates:
             self._slots.extend_table(update)
         self._slots.write_drafts(plan.rows)
+        drafts = None if self._draft_model is None else self._draft_model.draft(plan.rows)
         computed = self._decode(plan.rows) or self._compute(plan)
-        step = _LaunchedStep(plan, started_s, computed, self._draw, self._device)
+        step = _LaunchedStep(plan, started_s, computed._replace(drafts=drafts), self._draw, self._device)
         if not awaits_masks:
             step.sample(NO_MASKS)
         return step
@@ -171,7 +182,7 @@ class Runner:
         if any(row.num_tokens != row.num_draws for row in rows):
             return None
         # A recorded draw knows no order among its rows.
-        if self._device.records_all and any(row.draft_ids and self._sampler.has_rules(row.slot) for row in rows):
+        if self._device.records_all and any(row.num_drafts and self._sampler.has_rules(row.slot) for row in rows):
             return None
         tokens = [(row.slot, row.start + number) for row in rows for number in range(row.num_tokens)]
         decoded = self._graphs.decode(tokens)
@@ -231,8 +242,11 @@ class Runner:
         self, draws: Sequence[_Draw], logits: Tensor, masks: Masks | None
     ) -> tuple[Tensor, Logprobs | None, Sequence[int]]:
         slots, positions = [draw.slot for draw in draws], [draw.position for draw in draws]
-        drawn = self._sampler.sample(logits, slots, positions, masks, [draw.draft_id for draw in draws])
-        self._slots.write_ids(self._device.to_device(slots), self._device.to_device(positions), drawn.token_ids)
+        slots_of, positions_of = self._device.to_device(slots), self._device.to_device(positions)
+        # A row's drafts lie in the places of its tokens.
+        drafts = self._slots.gather_ids(slots_of, positions_of)
+        drawn = self._sampler.sample(logits, slots, positions, masks, drafts)
+        self._slots.write_ids(slots_of, positions_of, drawn.token_ids)
         return drawn.outcomes, drawn.logprobs, drawn.logprob_rows
 
     def _prompt_logprobs(self, row: Row, hidden: Tensor, first_token: int) -> list[Logprobs]:
@@ -262,7 +276,7 @@ class _LaunchedStep:
         device: Device,
     ) -> None:
         self._plan, self._started_s, self._scored = plan, started_s, computed.scored
-        self._pooled = computed.pooled
+        self._pooled, self._drafts = computed.pooled, computed.drafts
         self._draw, self._device = draw, device
         self._computed: _Computed | None = computed
 
@@ -275,6 +289,8 @@ class _LaunchedStep:
         self._tables = [drawn.logprobs] if drawn is not None and drawn.logprobs is not None else []
         self._tables += [part for parts in self._scored.values() for part in parts]
         outcomes = [] if drawn is None else [drawn.outcomes]
+        if self._drafts is not None:
+            outcomes.append(self._drafts)
         vectors = [] if self._pooled is None else [self._pooled.vectors]
         self._copy = self._device.copy_to_host(
             [*outcomes, *(column for table in self._tables for column in table.columns), *vectors]
@@ -284,8 +300,9 @@ class _LaunchedStep:
         """The step's results. Rows that do not sample give no id; a row whose logits hold a NaN fails alone."""
         columns = iter(self._copy.wait())
         outcomes = [] if self._drawn is None else next(columns).tolist()
+        drafts = [] if self._drafts is None else next(columns).tolist()
         tables = (table.with_columns(columns) for table in self._tables)
-        results = self._results(outcomes, tables)
+        results = self._results(outcomes, drafts, tables)
         for index, parts in self._scored.items():
             prompt = tuple(entry for _ in parts for entry in _entries(next(tables)))
             results[index] = results[index]._replace(prompt_logprobs=prompt)
@@ -294,13 +311,16 @@ class _LaunchedStep:
                 results[index] = results[index]._replace(status=status, embedding=embedding)
         return StepResult(self._plan.step_id, tuple(results), time.monotonic() - self._started_s)
 
-    def _results(self, outcomes: Sequence[int], tables: Iterator[Logprobs]) -> list[RowResult]:
+    def _results(self, outcomes: Sequence[int], drafts: Sequence[int], tables: Iterator[Logprobs]) -> list[RowResult]:
         logprobs: dict[int, TokenLogprobs] = {}
         if self._drawn is not None and self._drawn.logprobs is not None:
             logprobs = dict(zip(self._drawn.logprob_rows, _entries(next(tables)), strict=True))
         results = [RowResult()] * len(self._plan.rows)
-        place = 0
+        place = first_draft = 0
         for index, row in enumerate(self._plan.rows):
+            if row.num_to_draft:
+                row = row._replace(draft_ids=tuple(drafts[first_draft : first_draft + row.num_to_draft]))
+                first_draft += row.num_to_draft
             if row.samples:
                 drawn = outcomes[place : place + row.num_draws]
                 results[index] = _result_of(
@@ -314,10 +334,9 @@ class _LaunchedStep:
 def _draws_of(rows: Sequence[Row]) -> Iterator[_Draw]:
     """The draws of a step, in the order of its rows."""
     for row in rows:
-        first = row.start + row.num_tokens - len(row.draft_ids)
+        first = row.start + row.num_tokens - row.num_drafts
         for number in range(row.num_draws):
-            draft_id = row.draft_ids[number] if number < len(row.draft_ids) else _NO_DRAFT
-            yield _Draw(row.slot, first + number, draft_id)
+            yield _Draw(row.slot, first + number)
 
 
 def _result_of(row: Row, drawn: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> RowResult:

@@ -7,6 +7,7 @@ step later. `Batch` holds one step's input tensors, all built from the plan's ro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,12 @@ class Slots:
         """[groups, slots, blocks]: entry i is the block of positions i * block_size .. (i + 1) * block_size. Entries
         that a group's window has left behind are stale: they may name another request's blocks."""
         self._admissions: list[Admission | None] = [None] * num_slots
+
+    def of_group(self, group: int) -> Slots:
+        """The same slots with the block tables of one cache group."""
+        shared = copy(self)
+        shared.block_tables = self.block_tables[group : group + 1]
+        return shared
 
     @property
     def num_slots(self) -> int:

@@ -1,6 +1,7 @@
 """Trains the embedded model from the text in this folder, on the CPU, with one seed: `make train`.
 
-This module owns the model's shape, the optimizer and its schedule. It writes a checkpoint completely or not at all.
+With `--draft` it trains a draft model for the embedded one, which begins as the first quarter of its layers. This
+module owns the model's shape, the optimizer and its schedule. It writes a checkpoint completely or not at all.
 """
 
 import argparse
@@ -58,6 +59,11 @@ STAGES = (
     Stage(3200, 2e-3, 1.5e-3, fall_from=0.15, first_diet=EARLY, num_first=640, diet=USUAL),
     Stage(1900, 1.2e-3, 8e-4, fall_from=0.1, first_diet=LATE, num_first=0, diet=LATE),
 )
+DRAFT_STAGES = (
+    Stage(400, 1.2e-3, 6e-4, fall_from=0.1, first_diet=USUAL, num_first=0, diet=USUAL),
+    Stage(400, 1.2e-3, 6e-4, fall_from=0.1, first_diet=USUAL, num_first=0, diet=USUAL),
+)
+NUM_DRAFT_LAYERS = 1
 
 
 def make_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
@@ -82,6 +88,14 @@ def make_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
     for name, weight in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             torch.nn.init.zeros_(weight)  # each layer starts as the identity
+    return model
+
+
+def make_draft_model() -> LlamaForCausalLM:
+    """The first layers of the embedded model between its embedding and its head."""
+    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(EMBEDDED_PATH, dtype=torch.float32).train()
+    model.model.layers = model.model.layers[:NUM_DRAFT_LAYERS]
+    model.config.num_hidden_layers = NUM_DRAFT_LAYERS
     return model
 
 
@@ -158,10 +172,14 @@ def check_template(tokenizer_dir: Path, mixture: Mixture, num_samples: int = 300
         assert served == trained, f"the template and `render` differ:\n{served}\n---\n{trained}"
 
 
-def train(folder: Path, first_stage: int, stages: Sequence[Stage], *, is_compiled: bool) -> None:
-    """Run `stages` from `first_stage` on. If that is not 0, begin with the checkpoint in `folder`."""
+def train(folder: Path, first_stage: int, stages: Sequence[Stage], *, is_draft: bool, is_compiled: bool) -> None:
+    """Run `stages` from `first_stage` on. If that is not 0, begin with the checkpoint in `folder`. A draft model has
+    the tokenizer of the embedded model."""
     torch.manual_seed(SEED)
-    if first_stage == 0:
+    if is_draft and first_stage == 0:
+        tokenizer = Tokenizer.from_file(str(EMBEDDED_PATH / "tokenizer.json"))
+        model = make_draft_model()
+    elif first_stage == 0:
         tokenizer = train_tokenizer(Mixture(SEED, held_out=False).all_texts())
         model = make_model(tokenizer)
         save(model, tokenizer, folder)
@@ -217,9 +235,8 @@ def _progress() -> Progress:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=Path, default=EMBEDDED_PATH, help="folder of the checkpoint (default: the embedded model's)"
-    )
+    parser.add_argument("--out", type=Path, help="folder of the checkpoint (default: the embedded model's)")
+    parser.add_argument("--draft", action="store_true", help="train a draft model for the embedded one; needs --out")
     parser.add_argument("--stage", type=int, default=1, help="go on from the checkpoint with this stage (default: 1)")
     parser.add_argument(
         "--max-steps", type=int, metavar="N", help="end each stage after N steps, to try the script out"
@@ -228,10 +245,14 @@ def main() -> None:
         "--no-compile", action="store_true", help="do without torch.compile, which needs a C++ compiler"
     )
     arguments = parser.parse_args()
+    if arguments.draft and arguments.out is None:
+        parser.error("--draft needs --out, the folder of the draft model")
+    planned = DRAFT_STAGES if arguments.draft else STAGES
     stages = [
-        replace(stage, num_steps=min(stage.num_steps, arguments.max_steps or stage.num_steps)) for stage in STAGES
+        replace(stage, num_steps=min(stage.num_steps, arguments.max_steps or stage.num_steps)) for stage in planned
     ]
-    train(arguments.out, arguments.stage - 1, stages, is_compiled=not arguments.no_compile)
+    out = arguments.out or EMBEDDED_PATH
+    train(out, arguments.stage - 1, stages, is_draft=arguments.draft, is_compiled=not arguments.no_compile)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,13 @@ from typing import Any, get_args
 
 from inferd.engine.api.checkpoint import CONFIG_FILES, Checkpoint, read_config, read_json
 from inferd.engine.api.config import AUTO_BLOCK_SIZE, BLOCK_SIZES, auto_step_tokens
+from inferd.engine.api.draft import read_draft
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.hub_header import without_weights
 from inferd.engine.api.locate import EMBEDDED_NAME, gguf_to_download, local_path, locate
 from inferd.engine.api.machine.cpu import Machine
-from inferd.engine.api.memory.activations import Part, Workload
+from inferd.engine.api.memory.activations import Draft, Part, Workload
 from inferd.engine.api.memory.capacity import longest_context, of_each_rank, options, plan_sequences, shortage, ways_out
 from inferd.engine.api.memory.planner import MemoryPlan, refusal
 from inferd.engine.api.memory.precision import DTYPE_BYTES, SHORT_KV, KVCache, Precision, Quantization
@@ -29,13 +30,14 @@ from inferd.engine.api.served import (
     check_quantization,
     check_ranks,
     deterministic_on,
+    draft_precision,
     kv_refusal,
     quantization_of,
     served_dtype,
     served_precisions,
     served_weights_dtype,
 )
-from inferd.engine.api.speculation import Speculative, speculative_on
+from inferd.engine.api.speculation import check_draft, check_draft_length, speculative_on
 
 _OVERHEAD = re.compile(r"(\d{1,3}(?:\.\d+)?)(?:-(\d{1,3}(?:\.\d+)?))?", re.ASCII)
 
@@ -60,7 +62,7 @@ class PlanOptions:
     tensor_parallel_size: int = 1
     """Number of ranks that share the model. The report is about each of them."""
     speculative: str = "none"
-    """Source of guessed tokens. Steps that verify them draw more tokens, whose logits take memory."""
+    """Source of guessed tokens, or a draft model. Steps that verify them draw more tokens, whose logits take memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +139,11 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     found = _read(asked)
     facts = found.facts
     check_ranks(asked.tensor_parallel_size, facts.arch)
-    precision, work = _precision(asked, facts), _workload(asked, facts, machine)
-    plan = plan_sequences(facts.arch, precision, work, asked.batch)
+    precision = _precision(asked, facts)
+    work = _workload(asked, facts, machine)
     dtype, why = served_dtype(precision.dtype, machine)
+    work = replace(work, draft=_draft(asked, facts, replace(precision, dtype=dtype), work, machine))
+    plan = plan_sequences(facts.arch, precision, work, asked.batch)
     served = replace(precision, dtype=dtype, weights_dtype=served_weights_dtype(dtype, facts, machine)[0])
     fits, verdict = _verdict(facts, served, work, machine)
     rows = _rows(found, served, work, machine)
@@ -219,9 +223,6 @@ def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Worklo
             raise ConfigError(f"{flag} must be from 1 to {limit} for this model, but got {value}")
     if asked.block_size not in BLOCK_SIZES:
         raise ConfigError(f"--block-size must be one of {BLOCK_SIZES}, but got {asked.block_size}")
-    kinds: tuple[Speculative, ...] = get_args(Speculative)
-    if asked.speculative not in kinds:
-        raise ConfigError(f"--speculative must be one of {', '.join(kinds)}, but got {asked.speculative!r}")
     kind = speculative_on(machine.device)[0] if asked.speculative == "auto" else asked.speculative
     return Workload(
         num_seqs=asked.batch,
@@ -234,6 +235,17 @@ def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Worklo
         num_ranks=asked.tensor_parallel_size,
         speculates=kind != "none",
     )
+
+
+def _draft(asked: PlanOptions, facts: ModelFacts, served: Precision, work: Workload, machine: Machine) -> Draft | None:
+    """The draft model beside a model in the precision `served`. Raises `ConfigError` if it does not suit."""
+    found = read_draft(asked.speculative, facts.path, keeps_blocks=asked.quantization == "auto")
+    if found is None:
+        return None
+    _, draft = found
+    check_draft(facts.arch, draft.arch, asked.tensor_parallel_size)
+    check_draft_length(facts.arch, draft.arch, work.max_model_len)
+    return Draft(draft.arch, draft_precision(served, asked.quantization, draft, machine))
 
 
 def _precisions(facts: ModelFacts, served: Precision, machine: Machine) -> tuple[Precision, ...]:

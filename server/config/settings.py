@@ -20,7 +20,6 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.memory.precision import KVCache
-from inferd.engine.api.speculation import Speculative
 from inferd.server.config.fields import (
     ENV_PREFIX,
     Auto,
@@ -158,10 +157,11 @@ class Settings(BaseSettings):
     max_num_batched_tokens: Annotated[int | None, Auto, Number] = setting(
         None, "Maximum number of tokens in one step.", panel=_ENGINE, ge=1
     )
-    speculative: Speculative = setting(
+    speculative: str = setting(
         "none",
-        "Guess tokens from what a request repeats of itself (ngram), and of recent answers too (suffix). Steps verify "
-        "them: they change no token. auto is suffix on a CPU, and none on a GPU.",
+        "Guess tokens from what a request repeats of itself (ngram), and of recent answers too (suffix), or let a "
+        "draft model make them too: its directory, GGUF file or Hub id. Steps verify them: they change no token. auto "
+        "is suffix on a CPU, and none on a GPU.",
         panel=_ENGINE,
     )
     standby: bool = setting(

@@ -22,6 +22,7 @@ import uvloop
 
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, resolve
+from inferd.engine.api.draft import read_draft, source_of
 from inferd.engine.api.errors import ConfigError, EngineDeadError, StartError
 from inferd.engine.api.locate import locate
 from inferd.engine.api.machine.cpu import Machine
@@ -99,6 +100,7 @@ def read_model(settings: Settings) -> StartupReport:
     keeps_blocks = settings.quantization == "auto"
     checkpoint = Checkpoint.read(locate(settings.model, settings.revision), keeps_blocks=keeps_blocks)
     facts = ModelFacts.of(checkpoint)
+    draft = read_draft(settings.speculative, checkpoint.path, keeps_blocks=keeps_blocks)
     asked = EngineConfig(
         model_path=str(checkpoint.path),
         dtype=settings.dtype,
@@ -117,9 +119,10 @@ def read_model(settings: Settings) -> StartupReport:
         num_threads=settings.num_threads,
         tensor_parallel_size=settings.tensor_parallel_size,
         standby=settings.standby,
-        speculative=settings.speculative,
+        speculative=source_of(settings.speculative),
+        draft=None if draft is None else draft[0],
     )
-    config, memory, decisions = resolve(asked, facts, machine)
+    config, memory, decisions = resolve(asked, facts, machine, None if draft is None else draft[1])
     for decision in decisions:
         is_cut = decision.field == "max_model_len" and config.max_model_len != facts.arch.max_positions
         is_changed = decision.field == "deterministic" and decision.asked is not None

@@ -33,7 +33,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine.cache": ("inferd.engine.request", "inferd.engine.arch.paging"),
     "engine.sched": (
         "inferd.engine.request", "inferd.engine.cache", "inferd.engine.api.wire.params",
-        "inferd.engine.speculation.ports",
+        "inferd.engine.speculation.ports", "inferd.engine.api.speculation",
     ),
     "engine.speculation.ports": ("inferd.engine.request", "inferd.engine.grammar.ports"),
     "engine.speculation": ("inferd.engine.request", "inferd.engine.grammar.ports", "inferd.engine.api"),

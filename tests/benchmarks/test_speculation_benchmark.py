@@ -12,7 +12,7 @@ from benchmarks.speculation import Pair, Run, bodies_of, compare, plot
 from benchmarks.speculation_prompts import requests
 from inferd.server.commands.bench.report import Drafts
 
-ASKED = Namespace(rounds=2, tokens=50)
+ASKED = Namespace(rounds=2, tokens=50, temperature=0)
 
 
 def run(answers: tuple[str, ...] = ("a", "b"), seconds: float = 2.0, num_steps: int = 100, drafted: int = 0) -> Run:
@@ -21,7 +21,7 @@ def run(answers: tuple[str, ...] = ("a", "b"), seconds: float = 2.0, num_steps: 
 
 @pytest.mark.parametrize("num_clients", [1, 8, 32])
 def test_no_prompt_comes_twice_under_one_salt(num_clients: int) -> None:
-    for name, load in requests().items():
+    for name, load in (*requests().items(), *requests("tiny").items()):
         bodies = bodies_of(load, ASKED, num_clients, name)
         assert len(bodies) >= 2 * num_clients, "clients without work"
         assert len({(str(body["messages"]), body["cache_salt"]) for body in bodies}) == len(bodies)

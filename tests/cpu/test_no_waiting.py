@@ -16,6 +16,7 @@ from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.device import CpuDevice
+from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
@@ -45,13 +46,15 @@ ASKED = {
 
 def runner(device: CpuDevice) -> Runner:
     decoder = random_decoder(CASE, torch.float32)
-    kv = KVPool.allocate(decoder.arch, 16, BLOCK, torch.float32, device)
-    return Runner(decoder, kv, Slots(4, MAX_LEN, BLOCK, device), Sampler(4, VOCAB, "cpu"), device)
+    kv, draft_kv = (KVPool.allocate(decoder.arch, 16, BLOCK, torch.float32, device) for _ in range(2))
+    slots, sampler = Slots(4, MAX_LEN, BLOCK, device), Sampler(4, VOCAB, "cpu")
+    draft_model = DraftModel(decoder, draft_kv, slots.of_group(0), sampler, device, max_step_tokens=16, max_draws=7)
+    return Runner(decoder, kv, slots, sampler, device, draft_model=draft_model)
 
 
 def plans(params: SamplingParams) -> list[StepPlan]:
-    """Two prompts, one of them in chunks, then decodes of both, the last with drafts; one recording serves the first
-    two of them."""
+    """Two prompts, one of them in chunks, then decodes of both. One recording serves the first two of them. The others
+    have drafts, the last two of a draft model, which has a prompt to compute, and then a token."""
     admissions = tuple(Admission(slot, f"r{slot}", tuple(range(1, 21)), 20, params) for slot in range(2))
     tables = tuple(TableUpdate(slot, 0, 0, (2 * slot, 2 * slot + 1)) for slot in range(2))
     return [
@@ -60,6 +63,8 @@ def plans(params: SamplingParams) -> list[StepPlan]:
         StepPlan(2, (), (), (Row(0, 21, 1, True), Row(1, 20, 1, True))),
         StepPlan(3, (), (), (Row(1, 21, 1, True), Row(0, 22, 1, True))),
         StepPlan(4, (), (), (Row(1, 22, 1, True), Row(0, 23, 4, True, (4, 5, 7)))),
+        StepPlan(5, (), (), (Row(1, 23, 4, True, num_to_draft=3), Row(0, 24, 1, True))),
+        StepPlan(6, (), (), (Row(1, 24, 3, True, num_to_draft=2, draft_start=23),)),
     ]
 
 
@@ -88,7 +93,7 @@ def test_recording_and_replaying_wait_for_nothing(name: str, kernels: str) -> No
         pytest.skip("plain PyTorch is not recorded")
     device = CapturingDevice()
     check(runner(device), ASKED[name])
-    assert (device.events.count("record"), device.events.count("replay")) == (6, 4)
+    assert (device.events.count("record"), device.events.count("replay")) == (6 + 4, 4 + 1 + 3 + 1 + 2)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, RowStatus, StepPlan, StepResult, TableUpdate
 from inferd.engine.worker import graphs, mixed_graphs
 from inferd.engine.worker.device import CpuDevice
+from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
@@ -190,6 +191,63 @@ def test_a_replayed_step_with_drafts_is_the_step(kinds: Sequence[Mapping[str, An
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(recorded.state(), called.state(), strict=True))
         num_recorded += plan.has_drafts and device.events.count("replay") > num_before
     assert num_recorded > 40
+
+
+class DraftModelCompany(Company):
+    """Half of the decodes have drafts of the draft model, and go on behind their first token."""
+
+    draft_starts: dict[int, int]
+
+    def _admission(self, slot: int) -> Admission:
+        self.draft_starts[slot] = 0
+        return super()._admission(slot)
+
+    def _rows(self) -> Iterator[Row]:
+        for row in super()._rows():
+            most = min(3, MAX_LEN - row.start - 2)
+            if row.num_tokens > 1 or not row.samples or most < 1 or self.random.random() < 0.5:
+                yield row
+                continue
+            count, draft_start = self.random.randrange(1, most + 1), self.draft_starts[row.slot]
+            yield row._replace(num_tokens=1 + count, num_to_draft=count, draft_start=draft_start)
+            # Often the last token was drafted too, and is behind by one.
+            self.draft_starts[row.slot] = row.start + self.random.randrange(2)
+
+
+def with_draft_model(engine: Engine, device: CpuDevice) -> tuple[Engine, KVPool]:
+    decoder = random_decoder(CAPPED, torch.bfloat16)
+    kv = KVPool.allocate(decoder.arch, engine.num_blocks, BLOCK, torch.bfloat16, device)
+    kv.data.zero_()
+    runner = engine.runner
+    runner._draft_model = DraftModel(
+        decoder, kv, engine.slots.of_group(0), runner._sampler, device, max_step_tokens=5, max_draws=7
+    )
+    return engine, kv
+
+
+def test_replayed_passes_of_a_draft_model_are_its_passes() -> None:
+    """Its KV too, whether it is behind by a token, by a few, or by a whole prompt."""
+    device = CapturingDevice()
+    recorded, kv = with_draft_model(Engine(WINDOWED, device), device)
+    called, called_kv = with_draft_model(by_calls(WINDOWED), CpuDevice(1))
+    called_graphs = called.runner._draft_model._graphs  # type: ignore[union-attr]
+    called_graphs._recordings._sizes = ()
+    company = DraftModelCompany(called.num_groups, PLAIN + SPECIAL, Random(4))
+    company.draft_starts = {}
+    num_drafted = 0
+    for plan in company.plans(150):
+        assert recorded.runner.execute(plan).rows == called.runner.execute(plan).rows
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(recorded.state(), called.state(), strict=True))
+        assert torch.equal(kv.data[:, : called.num_blocks].view(torch.uint8), called_kv.data.view(torch.uint8))
+        num_drafted += plan.has_drafts
+    assert num_drafted > 60
+    assert device.events.count("replay") > 150
+
+
+def test_a_token_that_a_pass_writes_behind_a_known_one_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DraftModel, "_restore", lambda self, tokens, last, known: None)
+    with pytest.raises(AssertionError):
+        test_replayed_passes_of_a_draft_model_are_its_passes()
 
 
 def test_rules_with_drafts_in_one_replay_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,28 @@ def test_guesses_change_no_answer_and_save_steps(answers: tuple[list[Answer], li
     assert gaps + count(daemon, "inferd_time_to_first_token_seconds_count") == num_tokens
 
 
+def test_a_draft_model_changes_no_answer_and_saves_steps(start: Callable[..., Daemon]) -> None:
+    """The embedded model drafts for itself, so that all drafts are right, at a temperature too."""
+    asked: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 1.0, "seed": 4, "top_p": 0.8},
+    ]
+    answers = []
+    for flags in ((), ("--speculative", "tiny")):
+        daemon = start(*flags)
+        bodies = [{"model": "tiny", "prompt": "Once", "max_tokens": 60, "ignore_eos": True, **one} for one in asked]
+        found = [httpx.post(daemon.url + "/v1/completions", json=body, timeout=60).json() for body in bodies]
+        answers.append([(answer["choices"], answer["usage"]) for answer in found])
+    assert answers[0] == answers[1]
+    state = daemon.get("/state").json()
+    assert state["engine"]["speculative"] == "draft model tiny"
+    assert state["speculation"]["draft_tokens"] >= 30
+    num_tokens = count(daemon, "inferd_generation_tokens_total")
+    assert num_tokens - count(daemon, "inferd_engine_steps_total") > 20
+    assert "speculative: draft model tiny" in daemon.output
+
+
 def test_a_request_says_what_was_guessed_for_it(start: Callable[..., Daemon]) -> None:
     daemon = start("--speculative", "ngram", program=free_model(STEP_MS))
     body = {"model": "tiny", "prompt": free_answer(NUM_PROMPT, NUM_PROMPT), "ignore_eos": True, "include_metrics": True}

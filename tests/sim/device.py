@@ -1,14 +1,16 @@
 """A strict device: it does what a worker does with a plan, on token ids instead of tensors.
 
 Each row writes its own positions. It then reads back, through the slot's block tables, what each group sees of the
-context, as attention would (`cells`). Rejected drafts stay written until the next row overwrites them. Knows no
-scheduler and no cache.
+context, as attention would (`cells`). Rejected drafts stay written until the next row overwrites them. A draft model
+has cells of its own, in the blocks of the first group, and checks that it reads the sequence there. Knows no scheduler
+and no cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 from inferd.engine.sched.plan import (
     NO_MASKS,
@@ -25,7 +27,7 @@ from inferd.engine.sched.plan import (
 from inferd.engine.speculation.ports import MOST_DRAFTS
 from tests.sim.cells import Cells, SimulationError, Tokens
 from tests.sim.grammar import NUM_WORDS, allowed_by
-from tests.sim.oracle import VOCAB_SIZE, Views, Windows, logprob_of, next_token, vector_of
+from tests.sim.oracle import VOCAB_SIZE, Views, Windows, logprob_of, next_token, vector_of, views_of
 
 _ANY = range(VOCAB_SIZE)
 _Logprobs = tuple[TokenLogprobs, ...]
@@ -83,7 +85,7 @@ class SimulatedDevice:
         `token_s`: seconds that each token adds to a step."""
         self._block_size, self._token_s = block_size, token_s
         self._max_step_tokens, self._max_model_len, self._max_draws = max_step_tokens, max_model_len, max_draws
-        self._cells = Cells(num_blocks, block_size, windows)
+        self._cells, self._draft_cells = Cells(num_blocks, block_size, windows), Cells(num_blocks, block_size, (None,))
         self._windows = windows
         self._slots = [_Slot(tables=[[] for _ in windows], num_entries=[0] * len(windows)) for _ in range(num_slots)]
         self._is_lazy = is_lazy
@@ -158,7 +160,9 @@ class SimulatedDevice:
 
     def poison(self, block_ids: Iterable[int], slots: Iterable[int]) -> None:
         """Poison blocks and slots that, according to the host, no launched step touches any more."""
-        self._cells.poison(block_ids)
+        for block_id in block_ids:
+            self._cells.poison((block_id,))
+            self._draft_cells.poison((block_id,))
         for slot in slots:
             self._slots[slot].admission = None
             self._slots[slot].ids = []
@@ -171,12 +175,14 @@ class SimulatedDevice:
         """Drafts follow an id that the host knows, and nothing is launched behind them before they are verified. So a
         request with drafts has no other row whose result was not taken."""
         launched = [row for each in self._untaken.values() for row in each.rows]
-        drafting = {row.slot for row in (*launched, *plan.rows) if row.draft_ids}
+        drafting = {row.slot for row in (*launched, *plan.rows) if row.num_drafts}
         for row in plan.rows:
             if row.slot in drafting and any(other.slot == row.slot for other in launched):
                 raise SimulationError(f"slot {row.slot} has drafts beside a row whose result is not known")
-            if row.draft_ids and not (row.samples and row.num_tokens == 1 + len(row.draft_ids) <= 1 + MOST_DRAFTS):
-                raise SimulationError(f"{len(row.draft_ids)} drafts in a row of {row.num_tokens} tokens")
+            if row.num_drafts and not (row.samples and row.num_tokens == 1 + row.num_drafts <= 1 + MOST_DRAFTS):
+                raise SimulationError(f"{row.num_drafts} drafts in a row of {row.num_tokens} tokens")
+            if row.draft_ids and row.num_to_draft:
+                raise SimulationError("a row has guesses and drafts of the draft model")
         num_draws = sum(row.num_draws for row in plan.rows)
         if plan.has_drafts and num_draws > self._max_draws:
             raise SimulationError(f"a step with drafts draws {num_draws} tokens, at most {self._max_draws}")
@@ -229,6 +235,8 @@ class SimulatedDevice:
         slot.num_entries[update.group] = end
         if slot.num_written is not None:
             self._cells.poison(update.block_ids)
+            if update.group == 0:
+                self._draft_cells.poison(update.block_ids)
 
     def _run_row(self, row: Row, allowed: Sequence[Sequence[int]]) -> RowResult:
         """`allowed`: tokens that may be drawn, for each of the row's draws."""
@@ -236,7 +244,7 @@ class SimulatedDevice:
         admission = slot.admission
         if admission is None:
             raise SimulationError(f"a row runs on slot {row.slot}, which nobody has")
-        first, end = row.start + row.num_tokens - len(row.draft_ids), row.start + row.num_tokens
+        first, end = row.start + row.num_tokens - row.num_drafts, row.start + row.num_tokens
         if first > len(slot.ids):
             raise SimulationError(f"{admission.request_id}: a row up to {first} where {len(slot.ids)} tokens exist")
         if row.samples and first != len(slot.ids):
@@ -245,8 +253,11 @@ class SimulatedDevice:
             raise SimulationError(f"{admission.request_id}: draws behind {end} tokens")
         if slot.num_written is None:
             self._cells.wipe(slot.tables, slot.num_entries, row.start)
+            self._draft_cells.wipe(slot.tables[:1], slot.num_entries[:1], row.start)
         elif row.start != slot.num_written:
             raise SimulationError(f"{admission.request_id}: a row at {row.start} where {slot.num_written} are written")
+        if row.num_to_draft:
+            row = row._replace(draft_ids=self._make_drafts(slot, admission, row))
         slot.ids += row.draft_ids
         num_finite = self._num_finite(slot, row)
         is_nan = slot.is_broken or num_finite < min(row.num_draws, 1)
@@ -266,10 +277,27 @@ class SimulatedDevice:
         slot.num_written = len(slot.ids) - 1
         return result._replace(prompt_logprobs=prompt_logprobs)
 
+    def _make_drafts(self, slot: _Slot, admission: Admission, row: Row) -> tuple[int, ...]:
+        """Drafts of the draft model, which are right, wrong, or wrong in part."""
+        name, seed = admission.request_id, admission.params.seed
+        if admission.params.grammar or not 0 <= row.draft_start <= row.start:
+            raise SimulationError(f"{name}: drafts from {row.draft_start} on, at {row.start}")
+        rng, ids = Random(f"draft {name} {len(slot.ids)}"), list(slot.ids)
+        wrong = rng.choice((0.0, 0.0, 0.0, 0.3, 1.0))
+        for _ in range(row.num_to_draft):
+            is_wrong = rng.random() < wrong
+            ids.append(rng.choice(_ANY) if is_wrong else next_token(views_of(tuple(ids), self._windows), seed))
+        end = row.start + row.num_to_draft
+        self._draft_cells.write(slot.tables[:1], ids, row.draft_start, end, end)
+        (read,) = self._draft_cells.read(slot.tables[:1], ids, row.start, end, f"draft of {name}")
+        if [read[position] for position in range(end)] != ids[:end]:
+            raise SimulationError(f"{name}: the draft model reads {read}, not {ids[:end]}")
+        return tuple(ids[len(slot.ids) :])
+
     def _num_finite(self, slot: _Slot, row: Row) -> int:
         """Number of draws of a row before the one whose logits are NaN."""
         assert slot.admission is not None
-        first = row.start + row.num_tokens - len(row.draft_ids)
+        first = row.start + row.num_tokens - row.num_drafts
         nan_position = self._nan_positions.get(slot.admission.request_id)
         if nan_position is None or not first <= nan_position < first + row.num_draws:
             return row.num_draws

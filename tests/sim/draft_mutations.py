@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
+from typing import Any
 
 from inferd.engine.request import Request
 from inferd.engine.sched import drafting as drafting_module
@@ -51,7 +53,7 @@ def window_moves_on_for_rejected_drafts(patch: Patch) -> None:
 
     def early(self: Scheduler, entry: Entry, row: Row, result: RowResult) -> None:
         apply_row(self, entry, row, result)
-        if row.draft_ids and entry.table.capacity:
+        if row.num_drafts and entry.table.capacity:
             for group in entry.table._windowed:
                 for block_id in group.take_dead(row.start + row.num_tokens, entry.table._cache.block_size):
                     entry.table._cache.pool.release(block_id)
@@ -67,7 +69,7 @@ def blocks_behind_the_accepted_drafts_are_given_back(patch: Patch) -> None:
     def trim(self: Scheduler, entry: Entry, row: Row, result: RowResult) -> None:
         apply_row(self, entry, row, result)
         cache, num_kept = entry.table._cache, entry.request.computed // entry.table._cache.block_size
-        if len(result.token_ids) <= len(row.draft_ids) and entry.table.capacity and num_kept:
+        if len(result.token_ids) <= row.num_drafts and entry.table.capacity and num_kept:
             for group in entry.table._groups:
                 for block_id in group.blocks[max(num_kept, group.first) :]:
                     cache.pool.release(block_id)
@@ -85,7 +87,7 @@ def shared_blocks_are_given_back_with_rejected_drafts(patch: Patch) -> None:
     def loose(self: Scheduler, entry: Entry, row: Row, result: RowResult) -> None:
         apply_row(self, entry, row, result)
         pool = entry.table._cache.pool
-        if len(result.token_ids) <= len(row.draft_ids):
+        if len(result.token_ids) <= row.num_drafts:
             shared = [block_id for block_id in entry.table._groups[0].held if pool._num_refs[block_id] > 1]
             if shared:
                 pool.release(shared[0])
@@ -110,9 +112,9 @@ def blocks_of_drafts_are_sent_for_the_next_entry(patch: Patch) -> None:
     """Off by one: the table of the worker has a hole before the blocks that drafts took."""
     add_drafts = PlanBuilder.add_drafts
 
-    def shifted(self: PlanBuilder, index: int, draft_ids: tuple[int, ...]) -> None:
+    def shifted(self: PlanBuilder, index: int, draft_ids: tuple[int, ...] | None, num_drafts: int) -> None:
         num_before = len(self.updates)
-        add_drafts(self, index, draft_ids)
+        add_drafts(self, index, draft_ids, num_drafts)
         self.updates[num_before:] = [update._replace(first=update.first + 1) for update in self.updates[num_before:]]
 
     patch.setattr(PlanBuilder, "add_drafts", shifted)
@@ -160,7 +162,13 @@ def drafts_are_no_draws(patch: Patch) -> None:
 @plant
 def guesses_are_not_cut(patch: Patch) -> None:
     """A row carries more drafts than kernels have forms for, and than the context has places."""
-    patch.setattr(Drafting, "_guess", lambda self, entry, num_more: self._guesser.guess(entry.request))
+    candidate_of = Drafting._candidate
+
+    def uncut(self: Drafting, row: int, context: int, entry: Entry, costs: Any, num_drawn: int) -> Any:
+        guess = self._guesser.guess(entry.request)
+        return candidate_of(self, row, context, entry, costs, num_drawn)._replace(ids=guess.ids, odds=guess.odds)
+
+    patch.setattr(Drafting, "_candidate", uncut)
 
 
 @plant
@@ -177,3 +185,56 @@ def rejected_drafts_are_charged(patch: Patch) -> None:
         entry.num_charged = max(entry.num_charged, row.start + 1 + row.num_draws)
 
     patch.setattr(Shares, "charge_accepted", charge)
+
+
+# -- the draft model --------------------------------------------------------------------------------------------------
+
+
+@plant
+def draft_model_keeps_rejected_drafts(patch: Patch) -> None:
+    """Its KV of rejected drafts counts as that of the tokens that were drawn instead."""
+    apply_row = Scheduler._apply_row
+
+    def keep(self: Scheduler, entry: Entry, row: Row, result: RowResult) -> None:
+        apply_row(self, entry, row, result)
+        if row.num_to_draft and entry.slot >= 0:
+            entry.draft_start = row.start + row.num_to_draft
+
+    patch.setattr(Scheduler, "_apply_row", keep)
+
+
+@plant
+def draft_model_lacks_the_last_accepted_draft(patch: Patch) -> None:
+    """Off by one: the last draft of a row that was accepted as a whole counts as computed."""
+    apply_row = Scheduler._apply_row
+
+    def late(self: Scheduler, entry: Entry, row: Row, result: RowResult) -> None:
+        apply_row(self, entry, row, result)
+        if row.num_to_draft and entry.slot >= 0:
+            entry.draft_start = entry.request.computed
+
+    patch.setattr(Scheduler, "_apply_row", late)
+
+
+def _start_drafting_at(patch: Patch, first: Callable[[Entry, int], int]) -> None:
+    """`first`: from the entry and its position before it began."""
+    begin = Scheduler._start
+
+    def wrong(self: Scheduler, entry: Entry, *rest: Any) -> None:
+        before = entry.draft_start
+        begin(self, entry, *rest)
+        entry.draft_start = first(entry, before)
+
+    patch.setattr(Scheduler, "_start", wrong)
+
+
+@plant
+def prefix_hits_count_as_computed_by_the_draft_model(patch: Patch) -> None:
+    """Cached blocks hold nothing of the draft model unless a request drafted in them."""
+    _start_drafting_at(patch, lambda entry, before: entry.request.cached)
+
+
+@plant
+def draft_model_remembers_blocks_given_back(patch: Patch) -> None:
+    """A preempted request comes back to other blocks."""
+    _start_drafting_at(patch, lambda entry, before: before)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inferd.engine.api.process.flight_recorder import NO_RECORDER, Recorder
 from inferd.engine.cache.prefix import blake2b_block
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
+from inferd.engine.sched.latency.step_time import UNKNOWN, Coefficients
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import StepPlan
 from inferd.engine.sched.scheduler import Scheduler
@@ -18,6 +19,9 @@ from tests.sim.grammar import SimulatedGrammars
 from tests.sim.guesses import ScriptedGuesses
 from tests.sim.oracle import VOCAB_SIZE
 from tests.sim.scenario import CHUNK_SPLIT, TOKEN_S, Limits, Scenario
+
+_DRAFTED = Coefficients(1e-3, 1e-5, 1e-8, 1e-10, 1e-5, 1e-6)
+"""First costs of steps with drafts of the draft model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,9 @@ def make_engine(
         hash_block=_hash_of(limits),
     )
     guesses = _guesses_of(scenario)
-    scheduler = Scheduler(config, cache, guesser=guesses)
+    has_draft_model = scenario.speculation is not None and scenario.speculation.has_draft_model
+    seed = replace(UNKNOWN, drafted=_DRAFTED) if has_draft_model else UNKNOWN
+    scheduler = Scheduler(config, cache, seed, guesses)
     device = SimulatedDevice(
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
@@ -104,7 +110,8 @@ def _guesses_of(scenario: Scenario) -> ScriptedGuesses | Guesses | None:
     if scenario.speculation is None:
         return None
     if scenario.speculation.is_scripted:
-        return ScriptedGuesses(scenario.seed, scenario.limits.windows)
+        is_rare = scenario.speculation.has_draft_model
+        return ScriptedGuesses(scenario.seed, scenario.limits.windows, is_rare=is_rare)
     return Guesses(looks_at_answers=True)
 
 

@@ -25,8 +25,9 @@ _CLAIMED = (0.99, 0.99, 0.9, 0.6)
 class ScriptedGuesses:
     """The guesses of one engine. A guess depends on the seed, the request and its known ids alone."""
 
-    def __init__(self, seed: int, windows: Windows) -> None:
-        self._seed, self._windows = seed, windows
+    def __init__(self, seed: int, windows: Windows, *, is_rare: bool) -> None:
+        """`is_rare`: whether mostly nothing is guessed, which leaves the rows to a draft model."""
+        self._seed, self._windows, self._is_rare = seed, windows, is_rare
         self.asked: Callable[[], None] = lambda: None
         """Called before each guess."""
         self._grammars: dict[Request, SimulatedGrammar | None] = {}
@@ -56,6 +57,8 @@ class ScriptedGuesses:
     def _make(self, request: Request) -> Guess:
         rng = Random(f"guess {self._seed} {request.request_id} {len(request.ids)}")
         wrong, claimed = rng.choice(_WRONG), rng.choice(_CLAIMED)
+        if self._is_rare and rng.random() < 0.8:
+            return NO_GUESS
         grammar = self._grammars[request]
         ahead = None if grammar is None else grammar.copy()
         ids = list(request.ids)

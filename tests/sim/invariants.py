@@ -111,7 +111,7 @@ class Invariants:
         scheduler = self._engine.scheduler
         for row, entry in zip(plan.rows, scheduler._launched[-1][1], strict=True):
             name = entry.request.request_id
-            if row.draft_ids:
+            if row.num_drafts:
                 assert entry.state is State.RUNNING, f"{name} was preempted, and verifies drafts"
                 assert scheduler._suspects._current is not entry, f"{name} is a suspect, and verifies drafts"
         if plan.has_drafts and isinstance(self._engine.guesses, ScriptedGuesses):
@@ -141,10 +141,10 @@ class Invariants:
         decodes = [
             entry.request
             for row, entry in zip(plan.rows, entries, strict=True)
-            if row.num_tokens == 1 + len(row.draft_ids) and row.samples and row.slot not in admitted
+            if row.num_tokens == 1 + row.num_drafts and row.samples and row.slot not in admitted
         ]
         targets = [target_s for request in decodes if (target_s := request.scheduling.tpot_target_s) is not None]
-        chunks = [row for row in plan.rows if row.num_tokens > 1 and not row.draft_ids]
+        chunks = [row for row in plan.rows if row.num_tokens > 1 and not row.num_drafts]
         costs = self._engine.scheduler.latency.model.chunked
         left_s = 2 * min(targets, default=inf) - costs.predict(StepLoad(len(decodes), 0, 0))
         self._check_time_of_drafts(plan, left_s - sum(chunk_s(costs, row.start, row.num_tokens) for row in chunks))
@@ -165,7 +165,7 @@ class Invariants:
         drafts_s = [
             costs.token_s + costs.context_s * (row.start + number)
             for row in plan.rows
-            for number in range(1, 1 + len(row.draft_ids))
+            for number in range(1, 1 + row.num_drafts)
         ]
         assert sum(drafts_s) <= max(left_s, 0.0) * (1 + 1e-9) + 1e-12, f"drafts of {sum(drafts_s)} s, {left_s} s left"
 
@@ -173,8 +173,8 @@ class Invariants:
         """A begun prompt, with blocks for more and room in the step, waits at most `STARVED_STEPS` steps."""
         running = self._engine.scheduler._running
         prompts = {entry.slot for entry in running if entry.request.num_pending > 1}
-        num_drafts = sum(len(row.draft_ids) for row in plan.rows)
-        is_computed = any(row.num_tokens > 1 + len(row.draft_ids) or row.slot in prompts for row in plan.rows)
+        num_drafts = sum(row.num_drafts for row in plan.rows)
+        is_computed = any(row.num_tokens > 1 + row.num_drafts or row.slot in prompts for row in plan.rows)
         is_held = plan.num_tokens - num_drafts + 2 <= self._limits.max_num_batched_tokens and any(
             entry.request.num_pending > 1 and entry.table.capacity >= entry.request.scheduled + 2 for entry in running
         )

@@ -58,6 +58,7 @@ class Speculation:
     """Whether the simulation guesses, which knows the model. If not, the product does."""
     token_s: float
     """Seconds that a token adds to a step."""
+    has_draft_model: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +99,11 @@ def make_scenario(seed: int) -> Scenario:
         duplicates=_ticks(rng, last_tick, 0.2, 3),
         is_lazy=rng.random() < 0.5,
         is_flood=is_flood,
-        speculation=_speculation(seed),
+        speculation=_speculation(seed, limits.windows),
     )
 
 
-def _speculation(seed: int) -> Speculation | None:
+def _speculation(seed: int, windows: Windows) -> Speculation | None:
     """Guesses in half of the scenarios, from a random source of their own."""
     rng = Random(f"speculation {seed}")
     if rng.random() < 0.5:
@@ -111,6 +112,8 @@ def _speculation(seed: int) -> Speculation | None:
         max_draws=rng.choice((2, 3, 5, 16, 32, 32)),
         is_scripted=rng.random() < 0.9,
         token_s=rng.choice((TOKEN_S, TOKEN_S / 20, TOKEN_S / 20)),
+        # It uses the blocks of a group that sees everything.
+        has_draft_model=rng.random() < 0.6 and windows[0] is None,
     )
 
 

@@ -67,8 +67,10 @@ def test_the_seeds_verify_drafts_in_every_situation(monkeypatch: pytest.MonkeyPa
     apply_row = Scheduler._apply_row
 
     def noted(self: Scheduler, entry: Entry, row: Row, result: RowResult) -> None:
-        if row.draft_ids:
-            num_accepted, num_drafts = len(result.token_ids) - 1, len(row.draft_ids)
+        if row.num_drafts:
+            num_accepted, num_drafts = len(result.token_ids) - 1, row.num_drafts
+            seen["draft model"] += row.num_to_draft > 0
+            seen["behind"] += row.num_to_draft > 0 and row.start - row.draft_start > 1
             seen["all" if num_accepted == num_drafts else "some" if num_accepted else "none"] += 1
             size = self.cache.block_size
             seen["new block"] += row.start // size != (row.start + row.num_tokens - 1) // size
@@ -86,7 +88,7 @@ def test_the_seeds_verify_drafts_in_every_situation(monkeypatch: pytest.MonkeyPa
         run_with_drafts(seed)
 
     rare = {what: seen[what] for what in seen if seen[what] < 5}
-    assert len(seen) == 11 and not rare, rare
+    assert len(seen) == 13 and not rare, rare
 
 
 def run_all(which: str, seeds: Iterable[int]) -> None:

@@ -197,3 +197,28 @@ def test_a_timed_step_has_no_drafts_that_would_make_it_late() -> None:
     given.guesses["a"] = sure(*range(10, 26))
     num_drafts = len(planned(scheduler).rows[0].draft_ids)
     assert 0 < num_drafts <= 5, "a step takes 10.5 ms and 0.5 for each draft"
+
+
+@pytest.mark.parametrize(("num_slow", "num_without"), [(7, 0), (8, 1)])
+def test_slow_waits_stop_drafts_for_a_while_and_not_for_ever(num_slow: int, num_without: int) -> None:
+    """Half of the newest waits have to be slow. Without drafts nothing is measured, so what was measured fades."""
+    given = Given({"a": sure(*range(10, 26))})
+    scheduler = make(given)
+    request = start(scheduler, "a")
+    finish(scheduler, planned(scheduler))
+    drafting = scheduler._drafting
+    assert drafting is not None
+    for _ in range(15 - num_slow):
+        drafting.waited(1e-3)
+    for _ in range(num_slow):
+        drafting.waited(1.0)
+    num_steps = 0
+    while not (plan := planned(scheduler)).has_drafts:
+        num_steps += 1
+        finish(scheduler, plan)
+        if request.is_complete:
+            scheduler.finish(request)
+            request = start(scheduler, "a")
+            finish(scheduler, planned(scheduler))
+        assert num_steps < 5_000
+    assert (num_steps > 100) == bool(num_without)

@@ -21,6 +21,7 @@ from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
 from inferd.engine.api.memory.precision import KV_FORMATS
+from inferd.engine.api.speculation import check_draft_length
 from inferd.server.commands.plan import PlanOptions, PlanReport, build, to_json
 from inferd.server.commands.plan_table import show
 
@@ -78,8 +79,84 @@ def test_guessed_tokens_have_logits(mistral: str, batch: int, num_rows: int) -> 
     assert (guessing.plan.working_bytes > plain.plan.working_bytes) == (num_rows > batch)
     assert [to_json(one)["speculates"] for one in (plain, guessing)] == [False, True]
     assert to_json(report(mistral, speculative="auto"))["speculates"], "auto is suffix on a processor"
-    with pytest.raises(ConfigError, match="--speculative must be one of none, ngram, suffix, auto, but got 'always'"):
+    with pytest.raises(ConfigError, match=r"--speculative must be one of none, .*, or a draft model.* got 'always'"):
         report(mistral, speculative="always")
+
+
+def draft_beside(folder: Path, **changes: Any) -> str:
+    """A draft model with weights, in a folder of its own."""
+    folder.mkdir()
+    for path in EMBEDDED_PATH.iterdir():
+        shutil.copy(path, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return str(folder)
+
+
+def test_a_draft_model_is_part_of_the_plan(tmp_path: Path) -> None:
+    draft = draft_beside(tmp_path / "draft")
+    alone, drafted = (report("tiny", context=512, batch=3, speculative=asked) for asked in ("suffix", draft))
+    assert drafted.plan.weights_bytes == 2 * alone.plan.weights_bytes, "it is a copy of the model"
+    assert drafted.plan.kv_bytes == 2 * alone.plan.kv_bytes
+    assert drafted.plan.working_bytes == alone.plan.working_bytes + 512 * 64 * 4, "a rotary table"
+    for part in alone.plan.weights:
+        assert {part.name: part.formula, f"draft {part.name}": part.formula}.items() <= {
+            part.name: part.formula for part in drafted.plan.weights
+        }.items()
+    assert "draft attention" in shown(drafted) and to_json(drafted)["speculates"]
+    quantized = report("tiny", context=512, quantization="int8", speculative=draft)
+    sizes = {part.name: part.num_bytes for part in quantized.plan.weights}
+    assert sizes["draft MLP"] == sizes["MLP"], "it is quantized as was asked for the model"
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_by_name(mistral: str, tmp_path: Path) -> None:
+    draft = draft_beside(tmp_path / "draft")
+    with pytest.raises(ConfigError, match="vocabulary of the served model, 32000 tokens, but has 3072; give"):
+        report(mistral, speculative=draft)
+    tokens = json.loads((Path(draft) / "tokenizer.json").read_text())
+    vocabulary = tokens["model"]["vocab"]
+    first, second = sorted(vocabulary)[500:502]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (Path(draft) / "tokenizer.json").write_text(json.dumps(tokens))
+    message = f"{first!r} is token {vocabulary[second]} of the served model and token {vocabulary[first]} of the draft"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        report("tiny", speculative=draft)
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes", "message"),
+    [
+        ({"tensor_parallel_size": 2}, {}, "runs in one process, but tensor_parallel_size is 2; give --tensor"),
+        ({}, {"max_position_embeddings": 100}, "at least max_model_len positions, 512, but has 100; give --max-model"),
+        ({}, {"architectures": ["RwkvForCausalLM"]}, "RwkvForCausalLM"),
+        (
+            {},
+            {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64},
+            "no layer of the draft model sees more than 64 positions, .* is 512; give --max-model-len 64",
+        ),
+    ],
+)
+def test_a_draft_model_that_does_not_suit_is_refused(
+    asked: dict[str, Any], changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    draft = draft_beside(tmp_path / "draft", **changes)
+    with pytest.raises((ConfigError, ModelError), match=message):
+        report("tiny", context=512, speculative=draft, **asked)
+
+
+def test_layers_of_a_draft_model_see_the_same_positions() -> None:
+    arch = report("tiny").facts.arch
+    check_draft_length(arch, arch, 512)
+    with pytest.raises(ConfigError, match="all layers of the draft model must see the same positions, but some have"):
+        check_draft_length(arch, replace(arch, windows=(None, 64, None, 64)), 512)
+
+
+def test_a_served_model_must_see_all_positions(tmp_path: Path) -> None:
+    changes = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64}
+    served, draft = draft_beside(tmp_path / "served", **changes), draft_beside(tmp_path / "draft")
+    with pytest.raises(ConfigError, match="no layer of the served model sees more than 64 positions"):
+        report(served, context=512, speculative=draft)
+    assert report(served, context=64, speculative=draft).plan.weights_bytes
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

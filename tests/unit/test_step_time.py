@@ -93,8 +93,10 @@ def test_a_step_of_no_time_counts_nothing() -> None:
 
 def test_a_load_is_counted_row_by_row() -> None:
     rows = [Row(0, 7, 1, True), Row(1, 10, 3, False), Row(2, 0, 4, True)]
-    assert StepLoad.of(rows) == (8, 7, (2 * 10 * 3 + 3**2) + 4**2)
-    assert StepLoad.of(rows[:1]) == (1, 7, 0)
+    assert StepLoad.of(rows) == StepLoad(8, 7, (2 * 10 * 3 + 3**2) + 4**2)
+    assert StepLoad.of(rows[:1]) == StepLoad(1, 7, 0)
+    drafted = Row(3, 20, 4, True, num_to_draft=3, draft_start=18)
+    assert StepLoad.of([rows[0], drafted]) == StepLoad(5, 7 + 20 + 21 + 22 + 23, 0, passes=3, draft_tokens=2 + 3)
 
 
 def test_elimination_equals_exact_arithmetic() -> None:

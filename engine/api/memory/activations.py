@@ -5,7 +5,7 @@ Pure arithmetic, as in `planner`, which puts these parts into its plans.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from inferd.engine.api.memory.formula import NOTHING, Formula, sum_of, term
@@ -66,6 +66,14 @@ def most_draws(num_seqs: int, *, speculates: bool) -> int:
     return max(num_seqs, SPECULATIVE_DRAWS) if speculates else num_seqs
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft model beside the served one."""
+
+    arch: Arch
+    precision: Precision
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """The largest load that the engine must hold at once."""
@@ -86,6 +94,7 @@ class Workload:
     """Number of processes that share the model."""
     speculates: bool = False
     """Whether steps verify guessed tokens."""
+    draft: Draft | None = None
 
     @property
     def num_draws(self) -> int:
@@ -116,11 +125,21 @@ def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Par
         Part("partial sums", _partials(arch, work)),
         Part("logits", _logits(arch, work)),
         Part("recorded steps", _recorded(arch, precision, work)),
+        Part("drafting", _drafting(work)),
         Part("exchange", _exchange(work)),
         Part("standby", _standby(work)),
         Part("processes", term(BASE_BYTES, "B")),
     )
     return tuple(part for part in parts if part.num_bytes)
+
+
+def _drafting(work: Workload) -> Formula:
+    """A draft model's rotary tables, and on a GPU its recorded passes. Its other tensors are smaller than those of the
+    served model, which exist when they do not."""
+    if work.draft is None:
+        return NOTHING
+    arch, precision = work.draft.arch, work.draft.precision
+    return _rotary(arch, work) + _recorded(arch, precision, replace(work, step_tokens=0))
 
 
 def _standby(work: Workload) -> Formula:

@@ -115,7 +115,7 @@ def _way_out(asked: Precision, option: Option) -> str:
 
 def pool_shortage(arch: Arch, precision: Precision, work: Workload, num_blocks: int, why: str) -> str:
     """The text that one sequence does not fit the requested KV pool."""
-    size = block_bytes(arch, precision, work.block_size, work.num_ranks)
+    size = block_bytes(arch, precision, work.block_size, work.num_ranks, work.draft)
     needed = blocks_per_seq(arch, work.max_model_len, work) * size
     longest, least = longest_in_pool(arch, work, num_blocks), blocks_per_seq(arch, MIN_MODEL_LEN, work) * size
     return (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from inferd.engine.api.memory.activations import BASE_BYTES, Part, Workload, working_parts
+from inferd.engine.api.memory.activations import BASE_BYTES, Draft, Part, Workload, working_parts
 from inferd.engine.api.memory.formula import NOTHING, Formula, sum_of, term
 from inferd.engine.api.memory.precision import (
     HEAD_STORED_AS,
@@ -62,13 +62,20 @@ class MemoryPlan:
 
 
 def plan_memory(arch: Arch, precision: Precision, work: Workload, pool: Formula) -> MemoryPlan:
-    """The memory plan of an engine whose KV pool has space for `pool` tokens."""
-    return MemoryPlan(
-        weight_parts(arch, precision, work.device, work.num_ranks),
-        Part("KV cache", _kv(arch, precision, pool, work.num_ranks)),
-        working_parts(arch, precision, work),
-        _loading(arch, precision, work.num_ranks),
+    """The memory plan of an engine whose KV pool has space for `pool` tokens. A draft model's pool has space for as
+    many."""
+    own = weight_parts(arch, precision, work.device, work.num_ranks)
+    kv, loading = _kv(arch, precision, pool, work.num_ranks), _loading(arch, precision, work.num_ranks)
+    working = working_parts(arch, precision, work)
+    if work.draft is None:
+        return MemoryPlan(own, Part("KV cache", kv), working, loading)
+    draft = work.draft
+    drafts = (
+        Part(f"draft {part.name}", part.formula) for part in weight_parts(draft.arch, draft.precision, work.device)
     )
+    kv += _kv(draft.arch, draft.precision, pool)
+    loading = max(loading, _loading(draft.arch, draft.precision, 1), key=lambda part: part.num_bytes)
+    return MemoryPlan((*own, *drafts), Part("KV cache", kv), working, loading)
 
 
 @lru_cache(maxsize=64)
@@ -142,9 +149,12 @@ def blocks_per_seq(arch: Arch, num_tokens: int, work: Workload) -> int:
     return sum(group.max_blocks(num_tokens, work.step_tokens, work.block_size) for group in arch.cache_groups)
 
 
-def block_bytes(arch: Arch, precision: Precision, block_size: int, num_ranks: int = 1) -> int:
-    """Bytes of a KV block on each rank."""
-    return _kv(arch, precision, term(block_size), num_ranks).value
+def block_bytes(
+    arch: Arch, precision: Precision, block_size: int, num_ranks: int = 1, draft: Draft | None = None
+) -> int:
+    """Bytes of a KV block on each rank, with those of the draft model for the same tokens."""
+    own = _kv(arch, precision, term(block_size), num_ranks).value
+    return own if draft is None else own + _kv(draft.arch, draft.precision, term(block_size)).value
 
 
 def _stored_as(arch: Arch, precision: Precision, parameter: str) -> StoredAs | None:

@@ -134,7 +134,7 @@ class Shares:
     def charge(self, entry: Entry, row: Row) -> None:
         """Charge a launched row to its tenant. Tokens that are computed again, and prefix hits, cost nothing."""
         request = entry.request
-        end = row.start + row.num_tokens - len(row.draft_ids)
+        end = row.start + row.num_tokens - row.num_drafts
         num_prompt = min(end, request.num_prompt) - max(row.start, entry.num_charged)
         cost = PROMPT_COST * num_prompt if num_prompt > 0 else 0.0
         if row.samples:

@@ -28,10 +28,12 @@ MOST_AT_ONCE, LEAST_AT_ONCE = 2.0, 0.5
 
 
 class Timing(NamedTuple):
-    """When a step ended (monotonic), and seconds since the end of the step before."""
+    """When a step ended (monotonic), and the seconds that it took the device."""
 
     ended_s: float
     own_s: float
+    idle_s: float = 0.0
+    """Seconds between the end of the step before and the launch of this one."""
 
 
 @dataclass(frozen=True, slots=True)

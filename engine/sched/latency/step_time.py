@@ -4,8 +4,10 @@
 
 A decode is a row of one token behind a context; a chunk is x > 1 tokens behind L. Steps with chunks and steps without
 have coefficients of their own. The first are bound by arithmetic and launched call by call, the second by memory and
-recorded; one line through both fits neither. Starts from a seed, such as the roofline's. Pure: no clock, no randomness;
-seconds come in as arguments.
+recorded; one line through both fits neither. Steps for which a draft model makes drafts are a third kind, with two more
+terms: the passes of the draft model, and its tokens.
+
+Starts from a seed, such as the roofline's. Pure: no clock, no randomness; seconds come in as arguments.
 """
 
 from __future__ import annotations
@@ -34,20 +36,27 @@ class StepLoad(NamedTuple):
     """Tokens of context before the decodes, summed."""
     pairs: int
     """2 L x + x^2, summed over the chunks; 0 if there is none."""
+    passes: int = 0
+    """Times that the draft model runs, one behind the other; 0 if it makes no drafts."""
+    draft_tokens: int = 0
+    """Tokens that it computes in all of them."""
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> StepLoad:
         num_tokens = sum([row.num_tokens for row in rows])
         if num_tokens == len(rows):
             return cls(num_tokens, sum([row.start for row in rows]), 0)
-        context = pairs = 0
-        for _, start, count, _, draft_ids in rows:
-            num_drafts = len(draft_ids)
+        context = pairs = passes = draft_tokens = 0
+        for _, start, count, _, draft_ids, num_to_draft, draft_start in rows:
+            num_drafts = len(draft_ids) or num_to_draft
+            if num_to_draft:
+                passes = max(passes, num_to_draft)
+                draft_tokens += start + num_to_draft - draft_start
             if count == 1 + num_drafts:  # each draft is a decode behind one more token
                 context += count * start + num_drafts * count // 2
             else:
                 pairs += (2 * start + count) * count
-        return cls(num_tokens, context, pairs)
+        return cls(num_tokens, context, pairs, passes, draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +69,16 @@ class Coefficients:
     """Per token of context that a decode sees."""
     pair_s: float = 0.0
     """Per unit of 2 L x + x^2."""
+    pass_s: float = 0.0
+    """Per pass of the draft model."""
+    draft_s: float = 0.0
+    """Per token that it computes."""
 
     def predict(self, load: StepLoad) -> float:
-        return self.step_s + self.token_s * load.num_tokens + self.context_s * load.context + self.pair_s * load.pairs
+        seconds = self.step_s + self.token_s * load.num_tokens + self.context_s * load.context
+        if load.passes:
+            seconds += self.pass_s * load.passes + self.draft_s * load.draft_tokens
+        return seconds + self.pair_s * load.pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +87,11 @@ class Seed:
 
     decode: Coefficients
     chunked: Coefficients
+    drafted: Coefficients | None = None
+    """Steps with drafts of a draft model; None if there is no such model."""
 
 
+_UNKNOWN_STEP = Coefficients(1e-3, 1e-5, 1e-8, 1e-10, 1e-4, 1e-6)
 UNKNOWN = Seed(Coefficients(1e-3, 1e-5, 1e-8), Coefficients(1e-3, 1e-5, 1e-8, 1e-10))
 """Seed for an unknown device: orders of magnitude, corrected by the first steps."""
 
@@ -107,6 +126,8 @@ class StepTimeModel:
 
     def __init__(self, seed: Seed = UNKNOWN) -> None:
         self._decode, self._chunked = _Fit(seed.decode, UNKNOWN.decode, 3), _Fit(seed.chunked, UNKNOWN.chunked, 4)
+        self._drafted = _Fit(seed.drafted or _UNKNOWN_STEP, _UNKNOWN_STEP, 6)
+        self.has_draft_model = seed.drafted is not None
         self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
         self.num_steps = 0
 
@@ -118,9 +139,16 @@ class StepTimeModel:
     def chunked(self) -> Coefficients:
         return self._chunked.coefficients
 
+    @property
+    def drafted(self) -> Coefficients:
+        return self._drafted.coefficients
+
     def predict(self, load: StepLoad) -> float:
         """Predicted seconds of a step."""
-        return (self.chunked if load.pairs else self.decode).predict(load)
+        return self._fit_of(load).coefficients.predict(load)
+
+    def _fit_of(self, load: StepLoad) -> _Fit:
+        return self._drafted if load.passes else self._chunked if load.pairs else self._decode
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """Learn from a step that took `seconds`. A step of no time was not measured, and is skipped."""
@@ -129,7 +157,7 @@ class StepTimeModel:
         predicted_s = self.predict(load)
         self._errors.append(abs(predicted_s - seconds) / max(predicted_s, seconds))
         self.num_steps += 1
-        (self._chunked if load.pairs else self._decode).observe(load, seconds)
+        self._fit_of(load).observe(load, seconds)
 
     def error(self, *quantiles: float) -> tuple[float, ...]:
         """Quantiles of |predicted - measured|, as a share of the larger, over the newest steps; 0 if there was none.

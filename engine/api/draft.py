@@ -1,0 +1,70 @@
+"""Finds the draft model that `--speculative` names, and checks that it has the vocabulary of the served model.
+
+The engine does not import this module, because it imports `locate`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from inferd.engine.api.checkpoint import Checkpoint, documents_of
+from inferd.engine.api.config import DraftConfig
+from inferd.engine.api.errors import ConfigError, ModelError
+from inferd.engine.api.locate import locate
+from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.speculation import Speculative
+
+SOURCES: tuple[Speculative, ...] = ("none", "ngram", "suffix", "auto")
+"""Values of `--speculative` that name no draft model."""
+
+
+def source_of(asked: str) -> Speculative:
+    """The kind of source that `--speculative` asks for: any other value is a draft model."""
+    return next((kind for kind in SOURCES if kind == asked), "model")
+
+
+def read_draft(asked: str, served: Path, *, keeps_blocks: bool) -> tuple[DraftConfig, ModelFacts] | None:
+    """The draft model that `--speculative` names for the model in `served`; None if it names none. Raises `ConfigError`
+    or `ModelError`."""
+    if source_of(asked) != "model":
+        return None
+    try:
+        path = locate(asked)
+    except ModelError as error:
+        raise ConfigError(
+            f"--speculative must be one of {', '.join(SOURCES)}, or a draft model, given as MODEL is, but got "
+            f"{asked!r}: {error}"
+        ) from error
+    checkpoint = Checkpoint.read(path, keeps_blocks=keeps_blocks)
+    facts = ModelFacts.of(checkpoint)
+    difference = _difference(_tokens_of(served), _tokens_of(path))
+    if difference is not None:
+        raise ConfigError(
+            f"the draft model must have the vocabulary of the served model, but {difference}; give a draft model of "
+            "the same family, or --speculative suffix"
+        )
+    return DraftConfig(model_path=str(path), keeps_blocks=keeps_blocks, name=asked), facts
+
+
+def _difference(served: dict[str, int], draft: dict[str, int]) -> str | None:
+    """A token that differs, or None. A model without a tokenizer is compared by its number of tokens alone."""
+    if not served or not draft:
+        return None
+    for token in sorted(served.keys() | draft.keys()):
+        ids = served.get(token), draft.get(token)
+        if ids[0] != ids[1]:
+            named = ["no token" if token_id is None else f"token {token_id}" for token_id in ids]
+            return f"{token!r} is {named[0]} of the served model and {named[1]} of the draft model"
+    return None
+
+
+def _tokens_of(path: Path) -> dict[str, int]:
+    """The ids of all tokens, by tokenizer.json; empty without one."""
+    found = documents_of(path)("tokenizer.json") if path.exists() else None
+    if found is None:
+        return {}
+    vocabulary: Any = found.get("model", {}).get("vocab", {})
+    if isinstance(vocabulary, list):
+        vocabulary = {entry[0]: token_id for token_id, entry in enumerate(vocabulary)}
+    return {**vocabulary, **{token["content"]: token["id"] for token in found.get("added_tokens", ())}}

@@ -1,0 +1,149 @@
+"""The draft model: a small model that drafts the next tokens of rows, which the served model then verifies.
+
+It has a KV pool of its own, with as many blocks of as many tokens as the served model's. The block tables of the
+served model's first cache group address both pools. Its KV is computed when drafts need it: a row says from which
+position on. Blocks of a shared prefix may be computed more than once, each time with the same content.
+
+Drafts are drawn with the request's own noise, temperature and cuts, without rules and masks. A token that both models
+find likely is then drawn by both, at any temperature. Another proposer, such as heads on the hidden states of the
+served model, would take the place of this class: it must write the drafts of rows to their slots, and return them. With
+several ranks there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from inferd.engine.arch.description import Arch
+from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.loader import Progress
+from inferd.engine.sample.sampler import Sampler
+from inferd.engine.sched.plan import Row
+from inferd.engine.worker.device import Device
+from inferd.engine.worker.graphs import StepGraphs
+from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.slots import Slots
+from inferd.kernels.paged_attention import AttentionBatch
+
+_FEW = 4
+"""Most positions before a row's first draft that are computed as rows of the first pass. More are chunks."""
+
+_Span = tuple[int, int, int]
+"""(slot, first position, number of positions)."""
+
+
+class _Drawing:
+    """The draw at the end of a recorded pass."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        token_ids = self._sampler.draft_recorded(logits, slots, positions)
+        return token_ids, token_ids
+
+
+class DraftModel:
+    """A decoder that drafts for the requests in `slots`."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KVPool,
+        slots: Slots,
+        sampler: Sampler,
+        device: Device,
+        *,
+        max_step_tokens: int,
+        max_draws: int,
+        is_deterministic: bool = True,
+    ) -> None:
+        """`slots`: with the block tables of one group. `max_step_tokens`: most tokens that are computed at once.
+        `max_draws`: most rows of a pass."""
+        self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
+        self._max_step_tokens, self._is_deterministic = max_step_tokens, is_deterministic
+        self._graphs = StepGraphs(
+            decoder, kv, slots, _Drawing(sampler), device, max_draws=max_draws, is_deterministic=is_deterministic
+        )
+
+    @property
+    def arch(self) -> Arch:
+        return self._decoder.arch
+
+    def record_steps(self, progress: Progress) -> None:
+        """Record all passes, on a device that records before it serves."""
+        self._graphs.record_all(progress)
+
+    def draft(self, rows: Sequence[Row]) -> Tensor | None:
+        """Make the drafts of the rows that ask for them, and write them to their slots. Returns their ids [N] int64 in
+        the order of the rows, on the device; None if no row asks."""
+        rows = [row for row in rows if row.num_to_draft]
+        if not rows:
+            return None
+        self._compute([(row.slot, row.draft_start, row.start - row.draft_start) for row in rows])
+        for number in range(max(row.num_to_draft for row in rows)):
+            self._pass([row for row in rows if row.num_to_draft > number], number)
+        places = [(row.slot, row.start + 1 + number) for row in rows for number in range(row.num_to_draft)]
+        return self._slots.gather_ids(*self._on_device(places))
+
+    def _compute(self, spans: Sequence[_Span]) -> None:
+        """Compute the positions of long spans, in chunks."""
+        for slot, start, count in spans:
+            if count <= _FEW:
+                continue
+            for first in range(start, start + count, self._max_step_tokens):
+                self._forward([(slot, first, min(self._max_step_tokens, start + count - first))])
+
+    def _pass(self, rows: Sequence[Row], number: int) -> None:
+        """Draw draft `number` of each row. The first pass also computes the few positions that are left before."""
+        tokens, last = list[tuple[int, int]](), list[int]()
+        for row in rows:
+            at = row.start + number
+            is_behind = number == 0 and row.start - row.draft_start <= _FEW
+            tokens += [(row.slot, position) for position in range(row.draft_start if is_behind else at, at + 1)]
+            last.append(len(tokens) - 1)
+        drawn_at = [(tokens[index][0], tokens[index][1] + 1) for index in last]
+        known = self._slots.gather_ids(*self._next_places(tokens)) if len(last) < len(tokens) else None
+        decoded = self._graphs.decode(tokens)
+        if decoded is not None and decoded.outcomes is not None:
+            if known is not None:
+                # A recorded pass draws behind all its tokens. What follows the others is known.
+                self._restore(tokens, last, known)
+            return
+        if decoded is not None:
+            logits = decoded.logits if known is None else decoded.logits.index_select(0, self._device.to_device(last))
+        else:
+            hidden = self._forward([(slot, position, 1) for slot, position in tokens])
+            logits = self._decoder.logits(hidden.index_select(0, self._device.to_device(last)))
+        ids = self._sampler.draft(logits, [slot for slot, _ in drawn_at], [position for _, position in drawn_at])
+        self._slots.write_ids(*self._on_device(drawn_at), ids)
+
+    def _next_places(self, tokens: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        return self._on_device([(slot, position + 1) for slot, position in tokens])
+
+    def _restore(self, tokens: Sequence[tuple[int, int]], last: Sequence[int], known: Tensor) -> None:
+        """Put back the tokens behind all but the `last` of each row."""
+        behind = [index for index in range(len(tokens)) if index not in set(last)]
+        slots, positions = self._next_places([tokens[index] for index in behind])
+        self._slots.write_ids(slots, positions, known.index_select(0, self._device.to_device(behind)))
+
+    def _on_device(self, places: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """(slots, positions)."""
+        slots = self._device.to_device([slot for slot, _ in places])
+        return slots, self._device.to_device([position for _, position in places])
+
+    def _forward(self, spans: Sequence[_Span]) -> Tensor:
+        """Final hidden states [T, hidden] of these positions, call by call."""
+        slots = self._device.to_device([slot for slot, _, _ in spans])
+        attention = AttentionBatch.build(
+            [(start, count) for _, start, count in spans],
+            self._slots.block_tables[0].index_select(0, slots),
+            self._kv.block_size,
+            self._device.torch_device,
+            is_deterministic=self._is_deterministic,
+        )
+        places = [(slot, start + number) for slot, start, count in spans for number in range(count)]
+        token_ids = self._slots.gather_ids(*self._on_device(places))
+        return self._decoder.forward(token_ids, [attention], self._kv.data, self._kv.scales)
