@@ -25,6 +25,9 @@ from inferd.engine.speculation.ports import MOST_DRAFTS, NO_GUESS, Guess, Guesse
 
 _LEAST_GAIN = 1.03
 """A step with drafts must promise this many times the tokens a second of one without."""
+_GUESSES_A_STEP = 4
+"""Guesses for each step, on average, while none is worth a wait. A guess takes the host up to 0.15 ms beside a step
+that keeps all cores busy (2 cores of an AMD EPYC Zen 4, 2026-11-26)."""
 _NUM_WAITS, _FORGETTING = 15, 0.999
 """Number of newest waits whose median counts, and what remains of it after each step without drafts: only steps with
 drafts measure it, so what was measured while the machine was busy must not stop drafts for ever."""
@@ -93,6 +96,8 @@ class Drafting:
         self._waits = deque[float](maxlen=_NUM_WAITS)
         self._host_s = 0.0
         """Seconds that the device usually waits before a step with drafts."""
+        self._num_to_rest = 0
+        """Steps for which nothing is guessed, because it was not worth a wait a moment ago."""
         self._num_untried = 0
         """Steps since the draft model made drafts."""
 
@@ -132,6 +137,9 @@ class Drafting:
     def is_worth_a_wait(self, running: Iterable[Entry], load: StepLoad) -> bool:
         """Whether the next step should be planned when the results of the launched one, of `load`, are known, because
         drafts need them."""
+        if self._num_to_rest > 0:
+            self._num_to_rest -= 1
+            return False
         if not self._could_pay(load, self._most_draws):
             return False
         entries = [entry for entry in running if entry.request.most_drafts >= 2]
@@ -139,7 +147,9 @@ class Drafting:
             return False
         costs = self._costs(load, len(entries))
         candidates = [self._candidate(0, entry.request.total, entry, costs, 1) for entry in entries]
-        return any(self._counts(candidates, costs, load, self._most_draws, inf))
+        is_worth = any(self._counts(candidates, costs, load, self._most_draws, inf))
+        self._num_to_rest = 0 if is_worth else len(entries) // _GUESSES_A_STEP
+        return is_worth
 
     def _could_pay(self, load: StepLoad, most: int) -> bool:
         """Whether `most` drafts would pay if all were right and cost no pass of a draft model. If not, nothing needs to

@@ -222,3 +222,21 @@ def test_slow_waits_stop_drafts_for_a_while_and_not_for_ever(num_slow: int, num_
             finish(scheduler, planned(scheduler))
         assert num_steps < 5_000
     assert (num_steps > 100) == bool(num_without)
+
+
+@pytest.mark.parametrize(("num_requests", "num_asked"), [(1, 12), (8, 4)])
+def test_requests_that_repeat_nothing_are_seldom_guessed_for(num_requests: int, num_asked: int) -> None:
+    """While no guess was worth a wait, a step costs at most four of them on average."""
+    given = Given()
+    scheduler = make(given, num_blocks=128)
+    for number in range(num_requests):
+        start(scheduler, str(number))
+    finish(scheduler, planned(scheduler))
+    asked: list[Request] = []
+    for _ in range(12):
+        plan = planned(scheduler)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(given, "guess", lambda request: asked.append(request) or NO_GUESS)
+            assert not scheduler.awaits_results
+        finish(scheduler, plan)
+    assert len(asked) == num_asked * num_requests
