@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels import gpu
-from inferd.kernels.argmax import reference
+from inferd.kernels import gpu, native
+from inferd.kernels.argmax import cpu, reference
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 
@@ -19,6 +19,12 @@ class Key(NamedTuple):
     vocab_size: int
 
 
+def _refuses_cpp(key: Key) -> str | None:
+    if key.dtype != torch.float32:
+        return f"takes float32, not {key.dtype}"
+    return native.refuses(key.device_type, key.dtype)
+
+
 def _refuses_triton(key: Key) -> str | None:
     return gpu.refuses(key.device_type, key.dtype)
 
@@ -26,6 +32,7 @@ def _refuses_triton(key: Key) -> str | None:
 ARGMAX: Op[Key, Callable[[Tensor], tuple[Tensor, Tensor]]] = Op(
     "argmax",
     [
+        Implementation("cpp", cpu.argmax, _refuses_cpp),
         Implementation("triton", Deferred(f"{__name__}.triton", "argmax"), _refuses_triton),
         Implementation("reference", reference.argmax, always),
     ],
