@@ -1,6 +1,7 @@
-"""How likely each draft of the draft model is to be right if all before it in its row are, by its place in the row.
+"""Counts how many drafts of the draft model were right, and how much steps with drafts gained.
 
-Counted from the drafts that steps have verified, of the request and of all requests: some texts are easier than others,
+The odds of a draft are those that it is right if all before it in its row are, by its place in the row. They are
+counted from the drafts that steps have verified, of the request and of all requests: some texts are easier than others,
 and a higher temperature makes all of them harder. Knows no entries and no rows.
 """
 
@@ -15,6 +16,9 @@ _EXPECTED = 0.7
 _EXPECTED_WEIGHT, _ALL_WEIGHT = 2.0, 6.0
 """Weights of what is expected, and of the counts of all requests beside a request's own, in drafts."""
 _FORGETTING = 0.998
+_EXPECTED_GAIN, _LEAST_GAIN, _NEWEST_WEIGHT = 1.2, 1.05, 0.1
+"""Gain of steps with drafts before any was measured, the least for which drafts go on, and the weight of the newest in
+the usual one."""
 
 
 class PlaceCounts:
@@ -58,3 +62,36 @@ class DraftOdds:
             if chance < least:
                 break
         return odds
+
+
+class DraftGains:
+    """How many times the tokens a second of a step without drafts those with drafts have given, by number of rows.
+
+    Odds and costs say what a step promises; this says what such steps have kept. So drafts end where they do not pay,
+    for whatever reason.
+    """
+
+    def __init__(self, trial_steps: int) -> None:
+        """`trial_steps`: steps without drafts after which one may have them all the same."""
+        self._trial_steps = trial_steps
+        self._gains: dict[int, float] = {}
+        """By the number of binary digits of the number of rows."""
+        self._num_without: dict[int, int] = {}
+        """Steps since one had drafts."""
+
+    def allows(self, num_rows: int) -> bool:
+        """Whether a step of so many rows may have drafts."""
+        place = num_rows.bit_length()
+        is_gain = self._gains.get(place, _EXPECTED_GAIN) > _LEAST_GAIN
+        return is_gain or self._num_without.get(place, 0) >= self._trial_steps
+
+    def planned(self, num_rows: int) -> None:
+        """Count a step of so many rows, with or without drafts."""
+        place = num_rows.bit_length()
+        self._num_without[place] = self._num_without.get(place, 0) + 1
+
+    def measured(self, num_rows: int, gain: float) -> None:
+        place = num_rows.bit_length()
+        before = self._gains.get(place, _EXPECTED_GAIN)
+        self._gains[place] = before + _NEWEST_WEIGHT * (gain - before)
+        self._num_without[place] = 0

@@ -17,23 +17,28 @@ from statistics import median
 from typing import NamedTuple
 
 from inferd.engine.api.speculation import reason_against
-from inferd.engine.sched.draft_odds import DraftOdds, PlaceCounts
+from inferd.engine.request import Request
+from inferd.engine.sched.draft_odds import DraftGains, DraftOdds, PlaceCounts
 from inferd.engine.sched.entry import Entry, State
+from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.latency.step_time import StepLoad, StepTimeModel
+from inferd.engine.sched.plan import Row
 from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.speculation.ports import MOST_DRAFTS, NO_GUESS, Guess, Guesser
 
 _LEAST_GAIN = 1.03
 """A step with drafts must promise this many times the tokens a second of one without."""
-_GUESSES_A_STEP = 4
-"""Guesses for each step, on average, while none is worth a wait. A guess takes the host up to 0.15 ms beside a step
-that keeps all cores busy (2 cores of an AMD EPYC Zen 4, 2026-11-26)."""
+_GUESS_S, _MOST_SHARE = 1e-4, 0.01
+"""Seconds in which the host guesses for a request, and the share of the steps' time that guesses may take while none is
+worth a wait. Measured beside steps that compute on the same 2 cores (AMD EPYC Zen 4, 2026-11-26)."""
 _NUM_WAITS, _FORGETTING = 15, 0.999
 """Number of newest waits whose median counts, and what remains of it after each step without drafts: only steps with
 drafts measure it, so what was measured while the machine was busy must not stop drafts for ever."""
 _TRIAL_STEPS, _TRIAL_DRAFTS, _TRIAL_BEHIND = 64, 3, 512
 """Steps without drafts of the draft model after which a row verifies a few of them all the same: their odds and costs
 are known only from such steps, and change. A row for which it would compute more tokens than the last is not tried."""
+_USUAL_LENGTH, _SHORTEST, _NEWEST_WEIGHT = 64, 8, 0.1
+"""Tokens of an answer before any has ended, the fewest that are expected of one, and the newest answer's weight."""
 
 
 class _Candidate(NamedTuple):
@@ -51,7 +56,7 @@ class _Candidate(NamedTuple):
     num_behind: int = 0
     """Tokens that the draft model has to compute before the one behind which it draws the first draft."""
     num_left: int = 1
-    """Tokens that its request may still get."""
+    """Tokens that its request is expected to get yet."""
 
 
 class _Costs(NamedTuple):
@@ -96,22 +101,36 @@ class Drafting:
         self._waits = deque[float](maxlen=_NUM_WAITS)
         self._host_s = 0.0
         """Seconds that the device usually waits before a step with drafts."""
+        self._gains = DraftGains(_TRIAL_STEPS)
+        self._usual_length = float(_USUAL_LENGTH)
+        self._guess_s = _GUESS_S
         self._num_to_rest = 0
         """Steps for which nothing is guessed, because it was not worth a wait a moment ago."""
         self._num_untried = 0
         """Steps since the draft model made drafts."""
 
-    def waited(self, seconds: float) -> None:
-        """Learn how long the device waits before a step with drafts. Such a step is planned when all results are known,
-        and so does not overlap with the work of the host."""
-        self._waits.append(seconds)
+    def applied(self, rows: Sequence[Row], num_given: int, timing: Timing) -> None:
+        """Learn from a step with drafts what it gave, and how long the device waited for it. Such a step is planned
+        when all results are known, and so does not overlap with the work of the host."""
+        self._waits.append(timing.idle_s)
         self._host_s = median(self._waits)
+        seconds = timing.own_s + min(timing.idle_s, 2 * self._host_s)
+        if rows and seconds > 0.0 and all(row.num_tokens == 1 + row.num_drafts for row in rows):
+            without_s = self._model.predict(StepLoad(len(rows), sum([row.start for row in rows]), 0))
+            self._gains.measured(len(rows), num_given * without_s / (len(rows) * seconds))
+
+    def ended(self, request: Request) -> None:
+        """Learn how long answers are."""
+        self._usual_length += _NEWEST_WEIGHT * (request.num_output - self._usual_length)
 
     def add(self, builder: PlanBuilder) -> None:
         """Add drafts to the rows of a step that is planned otherwise, but not to one whose request was preempted since:
         its blocks are for another."""
         self._num_untried += 1
         self._host_s *= _FORGETTING
+        self._gains.planned(len(builder.rows))
+        if not self._gains.allows(len(builder.rows)):
+            return
         most = min(builder.budget.num_tokens, self._most_draws - sum([row.samples for row in builder.rows]))
         if most <= 0:
             return
@@ -140,15 +159,16 @@ class Drafting:
         if self._num_to_rest > 0:
             self._num_to_rest -= 1
             return False
-        if not self._could_pay(load, self._most_draws):
+        entries = list(running)
+        if not self._gains.allows(len(entries)) or not self._could_pay(load, self._most_draws):
             return False
-        entries = [entry for entry in running if entry.request.most_drafts >= 2]
+        entries = [entry for entry in entries if entry.request.most_drafts >= 2]
         if not entries:
             return False
         costs = self._costs(load, len(entries))
         candidates = [self._candidate(0, entry.request.total, entry, costs, 1) for entry in entries]
         is_worth = any(self._counts(candidates, costs, load, self._most_draws, inf))
-        self._num_to_rest = 0 if is_worth else len(entries) // _GUESSES_A_STEP
+        self._num_to_rest = 0 if is_worth else int(len(entries) * self._guess_s / (_MOST_SHARE * costs.base_s or inf))
         return is_worth
 
     def _could_pay(self, load: StepLoad, most: int) -> bool:
@@ -184,9 +204,16 @@ class Drafting:
             self._odds.of(entry.draft_counts, most, 0.0 if self._is_trial else costs.least_chance),
             has_target,
             max(context - 1 - entry.draft_start, 0),
-            max(entry.request.most_drafts, 1),
+            self._num_expected(entry.request),
         )
         return drafted if _promise(drafted, costs) > _promise(guessed, costs) or self._is_trial else guessed
+
+    def _num_expected(self, request: Request) -> int:
+        """Tokens that a request is expected to get yet: as many as is usual, or if it has had those, as many again."""
+        length = max(self._usual_length, _SHORTEST)
+        while length <= request.num_output:
+            length *= 2
+        return max(1, min(request.most_drafts, int(length) - request.num_output))
 
     @property
     def _is_trial(self) -> bool:

@@ -199,6 +199,8 @@ class Scheduler:
         `forget_blocks` removes its blocks from the prefix index, because their content cannot be trusted.
         """
         entry = self._entries.pop(request)
+        if self._drafting is not None:
+            self._drafting.ended(request)
         self._prefix_groups.remove(entry)
         self._shares.leave(request.scheduling.tenant)
         self.latency.num_timed -= request.scheduling.has_target
@@ -303,7 +305,8 @@ class Scheduler:
         self.latency.applied(timing)
         assert result.step_id == plan.step_id, f"step {result.step_id} applied, {plan.step_id} is next"
         if plan.has_drafts and timing is not None and self._drafting is not None:
-            self._drafting.waited(timing.idle_s)
+            num_given = sum([len(row_result.token_ids) for row_result in result.rows])
+            self._drafting.applied(plan.rows, num_given, timing)
         applied: list[AppliedRow] = []
         for entry, row, row_result in zip(entries, plan.rows, result.rows, strict=True):
             request = entry.request

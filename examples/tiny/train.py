@@ -59,10 +59,7 @@ STAGES = (
     Stage(3200, 2e-3, 1.5e-3, fall_from=0.15, first_diet=EARLY, num_first=640, diet=USUAL),
     Stage(1900, 1.2e-3, 8e-4, fall_from=0.1, first_diet=LATE, num_first=0, diet=LATE),
 )
-DRAFT_STAGES = (
-    Stage(400, 1.2e-3, 6e-4, fall_from=0.1, first_diet=USUAL, num_first=0, diet=USUAL),
-    Stage(400, 1.2e-3, 6e-4, fall_from=0.1, first_diet=USUAL, num_first=0, diet=USUAL),
-)
+DRAFT_STAGES = (Stage(2400, 2e-3, 1.2e-3, fall_from=0.15, first_diet=USUAL, num_first=0, diet=USUAL),)
 NUM_DRAFT_LAYERS = 1
 
 
