@@ -11,17 +11,18 @@ import json
 import math
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from inferd.engine.api import smollm2
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf, parts_of, read_gguf
-from inferd.engine.arch.description import Arch
+from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.gguf.tensors import PlacedTensor
 from inferd.engine.arch.stored import FLOATS
 from inferd.engine.arch.weights import EMBEDDING, HEAD, named_in_full
+from inferd.engine.arch.wrappers import is_tied, text_config, text_tensors, wrapper_of
 
 EMBEDDED_PATH = Path(__file__).resolve().parents[1] / "tiny" / "model"
 
@@ -60,11 +61,15 @@ class Checkpoint:
 
     path: Path
     config: dict[str, Any]
-    """Content of config.json. A GGUF file's is made from its metadata."""
+    """Content of config.json; of a wrapper, the config of its text part. A GGUF file's is made from its metadata."""
     tensors: dict[str, TensorInfo]
     """Tensors by the names of a generating model, even if an embedding model's files leave a prefix out."""
     keeps_blocks: bool = False
     """Whether the matrices of a GGUF file are served from their blocks. Otherwise they are dequantized."""
+    wrapper: str = ""
+    """Architecture of the whole, if the checkpoint has other parts than text; otherwise empty."""
+    left_out: dict[str, TensorInfo] = field(default_factory=dict)
+    """Tensors of the other parts, which are not read, by their names in the files."""
 
     @classmethod
     def read(cls, path: Path, *, keeps_blocks: bool = False) -> Checkpoint:
@@ -78,8 +83,23 @@ class Checkpoint:
                 if info.name in tensors:
                     raise ModelError(f"tensor {info.name} is in both {tensors[info.name].file.name} and {file.name}")
                 tensors[info.name] = info
+        wrapper = wrapper_of(config)
+        if wrapper is not None:
+            return cls._of_wrapper(path, wrapper, config, tensors)
         _check_num_layers(path, config, len(tensors))
         return cls(path, config, named_in_full(tensors))
+
+    @classmethod
+    def _of_wrapper(
+        cls, path: Path, wrapper: str, config: dict[str, Any], tensors: dict[str, TensorInfo]
+    ) -> Checkpoint:
+        try:
+            text, others = text_tensors(tensors)
+        except ArchError as error:
+            raise ModelError(f"{path}: {error}") from error
+        text_only = {**_text_config(path, config), "tie_word_embeddings": is_tied(config, text)}
+        _check_num_layers(path, text_only, len(text))
+        return cls(path, text_only, text, wrapper=wrapper, left_out=others)
 
     @classmethod
     def _of_gguf(cls, path: Path, keeps_blocks: bool) -> Checkpoint:
@@ -128,7 +148,19 @@ def documents_of(path: Path) -> Callable[[str], dict[str, Any] | None]:
     if is_gguf(path):
         document = read_gguf(path).document
         return _with_sampling(document) if smollm2.is_this(path) else document
-    return lambda name: read_json(path / name) if (path / name).exists() else None
+
+    def read(name: str) -> dict[str, Any] | None:
+        found = read_json(path / name) if (path / name).exists() else None
+        return _text_config(path, found) if name == "config.json" and found is not None else found
+
+    return read
+
+
+def _text_config(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return text_config(config)
+    except ArchError as error:
+        raise ModelError(f"{path}: {error}") from error
 
 
 def _with_sampling(document: Callable[[str], dict[str, Any] | None]) -> Callable[[str], dict[str, Any] | None]:

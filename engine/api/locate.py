@@ -29,6 +29,8 @@ _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _UNREACHABLE = (OSError, HfHubHTTPError, HFValidationError, ValueError)
 """Errors if the hub is out of reach, or refuses."""
 
+_SECOND_COPIES = ["consolidated*.safetensors"]
+"""Weights in Mistral's own format, which lie beside the same weights in the usual one."""
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.txt", "*.model")
 
 
@@ -152,7 +154,9 @@ def _with_quant(repo_id: str, names: Sequence[str], quant: str) -> list[str]:
 
 def _download(repo_id: str, revision: str | None, files: Sequence[str]) -> Path:
     try:
-        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=list(files)))
+        return Path(
+            snapshot_download(repo_id, revision=revision, allow_patterns=list(files), ignore_patterns=_SECOND_COPIES)
+        )
     except LocalEntryNotFoundError as error:
         if constants.HF_HUB_OFFLINE:
             why, way_out = "HF_HUB_OFFLINE is set", "unset it to download"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
+from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.gguf.formats import in_words, with_blocks
 from inferd.engine.arch.registry import as_found, describe, weights
 from inferd.engine.arch.weights import KV_SCALE_SUFFIXES
+from inferd.engine.arch.wrappers import part_of, wrapper_of
 
 _NAMES = {"BF16": "bfloat16", "F16": "float16"}
 
@@ -35,6 +38,10 @@ class ModelFacts:
     """The types of blocks in a GGUF file, and whether they are kept, widened or dequantized."""
     matrix_dtype: str = "float32"
     """Dtype of all matrices that are not quantized; "float32" if they differ."""
+    wrapper: str = ""
+    """Architecture of a checkpoint of which only the text part is served; otherwise empty."""
+    left_out_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of each part that is not loaded, by its name, such as `vision_tower`. Empty if no weights were seen."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ModelFacts:
@@ -61,19 +68,35 @@ class ModelFacts:
         floats = {tensors[source.tensor].dtype for source in weights(arch).sources if len(source.shape) == 2}
         matrix_dtype = _NAMES.get(floats.pop(), "float32") if len(floats) == 1 else "float32"
         blocks = in_words(arch, placed.values())
-        return cls(checkpoint.path, arch, dtype, is_embedded, has_kv_scales, not has_own_head, blocks, matrix_dtype)
+        left_out = Counter[str]()
+        for name, info in checkpoint.left_out.items():
+            left_out[part_of(name)] += info.num_bytes
+        return cls(
+            checkpoint.path, arch, dtype, is_embedded, has_kv_scales, not has_own_head, blocks, matrix_dtype,
+            checkpoint.wrapper, left_out,
+        )  # fmt: skip
 
     @classmethod
     def of_config(cls, path: Path, config: Mapping[str, Any]) -> ModelFacts:
         """From a parsed config.json alone, which is enough for a memory plan. Raises `ModelError`."""
         arch = _describe(path, config)
-        return cls(path, arch, arch.dtype, is_embedded=False, matrix_dtype=arch.dtype)
+        wrapper = wrapper_of(config) or ""
+        return cls(path, arch, arch.dtype, is_embedded=False, matrix_dtype=arch.dtype, wrapper=wrapper)
 
     @property
     def num_params(self) -> int:
         """Number of weights. Tied weights count once."""
         counted_twice = self.arch.vocab_size * self.arch.hidden_size if self.shares_head else 0
         return weights(self.arch).num_elements - counted_twice
+
+    @property
+    def scope(self) -> str:
+        """The part of the checkpoint that is served, and the parts that are not loaded; empty if all is served."""
+        if not self.wrapper:
+            return ""
+        parts = [f"{name} ({format_bytes(num_bytes)})" for name, num_bytes in sorted(self.left_out_bytes.items())]
+        left_out = f"; not loaded: {', '.join(parts)}" if parts else ""
+        return f"the text part of {self.wrapper} alone{left_out}"
 
 
 def _describe(path: Path, config: Mapping[str, Any]) -> Arch:

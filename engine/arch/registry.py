@@ -27,6 +27,7 @@ from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.quantization.read import read_quantization
 from inferd.engine.arch.stored import Stored
 from inferd.engine.arch.weights import LLAMA_NAMES, TensorNames, WeightMap, weight_map
+from inferd.engine.arch.wrappers import known_wrappers, text_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +54,24 @@ _FAMILIES: dict[str, Family] = {
 
 
 def known_architectures() -> tuple[str, ...]:
-    """Names of the architectures that `describe` knows, in alphabetical order."""
+    """Names of the architectures that `describe` knows, in alphabetical order, without the wrappers of such models."""
     return tuple(sorted(_FAMILIES))
 
 
 def describe(config: Mapping[str, Any]) -> Arch:
-    """The decoder that a parsed config.json describes.
+    """The decoder that a parsed config.json describes; of a wrapper, the decoder of its text part.
 
     Raises `ArchError` for an unknown architecture, a missing field, or a value that is not supported or contradicts
     another one.
     """
+    config = text_config(config)
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ArchError(f"config.json: architectures must be a list of one name, but it is {names!r}")
     architecture = names[0]
     if architecture not in _FAMILIES:
-        raise ArchError(f"unknown architecture {architecture!r}; known are: {', '.join(known_architectures())}")
+        known = ", ".join((*known_architectures(), *known_wrappers()))
+        raise ArchError(f"unknown architecture {architecture!r}; known are: {known}")
     fields, family = Fields(config, architecture), _FAMILIES[architecture]
     return _as_stored(family.describe(architecture, fields), fields, family)
 

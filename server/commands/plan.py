@@ -334,6 +334,8 @@ def to_json(report: PlanReport) -> dict[str, Any]:
             "fits": report.fits,
             "verdict": report.verdict,
         },
+        "wrapper": report.facts.wrapper or None,
+        "left_out_bytes": dict(report.facts.left_out_bytes),
     }
 
 

@@ -74,6 +74,8 @@ def _head(report: PlanReport) -> list[str]:
         f"{report.model}: {arch.architecture}, {report.facts.num_params:,} parameters",
         f"{_layers(arch.num_layers)}, {heads}, {arch.max_positions:,} positions{''.join(windows)}",
     ]
+    if report.facts.scope:
+        lines.append(f"It is {report.facts.scope}.")
     if files is None:
         lines.append("Read from config.json alone.")
     else:

@@ -38,10 +38,11 @@ class StartupReport:
 def describe_start(report: StartupReport) -> str:
     """The model and its memory plan, in one line."""
     facts, config, memory = report.facts, report.config, report.memory
+    scope = f"; {facts.scope}" if facts.scope else ""
     return (
         f"{facts.arch.architecture}, {facts.num_params / 1e6:.1f} M parameters, "
         f"{_precision(config.dtype, config.quantization, config.kv_cache_dtype, facts.blocks)} on {config.device}"
-        f"{_ranks(config)}; memory plan{' of each rank' if config.tensor_parallel_size > 1 else ''}: "
+        f"{_ranks(config)}{scope}; memory plan{' of each rank' if config.tensor_parallel_size > 1 else ''}: "
         f"weights {format_bytes(memory.weights_bytes)}, KV cache {format_bytes(memory.kv_bytes)}, "
         f"working memory {format_bytes(memory.working_bytes)}"
     )
@@ -76,6 +77,7 @@ def ready_card(report: StartupReport, ready: Ready, listener: socket.socket, tot
     # A block belongs to one cache group, and a sequence needs blocks in each.
     kv_tokens = ready.num_blocks // len(report.facts.arch.cache_groups) * ready.block_size
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.keys_file else ""
+    scope = f"  {report.facts.scope}\n" if report.facts.scope else ""
     body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
     return (
         f"\nREADY in {total_s:.1f} s: {name} at {url}/v1 (inferd {version('inferd')}, "
@@ -83,7 +85,7 @@ def ready_card(report: StartupReport, ready: Ready, listener: socket.socket, tot
         f"{_ranks(report.config)}, context {ready.max_model_len} tokens, KV cache {kv_tokens} tokens, "
         f"{'deterministic' if ready.deterministic else 'not deterministic'}"
         f"{'' if ready.speculative == 'none' else f', speculative: {ready.speculative}'})\n"
-        f"  {report.model.format.words}\n"
+        f"{scope}  {report.model.format.words}\n"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     )
 

@@ -22,7 +22,7 @@ BILLING_LINE = "x-anthropic-billing-header:"
 """Begins a line that Claude Code puts before its system prompt. It changes with every request and says nothing to the
 model: read by one, it would keep any two requests from sharing a prefix."""
 
-_TEXT_ONLY = "This model reads text; send what it says in a text block."
+_TEXT_ONLY = "This server reads text alone; send what it says in a text block."
 _NO_SERVER_TOOLS = "This server runs no tools; leave the block out."
 _REFUSED_BLOCKS = {
     "image": _TEXT_ONLY,

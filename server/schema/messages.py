@@ -56,9 +56,10 @@ class _RefusalPart(Part):
     without_effect = PART_WITHOUT_EFFECT
 
 
+_TEXT_ALONE = "Only 'text' parts are served: this server reads no images, audio or files."
 _ContentPart = Annotated[
     Annotated[_TextPart, Tag("<text>")] | Annotated[_RefusalPart, Tag("<refusal>")],
-    form("an object", by_type, ("text", "refusal"), "Only 'text' parts are served: this model reads text."),
+    form("an object", by_type, ("text", "refusal"), _TEXT_ALONE),
 ]
 
 

@@ -59,7 +59,7 @@ class _ReasoningPart(Part):
 
 
 def _expected(types: Sequence[str]) -> str:
-    return f"Expected {' or '.join(repr(known) for known in types)}: this model reads text."
+    return f"Expected {' or '.join(repr(known) for known in types)}: this server reads no images, audio or files."
 
 
 _PARTS = ("input_text", "output_text", "refusal")
@@ -215,7 +215,7 @@ _Given = Annotated[
         "an object",
         _item_tag,
         _TYPES,
-        f"Items may be {', '.join(_TYPES)}: only functions are called, and this model reads text.",
+        f"Items may be {', '.join(_TYPES)}: only functions are called, and this server reads text alone.",
     ),
 ]
 _TextOrItems = Annotated[

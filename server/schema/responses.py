@@ -125,7 +125,7 @@ class ResponsesRequest(SharedFields):
         "max_tool_calls": _FUNCTIONS_ALONE,
         "context_management": "Nothing is compacted; what does not fit is refused.",
         "access_programs": "There are none.",
-        "image": "This model reads text.",
+        "image": "This server reads text alone.",
         "messages": "Use 'input' instead.",
         "max_tokens": "Use 'max_output_tokens' instead.",
         "max_completion_tokens": "Use 'max_output_tokens' instead.",

@@ -80,7 +80,9 @@ class ServedModel:
         read = documents_of(path)
         pretrained = _pretrained_of(path, read)
         tokenizer = Tokenizer(pretrained.backend, pretrained.special_tokens, pretrained.eos_token_id)
-        templates = _templates_of(pretrained.chat_template)
+        # Checkpoints that also see have had their template in a file of its own.
+        own_file = {} if pretrained.chat_template else read("chat_template.json") or {}
+        templates = _templates_of(pretrained.chat_template or own_file.get("chat_template"))
         template = ChatTemplate(templates, tokenizer.special_tokens) if templates else None
         support = _tool_support(template)
         generation, config = read("generation_config.json") or {}, read("config.json") or {}

@@ -159,6 +159,20 @@ def test_no_value_of_any_field_of_a_config_breaks_its_reader(architecture: str) 
     assert num_refused > 300
 
 
+def test_no_value_of_any_field_of_a_text_config_breaks_its_reader() -> None:
+    tiny = json.loads((EMBEDDED_PATH / "config.json").read_text())
+    whole = {"architectures": ["InternVLForConditionalGeneration"], "text_config": tiny}
+    num_refused = 0
+    for name in (*tiny, "rope_scaling", "quantization_config"):
+        for value in (*HOSTILE_VALUES, {"a": [["x"] * 3] * 3}, {"quant_method": "fp8", "modules_to_not_convert": {}}):
+            for part in ({**tiny, name: value}, value):
+                try:
+                    ModelFacts.of_config(Path("x"), {**whole, "text_config": part})
+                except ModelError:
+                    num_refused += 1
+    assert num_refused > 300
+
+
 def places(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every place in nested objects, by the keys that lead to it."""
     if isinstance(value, dict):

@@ -202,7 +202,8 @@ def test_json_adds_up_and_its_keys_stay(mistral: str) -> None:
     assert list(said) == [
         "model", "architecture", "num_params", "dtype", "quantization", "kv_cache_dtype", "batch", "context",
         "block_size", "tensor_parallel_size", "speculates", "files", "weights", "kv", "working", "loading",
-        "weights_bytes", "kv_bytes", "working_bytes", "total_bytes", "overhead", "precisions", "machine",
+        "weights_bytes", "kv_bytes", "working_bytes", "total_bytes", "overhead", "precisions", "machine", "wrapper",
+        "left_out_bytes",
     ]  # fmt: skip
     for parts, total in (("weights", "weights_bytes"), ("working", "working_bytes")):
         assert sum(part["bytes"] for part in said[parts]) == said[total]
@@ -326,7 +327,13 @@ def test_a_hub_model_is_planned_without_its_weights(mistral: str, monkeypatch: p
 
     monkeypatch.setattr("inferd.engine.api.locate.snapshot_download", snapshot)
     assert report("some/model", revision="v1").facts.num_params == 7_241_732_096
-    assert asked == [{"repo_id": "some/model", "revision": "v1", "allow_patterns": list(CONFIG_FILES)}]
+    not_needed = ["consolidated*.safetensors"]
+    assert asked == [
+        {
+            "repo_id": "some/model", "revision": "v1", "allow_patterns": list(CONFIG_FILES),
+            "ignore_patterns": not_needed,
+        }
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+import shutil
 import socket
 from dataclasses import replace
+from io import StringIO
+from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
+from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.cost.roofline import Peaks
+from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.wire.messages import Ready
+from inferd.server.commands.plan import PlanOptions, build, to_json
+from inferd.server.commands.plan_table import show
 from inferd.server.config.settings import Settings
 from inferd.server.lifecycle.ready_card import StartupReport, describe_start, deviation, ready_card
 from inferd.server.lifecycle.serve import read_model
@@ -69,6 +78,41 @@ def test_the_card_says_what_guesses_tokens(report: StartupReport) -> None:
         card = ready_card(report, msgspec.structs.replace(READY, speculative="suffix"), listener, 1.0)
         assert "KV cache 128 tokens, deterministic, speculative: suffix)" in card
         assert "speculative" not in ready_card(report, READY, listener, 1.0)
+
+
+def seeing(folder: Path) -> Path:
+    """The embedded model as the text part of a model that also sees, in `folder`."""
+    shutil.copytree(EMBEDDED_PATH, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    config = json.loads((folder / "config.json").read_text())
+    wrapper = {"architectures": ["InternVLForConditionalGeneration"], "model_type": "internvl", "text_config": config}
+    (folder / "config.json").write_text(json.dumps(wrapper))
+    stored = (folder / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(stored[:8], "little")
+    named = json.loads(stored[8:start])
+    header = {f"language_model.{name}": value for name, value in named.items() if name != "__metadata__"}
+    size = len(stored) - start
+    header["vision_tower.patches"] = {"dtype": "BF16", "shape": [2**20], "data_offsets": [size, size + 2**21]}
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + stored[start:] + bytes(2**21))
+    return folder
+
+
+def test_the_parts_that_are_not_served_are_said(tmp_path: Path) -> None:
+    """At start, on the card and in the plan."""
+    model = str(seeing(tmp_path / "seeing"))
+    words = "the text part of InternVLForConditionalGeneration alone; not loaded: vision_tower (2.0 MiB)"
+    report = read_model(Settings(model=model, kv_memory=64 * MIB))
+    assert f" on cpu; {words}; memory plan: weights" in describe_start(report)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        assert f"\n  {words}\n" in ready_card(report, READY, listener, 1.0)
+    plan = build(PlanOptions(model=model), Machine.detect())
+    told = to_json(plan)
+    assert (told["wrapper"], told["left_out_bytes"]) == ("InternVLForConditionalGeneration", {"vision_tower": 2 * MIB})
+    assert told["files"]["bytes"] == 2 * plan.facts.num_params
+    console = Console(file=StringIO(), width=120, highlight=False)
+    show(plan, console)
+    assert f"It is {words}." in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
