@@ -5,6 +5,7 @@ The engine does not import this module, because it imports `locate`.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.locate import locate
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.speculation import Speculative
+
+logger = logging.getLogger(__name__)
 
 SOURCES: tuple[Speculative, ...] = ("none", "ngram", "suffix", "auto")
 """Values of `--speculative` that name no draft model."""
@@ -29,6 +32,8 @@ def read_draft(asked: str, served: Path, *, keeps_blocks: bool) -> tuple[DraftCo
     or `ModelError`."""
     if source_of(asked) != "model":
         return None
+    if not asked.strip():
+        raise ConfigError(f"--speculative must be one of {', '.join(SOURCES)}, or a draft model, but it is empty")
     try:
         path = locate(asked)
     except ModelError as error:
@@ -38,7 +43,14 @@ def read_draft(asked: str, served: Path, *, keeps_blocks: bool) -> tuple[DraftCo
         ) from error
     checkpoint = Checkpoint.read(path, keeps_blocks=keeps_blocks)
     facts = ModelFacts.of(checkpoint)
-    difference = _difference(_tokens_of(served), _tokens_of(path))
+    tokens, own = _tokens_of(served), _tokens_of(path)
+    if not tokens or not own:
+        logger.warning(
+            "the vocabularies of the served model and the draft model are compared by their sizes alone: "
+            "%s has no tokenizer.json",
+            path if tokens else served,
+        )
+    difference = _difference(tokens, own)
     if difference is not None:
         raise ConfigError(
             f"the draft model must have the vocabulary of the served model, but {difference}; give a draft model of "
@@ -60,11 +72,17 @@ def _difference(served: dict[str, int], draft: dict[str, int]) -> str | None:
 
 
 def _tokens_of(path: Path) -> dict[str, int]:
-    """The ids of all tokens, by tokenizer.json; empty without one."""
+    """The ids of all tokens, by tokenizer.json; empty without one. Raises `ModelError` if it lists no tokens."""
     found = documents_of(path)("tokenizer.json") if path.exists() else None
     if found is None:
         return {}
-    vocabulary: Any = found.get("model", {}).get("vocab", {})
-    if isinstance(vocabulary, list):
-        vocabulary = {entry[0]: token_id for token_id, entry in enumerate(vocabulary)}
-    return {**vocabulary, **{token["content"]: token["id"] for token in found.get("added_tokens", ())}}
+    try:
+        vocabulary: Any = found["model"]["vocab"]
+        if isinstance(vocabulary, list):
+            vocabulary = {entry[0]: token_id for token_id, entry in enumerate(vocabulary)}
+        return {**vocabulary, **{token["content"]: token["id"] for token in found.get("added_tokens") or ()}}
+    except (AttributeError, KeyError, TypeError, IndexError) as error:
+        raise ModelError(
+            f"{path / 'tokenizer.json'} must have its tokens in model.vocab and added_tokens ({error!r}); the draft "
+            "model's tokens cannot be compared with it: give --speculative suffix"
+        ) from error

@@ -24,6 +24,14 @@ def check_draft(arch: Arch, draft: Arch, num_ranks: int) -> None:
             f"the draft model must have the vocabulary of the served model, {arch.vocab_size} tokens, but has "
             f"{draft.vocab_size}; give a draft model of the same family, or --speculative suffix"
         )
+    # The plan counts the activations of the served model, which then suffice for both.
+    for width in ("hidden_size", "intermediate_size", "qkv_size"):
+        own, most = getattr(draft, width), getattr(arch, width)
+        if own > most:
+            raise ConfigError(
+                f"the draft model must be no wider than the served model, but its {width} is {own} and not at most "
+                f"{most}; give a smaller draft model, or --speculative suffix"
+            )
     if num_ranks > 1:
         raise ConfigError(
             f"a draft model runs in one process, but tensor_parallel_size is {num_ranks}; give "

@@ -165,6 +165,8 @@ class EngineCore:
     def reset_prefix_cache(self) -> None:
         """Drop every cached block that no request holds."""
         self._scheduler.cache.reset()
+        if self._guesses is not None:
+            self._guesses.forget_answers()
 
     def flush(self) -> StepOutput | None:
         """Deltas of refusals and aborts, without waiting for a step; None if there are none."""
@@ -309,8 +311,8 @@ class EngineCore:
         self._launched.append(_Launched(plan, handle, work, idle_s, awaits_masks))
 
     def _work_of(self, plan: StepPlan, num_scored: int = 0) -> StepWork:
-        """Work of a step that also computes the logits of `num_scored` prompt positions. Drafts are decodes. What the
-        draft model computes before its first draft is left out."""
+        """Work of a step that also computes the logits of `num_scored` prompt positions. Drafts are decodes, of the
+        draft model too. What it computes before its first draft is a chunk."""
         starts, counts = [row.start for row in plan.rows], [row.num_tokens for row in plan.rows]
         num_logits = sum([row.num_draws for row in plan.rows]) + num_scored
         if plan.has_drafts:
@@ -325,6 +327,11 @@ class EngineCore:
             at = [row.start + number for row in plan.rows if row.num_to_draft > number]
             drafts = self._draft_work.step(at, [1] * len(at), len(at))
             step = StepWork(step.phase, step.flops + drafts.flops, step.num_bytes + drafts.num_bytes)
+        behind = [row for row in plan.rows if row.num_to_draft and row.start > row.draft_start]
+        if behind:
+            starts, counts = [row.draft_start for row in behind], [row.start - row.draft_start for row in behind]
+            chunks = self._draft_work.step(starts, counts, 0)
+            step = StepWork(step.phase, step.flops + chunks.flops, step.num_bytes + chunks.num_bytes)
         return step
 
     def _draw_next(self) -> None:

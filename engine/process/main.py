@@ -195,8 +195,9 @@ def _seed_of(work: WorkModel, draft_work: WorkModel | None, peaks: Peaks) -> See
     decode, chunked = (Coefficients(*costs) for costs in work.seconds(peaks))
     if draft_work is None:
         return Seed(decode, chunked)
-    pass_s, draft_s, _ = draft_work.seconds(peaks)[0]
-    return Seed(decode, chunked, replace(decode, pass_s=pass_s, draft_s=draft_s))
+    of_draft, of_prompt = (Coefficients(*costs) for costs in draft_work.seconds(peaks))
+    # Most of the tokens that a draft model computes are those of prompts.
+    return Seed(decode, chunked, replace(decode, pass_s=of_draft.step_s, draft_s=of_prompt.token_s))
 
 
 def serve(core: EngineCore, link: EngineLink, heartbeat: Heartbeat) -> NoReturn:

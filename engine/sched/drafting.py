@@ -31,6 +31,9 @@ _LEAST_GAIN = 1.03
 _GUESS_S, _MOST_SHARE = 1e-4, 0.01
 """Seconds in which the host guesses for a request, and the share of the steps' time that guesses may take while none is
 worth a wait. Measured beside steps that compute on the same 2 cores (AMD EPYC Zen 4, 2026-11-26)."""
+_REST_STEPS, _MOST_REST_STEPS = 8, 16
+"""Steps for which nothing is guessed after a wait for a step that then had no drafts, as without time or blocks; and
+the most of them in a row."""
 _NUM_WAITS, _FORGETTING = 15, 0.999
 """Number of newest waits whose median counts, and what remains of it after each step without drafts: only steps with
 drafts measure it, so what was measured while the machine was busy must not stop drafts for ever."""
@@ -70,6 +73,9 @@ class _Costs(NamedTuple):
     pass_s: float
     """A row's share of a pass of the draft model."""
     draft_s: float
+    most_behind: float
+    """Tokens of prompts that the draft model may compute in a step: they take it no longer than the served model's
+    longest chunk."""
 
     @property
     def rate(self) -> float:
@@ -94,18 +100,20 @@ class _Costs(NamedTuple):
 class Drafting:
     """Adds drafts to planned steps."""
 
-    def __init__(self, guesser: Guesser, model: StepTimeModel, most_draws: int) -> None:
-        """`most_draws`: tokens that a step may draw in all."""
-        self._guesser, self._model, self._most_draws = guesser, model, most_draws
+    def __init__(self, guesser: Guesser, model: StepTimeModel, most_draws: int, most_tokens: int) -> None:
+        """`most_draws`: tokens that a step may draw in all. `most_tokens`: those that it may compute."""
+        self._guesser, self._model, self._most_draws, self._most_tokens = guesser, model, most_draws, most_tokens
         self._odds = DraftOdds() if model.has_draft_model else None
         self._waits = deque[float](maxlen=_NUM_WAITS)
         self._host_s = 0.0
         """Seconds that the device usually waits before a step with drafts."""
         self._gains = DraftGains(_TRIAL_STEPS)
         self._usual_length = float(_USUAL_LENGTH)
-        self._guess_s = _GUESS_S
+        self._guess_s, self._rest_steps = _GUESS_S, _REST_STEPS
         self._num_to_rest = 0
         """Steps for which nothing is guessed, because it was not worth a wait a moment ago."""
+        self._has_waited = False
+        """Whether the next step is planned late because it was to have drafts."""
         self._num_untried = 0
         """Steps since the draft model made drafts."""
 
@@ -121,30 +129,44 @@ class Drafting:
 
     def ended(self, request: Request) -> None:
         """Learn how long answers are."""
-        self._usual_length += _NEWEST_WEIGHT * (request.num_output - self._usual_length)
+        if request.num_output:
+            self._usual_length += _NEWEST_WEIGHT * (request.num_output - self._usual_length)
 
     def add(self, builder: PlanBuilder) -> None:
-        """Add drafts to the rows of a step that is planned otherwise, but not to one whose request was preempted since:
-        its blocks are for another."""
+        """Add drafts to the rows of a step that is planned otherwise."""
         self._num_untried += 1
+        is_trial = self._is_trial
+        num_added = self._add(builder)
+        if self._has_waited and not num_added:
+            self._num_to_rest = self._rest_steps
+        if is_trial and self._has_waited:
+            # A trial ends, even if nothing could be tried: while it lasts, guesses give way to it.
+            self._num_untried = 0
+        self._has_waited = False
+
+    def _add(self, builder: PlanBuilder) -> int:
+        """The number of drafts that were added. None are added to a row of a prompt's last token, before which the
+        engine may have been idle, or of a request that was preempted since: its blocks are for another."""
         self._host_s *= _FORGETTING
         self._gains.planned(len(builder.rows))
         if not self._gains.allows(len(builder.rows)):
-            return
+            return 0
         most = min(builder.budget.num_tokens, self._most_draws - sum([row.samples for row in builder.rows]))
-        if most <= 0:
-            return
         load = StepLoad.of(builder.rows)
-        if not self._could_pay(load, most):
-            return
+        if most <= 0 or not self._could_pay(load, most):
+            return 0
         rows = [
             (index, row.start + 1, entry)
             for index, (row, entry) in enumerate(zip(builder.rows, builder.entries, strict=True))
-            if row.num_tokens == 1 and entry.request.most_drafts > 0 and entry.state is State.RUNNING
+            if row.num_tokens == 1
+            and row.start >= entry.request.num_prompt
+            and entry.request.most_drafts > 0
+            and entry.state is State.RUNNING
         ]
         costs = self._costs(load, len(rows))
         candidates = [self._candidate(index, context, entry, costs, 0) for index, context, entry in rows]
         counts = self._counts(candidates, costs, load, most, builder.budget.seconds_left)
+        num_added = 0
         for candidate, count in zip(candidates, counts, strict=True):
             entry = builder.entries[candidate.row]
             num_drafts = _with_places(entry, candidate.context, count)
@@ -152,6 +174,8 @@ class Drafting:
                 ids = candidate.ids
                 builder.add_drafts(candidate.row, None if ids is None else tuple(ids[:num_drafts]), num_drafts)
                 self._num_untried = 0 if ids is None else self._num_untried
+                num_added += num_drafts
+        return num_added
 
     def is_worth_a_wait(self, running: Iterable[Entry], load: StepLoad) -> bool:
         """Whether the next step should be planned when the results of the launched one, of `load`, are known, because
@@ -160,16 +184,19 @@ class Drafting:
             self._num_to_rest -= 1
             return False
         entries = list(running)
-        if not self._gains.allows(len(entries)) or not self._could_pay(load, self._most_draws):
+        most = min(self._most_draws, self._most_tokens) - len(entries)
+        if most <= 0 or not self._gains.allows(len(entries)) or not self._could_pay(load, most):
             return False
         entries = [entry for entry in entries if entry.request.most_drafts >= 2]
         if not entries:
             return False
         costs = self._costs(load, len(entries))
         candidates = [self._candidate(0, entry.request.total, entry, costs, 1) for entry in entries]
-        is_worth = any(self._counts(candidates, costs, load, self._most_draws, inf))
-        self._num_to_rest = 0 if is_worth else int(len(entries) * self._guess_s / (_MOST_SHARE * costs.base_s or inf))
-        return is_worth
+        self._has_waited = any(self._counts(candidates, costs, load, most, inf))
+        if not self._has_waited:
+            num_steps = len(entries) * self._guess_s / (_MOST_SHARE * costs.base_s or inf)
+            self._num_to_rest = min(int(num_steps), _MOST_REST_STEPS)
+        return self._has_waited
 
     def _could_pay(self, load: StepLoad, most: int) -> bool:
         """Whether `most` drafts would pay if all were right and cost no pass of a draft model. If not, nothing needs to
@@ -184,7 +211,8 @@ class Drafting:
         """Costs of a step of `load`, of whose rows so many may verify drafts."""
         own, drafted = self._model.chunked if load.pairs else self._model.decode, self._model.drafted
         base_s, pass_s = self._model.predict(load), drafted.pass_s / max(num_rows, 1)
-        return _Costs(base_s, load.num_tokens, own.token_s, own.context_s, pass_s, drafted.draft_s)
+        most_behind = self._model.chunked.token_s * self._most_tokens / (drafted.draft_s or inf)
+        return _Costs(base_s, load.num_tokens, own.token_s, own.context_s, pass_s, drafted.draft_s, most_behind)
 
     def _candidate(self, row: int, context: int, entry: Entry, costs: _Costs, num_drawn: int) -> _Candidate:
         """The guess for an entry, or the drafts of the draft model, whichever promise more. `num_drawn`: tokens that a
@@ -193,7 +221,10 @@ class Drafting:
         has_target = entry.request.scheduling.tpot_target_s is not None
         guess = _behind(self._guesser.guess(entry.request), num_drawn)
         guessed = _Candidate(row, context, guess.ids[:most], guess.odds[:most], has_target)
+        num_behind = max(context - 1 - entry.draft_start, 0)
         if self._odds is None or entry.request.params.grammar or reason_against(entry.request.params):
+            return guessed
+        if num_behind > costs.most_behind:
             return guessed
         if entry.draft_counts is None:
             entry.draft_counts = PlaceCounts()
@@ -203,10 +234,11 @@ class Drafting:
             None,
             self._odds.of(entry.draft_counts, most, 0.0 if self._is_trial else costs.least_chance),
             has_target,
-            max(context - 1 - entry.draft_start, 0),
+            num_behind,
             self._num_expected(entry.request),
         )
-        return drafted if _promise(drafted, costs) > _promise(guessed, costs) or self._is_trial else guessed
+        is_tried = self._is_trial and num_behind <= _TRIAL_BEHIND
+        return drafted if is_tried or _promise(drafted, costs) > _promise(guessed, costs) else guessed
 
     def _num_expected(self, request: Request) -> int:
         """Tokens that a request is expected to get yet: as many as is usual, or if it has had those, as many again."""
@@ -227,15 +259,20 @@ class Drafting:
         Takes the likeliest drafts first, and those of requests with a target before all others, as long as each gives
         more tokens a second than the step did without it.
         """
-        counts = [0] * len(candidates)
+        counts, num_behind = [0] * len(candidates), 0
         seconds, given, spent_s = costs.base_s, float(costs.num_given), 0.0
         for chance, place, context in _likeliest_first(candidates):
-            cost_s, counted_s = costs.of(candidates[place], context, is_first=not counts[place])
+            is_first = not counts[place]
+            cost_s, counted_s = costs.of(candidates[place], context, is_first=is_first)
+            behind = candidates[place].num_behind if is_first else 0
             if sum(counts) == most:
                 break
             if spent_s + cost_s > seconds_left or chance * seconds <= counted_s * given:
                 continue
+            if num_behind + behind > costs.most_behind:
+                continue
             counts[place] += 1
+            num_behind += behind
             given, seconds, spent_s = given + chance, seconds + counted_s, spent_s + cost_s
         to_draft = [count for candidate, count in zip(candidates, counts, strict=True) if candidate.ids is None]
         if any(to_draft):

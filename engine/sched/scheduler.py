@@ -79,7 +79,11 @@ class Scheduler:
         self.stats = SchedulerStats()
         self._cache = cache
         self.latency = LatencyPolicy(config.max_num_batched_tokens, config.chunk_split, seed)
-        self._drafting = None if guesser is None else Drafting(guesser, self.latency.model, config.max_draws)
+        self._drafting = (
+            None
+            if guesser is None
+            else Drafting(guesser, self.latency.model, config.max_draws, config.max_num_batched_tokens)
+        )
         self._now = 0.0
         """Time at which the newest step was planned."""
         self._entries: dict[Request, Entry] = {}

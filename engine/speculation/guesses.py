@@ -24,6 +24,8 @@ _LEAST_CHANCE = 0.02
 _TENANT_IDS, _ALL_IDS = 1 << 14, 1 << 18
 """Ids that are remembered of one tenant's answers, and of all. Each takes 205 bytes if no pair repeats, and 46 in ids
 as skewed as those of text (Python 3.11, 2026-11-26)."""
+_LIVE_IDS = 1 << 18
+"""Ids of the prompts of live requests that are guessed for. Each takes 180 bytes: 47 MB. Others are not guessed for."""
 _OWN_WEIGHT = 4.0
 """Guesses of all requests count as this many of a request's own."""
 _FORGETTING = 0.999
@@ -92,15 +94,21 @@ class Guesses:
         """Counts over all requests."""
         self._answers: OrderedDict[tuple[str, str], RecentAnswers] = OrderedDict()
         """By (tenant, cache salt), the last used last."""
+        self._num_live_ids = 0
 
     def open(self, request: Request, grammar: Grammar | None) -> None:
         """Guess for a request from now on, if it can be guessed for. Each needs a `close`."""
-        if not reason_against(request.params):
+        has_room = self._num_live_ids + request.num_prompt <= _LIVE_IDS
+        if has_room and not reason_against(request.params):
             self._live[request] = _Guessed(request, grammar)
+            self._num_live_ids += request.num_prompt
 
     def close(self, request: Request) -> None:
         """Forget a request that has ended, and remember its answer. Nothing if it was not opened."""
-        if self._live.pop(request, None) is None or not self._looks_at_answers:
+        if self._live.pop(request, None) is None:
+            return
+        self._num_live_ids -= request.num_prompt
+        if not self._looks_at_answers:
             return
         key = _owner_of(request)
         answers = self._answers.setdefault(key, RecentAnswers(_TENANT_IDS))
@@ -108,6 +116,10 @@ class Guesses:
         answers.add(request.ids[request.num_prompt :])
         while len(self._answers) * _TENANT_IDS > _ALL_IDS:
             self._answers.popitem(last=False)
+
+    def forget_answers(self) -> None:
+        """Forget the answers of requests that have ended."""
+        self._answers.clear()
 
     def guess(self, request: Request) -> Guess:
         """The continuation of `request.ids`."""

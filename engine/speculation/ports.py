@@ -41,3 +41,7 @@ class LiveGuesser(Guesser, Protocol):
     def close(self, request: Request) -> None:
         """Forget a request that has ended. Nothing if it was not opened."""
         ...
+
+    def forget_answers(self) -> None:
+        """Forget what requests that have ended were answered."""
+        ...

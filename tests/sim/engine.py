@@ -83,7 +83,8 @@ def make_engine(
     scheduler = Scheduler(config, cache, seed, guesses)
     if scheduler._drafting is not None:
         # Steps have drafts although they do not pay: the simulation looks for what is wrong, not for what is slow.
-        scheduler._drafting._gains, scheduler._drafting._guess_s = DraftGains(0), 0.0
+        scheduler._drafting._gains = DraftGains(0)
+        scheduler._drafting._guess_s, scheduler._drafting._rest_steps = 0.0, 0
     device = SimulatedDevice(
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,

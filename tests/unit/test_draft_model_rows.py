@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import msgspec
 import pytest
 
+from inferd.engine.api.cost.step_cost import StepWork
 from inferd.engine.cache.table import KVCache
+from inferd.engine.core.loop import EngineCore
 from inferd.engine.sched.draft_odds import DraftOdds, PlaceCounts
 from inferd.engine.sched.drafting import _TRIAL_DRAFTS, _TRIAL_STEPS
 from inferd.engine.sched.latency.policy import Timing
@@ -79,6 +83,9 @@ def test_rows_share_a_pass() -> None:
         for number in range(num_rows):
             start(scheduler, f"r{number}")
         finish(scheduler, planned(scheduler))
+        if num_rows > 1:
+            # The last token of the prompt, whose other tokens all share.
+            finish(scheduler, planned(scheduler))
         counts.append(sum(row.num_to_draft for row in planned(scheduler).rows))
     assert counts[0] > 0 and counts[1] >= 6
 
@@ -181,6 +188,47 @@ def test_the_time_of_the_host_before_a_step_with_drafts_counts(idle_s: float, is
     assert (last_row(scheduler).num_to_draft > 0) == is_worth
 
 
+def test_a_trial_that_cannot_run_leaves_guesses_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.engine.sched.drafting._TRIAL_BEHIND", 3)
+    given = Given()
+    scheduler = make(given, drafted(20e-3), num_blocks=256)
+    with_guesses = list[bool]()
+    for name in "abcd":
+        given.guesses = {name: sure(9, 9)}
+        request = start(scheduler, name, max_tokens=50)
+        finish(scheduler, planned(scheduler))
+        while not request.is_complete:
+            row = last_row(scheduler)
+            with_guesses.append(bool(row.draft_ids) or request.most_drafts == 0)
+            apply(scheduler, row, 0)
+        scheduler.finish(request)
+    assert len(with_guesses) > 2 * _TRIAL_STEPS and all(with_guesses[: 2 * _TRIAL_STEPS])
+
+
+def test_the_draft_model_computes_no_longer_than_a_chunk_takes() -> None:
+    """A chunk of 64 tokens takes 6.4 ms, in which the draft model computes 6 tokens of a prompt."""
+    counts = []
+    for num_prompt in (6, 7):
+        scheduler = make(Given(), drafted(1e-4, draft_s=DECODE.token_s * 64 / 6.5))
+        start(scheduler, "a", num_prompt=num_prompt)
+        finish(scheduler, planned(scheduler))
+        counts.append(last_row(scheduler).num_to_draft)
+    assert counts[0] > 0 == counts[1]
+
+
+def test_requests_that_were_given_nothing_say_nothing_of_the_length_of_answers() -> None:
+    scheduler = make(Given(), drafted(1e-4))
+    drafting = scheduler._drafting
+    assert drafting is not None
+    before = drafting._usual_length
+    scheduler.finish(start(scheduler, "a"))
+    assert drafting._usual_length == before
+    request = start(scheduler, "b")
+    finish(scheduler, planned(scheduler))
+    scheduler.finish(request)
+    assert drafting._usual_length < before
+
+
 def test_odds_follow_what_was_accepted_at_each_place() -> None:
     odds, own = DraftOdds(), PlaceCounts()
     before = odds.of(own, 5)
@@ -231,3 +279,27 @@ def test_without_a_draft_model_nothing_is_drafted() -> None:
         plans.append(planned(scheduler))
         finish(scheduler, plans[-1])
     assert not any(plan.has_drafts for plan in plans)
+
+
+@dataclass
+class Counted:
+    """A work model that notes what it is asked."""
+
+    asked: list[tuple[list[int], list[int], int]] = field(default_factory=list)
+
+    def step(self, starts: Sequence[int], counts: Sequence[int], num_logits: int) -> StepWork:
+        self.asked.append((list(starts), list(counts), num_logits))
+        return StepWork("decode", 100 * sum(counts), 10)
+
+
+def test_the_work_of_the_draft_model_includes_what_it_computes_before_it_drafts() -> None:
+    """The watchdog takes the work for the measure of how long a step may last."""
+
+    served, draft = Counted(), Counted()
+    core = EngineCore.__new__(EngineCore)
+    core._work, core._draft_work = served, draft  # type: ignore[assignment]
+    rows = (Row(0, 50, 3, True, num_to_draft=2, draft_start=10), Row(1, 7, 1, True))
+    work = core._work_of(StepPlan(0, (), (), rows))
+    assert served.asked == [([50, 51, 52, 7], [1, 1, 1, 1], 4)]
+    assert draft.asked == [([50], [1], 1), ([51], [1], 1), ([10], [40], 0)]
+    assert (work.flops, work.num_bytes) == (400 + 200 + 4000, 40)

@@ -132,7 +132,9 @@ def test_the_likeliest_drafts_are_taken_and_those_with_a_target_before() -> None
     scheduler = make(given, max_draws=8)
     for name, target_s in (("a", None), ("b", None), ("c", 60.0)):
         start(scheduler, name, tpot_target_s=target_s)
-    finish(scheduler, planned(scheduler), {0: (7,), 1: (7,), 2: (7,)})
+    # The second step has the last token of the prompt that all share.
+    finish(scheduler, planned(scheduler))
+    finish(scheduler, planned(scheduler))
     given.guesses = {"a": sure(*range(10, 20), odds=0.6), "b": sure(*range(10, 20)), "c": sure(10, 11, odds=0.3)}
     plan = planned(scheduler)
     num_drafts = {
@@ -259,3 +261,42 @@ def test_drafts_end_where_they_do_not_pay(own_s: float, pays: bool) -> None:
         scheduler.finish(request)
     late = with_drafts[len(with_drafts) // 2 :]
     assert sum(late) > 0.5 * len(late) if pays else 0 < sum(late) < 0.05 * len(late)
+
+
+@pytest.mark.parametrize("limit", ["max_draws", "max_num_batched_tokens"])
+def test_a_step_without_room_for_drafts_is_not_waited_for(limit: str) -> None:
+    given = Given()
+    for room, waits in ((4, False), (5, True)):
+        scheduler = make(given, **{limit: room})
+        for name in "abcd":
+            start(scheduler, name, num_prompt=1)
+            given.guesses[name] = sure(*range(10, 20))
+        planned(scheduler)
+        assert scheduler.awaits_results == waits
+
+
+def test_after_a_wait_for_nothing_there_is_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That there is no block for a draft is known only when the step is planned."""
+    monkeypatch.setattr("inferd.engine.sched.drafting._with_places", lambda entry, first, num_drafts: 0)
+    given = Given({"a": sure(*range(10, 26))})
+    scheduler = make(given)
+    start(scheduler, "a")
+    finish(scheduler, planned(scheduler))
+    waits = list[bool]()
+    for _ in range(8):
+        plan = planned(scheduler)
+        assert not plan.has_drafts
+        waits.append(scheduler.awaits_results)
+        finish(scheduler, plan)
+    assert 1 <= sum(waits) <= len(waits) // 2, waits
+
+
+def test_the_last_token_of_a_prompt_has_no_drafts() -> None:
+    """The engine may have been idle before it, and that time is not the host's."""
+    given = Given({"a": sure(*range(10, 26))})
+    scheduler = make(given)
+    start(scheduler, "a", num_prompt=1)
+    plan = planned(scheduler)
+    assert plan.rows[0].samples and not plan.has_drafts
+    finish(scheduler, plan)
+    assert planned(scheduler).has_drafts

@@ -59,9 +59,35 @@ def test_a_long_list_is_indexed_in_parts() -> None:
     index.update(len(ids) - 1)
     assert index.matches([6, 7])[0].end == 3
     assert not index.matches([7000, 7001]), "all at once: a long prompt would hold up a step"
-    index.update(len(ids) - 1)
-    index.update(len(ids) - 1)
+    for _ in range(len(ids) // 512):
+        index.update(len(ids) - 1)
     assert index.matches([7000, 7001])[0].length == 2
+
+
+def test_only_so_many_ids_of_live_prompts_are_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.engine.speculation.guesses._LIVE_IDS", 20)
+    guesses = Guesses(looks_at_answers=True)
+    first, second, third = (request_of([1, 2, 3, 4, 1, 2, 3, 4, 1, 2]) for _ in range(3))
+    for request in (first, second, third):
+        guesses.open(request, None)
+    assert guesses.guess(first).ids and guesses.guess(second).ids and not guesses.guess(third).ids
+    for request in (first, third):
+        guesses.close(request)
+    guesses.open(third, None)
+    assert guesses.guess(third).ids
+
+
+def test_answers_can_be_forgotten() -> None:
+    guesses = Guesses(looks_at_answers=True)
+    answered = request_of([1, 2])
+    guesses.open(answered, None)
+    answered.ids += WORDS
+    guesses.close(answered)
+    for is_forgotten in (False, True):
+        later = request_of([900, *WORDS[:5]])
+        guesses.open(later, None)
+        assert bool(guesses.guess(later).ids) != is_forgotten
+        guesses.forget_answers()
 
 
 def test_what_repeats_is_guessed_and_goes_on_into_the_guess() -> None:
