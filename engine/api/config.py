@@ -51,7 +51,13 @@ from inferd.engine.api.served import (
     served_precisions,
     served_weights_dtype,
 )
-from inferd.engine.api.speculation import Speculative, check_draft, check_draft_length, speculative_on
+from inferd.engine.api.speculation import (
+    Speculative,
+    check_draft,
+    check_draft_length,
+    check_served,
+    speculative_on,
+)
 from inferd.engine.arch.description import Arch
 
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -87,14 +93,22 @@ def auto_step_tokens(device: Literal["cpu", "cuda"]) -> int:
 
 
 class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a draft model that differ from those of the served model. `resolve` settles the last two."""
+    """Settings of a draft model or draft head that differ from those of the served model. `resolve` settles the last
+    two."""
 
     model_path: str
     keeps_blocks: bool = False
     name: str = ""
     """Name of the model on the command line."""
+    is_head: bool = False
+    """Whether it is a draft head."""
     quantization: Quantization = "none"
     weights_dtype: Dtype = "auto"
+
+    @property
+    def described(self) -> str:
+        """The source of drafts, as users read it."""
+        return f"draft {'head' if self.is_head else 'model'} {self.name}"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +198,7 @@ def resolve(
 ) -> tuple[EngineConfig, MemoryPlan, tuple[Decision, ...]]:
     """Replace every "auto". `draft`: the draft model of `config.draft`. Raises `ConfigError` or `CapacityError` with
     what was asked and what would work."""
+    check_served(facts.arch)
     _check_bounds(config, facts.arch)
     check_ranks(config.tensor_parallel_size, facts.arch)
     check_quantization(config.quantization, facts.arch)

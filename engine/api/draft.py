@@ -1,4 +1,5 @@
-"""Finds the draft model that `--speculative` names, and checks that it has the vocabulary of the served model.
+"""Finds the draft model or draft head that `--speculative` names, and checks that it has the vocabulary of the served
+model.
 
 The engine does not import this module, because it imports `locate`.
 """
@@ -23,13 +24,13 @@ SOURCES: tuple[Speculative, ...] = ("none", "ngram", "suffix", "auto")
 
 
 def source_of(asked: str) -> Speculative:
-    """The kind of source that `--speculative` asks for: any other value is a draft model."""
+    """The kind of source that `--speculative` asks for: any other value is a draft model or a draft head."""
     return next((kind for kind in SOURCES if kind == asked), "model")
 
 
 def read_draft(asked: str, served: Path, *, keeps_blocks: bool) -> tuple[DraftConfig, ModelFacts] | None:
-    """The draft model that `--speculative` names for the model in `served`; None if it names none. Raises `ConfigError`
-    or `ModelError`."""
+    """The draft model or draft head that `--speculative` names for the model in `served`; None if it names none. Raises
+    `ConfigError` or `ModelError`."""
     if source_of(asked) != "model":
         return None
     if not asked.strip():
@@ -56,7 +57,8 @@ def read_draft(asked: str, served: Path, *, keeps_blocks: bool) -> tuple[DraftCo
             f"the draft model must have the vocabulary of the served model, but {difference}; give a draft model of "
             "the same family, or --speculative suffix"
         )
-    return DraftConfig(model_path=str(path), keeps_blocks=keeps_blocks, name=asked), facts
+    is_head = facts.arch.draft_head is not None
+    return DraftConfig(model_path=str(path), keeps_blocks=keeps_blocks, name=asked, is_head=is_head), facts
 
 
 def _difference(served: dict[str, int], draft: dict[str, int]) -> str | None:

@@ -10,19 +10,32 @@ from typing import Literal
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.memory.activations import RULE_PREFIX, RULE_WORDS
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.arch.description import Arch
+from inferd.engine.arch.description import Arch, ArchError, DraftHead
+from inferd.engine.arch.draft_heads import layers_read_by
 
 Speculative = Literal["none", "ngram", "suffix", "auto", "model"]
 """Source of guessed tokens: none, what a request repeats of itself (ngram), that and recent answers (suffix), or what
-suits the device (auto). With a draft model (model), its drafts beside those of suffix."""
+suits the device (auto). With a draft model or a draft head (model), its drafts beside those of suffix."""
+
+
+def check_served(arch: Arch) -> None:
+    """Raises a `ConfigError` if this is no model that can be served."""
+    if arch.draft_head is not None:
+        raise ConfigError(
+            f"{arch.architecture} is a draft head, which drafts for another model; give the model that it was trained "
+            "for, and the head as --speculative"
+        )
 
 
 def check_draft(arch: Arch, draft: Arch, num_ranks: int) -> None:
     """Raises a `ConfigError` if `draft` cannot draft for a model shared by so many ranks."""
+    what = _kind_of(draft)
+    if draft.draft_head is not None:
+        _check_head(arch, draft, draft.draft_head)
     if draft.vocab_size != arch.vocab_size:
         raise ConfigError(
-            f"the draft model must have the vocabulary of the served model, {arch.vocab_size} tokens, but has "
-            f"{draft.vocab_size}; give a draft model of the same family, or --speculative suffix"
+            f"the {what} must have the vocabulary of the served model, {arch.vocab_size} tokens, but has "
+            f"{draft.vocab_size}; give a {what} of the same family, or --speculative suffix"
         )
     # The plan counts the activations of the served model, which then suffice for both.
     for width in ("hidden_size", "intermediate_size", "qkv_size"):
@@ -34,14 +47,37 @@ def check_draft(arch: Arch, draft: Arch, num_ranks: int) -> None:
             )
     if num_ranks > 1:
         raise ConfigError(
-            f"a draft model runs in one process, but tensor_parallel_size is {num_ranks}; give "
+            f"a {what} runs in one process, but tensor_parallel_size is {num_ranks}; give "
             "--tensor-parallel-size 1, or --speculative suffix"
         )
 
 
+def _kind_of(draft: Arch) -> str:
+    return "draft model" if draft.draft_head is None else "draft head"
+
+
+def _check_head(arch: Arch, draft: Arch, head: DraftHead) -> None:
+    """Raises a `ConfigError` if the head was trained for another model."""
+    if head.state_size != arch.hidden_size:
+        raise ConfigError(
+            f"the draft head reads hidden states of {head.state_size} numbers, but those of the served model have "
+            f"{arch.hidden_size}; give a head for this model, or --speculative suffix"
+        )
+    if not head.has_embedding and draft.hidden_size != arch.hidden_size:
+        raise ConfigError(
+            f"a draft head without an embedding must have the hidden size of the served model, {arch.hidden_size}, but "
+            f"has {draft.hidden_size}; give a head for this model, or --speculative suffix"
+        )
+    try:
+        layers_read_by(head, arch.num_layers)
+    except ArchError as error:
+        raise ConfigError(f"{error}; give a head for this model, or --speculative suffix") from error
+
+
 def check_draft_length(arch: Arch, draft: Arch, max_model_len: int) -> None:
-    """Raises a `ConfigError` if `draft` cannot draft for all positions of a sequence."""
-    if draft.max_positions < max_model_len:
+    """Raises a `ConfigError` if `draft` cannot draft for all positions of a sequence. The positions in a draft head's
+    config are no limit: heads are trained on short texts, and draft in longer ones."""
+    if draft.draft_head is None and draft.max_positions < max_model_len:
         raise ConfigError(
             f"the draft model must have at least max_model_len positions, {max_model_len}, but has "
             f"{draft.max_positions}; give --max-model-len {draft.max_positions}, or another draft model"
@@ -52,11 +88,11 @@ def check_draft_length(arch: Arch, draft: Arch, max_model_len: int) -> None:
             "model, or --speculative suffix"
         )
     # The served model's first cache group sees most: its block tables are those of the draft model.
-    for name, model in (("served", arch), ("draft", draft)):
+    for name, model in (("served model", arch), (_kind_of(draft), draft)):
         window = model.cache_groups[0].window
         if window is not None and window < max_model_len:
             raise ConfigError(
-                f"no layer of the {name} model sees more than {window} positions, so with a draft model max_model_len "
+                f"no layer of the {name} sees more than {window} positions, so with a {_kind_of(draft)} max_model_len "
                 f"can be at most {window}, but is {max_model_len}; give --max-model-len {window}, or --speculative "
                 "suffix"
             )

@@ -125,6 +125,29 @@ class CacheGroup:
         return paging.max_blocks(self.window, num_tokens, step_tokens, block_size)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftHead:
+    """The parts of a draft head beside its layer. It drafts from hidden states of another model, the served one."""
+
+    state_size: int
+    """Size of a hidden state of the served model."""
+    layers_read: tuple[int, ...] | None
+    """Number of layers of the served model before each hidden state that is read; None: a low, a middle and a high
+    one."""
+    num_tokens: int
+    """Number of tokens that it may draft."""
+    norms_residual: bool = False
+    """Whether the state that its layer adds to is normed."""
+    has_embedding: bool = False
+    """Whether it has an embedding of its own. Otherwise it has the served model's."""
+    maps_tokens: bool = False
+    """Whether its tokens have other ids than in the served vocabulary."""
+    body: str = ""
+    """Prefix of the names of its tensors."""
+    layer: str = "midlayer."
+    """Prefix of the names of its layer's tensors."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arch:
     """One decoder: `num_layers` times (norm, attention, add, norm, MLP, add), then norm and head. The fields after
@@ -172,6 +195,8 @@ class Arch:
     logits_divisor: float = 1.0
     stored: Stored | None = None
     """How the checkpoint is quantized; None if it holds all matrices in `dtype`."""
+    draft_head: DraftHead | None = None
+    """The rest of a draft head, whose layer this is; None for a model that can be served."""
 
     def __post_init__(self) -> None:
         assert len(self.ropes) == len(self.windows) == self.num_layers
@@ -188,6 +213,16 @@ class Arch:
     @property
     def qkv_size(self) -> int:
         return self.q_size + 2 * self.kv_size
+
+    @property
+    def attention_in_size(self) -> int:
+        """Size of what q, k and v are computed from. A draft head has an embedding beside a hidden state there."""
+        return self.hidden_size if self.draft_head is None else 2 * self.hidden_size
+
+    @property
+    def num_logits(self) -> int:
+        """Number of tokens that may be drawn."""
+        return self.vocab_size if self.draft_head is None else self.draft_head.num_tokens
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:

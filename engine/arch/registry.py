@@ -23,6 +23,7 @@ from inferd.engine.arch import (
     starcoder2,
 )
 from inferd.engine.arch.description import Arch, ArchError
+from inferd.engine.arch.draft_heads import as_stored, describe_draft_head, draft_head_weights, is_draft_head
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.quantization.read import read_quantization
 from inferd.engine.arch.stored import Stored
@@ -59,11 +60,13 @@ def known_architectures() -> tuple[str, ...]:
 
 
 def describe(config: Mapping[str, Any]) -> Arch:
-    """The decoder that a parsed config.json describes; of a wrapper, the decoder of its text part.
+    """The decoder or draft head that a parsed config.json describes; of a wrapper, the decoder of its text part.
 
     Raises `ArchError` for an unknown architecture, a missing field, or a value that is not supported or contradicts
     another one.
     """
+    if is_draft_head(config):
+        return describe_draft_head(config)
     config = text_config(config)
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
@@ -96,12 +99,16 @@ def tensor_names(architecture: str) -> TensorNames:
 
 def weights(arch: Arch) -> WeightMap:
     """The tensors that a checkpoint of `arch` must hold."""
+    if arch.draft_head is not None:
+        return draft_head_weights(arch)
     return weight_map(arch, _FAMILIES[arch.architecture].names)
 
 
 def as_found(arch: Arch, dtypes: Mapping[str, str]) -> Arch:
-    """`arch` with what config.json does not say of a quantized checkpoint: the dtypes of its scales. `dtypes` has the
-    dtype of each tensor, as safetensors headers name it."""
+    """`arch` with what config.json does not say: the dtypes of a quantized checkpoint's scales, or the names of a draft
+    head's tensors. `dtypes` has the dtype of each tensor, as safetensors headers name it."""
+    if arch.draft_head is not None:
+        return as_stored(arch, dtypes)
     if arch.stored is None:
         return arch
     found = {

@@ -42,6 +42,8 @@ class Source:
     shape: Shape
     parameter: str
     row: int = 0
+    dtypes: tuple[str, ...] = FLOATS
+    """Dtypes that it may have, as safetensors headers name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class WeightMap:
     sources: tuple[Source, ...]
     quantized: tuple[QuantizedSource, ...] = ()
     ties: tuple[Tie, ...] = ()
+    unread: tuple[str, ...] = ()
+    """Names of tensors that a checkpoint may hold and that are not read."""
 
     @property
     def all_sources(self) -> tuple[Source | QuantizedSource, ...]:
@@ -139,21 +143,21 @@ class WeightMap:
     def wrong_dtypes(self, found: Mapping[str, str]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
         """(tensor, its dtype, the dtypes that config.json allows) of each tensor with another dtype, as safetensors
         spells them."""
-        floats = (*(tie.tensor for tie in self.ties), *(source.tensor for source in self.sources))
-        known: dict[str, tuple[str, ...]] = dict.fromkeys(floats, FLOATS)
+        known = {tie.tensor: FLOATS for tie in self.ties} | {source.tensor: source.dtypes for source in self.sources}
         known |= {name: tensor.dtypes for source in self.quantized for name, tensor in source.tensors.items()}
         pairs = [(name, dtype, known[name]) for name, dtype in sorted(found.items()) if name in known]
         return tuple(pair for pair in pairs if pair[1] not in pair[2])
 
     def compare(self, found: Mapping[str, Iterable[int]]) -> Contradictions:
         """Compares a checkpoint's tensor shapes with those that the config asks for."""
-        wanted = {source.tensor: StoredTensor("", source.shape, FLOATS) for source in self.sources}
+        wanted = {source.tensor: StoredTensor("", source.shape, source.dtypes) for source in self.sources}
         for source in self.quantized:
             wanted |= source.tensors
         required = {name for name, tensor in wanted.items() if not tensor.is_optional}
         wanted |= {tie.tensor: wanted[tie.equals] for tie in self.ties}
         unread = (*IGNORED_SUFFIXES, *KV_SCALE_SUFFIXES)
         shapes = {name: tuple(shape) for name, shape in found.items() if not name.endswith(unread)}
+        shapes = {name: shape for name, shape in shapes.items() if name not in self.unread}
         return Contradictions(
             missing=tuple(sorted(required - shapes.keys())),
             unexpected=tuple(sorted(shapes.keys() - wanted.keys())),
@@ -267,7 +271,7 @@ def _attention(
     arch: Arch, formats: _Formats, names: TensorNames, theirs: str, ours: str
 ) -> Iterator[Source | QuantizedSource]:
     sizes = (arch.q_size, arch.kv_size, arch.kv_size)
-    yield from _linear(formats, theirs, names.qkv, sizes, arch.hidden_size, f"{ours}.qkv", arch.has_qkv_bias)
+    yield from _linear(formats, theirs, names.qkv, sizes, arch.attention_in_size, f"{ours}.qkv", arch.has_qkv_bias)
     yield from _linear(formats, theirs, (names.o,), (arch.hidden_size,), arch.q_size, f"{ours}.o", arch.has_o_bias)
     if arch.qk_norm is not QKNorm.NONE:
         is_per_head = arch.qk_norm is QKNorm.HEAD

@@ -323,6 +323,9 @@ class EngineCore:
             starts = [start for span, _ in spans for start in span]
             counts = [count for span, count in spans for _ in span]
         step = self._work.step(starts, counts, num_logits)
+        if self._scheduler.config.drafts_follow:
+            followed = self._draft_work.step(starts, counts, 0)
+            step = StepWork(step.phase, step.flops + followed.flops, step.num_bytes + followed.num_bytes)
         for number in range(max([row.num_to_draft for row in plan.rows])):
             at = [row.start + number for row in plan.rows if row.num_to_draft > number]
             drafts = self._draft_work.step(at, [1] * len(at), len(at))

@@ -45,7 +45,7 @@ class Attention:
         self._ranks, own = place.ranks, place.ranks.own
         q_rows, k_rows, v_rows = rows = own.rows(arch, "qkv")
         self._sizes = [end - start for start, end in (q_rows, k_rows, v_rows)]
-        self._qkv = Linear(arch.hidden_size, arch.qkv_size, place.of("qkv"), arch.has_qkv_bias, rows=rows)
+        self._qkv = Linear(arch.attention_in_size, arch.qkv_size, place.of("qkv"), arch.has_qkv_bias, rows=rows)
         self._o = Linear(
             arch.q_size,
             arch.hidden_size,

@@ -24,8 +24,9 @@ from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.layers.rotary import cos_sin_table
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
 from inferd.kernels.embed import embed
+from inferd.kernels.join import join
 from inferd.kernels.paged_attention import AttentionBatch
-from inferd.kernels.scaled_add import scaled
+from inferd.kernels.scaled_add import added, scaled
 
 
 class DecoderLayer:
@@ -77,9 +78,12 @@ class Decoder:
         served_positions: int | None = None,
         recipe: Recipe = UNQUANTIZED,
         ranks: Ranks = ALONE,
+        layers_read: Sequence[int] = (),
     ) -> None:
+        """`layers_read`: number of layers before each hidden state that a draft head reads."""
         place = Placement(dtype, torch.device(device), recipe.layers, recipe.exceptions, ranks)
         self.arch, self.dtype, self.device, self.rank = arch, dtype, place.device, ranks.own
+        self._layers_read = tuple(layers_read)
         table = (arch.vocab_size, arch.hidden_size)
         self._embed = Parameter(table, recipe.narrow or dtype, place.device, self._take_embedding)
         layers = range(arch.num_layers)
@@ -120,7 +124,8 @@ class Decoder:
     def forward(
         self, token_ids: Tensor, batches: Sequence[AttentionBatch], kv: Tensor, kv_scales: Tensor | None = None
     ) -> Tensor:
-        """Final hidden states [T, hidden] in the model's dtype, after the last norm.
+        """Final hidden states [T, hidden] in the model's dtype, after the last norm. If a draft head reads hidden
+        states, they follow in the same row: [T, (1 + states) * hidden], which `parts` takes apart.
 
         token_ids [T] int64. batches: one for each cache group; they differ in their block tables only. kv [planes,
         blocks, 2, G, block_size, D] holds the KV of the earlier positions that a row's layers see, and receives the KV
@@ -140,11 +145,33 @@ class Decoder:
     ) -> Tensor:
         """The rest of `forward`, from the result of `embed`."""
         residual: Tensor | None = None
+        read: dict[int, Tensor] = {}
         for index, layer in enumerate(self._layers):
+            if index in self._layers_read:
+                read[index] = x if residual is None else added(x, residual)
             group, plane = self._kv_places[index]
             scales = None if kv_scales is None else kv_scales[plane]
             x, residual = layer(x, residual, Context(batches[group], self._cos_sin[index], kv[plane], scales))
-        return self._norm(x) if residual is None else self._norm.add(x, residual)[0]
+        if residual is None:
+            hidden, read[len(self._layers)] = self._norm(x), x
+        else:
+            hidden, read[len(self._layers)] = self._norm.add(x, residual)
+        if not self._layers_read:
+            return hidden
+        return join([hidden, *(read[number] for number in self._layers_read)])
+
+    def parts(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(final hidden states [T, hidden], those that a draft head reads [T, states * hidden] or None) of a result of
+        `forward`, [T, ...]."""
+        if not self._layers_read:
+            return states, None
+        hidden, read = torch.split(states, [self.arch.hidden_size, states.shape[1] - self.arch.hidden_size], 1)
+        return hidden.contiguous(), read.contiguous()
+
+    @property
+    def embedding(self) -> Tensor:
+        """[vocab, hidden]"""
+        return self._embedding
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[R, hidden] -> [R, vocab] fp32, written to `out` if it is given. They are the sums of the head's products and

@@ -23,6 +23,7 @@ from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import QuantizedSource, Source, WeightMap
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.draft_head import DraftHead
 from inferd.engine.quant.checkpoints import gguf
 from inferd.engine.quant.checkpoints.reader import DAMAGED, CheckpointError, Rows
 from inferd.engine.quant.checkpoints.registry import READERS
@@ -61,7 +62,7 @@ def recipe_of(
 
 
 def load(
-    decoder: Decoder,
+    decoder: Decoder | DraftHead,
     stored: Mapping[str, TensorInfo],
     progress: Progress | None = None,
     copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
@@ -164,7 +165,10 @@ def _parts(tensor: TensorInfo) -> Iterator[tuple[int, Tensor]]:
 
 
 def _floats(source: Source, row: int, values: Tensor, dtype: torch.dtype) -> Rows:
-    """The rows of a parameter in `dtype`, from its row `row` on. Raises `CheckpointError` for NaN and infinities."""
+    """The rows of a parameter in `dtype`, from its row `row` on. Raises `CheckpointError` for NaN and infinities.
+    Ids stay whole numbers."""
+    if not values.dtype.is_floating_point:
+        return Rows(source.parameter, row, values)
     if torch.finfo(values.dtype).max > torch.finfo(dtype).max:
         values = values.to(dtype)  # a large number becomes infinite here
     _check_finite(source.tensor, values)

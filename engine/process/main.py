@@ -162,6 +162,7 @@ def build(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=ready.max_model_len,
         max_draws=config.most_draws,
+        drafts_follow=config.draft is not None and config.draft.is_head,
     )
     guesses = None if config.speculative == "none" else Guesses(looks_at_answers=config.speculative != "ngram")
     cache = KVCache(

@@ -100,9 +100,19 @@ class _Costs(NamedTuple):
 class Drafting:
     """Adds drafts to planned steps."""
 
-    def __init__(self, guesser: Guesser, model: StepTimeModel, most_draws: int, most_tokens: int) -> None:
-        """`most_draws`: tokens that a step may draw in all. `most_tokens`: those that it may compute."""
+    def __init__(
+        self,
+        guesser: Guesser,
+        model: StepTimeModel,
+        most_draws: int,
+        most_tokens: int,
+        *,
+        drafts_follow: bool = False,
+    ) -> None:
+        """`most_draws`: tokens that a step may draw in all. `most_tokens`: those that it may compute. `drafts_follow`:
+        whether what makes drafts has computed all that the served model has."""
         self._guesser, self._model, self._most_draws, self._most_tokens = guesser, model, most_draws, most_tokens
+        self._drafts_follow = drafts_follow
         self._odds = DraftOdds() if model.has_draft_model else None
         self._waits = deque[float](maxlen=_NUM_WAITS)
         self._host_s = 0.0
@@ -171,6 +181,8 @@ class Drafting:
             entry = builder.entries[candidate.row]
             num_drafts = _with_places(entry, candidate.context, count)
             if num_drafts:
+                if self._drafts_follow:
+                    entry.draft_start = candidate.context - 1
                 ids = candidate.ids
                 builder.add_drafts(candidate.row, None if ids is None else tuple(ids[:num_drafts]), num_drafts)
                 self._num_untried = 0 if ids is None else self._num_untried
@@ -221,7 +233,7 @@ class Drafting:
         has_target = entry.request.scheduling.tpot_target_s is not None
         guess = _behind(self._guesser.guess(entry.request), num_drawn)
         guessed = _Candidate(row, context, guess.ids[:most], guess.odds[:most], has_target)
-        num_behind = max(context - 1 - entry.draft_start, 0)
+        num_behind = 0 if self._drafts_follow else max(context - 1 - entry.draft_start, 0)
         if self._odds is None or entry.request.params.grammar or reason_against(entry.request.params):
             return guessed
         if num_behind > costs.most_behind:

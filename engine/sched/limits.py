@@ -22,6 +22,9 @@ class SchedulerConfig:
     max_model_len: int
     max_draws: int = 0
     """Most tokens that a step with drafts draws, accepted or not."""
+    drafts_follow: bool = False
+    """Whether what makes drafts computes each step's tokens in that step, as a draft head does. Otherwise it computes
+    them when it drafts."""
     ageing_s: float = 10.0
     """Seconds of waiting that are worth one level of priority."""
     watermark: float = 0.01

@@ -79,11 +79,15 @@ class Scheduler:
         self.stats = SchedulerStats()
         self._cache = cache
         self.latency = LatencyPolicy(config.max_num_batched_tokens, config.chunk_split, seed)
-        self._drafting = (
-            None
-            if guesser is None
-            else Drafting(guesser, self.latency.model, config.max_draws, config.max_num_batched_tokens)
-        )
+        self._drafting = None
+        if guesser is not None:
+            self._drafting = Drafting(
+                guesser,
+                self.latency.model,
+                config.max_draws,
+                config.max_num_batched_tokens,
+                drafts_follow=config.drafts_follow,
+            )
         self._now = 0.0
         """Time at which the newest step was planned."""
         self._entries: dict[Request, Entry] = {}

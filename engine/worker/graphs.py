@@ -51,6 +51,8 @@ class Decoded(NamedTuple):
     outcomes: Tensor | None
     """[R] int64 from `Sampler.draw`, which treats every row as a plain one; the ids are in their slots. None if the
     recording draws nothing."""
+    read: Tensor | None
+    """[R, states * hidden]: hidden states that a draft head reads; None without one."""
 
 
 class Recordings:
@@ -159,6 +161,8 @@ class StepGraphs:
         self._query_start = torch.arange(self._max_rows + 1, dtype=torch.int32, device=device.torch_device)
         self._logits: Tensor | None = None
         """Logits of all recordings: one tensor each would be gigabytes."""
+        self._read: Tensor | None = None
+        """The same for hidden states that a draft head reads."""
 
     @property
     def recorded_rows(self) -> tuple[int, ...]:
@@ -185,15 +189,17 @@ class StepGraphs:
             return None
         if self._device.records_all:
             assert self._logits is not None
-            return Decoded(self._logits[:num_rows], output[:num_rows])
-        return Decoded(self._decoder.logits(output[:num_rows]), None)
+            read = None if self._read is None else self._read[:num_rows]
+            return Decoded(self._logits[:num_rows], output[:num_rows], read)
+        hidden, read = self._decoder.parts(output[:num_rows])
+        return Decoded(self._decoder.logits(hidden), None, read)
 
     def record_all(self, progress: Progress | None = None) -> None:
         """Record every number of rows, all of them padding. `progress` as in `Recordings`."""
         assert self._kv.padding_block is not None, "a device that records whole steps pads them"
         self._recordings.record_all(lambda bucket: self._write((), bucket), progress)
         if self.refusal is not None:
-            self._logits = None
+            self._logits = self._read = None
 
     def _write(self, rows: Sequence[tuple[int, int]], bucket: int) -> None:
         num_padding = _width(bucket) - len(rows)
@@ -205,9 +211,14 @@ class StepGraphs:
         """The step that is recorded. A run to record it changes nothing that it reads: on a device that records whole
         steps its rows are padding, and otherwise nothing is drawn."""
         slots, positions = self._rows[: 2 * _width(bucket)].view(2, -1)[:, :bucket].unbind()
-        hidden = self._hidden(slots, positions)
+        states = self._states(slots, positions)
         if not self._device.records_all:
-            return hidden
+            return states
+        hidden, read = self._decoder.parts(states)
+        if read is not None:
+            if self._read is None:
+                self._read = read.new_empty((self._max_rows, read.shape[1]))
+            self._read[:bucket].copy_(read)
         if self._logits is None:
             self._logits = hidden.new_empty((self._max_rows, self._decoder.arch.vocab_size), dtype=torch.float32)
         logits = self._decoder.logits(hidden, out=self._logits[:bucket])
@@ -215,7 +226,7 @@ class StepGraphs:
         write_drawn(token_ids, slots, positions, self._slots.token_ids)
         return outcomes
 
-    def _hidden(self, slots: Tensor, positions: Tensor) -> Tensor:
+    def _states(self, slots: Tensor, positions: Tensor) -> Tensor:
         num_rows, block_size = slots.shape[0], self._kv.block_size
         # Without a padding block the device does not pad.
         padding_block = self._kv.padding_block or 0

@@ -140,17 +140,18 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     checkpoint = Checkpoint.read(Path(config.model_path), keeps_blocks=config.keeps_blocks)
     facts = ModelFacts.of(checkpoint)
     arch, dtype = facts.arch, getattr(torch, config.dtype)
-    draft = read_draft_parts(config)
+    draft = read_draft_parts(config, arch)
     planned = plan_of(config, arch, None if draft is None else draft.arch)
     tuning = _tuning(config)
     choices = _choices(config, tuning)
     recipe, shared = recipe_for(config, arch, choices), None
     if followers.exchange_fd is not None:
         shared = open_ranks(config, arch, recipe, device, 0, followers.exchange_fd, followers.wait_joining)
-    decoder = build_decoder(config, arch, device, recipe, shared or ALONE)
+    layers_read = () if draft is None else draft.layers_read
+    decoder = build_decoder(config, arch, device, recipe, shared or ALONE, layers_read)
     weights_bytes = load_and_measure(decoder, checkpoint, planned, device)
     if draft is not None:
-        weights_bytes += draft.load(planned, device, choices)
+        weights_bytes += draft.load(decoder, planned, device, choices)
     each = "" if shared is None else f" on each of {config.tensor_parallel_size} ranks"
     timer.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}{each}")
 
@@ -192,7 +193,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
         kv_cache_dtype=config.kv_cache_dtype,
         deterministic=deterministic,
         kernels=kernels,
-        speculative=config.speculative if config.draft is None else f"draft model {config.draft.name}",
+        speculative=config.speculative if config.draft is None else config.draft.described,
     )
 
 

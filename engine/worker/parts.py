@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +23,11 @@ from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS, SHORT_KV
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.draft_heads import layers_read_by
 from inferd.engine.arch.ranks import Rank
 from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.draft_head import DraftHead
 from inferd.engine.models.loader import Progress, load, recipe_of
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.recipe import Recipe, cut_groups
@@ -33,6 +35,7 @@ from inferd.engine.quant.scheme import QuantizationError
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.worker.cuda import CudaDevice
 from inferd.engine.worker.device import CpuDevice, Device
+from inferd.engine.worker.draft_heads import HeadDrafts
 from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.ranks import SharedRanks
@@ -121,7 +124,15 @@ def recipe_for(config: EngineConfig, arch: Arch, choices: Choices) -> Recipe:
     return recipe_of(arch, config.quantization, getattr(torch, config.dtype), choices, narrow)
 
 
-def build_decoder(config: EngineConfig, arch: Arch, device: Device, recipe: Recipe, ranks: Ranks) -> Decoder:
+def build_decoder(
+    config: EngineConfig,
+    arch: Arch,
+    device: Device,
+    recipe: Recipe,
+    ranks: Ranks,
+    layers_read: Sequence[int] = (),
+) -> Decoder:
+    """`layers_read`: number of layers before each hidden state that a draft head reads."""
     try:
         return Decoder(
             arch,
@@ -131,12 +142,13 @@ def build_decoder(config: EngineConfig, arch: Arch, device: Device, recipe: Reci
             config.rope_positions,
             recipe,
             ranks,
+            layers_read,
         )
     except QuantizationError as error:
         raise ModelError(f"{config.model_path}: {error}") from error
 
 
-def load_and_measure(decoder: Decoder, checkpoint: Checkpoint, planned: MemoryPlan, device: Device) -> int:
+def load_and_measure(decoder: Decoder | DraftHead, checkpoint: Checkpoint, planned: MemoryPlan, device: Device) -> int:
     """Load the weights and return the bytes that they took. Raises `ModelError` or `CapacityError`."""
     before_bytes = device.memory_in_use()
     try:
@@ -150,7 +162,7 @@ def load_and_measure(decoder: Decoder, checkpoint: Checkpoint, planned: MemoryPl
     return device.memory_in_use() - before_bytes
 
 
-def _load_weights(decoder: Decoder, checkpoint: Checkpoint, device: Device) -> None:
+def _load_weights(decoder: Decoder | DraftHead, checkpoint: Checkpoint, device: Device) -> None:
     try:
         load(decoder, checkpoint.tensors_of(decoder.arch), log_progress(_read), device.upload)
     except CheckpointError as error:
@@ -176,7 +188,7 @@ def log_progress(text_of: Callable[[int, int], str]) -> Progress:
     return progress
 
 
-def allocate_pool(config: EngineConfig, decoder: Decoder, planned: MemoryPlan, device: Device) -> KVPool:
+def allocate_pool(config: EngineConfig, decoder: Decoder | DraftHead, planned: MemoryPlan, device: Device) -> KVPool:
     assert config.num_blocks is not None and config.block_size is not None
     arch, form = decoder.arch, KV_FORMATS.get(precision_of(config).kv_cache)
     dtype = getattr(torch, config.dtype if form is None else form.dtype)
@@ -194,19 +206,24 @@ def make_slots(config: EngineConfig, decoder: Decoder, device: Device) -> Slots:
 
 @dataclass(slots=True)
 class DraftParts:
-    """A draft model while it is loaded."""
+    """A draft model or a draft head while it is loaded."""
 
     config: EngineConfig
     """Its settings, as if it were served."""
     checkpoint: Checkpoint
     arch: Arch
-    decoder: Decoder | None = None
+    layers_read: tuple[int, ...] = ()
+    """Number of layers of the served model before each hidden state that a draft head reads."""
+    decoder: Decoder | DraftHead | None = None
     kv: KVPool | None = None
 
-    def load(self, planned: MemoryPlan, device: Device, choices: Choices) -> int:
+    def load(self, served: Decoder, planned: MemoryPlan, device: Device, choices: Choices) -> int:
         """Load the weights. Returns their bytes."""
         recipe = recipe_for(self.config, self.arch, choices)
-        self.decoder = build_decoder(self.config, self.arch, device, recipe, ALONE)
+        if self.layers_read:
+            self.decoder = DraftHead(self.arch, served, self.layers_read, self.config.max_model_len, recipe)
+        else:
+            self.decoder = build_decoder(self.config, self.arch, device, recipe, ALONE)
         return load_and_measure(self.decoder, self.checkpoint, planned, device)
 
     def allocate(self, planned: MemoryPlan, device: Device) -> int:
@@ -215,30 +232,36 @@ class DraftParts:
         self.kv = allocate_pool(self.config, self.decoder, planned, device)
         return self.kv.num_bytes
 
-    def made(self, slots: Slots, sampler: Sampler, device: Device) -> DraftModel:
-        """The draft model, whose KV lies at the places of the served model's first cache group: that sees most."""
+    def made(self, slots: Slots, sampler: Sampler, device: Device) -> DraftModel | HeadDrafts:
+        """The draft model or draft head. Its KV lies at the places of the served model's first cache group, which sees
+        most."""
         config = self.config
         assert self.decoder is not None and self.kv is not None
         assert config.max_num_batched_tokens is not None and config.deterministic is not None
+        decoder, slots, is_deterministic = self.decoder, slots.of_group(0), config.deterministic
+        if isinstance(decoder, DraftHead):
+            return HeadDrafts(decoder, self.kv, slots, sampler, device, is_deterministic=is_deterministic)
         return DraftModel(
-            self.decoder,
+            decoder,
             self.kv,
-            slots.of_group(0),
+            slots,
             sampler,
             device,
             max_step_tokens=config.max_num_batched_tokens,
             max_draws=config.most_draws,
-            is_deterministic=config.deterministic,
+            is_deterministic=is_deterministic,
         )
 
 
-def read_draft_parts(config: EngineConfig) -> DraftParts | None:
-    """The draft model of these settings, with nothing loaded; None if there is none."""
+def read_draft_parts(config: EngineConfig, served: Arch) -> DraftParts | None:
+    """The draft model or draft head of these settings, with nothing loaded; None if there is none."""
     draft = config.of_draft
     if draft is None:
         return None
     checkpoint = Checkpoint.read(Path(draft.model_path), keeps_blocks=draft.keeps_blocks)
-    return DraftParts(draft, checkpoint, ModelFacts.of(checkpoint).arch)
+    arch = ModelFacts.of(checkpoint).arch
+    head = arch.draft_head
+    return DraftParts(draft, checkpoint, arch, () if head is None else layers_read_by(head, served.num_layers))
 
 
 def out_of_memory(

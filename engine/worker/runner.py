@@ -32,6 +32,7 @@ from inferd.engine.sched.plan import (
     TokenMasks,
 )
 from inferd.engine.worker.device import Device
+from inferd.engine.worker.draft_heads import HeadDrafts
 from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.followers import Followers
 from inferd.engine.worker.graphs import StepGraphs
@@ -59,7 +60,9 @@ class _Computed(NamedTuple):
     pooled: Pooled | None = None
     """Pooled vectors of the rows that end a pooled prompt."""
     drafts: Tensor | None = None
-    """[N] int64: drafts that the draft model made, of the rows that ask for them, in their order."""
+    """[N] int64: drafts that the worker made, of the rows that ask for them, in their order."""
+    read: Tensor | None = None
+    """[T, states * hidden]: hidden states that a draft head reads, in the order of the step's tokens."""
 
 
 class _Draw(NamedTuple):
@@ -94,12 +97,12 @@ class Runner:
         max_step_tokens: int = sys.maxsize,
         max_draws: int = 0,
         followers: Followers | None = None,
-        draft_model: DraftModel | None = None,
+        draft_model: DraftModel | HeadDrafts | None = None,
     ) -> None:
         """Unless `is_deterministic`, a GPU may use other kernels for long chunks of a prompt than for short ones, and
         cut a sequence's keys by what else is in the step. Steps have at most `max_step_tokens` tokens, and draw
         at most `max_draws` if they verify drafts. `followers`: other ranks, which run the same plans. `draft_model`
-        makes the drafts of rows that ask for them."""
+        makes the drafts of rows that ask for them. It may be a draft head, which follows each step."""
         self._is_deterministic, self._followers = is_deterministic, followers or Followers()
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
         self._graphs = StepGraphs(
@@ -116,7 +119,7 @@ class Runner:
 
     @property
     def draft_arch(self) -> Arch | None:
-        """Description of the draft model; None if there is none."""
+        """Description of the draft model or the draft head; None if there is none."""
         return None if self._draft_model is None else self._draft_model.arch
 
     @property
@@ -171,7 +174,7 @@ class Runner:
         self._slots.write_drafts(plan.rows)
         drafts = None if self._draft_model is None else self._draft_model.draft(plan.rows)
         computed = self._decode(plan.rows) or self._compute(plan)
-        step = _LaunchedStep(plan, started_s, computed._replace(drafts=drafts), self._draw, self._device)
+        step = _LaunchedStep(plan, started_s, computed._replace(drafts=drafts), self._end, self._device)
         if not awaits_masks:
             step.sample(NO_MASKS)
         return step
@@ -186,17 +189,18 @@ class Runner:
             return None
         tokens = [(row.slot, row.start + number) for row in rows for number in range(row.num_tokens)]
         decoded = self._graphs.decode(tokens)
-        return None if decoded is None else _Computed(decoded.logits, decoded.outcomes)
+        return None if decoded is None else _Computed(decoded.logits, decoded.outcomes, read=decoded.read)
 
     def _compute(self, plan: StepPlan) -> _Computed:
         """Run a step of any kind: its layers by a recording if there is one, the rest call by call."""
         first_tokens = [0, *accumulate(row.num_tokens for row in plan.rows)]
-        hidden = self._mixed.forward(plan.rows) if self._device.records_all else None
-        if hidden is None:
+        states = self._mixed.forward(plan.rows) if self._device.records_all else None
+        if states is None:
             batch = Batch.build(
                 plan, self._slots, self._kv.block_size, self._device, is_deterministic=self._is_deterministic
             )
-            hidden = self._decoder.forward(batch.token_ids, batch.attention, self._kv.data, self._kv.scales)
+            states = self._decoder.forward(batch.token_ids, batch.attention, self._kv.data, self._kv.scales)
+        hidden, read = self._decoder.parts(states)
         last_tokens = [
             token
             for row, end in zip(plan.rows, first_tokens[1:], strict=True)
@@ -210,9 +214,17 @@ class Runner:
             for index, row in enumerate(plan.rows)
             if (parts := self._prompt_logprobs(row, hidden, first_tokens[index]))
         }
-        return _Computed(logits, scored=scored, pooled=self._pooler.pool(plan.rows, hidden, first_tokens))
+        pooled = self._pooler.pool(plan.rows, hidden, first_tokens)
+        return _Computed(logits, scored=scored, pooled=pooled, read=read)
 
     @torch.inference_mode()
+    def _end(self, plan: StepPlan, computed: _Computed, token_masks: TokenMasks) -> _Drawn | None:
+        """Draw, and let a draft head compute the step's positions, for which it needs the tokens that follow them."""
+        drawn = self._draw(plan, computed, token_masks)
+        if computed.read is not None and isinstance(self._draft_model, HeadDrafts):
+            self._draft_model.follow(plan.rows, computed.read)
+        return drawn
+
     def _draw(self, plan: StepPlan, computed: _Computed, token_masks: TokenMasks) -> _Drawn | None:
         """Draw the sampling rows that the step did not draw itself, and write the ids to their slots."""
         logits, outcomes = computed.logits, computed.outcomes
@@ -272,12 +284,12 @@ class _LaunchedStep:
         plan: StepPlan,
         started_s: float,
         computed: _Computed,
-        draw: Callable[[StepPlan, _Computed, TokenMasks], _Drawn | None],
+        end: Callable[[StepPlan, _Computed, TokenMasks], _Drawn | None],
         device: Device,
     ) -> None:
         self._plan, self._started_s, self._scored = plan, started_s, computed.scored
         self._pooled, self._drafts = computed.pooled, computed.drafts
-        self._draw, self._device = draw, device
+        self._end, self._device = end, device
         self._computed: _Computed | None = computed
 
     def sample(self, masks: TokenMasks) -> None:
@@ -285,7 +297,7 @@ class _LaunchedStep:
         # Frees the logits before the results have arrived.
         computed, self._computed = self._computed, None
         assert computed is not None, "a step draws once"
-        self._drawn = drawn = self._draw(self._plan, computed, masks)
+        self._drawn = drawn = self._end(self._plan, computed, masks)
         self._tables = [drawn.logprobs] if drawn is not None and drawn.logprobs is not None else []
         self._tables += [part for parts in self._scored.values() for part in parts]
         outcomes = [] if drawn is None else [drawn.outcomes]

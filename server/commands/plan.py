@@ -37,7 +37,7 @@ from inferd.engine.api.served import (
     served_precisions,
     served_weights_dtype,
 )
-from inferd.engine.api.speculation import check_draft, check_draft_length, speculative_on
+from inferd.engine.api.speculation import check_draft, check_draft_length, check_served, speculative_on
 
 _OVERHEAD = re.compile(r"(\d{1,3}(?:\.\d+)?)(?:-(\d{1,3}(?:\.\d+)?))?", re.ASCII)
 
@@ -138,6 +138,7 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     overhead = _overhead(asked.overhead)
     found = _read(asked)
     facts = found.facts
+    check_served(facts.arch)
     check_ranks(asked.tensor_parallel_size, facts.arch)
     precision = _precision(asked, facts)
     work = _workload(asked, facts, machine)

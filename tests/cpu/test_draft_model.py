@@ -53,9 +53,11 @@ class NoGuesses:
 
 
 class Drafted:
-    """A worker with a draft model."""
+    """A worker with a draft model or a draft head."""
 
     def __init__(self, path: Path, draft_path: Path, **settings: Any) -> None:
+        facts, draft = (ModelFacts.of(Checkpoint.read(found)) for found in (path, draft_path))
+        is_head = draft.arch.draft_head is not None
         asked = EngineConfig(
             model_path=str(path),
             kv_memory_bytes=16 * 2**20,
@@ -63,10 +65,9 @@ class Drafted:
             block_size=16,
             max_num_batched_tokens=64,
             speculative="model",
-            draft=DraftConfig(model_path=str(draft_path), name="small"),
+            draft=DraftConfig(model_path=str(draft_path), name="small", is_head=is_head),
             **settings,
         )
-        facts, draft = (ModelFacts.of(Checkpoint.read(found)) for found in (path, draft_path))
         self.config, self.planned, _ = resolve(asked, facts, Machine.detect(), draft)
         self.runner: Runner
         self.ready: Ready
@@ -74,9 +75,13 @@ class Drafted:
 
     def core(self, *, drafts: bool, num_blocks: int = 0, guesses: NoGuesses | KnownAnswers | None = None) -> EngineCore:
         config = self.config
-        assert config.num_blocks and config.block_size and config.max_model_len
+        assert config.num_blocks and config.block_size and config.max_model_len and config.draft
         limits = SchedulerConfig(
-            max_num_seqs=40, max_num_batched_tokens=64, max_model_len=config.max_model_len, max_draws=64
+            max_num_seqs=40,
+            max_num_batched_tokens=64,
+            max_model_len=config.max_model_len,
+            max_draws=64,
+            drafts_follow=config.draft.is_head,
         )
         cache = KVCache(num_blocks or config.num_blocks, config.block_size, self.runner.cache_windows, step_tokens=64)
         guesses = (guesses or NoGuesses()) if drafts else None

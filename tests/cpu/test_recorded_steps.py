@@ -13,11 +13,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.arch.registry import describe
 from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.draft_head import DraftHead
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, RowStatus, StepPlan, StepResult, TableUpdate
 from inferd.engine.worker import graphs, mixed_graphs
 from inferd.engine.worker.device import CpuDevice
+from inferd.engine.worker.draft_heads import HeadDrafts
 from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
@@ -29,6 +32,10 @@ from tests.cpu.checkpoints import Case, random_decoder
 VOCAB, BLOCK, MAX_LEN, NUM_SLOTS, BLOCKS_EACH = 199, 16, 64, 6, 4
 WINDOWED = Case("gemma2", "gemma2", {"vocab_size": VOCAB, "num_hidden_layers": 3, "head_dim": 32, "sliding_window": 20})
 CAPPED = Case("granite", "granite", {"vocab_size": VOCAB, "num_hidden_layers": 2, "logits_scaling": 3.0})
+EAGLE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": MAX_LEN, "rms_norm_eps": 1e-6,
+}  # fmt: skip
 PLAIN: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.8},
@@ -242,6 +249,36 @@ def test_replayed_passes_of_a_draft_model_are_its_passes() -> None:
         num_drafted += plan.has_drafts
     assert num_drafted > 60
     assert device.events.count("replay") > 150
+
+
+def with_draft_head(engine: Engine, device: CpuDevice) -> tuple[Engine, KVPool]:
+    runner, read = engine.runner, (0, 2, 3)
+    runner._decoder._layers_read, runner._decoder._is_read = read, True
+    config = {**EAGLE, "vocab_size": VOCAB, "eagle_aux_hidden_state_layer_ids": list(read)}
+    head = DraftHead(describe(config), runner._decoder, read, MAX_LEN)
+    generator = torch.Generator().manual_seed(3)
+    for parameter in head.parameters().values():
+        parameter.write(0, torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5)
+    kv = KVPool.allocate(head.arch, engine.num_blocks, BLOCK, torch.bfloat16, device)
+    kv.data.zero_()
+    runner._draft_model = HeadDrafts(head, kv, engine.slots.of_group(0), runner._sampler, device)
+    return engine, kv
+
+
+def test_a_draft_head_reads_the_same_of_replayed_steps() -> None:
+    """Its KV shows what it read, of decodes with and without drafts, and of prompts."""
+    device = CapturingDevice()
+    recorded, kv = with_draft_head(Engine(WINDOWED, device), device)
+    called, called_kv = with_draft_head(by_calls(WINDOWED), CpuDevice(1))
+    company = DraftModelCompany(called.num_groups, PLAIN + SPECIAL, Random(4))
+    company.draft_starts = {}
+    num_drafted = 0
+    for plan in company.plans(100):
+        assert recorded.runner.execute(plan).rows == called.runner.execute(plan).rows
+        assert torch.equal(kv.data[:, : called.num_blocks].view(torch.uint8), called_kv.data.view(torch.uint8))
+        num_drafted += plan.has_drafts
+    assert num_drafted > 40
+    assert device.events.count("replay") > 60
 
 
 def test_a_token_that_a_pass_writes_behind_a_known_one_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

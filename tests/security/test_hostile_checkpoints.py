@@ -18,6 +18,7 @@ from benchmarks.quality.checkpoint_formats import FORMATS, Format
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.arch.draft_heads import EAGLE3_ARCHITECTURES
 from inferd.engine.arch.registry import known_architectures
 from tests.cpu.quantized_checkpoints import config_json
 from tests.e2e.conftest import INFERD, Daemon, start
@@ -144,7 +145,7 @@ HOSTILE_VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("architecture", known_architectures())
+@pytest.mark.parametrize("architecture", [*known_architectures(), EAGLE3_ARCHITECTURES[0]])
 def test_no_value_of_any_field_of_a_config_breaks_its_reader(architecture: str) -> None:
     """A value is accepted or refused with an error of ours. No other exception is raised."""
     tiny = json.loads((EMBEDDED_PATH / "config.json").read_text())

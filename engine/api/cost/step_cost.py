@@ -97,9 +97,9 @@ class WorkModel:
         return cls(
             token_flops=2 * _layer_weights(arch),
             token_bytes=arch.hidden_size * dtype_bytes + arch.num_layers * kv_bytes,
-            logits_flops=2 * arch.hidden_size * arch.vocab_size,
+            logits_flops=2 * arch.hidden_size * arch.num_logits,
             logits_bytes=_LOGIT_BYTES * arch.vocab_size,
-            weight_bytes=sum(parts[name] for name in ("attention", "MLP", "norms")),
+            weight_bytes=sum(parts.get(name, 0) for name in ("projection", "attention", "MLP", "norms")),
             head_bytes=parts["head"],
             attention=tuple(
                 AttentionCost(window, 4 * arch.q_size * num_layers, kv_bytes * num_layers)

@@ -56,7 +56,9 @@ CUT_ROWS = 64
 _CUT_BYTES = 5
 """Bytes of a token of such a row, rounded up."""
 
-
+HEAD_STATES = 16
+"""Number of newest positions of a slot whose states a draft head keeps: those that a row with the most drafts draws
+behind (`engine/speculation`, which a test compares)."""
 SPECULATIVE_DRAWS = 32
 """Tokens that a step may draw if it verifies guesses, however few requests run."""
 
@@ -135,11 +137,21 @@ def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Par
 
 def _drafting(work: Workload) -> Formula:
     """A draft model's rotary tables, and on a GPU its recorded passes. Its other tensors are smaller than those of the
-    served model, which exist when they do not."""
+    served model, which exist when they do not. A draft head has token ids, the states of each slot's newest positions,
+    and hidden states of a step as they are read and side by side."""
     if work.draft is None:
         return NOTHING
     arch, precision = work.draft.arch, work.draft.precision
-    return _rotary(arch, work) + _recorded(arch, precision, replace(work, step_tokens=0))
+    parts = _rotary(arch, work) + _recorded(arch, precision, replace(work, step_tokens=0))
+    head = arch.draft_head
+    if head is None:
+        return parts
+    if head.maps_tokens:
+        parts += term(head.num_tokens, "tokens") * term(8, "B")
+    num_read = len(head.layers_read or (0, 0, 0))
+    kept = term(work.num_seqs, "slots") * term(HEAD_STATES, "states") * term(arch.hidden_size)
+    read = term(work.step_tokens, "tokens") * term(2 * num_read + 1, "states") * term(head.state_size)
+    return parts + (kept + read) * precision.dtype_bytes
 
 
 def _standby(work: Workload) -> Formula:

@@ -24,6 +24,7 @@ from inferd.engine.api.memory.precision import (
     stored_as,
 )
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.draft_heads import TOKEN_OFFSETS
 from inferd.engine.arch.ranks import Rank, num_rows, within
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.stored import Layout
@@ -82,12 +83,13 @@ def plan_memory(arch: Arch, precision: Precision, work: Workload, pool: Formula)
 def weight_parts(
     arch: Arch, precision: Precision, device: Literal["cpu", "cuda"] = "cpu", num_ranks: int = 1
 ) -> tuple[Part, ...]:
-    """Embedding, attention, MLP, norms and head, without those that take no memory of their own."""
+    """Embedding, attention, MLP, norms and head, without those that take no memory of their own. A draft head has a
+    projection of hidden states too."""
     shapes: dict[str, dict[str, Shape]] = {}
     for name, shape in _parameters(arch, num_ranks).items():
         shapes.setdefault(_part_of(name), {})[name] = shape
     parts = []
-    for name in ("embedding", "attention", "MLP", "norms"):
+    for name in ("embedding", "projection", "attention", "MLP", "norms"):
         parts.append(Part(name, _total(arch, precision, shapes.pop(name, {}))))
     head = shapes.pop("head", {})
     assert not shapes, f"parameters that no part of the plan holds: {shapes}"
@@ -176,7 +178,9 @@ def _parameters(arch: Arch, num_ranks: int = 1) -> Mapping[str, Shape]:
     rank, first_rows = Rank(0, num_ranks), Counter[str]()
     kept: dict[str, Shape] = {}
     for name, shape in weights(arch).parameters().items():
-        if _part_of(name) in ("embedding", "norms"):
+        if name == TOKEN_OFFSETS:
+            continue  # not in the dtype; `activations` counts them
+        if _part_of(name) in ("embedding", "norms") or arch.draft_head is not None:
             kept[name] = shape
             continue
         matrix, _, kind = name.rpartition(".")
@@ -198,7 +202,8 @@ def _part_of(parameter: str) -> str:
     name = parameter.split(".", 2)[2] if parameter.startswith("layers.") else parameter
     if "norm" in name:
         return "norms"
-    return {"embed": "embedding", "attention": "attention", "mlp": "MLP", "lm_head": "head"}[name.partition(".")[0]]
+    parts = {"embed": "embedding", "fc": "projection", "attention": "attention", "mlp": "MLP", "lm_head": "head"}
+    return parts[name.partition(".")[0]]
 
 
 def _total(arch: Arch, precision: Precision, shapes: Mapping[str, Shape]) -> Formula:

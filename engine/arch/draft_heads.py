@@ -1,0 +1,123 @@
+"""Draft heads: one layer that drafts from hidden states of the model that it was trained for. Their configs, and the
+names of their tensors.
+
+An EAGLE-3 head (Li et al. 2025, arXiv:2503.01840) has a checkpoint of its own, in one of two formats: that of the
+paper's authors, or that of the library speculators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from inferd.engine.arch import llama
+from inferd.engine.arch.description import Arch, ArchError, DraftHead
+from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.weights import Source, TensorNames, WeightMap, weight_map
+
+EAGLE3_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
+_NAMES = TensorNames(attention_norm=None)
+_LAYER = "model.layers.0."
+_LAYERS = ("midlayer.", "layers.0.")
+_MOST_READ = 64
+"""Most hidden states that a head may read."""
+
+
+def is_draft_head(config: Mapping[str, Any]) -> bool:
+    """Whether a parsed config.json says that its checkpoint is a draft head."""
+    names = config.get("architectures")
+    is_named = isinstance(names, list) and any(name in EAGLE3_ARCHITECTURES for name in names)
+    return is_named or "speculators_model_type" in config
+
+
+def describe_draft_head(config: Mapping[str, Any]) -> Arch:
+    """The draft head that a parsed config.json describes. Raises `ArchError`."""
+    fields = Fields(config, EAGLE3_ARCHITECTURES[0])
+    if fields.has("speculators_model_type") and fields.value("speculators_model_type") != "eagle3":
+        raise fields.refuse("speculators_model_type", "must be eagle3")
+    if fields.has("quantization_config"):
+        raise fields.refuse("quantization_config", "must be absent from a draft head")
+    layer = fields.section("transformer_layer_config")
+    if layer is None:
+        layer = fields
+    elif not (layer.has("dtype") or layer.has("torch_dtype")):
+        layer = layer.with_defaults(dtype=fields.dtype())
+    if layer.integer("num_hidden_layers", default=1) != 1:
+        raise layer.refuse("num_hidden_layers", "must be 1 for a draft head")
+    arch = llama.describe(EAGLE3_ARCHITECTURES[0], layer.with_defaults(num_hidden_layers=1, hidden_act="silu"))
+    num_tokens = fields.integer("draft_vocab_size", default=arch.vocab_size, maximum=arch.vocab_size)
+    draft_head = DraftHead(
+        state_size=fields.integer("target_hidden_size", default=arch.hidden_size),
+        layers_read=_layers_read(fields),
+        num_tokens=num_tokens,
+        maps_tokens=num_tokens < arch.vocab_size,
+        norms_residual=fields.boolean("norm_before_residual", default=False),
+    )
+    return replace(arch, tie_embeddings=False, draft_head=draft_head)
+
+
+def _layers_read(fields: Fields) -> tuple[int, ...] | None:
+    """Number of layers before each hidden state that is read; None if the config does not say. At the top level, and
+    in vLLM, number i is the input of layer i. In `eagle_config`, and in SGLang, it is the output of layer i."""
+    name, section = "eagle_aux_hidden_state_layer_ids", fields.section("eagle_config")
+    holder, shift = (fields, 0) if fields.has(name) or section is None else (section, 1)
+    if not holder.has(name):
+        return None
+    found = holder.value(name)
+    if not isinstance(found, list) or not 1 <= len(found) <= _MOST_READ or any(type(one) is not int for one in found):
+        raise holder.refuse(name, f"must be a list of 1 to {_MOST_READ} whole numbers")
+    return tuple(number + shift for number in found)
+
+
+def layers_read_by(draft_head: DraftHead, num_layers: int) -> tuple[int, ...]:
+    """Number of layers of the served model before each hidden state that the head reads. Raises `ArchError` if the
+    served model has too few layers."""
+    read = draft_head.layers_read or (2, num_layers // 2, num_layers - 3)
+    wrong = [number for number in read if not 0 <= number <= num_layers]
+    if wrong:
+        raise ArchError(
+            f"the draft head reads the hidden state behind {wrong[0]} layers, but the served model has {num_layers}"
+        )
+    return read
+
+
+def as_stored(arch: Arch, tensors: Mapping[str, Any]) -> Arch:
+    """`arch` with what config.json does not say of a draft head: how its tensors are named, and which it leaves out."""
+    head = arch.draft_head
+    assert head is not None
+    body = "model." if any(name.startswith("model.") for name in tensors) else ""
+    layer = next((own for own in _LAYERS if any(name.startswith(body + own) for name in tensors)), _LAYERS[0])
+    found = replace(
+        head,
+        has_embedding=f"{body}embed_tokens.weight" in tensors,
+        maps_tokens=head.maps_tokens or f"{body}d2t" in tensors,
+        body=body,
+        layer=body + layer,
+    )
+    return replace(arch, draft_head=found)
+
+
+def draft_head_weights(arch: Arch) -> WeightMap:
+    """Every tensor of a draft head."""
+    head, size = arch.draft_head, arch.hidden_size
+    assert head is not None
+    sources = [
+        replace(source, tensor=source.tensor.replace(_LAYER, head.layer).replace("model.", head.body))
+        for source in weight_map(arch, _NAMES).sources
+        if source.parameter != "lm_head.weight" and (head.has_embedding or source.parameter != "embed.weight")
+    ]
+    num_read = len(head.layers_read or (0, 0, 0))
+    sources += [
+        Source(f"{head.body}fc.weight", (size, num_read * head.state_size), "layers.0.fc.weight"),
+        Source(f"{head.layer}input_layernorm.weight", (size,), "layers.0.embedding_norm.weight"),
+        Source(f"{head.layer}hidden_norm.weight", (size,), "layers.0.state_norm.weight"),
+        Source("lm_head.weight", (head.num_tokens, size), "lm_head.weight"),
+    ]
+    if head.maps_tokens:
+        sources.append(Source(f"{head.body}d2t", (head.num_tokens,), TOKEN_OFFSETS, dtypes=("I64", "I32")))
+    return WeightMap(tuple(sources), unread=(f"{head.body}t2d",))
+
+
+TOKEN_OFFSETS = "token_offsets"
+"""Parameter of a draft head: number i is the id of its token i in the served vocabulary, less i."""

@@ -1,0 +1,141 @@
+"""A draft head: from a hidden state of the served model and the next token it makes a state, from which the token after
+the next is drafted. That state takes the place of the served model's hidden state for the draft after it.
+
+It is one layer, with KV of its own. It knows no requests and no sampling, as `decoder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from inferd.engine.arch.description import Arch
+from inferd.engine.arch.draft_heads import TOKEN_OFFSETS
+from inferd.engine.arch.ranks import ONE_RANK
+from inferd.engine.layers.attention import Attention, Context
+from inferd.engine.layers.branch import Act, Branch
+from inferd.engine.layers.linear import Linear
+from inferd.engine.layers.mlp import MLP
+from inferd.engine.layers.norm import NoNorm, RMSNorm, rms_norm_of
+from inferd.engine.layers.parameter import Parameter
+from inferd.engine.layers.placement import Placement
+from inferd.engine.layers.rotary import cos_sin_table
+from inferd.engine.models.decoder import Decoder
+from inferd.engine.quant.checkpoints.reader import CheckpointError
+from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
+from inferd.kernels.embed import embed
+from inferd.kernels.join import join
+from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.scaled_add import added
+
+
+class _GivenInputs(Branch):
+    """A branch whose input is not the norm of its stream: it is given as (input, stream)."""
+
+    def __init__(self) -> None:
+        self.norm = self.after = NoNorm()
+
+    def enter(
+        self, linear: Linear, x: Tensor, residual: Tensor | None, act: Act | None = None
+    ) -> tuple[Tensor, Tensor]:
+        assert residual is not None and act is None
+        return linear(x), residual
+
+
+class DraftHead:
+    """An EAGLE-3 head of `arch` beside the model `served`, in its dtype and on its device."""
+
+    rank = ONE_RANK
+    _embedding: Tensor | None = None
+    _token_ids: Tensor | None = None
+    """[tokens] int64: id in the served vocabulary of each token that it may draft; None: all have their own."""
+
+    def __init__(
+        self,
+        arch: Arch,
+        served: Decoder,
+        layers_read: Sequence[int],
+        max_positions: int | None = None,
+        recipe: Recipe = UNQUANTIZED,
+    ) -> None:
+        """`layers_read`: number of layers of the served model before each hidden state that it reads.
+        `max_positions`: most positions of a sequence (default: all that the head was trained on)."""
+        head, size = arch.draft_head, arch.hidden_size
+        assert head is not None
+        self.arch, self.dtype, self._served, self._norms_residual = arch, served.dtype, served, head.norms_residual
+        place = Placement(served.dtype, served.device, recipe.layers)
+        self._fc = Linear(len(layers_read) * head.state_size, size, place)
+        self._embedding_norm, self._state_norm, self._norm = (rms_norm_of(arch, size, place) for _ in range(3))
+        self._mlp_branch = Branch(arch, place)
+        self._attention, self._mlp = Attention(arch, 0, place, _GivenInputs()), MLP(arch, place, self._mlp_branch)
+        logits_place = replace(place, scheme=recipe.head)
+        self._lm_head = Linear(size, head.num_tokens, logits_place, out_dtype=torch.float32)
+        num_positions = max_positions or arch.max_positions
+        self._cos_sin = cos_sin_table(arch.ropes[0], num_positions, place.device, arch.max_positions)
+        self._own: dict[str, Parameter] = {}
+        if head.has_embedding:
+            table = (arch.vocab_size, size)
+            self._own["embed.weight"] = Parameter(table, recipe.narrow or served.dtype, place.device, self._take_table)
+        if head.maps_tokens:
+            self._own[TOKEN_OFFSETS] = Parameter((head.num_tokens,), torch.int64, place.device, self._take_offsets)
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Every parameter, by its name in the weight map."""
+        return self._own | dict(self._of_modules())
+
+    def _of_modules(self) -> Iterator[tuple[str, Parameter]]:
+        modules: dict[str, Linear | Attention | MLP | RMSNorm] = {
+            "layers.0.fc": self._fc,
+            "layers.0.embedding_norm": self._embedding_norm,
+            "layers.0.state_norm": self._state_norm,
+            "layers.0.attention": self._attention,
+            "layers.0.mlp": self._mlp,
+            "norm": self._norm,
+            "lm_head": self._lm_head,
+        }
+        for name, module in modules.items():
+            yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
+        yield from ((f"layers.0.mlp_norm.{part}", parameter) for part, parameter in self._mlp_branch.norm.parameters())
+
+    def read(self, states: Tensor) -> Tensor:
+        """[T, states * hidden of the served model], the hidden states side by side -> [T, hidden]."""
+        return self._fc(states)
+
+    def forward(
+        self, token_ids: Tensor, states: Tensor, batch: AttentionBatch, kv: Tensor, kv_scales: Tensor | None = None
+    ) -> Tensor:
+        """The states [T, hidden] behind these positions. token_ids [T] int64: the token that follows each position.
+        states [T, hidden]: of the served model by `read`, or of this head at the position before. kv and kv_scales as
+        of a decoder of one layer."""
+        table = self._served.embedding if self._embedding is None else self._embedding
+        embedded = self._embedding_norm(embed(token_ids, table, self._served.dtype))
+        normed = self._state_norm(states)
+        stream: Tensor | None = normed if self._norms_residual else states
+        context = Context(batch, self._cos_sin, kv[0], None if kv_scales is None else kv_scales[0])
+        x, stream = self._attention(join([embedded, normed]), stream, context)
+        x, stream = self._mlp(x, stream)
+        return x if stream is None else added(x, stream)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[R, hidden] -> [R, vocabulary of the served model] fp32. Tokens that it cannot draft have -inf."""
+        logits = self._lm_head(self._norm(states))
+        if self._token_ids is None:
+            return logits
+        whole = logits.new_full((logits.shape[0], self.arch.vocab_size), -torch.inf)
+        return whole.index_copy_(1, self._token_ids, logits)
+
+    def _take_table(self, embedding: Tensor) -> None:
+        self._embedding = embedding
+
+    def _take_offsets(self, offsets: Tensor) -> None:
+        token_ids = offsets + torch.arange(offsets.shape[0], device=offsets.device)
+        different = set(token_ids.tolist())
+        if len(different) < len(offsets) or min(different) < 0 or max(different) >= self.arch.vocab_size:
+            raise CheckpointError(
+                f"d2t must name {len(offsets)} different tokens of the {self.arch.vocab_size} of the served model, but "
+                f"it names {len(different)}, from {min(different)} to {max(different)}; give another draft head"
+            )
+        self._token_ids = token_ids

@@ -1,0 +1,113 @@
+"""Drafts by a draft head, which reads hidden states of the served model.
+
+At the end of each step, when its tokens are drawn, the head computes the same positions. Position p combines the served
+model's hidden states there with the token at p + 1. So the head's KV is always complete. It lies in a pool of its own,
+behind the block tables of the served model's first cache group, so prefix hits and preemption need nothing more.
+
+The last position of a shared block was combined with the token that followed it then. Another token may follow it now.
+This may cost a draft, and never changes a token.
+
+The head's states at the newest positions of each slot are kept. The first draft of a row is drawn from one of them, and
+each further draft takes a pass. With several ranks there is no draft head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from inferd.engine.api.memory.activations import HEAD_STATES
+from inferd.engine.arch.description import Arch
+from inferd.engine.models.draft_head import DraftHead
+from inferd.engine.models.loader import Progress
+from inferd.engine.sample.sampler import Sampler
+from inferd.engine.sched.plan import Row
+from inferd.engine.worker.device import Device
+from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.slots import Slots
+from inferd.kernels.paged_attention import AttentionBatch
+
+
+class HeadDrafts:
+    """Drafts for the requests in `slots`."""
+
+    def __init__(
+        self,
+        head: DraftHead,
+        kv: KVPool,
+        slots: Slots,
+        sampler: Sampler,
+        device: Device,
+        *,
+        is_deterministic: bool = True,
+    ) -> None:
+        """`slots`: with the block tables of one group."""
+        self._head, self._kv, self._slots, self._sampler, self._device = head, kv, slots, sampler, device
+        self._is_deterministic = is_deterministic
+        shape = (slots.num_slots * HEAD_STATES, head.arch.hidden_size)
+        self._states = torch.zeros(shape, dtype=head.dtype, device=device.torch_device)
+        """[slots * HEAD_STATES, hidden]: position p of a slot has row p % HEAD_STATES of its rows."""
+
+    @property
+    def arch(self) -> Arch:
+        return self._head.arch
+
+    def record_steps(self, progress: Progress) -> None:
+        """Nothing is recorded: a pass is one layer."""
+
+    def draft(self, rows: Sequence[Row]) -> Tensor | None:
+        """Make the drafts of the rows that ask for them, and write them to their slots. Returns their ids [N] int64 in
+        the order of the rows, on the device; None if no row asks."""
+        rows = [row for row in rows if row.num_to_draft]
+        if not rows:
+            return None
+        states = self._states.index_select(0, self._places([(row.slot, row.start - 1) for row in rows]))
+        going = rows
+        for number in range(max(row.num_to_draft for row in rows)):
+            if number:
+                kept = [index for index, row in enumerate(going) if row.num_to_draft > number]
+                going = [going[index] for index in kept]
+                spans = [(row.slot, row.start + number - 1, 1) for row in going]
+                states = self._forward(spans, states.index_select(0, self._device.to_device(kept)))
+            drawn_at = [row.start + 1 + number for row in going]
+            slots = [row.slot for row in going]
+            ids = self._sampler.draft(self._head.logits(states), slots, drawn_at)
+            self._slots.write_ids(self._device.to_device(slots), self._device.to_device(drawn_at), ids)
+        places = [(row.slot, row.start + 1 + number) for row in rows for number in range(row.num_to_draft)]
+        slots_of, positions = ([place[part] for place in places] for part in (0, 1))
+        return self._slots.gather_ids(self._device.to_device(slots_of), self._device.to_device(positions))
+
+    def follow(self, rows: Sequence[Row], read: Tensor) -> None:
+        """Compute the positions of a step whose tokens are drawn. `read` [T, states * hidden]: the served model's
+        hidden states there, in the order of the rows."""
+        spans = [(row.slot, row.start, row.num_tokens) for row in rows]
+        states = self._forward(spans, self._head.read(read))
+        kept, places, end = list[int](), list[tuple[int, int]](), 0
+        for row in rows:
+            end += row.num_tokens
+            last = row.start + row.num_tokens
+            kept += range(end - row.num_draws, end)
+            places += [(row.slot, position) for position in range(last - row.num_draws, last)]
+        if kept:
+            self._states.index_copy_(0, self._places(places), states.index_select(0, self._device.to_device(kept)))
+
+    def _places(self, places: Sequence[tuple[int, int]]) -> Tensor:
+        """Rows of `_states` for each (slot, position)."""
+        return self._device.to_device([slot * HEAD_STATES + position % HEAD_STATES for slot, position in places])
+
+    def _forward(self, spans: Sequence[tuple[int, int, int]], states: Tensor) -> Tensor:
+        """States [T, hidden] behind the positions of each (slot, first position, number of positions)."""
+        slots = self._device.to_device([slot for slot, _, _ in spans])
+        batch = AttentionBatch.build(
+            [(start, count) for _, start, count in spans],
+            self._slots.block_tables[0].index_select(0, slots),
+            self._kv.block_size,
+            self._device.torch_device,
+            is_deterministic=self._is_deterministic,
+        )
+        counts = self._device.to_device([count for _, _, count in spans])
+        token_slots = slots.repeat_interleave(counts, output_size=states.shape[0])
+        token_ids = self._slots.gather_ids(token_slots, batch.positions + 1)
+        return self._head.forward(token_ids, states, batch, self._kv.data, self._kv.scales)

@@ -1,0 +1,183 @@
+"""Drafts of a draft head change no bit, and are those of EAGLE-3 in plain PyTorch: alone, in a batch, behind prefix
+hits and after preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferd.engine.api.checkpoint import Checkpoint
+from inferd.engine.api.config import EngineConfig, resolve
+from inferd.engine.api.errors import ModelError
+from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.memory.activations import HEAD_STATES
+from inferd.engine.api.model import ModelFacts
+from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.draft_head import DraftHead
+from inferd.engine.sched.plan import Row
+from inferd.engine.speculation.ports import MOST_DRAFTS
+from inferd.engine.worker.draft_heads import HeadDrafts
+from tests.cpu import eagle
+from tests.cpu.eagle import DEFAULT_READ, PlainHead
+from tests.cpu.test_draft_model import Drafted, accepted, renamed
+from tests.cpu.test_engine import prompt, request, run
+from tests.cpu.test_speculation import OPTIONS
+
+Made = list[tuple[tuple[int, ...], list[int]]]
+"""(ids that were known, drafts behind them) of each row with drafts."""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return eagle.save_served(tmp_path_factory.mktemp("served"))
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """The drafts that are made from now on."""
+    made: Made = []
+    draft = HeadDrafts.draft
+
+    def watched(self: HeadDrafts, rows: Sequence[Row]) -> Tensor | None:
+        rows = [row for row in rows if row.num_to_draft]
+        known = [tuple(self._slots.token_ids[row.slot, : row.start + 1].tolist()) for row in rows]
+        drafts = draft(self, rows)
+        given = [] if drafts is None else drafts.split([row.num_to_draft for row in rows])
+        made.extend((ids, own.tolist()) for ids, own in zip(known, given, strict=True))
+        return drafts
+
+    monkeypatch.setattr(HeadDrafts, "draft", watched)
+    return made
+
+
+def share_right(made: Made, oracle: PlainHead) -> float:
+    """Share of rows whose drafts are the oracle's."""
+    right = [oracle.drafts(ids, len(drafts)) == drafts for ids, drafts in made]
+    return sum(right) / len(right)
+
+
+@pytest.mark.parametrize(("save", "read"), [(eagle.original, DEFAULT_READ), (eagle.speculators, (0, 4, 6))],
+                         ids=["original", "speculators"])  # fmt: skip
+def test_drafts_are_those_of_plain_pytorch(
+    save: Callable[[Path], Path],
+    read: tuple[int, ...],
+    served: Path,
+    tmp_path: Path,
+    kernels: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prompts come in one chunk and in several, and rows follow accepted and rejected drafts."""
+    head = save(tmp_path)
+    engine, oracle = Drafted(served, head, dtype="float32"), PlainHead.load(head, served, read)
+    asked = [request(f"r{i}", prompt(i, length), max_tokens=9) for i, length in enumerate((1, 17, 32, 90))]
+    made = watch(monkeypatch)
+    plain, drafted = run(engine.core(drafts=False), *asked), run(engine.core(drafts=True), *asked)
+    assert drafted == plain
+    assert len(made) >= 12 and max(len(drafts) for _, drafts in made) > 5
+    assert share_right(made, oracle) == 1.0
+    assert kernels != "cpp" or len(engine.runner._graphs.recorded_rows) > 2, "decodes are recorded as without a head"
+    # Behind a prefix hit, with the same token after the block.
+    made.clear()
+    core = engine.core(drafts=True)
+    run(core, asked[3])
+    made.clear()
+    run(core, renamed(asked[3], "again"))
+    assert core.stats().prefix_hit_tokens >= 80
+    assert share_right(made, oracle) == 1.0
+
+
+@pytest.mark.parametrize("fault", ["a layer too late", "the last layers first", "the token before", "no step followed"])
+def test_a_head_with_a_fault_is_seen(fault: str, served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers stay right, and the drafts are not those of plain PyTorch."""
+    head = eagle.speculators(tmp_path)
+    engine, oracle = Drafted(served, head, dtype="float32"), PlainHead.load(head, served, (0, 4, 6))
+    decoder: Decoder = engine.runner._decoder
+    if fault == "a layer too late":
+        decoder._layers_read = (1, 4, 6)
+    elif fault == "the last layers first":
+        decoder._layers_read = (6, 4, 0)
+    elif fault == "the token before":
+        forward = DraftHead.forward
+        monkeypatch.setattr(DraftHead, "forward", lambda self, ids, *rest: forward(self, ids.roll(1), *rest))
+    else:
+        monkeypatch.setattr(HeadDrafts, "follow", lambda self, rows, read: None)
+    asked = [request(f"r{i}", prompt(i, 20 + i), max_tokens=8) for i in range(2)]
+    plain, made = run(engine.core(drafts=False), *asked), watch(monkeypatch)
+    assert run(engine.core(drafts=True), *asked) == plain
+    assert share_right(made, oracle) < 0.5
+
+
+@pytest.mark.sampled(keep=1)
+@pytest.mark.parametrize("settings", [{"dtype": "float32"}, {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+                                      {"dtype": "bfloat16", "quantization": "int8"}], ids=str)  # fmt: skip
+def test_drafts_change_no_bit(settings: dict[str, str], served: Path, tmp_path: Path) -> None:
+    engine = Drafted(served, eagle.original(tmp_path), **settings)
+    shared = prompt(99, 90)
+    asked = [
+        request(f"r{i}", shared + prompt(i, 3 + 5 * i % 37) if i % 3 == 0 else prompt(i, 3 + i), **options)
+        for i, options in enumerate(OPTIONS)
+    ]
+    plain, core = run(engine.core(drafts=False), *asked), engine.core(drafts=True)
+    assert run(core, *asked) == plain
+    assert accepted(core)[1] > 50
+    again = {f"again {one.request_id}": plain[one.request_id] for one in asked}
+    assert run(core, *(renamed(one, f"again {one.request_id}") for one in asked)) == again, "with prefix hits"
+    assert core.stats().prefix_hit_tokens > 100
+    tight = engine.core(drafts=True, num_blocks=20)
+    assert run(tight, *asked) == plain
+    assert tight.stats().num_preemptions > 0
+    for one in asked[::6]:
+        assert run(engine.core(drafts=True), one) == {one.request_id: plain[one.request_id]}
+
+
+def test_a_head_that_knows_the_model_is_always_right(tmp_path: Path) -> None:
+    """Every draft, in a batch, behind prefix hits and after preemption."""
+    engine = Drafted(*eagle.save_counter(tmp_path), dtype="float32")
+    generator = torch.Generator().manual_seed(1)
+
+    def ids(length: int) -> tuple[int, ...]:
+        return tuple(torch.randint(0, eagle.RIGHT_VOCAB, (length,), generator=generator).tolist())
+
+    shared = ids(70)
+    asked = [request(f"r{i}", shared + ids(1 + i), max_tokens=40, logprobs=None) for i in range(6)]
+    plain = run(engine.core(drafts=False), *asked)
+    for num_blocks in (0, 14):
+        core = engine.core(drafts=True, num_blocks=num_blocks)
+        assert run(core, *asked) == plain
+        num_accepted, num_drafts = accepted(core)
+        assert num_drafts == num_accepted > 150
+        assert core.stats().prefix_hit_tokens >= 64
+    assert core.stats().num_preemptions > 0
+
+
+def test_memory_is_planned_with_the_head(served: Path, tmp_path: Path) -> None:
+    head = eagle.original(tmp_path)
+    engine = Drafted(served, head, dtype="float32")
+    alone = EngineConfig(model_path=str(served), dtype="float32", kv_memory_bytes=16 * 2**20, max_num_seqs=40,
+                         block_size=16, max_num_batched_tokens=64)  # fmt: skip
+    settled, plan, _ = resolve(alone, ModelFacts.of(Checkpoint.read(served)), Machine.detect())
+    # K and V of 16 tokens in 7 layers of 2 heads of 16, and in one layer of as many.
+    assert settled.num_blocks == 16 * 2**20 // (7 * 2 * 2 * 16 * 16 * 4)
+    assert engine.config.num_blocks == 16 * 2**20 // (8 * 2 * 2 * 16 * 16 * 4)
+    tensors = Checkpoint.read(head).tensors
+    num_bytes = sum(info.num_bytes for name, info in tensors.items() if name not in ("d2t", "t2d"))
+    assert engine.planned.weights_bytes == plan.weights_bytes + num_bytes
+    assert engine.ready.kv_bytes == engine.planned.kv_bytes
+    assert engine.ready.speculative == "draft head small"
+    drafting = next(part for part in engine.planned.working if part.name == "drafting").num_bytes
+    kept = engine.runner._draft_model._states.nbytes  # type: ignore[union-attr]
+    assert HEAD_STATES == 1 + MOST_DRAFTS and kept == 40 * 16 * 64 * 4
+    assert drafting == 512 * 16 * 4 + 200 * 8 + kept + 64 * 7 * 64 * 4, "a rotary table, ids, states, and what is read"
+
+
+@pytest.mark.parametrize("last", [320, -1, None], ids=["too large", "negative", "twice"])
+def test_tokens_that_the_served_model_lacks_are_refused(last: int | None, served: Path, tmp_path: Path) -> None:
+    head = eagle.original(tmp_path)
+    tensors = eagle.load_file(head / "model.safetensors")
+    tensors["d2t"][199] = tensors["d2t"][198] - 1 if last is None else last - 199
+    eagle.save_file(tensors, head / "model.safetensors")
+    with pytest.raises(ModelError, match="d2t must name 200 different tokens of the 320 of the served model, but it"):
+        Drafted(served, head, dtype="float32")

@@ -1,0 +1,139 @@
+"""Configs and tensors of draft heads in both formats, and what is refused by name at start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inferd.engine.api.errors import ConfigError
+from inferd.engine.api.speculation import check_draft, check_draft_length, check_served
+from inferd.engine.arch.description import Arch, ArchError
+from inferd.engine.arch.draft_heads import layers_read_by
+from inferd.engine.arch.registry import as_found, describe, weights
+from tests.arch.test_describe import LLAMA
+
+SERVED = describe(LLAMA)
+LAYER: dict[str, Any] = {
+    "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192, "max_position_embeddings": 2048,
+    "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 1, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05, "tie_word_embeddings": False, "vocab_size": 128256,
+}  # fmt: skip
+ORIGINAL = {"architectures": ["LlamaForCausalLMEagle3"], "torch_dtype": "float16", "draft_vocab_size": 32000, **LAYER}
+SPECULATORS = {
+    "architectures": ["Eagle3Speculator"],
+    "speculators_model_type": "eagle3",
+    "speculators_version": "0.1.0",
+    "draft_vocab_size": 32000,
+    "norm_before_residual": True,
+    "target_hidden_size": None,
+    "torch_dtype": "bfloat16",
+    "transformer_layer_config": {**LAYER, "head_dim": 64},
+}
+TENSORS = {
+    "fc": (2048, 6144),
+    "layer.hidden_norm": (2048,),
+    "layer.input_layernorm": (2048,),
+    "layer.mlp.down_proj": (2048, 8192),
+    "layer.mlp.gate_proj": (8192, 2048),
+    "layer.mlp.up_proj": (8192, 2048),
+    "layer.post_attention_layernorm": (2048,),
+    "layer.self_attn.k_proj": (512, 4096),
+    "layer.self_attn.o_proj": (2048, 2048),
+    "layer.self_attn.q_proj": (2048, 4096),
+    "layer.self_attn.v_proj": (512, 4096),
+    "lm_head": (32000, 2048),
+    "norm": (2048,),
+}
+
+
+def stored(layer: str, body: str = "") -> dict[str, tuple[int, ...]]:
+    """Shapes of a head's tensors, by name."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in TENSORS.items():
+        prefix = "" if name == "lm_head" else body
+        shapes[f"{prefix}{name.replace('layer.', layer)}.weight"] = shape
+    return shapes | {f"{body}d2t": (32000,), f"{body}t2d": (128256,)}
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors"),
+    [
+        (ORIGINAL, stored("midlayer.")),
+        (SPECULATORS, stored("layers.0.")),
+        # The names of an embedding model get a prefix, and such a head looks like one.
+        (SPECULATORS, stored("layers.0.", "model.") | {"model.embed_tokens.weight": (128256, 2048)}),
+    ],
+    ids=["original", "speculators", "with an embedding"],
+)
+def test_both_formats_are_read(config: dict[str, Any], tensors: dict[str, tuple[int, ...]]) -> None:
+    head = as_found(describe(config), dict.fromkeys(tensors, "BF16"))
+    assert head.draft_head is not None and head.num_layers == 1
+    assert not weights(head).compare(tensors)
+    assert head.draft_head.has_embedding == (len(tensors) > 15)
+    without = {name: shape for name, shape in tensors.items() if not name.endswith(("t2d", "d2t"))}
+    assert weights(head).compare(without).missing == tuple(name for name in tensors if name.endswith("d2t"))
+    assert head.draft_head.norms_residual == (config is SPECULATORS)
+    check_draft(SERVED, head, 1)
+    check_draft_length(SERVED, head, 131072)
+
+
+@pytest.mark.parametrize(
+    ("named", "read"),
+    [
+        ({}, (2, 8, 13)),
+        ({"eagle_aux_hidden_state_layer_ids": [0, 5, 16]}, (0, 5, 16)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 7, 12]}}, (2, 8, 13)),
+        ({"eagle_config": {"use_aux_hidden_state": True}}, (2, 8, 13)),
+    ],
+)
+def test_layers_are_those_of_the_config(named: dict[str, Any], read: tuple[int, ...]) -> None:
+    head = describe(ORIGINAL | named).draft_head
+    assert head is not None and layers_read_by(head, SERVED.num_layers) == read
+
+
+def refusals() -> list[tuple[dict[str, Any], str]]:
+    return [
+        ({"hidden_size": 4096}, "reads hidden states of 4096 numbers, but those of the served model have 2048; give"),
+        ({"target_hidden_size": 2048, "hidden_size": 1024}, "must have the hidden size of the served model, 2048, but"),
+        ({"vocab_size": 32000}, "the draft head must have the vocabulary of the served model, 128256 tokens, but has"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 17]}, "behind 17 layers, but the served model has 16; give a head"),
+    ]
+
+
+@pytest.mark.parametrize(("changes", "message"), refusals())
+def test_a_head_of_another_model_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    head = describe(ORIGINAL | changes)
+    with pytest.raises(ConfigError, match=message):
+        check_draft(SERVED, head, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"speculators_model_type": "eagle"}, "speculators_model_type must be eagle3, but it is 'eagle'"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers must be 1 for a draft head, but it is 2"),
+        ({"draft_vocab_size": 200000}, "draft_vocab_size must be at most 128256, but it is 200000"),
+        ({"eagle_aux_hidden_state_layer_ids": [1.5]}, "must be a list of 1 to 64 whole numbers, but it is"),
+        ({"eagle_aux_hidden_state_layer_ids": []}, "must be a list of 1 to 64 whole numbers, but it is"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config must be absent from a draft head"),
+    ],
+)
+def test_a_config_that_is_not_supported_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArchError, match=message):
+        describe(ORIGINAL | changes)
+
+
+def test_a_head_drafts_in_one_process_and_is_not_served() -> None:
+    head = describe(ORIGINAL)
+    with pytest.raises(ConfigError, match="a draft head runs in one process, but tensor_parallel_size is 2; give"):
+        check_draft(SERVED, head, 2)
+    with pytest.raises(ConfigError, match="LlamaForCausalLMEagle3 is a draft head, which drafts for another model"):
+        check_served(head)
+    check_served(SERVED)
+
+
+def test_a_small_model_has_no_layers_to_read_by_default() -> None:
+    head: Arch = describe(ORIGINAL)
+    with pytest.raises(ConfigError, match=r"behind -1 layers, but the served model has 2; give a head"):
+        check_draft(describe(LLAMA | {"num_hidden_layers": 2}), head, 1)
