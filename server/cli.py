@@ -183,7 +183,7 @@ def plan(
     speculative: Annotated[
         str,
         typer.Option(
-            help="Count the logits of guessed tokens: none, ngram, suffix, auto; or count a draft model or draft head.",
+            help="Count the logits of guessed tokens: none, ngram, suffix, auto; or count a draft model, or mtp.",
             metavar="WORD",
         ),
     ] = "none",

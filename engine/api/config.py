@@ -102,13 +102,15 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the model on the command line."""
     is_head: bool = False
     """Whether it is a draft head."""
+    is_mtp: bool = False
+    """Whether it is the MTP layer of the served model's checkpoint."""
     quantization: Quantization = "none"
     weights_dtype: Dtype = "auto"
 
     @property
     def described(self) -> str:
         """The source of drafts, as users read it."""
-        return f"draft {'head' if self.is_head else 'model'} {self.name}"
+        return "MTP layer" if self.is_mtp else f"draft {'head' if self.is_head else 'model'} {self.name}"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

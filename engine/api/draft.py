@@ -10,15 +10,20 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from inferd.engine.api.checkpoint import Checkpoint, documents_of
+from inferd.engine.api.checkpoint import Checkpoint, documents_of, read_config, read_json
 from inferd.engine.api.config import DraftConfig
 from inferd.engine.api.errors import ConfigError, ModelError
+from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.locate import locate
-from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.model import ModelFacts, of_mtp_layer
 from inferd.engine.api.speculation import Speculative
+from inferd.engine.arch.description import ArchError
+from inferd.engine.arch.registry import describe_mtp_layer
 
 logger = logging.getLogger(__name__)
 
+MTP = "mtp"
+"""Value of `--speculative` that names the MTP layer of the served model."""
 SOURCES: tuple[Speculative, ...] = ("none", "ngram", "suffix", "auto")
 """Values of `--speculative` that name no draft model."""
 
@@ -34,18 +39,21 @@ def read_draft(asked: str, served: Path, *, keeps_blocks: bool) -> tuple[DraftCo
     if source_of(asked) != "model":
         return None
     if not asked.strip():
-        raise ConfigError(f"--speculative must be one of {', '.join(SOURCES)}, or a draft model, but it is empty")
+        raise ConfigError(f"--speculative must be one of {', '.join((*SOURCES, MTP))}, or a draft model, but it is empty")
+    if asked == MTP:
+        return _read_mtp(served, keeps_blocks=keeps_blocks)
     try:
         path = locate(asked)
     except ModelError as error:
         raise ConfigError(
-            f"--speculative must be one of {', '.join(SOURCES)}, or a draft model, given as MODEL is, but got "
+            f"--speculative must be one of {', '.join((*SOURCES, MTP))}, or a draft model, given as MODEL is, but got "
             f"{asked!r}: {error}"
         ) from error
     checkpoint = Checkpoint.read(path, keeps_blocks=keeps_blocks)
     facts = ModelFacts.of(checkpoint)
     tokens, own = _tokens_of(served), _tokens_of(path)
-    if not tokens or not own:
+    is_head = facts.arch.draft_head is not None
+    if not is_head and (not tokens or not own):
         logger.warning(
             "the vocabularies of the served model and the draft model are compared by their sizes alone: "
             "%s has no tokenizer.json",
@@ -57,8 +65,24 @@ def read_draft(asked: str, served: Path, *, keeps_blocks: bool) -> tuple[DraftCo
             f"the draft model must have the vocabulary of the served model, but {difference}; give a draft model of "
             "the same family, or --speculative suffix"
         )
-    is_head = facts.arch.draft_head is not None
     return DraftConfig(model_path=str(path), keeps_blocks=keeps_blocks, name=asked, is_head=is_head), facts
+
+
+def _read_mtp(served: Path, *, keeps_blocks: bool) -> tuple[DraftConfig, ModelFacts]:
+    """The MTP layer in the checkpoint of the served model. A plan may have its config.json alone."""
+    try:
+        if is_gguf(served) or (served.is_dir() and any(served.glob("*.safetensors"))):
+            checkpoint = Checkpoint.read(served, keeps_blocks=keeps_blocks)
+            describe_mtp_layer(checkpoint.config)
+            facts = ModelFacts.of(of_mtp_layer(checkpoint), is_mtp=True)
+        else:
+            config = read_config(served) if served.is_dir() else read_json(served)
+            facts = ModelFacts.of_config(served, config, is_mtp=True)
+    except (ArchError, ModelError) as error:
+        raise ConfigError(
+            f"--speculative {MTP}: {error}; give --speculative suffix, a draft model or a draft head"
+        ) from error
+    return DraftConfig(model_path=str(served), name=MTP, is_head=True, is_mtp=True), facts
 
 
 def _difference(served: dict[str, int], draft: dict[str, int]) -> str | None:

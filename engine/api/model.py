@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.arch.description import Arch, ArchError
+from inferd.engine.arch.draft_heads import MTP_LAYER
 from inferd.engine.arch.gguf.formats import in_words, with_blocks
-from inferd.engine.arch.registry import as_found, describe, weights
+from inferd.engine.arch.registry import as_found, describe, describe_mtp_layer, weights
 from inferd.engine.arch.weights import KV_SCALE_SUFFIXES
 from inferd.engine.arch.wrappers import part_of, wrapper_of
 
@@ -44,10 +45,11 @@ class ModelFacts:
     """Bytes of each part that is not loaded, by its name, such as `vision_tower`. Empty if no weights were seen."""
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> ModelFacts:
-        """Raises `ModelError` for an unknown family, an unusable config, or weights that contradict the config."""
+    def of(cls, checkpoint: Checkpoint, *, is_mtp: bool = False) -> ModelFacts:
+        """`is_mtp`: of an MTP layer, whose tensors alone `checkpoint` has. Raises `ModelError` for an unknown family,
+        an unusable config, or weights that contradict the config."""
         dtypes = {name: info.dtype for name, info in checkpoint.tensors.items() if info.gguf is None}
-        described = _describe(checkpoint.path, checkpoint.config)
+        described = _describe(checkpoint.path, checkpoint.config, describe_mtp_layer if is_mtp else describe)
         arch = as_found(described, dtypes)
         placed = {name: info.gguf for name, info in checkpoint.tensors.items() if info.gguf is not None}
         if checkpoint.keeps_blocks:
@@ -77,9 +79,9 @@ class ModelFacts:
         )  # fmt: skip
 
     @classmethod
-    def of_config(cls, path: Path, config: Mapping[str, Any]) -> ModelFacts:
+    def of_config(cls, path: Path, config: Mapping[str, Any], *, is_mtp: bool = False) -> ModelFacts:
         """From a parsed config.json alone, which is enough for a memory plan. Raises `ModelError`."""
-        arch = _describe(path, config)
+        arch = _describe(path, config, describe_mtp_layer if is_mtp else describe)
         wrapper = wrapper_of(config) or ""
         return cls(path, arch, arch.dtype, is_embedded=False, matrix_dtype=arch.dtype, wrapper=wrapper)
 
@@ -99,8 +101,16 @@ class ModelFacts:
         return f"the text part of {self.wrapper} alone{left_out}"
 
 
-def _describe(path: Path, config: Mapping[str, Any]) -> Arch:
+def of_mtp_layer(checkpoint: Checkpoint) -> Checkpoint:
+    """The part of a served model's checkpoint that is its first MTP layer. Raises `ModelError` if there is none."""
+    tensors = {name: info for name, info in checkpoint.tensors.items() if name.startswith(MTP_LAYER)}
+    if not tensors:
+        raise ModelError(f"{checkpoint.path} holds no MTP layer: no tensor's name begins with {MTP_LAYER}")
+    return replace(checkpoint, tensors=tensors)
+
+
+def _describe(path: Path, config: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Arch] = describe) -> Arch:
     try:
-        return describe(config)
+        return read(config)
     except ArchError as error:
         raise ModelError(f"{path}: {error}") from error

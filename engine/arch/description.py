@@ -125,15 +125,24 @@ class CacheGroup:
         return paging.max_blocks(self.window, num_tokens, step_tokens, block_size)
 
 
+class DraftHeadKind(StrEnum):
+    """Kind of a draft head."""
+
+    EAGLE3 = "EAGLE-3 head"
+    MTP = "MTP layer"
+    """A layer that the served model's checkpoint holds, with that model's embedding and logits."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftHead:
     """The parts of a draft head beside its layer. It drafts from hidden states of another model, the served one."""
 
+    kind: DraftHeadKind
     state_size: int
     """Size of a hidden state of the served model."""
     layers_read: tuple[int, ...] | None
     """Number of layers of the served model before each hidden state that is read; None: a low, a middle and a high
-    one."""
+    one. Empty: the last one, after its norm."""
     num_tokens: int
     """Number of tokens that it may draft."""
     norms_residual: bool = False
@@ -216,8 +225,9 @@ class Arch:
 
     @property
     def attention_in_size(self) -> int:
-        """Size of what q, k and v are computed from. A draft head has an embedding beside a hidden state there."""
-        return self.hidden_size if self.draft_head is None else 2 * self.hidden_size
+        """Size of what q, k and v are computed from. An EAGLE-3 head has an embedding beside a hidden state there."""
+        head = self.draft_head
+        return 2 * self.hidden_size if head is not None and head.kind is DraftHeadKind.EAGLE3 else self.hidden_size
 
     @property
     def num_logits(self) -> int:

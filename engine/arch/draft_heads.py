@@ -2,7 +2,7 @@
 names of their tensors.
 
 An EAGLE-3 head (Li et al. 2025, arXiv:2503.01840) has a checkpoint of its own, in one of two formats: that of the
-paper's authors, or that of the library speculators.
+paper's authors, or that of the library speculators. An MTP layer is part of the served model's checkpoint.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 from inferd.engine.arch import llama
-from inferd.engine.arch.description import Arch, ArchError, DraftHead
+from inferd.engine.arch.description import Arch, ArchError, DraftHead, DraftHeadKind
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.weights import Source, TensorNames, WeightMap, weight_map
+from inferd.engine.arch.weights import LLAMA_NAMES, Source, TensorNames, WeightMap, weight_map
 
 EAGLE3_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 _NAMES = TensorNames(attention_norm=None)
 _LAYER = "model.layers.0."
 _LAYERS = ("midlayer.", "layers.0.")
+MTP_LAYERS, MTP_LAYER = "model.mtp_layers.", "model.mtp_layers.0."
+"""Prefixes of the names of all MTP layers' tensors, and of those of the first."""
 _MOST_READ = 64
 """Most hidden states that a head may read."""
 
@@ -48,6 +50,7 @@ def describe_draft_head(config: Mapping[str, Any]) -> Arch:
     arch = llama.describe(EAGLE3_ARCHITECTURES[0], layer.with_defaults(num_hidden_layers=1, hidden_act="silu"))
     num_tokens = fields.integer("draft_vocab_size", default=arch.vocab_size, maximum=arch.vocab_size)
     draft_head = DraftHead(
+        DraftHeadKind.EAGLE3,
         state_size=fields.integer("target_hidden_size", default=arch.hidden_size),
         layers_read=_layers_read(fields),
         num_tokens=num_tokens,
@@ -55,6 +58,14 @@ def describe_draft_head(config: Mapping[str, Any]) -> Arch:
         norms_residual=fields.boolean("norm_before_residual", default=False),
     )
     return replace(arch, tie_embeddings=False, draft_head=draft_head)
+
+
+def mtp_layer(arch: Arch) -> Arch:
+    """The first MTP layer of a served model of `arch`."""
+    draft_head = DraftHead(DraftHeadKind.MTP, arch.hidden_size, layers_read=(), num_tokens=arch.vocab_size)
+    return replace(
+        arch, num_layers=1, ropes=arch.ropes[-1:], windows=(None,), tie_embeddings=False, draft_head=draft_head
+    )
 
 
 def _layers_read(fields: Fields) -> tuple[int, ...] | None:
@@ -73,7 +84,9 @@ def _layers_read(fields: Fields) -> tuple[int, ...] | None:
 def layers_read_by(draft_head: DraftHead, num_layers: int) -> tuple[int, ...]:
     """Number of layers of the served model before each hidden state that the head reads. Raises `ArchError` if the
     served model has too few layers."""
-    read = draft_head.layers_read or (2, num_layers // 2, num_layers - 3)
+    read = draft_head.layers_read
+    if read is None:
+        read = (2, num_layers // 2, num_layers - 3)
     wrong = [number for number in read if not 0 <= number <= num_layers]
     if wrong:
         raise ArchError(
@@ -82,10 +95,17 @@ def layers_read_by(draft_head: DraftHead, num_layers: int) -> tuple[int, ...]:
     return read
 
 
+def num_read(head: DraftHead) -> int:
+    """Number of hidden states that a head reads at each position."""
+    return 3 if head.layers_read is None else max(len(head.layers_read), 1)
+
+
 def as_stored(arch: Arch, tensors: Mapping[str, Any]) -> Arch:
     """`arch` with what config.json does not say of a draft head: how its tensors are named, and which it leaves out."""
     head = arch.draft_head
     assert head is not None
+    if head.kind is DraftHeadKind.MTP:
+        return arch
     body = "model." if any(name.startswith("model.") for name in tensors) else ""
     layer = next((own for own in _LAYERS if any(name.startswith(body + own) for name in tensors)), _LAYERS[0])
     found = replace(
@@ -100,16 +120,36 @@ def as_stored(arch: Arch, tensors: Mapping[str, Any]) -> Arch:
 
 def draft_head_weights(arch: Arch) -> WeightMap:
     """Every tensor of a draft head."""
-    head, size = arch.draft_head, arch.hidden_size
-    assert head is not None
+    assert arch.draft_head is not None
+    return _mtp_weights(arch) if arch.draft_head.kind is DraftHeadKind.MTP else _eagle3_weights(arch, arch.draft_head)
+
+
+def _mtp_weights(arch: Arch) -> WeightMap:
+    size = arch.hidden_size
+    sources = [
+        replace(
+            source, tensor=source.tensor.replace(_LAYER, MTP_LAYER).replace("model.norm", f"{MTP_LAYER}final_layernorm")
+        )
+        for source in weight_map(arch, LLAMA_NAMES).sources
+        if source.parameter not in ("lm_head.weight", "embed.weight")
+    ]
+    sources += [
+        Source(f"{MTP_LAYER}input_proj.weight", (size, 2 * size), "layers.0.fc.weight"),
+        Source(f"{MTP_LAYER}token_layernorm.weight", (size,), "layers.0.embedding_norm.weight"),
+        Source(f"{MTP_LAYER}hidden_layernorm.weight", (size,), "layers.0.state_norm.weight"),
+    ]
+    return WeightMap(tuple(sources))
+
+
+def _eagle3_weights(arch: Arch, head: DraftHead) -> WeightMap:
+    size = arch.hidden_size
     sources = [
         replace(source, tensor=source.tensor.replace(_LAYER, head.layer).replace("model.", head.body))
         for source in weight_map(arch, _NAMES).sources
         if source.parameter != "lm_head.weight" and (head.has_embedding or source.parameter != "embed.weight")
     ]
-    num_read = len(head.layers_read or (0, 0, 0))
     sources += [
-        Source(f"{head.body}fc.weight", (size, num_read * head.state_size), "layers.0.fc.weight"),
+        Source(f"{head.body}fc.weight", (size, num_read(head) * head.state_size), "layers.0.fc.weight"),
         Source(f"{head.layer}input_layernorm.weight", (size,), "layers.0.embedding_norm.weight"),
         Source(f"{head.layer}hidden_norm.weight", (size,), "layers.0.state_norm.weight"),
         Source("lm_head.weight", (head.num_tokens, size), "lm_head.weight"),

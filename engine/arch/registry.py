@@ -14,6 +14,7 @@ from inferd.engine.arch import (
     gemma3,
     granite,
     llama,
+    mimo,
     mistral,
     olmo2,
     phi3,
@@ -23,7 +24,14 @@ from inferd.engine.arch import (
     starcoder2,
 )
 from inferd.engine.arch.description import Arch, ArchError
-from inferd.engine.arch.draft_heads import as_stored, describe_draft_head, draft_head_weights, is_draft_head
+from inferd.engine.arch.draft_heads import (
+    MTP_LAYERS,
+    as_stored,
+    describe_draft_head,
+    draft_head_weights,
+    is_draft_head,
+    mtp_layer,
+)
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.quantization.read import read_quantization
 from inferd.engine.arch.stored import Stored
@@ -37,6 +45,8 @@ class Family:
 
     describe: Callable[[str, Fields], Arch]
     names: TensorNames = LLAMA_NAMES
+    has_mtp_layers: bool = False
+    """Whether its checkpoints may hold MTP layers."""
 
 
 _FAMILIES: dict[str, Family] = {
@@ -44,6 +54,7 @@ _FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": Family(gemma3.describe, gemma3.NAMES),
     "GraniteForCausalLM": Family(granite.describe),
     "LlamaForCausalLM": Family(llama.describe),
+    "MiMoForCausalLM": Family(mimo.describe, has_mtp_layers=True),
     "MistralForCausalLM": Family(mistral.describe),
     "Olmo2ForCausalLM": Family(olmo2.describe, olmo2.NAMES),
     "Phi3ForCausalLM": Family(phi3.describe, phi3.NAMES),
@@ -101,7 +112,20 @@ def weights(arch: Arch) -> WeightMap:
     """The tensors that a checkpoint of `arch` must hold."""
     if arch.draft_head is not None:
         return draft_head_weights(arch)
-    return weight_map(arch, _FAMILIES[arch.architecture].names)
+    family = _FAMILIES[arch.architecture]
+    found = weight_map(arch, family.names)
+    return replace(found, unread=(MTP_LAYERS,)) if family.has_mtp_layers else found
+
+
+def describe_mtp_layer(config: Mapping[str, Any]) -> Arch:
+    """The first MTP layer of the model that a parsed config.json describes. Raises `ArchError` if there can be none."""
+    arch = describe(config)
+    if arch.draft_head is not None or not _FAMILIES[arch.architecture].has_mtp_layers:
+        known = ", ".join(name for name, family in _FAMILIES.items() if family.has_mtp_layers)
+        raise ArchError(f"{arch.architecture} has no MTP layers that can draft; models with such layers are: {known}")
+    if arch.stored is not None:
+        raise ArchError(f"the MTP layer of a quantized checkpoint of {arch.architecture} is not supported")
+    return mtp_layer(arch)
 
 
 def as_found(arch: Arch, dtypes: Mapping[str, str]) -> Arch:

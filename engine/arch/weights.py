@@ -103,7 +103,7 @@ class WeightMap:
     quantized: tuple[QuantizedSource, ...] = ()
     ties: tuple[Tie, ...] = ()
     unread: tuple[str, ...] = ()
-    """Names of tensors that a checkpoint may hold and that are not read."""
+    """Beginnings of the names of tensors that a checkpoint may hold and that are not read."""
 
     @property
     def all_sources(self) -> tuple[Source | QuantizedSource, ...]:
@@ -157,7 +157,7 @@ class WeightMap:
         wanted |= {tie.tensor: wanted[tie.equals] for tie in self.ties}
         unread = (*IGNORED_SUFFIXES, *KV_SCALE_SUFFIXES)
         shapes = {name: tuple(shape) for name, shape in found.items() if not name.endswith(unread)}
-        shapes = {name: shape for name, shape in shapes.items() if name not in self.unread}
+        shapes = {name: shape for name, shape in shapes.items() if not name.startswith(self.unread)}
         return Contradictions(
             missing=tuple(sorted(required - shapes.keys())),
             unexpected=tuple(sorted(shapes.keys() - wanted.keys())),

@@ -78,12 +78,13 @@ class Decoder:
         served_positions: int | None = None,
         recipe: Recipe = UNQUANTIZED,
         ranks: Ranks = ALONE,
-        layers_read: Sequence[int] = (),
+        layers_read: Sequence[int] | None = None,
     ) -> None:
-        """`layers_read`: number of layers before each hidden state that a draft head reads."""
+        """`layers_read`: number of layers before each hidden state that a draft head reads; empty: the final ones; None
+        without a draft head."""
         place = Placement(dtype, torch.device(device), recipe.layers, recipe.exceptions, ranks)
         self.arch, self.dtype, self.device, self.rank = arch, dtype, place.device, ranks.own
-        self._layers_read = tuple(layers_read)
+        self._layers_read, self._is_read = tuple(layers_read or ()), layers_read is not None
         table = (arch.vocab_size, arch.hidden_size)
         self._embed = Parameter(table, recipe.narrow or dtype, place.device, self._take_embedding)
         layers = range(arch.num_layers)
@@ -164,7 +165,7 @@ class Decoder:
         """(final hidden states [T, hidden], those that a draft head reads [T, states * hidden] or None) of a result of
         `forward`, [T, ...]."""
         if not self._layers_read:
-            return states, None
+            return states, states if self._is_read else None
         hidden, read = torch.split(states, [self.arch.hidden_size, states.shape[1] - self.arch.hidden_size], 1)
         return hidden.contiguous(), read.contiguous()
 

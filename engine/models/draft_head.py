@@ -1,7 +1,7 @@
-"""A draft head: from a hidden state of the served model and the next token it makes a state, from which the token after
+"""Draft heads: from a hidden state of the served model and the next token they make a state, from which the token after
 the next is drafted. That state takes the place of the served model's hidden state for the draft after it.
 
-It is one layer, with KV of its own. It knows no requests and no sampling, as `decoder`.
+A head is one layer, with KV of its own. It knows no requests and no sampling, as `decoder`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.description import Arch
+from inferd.engine.arch.description import Arch, DraftHeadKind
 from inferd.engine.arch.draft_heads import TOKEN_OFFSETS
 from inferd.engine.arch.ranks import ONE_RANK
 from inferd.engine.layers.attention import Attention, Context
@@ -23,7 +23,7 @@ from inferd.engine.layers.norm import NoNorm, RMSNorm, rms_norm_of
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.engine.layers.rotary import cos_sin_table
-from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.decoder import Decoder, DecoderLayer
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
 from inferd.kernels.embed import embed
@@ -45,7 +45,7 @@ class _GivenInputs(Branch):
         return linear(x), residual
 
 
-class DraftHead:
+class EagleHead:
     """An EAGLE-3 head of `arch` beside the model `served`, in its dtype and on its device."""
 
     rank = ONE_RANK
@@ -139,3 +139,61 @@ class DraftHead:
                 f"it names {len(different)}, from {min(different)} to {max(different)}; give another draft head"
             )
         self._token_ids = token_ids
+
+
+class MTPLayer:
+    """An MTP layer of `arch` beside the model `served`, whose embedding and logits it has."""
+
+    rank = ONE_RANK
+
+    def __init__(
+        self, arch: Arch, served: Decoder, max_positions: int | None = None, recipe: Recipe = UNQUANTIZED
+    ) -> None:
+        """`max_positions`: most positions of a sequence (default: all that the model knows)."""
+        size, num_positions = arch.hidden_size, max_positions or arch.max_positions
+        self.arch, self.dtype, self._served = arch, served.dtype, served
+        place = Placement(served.dtype, served.device, recipe.layers)
+        self._fc, self._layer = Linear(2 * size, size, place), DecoderLayer(arch, 0, place)
+        self._embedding_norm, self._state_norm, self._norm = (rms_norm_of(arch, size, place) for _ in range(3))
+        self._cos_sin = cos_sin_table(arch.ropes[0], num_positions, place.device, num_positions)
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Every parameter, by its name in the weight map."""
+        modules: dict[str, Linear | DecoderLayer | RMSNorm] = {
+            "layers.0.fc": self._fc,
+            "layers.0.embedding_norm": self._embedding_norm,
+            "layers.0.state_norm": self._state_norm,
+            "layers.0": self._layer,
+            "norm": self._norm,
+        }
+        return {f"{name}.{part}": own for name, module in modules.items() for part, own in module.parameters()}
+
+    def read(self, states: Tensor) -> Tensor:
+        """[T, hidden], the final hidden states of the served model, as they are."""
+        return states
+
+    def forward(
+        self, token_ids: Tensor, states: Tensor, batch: AttentionBatch, kv: Tensor, kv_scales: Tensor | None = None
+    ) -> Tensor:
+        """As of `EagleHead`."""
+        embedded = self._embedding_norm(embed(token_ids, self._served.embedding, self.dtype))
+        x = self._fc(join([self._state_norm(states), embedded]))
+        context = Context(batch, self._cos_sin, kv[0], None if kv_scales is None else kv_scales[0])
+        x, residual = self._layer(x, None, context)
+        return self._norm(x) if residual is None else self._norm.add(x, residual)[0]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[R, hidden] -> [R, vocabulary] fp32."""
+        return self._served.logits(states)
+
+
+DraftHead = EagleHead | MTPLayer
+
+
+def draft_head_of(
+    arch: Arch, served: Decoder, layers_read: Sequence[int], max_positions: int | None, recipe: Recipe
+) -> DraftHead:
+    """The draft head of `arch`, without its weights."""
+    if arch.draft_head is not None and arch.draft_head.kind is DraftHeadKind.MTP:
+        return MTPLayer(arch, served, max_positions, recipe)
+    return EagleHead(arch, served, layers_read, max_positions, recipe)

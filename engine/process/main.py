@@ -177,6 +177,8 @@ def build(
     if of_draft is not None:
         assert worker.draft_arch is not None
         draft_work = WorkModel.of(worker.draft_arch, precision_of(of_draft), ready.max_model_len)
+        if config.draft is not None and config.draft.is_mtp:
+            draft_work = replace(draft_work, head_bytes=work.head_bytes)  # it is the served model's
     core = EngineCore(
         Scheduler(limits, cache, _seed_of(work, draft_work, ready.peaks), guesses),
         ThreadExecutor(worker, thread),

@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
     A row with k drafts computes one token that exists and then the drafts: `num_tokens` is 1 + k. A token is drawn
     behind each of them. A draft is accepted if it equals the token drawn at its position and those before it were.
-    Either the host guessed the drafts, or the worker's draft model makes them before the row is computed.
+    Either the host guessed the drafts, or the worker's draft model or draft head makes them before the row is computed.
     """
 
     slot: int
@@ -65,7 +65,8 @@ class Row(NamedTuple):
     num_to_draft: int = 0
     """Number of drafts that the draft model makes for these positions."""
     draft_start: int = 0
-    """First position whose KV the draft model lacks. It computes all from there to the last draft but one."""
+    """First position whose KV the draft model lacks. It computes all from there to the last draft but one. A draft head
+    lacks none."""
 
     @property
     def num_drafts(self) -> int:

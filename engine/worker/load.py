@@ -147,7 +147,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     recipe, shared = recipe_for(config, arch, choices), None
     if followers.exchange_fd is not None:
         shared = open_ranks(config, arch, recipe, device, 0, followers.exchange_fd, followers.wait_joining)
-    layers_read = () if draft is None else draft.layers_read
+    layers_read = None if draft is None else draft.layers_read
     decoder = build_decoder(config, arch, device, recipe, shared or ALONE, layers_read)
     weights_bytes = load_and_measure(decoder, checkpoint, planned, device)
     if draft is not None:

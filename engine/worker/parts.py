@@ -21,13 +21,13 @@ from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.capacity import MIN_MODEL_LEN
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS, SHORT_KV
-from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.model import ModelFacts, of_mtp_layer
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.draft_heads import layers_read_by
 from inferd.engine.arch.ranks import Rank
 from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.draft_head import DraftHead
+from inferd.engine.models.draft_head import DraftHead, EagleHead, MTPLayer, draft_head_of
 from inferd.engine.models.loader import Progress, load, recipe_of
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.recipe import Recipe, cut_groups
@@ -130,7 +130,7 @@ def build_decoder(
     device: Device,
     recipe: Recipe,
     ranks: Ranks,
-    layers_read: Sequence[int] = (),
+    layers_read: Sequence[int] | None = None,
 ) -> Decoder:
     """`layers_read`: number of layers before each hidden state that a draft head reads."""
     try:
@@ -212,7 +212,7 @@ class DraftParts:
     """Its settings, as if it were served."""
     checkpoint: Checkpoint
     arch: Arch
-    layers_read: tuple[int, ...] = ()
+    layers_read: tuple[int, ...] | None = None
     """Number of layers of the served model before each hidden state that a draft head reads."""
     decoder: Decoder | DraftHead | None = None
     kv: KVPool | None = None
@@ -220,8 +220,8 @@ class DraftParts:
     def load(self, served: Decoder, planned: MemoryPlan, device: Device, choices: Choices) -> int:
         """Load the weights. Returns their bytes."""
         recipe = recipe_for(self.config, self.arch, choices)
-        if self.layers_read:
-            self.decoder = DraftHead(self.arch, served, self.layers_read, self.config.max_model_len, recipe)
+        if self.layers_read is not None:
+            self.decoder = draft_head_of(self.arch, served, self.layers_read, self.config.max_model_len, recipe)
         else:
             self.decoder = build_decoder(self.config, self.arch, device, recipe, ALONE)
         return load_and_measure(self.decoder, self.checkpoint, planned, device)
@@ -239,7 +239,7 @@ class DraftParts:
         assert self.decoder is not None and self.kv is not None
         assert config.max_num_batched_tokens is not None and config.deterministic is not None
         decoder, slots, is_deterministic = self.decoder, slots.of_group(0), config.deterministic
-        if isinstance(decoder, DraftHead):
+        if isinstance(decoder, EagleHead | MTPLayer):
             return HeadDrafts(decoder, self.kv, slots, sampler, device, is_deterministic=is_deterministic)
         return DraftModel(
             decoder,
@@ -259,9 +259,12 @@ def read_draft_parts(config: EngineConfig, served: Arch) -> DraftParts | None:
     if draft is None:
         return None
     checkpoint = Checkpoint.read(Path(draft.model_path), keeps_blocks=draft.keeps_blocks)
-    arch = ModelFacts.of(checkpoint).arch
+    assert config.draft is not None
+    if config.draft.is_mtp:
+        checkpoint = of_mtp_layer(checkpoint)
+    arch = ModelFacts.of(checkpoint, is_mtp=config.draft.is_mtp).arch
     head = arch.draft_head
-    return DraftParts(draft, checkpoint, arch, () if head is None else layers_read_by(head, served.num_layers))
+    return DraftParts(draft, checkpoint, arch, None if head is None else layers_read_by(head, served.num_layers))
 
 
 def out_of_memory(

@@ -62,7 +62,8 @@ class PlanOptions:
     tensor_parallel_size: int = 1
     """Number of ranks that share the model. The report is about each of them."""
     speculative: str = "none"
-    """Source of guessed tokens, or a draft model. Steps that verify them draw more tokens, whose logits take memory."""
+    """Source of guessed tokens, or a draft model or head. Steps that verify them draw more tokens, whose logits take
+    memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,7 @@ def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Worklo
 
 
 def _draft(asked: PlanOptions, facts: ModelFacts, served: Precision, work: Workload, machine: Machine) -> Draft | None:
-    """The draft model beside a model in the precision `served`. Raises `ConfigError` if it does not suit."""
+    """The draft model or head beside a model in the precision `served`. Raises `ConfigError` if it does not suit."""
     found = read_draft(asked.speculative, facts.path, keeps_blocks=asked.quantization == "auto")
     if found is None:
         return None

@@ -160,8 +160,8 @@ class Settings(BaseSettings):
     speculative: str = setting(
         "none",
         "Guess tokens from what a request repeats of itself (ngram), and of recent answers too (suffix), or let a "
-        "draft model or draft head make them too: its directory, GGUF file or Hub id. Steps verify them: they change "
-        "no token. auto is suffix on a CPU, and none on a GPU.",
+        "draft model or draft head make them too: its directory, GGUF file or Hub id, or mtp for the model's own MTP "
+        "layer. Steps verify them: they change no token. auto is suffix on a CPU, and none on a GPU.",
         panel=_ENGINE,
     )
     standby: bool = setting(

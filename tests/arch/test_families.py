@@ -17,6 +17,14 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "sliding_window": 4096, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 32000},
         7_241_732_096,
     ),
+    "MiMo-7B-RL": (
+        {"architectures": ["MiMoForCausalLM"], "attention_bias": True, "head_dim": 128, "hidden_act": "silu",
+         "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 32768, "max_window_layers": 32,
+         "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "num_nextn_predict_layers": 1,
+         "rms_norm_eps": 1e-5, "rope_theta": 640000, "sliding_window": 32768, "tie_word_embeddings": False,
+         "torch_dtype": "bfloat16", "use_sliding_window": False, "vocab_size": 151680},
+        7_622_619_136,  # without its MTP layer
+    ),
     "Qwen2.5-0.5B": (
         {"architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864,
          "max_position_embeddings": 32768, "max_window_layers": 24, "num_attention_heads": 14,

@@ -1,6 +1,6 @@
-"""Draft heads of tests: their checkpoints in both formats, one that is always right, and EAGLE-3 in plain PyTorch.
+"""Draft heads of tests: their checkpoints, one that is always right, and EAGLE-3 and MTP layers in plain PyTorch.
 
-The plain implementation is written from the paper, without the engine's code: it is the oracle of the drafts.
+The plain implementations are written without the engine's code: they are the oracles of the drafts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 EPS = 1e-6
 SHAPE: dict[str, Any] = {
@@ -155,6 +155,72 @@ class PlainHead:
         x = _norm(stream, own("post_attention_layernorm"))
         gate, up = (x @ own(f"mlp.{name}_proj").T for name in ("gate", "up"))
         return stream + (torch.nn.functional.silu(gate) * up) @ own("mlp.down_proj").T
+
+
+MTP = "model.mtp_layers.0."
+
+
+def save_mimo(path: Path) -> Path:
+    """A random model of MiMo's family with an MTP layer."""
+    torch.manual_seed(12)
+    model = Qwen2ForCausalLM(Qwen2Config(**SHAPE, num_hidden_layers=2, use_sliding_window=False))
+    for parameter in model.parameters():
+        # Norms differ from one, so that a state before a norm differs from that behind it.
+        parameter.data.mul_(4).add_(0.0 if parameter.dim() > 1 else 0.5 * torch.randn(parameter.shape))
+    model.save_pretrained(path)
+    size, tensors = SHAPE["hidden_size"], load_file(path / "model.safetensors")
+    layer = {name.removeprefix("model.layers.0."): tensor for name, tensor in tensors.items() if ".layers.0." in name}
+    tensors |= {MTP + name: torch.randn_like(tensor) * (0.3 if tensor.dim() == 1 else 0.25) + ("norm" in name)
+                for name, tensor in layer.items()}  # fmt: skip
+    tensors[f"{MTP}input_proj.weight"] = torch.randn(size, 2 * size) * 0.2
+    for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        tensors[f"{MTP}{name}.weight"] = 1.0 + 0.3 * torch.randn(size)
+    save_file(tensors, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    config |= {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "attention_bias": True}
+    (path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    return path
+
+
+@dataclass
+class PlainMTPLayer:
+    """MiMo's MTP layer in plain PyTorch: it computes everything anew for each draft."""
+
+    tensors: dict[str, Tensor]
+    served: Qwen2ForCausalLM
+
+    @classmethod
+    def load(cls, path: Path) -> PlainMTPLayer:
+        """The served model itself is Qwen2's."""
+        tensors = load_file(path / "model.safetensors")
+        config = Qwen2Config(**SHAPE, num_hidden_layers=2, use_sliding_window=False)
+        served = Qwen2ForCausalLM(config)
+        served.load_state_dict({name: tensor for name, tensor in tensors.items() if not name.startswith(MTP)})
+        return cls({name.removeprefix(MTP): t for name, t in tensors.items() if name.startswith(MTP)}, served.eval())
+
+    def drafts(self, ids: Sequence[int], count: int) -> list[int]:
+        """The likeliest `count` tokens behind `ids`, whose last token the served model has not computed."""
+        states = self.served.model(torch.tensor([list(ids[:-1])])).last_hidden_state[0]
+        following, made = list(ids[1:]), list[int]()
+        for _ in range(count):
+            last = self._layer(states, torch.tensor(following))[-1]
+            made.append(int(self.served.lm_head(last).argmax()))
+            states = torch.cat([states, last[None]])
+            following.append(made[-1])
+        return made
+
+    def _layer(self, states: Tensor, token_ids: Tensor) -> Tensor:
+        own = self.tensors
+        embedded = _norm(self.served.model.embed_tokens.weight[token_ids], own["token_layernorm.weight"])
+        joined = torch.cat([_norm(states, own["hidden_layernorm.weight"]), embedded], 1)
+        stream = joined @ own["input_proj.weight"].T
+        x = _norm(stream, own["input_layernorm.weight"])
+        q, k, v = (x @ own[f"self_attn.{name}_proj.weight"].T + own[f"self_attn.{name}_proj.bias"] for name in "qkv")
+        stream = stream + _attend(q, k, v) @ own["self_attn.o_proj.weight"].T
+        x = _norm(stream, own["post_attention_layernorm.weight"])
+        gate, up = (x @ own[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        stream = stream + (torch.nn.functional.silu(gate) * up) @ own["mlp.down_proj.weight"].T
+        return _norm(stream, own["final_layernorm.weight"])
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:

@@ -16,13 +16,13 @@ from inferd.engine.api.errors import ModelError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import HEAD_STATES
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.draft_head import DraftHead
+from inferd.engine.models.draft_head import EagleHead
 from inferd.engine.sched.plan import Row
 from inferd.engine.speculation.ports import MOST_DRAFTS
+from inferd.engine.worker import parts
 from inferd.engine.worker.draft_heads import HeadDrafts
 from tests.cpu import eagle
-from tests.cpu.eagle import DEFAULT_READ, PlainHead
+from tests.cpu.eagle import DEFAULT_READ, PlainHead, PlainMTPLayer
 from tests.cpu.test_draft_model import Drafted, accepted, renamed
 from tests.cpu.test_engine import prompt, request, run
 from tests.cpu.test_speculation import OPTIONS
@@ -53,7 +53,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Made:
     return made
 
 
-def share_right(made: Made, oracle: PlainHead) -> float:
+def share_right(made: Made, oracle: PlainHead | PlainMTPLayer) -> float:
     """Share of rows whose drafts are the oracle's."""
     right = [oracle.drafts(ids, len(drafts)) == drafts for ids, drafts in made]
     return sum(right) / len(right)
@@ -93,16 +93,13 @@ def test_drafts_are_those_of_plain_pytorch(
 def test_a_head_with_a_fault_is_seen(fault: str, served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers stay right, and the drafts are not those of plain PyTorch."""
     head = eagle.speculators(tmp_path)
+    read = {"a layer too late": (1, 4, 6), "the last layers first": (6, 4, 0)}.get(fault, (0, 4, 6))
+    monkeypatch.setattr(parts, "layers_read_by", lambda head, num_layers: read)
     engine, oracle = Drafted(served, head, dtype="float32"), PlainHead.load(head, served, (0, 4, 6))
-    decoder: Decoder = engine.runner._decoder
-    if fault == "a layer too late":
-        decoder._layers_read = (1, 4, 6)
-    elif fault == "the last layers first":
-        decoder._layers_read = (6, 4, 0)
-    elif fault == "the token before":
-        forward = DraftHead.forward
-        monkeypatch.setattr(DraftHead, "forward", lambda self, ids, *rest: forward(self, ids.roll(1), *rest))
-    else:
+    if fault == "the token before":
+        forward = EagleHead.forward
+        monkeypatch.setattr(EagleHead, "forward", lambda self, ids, *rest: forward(self, ids.roll(1), *rest))
+    elif fault == "no step followed":
         monkeypatch.setattr(HeadDrafts, "follow", lambda self, rows, read: None)
     asked = [request(f"r{i}", prompt(i, 20 + i), max_tokens=8) for i in range(2)]
     plain, made = run(engine.core(drafts=False), *asked), watch(monkeypatch)
@@ -181,3 +178,33 @@ def test_tokens_that_the_served_model_lacks_are_refused(last: int | None, served
     eagle.save_file(tensors, head / "model.safetensors")
     with pytest.raises(ModelError, match="d2t must name 200 different tokens of the 320 of the served model, but it"):
         Drafted(served, head, dtype="float32")
+
+
+def test_drafts_of_an_mtp_layer_are_those_of_plain_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are those without the layer, which the served model's own loader passes over."""
+    path = eagle.save_mimo(tmp_path)
+    engine, oracle = Drafted(path, path, dtype="float32", is_mtp=True), PlainMTPLayer.load(path)
+    asked = [request(f"r{i}", prompt(i, length), max_tokens=9) for i, length in enumerate((1, 40, 90))]
+    made, core = watch(monkeypatch), engine.core(drafts=True)
+    plain = run(engine.core(drafts=False), *asked)
+    assert run(core, *asked) == plain
+    again = {f"again {name}": answer for name, answer in plain.items()}
+    assert run(core, *(renamed(one, f"again {one.request_id}") for one in asked)) == again
+    assert core.stats().prefix_hit_tokens > 100
+    assert len(made) > 10 and share_right(made, oracle) == 1.0
+    first = int(oracle.served(torch.tensor([asked[1].prompt_ids])).logits[0, -1].argmax())
+    assert plain["r1"].token_ids[0] == first, "the served model is Qwen2's"
+    assert engine.ready.speculative == "MTP layer"
+    tensors = Checkpoint.read(path).tensors
+    own = [info.num_bytes for name, info in tensors.items() if name.startswith(eagle.MTP)]
+    drafted = [part.num_bytes for part in engine.planned.weights if part.name.startswith("draft ")]
+    assert sum(drafted) == sum(own)
+
+
+def test_hidden_states_of_another_layer_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = eagle.save_mimo(tmp_path)
+    monkeypatch.setattr(parts, "layers_read_by", lambda head, num_layers: (2,))  # before the last norm
+    engine, oracle = Drafted(path, path, dtype="float32", is_mtp=True), PlainMTPLayer.load(path)
+    made = watch(monkeypatch)
+    run(engine.core(drafts=True), request("r", prompt(1, 20), max_tokens=9))
+    assert share_right(made, oracle) < 0.5

@@ -17,7 +17,7 @@ from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import DraftConfig, EngineConfig, resolve
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.planner import format_bytes
-from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.model import ModelFacts, of_mtp_layer
 from inferd.engine.api.wire.messages import Ready, Submit
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
@@ -55,8 +55,10 @@ class NoGuesses:
 class Drafted:
     """A worker with a draft model or a draft head."""
 
-    def __init__(self, path: Path, draft_path: Path, **settings: Any) -> None:
-        facts, draft = (ModelFacts.of(Checkpoint.read(found)) for found in (path, draft_path))
+    def __init__(self, path: Path, draft_path: Path, *, is_mtp: bool = False, **settings: Any) -> None:
+        facts = ModelFacts.of(Checkpoint.read(path))
+        given = Checkpoint.read(draft_path)
+        draft = ModelFacts.of(of_mtp_layer(given) if is_mtp else given, is_mtp=is_mtp)
         is_head = draft.arch.draft_head is not None
         asked = EngineConfig(
             model_path=str(path),
@@ -65,7 +67,7 @@ class Drafted:
             block_size=16,
             max_num_batched_tokens=64,
             speculative="model",
-            draft=DraftConfig(model_path=str(draft_path), name="small", is_head=is_head),
+            draft=DraftConfig(model_path=str(draft_path), name="small", is_head=is_head, is_mtp=is_mtp),
             **settings,
         )
         self.config, self.planned, _ = resolve(asked, facts, Machine.detect(), draft)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.arch.registry import describe
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.draft_head import DraftHead
+from inferd.engine.models.draft_head import EagleHead
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, RowStatus, StepPlan, StepResult, TableUpdate
 from inferd.engine.worker import graphs, mixed_graphs
@@ -255,7 +255,7 @@ def with_draft_head(engine: Engine, device: CpuDevice) -> tuple[Engine, KVPool]:
     runner, read = engine.runner, (0, 2, 3)
     runner._decoder._layers_read, runner._decoder._is_read = read, True
     config = {**EAGLE, "vocab_size": VOCAB, "eagle_aux_hidden_state_layer_ids": list(read)}
-    head = DraftHead(describe(config), runner._decoder, read, MAX_LEN)
+    head = EagleHead(describe(config), runner._decoder, read, MAX_LEN)
     generator = torch.Generator().manual_seed(3)
     for parameter in head.parameters().values():
         parameter.write(0, torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5)

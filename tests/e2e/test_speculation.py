@@ -5,12 +5,16 @@ The model is free. Its answers repeat the prompt, so that guesses come true, and
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from tests.reliability.asking import Answer, Ask, Asker
 from tests.reliability.conftest import count
 from tests.reliability.workloads import copies, free_answer
@@ -73,20 +77,50 @@ def test_guesses_change_no_answer_and_save_steps(answers: tuple[list[Answer], li
     assert gaps + count(daemon, "inferd_time_to_first_token_seconds_count") == num_tokens
 
 
-def test_a_draft_model_changes_no_answer_and_saves_steps(start: Callable[..., Daemon]) -> None:
-    """The embedded model drafts for itself, so that all drafts are right, at a temperature too."""
+def empty_head(path: Path) -> str:
+    """A draft head for the embedded model that knows 100 tokens and likes all of them alike."""
+    size, wide, kv, known = 256, 640, 128, 100
+    shapes = {"fc": (size, 3 * size), "norm": (size,), "lm_head": (known, size), "midlayer.hidden_norm": (size,),
+              "midlayer.input_layernorm": (size,), "midlayer.post_attention_layernorm": (size,),
+              "midlayer.self_attn.q_proj": (size, 2 * size), "midlayer.self_attn.k_proj": (kv, 2 * size),
+              "midlayer.self_attn.v_proj": (kv, 2 * size), "midlayer.self_attn.o_proj": (size, size),
+              "midlayer.mlp.gate_proj": (wide, size), "midlayer.mlp.up_proj": (wide, size),
+              "midlayer.mlp.down_proj": (size, wide)}  # fmt: skip
+    entries: dict[str, Any] = {}
+    end = 0
+    for name, dtype, num_bytes, shape in [
+        *((f"{name}.weight", "BF16", 2, shape) for name, shape in shapes.items()),
+        ("d2t", "I64", 8, (known,)),
+    ]:
+        begin, end = end, end + num_bytes * prod(shape)
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    header = json.dumps(entries).encode()
+    (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(end))
+    config = json.loads((EMBEDDED_PATH / "config.json").read_text())
+    config |= {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": known}
+    (path / "config.json").write_text(json.dumps(config))
+    return str(path)
+
+
+def test_drafts_change_no_answer_and_save_steps(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    """A draft head that is never right changes nothing. The embedded model drafts for itself, so that all drafts are
+    right, at a temperature too."""
     asked: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0, "seed": 3},
         {"temperature": 1.0, "seed": 4, "top_p": 0.8},
     ]
     answers = []
-    for flags in ((), ("--speculative", "tiny")):
+    head = empty_head(tmp_path)
+    for flags in ((), ("--speculative", head), ("--speculative", "tiny")):
         daemon = start(*flags)
         bodies = [{"model": "tiny", "prompt": "Once", "max_tokens": 60, "ignore_eos": True, **one} for one in asked]
         found = [httpx.post(daemon.url + "/v1/completions", json=body, timeout=60).json() for body in bodies]
         answers.append([(answer["choices"], answer["usage"]) for answer in found])
-    assert answers[0] == answers[1]
+        if head in flags:
+            told = daemon.get("/state").json()
+            assert told["engine"]["speculative"] == f"draft head {head}" and told["speculation"]["draft_tokens"] > 3
+    assert answers[0] == answers[1] == answers[2]
     state = daemon.get("/state").json()
     assert state["engine"]["speculative"] == "draft model tiny"
     assert state["speculation"]["draft_tokens"] >= 30

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from inferd.engine.api.checkpoint import EMBEDDED_PATH
+from inferd.engine.api.draft import read_draft
 from inferd.engine.api.errors import ConfigError
+from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.speculation import check_draft, check_draft_length, check_served
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.draft_heads import layers_read_by
-from inferd.engine.arch.registry import as_found, describe, weights
+from inferd.engine.arch.registry import as_found, describe, describe_mtp_layer, weights
+from inferd.server.commands.plan import PlanOptions, build
 from tests.arch.test_describe import LLAMA
 
 SERVED = describe(LLAMA)
@@ -30,6 +37,13 @@ SPECULATORS = {
     "torch_dtype": "bfloat16",
     "transformer_layer_config": {**LAYER, "head_dim": 64},
 }
+MIMO: dict[str, Any] = {
+    "architectures": ["MiMoForCausalLM"], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008,
+    "max_position_embeddings": 32768, "max_window_layers": 32, "model_type": "mimo", "num_attention_heads": 32,
+    "head_dim": 128, "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 640000,
+    "sliding_window": 32768, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_sliding_window": False,
+    "vocab_size": 151680, "attention_bias": True, "num_nextn_predict_layers": 1,
+}  # fmt: skip
 TENSORS = {
     "fc": (2048, 6144),
     "layer.hidden_norm": (2048,),
@@ -137,3 +151,47 @@ def test_a_small_model_has_no_layers_to_read_by_default() -> None:
     head: Arch = describe(ORIGINAL)
     with pytest.raises(ConfigError, match=r"behind -1 layers, but the served model has 2; give a head"):
         check_draft(describe(LLAMA | {"num_hidden_layers": 2}), head, 1)
+
+
+def test_an_mtp_layer_is_part_of_the_served_checkpoint() -> None:
+    served = describe(MIMO)
+    layer = describe_mtp_layer(MIMO)
+    shapes = {source.tensor: source.shape for one in (served, layer) for source in weights(one).sources}
+    # A second layer is not used.
+    shapes["model.mtp_layers.1.input_proj.weight"] = (4096, 8192)
+    assert not weights(served).compare(shapes)
+    own = {name: shape for name, shape in shapes.items() if name.startswith("model.mtp_layers.0.")}
+    assert not weights(layer).compare(own) and len(own) == 16
+    assert own["model.mtp_layers.0.input_proj.weight"] == (4096, 8192)
+    assert own["model.mtp_layers.0.self_attn.q_proj.weight"] == (4096, 4096)
+    check_draft(served, layer, 1)
+
+
+def test_mtp_is_refused_by_name_without_such_a_layer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--speculative mtp: LlamaForCausalLM has no MTP layers that can draft; .* "
+                                          "are: MiMoForCausalLM; give --speculative suffix"):  # fmt: skip
+        read_draft("mtp", EMBEDDED_PATH, keeps_blocks=False)
+    shape = LAYER | {"num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "architectures": ["MiMoForCausalLM"]}))
+    (tmp_path / "model.safetensors").write_bytes(header(["model.norm.weight"]))
+    with pytest.raises(ConfigError, match=r"holds no MTP layer: no tensor's name begins with model\.mtp_layers"):
+        read_draft("mtp", tmp_path, keeps_blocks=False)
+    with pytest.raises(ArchError, match="the MTP layer of a quantized checkpoint of MiMoForCausalLM is not supported"):
+        describe_mtp_layer(MIMO | {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}})
+
+
+def test_an_mtp_layer_is_planned_by_config_json_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIMO))
+    for path in (tmp_path, tmp_path / "config.json"):
+        report = build(PlanOptions(model=str(path), speculative="mtp", context=1024), Machine(2, 2**36, 2**36, True))
+        sizes = {part.name: part.num_bytes for part in report.plan.weights}
+        assert sizes["draft attention"] * 36 == sizes["attention"]
+        assert sizes["draft projection"] == 4096 * 8192 * 2 and "draft head" not in sizes
+        assert report.plan.kv_bytes == 37 * 2 * 8 * 128 * 2 * 1024
+
+
+def header(names: Sequence[str]) -> bytes:
+    """A safetensors file with tensors of one number."""
+    entries = {name: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i, name in enumerate(names)}
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(4 * len(names))

@@ -29,8 +29,12 @@ def drafted(pass_s: float, draft_s: float = 1e-5) -> Coefficients:
     return Coefficients(DECODE.step_s, DECODE.token_s, 0.0, 0.0, pass_s, draft_s)
 
 
-def make(given: Given, costs: Coefficients, *, num_blocks: int = 64, max_draws: int = 32) -> Scheduler:
-    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64, max_draws=max_draws)
+def make(
+    given: Given, costs: Coefficients, *, num_blocks: int = 64, max_draws: int = 32, drafts_follow: bool = False
+) -> Scheduler:
+    config = SchedulerConfig(
+        max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64, max_draws=max_draws, drafts_follow=drafts_follow
+    )
     return Scheduler(config, KVCache(num_blocks, 4), Seed(DECODE, DECODE, costs), given)
 
 
@@ -73,6 +77,15 @@ def test_drafts_that_take_too_long_are_not_made(pass_s: float, is_worth: bool) -
     start(scheduler, "a")
     finish(scheduler, planned(scheduler))
     assert (last_row(scheduler).num_to_draft > 0) == is_worth
+
+
+@pytest.mark.parametrize("drafts_follow", [False, True])
+def test_a_draft_head_lacks_nothing_of_a_prompt(drafts_follow: bool) -> None:
+    """A draft model would first compute five positions, 4 ms each, for the three tokens that are left."""
+    scheduler = make(Given(), drafted(1e-4, 4e-3), drafts_follow=drafts_follow)
+    start(scheduler, "a", max_tokens=4)
+    finish(scheduler, planned(scheduler))
+    assert (last_row(scheduler).num_to_draft > 0) == drafts_follow
 
 
 def test_rows_share_a_pass() -> None:

@@ -100,7 +100,7 @@ class WorkModel:
             logits_flops=2 * arch.hidden_size * arch.num_logits,
             logits_bytes=_LOGIT_BYTES * arch.vocab_size,
             weight_bytes=sum(parts.get(name, 0) for name in ("projection", "attention", "MLP", "norms")),
-            head_bytes=parts["head"],
+            head_bytes=parts.get("head", 0),
             attention=tuple(
                 AttentionCost(window, 4 * arch.q_size * num_layers, kv_bytes * num_layers)
                 for window, num_layers in windows.items()

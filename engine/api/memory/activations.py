@@ -11,6 +11,7 @@ from typing import Literal
 from inferd.engine.api.memory.formula import NOTHING, Formula, sum_of, term
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.draft_heads import num_read
 from inferd.engine.arch.ranks import Rank
 
 BASE_BYTES = 256 * 2**20
@@ -148,9 +149,8 @@ def _drafting(work: Workload) -> Formula:
         return parts
     if head.maps_tokens:
         parts += term(head.num_tokens, "tokens") * term(8, "B")
-    num_read = len(head.layers_read or (0, 0, 0))
     kept = term(work.num_seqs, "slots") * term(HEAD_STATES, "states") * term(arch.hidden_size)
-    read = term(work.step_tokens, "tokens") * term(2 * num_read + 1, "states") * term(head.state_size)
+    read = term(work.step_tokens, "tokens") * term(2 * num_read(head) + 1, "states") * term(head.state_size)
     return parts + (kept + read) * precision.dtype_bytes
 
 
