@@ -39,7 +39,9 @@ def read_draft(asked: str, served: Path, *, keeps_blocks: bool) -> tuple[DraftCo
     if source_of(asked) != "model":
         return None
     if not asked.strip():
-        raise ConfigError(f"--speculative must be one of {', '.join((*SOURCES, MTP))}, or a draft model, but it is empty")
+        raise ConfigError(
+            f"--speculative must be one of {', '.join((*SOURCES, MTP))}, or a draft model, but it is empty"
+        )
     if asked == MTP:
         return _read_mtp(served, keeps_blocks=keeps_blocks)
     try:

@@ -40,7 +40,7 @@ def check_draft(arch: Arch, draft: Arch, num_ranks: int) -> None:
     # The plan counts the activations of the served model, which then suffice for both.
     for width in ("hidden_size", "intermediate_size", "qkv_size"):
         own, most = getattr(draft, width), getattr(arch, width)
-        if own > most:
+        if own > most and draft.draft_head is None:
             raise ConfigError(
                 f"the draft model must be no wider than the served model, but its {width} is {own} and not at most "
                 f"{most}; give a smaller draft model, or --speculative suffix"

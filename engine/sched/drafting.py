@@ -127,6 +127,11 @@ class Drafting:
         self._num_untried = 0
         """Steps since the draft model made drafts."""
 
+    def ignore_gains(self) -> None:
+        """For tests: let steps have drafts that promise to pay, whether or not such steps have paid, without rests."""
+        self._gains = DraftGains(0)
+        self._guess_s, self._rest_steps = 0.0, 0
+
     def applied(self, rows: Sequence[Row], num_given: int, timing: Timing) -> None:
         """Learn from a step with drafts what it gave, and how long the device waited for it. Such a step is planned
         when all results are known, and so does not overlap with the work of the host."""

@@ -87,8 +87,11 @@ class Drafted:
         )
         cache = KVCache(num_blocks or config.num_blocks, config.block_size, self.runner.cache_windows, step_tokens=64)
         guesses = (guesses or NoGuesses()) if drafts else None
+        scheduler = Scheduler(limits, cache, Seed(CHEAP, CHEAP, CHEAP), guesses)
+        if scheduler._drafting is not None:
+            scheduler._drafting.ignore_gains()
         return EngineCore(
-            Scheduler(limits, cache, Seed(CHEAP, CHEAP, CHEAP), guesses),
+            scheduler,
             ThreadExecutor(self.runner, WorkerThread()),
             vocab_size=VOCAB,
             # No time passes, so costs stay what they are.

@@ -153,8 +153,8 @@ def drafts_are_no_draws(patch: Patch) -> None:
     """A step draws more tokens than the worker has logits for."""
     created = Drafting.__init__
 
-    def unbounded(self: Drafting, guesser: object, model: object, most_draws: int, most_tokens: int) -> None:
-        created(self, guesser, model, 1 << 20, most_tokens)  # type: ignore[arg-type]
+    def unbounded(self: Drafting, guesser: Any, model: Any, most_draws: int, most_tokens: int, **rest: Any) -> None:
+        created(self, guesser, model, 1 << 20, most_tokens, **rest)
 
     patch.setattr(Drafting, "__init__", unbounded)
 

@@ -9,7 +9,6 @@ from inferd.engine.api.process.flight_recorder import NO_RECORDER, Recorder
 from inferd.engine.cache.prefix import blake2b_block
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
-from inferd.engine.sched.draft_odds import DraftGains
 from inferd.engine.sched.latency.step_time import UNKNOWN, Coefficients
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import StepPlan
@@ -83,8 +82,7 @@ def make_engine(
     scheduler = Scheduler(config, cache, seed, guesses)
     if scheduler._drafting is not None:
         # Steps have drafts although they do not pay: the simulation looks for what is wrong, not for what is slow.
-        scheduler._drafting._gains = DraftGains(0)
-        scheduler._drafting._guess_s, scheduler._drafting._rest_steps = 0.0, 0
+        scheduler._drafting.ignore_gains()
     device = SimulatedDevice(
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,

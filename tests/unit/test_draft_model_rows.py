@@ -311,6 +311,7 @@ def test_the_work_of_the_draft_model_includes_what_it_computes_before_it_drafts(
     served, draft = Counted(), Counted()
     core = EngineCore.__new__(EngineCore)
     core._work, core._draft_work = served, draft  # type: ignore[assignment]
+    core._scheduler = make(Given(), drafted(1e-4))
     rows = (Row(0, 50, 3, True, num_to_draft=2, draft_start=10), Row(1, 7, 1, True))
     work = core._work_of(StepPlan(0, (), (), rows))
     assert served.asked == [([50, 51, 52, 7], [1, 1, 1, 1], 4)]
