@@ -88,8 +88,9 @@ class Settings(BaseSettings):
         "mistral_args",
         "phi4",
         "qwen3_coder",
+        "seed_oss",
     ] = setting("auto", "Format in which the model writes tool calls; auto detects it.", panel=_MODEL)
-    reasoning_format: Literal["auto", "none", "gemma4", "harmony", "mistral", "think"] = setting(
+    reasoning_format: Literal["auto", "none", "gemma4", "harmony", "mistral", "seed_oss", "think"] = setting(
         "auto", "Format in which the model writes its reasoning; auto detects it.", panel=_MODEL
     )
 

@@ -29,6 +29,8 @@ START_ANCHORS = (
     "<|start|>assistant",
     "<|assistant|>",
     "<\uff5cAssistant\uff5c>",
+    "<seed:bos>assistant",
+    "[|assistant|]",
     "[/INST]",
 )
 """Texts that begin an assistant's turn."""
@@ -71,6 +73,21 @@ def _named(open_pattern: str, **ends: object) -> Field:
     return {"open_pattern": open_pattern, **ends, "repeats": True, "content": "json", "transform": _NAMED}
 
 
+def _functions(begin: str, end: str) -> CallFormat:
+    """Calls whose arguments have tags. The models sometimes forget the outer tag, or the end of an argument."""
+    field = {
+        "open_pattern": rf"(?:{begin}\s*)?<function=(?P<name>[^>\n]{{1,128}})>",
+        "close_pattern": rf"</function>(?:\s*{end})?",
+        "repeats": True,
+        "content": "xml-inline",
+        "content_args": {
+            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)"
+        },
+        "transform": _NAMED,
+    }
+    return CallFormat(field, CallSyntax(begin, f"{begin}\n<function=", ">\n", f"</function>\n{end}", arguments="xml"))
+
+
 def _tagged(begin: str, end: str) -> ReasoningFormat:
     field = {"open": begin, "close": end, "content": "text", "repeats": True, "join": "\n"}
     return ReasoningFormat({"reasoning_content": field}, ReasoningSyntax(begin, end))
@@ -88,21 +105,10 @@ CALLS: dict[str, CallFormat] = {
         _json("<tool_call>", "</tool_call>"),
         CallSyntax("<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
     ),
-    # Qwen3-Coder, Qwen 3.5. These models sometimes forget the outer tag, or the end of an argument.
-    "qwen3_coder": CallFormat(
-        {
-            "open_pattern": r"(?:<tool_call>\s*)?<function=(?P<name>[^>\n]{1,128})>",
-            "close_pattern": r"</function>(?:\s*</tool_call>)?",
-            "repeats": True,
-            "content": "xml-inline",
-            "content_args": {
-                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?"
-                r"(?:</parameter>|(?=<parameter=)|\Z)"
-            },
-            "transform": _NAMED,
-        },
-        CallSyntax("<tool_call>", "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", arguments="xml"),
-    ),
+    # Qwen3-Coder, Qwen 3.5.
+    "qwen3_coder": _functions("<tool_call>", "</tool_call>"),
+    # Seed-OSS.
+    "seed_oss": _functions("<seed:tool_call>", "</seed:tool_call>"),
     # Llama 3.1, 3.2, 3.3.
     "llama3_json": CallFormat(
         _json("<|python_tag|>"), CallSyntax("", '{"name": "', '", "parameters": ', "}", separator="; "), is_bare=True
@@ -191,6 +197,7 @@ REASONING: dict[str, ReasoningFormat] = {
     "think": _tagged("<think>", "</think>"),
     # Magistral and its successors.
     "mistral": _tagged("[THINK]", "[/THINK]"),
+    "seed_oss": _tagged("<seed:think>", "</seed:think>"),
     "gemma4": _tagged("<|channel>thought\n", "<channel|>"),
     # gpt-oss: text before a call is part of the answer.
     HARMONY: ReasoningFormat(

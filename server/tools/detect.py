@@ -36,6 +36,7 @@ class Clues:
         return all(text in self.chat_template for text in texts)
 
 
+_MISTRAL = ("mistral", "ministral")
 _Rule = tuple[Callable[[Clues], bool], str]
 
 _CALL_RULES: tuple[_Rule, ...] = (
@@ -46,14 +47,15 @@ _CALL_RULES: tuple[_Rule, ...] = (
     (lambda clues: clues.has("<\uff5ctool\u2581call\u2581begin\uff5c>"), "deepseek_v31"),
     (lambda clues: clues.has("[TOOL_CALLS]", "[ARGS]"), "mistral_args"),
     (lambda clues: clues.has("[TOOL_CALLS]"), "mistral"),
+    (lambda clues: clues.has("<seed:tool_call>", "<function="), "seed_oss"),
     (lambda clues: clues.has("<function=", "<parameter="), "qwen3_coder"),
     (lambda clues: clues.has("<tool_call>"), "hermes"),
     (lambda clues: clues.has("<|tool_call|>", "<|/tool_call|>"), "phi4"),
     (lambda clues: clues.has("<|tool_call|>"), "granite"),
     (lambda clues: clues.has("<|python_tag|>") or clues.has('"name": function name', '"parameters"'), "llama3_json"),
     # The template shows no calls, but the family writes them with a special token.
-    (lambda clues: clues.model_type.startswith("mistral") and "[ARGS]" in clues.tokens, "mistral_args"),
-    (lambda clues: clues.model_type.startswith("mistral") and "[TOOL_CALLS]" in clues.tokens, "mistral"),
+    (lambda clues: clues.model_type.startswith(_MISTRAL) and "[ARGS]" in clues.tokens, "mistral_args"),
+    (lambda clues: clues.model_type.startswith(_MISTRAL) and "[TOOL_CALLS]" in clues.tokens, "mistral"),
     (lambda clues: clues.model_type.startswith("qwen") and "<tool_call>" in clues.tokens, "hermes"),
     (lambda clues: clues.model_type.startswith("granite") and "<|tool_call|>" in clues.tokens, "granite"),
 )
@@ -62,6 +64,7 @@ _REASONING_RULES: tuple[_Rule, ...] = (
     (lambda clues: clues.has("<|channel>"), "gemma4"),
     (lambda clues: clues.has("<|channel|>", "analysis"), HARMONY),
     (lambda clues: clues.has("[THINK]"), "mistral"),
+    (lambda clues: clues.has("seed:think>"), "seed_oss"),
     (lambda clues: clues.has("think>"), "think"),
     (lambda clues: "[THINK]" in clues.tokens and "[/THINK]" in clues.tokens, "mistral"),
     (lambda clues: "<think>" in clues.tokens and "</think>" in clues.tokens, "think"),

@@ -99,6 +99,15 @@ SAMPLES: dict[str, Sample] = {
         "<tool_call>\n<function=time.now>\n</function>\n</tool_call>\n",
         calls=(("get_weather", {"city": "  if a > b:\n    c</d>"}), NOW),
     ),
+    "seed-oss": Sample(
+        "seed_oss", "seed_oss",
+        "<seed:think>A city.</seed:think>I look.\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris"
+        "</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+        "I look.", "A city.", (("get_weather", {"city": "Paris", "days": 3}),), "<seed:bos>assistant\n",
+    ),
+    "exaone 4, whose prompt begins to think": Sample(
+        "hermes", "think", "A sum.\n</think>\n\nSeven.", "Seven.", "A sum.", prompt="[|assistant|]\n<think>\n"
+    ),
     "llama 3": Sample("llama3_json", "none", call(*PARIS, "parameters"), calls=(PARIS,), is_as_transformers=False),
     "llama 3, two behind the tag": Sample(
         "llama3_json", "none", f"<|python_tag|>{call(*PARIS, 'parameters')}; {call(*NOW, 'parameters')}",
@@ -204,6 +213,12 @@ TEMPLATES: dict[str, tuple[Clues, str, str]] = {
     "Qwen3-Coder": (
         Clues("<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>\nvalue_1\n</parameter>",
               (), "qwen3_moe"), "qwen3_coder", "none"),
+    "Seed-OSS": (
+        Clues("{%- set toolcall_begin_token = '<seed:tool_call>' %}{%- set think_begin_token = '<seed:think>' %}"
+              "{%- set think_end_token = '</seed:think>' %}<function=example_function_name>\n"
+              "<parameter=example_parameter_1>value_1</parameter>", (), "seed_oss"), "seed_oss", "seed_oss"),
+    "Ministral 3 without a word of tools": (
+        Clues("[INST]{{ content }}[/INST]", ("[TOOL_CALLS]", "[ARGS]"), "ministral3"), "mistral_args", "none"),
     "Hermes 3 on Llama": (
         Clues("<|start_header_id|>system<|end_header_id|> <tool_call>\n{'arguments': <args-dict>}\n</tool_call>", (),
               "llama"), "hermes", "none"),
