@@ -79,7 +79,8 @@ def write(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Stored]
 
 # -- a checkpoint ------------------------------------------------------------------------------------------------------
 
-_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
+_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"}
+_WINDOWED = ("exaone4", "gemma2", "gemma3_text", "mistral", "olmo3", "phi3", "starcoder2")
 _PERMUTED = ("llama", "smollm3", "granite")
 _OUTSIDE = {
     "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
@@ -106,7 +107,7 @@ def name_of(name: str, architecture: str) -> str:
     if name in _OUTSIDE:
         return _OUTSIDE[name]
     _, _, layer, *module, kind = name.split(".")
-    names = _POST_NORMS if architecture in ("gemma2", "gemma3", "olmo2") else _IN_LAYER
+    names = _POST_NORMS if architecture in ("exaone4", "gemma2", "gemma3", "olmo2", "seed_oss") else _IN_LAYER
     return f"blk.{layer}.{names['.'.join(module)]}.{kind}"
 
 
@@ -179,10 +180,12 @@ def metadata_of(config: Mapping[str, Any]) -> dict[str, Any]:
         found |= {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim}
     if kind == "phi3":
         found["rope.dimension_count"] = int(full.get("partial_rotary_factor", 1.0) * head_dim)
-    if kind in ("llama", "mistral", "qwen3", "gemma2", "gemma3_text"):
+    if kind in ("llama", "mistral", "qwen3", "gemma2", "gemma3_text", "seed_oss"):
         found |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
-    if config.get("sliding_window") and kind in ("mistral", "gemma2", "gemma3_text", "phi3", "starcoder2"):
+    if config.get("sliding_window") and kind in _WINDOWED:
         found["attention.sliding_window"] = config["sliding_window"]
+    if kind == "olmo3":
+        found["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
     found |= _caps_and_scales(config, kind) | _rope_scaling(config, full)
     return {"general.architecture": architecture} | {f"{architecture}.{key}": item for key, item in found.items()}
 

@@ -99,6 +99,15 @@ RopeScaling = LinearScaling | DynamicScaling | YarnScaling | LongRopeScaling | L
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """A query at position p is multiplied by 1 + beta * ln(1 + floor(p / original_max_positions)), so that attention
+    stays sharp over long contexts (Llama 4's temperature tuning)."""
+
+    beta: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary embedding of the first `rotary_dim` elements of each head."""
 
@@ -107,6 +116,11 @@ class Rope:
     scaling: RopeScaling | None = None
     attention_factor: float = 1.0
     """Factor of every cosine and sine. An attention score is multiplied by its square."""
+    query_growth: QueryGrowth | None = None
+    """Factor of the queries, in a model whose rope turns whole heads."""
+    turns_neighbours: bool = False
+    """Whether the pairs that turn are elements 2i and 2i + 1 of the stored heads, not i and i + `rotary_dim` / 2.
+    The loader reorders the rows of such heads, so that kernels know one order."""
 
 
 @dataclass(frozen=True, slots=True)

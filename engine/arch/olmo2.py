@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from inferd.engine.arch.base import base
-from inferd.engine.arch.description import Arch, QKNorm
+from inferd.engine.arch.description import Arch, QKNorm, Rope
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.weights import TensorNames
 
@@ -17,10 +17,11 @@ NAMES = TensorNames(
 )
 
 
-def describe(architecture: str, fields: Fields) -> Arch:
+def describe(architecture: str, fields: Fields, rope: Rope | None = None) -> Arch:
+    """With one rope in all layers: `rope`, or the config's."""
     has_bias = fields.boolean("attention_bias", default=False)
     return dataclasses.replace(
-        base(architecture, fields),
+        base(architecture, fields, rope=rope),
         has_pre_norms=False,
         has_post_norms=True,
         qk_norm=QKNorm.PROJECTION,

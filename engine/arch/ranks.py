@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from inferd.engine.arch.description import Arch, QKNorm
-from inferd.engine.arch.stored import BLOCK, Format, Fp8Layout
+from inferd.engine.arch.stored import BLOCK, Format, is_in_blocks
 
 Span = tuple[int, int]
 """Rows from the first to before the second."""
@@ -127,7 +127,7 @@ def refuses(arch: Arch, count: int) -> str | None:
 
 def _refuses_blocks(arch: Arch, count: int) -> str | None:
     """Blocks of FP8 have one scale for `BLOCK` rows, so a rank must keep whole blocks."""
-    if arch.stored is None or not any(_has_blocks(form) for form in _formats(arch)):
+    if arch.stored is None or not any(form is not None and is_in_blocks(form) for form in _formats(arch)):
         return None
     rank = Rank(1, count)
     for matrix in ("qkv", "o", "gate_up" if arch.has_gate else "up", "down"):
@@ -140,7 +140,3 @@ def _refuses_blocks(arch: Arch, count: int) -> str | None:
 def _formats(arch: Arch) -> Iterator[Format | None]:
     assert arch.stored is not None
     yield from (arch.stored.layers, arch.stored.head, *(form for _, form in arch.stored.exceptions))
-
-
-def _has_blocks(form: Format | None) -> bool:
-    return form is not None and isinstance(form.layout, Fp8Layout) and form.layout.has_blocks

@@ -10,16 +10,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from inferd.engine.arch import (
+    ernie45,
+    exaone4,
     gemma2,
     gemma3,
+    glm,
     granite,
     llama,
     mimo,
+    ministral3,
     mistral,
     olmo2,
+    olmo3,
     phi3,
     qwen2,
     qwen3,
+    seed_oss,
     smollm3,
     starcoder2,
 )
@@ -50,16 +56,23 @@ class Family:
 
 
 _FAMILIES: dict[str, Family] = {
+    "Ernie4_5ForCausalLM": Family(ernie45.describe),
+    "Exaone4ForCausalLM": Family(exaone4.describe, exaone4.NAMES),
     "Gemma2ForCausalLM": Family(gemma2.describe, gemma2.NAMES),
     "Gemma3ForCausalLM": Family(gemma3.describe, gemma3.NAMES),
+    "Glm4ForCausalLM": Family(glm.describe_with_post_norms, glm.NAMES_WITH_POST_NORMS),
+    "GlmForCausalLM": Family(glm.describe, glm.NAMES),
     "GraniteForCausalLM": Family(granite.describe),
     "LlamaForCausalLM": Family(llama.describe),
     "MiMoForCausalLM": Family(mimo.describe, has_mtp_layers=True),
+    "Ministral3ForCausalLM": Family(ministral3.describe),
     "MistralForCausalLM": Family(mistral.describe),
     "Olmo2ForCausalLM": Family(olmo2.describe, olmo2.NAMES),
+    "Olmo3ForCausalLM": Family(olmo3.describe, olmo3.NAMES),
     "Phi3ForCausalLM": Family(phi3.describe, phi3.NAMES),
     "Qwen2ForCausalLM": Family(qwen2.describe),
     "Qwen3ForCausalLM": Family(qwen3.describe),
+    "SeedOssForCausalLM": Family(seed_oss.describe),
     "SmolLM3ForCausalLM": Family(smollm3.describe),
     "Starcoder2ForCausalLM": Family(starcoder2.describe, starcoder2.NAMES),
 }

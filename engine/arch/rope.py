@@ -70,6 +70,21 @@ def rope_of(
             return Rope(theta, rotary_dim)
 
 
+def ropes_by_layer_type(fields: Fields, head_dim: int, full_theta: float, local_theta: float) -> tuple[Rope, Rope]:
+    """(rope of full layers, rope of windowed layers). In the older spelling, scaling is for full layers only. The
+    arguments are the thetas of sections that state none."""
+    nothing = Fields({}, fields.owner)
+    sections = fields.section("rope_parameters")
+    if sections is not None:
+        if sections.has("rope_type") or sections.has("rope_theta"):
+            raise fields.refuse("rope_parameters", "must hold full_attention and sliding_attention in this family")
+        full, local = (sections.section(layer_type) or nothing for layer_type in _LAYER_TYPES)
+    else:
+        full, local = fields.section("rope_scaling") or nothing, nothing
+    full_theta, local_theta = full.positive("rope_theta", full_theta), local.positive("rope_theta", local_theta)
+    return rope_of(full, fields, full_theta, head_dim), rope_of(local, fields, local_theta, head_dim)
+
+
 def max_positions(fields: Fields, scaling: RopeScaling | None) -> int:
     """Number of positions that the model was trained for. YaRN and dynamic scaling may stretch the number in the
     config."""

@@ -106,6 +106,11 @@ class Format(Protocol):
         ...
 
 
+def is_in_blocks(form: Format) -> bool:
+    """Whether blocks of 128 x 128 weights share a scale."""
+    return isinstance(form.layout, Fp8Layout) and form.layout.has_blocks
+
+
 FormatOf = Callable[[str], Format | None]
 """Gives the format of a module by the checkpoint's name for it; None for numbers that are not quantized."""
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeVar
 
 from inferd.engine.arch.description import Arch, ArchError, NormKind, QKNorm
-from inferd.engine.arch.stored import FLOATS, Format, Layout, Stored, StoredTensor
+from inferd.engine.arch.stored import BLOCK, FLOATS, Format, Layout, Stored, StoredTensor, is_in_blocks
 
 Shape = tuple[int, ...]
 
@@ -35,6 +35,15 @@ PART_NAME = re.compile(r"\.part\d+$")
 
 
 @dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Order of the stored rows of q or k in a family whose rope turns neighbours: of every `head_rows` rows, the first
+    `num_turned` are pairs of such."""
+
+    head_rows: int
+    num_turned: int
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """One tensor of the checkpoint that is not quantized; it becomes rows `row .. row + shape[0]` of `parameter`."""
 
@@ -42,6 +51,7 @@ class Source:
     shape: Shape
     parameter: str
     row: int = 0
+    neighbours: Neighbours | None = None
     dtypes: tuple[str, ...] = FLOATS
     """Dtypes that it may have, as safetensors headers name them."""
 
@@ -61,6 +71,7 @@ class QuantizedSource:
     """Number of sources of `matrix` before this one."""
     has_bias: bool = False
     """Whether the module has a bias, which is a `Source`. Some formats store zeros as a bias for one that has none."""
+    neighbours: Neighbours | None = None
 
     @property
     def parameter(self) -> str:
@@ -271,12 +282,29 @@ def _attention(
     arch: Arch, formats: _Formats, names: TensorNames, theirs: str, ours: str
 ) -> Iterator[Source | QuantizedSource]:
     sizes = (arch.q_size, arch.kv_size, arch.kv_size)
-    yield from _linear(formats, theirs, names.qkv, sizes, arch.attention_in_size, f"{ours}.qkv", arch.has_qkv_bias)
+    qkv = _linear(formats, theirs, names.qkv, sizes, arch.attention_in_size, f"{ours}.qkv", arch.has_qkv_bias)
+    yield from _reordered(arch, qkv, tuple(f"{theirs}.{name}" for name in names.qkv[:2]))
     yield from _linear(formats, theirs, (names.o,), (arch.hidden_size,), arch.q_size, f"{ours}.o", arch.has_o_bias)
     if arch.qk_norm is not QKNorm.NONE:
         is_per_head = arch.qk_norm is QKNorm.HEAD
         for name, size in (("q_norm", arch.q_size), ("k_norm", arch.kv_size)):
             yield Source(f"{theirs}.{name}.weight", (arch.head_dim if is_per_head else size,), f"{ours}.{name}.weight")
+
+
+def _reordered(
+    arch: Arch, qkv: Iterable[Source | QuantizedSource], turned: tuple[str, ...]
+) -> Iterator[Source | QuantizedSource]:
+    """Sources of q, k and v, with the order of their rows in the modules `turned`."""
+    rope = next((rope for rope in arch.ropes if rope is not None and rope.turns_neighbours), None)
+    neighbours = None if rope is None else Neighbours(arch.head_dim, rope.rotary_dim)
+    for source in qkv:
+        module = source.module if isinstance(source, QuantizedSource) else source.tensor.rpartition(".")[0]
+        if neighbours is None or module not in turned:
+            yield source
+            continue
+        if isinstance(source, QuantizedSource) and is_in_blocks(source.format) and arch.head_dim % BLOCK:
+            raise ArchError(f"{module}: heads must be whole FP8 blocks of {BLOCK} rows, but have {arch.head_dim}")
+        yield replace(source, neighbours=neighbours)
 
 
 def _mlp(

@@ -24,6 +24,7 @@ _GEMMA3 = {
 _TEXTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gemma3_text": ("Gemma3ForCausalLM", _GEMMA3),
     "llama": ("LlamaForCausalLM", {}),
+    "ministral3": ("Ministral3ForCausalLM", {}),
     "mistral": ("MistralForCausalLM", {}),
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen2_5_vl": ("Qwen2ForCausalLM", {}),
@@ -36,7 +37,7 @@ _TEXTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 _WRAPPERS: Mapping[str, tuple[str, ...]] = {
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
     "InternVLForConditionalGeneration": ("llama", "qwen2", "qwen3"),
-    "Mistral3ForConditionalGeneration": ("mistral",),
+    "Mistral3ForConditionalGeneration": ("ministral3", "mistral"),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl", "qwen2_5_vl_text"),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
 }

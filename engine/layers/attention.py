@@ -30,6 +30,8 @@ class Context:
     batch: AttentionBatch
     cos_sin: Tensor
     """[P, rotary_dim]"""
+    query_cos_sin: Tensor | None
+    """[P, rotary_dim] for queries; None: they are rotated by `cos_sin` like keys."""
     kv: Tensor
     """[blocks, 2, G, block_size, D]: holds the KV of earlier tokens, and receives the KV of this step's tokens. G is
     the number of this rank's KV heads."""
@@ -87,12 +89,29 @@ class Attention:
             q = self._norm_of_all(norms[0], q, own.heads(arch), arch.q_size)
             k = self._norm_of_all(norms[1], k, own.kv_heads(arch), arch.kv_size)
         q, k, v = (part.view(qkv.shape[0], -1, arch.head_dim) for part in (q, k, v))
-        q_norm, k_norm = (norm.weight for norm in self._head_norms) if self._head_norms else (None, None)
-        q = rope_and_cache(
-            q, k, v, context.cos_sin, batch.positions, batch.write_slots, kv, q_norm, k_norm, arch.norm_eps, kv_scales
-        )
+        q = self._rotate(q, k, v, context)
         attended = paged_attention(q, kv, batch, arch.attention_scale, self._window, arch.attention_softcap, kv_scales)
         return attended.flatten(1)
+
+    def _rotate(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        """q rotated; k, rotated, and v are written into the pool.
+
+        The kernel turns q and k by one table. If they have different ones, a first call is made for q alone, and the
+        second call writes over what the first one wrote into the pool.
+        """
+        batch, kv, kv_scales = context.batch, context.kv, context.kv_scales
+        q_norm, k_norm = (norm.weight for norm in self._head_norms) if self._head_norms else (None, None)
+
+        def rotate(cos_sin: Tensor) -> Tensor:
+            return rope_and_cache(
+                q, k, v, cos_sin, batch.positions, batch.write_slots, kv, q_norm, k_norm, self._arch.norm_eps, kv_scales
+            )
+
+        if context.query_cos_sin is None:
+            return rotate(context.cos_sin)
+        rotated = rotate(context.query_cos_sin)
+        rotate(context.cos_sin)
+        return rotated
 
     def _norm_of_all(self, norm: RMSNorm, part: Tensor, heads: Span, size: int) -> Tensor:
         """The norm of all heads, of which this rank has `heads`: [T, those] -> [T, those]. `size` counts the numbers of

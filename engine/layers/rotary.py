@@ -43,6 +43,17 @@ def cos_sin_table(
     return torch.cat([angles.cos(), angles.sin()], dim=1).mul_(rope.attention_factor).to(device)
 
 
+def query_table(rope: Rope | None, cos_sin: Tensor) -> Tensor | None:
+    """The table of `cos_sin_table` for queries, which grow with their position; None if it is that of the keys: in a
+    model without such growth, and if no position is long enough for it."""
+    growth = None if rope is None else rope.query_growth
+    if growth is None or len(cos_sin) <= growth.original_max_positions:
+        return None
+    positions = torch.arange(len(cos_sin), dtype=torch.float32, device=cos_sin.device)
+    factors = 1 + growth.beta * torch.log(1 + torch.floor(positions / growth.original_max_positions))
+    return cos_sin * factors[:, None]
+
+
 def inverse_frequencies(rope: Rope, served_positions: int) -> Tensor:
     """[rotary_dim / 2] fp32, in radians per position, scaled as `rope` says for a length of `served_positions`."""
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim

@@ -21,7 +21,7 @@ from inferd.engine.layers.norm import stream_norm
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.engine.layers.ranks import ALONE, Ranks
-from inferd.engine.layers.rotary import cos_sin_table
+from inferd.engine.layers.rotary import cos_sin_table, query_table
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
 from inferd.kernels.embed import embed
 from inferd.kernels.join import join
@@ -107,7 +107,9 @@ class Decoder:
         """Layer -> (its cache group, its plane of the pool)."""
         num_positions = max_positions or arch.max_positions
         tables = {rope: cos_sin_table(rope, num_positions, place.device, served_positions) for rope in set(arch.ropes)}
+        query_tables = {rope: query_table(rope, table) for rope, table in tables.items()}
         self._cos_sin = [tables[rope] for rope in arch.ropes]
+        self._query_cos_sin = [query_tables[rope] for rope in arch.ropes]
         self._embedding_multiplier = arch.embedding_multiplier
         if arch.rounds_embedding_multiplier:
             self._embedding_multiplier = float(torch.tensor(arch.embedding_multiplier, dtype=dtype))
@@ -152,7 +154,8 @@ class Decoder:
                 read[index] = x if residual is None else added(x, residual)
             group, plane = self._kv_places[index]
             scales = None if kv_scales is None else kv_scales[plane]
-            x, residual = layer(x, residual, Context(batches[group], self._cos_sin[index], kv[plane], scales))
+            tables = self._cos_sin[index], self._query_cos_sin[index]
+            x, residual = layer(x, residual, Context(batches[group], *tables, kv[plane], scales))
         if residual is None:
             hidden, read[len(self._layers)] = self._norm(x), x
         else:

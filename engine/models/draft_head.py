@@ -114,7 +114,7 @@ class EagleHead:
         embedded = self._embedding_norm(embed(token_ids, table, self._served.dtype))
         normed = self._state_norm(states)
         stream: Tensor | None = normed if self._norms_residual else states
-        context = Context(batch, self._cos_sin, kv[0], None if kv_scales is None else kv_scales[0])
+        context = Context(batch, self._cos_sin, None, kv[0], None if kv_scales is None else kv_scales[0])
         x, stream = self._attention(join([embedded, normed]), stream, context)
         x, stream = self._mlp(x, stream)
         return x if stream is None else added(x, stream)
@@ -178,7 +178,7 @@ class MTPLayer:
         """As of `EagleHead`."""
         embedded = self._embedding_norm(embed(token_ids, self._served.embedding, self.dtype))
         x = self._fc(join([self._state_norm(states), embedded]))
-        context = Context(batch, self._cos_sin, kv[0], None if kv_scales is None else kv_scales[0])
+        context = Context(batch, self._cos_sin, None, kv[0], None if kv_scales is None else kv_scales[0])
         x, residual = self._layer(x, None, context)
         return self._norm(x) if residual is None else self._norm.add(x, residual)[0]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from inferd.engine.api.checkpoint import TensorInfo
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
-from inferd.engine.arch.weights import QuantizedSource, Source, WeightMap
+from inferd.engine.arch.weights import Neighbours, QuantizedSource, Source, WeightMap
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.draft_head import DraftHead
@@ -121,10 +121,12 @@ class _Load:
         if isinstance(source, Source):
             parameter = parameters[source.parameter]
             for first, part in _parts(self.tensors[""]):
+                part = _in_halves(source.neighbours, part)
                 for row, values in parameter.needed(source.row + first, part):
                     yield _floats(source, row, values, parameter.dtype)
             return
-        for suffix, row, values in READERS[source.format.name].read(source, self._read()):
+        rows = READERS[source.format.name].read(source, self._read())
+        for suffix, row, values in rows if source.neighbours is None else _reordered(source, rows):
             name = f"{source.matrix}.{suffix}"
             yield Rows(name, row, parameters[name].cut(values))
 
@@ -162,6 +164,29 @@ def _parts(tensor: TensorInfo) -> Iterator[tuple[int, Tensor]]:
         yield from gguf.parts(tensor.gguf)
     except OSError as error:
         raise CheckpointError(f"cannot read {tensor.file}: {error}") from error
+
+
+def _in_halves(neighbours: Neighbours | None, values: Tensor) -> Tensor:
+    """Rows of whole heads, in the order that kernels turn: after the first elements of all pairs come the second ones,
+    and then those that do not turn."""
+    if neighbours is None:
+        return values
+    heads = values.reshape(-1, neighbours.head_rows, *values.shape[1:])
+    turned, rest = heads[:, : neighbours.num_turned], heads[:, neighbours.num_turned :]
+    return torch.cat((turned[:, ::2], turned[:, 1::2], rest), dim=1).reshape(values.shape)
+
+
+def _reordered(source: QuantizedSource, rows: Iterator[Rows]) -> Iterator[Rows]:
+    """The same rows, those of heads in the order that kernels turn. A reader may cut heads, so whole tensors are put
+    together. Tensors with another number of rows than the matrix, such as scales of blocks, stay as they are."""
+    tensors: dict[str, list[Rows]] = {}
+    for some in rows:
+        tensors.setdefault(some.name, []).append(some)
+    for name, parts in tensors.items():
+        values = torch.cat([part.values for part in parts])
+        if len(values) == source.shape[0]:
+            values = _in_halves(source.neighbours, values)
+        yield Rows(name, parts[0].row, values)
 
 
 def _floats(source: Source, row: int, values: Tensor, dtype: torch.dtype) -> Rows:

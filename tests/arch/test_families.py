@@ -6,8 +6,20 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.arch.description import Activation, Arch, ArchError, LinearScaling, NormKind, QKNorm, Rope
+from inferd.engine.arch.description import (
+    Activation,
+    Arch,
+    ArchError,
+    LinearScaling,
+    Llama3Scaling,
+    NormKind,
+    QKNorm,
+    QueryGrowth,
+    Rope,
+    YarnScaling,
+)
 from inferd.engine.arch.registry import describe, known_architectures, weights
+from inferd.engine.arch.weights import Neighbours
 
 PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "Mistral-7B-v0.1": (
@@ -76,6 +88,68 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "num_hidden_layers": 32, "num_key_value_heads": 32, "rms_norm_eps": 1e-6, "rope_scaling": None,
          "rope_theta": 500000, "tie_word_embeddings": False, "torch_dtype": "float32", "vocab_size": 100352},
         7_298_617_344,
+    ),
+    "Olmo-3-7B-Instruct": (
+        {"architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096,
+         "intermediate_size": 11008, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8,
+         "max_position_embeddings": 65536, "num_attention_heads": 32, "num_hidden_layers": 32,
+         "num_key_value_heads": 32, "rms_norm_eps": 1e-6,
+         "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+                          "original_max_position_embeddings": 8192, "rope_type": "yarn"},
+         "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": False, "dtype": "bfloat16",
+         "vocab_size": 100278},
+        7_298_011_136,
+    ),
+    "EXAONE-4.0-32B": (
+        {"architectures": ["Exaone4ForCausalLM"], "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+         "intermediate_size": 27392, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16,
+         "max_position_embeddings": 131072, "num_attention_heads": 40, "num_hidden_layers": 64,
+         "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+         "rope_scaling": {"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                          "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+         "rope_theta": 1000000, "sliding_window": 4096, "sliding_window_pattern": "LLLG",
+         "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 102400},
+        32_003_216_384,
+    ),
+    "Seed-OSS-36B-Instruct": (
+        {"architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_out_bias": False,
+         "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 27648,
+         "max_position_embeddings": 524288, "mlp_bias": False, "num_attention_heads": 80, "num_hidden_layers": 64,
+         "num_key_value_heads": 8, "rms_norm_eps": 1e-6, "rope_scaling": {"rope_type": "default"},
+         "rope_theta": 10000000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 155136},
+        36_151_104_512,
+    ),
+    "GLM-4-9B-0414": (
+        {"architectures": ["Glm4ForCausalLM"], "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+         "intermediate_size": 13696, "max_position_embeddings": 32768, "num_attention_heads": 32,
+         "num_hidden_layers": 40, "num_key_value_heads": 2, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5,
+         "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 151552},
+        9_400_279_040,
+    ),
+    "glm-4-9b-chat-hf": (
+        {"architectures": ["GlmForCausalLM"], "attention_bias": True, "head_dim": 128, "hidden_act": "silu",
+         "hidden_size": 4096, "intermediate_size": 13696, "max_position_embeddings": 131072,
+         "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2, "partial_rotary_factor": 0.5,
+         "rms_norm_eps": 1.5625e-07, "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+         "vocab_size": 151552},
+        9_399_951_360,
+    ),
+    "ERNIE-4.5-0.3B-PT": (
+        {"architectures": ["Ernie4_5ForCausalLM"], "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+         "intermediate_size": 3072, "max_position_embeddings": 131072, "num_attention_heads": 16,
+         "num_hidden_layers": 18, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+         "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_bias": False, "vocab_size": 103424},
+        360_748_032,
+    ),
+    "Ministral-3-8B-Base-2512": (
+        {"architectures": ["Ministral3ForCausalLM"], "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+         "intermediate_size": 14336, "max_position_embeddings": 262144, "num_attention_heads": 32,
+         "num_hidden_layers": 34, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+         "rope_parameters": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1,
+                             "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384,
+                             "rope_theta": 1000000.0, "rope_type": "yarn"},
+         "sliding_window": None, "tie_word_embeddings": False, "dtype": "bfloat16", "vocab_size": 131072},
+        8_489_553_920,
     ),
     "SmolLM3-3B": (
         {"architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 2048,
@@ -203,6 +277,67 @@ def test_olmo2() -> None:
     names = {source.tensor for source in weights(arch).sources}
     assert not any("input_layernorm" in name for name in names)
     assert {source.shape for source in weights(arch).sources if "k_norm" in source.tensor} == {(4096,)}
+
+
+def test_olmo3() -> None:
+    arch = arch_of("Olmo-3-7B-Instruct")
+    assert arch.windows == (4096, 4096, 4096, None) * 8
+    full, local = Rope(5e5, 128, YarnScaling(8.0, 8192, 32.0, 1.0, True), 1.2079441541679836), Rope(5e5, 128)
+    assert arch.ropes == (local, local, local, full) * 8
+    assert (arch.has_pre_norms, arch.qk_norm, arch.max_positions) == (False, QKNorm.PROJECTION, 65536)
+    assert arch_of("Olmo-3-7B-Instruct", layer_types=..., rope_theta=..., sliding_window=...) == arch
+    with pytest.raises(ArchError, match="layer_types must be a list of 32, each one of full_attention, sliding_att"):
+        arch_of("Olmo-3-7B-Instruct", layer_types=["linear_attention"] * 32)
+
+
+def test_exaone4() -> None:
+    arch = arch_of("EXAONE-4.0-32B")
+    rope = Rope(1e6, 128, Llama3Scaling(16.0, 1.0, 4.0, 8192))
+    assert (arch.windows, arch.ropes) == ((4096, 4096, 4096, None) * 16, (rope, rope, rope, None) * 16)
+    assert (arch.has_pre_norms, arch.has_post_norms, arch.qk_norm) == (False, True, QKNorm.HEAD)
+    assert arch_of("EXAONE-4.0-32B", layer_types=..., sliding_window_pattern=...) == arch
+    small = arch_of("EXAONE-4.0-32B", layer_types=..., sliding_window=None, sliding_window_pattern=None)
+    assert (small.windows, small.ropes) == ((None,) * 64, (rope,) * 64)
+    with pytest.raises(
+        ArchError, match="sliding_window_pattern must be a whole number of at least 1, but it is 'LLLG'"
+    ):
+        arch_of("EXAONE-4.0-32B", layer_types=...)
+
+
+def test_seed_oss() -> None:
+    arch = arch_of("Seed-OSS-36B-Instruct")
+    assert (arch.has_qkv_bias, arch.has_o_bias, arch.has_mlp_bias, arch.q_size) == (True, False, False, 10240)
+    assert arch_of("Seed-OSS-36B-Instruct", attention_bias=..., head_dim=...) == arch
+    assert arch_of("Seed-OSS-36B-Instruct", attention_out_bias=True).has_o_bias
+
+
+def test_glm4() -> None:
+    arch = arch_of("GLM-4-9B-0414")
+    assert arch.ropes == (Rope(1e4, 64, turns_neighbours=True),) * 40
+    assert (arch.has_qkv_bias, arch.has_o_bias, arch.has_post_norms) == (True, False, True)
+    assert not arch_of("glm-4-9b-chat-hf").has_post_norms
+    assert not arch_of("glm-4-9b-chat-hf", attention_bias=False).has_qkv_bias
+    sources = {source.tensor.removeprefix("model.layers.0.self_attn."): source for source in weights(arch).sources}
+    order = Neighbours(head_rows=128, num_turned=64)
+    assert sources["q_proj.weight"].neighbours == sources["k_proj.bias"].neighbours == order
+    assert sources["v_proj.weight"].neighbours is sources["o_proj.weight"].neighbours is None
+
+
+def test_heads_are_not_reordered_within_blocks_of_fp8() -> None:
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    assert arch_of("ERNIE-4.5-0.3B-PT", quantization_config=fp8).stored is not None
+    with pytest.raises(ArchError, match=r"q_proj: heads must be whole FP8 blocks of 128 rows, but have 64"):
+        arch_of("ERNIE-4.5-0.3B-PT", quantization_config=fp8, head_dim=64)
+
+
+def test_ministral3() -> None:
+    arch = arch_of("Ministral-3-8B-Base-2512")
+    growth = QueryGrowth(0.1, 16384)
+    assert arch.ropes == (Rope(1e6, 128, YarnScaling(16.0, 16384, 32.0, 1.0, True), 1.0, growth),) * 34
+    assert arch.windows == (None,) * 34
+    assert arch_of("Ministral-3-8B-Base-2512", sliding_window=..., head_dim=...) == arch
+    with pytest.raises(ArchError, match="rope_parameters must be given in this family, but it is None"):
+        arch_of("Ministral-3-8B-Base-2512", rope_parameters=...)
 
 
 def test_smollm3() -> None:

@@ -54,6 +54,11 @@ AUTO_ROUND = GPTQ | {"quant_method": "auto-round"}
         (None, None),
         (AUTO, Stored(Fp8(Scales.TENSOR, "weight_scale"))),
         (AUTO | {"activation_scheme": "static"}, Stored(Fp8(Scales.TENSOR, "weight_scale", "input_scale"))),
+        (AUTO | {"weight_block_size": None}, Stored(Fp8(Scales.TENSOR, "weight_scale_inv"))),
+        (
+            AUTO | {"activation_scheme": "static", "weight_block_size": None},
+            Stored(Fp8(Scales.TENSOR, "weight_scale_inv", "activation_scale")),
+        ),
         (DEEPSEEK, Stored(Fp8(Scales.BLOCK, "weight_scale_inv"))),
         (DEEPSEEK | {"modules_to_not_convert": None}, Stored(Fp8(Scales.BLOCK, "weight_scale_inv"))),
         (compressed(), Stored(BY_ROW)),

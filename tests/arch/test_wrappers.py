@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.arch.description import Arch, ArchError, LinearScaling, Rope
+from inferd.engine.arch.description import Arch, ArchError, LinearScaling, QueryGrowth, Rope, YarnScaling
+from inferd.engine.arch.formats import Fp8, Scales
 from inferd.engine.arch.registry import describe, weights
+from inferd.engine.arch.stored import Stored
 from inferd.engine.arch.wrappers import is_tied, text_config, text_tensors
 
 VISION = {"hidden_size": 1152, "model_type": "siglip_vision_model", "num_hidden_layers": 27}
@@ -38,6 +40,23 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
                          "rope_theta": 1000000000.0, "sliding_window": None, "vocab_size": 131072},
          "torch_dtype": "bfloat16", "vision_config": {"model_type": "pixtral"}},
         23_572_403_200,
+    ),
+    "Ministral-3-3B-Instruct-2512": (
+        {"architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "model_type": "mistral3",
+         "quantization_config": {"activation_scheme": "static", "dequantize": False,
+                                 "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector",
+                                                            "lm_head"],
+                                 "quant_method": "fp8", "weight_block_size": None},
+         "text_config": {"head_dim": 128, "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 9216,
+                         "max_position_embeddings": 262144, "model_type": "ministral3", "num_attention_heads": 32,
+                         "num_hidden_layers": 26, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+                         "rope_parameters": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0,
+                                             "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0,
+                                             "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
+                                             "rope_type": "yarn", "type": "yarn"},
+                         "sliding_window": None, "tie_word_embeddings": True, "vocab_size": 131072},
+         "vision_config": {"model_type": "pixtral"}},
+        3_429_006_336,
     ),
     "Qwen2.5-VL-7B-Instruct": (
         {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "hidden_act": "silu", "hidden_size": 3584,
@@ -88,6 +107,14 @@ def test_gemma3() -> None:
     assert arch.windows == (((1024,) * 5 + (None,)) * 6)[:34]
     assert set(arch.ropes) == {Rope(1e4, 256), Rope(1e6, 256, LinearScaling(8.0))}
     assert arch_of("gemma-3-27b-it").attention_scale == 168**-0.5
+
+
+def test_ministral3() -> None:
+    """Its instruct model is published in FP8, as transformers stores it."""
+    arch = arch_of("Ministral-3-3B-Instruct-2512")
+    assert (arch.windows, arch.max_positions, arch.tie_embeddings) == ((None,) * 26, 262144, True)
+    assert set(arch.ropes) == {Rope(1e6, 128, YarnScaling(16.0, 16384, 32.0, 1.0, True), 1.0, QueryGrowth(0.1, 16384))}
+    assert arch.stored == Stored(Fp8(Scales.TENSOR, "weight_scale_inv", "activation_scale"))
 
 
 def test_positions_in_a_text_are_one_number() -> None:

@@ -36,6 +36,19 @@ GEMMA3_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
 }
 
+OLMO3_ROPES = {
+    "full_attention": YARN_ROPE,
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+MINISTRAL3_ROPE = YARN_ROPE | {
+    "original_max_position_embeddings": 32,
+    "llama_4_scaling_beta": 0.5,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+GLM_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+MIXED_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+
 CASES = (
     Case(
         "llama3, grouped heads, shards",
@@ -73,6 +86,12 @@ CASES = (
         "mistral",
         {"head_dim": 16, "sliding_window": 20},
         {"sliding_window": 21},
+    ),
+    Case(
+        "ministral 3, queries that grow",
+        "ministral3",
+        {"head_dim": 16, "rope_parameters": MINISTRAL3_ROPE},
+        {"rope_parameters": MINISTRAL3_ROPE | {"llama_4_scaling_beta": None}},
     ),
     Case(
         "qwen2, late windows, tied",
@@ -144,6 +163,37 @@ CASES = (
         {"rope_parameters": LONG_ROPE | {"long_factor": LONG_ROPE["short_factor"]}},
     ),
     Case("olmo 2", "olmo2", {}, {"rms_norm_eps": 0.1}),
+    Case(
+        "olmo 3",
+        "olmo3",
+        {"sliding_window": 20, "layer_types": MIXED_LAYERS, "rope_parameters": OLMO3_ROPES},
+        {"rope_parameters": OLMO3_ROPES | {"sliding_attention": YARN_ROPE}},
+    ),
+    Case(
+        "exaone 4, no rope without a window",
+        "exaone4",
+        {"sliding_window": 20, "layer_types": MIXED_LAYERS},
+        {"layer_types": ["sliding_attention"] * 3, "sliding_window": 512},
+    ),
+    Case(
+        "seed-oss, bias of o",
+        "seed_oss",
+        {"head_dim": 16, "attention_out_bias": True},
+        {"rms_norm_eps": 0.1},
+    ),
+    Case(
+        "glm 4, half of a head turns",
+        "glm4",
+        {"head_dim": 16, "rope_parameters": GLM_ROPE},
+        {"rope_parameters": GLM_ROPE | {"partial_rotary_factor": 0.75}},
+    ),
+    Case("glm, no biases", "glm", {"head_dim": 16, "attention_bias": False}, {"rms_norm_eps": 0.1}),
+    Case(
+        "ernie 4.5, biases",
+        "ernie4_5",
+        {"head_dim": 16, "use_bias": True},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e3}},
+    ),
     Case(
         "smollm3, window where there is no rope",
         "smollm3",

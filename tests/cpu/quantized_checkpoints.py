@@ -40,8 +40,8 @@ class Saved:
     """The tensors as stored."""
 
 
-def save(form: Format, directory: Path, **sizes: int) -> Saved:
-    """Write config.json and model.safetensors. `sizes` replaces those of `CONFIG`."""
+def save(form: Format, directory: Path, **sizes: Any) -> Saved:
+    """Write config.json and model.safetensors. `sizes` and other fields replace those of `CONFIG`."""
     directory.mkdir(parents=True, exist_ok=True)
     g = Generator().manual_seed(3)
     plain: Tensors = {}

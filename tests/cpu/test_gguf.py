@@ -47,7 +47,7 @@ from inferd.engine.quant.checkpoints import gguf
 from inferd.engine.quant.checkpoints.gguf_blocks import dequantize
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.kernels.quantized import Matrix
-from tests.cpu.cases import GEMMA3_ROPES, LLAMA3_ROPE, LONG_ROPE, YARN_ROPE
+from tests.cpu.cases import GEMMA3_ROPES, LLAMA3_ROPE, LONG_ROPE, MIXED_LAYERS, OLMO3_ROPES, YARN_ROPE
 from tests.cpu.checkpoints import Case, read_config
 from tests.cpu.paging import prompt_logits
 from tests.cpu.quantized_checkpoints import table_of_the_docs
@@ -75,6 +75,14 @@ CASES = (
     Case("mistral, window", "mistral", {"head_dim": 16, "sliding_window": 20}),
     Case("qwen2", "qwen2", {"tie_word_embeddings": True}),
     Case("qwen3", "qwen3", {"head_dim": 16}),
+    Case(
+        "olmo 3",
+        "olmo3",
+        {"sliding_window": 20, "layer_types": MIXED_LAYERS, "rope_parameters": OLMO3_ROPES},
+    ),
+    Case("exaone 4, windows in three of four layers", "exaone4", {"sliding_window": 20, "num_hidden_layers": 4}),
+    Case("exaone 4, no window", "exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    Case("seed-oss", "seed_oss", {"head_dim": 16}),
     Case(
         "gemma 2",
         "gemma2",

@@ -33,7 +33,7 @@ from inferd.engine.api.memory.precision import FP8, INT4, INT8, KV_FORMATS, KVCa
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import describe
-from inferd.engine.layers.rotary import cos_sin_table
+from inferd.engine.layers.rotary import cos_sin_table, query_table
 from inferd.engine.quant.recipe import RECIPES
 from inferd.engine.quant.scheme import QuantizationError
 from inferd.engine.sample.rules import SlotRules
@@ -139,7 +139,14 @@ class PaddingDevice(CpuDevice):
     row_buckets = GPU_ROW_BUCKETS
 
 
-@pytest.mark.parametrize("changes", [{}, {"use_sliding_window": False}, {"max_window_layers": 5}])
+GROWING = {
+    "architectures": ["Ministral3ForCausalLM"],
+    "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+                        "llama_4_scaling_beta": 0.1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{}, {"use_sliding_window": False}, {"max_window_layers": 5}, GROWING])
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("kv_cache", ["float32", *KV_FORMATS])
 def test_tables_slots_and_cache_are_exactly_as_planned(changes: dict[str, object], kind: str, kv_cache: str) -> None:
@@ -159,7 +166,9 @@ def test_tables_slots_and_cache_are_exactly_as_planned(changes: dict[str, object
     rules = SlotRules(7, arch.vocab_size, device.torch_device)
     assert sum(tensor.nbytes for tensor in rules.state) == planned["sampling rules"]
     tables = {rope: cos_sin_table(rope, 700, device.torch_device) for rope in arch.ropes if rope is not None}
-    assert sum(table.nbytes for table in tables.values()) == planned["rotary"]
+    for_queries = [query_table(rope, table) for rope, table in tables.items()]
+    every = [*tables.values(), *(table for table in for_queries if table is not None)]
+    assert sum(table.nbytes for table in every) == planned["rotary"]
 
 
 @pytest.mark.parametrize(("name", "stored"), [("fp8", FP8), ("int8", INT8), ("int4", INT4)])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Ernie4_5Config, Ernie4_5ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.quality.checkpoint_formats import FORMATS, FP8_FORMATS, Format
 from benchmarks.quality.formats import exact
@@ -99,6 +99,31 @@ def test_with_exact_activations_the_logits_are_equal(form: Format, tmp_path: Pat
     decoder = Decoder(arch, torch.float32, "cpu", recipe=exact(recipe_of(arch, "none", torch.float32)))
     load(decoder, files.tensors)
     assert error(prompt_logits(decoder, IDS, [len(IDS)]), expected) < 1e-5
+
+
+NEIGHBOURS = ("W4A16", "GPTQ, one order", "AWQ", "FP8, a row", "FP8, blocks")
+
+
+@pytest.mark.parametrize(
+    "form", [form for form in (*FORMATS, *FP8_FORMATS) if form.name in NEIGHBOURS], ids=lambda form: form.name
+)
+def test_rows_of_heads_are_reordered_with_their_scales(form: Format, tmp_path: Path) -> None:
+    """In a family whose rope turns neighbours in a head."""
+    changes = {"architectures": ["Ernie4_5ForCausalLM"], "head_dim": 128, "rope_theta": 10000.0}
+    saved = save(form, tmp_path, **changes)
+    own = {name: value for name, value in (CONFIG | changes).items() if name not in ("architectures", "dtype")}
+    model: Any = Ernie4_5ForCausalLM(Ernie4_5Config(**own))
+    model.load_state_dict(saved.plain)
+    with torch.inference_mode():
+        expected = model.eval()(torch.tensor([IDS])).logits[0]
+    files = Files.read(tmp_path)
+    arch = ModelFacts.of(files).arch
+    recipe = exact(recipe_of(arch, "none", torch.float32))
+    for turns_neighbours in (True, False):
+        ropes = tuple(rope and replace(rope, turns_neighbours=turns_neighbours) for rope in arch.ropes)
+        decoder = Decoder(replace(arch, ropes=ropes), torch.float32, "cpu", recipe=recipe)
+        load(decoder, files.tensors)
+        assert (error(prompt_logits(decoder, IDS, [len(IDS)]), expected) < 1e-5) is turns_neighbours
 
 
 @pytest.mark.sampled(keep=3)

@@ -169,9 +169,12 @@ def _exchange(work: Workload) -> Formula:
 
 
 def _rotary(arch: Arch, work: Workload) -> Formula:
+    """A table for each rope, and one more for queries that grow with their position."""
+    length = work.max_model_len
     tables = {rope for rope in arch.ropes if rope is not None}
-    widths = sorted(rope.rotary_dim for rope in tables)
-    return term(work.max_model_len, "positions") * sum_of(term(width) for width in widths) * term(_FP32_BYTES, "B")
+    grown = [rope for rope in tables if rope.query_growth and rope.query_growth.original_max_positions < length]
+    widths = sorted(rope.rotary_dim for rope in (*tables, *grown))
+    return term(length, "positions") * sum_of(term(width) for width in widths) * term(_FP32_BYTES, "B")
 
 
 def _slots(arch: Arch, work: Workload) -> Formula:

@@ -72,6 +72,8 @@ class GgufFamily:
     another."""
     norm_excess: float = 0.0
     """Number that the file adds to every weight of a norm."""
+    mlp_norm: str = "ffn_norm"
+    """Name of the norm before the MLP."""
     reads: frozenset[str] = frozenset()
     """Keys of `_NEUTRAL` that `fields` reads."""
 
@@ -95,6 +97,25 @@ def _llama(of: Metadata) -> Config:
     return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
 
 
+def _olmo2(of: Metadata) -> Config:
+    """OLMo 3's files state the same architecture. Only OLMo 3 has windows."""
+    window, layers = of.get("attention.sliding_window"), of.get("attention.sliding_window_pattern")
+    if not window:
+        return {}
+    config: Config = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": window}
+    return config | ({"layer_types": _layer_types(layers)} if isinstance(layers, tuple) else {})
+
+
+def _exaone4(of: Metadata) -> Config:
+    """llama.cpp has the windows of the large model in its code."""
+    window = of.get("attention.sliding_window") or (4096 if _num_layers(of) == 64 else None)
+    return {"sliding_window": window}
+
+
+def _layer_types(pattern: tuple[Any, ...]) -> list[str]:
+    return ["sliding_attention" if is_windowed else "full_attention" for is_windowed in pattern]
+
+
 def _gemma2(of: Metadata) -> Config:
     names = {
         "attn_logit_softcapping": "attn_logit_softcapping",
@@ -110,7 +131,7 @@ def _gemma3(of: Metadata) -> Config:
     if not window:
         layers: Config = {"layer_types": ["full_attention"] * _num_layers(of)}
     elif isinstance(pattern, tuple):
-        layers = {"layer_types": ["sliding_attention" if is_windowed else "full_attention" for is_windowed in pattern]}
+        layers = {"layer_types": _layer_types(pattern)}
     else:
         layers = {"sliding_window_pattern": pattern}
     return {
@@ -168,6 +189,7 @@ def _starcoder2(of: Metadata) -> Config:
 _WINDOW = frozenset({"attention.sliding_window"})
 _CAP = frozenset({"final_logit_softcapping"})
 FAMILIES: dict[str, GgufFamily] = {
+    "exaone4": GgufFamily("Exaone4ForCausalLM", _exaone4, reads=_WINDOW),
     "gemma2": GgufFamily(
         "Gemma2ForCausalLM", _gemma2, norm_excess=1.0, reads=_WINDOW | _CAP | {"attn_logit_softcapping"}
     ),
@@ -179,10 +201,11 @@ FAMILIES: dict[str, GgufFamily] = {
         reads=frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
     ),
     "llama": GgufFamily("LlamaForCausalLM", _llama, pairs_rows=True, reads=_WINDOW),
-    "olmo2": GgufFamily("Olmo2ForCausalLM"),
+    "olmo2": GgufFamily("Olmo2ForCausalLM", _olmo2, reads=_WINDOW),
     "phi3": GgufFamily("Phi3ForCausalLM", _phi3, reads=_WINDOW),
     "qwen2": GgufFamily("Qwen2ForCausalLM"),
     "qwen3": GgufFamily("Qwen3ForCausalLM"),
+    "seed_oss": GgufFamily("SeedOssForCausalLM", mlp_norm="post_attention_norm"),
     "smollm3": GgufFamily("SmolLM3ForCausalLM", pairs_rows=True),
     "starcoder2": GgufFamily("Starcoder2ForCausalLM", _starcoder2, reads=_WINDOW),
 }
@@ -223,9 +246,8 @@ def config_of(of: Metadata) -> Config:
         "dtype": _dtype(of),
         "head_dim": _head_dim(of),
         "rope_scaling": _rope_scaling(of),
-        **family.fields(of),
     }
-    return {name: value for name, value in config.items() if value is not None}
+    return {name: value for name, value in config.items() if value is not None} | family.fields(of)
 
 
 def _num_layers(of: Metadata) -> int:

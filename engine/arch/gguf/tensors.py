@@ -41,7 +41,7 @@ class OriginalNames:
 
     def __init__(self, family: GgufFamily, names: TensorNames, num_heads: int, num_kv_heads: int) -> None:
         self._family = family
-        self._in_layer = dict(_in_layer(names))
+        self._in_layer = dict(_in_layer(names, family.mlp_norm))
         self._heads = {"attn_q": num_heads, "attn_k": num_kv_heads} if family.pairs_rows else {}
 
     def of(self, name: str) -> tuple[str, Conversion] | None:
@@ -62,15 +62,15 @@ class OriginalNames:
         return self._family.norm_excess if name.endswith("norm") and kind == "weight" else 0.0
 
 
-def _in_layer(names: TensorNames) -> Iterator[tuple[str, str]]:
+def _in_layer(names: TensorNames, mlp_norm: str) -> Iterator[tuple[str, str]]:
     """(name in a GGUF file, name in the original checkpoint) of the tensors in a layer, without "weight" or "bias"."""
     norms = {
         "attn_norm": names.attention_norm,
         "post_attention_norm": names.attention_post_norm,
-        "ffn_norm": names.mlp_norm,
         "post_ffw_norm": names.mlp_post_norm,
     }
-    yield from ((theirs, original) for theirs, original in norms.items() if original is not None)
+    known = {theirs: original for theirs, original in norms.items() if original is not None}
+    yield from (known if names.mlp_norm is None else known | {mlp_norm: names.mlp_norm}).items()
     qkv = ("attn_q", "attn_k", "attn_v") if len(names.qkv) > 1 else ("attn_qkv",)
     attention = {**dict(zip(qkv, names.qkv, strict=True)), "attn_output": names.o}
     attention |= {"attn_q_norm": "q_norm", "attn_k_norm": "k_norm"}

@@ -1,5 +1,5 @@
-"""Reads the quantization_config of `fp8`: AutoFP8 with one scale for each tensor, and DeepSeek-V3 (arXiv:2412.19437)
-with one scale for each block of 128 x 128."""
+"""Reads the quantization_config of `fp8`: AutoFP8 and transformers with one scale for each tensor, and DeepSeek-V3
+(arXiv:2412.19437) with one scale for each block of 128 x 128."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def _format(section: Fields) -> Fp8:
         section.choice("scale_fmt", {"float": None})
     is_static = section.choice("activation_scheme", {"dynamic": False, "static": True})
     if not section.has("weight_block_size"):
-        return Fp8(Scales.TENSOR, "weight_scale", "input_scale" if is_static else None)
+        # transformers writes the field although it is null, and has names of its own for the scales.
+        is_its_own = "weight_block_size" in section.names()
+        scale, input_scale = ("weight_scale_inv", "activation_scale") if is_its_own else ("weight_scale", "input_scale")
+        return Fp8(Scales.TENSOR, scale, input_scale if is_static else None)
     check_block(section, "weight_block_size")
     if is_static:
         raise section.refuse("activation_scheme", "must be dynamic beside a weight_block_size")
