@@ -1,0 +1,58 @@
+"""Heads multiplied by a gate: attention's output by a sigmoid, or normed heads by silu, as behind a gated delta rule.
+
+    sigmoid_gate: x * sigmoid(gate)
+    norm_silu_gate: x / sqrt(mean(x^2) + eps) * weight * silu(gate)
+
+Arithmetic is in fp32, with one rounding. A head's result depends on that head alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native
+from inferd.kernels.head_gate import cpu, reference
+from inferd.kernels.registry import ROWS_SHARE_SUMS, Implementation, Op, always
+
+
+class Key(NamedTuple):
+    device_type: str
+    dtype: torch.dtype
+
+
+SIGMOID_GATE: Op[Key, Callable[[Tensor, Tensor], Tensor]] = Op(
+    "sigmoid_gate",
+    [
+        Implementation("cpp", cpu.sigmoid_gate, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", reference.sigmoid_gate, always),
+    ],
+)
+NORM_SILU_GATE: Op[Key, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = Op(
+    "norm_silu_gate",
+    [
+        Implementation("cpp", cpu.norm_silu_gate, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", reference.norm_silu_gate, always, varies=ROWS_SHARE_SUMS),
+    ],
+)
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """x, gate [T, H, D] in one dtype -> [T, H, D]. The elements of a head lie side by side."""
+    _check(x, gate)
+    return SIGMOID_GATE.resolve(Key(x.device.type, x.dtype))(x, gate)
+
+
+def norm_silu_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x, gate [T, H, D] in one dtype and weight [D] fp32 -> [T, H, D]. The elements of a head lie side by side."""
+    _check(x, gate)
+    assert weight.shape == x.shape[-1:] and weight.dtype == torch.float32
+    return NORM_SILU_GATE.resolve(Key(x.device.type, x.dtype))(x, gate, weight, eps)
+
+
+def _check(x: Tensor, gate: Tensor) -> None:
+    assert x.dim() == 3 and x.shape == gate.shape and x.dtype == gate.dtype
+    assert x.is_contiguous() and gate.stride(2) == 1

@@ -1,0 +1,70 @@
+// Heads multiplied by the sigmoid of a gate, or normed and multiplied by its silu. A head is summed in one vector of
+// lanes, in order.
+
+#include <cmath>
+
+#include "call.h"
+#include "parallel.h"
+#include "simd.h"
+
+namespace {
+
+using namespace simd;
+
+constexpr int64_t ELEMENTS_A_THREAD = 16384;
+
+// With a weight the normed head times silu(gate), otherwise the head times sigmoid(gate).
+template <class T>
+void gate_head(const T* x, const T* gate, const float* weight, T* out, int64_t size, float eps) {
+    float scale = 1.0f;
+    int64_t i = 0;
+    if (weight) {
+        vf squares = {};
+        for (; i + LANES <= size; i += LANES) {
+            const vf v = load(x + i);
+            squares = mul_add(v, v, squares);
+        }
+        if (i < size) {
+            const vf v = load_part(x + i, int(size - i));
+            squares = mul_add(v, v, squares);
+        }
+        scale = 1.0f / std::sqrt(sum(squares) / float(size) + eps);
+    }
+    const auto gated = [&](vf v, vf g, vf w) {
+        const vf open = 1.0f + exp(-g);
+        return weight ? v * scale * w * (g / open) : v / open;
+    };
+    for (i = 0; i + LANES <= size; i += LANES)
+        store(out + i, gated(load(x + i), load(gate + i), weight ? load(weight + i) : vf{}));
+    if (i < size) {
+        const int left = int(size - i);
+        store_part(out + i, gated(load_part(x + i, left), load_part(gate + i, left),
+                                  weight ? load_part(weight + i, left) : vf{}), left);
+    }
+}
+
+template <class T>
+void run(const void* x, const void* gate, const float* weight, void* out, int64_t tokens, int64_t heads, int64_t size,
+         int64_t token_stride, int64_t head_stride, float eps, int64_t num_threads) {
+    const int team = int(tokens * heads * size < 2 * ELEMENTS_A_THREAD ? 1 : num_threads);
+    parallel_for(tokens, team, [&](int64_t token) {
+        for (int64_t head = 0; head < heads; head++) {
+            const int64_t place = (token * heads + head) * size;
+            gate_head<T>(static_cast<const T*>(x) + place,
+                         static_cast<const T*>(gate) + token * token_stride + head * head_stride, weight,
+                         static_cast<T*>(out) + place, size, eps);
+        }
+    });
+}
+
+}  // namespace
+
+// x, out [tokens, heads, size]; gate with strides from token to token and from head to head; weight [size] or null.
+// dtypes 0: fp32, 1: bfloat16.
+static void head_gate(const void* x, const void* gate, const float* weight, void* out, int64_t tokens, int64_t heads,
+                      int64_t size, int64_t token_stride, int64_t head_stride, float eps, int64_t dtype,
+                      int64_t num_threads) {
+    if (dtype == 0) run<float>(x, gate, weight, out, tokens, heads, size, token_stride, head_stride, eps, num_threads);
+    else run<bf16>(x, gate, weight, out, tokens, heads, size, token_stride, head_stride, eps, num_threads);
+}
+INFERD_EXPORT(head_gate)

@@ -1,0 +1,34 @@
+"""Calls the C++ implementation (`cpu.cpp`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    return _run(x, gate, None, 0.0)
+
+
+def norm_silu_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    assert weight.is_contiguous()
+    return _run(x, gate, weight, eps)
+
+
+def _run(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype)
+    native.function("inferd_head_gate")(
+        x.data_ptr(),
+        gate.data_ptr(),
+        0 if weight is None else weight.data_ptr(),
+        out.data_ptr(),
+        *x.shape,
+        gate.stride(0),
+        gate.stride(1),
+        eps,
+        native.DTYPE_CODES[x.dtype],
+        torch.get_num_threads(),
+    )
+    return out

@@ -1,0 +1,23 @@
+"""Gated heads in plain PyTorch. Gates are composed of exp, whose bits do not depend on the number of elements
+(`kernels/gated_mul/reference`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    return (x.to(torch.float32) / _opened(gate.to(torch.float32))).to(x.dtype)
+
+
+def norm_silu_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.to(torch.float32)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
+    opened = gate.to(torch.float32)
+    return (normed * (opened / _opened(opened))).to(x.dtype)
+
+
+def _opened(gate: Tensor) -> Tensor:
+    """1 / sigmoid(gate)."""
+    return torch.neg(gate).exp_().add_(1.0)

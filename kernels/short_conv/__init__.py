@@ -1,0 +1,54 @@
+"""Causal convolution over the last few tokens, channel by channel, with the earlier inputs kept as a state.
+
+    y[t, c] = act(sum over j < W of weight[j, c] * x[t - W + 1 + j, c])
+
+Inputs before the row's first come from the state, and are zeros before position 0. A row's result depends on its own
+sequence alone, bit for bit, however its tokens were split over steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native
+from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels.short_conv import cpu, reference
+from inferd.kernels.states import StateRows
+
+MAX_WIDTH = 4
+
+
+class Key(NamedTuple):
+    device_type: str
+    dtype: torch.dtype
+    width: int
+
+
+def _refuses_cpp(key: Key) -> str | None:
+    if not 2 <= key.width <= MAX_WIDTH:
+        return f"takes convolutions of 2 to {MAX_WIDTH} tokens, not {key.width}"
+    return native.refuses(key.device_type, key.dtype)
+
+
+SHORT_CONV: Op[Key, Callable[[Tensor, Tensor, Tensor, StateRows, bool], Tensor]] = Op(
+    "short_conv",
+    [
+        Implementation("cpp", cpu.short_conv, _refuses_cpp),
+        Implementation("reference", reference.short_conv, always),
+    ],
+)
+
+
+def short_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, *, has_silu: bool) -> Tensor:
+    """[T, C] in x's dtype, of sums in fp32 that are rounded once, after silu if `has_silu`.
+
+    x [T, C], its channels side by side; weight [W, C] fp32; state [slots, W - 1, C] in x's dtype, the last inputs of
+    each sequence, oldest first, written in place.
+    """
+    assert x.dim() == 2 and x.stride(1) == 1 and weight.dtype == torch.float32
+    assert state.shape[1:] == (weight.shape[0] - 1, x.shape[1]) and state.dtype == x.dtype
+    return SHORT_CONV.resolve(Key(x.device.type, x.dtype, weight.shape[0]))(x, weight, state, rows, has_silu)

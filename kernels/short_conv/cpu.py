@@ -1,0 +1,33 @@
+"""Calls the C++ implementation (`cpu.cpp`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native
+from inferd.kernels.states import StateRows
+
+
+def short_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, has_silu: bool) -> Tensor:
+    assert weight.is_contiguous() and state.is_contiguous()
+    assert rows.query_start.is_contiguous() and rows.positions.is_contiguous() and rows.slots.is_contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    native.function("inferd_short_conv")(
+        x.data_ptr(),
+        weight.data_ptr(),
+        state.data_ptr(),
+        rows.query_start.data_ptr(),
+        rows.positions.data_ptr(),
+        rows.slots.data_ptr(),
+        out.data_ptr(),
+        rows.slots.shape[0],
+        x.shape[0],
+        x.shape[1],
+        x.stride(0),
+        weight.shape[0],
+        int(has_silu),
+        native.DTYPE_CODES[x.dtype],
+        torch.get_num_threads(),
+    )
+    return out

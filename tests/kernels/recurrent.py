@@ -1,0 +1,58 @@
+"""Sequences for tests of kernels with a recurrent state: whole, or cut into steps, in slots of a pool full of NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from inferd.kernels.states import StateRows
+
+Step = Callable[[Tensor, StateRows], Tensor]
+"""Computes a step: (indices [T] of its tokens among all, its rows) -> [T, ...]."""
+
+LENS = (1, 9, 4, 30)
+SLOTS = (5, 0, 3, 2)
+NUM_SLOTS = 7
+CUTS = ((1, 1, 1, 1), (0, 7, 2, 3), (0, 0, 0, 21), (0, 1, 1, 5))
+"""Tokens of each sequence in each step. A step has a row for each sequence with tokens."""
+
+
+def rows_of(spans: Sequence[tuple[int, int, int]]) -> StateRows:
+    """Rows of (slot, first position, number of tokens)."""
+    ends = [0, *accumulate(count for _, _, count in spans)]
+    positions = [position for _, first, count in spans for position in range(first, first + count)]
+    return StateRows(
+        torch.tensor(ends, dtype=torch.int32), torch.tensor(positions), torch.tensor([slot for slot, _, _ in spans])
+    )
+
+
+def whole(step: Step) -> Tensor:
+    """All sequences in one step."""
+    spans = [(slot, 0, count) for slot, count in zip(SLOTS, LENS, strict=True)]
+    return step(torch.arange(sum(LENS)), rows_of(spans))
+
+
+def in_steps(step: Step, result: Tensor) -> Tensor:
+    """All sequences in steps, which are written to a copy of `result`."""
+    result = torch.full_like(result, float("nan"))
+    firsts = [0, *accumulate(LENS)]
+    done = [0] * len(LENS)
+    for counts in CUTS:
+        spans, tokens = [], []
+        for place, count in enumerate(counts):
+            if count:
+                spans.append((SLOTS[place], done[place], count))
+                tokens += range(firsts[place] + done[place], firsts[place] + done[place] + count)
+                done[place] += count
+        result[tokens] = step(torch.tensor(tokens), rows_of(spans))
+    assert tuple(done) == LENS
+    return result
+
+
+def alone(step: Step, place: int) -> Tensor:
+    """One of the sequences in one step."""
+    first = sum(LENS[:place])
+    return step(torch.arange(first, first + LENS[place]), rows_of([(SLOTS[place], 0, LENS[place])]))

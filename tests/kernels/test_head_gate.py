@@ -1,0 +1,50 @@
+"""Gated heads agree with torch in fp64, and each token has the same bits in any step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from inferd.kernels.head_gate import norm_silu_gate, sigmoid_gate
+
+pytestmark = pytest.mark.usefixtures("implementation")
+HAS_TRITON = False
+
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8}
+EPS = 1e-3
+
+
+def inputs(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads, gates that lie between other numbers, and a weight."""
+    gate = (3 * torch.randn(40, 3, 2, size)).to(dtype)[:, :, 1]
+    return (2 * torch.randn(40, 3, size)).to(dtype), gate, torch.randn(size)
+
+
+def error(result: Tensor, expected: Tensor) -> float:
+    return float(((result.double() - expected).abs() / (expected.abs() + 1)).max())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", [16, 41, 128])
+def test_equals_torch_in_fp64(size: int, dtype: torch.dtype) -> None:
+    x, gate, weight = inputs(size, dtype)
+    wide, opened = x.double(), gate.double()
+    gated = wide * opened.sigmoid()
+    assert error(sigmoid_gate(x, gate), gated) < TOLERANCE[dtype]
+    assert error(sigmoid_gate(x, gate), wide * functional.silu(opened)) > 10 * TOLERANCE[dtype]
+    result = norm_silu_gate(x, gate, weight, EPS)
+    for eps, is_near in ((EPS, True), (0.2, False)):
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
+        assert (error(result, normed * functional.silu(opened)) < TOLERANCE[dtype]) == is_near
+
+
+def test_a_token_is_its_own() -> None:
+    x, gate, weight = inputs(128, torch.bfloat16)
+    torch.set_num_threads(2)
+    whole = sigmoid_gate(x, gate), norm_silu_gate(x, gate, weight, EPS)
+    for start, end in ((0, 1), (3, 9), (7, 40)):
+        own = x[start:end].clone(), gate[start:end]
+        assert torch.equal(sigmoid_gate(*own), whole[0][start:end])
+        assert torch.equal(norm_silu_gate(*own, weight, EPS), whole[1][start:end])

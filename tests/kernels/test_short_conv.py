@@ -1,0 +1,66 @@
+"""Short convolutions agree with torch's in fp64, and have the same bits however their tokens are split over steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from inferd.kernels.short_conv import short_conv
+from tests.kernels.recurrent import LENS, NUM_SLOTS, SLOTS, StateRows, alone, in_steps, whole
+
+pytestmark = pytest.mark.usefixtures("implementation")
+HAS_TRITON = False
+
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8}
+CHANNELS = 83
+
+
+class Problem:
+    """Random inputs of all sequences, within wider rows, and a pool of states."""
+
+    def __init__(self, width: int, dtype: torch.dtype, *, has_silu: bool) -> None:
+        self.x = torch.randn(sum(LENS), CHANNELS + 5).to(dtype)
+        self.weight, self.has_silu = torch.randn(width, CHANNELS), has_silu
+        self.state = torch.full((NUM_SLOTS, width - 1, CHANNELS), float("nan"), dtype=dtype)
+
+    def step(self, tokens: Tensor, rows: StateRows) -> Tensor:
+        return short_conv(self.x[tokens][:, :CHANNELS], self.weight, self.state, rows, has_silu=self.has_silu)
+
+    def theirs(self, first: int, end: int, weight: Tensor) -> Tensor:
+        x = self.x[first:end, :CHANNELS].double().T[None]
+        padded = functional.pad(x, (len(weight) - 1, 0))
+        out = functional.conv1d(padded, weight.double().T.unsqueeze(1), groups=CHANNELS)[0].T
+        return functional.silu(out) if self.has_silu else out
+
+
+def error(result: Tensor, expected: Tensor) -> float:
+    return float(((result.double() - expected).abs() / (expected.abs() + 1)).max())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("width", "has_silu"), [(4, True), (3, False), (2, True)])
+def test_equals_torch_in_fp64(width: int, has_silu: bool, dtype: torch.dtype) -> None:
+    problem = Problem(width, dtype, has_silu=has_silu)
+    result, first = whole(problem.step), 0
+    for slot, count in zip(SLOTS, LENS, strict=True):
+        own = result[first : first + count]
+        assert error(own, problem.theirs(first, first + count, problem.weight)) < TOLERANCE[dtype]
+        assert error(own, problem.theirs(first, first + count, problem.weight * 1.01)) > TOLERANCE[dtype]
+        inputs = functional.pad(problem.x[first : first + count, :CHANNELS], (0, 0, width - 1, 0))
+        assert torch.equal(problem.state[slot], inputs[count:])
+        first += count
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_same_bits_in_any_steps(dtype: torch.dtype, threads: int) -> None:
+    problem = Problem(4, dtype, has_silu=True)
+    torch.set_num_threads(threads)
+    result = whole(problem.step)
+    states = problem.state.clone()
+    problem.state.fill_(float("nan"))
+    assert torch.equal(in_steps(problem.step, result), result)
+    assert torch.equal(problem.state[list(SLOTS)], states[list(SLOTS)])
+    assert torch.equal(alone(problem.step, 1), result[LENS[0] : LENS[0] + LENS[1]])
