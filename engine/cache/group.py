@@ -71,6 +71,17 @@ class GroupBlocks:
         return Appended(self.group, first, tuple(self.blocks[first:]))
 
 
+def num_usable_states(nodes: Sequence[Node], windows: Sequence[int | None], block_size: int) -> int:
+    """As `num_usable`, for a model with recurrent state: a checkpoint must stand at the end as well."""
+    end = num_usable(nodes, windows, block_size)
+    while end and nodes[end - 1].checkpoint_id == GONE:
+        at = end - 1
+        while at and nodes[at - 1].checkpoint_id == GONE:
+            at -= 1
+        end = num_usable(nodes[:at], windows, block_size)
+    return end
+
+
 def num_usable(nodes: Sequence[Node], windows: Sequence[int | None], block_size: int) -> int:
     """Length of the longest usable prefix of a chain: each window must hold all that the next query would see of it.
 

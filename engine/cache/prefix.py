@@ -10,6 +10,8 @@ so the node is dropped with all behind it. A lost block of a window only stops h
 it, so the node and its other groups stay. So if every group has a window, a node may become a tombstone: it has no
 blocks, and is kept because nodes behind it have some. The number of tombstones is bounded. Beyond the bound the oldest
 is dropped with all behind it.
+
+A node may have a checkpoint: the recurrent state behind its last id. It goes with the node, or alone.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ HashBlock = Callable[[bytes, bytes], bytes]
 """(parent's key, payload) -> key."""
 
 GONE = -1
-"""Stands for a block id: this group has no block here, or not any more."""
+"""Stands for the id of a block or a checkpoint: there is none here, or not any more."""
 
 _KEY_BYTES = 16
 
@@ -43,12 +45,13 @@ class Node:
     ids: tuple[int, ...]
     block_ids: list[int]
     """Block ids by cache group; `GONE` if a window's block was evicted."""
+    checkpoint_id: int = GONE
     children: set[Node] = field(default_factory=set)
     is_live: bool = True
 
     @property
     def is_tombstone(self) -> bool:
-        return all(block_id == GONE for block_id in self.block_ids)
+        return self.checkpoint_id == GONE and all(block_id == GONE for block_id in self.block_ids)
 
 
 class PrefixIndex:
@@ -60,13 +63,17 @@ class PrefixIndex:
         windows: Sequence[int | None] = (None,),
         max_tombstones: int = 0,
         hash_block: HashBlock = blake2b_block,
+        drop_checkpoint: Callable[[int], None] | None = None,
     ) -> None:
+        """`drop_checkpoint` is called with each checkpoint that goes with its node."""
+        self._drop_checkpoint = drop_checkpoint
         self._pack = Struct(f"={block_size}q").pack
         self._is_full = tuple(window is None for window in windows)
         self._max_tombstones = max_tombstones
         self._hash = hash_block
         self._by_key: dict[bytes, Node] = {}
         self._by_block: dict[int, Node] = {}
+        self._by_checkpoint: dict[int, Node] = {}
         self._tombstones: OrderedDict[Node, None] = OrderedDict()
         """Oldest first."""
 
@@ -127,6 +134,10 @@ class PrefixIndex:
             node.is_live = False
             del self._by_key[node.key]
             self._tombstones.pop(node, None)
+            if node.checkpoint_id != GONE:
+                assert self._drop_checkpoint is not None
+                del self._by_checkpoint[node.checkpoint_id]
+                self._drop_checkpoint(node.checkpoint_id)
             for block_id in node.block_ids:
                 if block_id != GONE:
                     del self._by_block[block_id]
@@ -138,6 +149,32 @@ class PrefixIndex:
 
     def holds(self, block_id: int) -> bool:
         return block_id in self._by_block
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def has_checkpoint(self, key: bytes) -> bool:
+        """Whether the content with this key has a checkpoint. A collision of keys may answer for another content."""
+        node = self._by_key.get(key)
+        return node is not None and node.checkpoint_id != GONE
+
+    def add_checkpoint(self, node: Node | str, checkpoint_id: int) -> bool:
+        """Let a node have this checkpoint. False if the node was dropped, or has one."""
+        if not isinstance(node, Node) or not node.is_live or node.checkpoint_id != GONE:
+            return False
+        node.checkpoint_id = checkpoint_id
+        self._by_checkpoint[checkpoint_id] = node
+        self._tombstones.pop(node, None)
+        return True
+
+    def evict_checkpoint(self, checkpoint_id: int) -> list[int]:
+        """Drop a checkpoint alone; returns the block ids dropped because they lead to nothing any more."""
+        node = self._by_checkpoint.pop(checkpoint_id)
+        node.checkpoint_id = GONE
+        return self._make_tombstone(node) if node.is_tombstone else []
+
+    def checkpoints(self) -> frozenset[int]:
+        """Checkpoints that some node has."""
+        return frozenset(self._by_checkpoint)
 
     # -- tombstones ------------------------------------------------------------------------------------------------
 
@@ -173,6 +210,8 @@ class PrefixIndex:
         assert blocks == self._by_block
         assert sum(block_id != GONE for node in self._by_key.values() for block_id in node.block_ids) == len(blocks)
         assert len(self._tombstones) <= self._max_tombstones
+        held = {node.checkpoint_id: node for node in self._by_key.values() if node.checkpoint_id != GONE}
+        assert held == self._by_checkpoint, "a checkpoint without its node"
         for key, node in self._by_key.items():
             assert node.is_live, "a dropped node is indexed"
             assert node.key == key

@@ -3,7 +3,8 @@ lists.
 
 Keeps pool and index in agreement: evicts blocks, and makes a block findable only after its ids were applied. Layers
 form cache groups by the positions that they see, all or a window. A table has blocks for each group, all from one pool;
-its users see no groups. Knows no steps, no queue and no clock.
+its users see no groups. Of a model with recurrent state it also keeps checkpoints (`engine/cache/checkpoints`). Knows
+no steps, no queue and no clock.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from inferd.engine.arch.paging import max_blocks, max_tokens, num_dead_blocks
-from inferd.engine.cache.group import Appended, GroupBlocks, num_usable
+from inferd.engine.cache.checkpoints import Boundaries, CheckpointPool, CheckpointRules
+from inferd.engine.cache.group import Appended, GroupBlocks, num_usable, num_usable_states
 from inferd.engine.cache.pool import BlockPool
 from inferd.engine.cache.prefix import GONE, HashBlock, Node, PrefixIndex, blake2b_block
 from inferd.engine.request import Request
@@ -29,6 +31,10 @@ class PrefixMatch:
     num_tokens: int
     num_unheld: int
     """Blocks of the match that no request holds: to admit it takes them from the free blocks."""
+    checkpoint_id: int = GONE
+    """The state behind the match; `GONE` for a model without states, and if nothing matches."""
+    num_known: int = 0
+    """Tokens that others have computed, although their blocks cannot be used without a state behind them."""
 
 
 class KVCache:
@@ -43,11 +49,12 @@ class KVCache:
         step_tokens: int = 1,
         shares_prefixes: bool = True,
         hash_block: HashBlock = blake2b_block,
+        checkpoints: CheckpointRules | None = None,
     ) -> None:
         """`windows`: number of last positions that the layers of each cache group see; None for all.
 
         `step_tokens`: most positions of one request that a step computes; needed only if a group has a window. Without
-        `shares_prefixes` the index stays empty.
+        `shares_prefixes` the index stays empty. `checkpoints`: bounds for a model with recurrent state.
         """
         if block_size < 1:
             raise ValueError(f"a block holds at least one token, not {block_size}")
@@ -58,7 +65,9 @@ class KVCache:
         self.step_tokens = step_tokens
         self.shares_prefixes = shares_prefixes
         self.pool = BlockPool(num_blocks)
-        self.index = PrefixIndex(block_size, self.windows, num_blocks, hash_block)
+        self.states = CheckpointPool(checkpoints) if checkpoints is not None and shares_prefixes else None
+        drop_checkpoint = None if self.states is None else self.states.pool.clear_content
+        self.index = PrefixIndex(block_size, self.windows, num_blocks, hash_block, drop_checkpoint)
         self._open: set[BlockTable] = set()
 
     @property
@@ -105,10 +114,16 @@ class KVCache:
         for block_id in block_ids:
             self.pool.clear_content(block_id)
 
+    def take_checkpoint(self) -> int | None:
+        """A checkpoint for a step to write, evicting another one if necessary; None if there is none."""
+        return None if self.states is None else self.states.take(self.index, self._clear)
+
     def reset(self) -> None:
-        """Drop every cached block that no request holds."""
+        """Drop every cached block that no request holds, and every checkpoint."""
         while self.pool.num_cached:
             self.forget(self.pool.oldest_cached())
+        if self.states is not None:
+            self.states.evict_all(self.index, self._clear)
 
     def check(self) -> None:
         """Assert that every reference is a table's and every block with content is indexed."""
@@ -119,15 +134,29 @@ class KVCache:
             table.check()
             refs.update(block_id for blocks in table.block_ids for block_id in blocks)
         del refs[GONE]
+        self._check_checkpoints()
         for block_id in range(self.pool.num_blocks):
             assert self.pool.num_refs(block_id) == refs[block_id], f"block {block_id}: a reference without an owner"
             assert self.pool.has_content(block_id) == self.index.holds(block_id), f"block {block_id}: index and pool"
+
+    def _check_checkpoints(self) -> None:
+        if self.states is None:
+            assert not self.index.checkpoints()
+            return
+        pool = self.states.pool
+        pool.check()
+        launched = Counter(checkpoint_id for table in self._open for checkpoint_id in table.launched_checkpoints)
+        for checkpoint_id in range(pool.num_blocks):
+            assert pool.num_refs(checkpoint_id) == launched[checkpoint_id], f"checkpoint {checkpoint_id} has no owner"
+        content = frozenset(filter(pool.has_content, range(pool.num_blocks)))
+        assert content == self.index.checkpoints(), "checkpoints of pool and index differ"
 
 
 class BlockTable:
     """One request's blocks by cache group, in order of position. Empty until admitted and after `release`."""
 
     __slots__ = (
+        "_boundaries",
         "_cache",
         "_due",
         "_first_node",
@@ -154,6 +183,9 @@ class BlockTable:
         self._tail: Node | str = self._request.scheduling.cache_salt
         self._first_node: Node | None = None
         """First node of the index that holds a block which this table hit or computed."""
+        states = self._cache.states
+        self._boundaries = None if states is None else Boundaries(states.interval)
+        """Positions at which it leaves checkpoints; None for a model without states."""
         self._num_indexed = 0
         self._is_sealed = not self._cache.shares_prefixes
         self._due = 0
@@ -215,13 +247,18 @@ class BlockTable:
                 break
             nodes.append(node)
             parent = node
-        del nodes[num_usable(nodes, cache.windows, cache.block_size) :]
+        usable, num_known, checkpoint_id = num_usable, 0, GONE
+        if cache.states is not None:
+            usable, num_known = num_usable_states, len(nodes) * cache.block_size
+        del nodes[usable(nodes, cache.windows, cache.block_size) :]
         num_tokens = len(nodes) * cache.block_size
+        if cache.states is not None and nodes:
+            checkpoint_id = nodes[-1].checkpoint_id
         num_unheld = 0
         for group, window in enumerate(cache.windows):
             seen = nodes[num_dead_blocks(window, num_tokens, cache.block_size) :]
             num_unheld += sum(not cache.pool.is_held(node.block_ids[group]) for node in seen)
-        return PrefixMatch(tuple(nodes), num_tokens, num_unheld)
+        return PrefixMatch(tuple(nodes), num_tokens, num_unheld, checkpoint_id, num_known)
 
     def num_free_needed(self, match: PrefixMatch, num_tokens: int) -> int:
         """Free blocks that `admit` would take."""
@@ -262,7 +299,19 @@ class BlockTable:
         self.capacity = min(len(group.blocks) for group in self._groups) * self._cache.block_size
         self.has_unsent = True
         self._set_due()
+        self._choose_boundaries(match)
         return True
+
+    def _choose_boundaries(self, match: PrefixMatch) -> None:
+        """Leave checkpoints at the end of the prompt, and at the end of what others have computed of it."""
+        if self._cache.states is None:
+            return
+        if match.checkpoint_id != GONE:
+            self._cache.states.touch(match.checkpoint_id)
+        size = self._cache.block_size
+        for position in (match.num_known, (self._request.num_prompt - 1) // size * size):
+            if position > match.num_tokens:
+                self.want_checkpoint(position)
 
     def _entries_at_start(self, match: PrefixMatch, num_tokens: int) -> list[int]:
         """Number of entries of each group with which a request is admitted."""
@@ -305,6 +354,54 @@ class BlockTable:
         num_missing = sum(max(0, num_entries - len(group.blocks)) for group in self._groups)
         return num_missing <= self._cache.pool.num_free + num_dying
 
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    @property
+    def has_states(self) -> bool:
+        return self._boundaries is not None
+
+    @property
+    def launched_checkpoints(self) -> tuple[int, ...]:
+        """Checkpoints that launched steps write. Only for checks."""
+        return () if self._boundaries is None else self._boundaries.launched
+
+    def want_checkpoint(self, position: int) -> None:
+        """Leave a checkpoint at a multiple of the block size, if no row was launched beyond it."""
+        if self._boundaries is not None:
+            self._boundaries.want(position)
+
+    def chunk(self, start: int, num_tokens: int) -> int:
+        """Tokens of a row from `start` on that goes no further than the next checkpoint; at most `num_tokens`."""
+        if self._boundaries is None:
+            return num_tokens
+        return min(num_tokens, self._boundaries.after(start) - start)
+
+    def leave_checkpoint(self, position: int) -> int | None:
+        """The checkpoint that a row which ends at `position` has to write; None if it writes none."""
+        boundaries, size = self._boundaries, self._cache.block_size
+        if boundaries is None or self._is_sealed or not boundaries.has(position):
+            return None
+        if position <= len(self._request.ids) and self._cache.index.has_checkpoint(self.key(position // size - 1)):
+            return None
+        checkpoint_id = self._cache.take_checkpoint()
+        if checkpoint_id is not None:
+            boundaries.launch(position, checkpoint_id)
+        return checkpoint_id
+
+    def _index_checkpoints(self, num_computed: int) -> None:
+        """Let the index find the checkpoints that applied steps have written."""
+        boundaries, states = self._boundaries, self._cache.states
+        if boundaries is None or states is None:
+            return
+        while boundaries.is_due(num_computed):
+            position, checkpoint_id = boundaries.take_due()
+            is_tail = not self._is_sealed and self._num_indexed * self._cache.block_size == position
+            if is_tail and self._cache.index.add_checkpoint(self._tail, checkpoint_id):
+                states.pool.mark_content(checkpoint_id)
+            states.pool.release(checkpoint_id)
+
+    # -- blocks ------------------------------------------------------------------------------------------------------
+
     def take_appended(self) -> list[Appended]:
         """Blocks added since the last call, one entry per cache group that got any."""
         self.has_unsent = False
@@ -315,6 +412,9 @@ class BlockTable:
 
         A launched row starts at `num_computed` or later, so it does not need them either.
         """
+        if self._boundaries is not None and self._boundaries.is_due(num_computed):
+            self._index(num_computed)
+            self._index_checkpoints(num_computed)
         if num_computed < self._due:
             return
         self._index(num_computed)
@@ -363,6 +463,9 @@ class BlockTable:
             for group in self._groups:
                 if group.first <= i < len(group.blocks):
                     self._cache.pool.release(group.blocks[i])
+        for checkpoint_id in self.launched_checkpoints:
+            assert self._cache.states is not None
+            self._cache.states.pool.release(checkpoint_id)
         self._clear()
 
     def check(self) -> None:

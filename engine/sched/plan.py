@@ -44,6 +44,13 @@ class TableUpdate(NamedTuple):
     block_ids: tuple[int, ...]
 
 
+class StateCopy(NamedTuple):
+    """A copy between the working state of a slot and a checkpoint."""
+
+    slot: int
+    checkpoint_id: int
+
+
 class Row(NamedTuple):
     """One request's share of a step: compute the KV of positions `start .. start + num_tokens`.
 
@@ -88,12 +95,17 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: first fill `admissions`, then apply `table_updates`, then run `rows` in this order."""
+    """One step: first fill `admissions`, apply `table_updates` and `state_loads`, then run `rows` in this order, and at
+    last `state_saves`."""
 
     step_id: int
     admissions: tuple[Admission, ...]
     table_updates: tuple[TableUpdate, ...]
     rows: tuple[Row, ...]
+    state_loads: tuple[StateCopy, ...] = ()
+    """From checkpoints. A step may load a checkpoint and save another state there."""
+    state_saves: tuple[StateCopy, ...] = ()
+    """To checkpoints, of the states behind the rows."""
 
     @property
     def num_tokens(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from inferd.engine.sched.entry import Entry
 from inferd.engine.sched.latency.budget import StepBudget
-from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
+from inferd.engine.sched.plan import Admission, Row, StateCopy, StepPlan, TableUpdate
 
 
 @dataclass(slots=True)
@@ -19,6 +19,8 @@ class PlanBuilder:
     rows: list[Row] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     """Entry of each row."""
+    state_loads: list[StateCopy] = field(default_factory=list)
+    state_saves: list[StateCopy] = field(default_factory=list)
 
     def add(self, entry: Entry, num_tokens: int) -> None:
         request, slot = entry.request, entry.slot
@@ -31,6 +33,10 @@ class PlanBuilder:
                 self.budget.end_by(request.scheduling.arrival_s + target_s)
         self.rows.append(Row(slot, start, num_tokens, request.launch(num_tokens)))
         self.entries.append(entry)
+        if entry.table.has_states:
+            checkpoint_id = entry.table.leave_checkpoint(start + num_tokens)
+            if checkpoint_id is not None:
+                self.state_saves.append(StateCopy(slot, checkpoint_id))
 
     def add_drafts(self, index: int, draft_ids: tuple[int, ...] | None, num_drafts: int) -> None:
         """Let row number `index` verify drafts: these, or if None, those that the draft model makes. Its block table
@@ -52,4 +58,11 @@ class PlanBuilder:
                 self.updates.append(TableUpdate(entry.slot, *appended))
 
     def finish(self, step_id: int) -> StepPlan:
-        return StepPlan(step_id, tuple(self.admissions), tuple(self.updates), tuple(self.rows))
+        return StepPlan(
+            step_id,
+            tuple(self.admissions),
+            tuple(self.updates),
+            tuple(self.rows),
+            tuple(self.state_loads),
+            tuple(self.state_saves),
+        )

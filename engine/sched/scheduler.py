@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from inferd.engine.cache.table import KVCache
+from inferd.engine.cache.prefix import GONE
+from inferd.engine.cache.table import KVCache, PrefixMatch
 from inferd.engine.request import Request
 from inferd.engine.sched.drafting import Drafting
 from inferd.engine.sched.entry import NO_SLOT, Entry, State, rank_of
@@ -24,9 +25,9 @@ from inferd.engine.sched.latency.policy import LatencyPolicy, Pace, Timing
 from inferd.engine.sched.latency.step_time import UNKNOWN, Seed, StepLoad
 from inferd.engine.sched.latency.ttft_estimate import too_late
 from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
-from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepPlan, StepResult
+from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StateCopy, StepPlan, StepResult
 from inferd.engine.sched.plan_builder import PlanBuilder
-from inferd.engine.sched.shared_prefix import SharedPrefixGroups, prefix_key_of
+from inferd.engine.sched.shared_prefix import Branches, SharedPrefixGroups, prefix_key_of
 from inferd.engine.sched.slots import SlotTable
 from inferd.engine.sched.suspects import SuspectQueue, num_to_clear
 from inferd.engine.sched.watermark import Watermark
@@ -75,6 +76,7 @@ class Scheduler:
         draft model. `guesser`: guesses tokens for rows to verify."""
         if cache.has_windows:
             assert config.max_num_batched_tokens <= cache.step_tokens, "steps carry more than the cache counts with"
+        assert guesser is None or cache.states is None, "a recurrent state cannot go back to before a rejected draft"
         self.config = config
         self.stats = SchedulerStats()
         self._cache = cache
@@ -96,6 +98,7 @@ class Scheduler:
         self._slots = SlotTable(config.max_num_seqs, cache, self._shares, self._waiting)
         self._running = self._slots.running
         self._prefix_groups = SharedPrefixGroups()
+        self._branches = None if cache.states is None else Branches()
         self._suspects = SuspectQueue()
         self._launched: deque[tuple[StepPlan, list[Entry]]] = deque()
         self._num_added = 0
@@ -160,6 +163,8 @@ class Scheduler:
         self._num_added += 1
         self._entries[request] = entry
         self._prefix_groups.add(entry)
+        if self._branches is not None:
+            self._branches.add(entry, self._cache.block_size)
         self.latency.num_timed += scheduling.has_target
         if scheduling.alone_until:
             self._suspects.add(entry)
@@ -210,6 +215,8 @@ class Scheduler:
         if self._drafting is not None:
             self._drafting.ended(request)
         self._prefix_groups.remove(entry)
+        if self._branches is not None:
+            self._branches.remove(entry)
         self._shares.leave(request.scheduling.tenant)
         self.latency.num_timed -= request.scheduling.has_target
         if entry.state is State.RUNNING:
@@ -341,6 +348,8 @@ class Scheduler:
         assert states.count(State.SUSPECT) == self._suspects.num_waiting
         assert states.count(State.RUNNING) == len(self._running)
         self._waiting.check()
+        if self._branches is not None:
+            self._branches.check(self._entries.values())
         self._shares.check(self._entries.values(), self._running)
         for entry in self._entries.values():
             entry.request.check()
@@ -400,11 +409,12 @@ class Scheduler:
         if self._watermark.is_short(entry, in_use=self._slots.in_use):
             return False
         match = entry.table.match()
-        awaited = self._slots.sharing.key_to_await(entry, entry.table.keys(len(match.nodes), entry.table.num_hittable))
+        awaited = self._key_to_await(entry, match)
         if awaited is not None:
             self._waiting.remove(entry)
             entry.state = State.FOLLOWING
             self._slots.sharing.follow(entry, awaited)
+            self._slots.sharing.want_checkpoint(awaited)
             return True
         if not builder.budget.chunk(match.num_tokens, entry.request.total - match.num_tokens):
             return False
@@ -414,8 +424,20 @@ class Scheduler:
         admitted = entry.table.admit(match, entry.request.total)
         assert admitted
         self._waiting.remove(entry)
-        self._start(entry, match.num_tokens, builder, now)
+        self._start(entry, match, builder, now)
         return True
+
+    def _key_to_await(self, entry: Entry, match: PrefixMatch) -> bytes | None:
+        """Key of the last block that an entry should wait for, because another one computes it now; None if there is
+        none. Known blocks with no state behind them may be computed again to leave one."""
+        num_matched, num_known = len(match.nodes), match.num_known // self._cache.block_size
+        firsts = (num_known, num_known - 1, num_matched) if num_known > num_matched else (num_matched,)
+        for first in firsts:
+            keys = entry.table.keys(first, entry.table.num_hittable)
+            awaited = self._slots.sharing.key_to_await(entry, keys)
+            if awaited is not None:
+                return awaited
+        return None
 
     def _start_suspect(self, builder: PlanBuilder, now: float) -> bool:
         """Admit the first suspect with all the memory that it needs alone. False if that is not free now."""
@@ -429,11 +451,11 @@ class Scheduler:
         admitted = entry.table.admit(match, num_tokens)
         assert admitted
         self._suspects.begin()
-        self._start(entry, match.num_tokens, builder, now)
+        self._start(entry, match, builder, now)
         return True
 
-    def _start(self, entry: Entry, num_cached: int, builder: PlanBuilder, now: float) -> None:
-        request = entry.request
+    def _start(self, entry: Entry, match: PrefixMatch, builder: PlanBuilder, now: float) -> None:
+        request, num_cached = entry.request, match.num_tokens
         if request.num_cached_tokens is None and entry.table.takes_hits:
             self.stats.prefix_query_tokens += request.num_prompt
             self.stats.prefix_hit_tokens += min(num_cached, request.num_prompt)
@@ -442,7 +464,9 @@ class Scheduler:
         self._slots.take(entry, num_cached)
         ids = tuple(request.ids)
         builder.admissions.append(Admission(entry.slot, request.request_id, ids, request.num_prompt, request.params))
-        builder.add(entry, builder.budget.chunk(num_cached, request.num_pending))
+        if match.checkpoint_id != GONE:
+            builder.state_loads.append(StateCopy(entry.slot, match.checkpoint_id))
+        builder.add(entry, entry.table.chunk(num_cached, builder.budget.chunk(num_cached, request.num_pending)))
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -452,6 +476,7 @@ class Scheduler:
         if num_tokens == 0 or entry.state is not State.RUNNING:
             return
         request, table = entry.request, entry.table
+        num_tokens = table.chunk(request.scheduled, num_tokens)
         end = request.scheduled + num_tokens
         if end > table.capacity and not self._slots.grow(entry, end):
             num_tokens = table.capacity - request.scheduled  # what its own blocks still take

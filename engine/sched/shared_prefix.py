@@ -48,6 +48,11 @@ class PrefixSharing:
         entry.follows = key
         self._followers.setdefault(key, {})[entry] = None
 
+    def want_checkpoint(self, key: bytes) -> None:
+        """Let the leader of this block leave a checkpoint behind it, if the model has recurrent states."""
+        leader = self._leaders[key]
+        leader.table.want_checkpoint(leader.leading[key])
+
     def unfollow(self, entry: Entry) -> None:
         """Remove a follower that ends while it waits."""
         followers = self._followers[entry.follows]
@@ -79,6 +84,36 @@ class PrefixSharing:
             assert key in self._leaders, "followers without a leader"
             assert followers, "an empty list of followers is kept"
             assert all(follower.follows == key for follower in followers)
+
+
+class Branches:
+    """The ends of what live prompts share, for a model with recurrent states: the first to come leaves a checkpoint
+    there. It may compute these blocks before the scheduler looks at the others."""
+
+    def __init__(self) -> None:
+        self._first: dict[bytes, Entry] = {}
+        """Block key -> the first live entry with this block in its prompt."""
+        self._num_blocks: dict[Entry, int] = {}
+        """Blocks of each live entry's prompt that others could share."""
+
+    def add(self, entry: Entry, block_size: int) -> None:
+        num_blocks = self._num_blocks[entry] = entry.table.num_hittable
+        shared: tuple[Entry, int] | None = None
+        for number, key in enumerate(entry.table.keys(0, num_blocks), start=1):
+            first = self._first.setdefault(key, entry)
+            if first is not entry:
+                shared = first, number
+        if shared is not None:
+            first, num_shared = shared
+            first.table.want_checkpoint(num_shared * block_size)
+
+    def remove(self, entry: Entry) -> None:
+        for key in entry.table.keys(0, self._num_blocks.pop(entry)):
+            if self._first.get(key) is entry:
+                del self._first[key]
+
+    def check(self, entries: Collection[Entry]) -> None:
+        assert all(entry in entries for entry in self._first.values()), "a branch of a request that has ended"
 
 
 class SharedPrefixGroups:

@@ -71,7 +71,7 @@ class Callers:
 
     async def _read(self, caller: Caller, tokens: TokenStream) -> None:
         run, job = self._run, caller.job
-        answer = answer_of(job, run.scenario.core.limits.windows)
+        answer = answer_of(job, run.scenario.core.limits.views)
         stream = self._streams[job.request_id] = Stream(job, answer)
         num_cached = None
         async for delta in tokens:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tests.sim.oracle import Views, Windows
+from tests.sim.oracle import STATE, Views, Windows
 
 Cell = tuple[int, int, int]
 """(token id, position, cache group)."""
@@ -82,5 +82,8 @@ class Cells:
         return read
 
     def views(self, read: Tokens, end: int) -> Views:
-        """The tokens that each group sees from the query at `end - 1`."""
-        return tuple(tuple(tokens[i] for i in self.seen(g, end - 1, end)) for g, tokens in enumerate(read))
+        """The tokens that each group sees from the query at `end - 1`. A state is read by the number of its tokens."""
+        return tuple(
+            (tokens[end],) if self._windows[g] == STATE else tuple(tokens[i] for i in self.seen(g, end - 1, end))
+            for g, tokens in enumerate(read)
+        )

@@ -27,7 +27,8 @@ from inferd.engine.sched.plan import (
 from inferd.engine.speculation.ports import MOST_DRAFTS
 from tests.sim.cells import Cells, SimulationError, Tokens
 from tests.sim.grammar import NUM_WORDS, allowed_by
-from tests.sim.oracle import VOCAB_SIZE, Views, Windows, logprob_of, next_token, vector_of, views_of
+from tests.sim.oracle import STATE, VOCAB_SIZE, Views, Windows, logprob_of, next_token, vector_of, views_of
+from tests.sim.states import State, States, states_in
 
 _ANY = range(VOCAB_SIZE)
 _Logprobs = tuple[TokenLogprobs, ...]
@@ -46,6 +47,8 @@ class _Slot:
     """Number of entries sent for this admission, by group."""
     num_written: int | None = None
     """Positions whose KV is written; None until the first row says at which one it starts."""
+    state: State = None
+    """The working state. That of an earlier request stays, as on a real device."""
     states: list[Views] = field(default_factory=list)
     """Results of this admission's rows, if a mean of them was requested."""
     is_broken: bool = False
@@ -80,12 +83,16 @@ class SimulatedDevice:
         is_lazy: bool,
         nan_positions: dict[str, int],
         watch: Callable[[StepPlan], None],
+        num_checkpoints: int | None = None,
     ) -> None:
-        """`watch` is called with each plan as it is launched. `max_draws`: tokens that a step with drafts may draw.
-        `token_s`: seconds that each token adds to a step."""
+        """`num_checkpoints`: those of a model with recurrent state, None for another. `watch` is called with each plan
+        as it is launched. `max_draws`: tokens that a step with drafts may draw. `token_s`: seconds that each token adds
+        to a step."""
         self._block_size, self._token_s = block_size, token_s
         self._max_step_tokens, self._max_model_len, self._max_draws = max_step_tokens, max_model_len, max_draws
-        self._cells, self._draft_cells = Cells(num_blocks, block_size, windows), Cells(num_blocks, block_size, (None,))
+        self._cells = Cells(num_blocks, block_size, windows if num_checkpoints is None else (*windows, STATE))
+        self._draft_cells = Cells(num_blocks, block_size, (None,))
+        self._states = None if num_checkpoints is None else States(num_checkpoints)
         self._windows = windows
         self._slots = [_Slot(tables=[[] for _ in windows], num_entries=[0] * len(windows)) for _ in range(num_slots)]
         self._is_lazy = is_lazy
@@ -120,6 +127,8 @@ class SimulatedDevice:
         self._num_launched += 1
         self._queue.append(plan)
         self._in_use[plan.step_id] = self._blocks_of(plan)
+        if self._states is not None:
+            self._states.launched(plan)
         self._untaken[plan.step_id] = plan
         self._watch(plan)
         if awaits_masks:
@@ -158,11 +167,14 @@ class SimulatedDevice:
 
     # -- the simulation's side ---------------------------------------------------------------------------------------
 
-    def poison(self, block_ids: Iterable[int], slots: Iterable[int]) -> None:
-        """Poison blocks and slots that, according to the host, no launched step touches any more."""
+    def poison(self, block_ids: Iterable[int], slots: Iterable[int], checkpoint_ids: Iterable[int] = ()) -> None:
+        """Poison blocks and slots that, according to the host, no launched step touches any more, and checkpoints that
+        no step launched from now on loads."""
         for block_id in block_ids:
             self._cells.poison((block_id,))
             self._draft_cells.poison((block_id,))
+        if self._states is not None:
+            self._states.free = frozenset(checkpoint_ids)
         for slot in slots:
             self._slots[slot].admission = None
             self._slots[slot].ids = []
@@ -210,6 +222,9 @@ class SimulatedDevice:
             self._admit(admission)
         for update in plan.table_updates:
             self._update_table(update)
+        if self._states is not None:
+            for slot, state in self._states.begin(plan).items():
+                self._slots[slot].state = state
         masks = self._masks.pop(plan.step_id)
         allowed = {
             draw: allowed_by(masks.words[NUM_WORDS * place : NUM_WORDS * (place + 1)])
@@ -220,6 +235,8 @@ class SimulatedDevice:
             draws = range(first_draw, first_draw + row.num_draws)
             results.append(self._run_row(row, [allowed.get(draw, _ANY) for draw in draws]))
             first_draw += row.num_draws
+        if self._states is not None:
+            self._states.end(plan, {row.slot: self._slots[row.slot].state for row in plan.rows})
         self._results[plan.step_id] = StepResult(plan.step_id, tuple(results), 0.001 + self._token_s * plan.num_tokens)
 
     def _admit(self, admission: Admission) -> None:
@@ -265,10 +282,14 @@ class SimulatedDevice:
         self._cells.write(slot.tables, slot.ids, row.start, end, first_nan)
         slot.num_written = end
         if is_nan:
-            slot.is_broken = True
+            slot.is_broken, slot.state = True, None
             slot.ids[first:] = [0] if row.samples else slot.ids[first:]
             return RowResult(status=RowStatus.NUMERICAL_ERROR)
         read = self._cells.read(slot.tables, slot.ids, row.start, first_nan, admission.request_id)
+        if self._states is not None:
+            states = states_in(slot.state, slot.ids, row.start, end, admission.request_id)
+            slot.state = states[end]
+            read.append(states)
         prompt_logprobs = self._score(slot, admission, row, read)
         if not row.samples:
             return RowResult(prompt_logprobs=prompt_logprobs, embedding=self._pool(slot, admission, row, read))

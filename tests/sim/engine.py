@@ -36,13 +36,17 @@ class SimulatedEngine:
 
     def poison_free(self) -> None:
         """Poison what no request holds: the host must not let a launched step touch it."""
-        self.device.poison(self.cache.pool.empty_blocks(), self.scheduler.free_slots)
+        states = self.cache.states
+        empty = () if states is None else states.pool.empty_blocks()
+        self.device.poison(self.cache.pool.empty_blocks(), self.scheduler.free_slots, empty)
 
     def check_idle(self) -> None:
         """Assert that everything is free again after the last request."""
         self.core.check()
         self.core.reset_prefix_cache()
         assert self.cache.pool.num_empty == self.cache.pool.num_blocks, "blocks were lost"
+        states = self.cache.states
+        assert states is None or states.pool.num_empty == states.pool.num_blocks, "checkpoints were lost"
         assert len(self.cache.index) == 0, "content is indexed that no block holds"
         assert len(self.scheduler.free_slots) == self.scheduler.config.max_num_seqs, "slots were lost"
         if isinstance(self.guesses, ScriptedGuesses):
@@ -75,6 +79,7 @@ def make_engine(
         limits.windows,
         step_tokens=limits.max_num_batched_tokens,
         hash_block=_hash_of(limits),
+        checkpoints=limits.checkpoints,
     )
     guesses = _guesses_of(scenario)
     has_draft_model = scenario.speculation is not None and scenario.speculation.has_draft_model
@@ -95,6 +100,7 @@ def make_engine(
         is_lazy=scenario.is_lazy,
         nan_positions={job.request_id: job.nan_position for job in scenario.jobs if job.nan_position is not None},
         watch=watch,
+        num_checkpoints=None if limits.checkpoints is None else limits.checkpoints.num_checkpoints,
     )
     core = EngineCore(
         scheduler,
@@ -114,7 +120,7 @@ def _guesses_of(scenario: Scenario) -> ScriptedGuesses | Guesses | None:
         return None
     if scenario.speculation.is_scripted:
         is_rare = scenario.speculation.has_draft_model
-        return ScriptedGuesses(scenario.seed, scenario.limits.windows, is_rare=is_rare)
+        return ScriptedGuesses(scenario.seed, scenario.limits.views, is_rare=is_rare)
     return Guesses(looks_at_answers=True)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from inferd.engine.api.wire.messages import FinishReason, WireLogprobs
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
@@ -17,15 +18,25 @@ from tests.sim.grammar import VOCAB_SIZE, Rule, SimulatedGrammar
 
 _MIX = 0x9E3779B97F4A7C15
 
+STATE = 0
+"""Stands for a window: what sees a recurrent state."""
 Windows = tuple[int | None, ...]
-"""By cache group: number of last positions that it sees; None for all."""
+"""By cache group: number of last positions that it sees; None for all. Behind the groups perhaps `STATE`."""
 Views = tuple[tuple[int, ...], ...]
-"""By cache group: the tokens that it sees, in order."""
+"""By cache group: the tokens that it sees, in order. Of a state one number."""
 
 
 def views_of(ids: tuple[int, ...], windows: Windows) -> Views:
     """Tokens that each group sees of a sequence from its last token."""
-    return tuple(ids if window is None else ids[-window:] for window in windows)
+    return tuple(
+        (reduce(next_state, ids, 0),) if window == STATE else ids if window is None else ids[-window:]
+        for window in windows
+    )
+
+
+def next_state(state: int, token_id: int) -> int:
+    """The state behind a token, from the one before it. It is 0 before the first token."""
+    return hash((state, token_id))
 
 
 def next_token(views: Views, seed: int, allowed: Sequence[int] = range(VOCAB_SIZE)) -> int:

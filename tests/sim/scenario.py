@@ -13,8 +13,9 @@ from msgspec import structs
 
 from inferd.engine.api.wire.params import Pooling, SamplingParams
 from inferd.engine.arch.paging import max_tokens
+from inferd.engine.cache.checkpoints import CheckpointRules
 from tests.sim.grammar import NEVER, Rule
-from tests.sim.oracle import VOCAB_SIZE, Job, Windows, answer_of
+from tests.sim.oracle import STATE, VOCAB_SIZE, Job, Windows, answer_of
 
 _TTFT_TARGETS_S = (None, None, 0.001, 0.06, 0.3, 2.0, 60.0)
 _TPOT_TARGETS_S = (None, 0.0001, 0.0025, 0.006, 0.015, 1.0)
@@ -41,6 +42,13 @@ class Limits:
     """Bits of a shortened hash in the prefix index, so that contents collide; None for the product's hash."""
     windows: Windows
     """Windows of the model's cache groups."""
+    checkpoints: CheckpointRules | None = None
+    """Those of a model with recurrent state."""
+
+    @property
+    def views(self) -> Windows:
+        """Windows of the cache groups, and the mark of a state if there is one."""
+        return self.windows if self.checkpoints is None else (*self.windows, STATE)
 
     @property
     def max_tokens(self) -> int:
@@ -85,6 +93,9 @@ def make_scenario(seed: int) -> Scenario:
     """The scenario of `seed`."""
     rng = Random(seed)
     limits = _limits(rng)
+    speculation = _speculation(seed, limits.windows)
+    if speculation is None:
+        limits = replace(limits, checkpoints=_checkpoints(seed, limits.block_size))
     is_flood = rng.random() < 0.06
     jobs = (_flooded(limits),) if is_flood else _with_tenants(seed, _with_targets(seed, _jobs(rng, limits)))
     last_tick = max(job.arrival_tick for job in jobs) + 40
@@ -99,8 +110,16 @@ def make_scenario(seed: int) -> Scenario:
         duplicates=_ticks(rng, last_tick, 0.2, 3),
         is_lazy=rng.random() < 0.5,
         is_flood=is_flood,
-        speculation=_speculation(seed, limits.windows),
+        speculation=speculation,
     )
+
+
+def _checkpoints(seed: int, block_size: int) -> CheckpointRules | None:
+    """Recurrent states in half of the scenarios without guesses, from a random source of their own."""
+    rng = Random(f"states {seed}")
+    if rng.random() < 0.5:
+        return None
+    return CheckpointRules(rng.choice((1, 2, 3, 5, 40)), block_size * rng.choice((1, 2, 3, 5, 1000)))
 
 
 def _speculation(seed: int, windows: Windows) -> Speculation | None:
@@ -267,5 +286,5 @@ def _with_params(rng: Random, limits: Limits, job: Job, lengths: tuple[int, ...]
     if rng.random() < 0.25:
         params = structs.replace(params, grammar=_rule(rng).text)
     job = replace(job, params=params, nan_position=nan_position)
-    num_emitted = rng.randint(0, len(answer_of(job, limits.windows).token_ids)) if rng.random() < 0.15 else 0
+    num_emitted = rng.randint(0, len(answer_of(job, limits.views).token_ids)) if rng.random() < 0.15 else 0
     return replace(job, num_emitted=num_emitted)

@@ -94,7 +94,7 @@ class Simulation:
     # -- what is asked, and what goes wrong --------------------------------------------------------------------------
 
     def _submit(self, job: Job) -> None:
-        answer = answer_of(job, self.scenario.limits.windows)
+        answer = answer_of(job, self.scenario.limits.views)
         stream = _CoreStream(job, answer)
         stream.token_ids += answer.token_ids[: job.num_emitted]
         stream.logprobs += answer.logprobs[: job.num_emitted]

@@ -15,13 +15,20 @@ from tests.sim import (
     router_mutations,
     sched_mutations,
     speculation_mutations,
+    state_mutations,
 )
 from tests.sim.conftest import SHORT_SEEDS
 from tests.sim.front import run_front_seed
 from tests.sim.planting import Mutation
 from tests.sim.simulation import run_seed, run_with_drafts
 
-CORE = (*cache_mutations.plant, *group_mutations.plant, *sched_mutations.plant, *core_mutations.plant)
+CORE = (
+    *cache_mutations.plant,
+    *group_mutations.plant,
+    *state_mutations.plant,
+    *sched_mutations.plant,
+    *core_mutations.plant,
+)
 FRONT = (*router_mutations.plant, *recovery_mutations.plant)
 DRAFTS = (*speculation_mutations.plant, *draft_mutations.plant)
 RUNS: dict[Callable[[int], object], tuple[Mutation, ...]] = {

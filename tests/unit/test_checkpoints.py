@@ -1,0 +1,119 @@
+"""Checkpoints of recurrent states: which hits they allow, at which positions they are left, and which are evicted."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.cache.checkpoints import CheckpointRules
+from inferd.engine.cache.table import KVCache
+from inferd.engine.request import Request
+from inferd.engine.sched.limits import SchedulerConfig
+from inferd.engine.sched.plan import RowResult, StepPlan, StepResult
+from inferd.engine.sched.scheduler import Scheduler
+
+BLOCK = 4
+NEVER = 1000 * BLOCK
+
+
+class Engine:
+    """A scheduler over a cache with checkpoints, whose model draws token 0."""
+
+    def __init__(self, num_checkpoints: int = 50, interval: int = NEVER, budget: int = 64) -> None:
+        rules = CheckpointRules(num_checkpoints, interval)
+        self.cache = KVCache(400, BLOCK, checkpoints=rules)
+        limits = SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=budget, max_model_len=2000)
+        self.scheduler = Scheduler(limits, self.cache)
+        self.plans: list[StepPlan] = []
+
+    def run(self, *prompts: tuple[int, ...], max_tokens: int = 1) -> list[int]:
+        """Serve these requests together; returns the tokens that each hit."""
+        params = SamplingParams(max_tokens=max_tokens, seed=0)
+        requests = [Request.create(f"r{i}", ids, params, max_model_len=2000) for i, ids in enumerate(prompts)]
+        for request in requests:
+            self.scheduler.add(request, 0.0)
+        while self.scheduler.has_work:
+            plan = self.scheduler.schedule(0.0)
+            assert plan is not None
+            self.plans.append(plan)
+            results = tuple(RowResult((0,) if row.samples else ()) for row in plan.rows)
+            for applied in self.scheduler.apply(StepResult(plan.step_id, results, 0.0)):
+                if applied.request.is_complete:
+                    self.scheduler.finish(applied.request)
+            self.scheduler.check()
+        return [request.num_cached_tokens or 0 for request in requests]
+
+    @property
+    def saved_at(self) -> list[int]:
+        """Positions at which states were saved, in order."""
+        ends = [{row.slot: row.start + row.num_tokens for row in plan.rows} for plan in self.plans]
+        return [at[copy.slot] for plan, at in zip(self.plans, ends, strict=True) for copy in plan.state_saves]
+
+
+def ids(first: int, count: int) -> tuple[int, ...]:
+    return tuple(range(first, first + count))
+
+
+def test_the_end_of_a_prompt_leaves_one_and_the_same_prompt_hits_it() -> None:
+    engine = Engine()
+    prompt = ids(0, 18)
+    assert engine.run(prompt) == [0]
+    assert engine.saved_at == [16]
+    assert engine.run(prompt, (*prompt, 99, 98), (*prompt[:15], 7)) == [16, 16, 0]
+    assert [len(plan.state_loads) for plan in engine.plans].count(2) == 1
+
+
+@pytest.mark.parametrize("length", [16, 17])
+def test_one_token_is_left_to_compute(length: int) -> None:
+    engine = Engine()
+    assert [engine.run(ids(0, length)), engine.run(ids(0, length))] == [[0], [(length - 1) // BLOCK * BLOCK]]
+
+
+def test_a_branch_leaves_one_for_all_that_follow() -> None:
+    engine = Engine()
+    stem = ids(0, 40)
+    hits = [engine.run((*stem, *ids(1000 * i, 10)))[0] for i in range(1, 17)]
+    assert hits == [0, 0, *[40] * 14]
+
+
+def test_requests_that_wait_for_each_other_share_all() -> None:
+    """The first, which computes the prefix for all others, learns of the branch before it is there."""
+    engine = Engine(budget=16)
+    stem = ids(0, 40)
+    assert engine.run(*((*stem, *ids(1000 * i, 10)) for i in range(1, 17))) == [0, *[40] * 15]
+
+
+def test_every_interval_leaves_one_also_in_an_answer() -> None:
+    engine = Engine(interval=3 * BLOCK)
+    engine.run(ids(0, 17), max_tokens=22)
+    assert engine.saved_at == [12, 16, 24, 36]
+    assert engine.run((*ids(0, 17), *[0] * 19, 5)) == [36]
+
+
+def test_a_chunk_ends_at_each() -> None:
+    engine = Engine(interval=3 * BLOCK)
+    engine.run(ids(0, 31))
+    assert [plan.rows[0].num_tokens for plan in engine.plans] == [12, 12, 4, 3]
+
+
+def test_the_one_used_least_recently_is_evicted() -> None:
+    engine = Engine(num_checkpoints=2)
+    first, second, third = ids(0, 9), ids(100, 9), ids(200, 9)
+    engine.run(first)
+    engine.run(second)
+    engine.run(first)
+    engine.run(third)
+    assert [engine.run(prompt)[0] for prompt in (first, third, second)] == [8, 8, 0]
+
+
+def test_a_reset_drops_all() -> None:
+    engine = Engine()
+    engine.run(ids(0, 9))
+    engine.cache.reset()
+    assert engine.cache.states is not None and engine.cache.states.pool.num_cached == 0
+    assert engine.run(ids(0, 9)) == [0]
+
+
+def test_without_prefixes_there_are_none() -> None:
+    cache = KVCache(8, BLOCK, shares_prefixes=False, checkpoints=CheckpointRules(4, NEVER))
+    assert cache.states is None
