@@ -45,6 +45,8 @@ class Request:
 
     num_cached_tokens: int | None = None
     """Prompt tokens that the first admission took from the prefix cache; None before."""
+    num_known_tokens: int = 0
+    """Prompt tokens whose KV was cached then. Those behind the hit had no recurrent state behind them."""
     scheduled_s: float | None = None
     """Time of the first admission; None before."""
 
@@ -106,12 +108,13 @@ class Request:
         """Prompt logprobs and means need the hidden states of every prompt position, which a hit would skip."""
         return not self.params.needs_every_position
 
-    def admit(self, num_cached: int, now: float) -> None:
-        """Start, or resume, behind `num_cached` positions found in the prefix cache."""
+    def admit(self, num_cached: int, now: float, num_known: int = 0) -> None:
+        """Start, or resume, behind `num_cached` positions found in the prefix cache, which knows `num_known`."""
         assert self.scheduled == self.in_flight == 0, "admitted twice"
         self.cached = self.computed = self.scheduled = num_cached
         if self.num_cached_tokens is None:
             self.num_cached_tokens, self.scheduled_s = min(num_cached, self.num_prompt), now
+            self.num_known_tokens = max(self.num_cached_tokens, min(num_known, self.num_prompt))
         self.check()
 
     def launch(self, num_tokens: int) -> bool:

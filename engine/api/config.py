@@ -34,6 +34,7 @@ from inferd.engine.api.memory.planner import (
     pool_of,
 )
 from inferd.engine.api.memory.precision import KV_FORMATS, KVCache, Precision, Quantization
+from inferd.engine.api.memory.states import checkpoint_interval, most_slots, num_checkpoints, state_bytes
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.served import (
     DeviceKind,
@@ -56,6 +57,7 @@ from inferd.engine.api.speculation import (
     check_draft,
     check_draft_length,
     check_served,
+    check_speculative,
     speculative_on,
 )
 from inferd.engine.arch.description import Arch
@@ -141,6 +143,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_memory_bytes: int | None = None
     num_blocks: int | None = None
     """Number of KV blocks, computed from `kv_memory_bytes`."""
+    num_checkpoints: int = 0
+    """Number of copies of recurrent states for the prefix cache, computed from the memory."""
+    checkpoint_interval: int = 0
+    """Tokens from one of them to the next in a sequence."""
     max_num_seqs: int | None = None
     """Most sequences in one step."""
     max_num_batched_tokens: int | None = None
@@ -208,7 +214,7 @@ def resolve(
     quantization = quantization_of(config.quantization, facts.arch)
     if quantization != config.quantization:
         chosen["quantization"] = (quantization, "the format of the checkpoint's matrices")
-    device, why = served_device(config.device, quantization, machine)
+    device, why = served_device(config.device, quantization, machine, facts.arch)
     if device != config.device:
         chosen["device"] = (device, why)
     check_rank_places(config.tensor_parallel_size, device, config.num_threads, machine)
@@ -223,7 +229,9 @@ def resolve(
     if deterministic != config.deterministic:
         chosen["deterministic"] = (deterministic, why)
     if config.speculative == "auto":
-        chosen["speculative"] = speculative_on(device)
+        chosen["speculative"] = speculative_on(device, facts.arch)
+    elif config.speculative != "none":
+        check_speculative(config.speculative, facts.arch)
     if config.tensor_parallel_size > 1:
         chosen |= _exchange(config, device, deterministic=deterministic)
     if deterministic and device == "cuda" and dtype[0] == "float32":
@@ -237,7 +245,7 @@ def resolve(
     if config.num_threads is None:
         chosen["num_threads"] = (machine.num_cpus, "the cores this process may use")
     if config.max_num_seqs is None:
-        chosen["max_num_seqs"] = (auto.max_num_seqs, f"default on {device}")
+        chosen["max_num_seqs"] = _max_num_seqs(auto, facts.arch, Precision(dtype[0]), machine)
     if config.max_num_batched_tokens is None:
         chosen["max_num_batched_tokens"] = (auto.max_num_batched_tokens, f"default on {device}")
     if config.block_size is None:
@@ -285,7 +293,7 @@ def _draft_beside(
 def plan_of(config: EngineConfig, arch: Arch, draft: Arch | None = None) -> MemoryPlan:
     """The memory plan of each rank of an engine with these resolved settings."""
     assert config.num_blocks is not None
-    work = _workload(config, config.max_model_len, draft)
+    work = replace(_workload(config, config.max_model_len, draft), num_checkpoints=config.num_checkpoints)
     return plan_memory(arch, precision_of(config), work, pool_of(config.num_blocks, work))
 
 
@@ -318,6 +326,14 @@ def _workload(config: EngineConfig, max_model_len: int | None, draft: Arch | Non
         speculates=config.speculative != "none",
         draft=None if draft is None or of_draft is None else Draft(draft, precision_of(of_draft)),
     )
+
+
+def _max_num_seqs(auto: _Auto, arch: Arch, precision: Precision, machine: Machine) -> tuple[object, str]:
+    """Number of slots by default: fewer if the recurrent states of so many would take much of the memory."""
+    most = most_slots(arch, precision, machine.memory_available_bytes)
+    if most is None or most >= auto.max_num_seqs:
+        return auto.max_num_seqs, f"default on {machine.device}"
+    return most, "as many recurrent states as a tenth of the memory holds"
 
 
 def _check_bounds(config: EngineConfig, arch: Arch) -> None:
@@ -400,14 +416,31 @@ def _length(config: EngineConfig, arch: Arch, machine: Machine, replaced: str, d
 def _settle_length(
     config: EngineConfig, arch: Arch, work: Workload, num_blocks: int, why: str
 ) -> dict[str, tuple[object, str]]:
+    precision, least = precision_of(config), blocks_per_seq(arch, config.max_model_len or MIN_MODEL_LEN, work)
+    size = block_bytes(arch, precision, work.block_size, work.num_ranks, work.draft)
+    checkpoints = num_checkpoints(arch, precision, num_blocks, least, size) if config.prefix_caching else 0
+    num_blocks -= -(-checkpoints * state_bytes(arch, precision).value // size)
     longest = longest_in_pool(arch, work, num_blocks)
     if longest < (config.max_model_len or MIN_MODEL_LEN):
-        raise CapacityError(pool_shortage(arch, precision_of(config), work, num_blocks, why))
-    size = block_bytes(arch, precision_of(config), work.block_size, work.num_ranks, work.draft)
+        raise CapacityError(pool_shortage(arch, precision, work, num_blocks, why))
     kv_bytes = num_blocks * size * work.num_ranks
     chosen: dict[str, tuple[object, str]] = {"num_blocks": (num_blocks, why), "kv_memory_bytes": (kv_bytes, why)}
+    if arch.delta is not None:
+        chosen |= _checkpoints(config, checkpoints, num_blocks, work)
     if config.max_model_len is None:
         length = min(longest, work.max_model_len)
         is_whole = length == arch.max_positions
         chosen["max_model_len"] = (length, "the model's positions" if is_whole else "the longest that fits the memory")
+    return chosen
+
+
+def _checkpoints(config: EngineConfig, count: int, num_blocks: int, work: Workload) -> dict[str, tuple[object, str]]:
+    """The checkpoints of recurrent states. Without any, no prefix can be used again."""
+    interval = checkpoint_interval(count, num_blocks, work.block_size, work.step_tokens)
+    chosen: dict[str, tuple[object, str]] = {
+        "num_checkpoints": (count, "half of the memory for prefixes"),
+        "checkpoint_interval": (interval, "tokens with as many bytes of K and V, or those of a step"),
+    }
+    if config.prefix_caching and not count:
+        chosen["prefix_caching"] = (False, "no recurrent state fits beside the KV blocks of one sequence")
     return chosen

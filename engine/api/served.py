@@ -30,7 +30,7 @@ _FP8_CAPABILITY = (8, 9)
 
 
 def served_device(
-    asked: DeviceKind, quantization: Quantization, machine: Machine
+    asked: DeviceKind, quantization: Quantization, machine: Machine, arch: Arch
 ) -> tuple[Literal["cpu", "cuda"], str]:
     """(device that the model runs on, why)."""
     gpu = machine.accelerator
@@ -38,15 +38,18 @@ def served_device(
         raise ConfigError(f"device cuda was asked for, but {machine.no_accelerator}; give --device cpu, or auto")
     if asked == "cpu" or gpu is None:
         return "cpu", f"there is no GPU: {machine.no_accelerator}"
-    unserved = ""
+    unserved = way_out = ""
     if quantization == "fp8" and gpu.capability < _FP8_CAPABILITY:
         have, need = (".".join(map(str, version)) for version in (gpu.capability, _FP8_CAPABILITY))
         unserved = f"fp8 needs compute capability {need} or higher, and {gpu.name} has {have}"
+        way_out = "give --device cpu, or another --quantization"
+    if arch.delta is not None:
+        unserved, way_out = "recurrent layers are computed on processors alone", "give --device cpu"
     if not unserved:
         return "cuda", gpu.name
     if asked == "auto":
         return "cpu", unserved
-    raise ConfigError(f"{unserved}; give --device cpu, or another --quantization")
+    raise ConfigError(f"{unserved}; {way_out}")
 
 
 def check_ranks(num_ranks: int, arch: Arch) -> None:

@@ -42,6 +42,32 @@ class QKNorm(StrEnum):
     """All heads of a token together."""
 
 
+@dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """Sizes of Gated DeltaNet layers, which keep a state of fixed size in place of keys and values: for each value head
+    a matrix [key_dim, value_dim] in fp32, and the last inputs of a short convolution."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+
+    @property
+    def value_size(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Channels of the convolution: q, k and v of all heads."""
+        return 2 * self.num_key_heads * self.key_dim + self.value_size
+
+    @property
+    def in_sizes(self) -> tuple[int, int, int, int]:
+        """Outputs of the input projection: q, k and v, the gate z, b and a."""
+        return self.conv_size, self.value_size, self.num_value_heads, self.num_value_heads
+
+
 _MAX_UNUSED_PLANES = 0.15
 """Share of the KV memory that may stay unused in order to have fewer block tables."""
 
@@ -216,6 +242,12 @@ class Arch:
     residual_multiplier: float = 1.0
     """Factor of the outputs of attention and MLP, before they are added."""
     logits_divisor: float = 1.0
+    has_output_gate: bool = False
+    """Whether each attention head is multiplied by the sigmoid of a gate, whose projection follows that of its q."""
+    delta: GatedDelta | None = None
+    """The layers with a recurrent state; None if all layers have attention."""
+    delta_layers: tuple[int, ...] = ()
+    """Those layers. They have no rope and no window."""
     stored: Stored | None = None
     """How the checkpoint is quantized; None if it holds all matrices in `dtype`."""
     draft_head: DraftHead | None = None
@@ -223,7 +255,12 @@ class Arch:
 
     def __post_init__(self) -> None:
         assert len(self.ropes) == len(self.windows) == self.num_layers
+        assert (self.delta is None) == (not self.delta_layers) and self.attention_layers
         assert self.residual_multiplier == 1.0 or not self.has_post_norms, "a factor or a norm before the add, not both"
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        return tuple(layer for layer in range(self.num_layers) if layer not in self.delta_layers)
 
     @property
     def q_size(self) -> int:
@@ -234,8 +271,13 @@ class Arch:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def qkv_sizes(self) -> tuple[int, int, int]:
+        """Outputs of the projections of q, with its gates, and of k and v."""
+        return self.q_size * (2 if self.has_output_gate else 1), self.kv_size, self.kv_size
+
+    @property
     def qkv_size(self) -> int:
-        return self.q_size + 2 * self.kv_size
+        return sum(self.qkv_sizes)
 
     @property
     def attention_in_size(self) -> int:
@@ -250,21 +292,21 @@ class Arch:
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """The layers grouped by the positions they see: full attention first, then windows, widest first.
+        """The layers with attention, grouped by the positions they see: all of them first, then windows, widest first.
 
         One pool serves all groups, and a block holds as many layers as the largest group has. So each kind of layer is
         cut into groups of one size: the largest that leaves at most `_MAX_UNUSED_PLANES` of the memory unused.
         """
         kinds: dict[int | None, list[int]] = {}
-        for layer, window in enumerate(self.windows):
-            kinds.setdefault(window, []).append(layer)
+        for layer in self.attention_layers:
+            kinds.setdefault(self.windows[layer], []).append(layer)
         ordered = sorted(kinds, key=lambda window: (window is not None, -(window or 0)))
 
         def planes(size: int) -> int:
             return sum(-(-len(layers) // size) * size for layers in kinds.values())
 
         smallest = min(len(layers) for layers in kinds.values())
-        allowed = self.num_layers * (1 + _MAX_UNUSED_PLANES)
+        allowed = len(self.attention_layers) * (1 + _MAX_UNUSED_PLANES)
         size = next(size for size in range(smallest, 0, -1) if planes(size) <= allowed)
         return tuple(
             CacheGroup(window, tuple(kinds[window][first : first + size]))

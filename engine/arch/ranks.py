@@ -88,8 +88,10 @@ ONE_RANK = Rank()
 
 def _qkv_rows(arch: Arch, heads: Span, kv_heads: Span) -> Iterator[Span]:
     first = 0
-    for (start, end), size in ((heads, arch.q_size), (kv_heads, arch.kv_size), (kv_heads, arch.kv_size)):
-        yield first + start * arch.head_dim, first + end * arch.head_dim
+    for (start, end), size, count in zip(
+        (heads, kv_heads, kv_heads), arch.qkv_sizes, (arch.num_heads, *(arch.num_kv_heads,) * 2), strict=True
+    ):
+        yield first + start * size // count, first + end * size // count
         first += size
 
 
@@ -112,6 +114,8 @@ def refuses(arch: Arch, count: int) -> str | None:
     """Why so many ranks cannot compute this model; None if they can."""
     if count == 1:
         return None
+    if arch.delta is not None:
+        return "its recurrent layers are computed by one process"
     if arch.num_heads % count:
         return f"{count} does not divide its {arch.num_heads} attention heads"
     if arch.num_kv_heads % count and count % arch.num_kv_heads:

@@ -219,6 +219,8 @@ class TensorNames:
     up: str = "up_proj"
     """Name in an MLP without a gate."""
     down: str = "down_proj"
+    delta: str = "linear_attn"
+    """Name of a Gated DeltaNet layer, whose tensors have the names of Qwen's."""
 
 
 LLAMA_NAMES = TensorNames()
@@ -248,7 +250,10 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
             name = getattr(names, part)
             if name is not None:
                 sources.extend(_norm(arch, f"{theirs}.{name}", f"{ours}.{part}"))
-        sources.extend(_attention(arch, formats, names, f"{theirs}.self_attn", f"{ours}.attention"))
+        if layer in arch.delta_layers:
+            sources.extend(_delta(arch, formats, f"{theirs}.{names.delta}", f"{ours}.delta"))
+        else:
+            sources.extend(_attention(arch, formats, names, f"{theirs}.self_attn", f"{ours}.attention"))
         sources.extend(_mlp(arch, formats, names, f"{theirs}.mlp", f"{ours}.mlp"))
     ties = (Tie(HEAD, embedding.tensor),) if arch.tie_embeddings else ()
     if not ties:
@@ -281,8 +286,7 @@ def _norm(arch: Arch, tensor: str, parameter: str) -> Iterator[Source]:
 def _attention(
     arch: Arch, formats: _Formats, names: TensorNames, theirs: str, ours: str
 ) -> Iterator[Source | QuantizedSource]:
-    sizes = (arch.q_size, arch.kv_size, arch.kv_size)
-    qkv = _linear(formats, theirs, names.qkv, sizes, arch.attention_in_size, f"{ours}.qkv", arch.has_qkv_bias)
+    qkv = _linear(formats, theirs, names.qkv, arch.qkv_sizes, arch.attention_in_size, f"{ours}.qkv", arch.has_qkv_bias)
     yield from _reordered(arch, qkv, tuple(f"{theirs}.{name}" for name in names.qkv[:2]))
     yield from _linear(formats, theirs, (names.o,), (arch.hidden_size,), arch.q_size, f"{ours}.o", arch.has_o_bias)
     if arch.qk_norm is not QKNorm.NONE:
@@ -305,6 +309,21 @@ def _reordered(
         if isinstance(source, QuantizedSource) and is_in_blocks(source.format) and arch.head_dim % BLOCK:
             raise ArchError(f"{module}: heads must be whole FP8 blocks of {BLOCK} rows, but have {arch.head_dim}")
         yield replace(source, neighbours=neighbours)
+
+
+def _delta(arch: Arch, formats: _Formats, theirs: str, ours: str) -> Iterator[Source | QuantizedSource]:
+    """A Gated DeltaNet layer. Its convolution has one row of weights for each channel."""
+    assert arch.delta is not None
+    delta, heads = arch.delta, (arch.delta.num_value_heads,)
+    tensors = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    yield from _linear(formats, theirs, tensors, delta.in_sizes, arch.hidden_size, f"{ours}.in", has_bias=False)
+    yield from _linear(
+        formats, theirs, ("out_proj",), (arch.hidden_size,), delta.value_size, f"{ours}.out", has_bias=False
+    )
+    yield Source(f"{theirs}.conv1d.weight", (delta.conv_size, 1, delta.conv_width), f"{ours}.conv.weight")
+    yield Source(f"{theirs}.A_log", heads, f"{ours}.a_log")
+    yield Source(f"{theirs}.dt_bias", heads, f"{ours}.dt_bias")
+    yield Source(f"{theirs}.norm.weight", (delta.value_dim,), f"{ours}.norm.weight")
 
 
 def _mlp(

@@ -168,6 +168,7 @@ class LiveRequest:
             finish_reason=finish_reason,
             stop_token_id=stop_token_id,
             num_cached_tokens=request.num_cached_tokens or 0,
+            num_known_tokens=request.num_known_tokens,
             scheduled_s=scheduled_s,
             failure=failure,
             embedding=result.embedding,

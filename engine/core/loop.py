@@ -202,7 +202,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Current gauges and counters."""
-        scheduler, pool = self._scheduler, self._scheduler.cache.pool
+        scheduler, pool, states = self._scheduler, self._scheduler.cache.pool, self._scheduler.cache.states
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting + len(self._compiling),
@@ -216,6 +216,8 @@ class EngineCore:
             prefix_query_tokens=scheduler.stats.prefix_query_tokens,
             prefix_hit_tokens=scheduler.stats.prefix_hit_tokens,
             num_shed=scheduler.stats.num_shed,
+            prefix_stateless_tokens=scheduler.stats.prefix_stateless_tokens,
+            num_checkpoints_cached=0 if states is None else states.pool.num_cached,
             num_tokens_waiting=scheduler.num_tokens_waiting,
             step_model=self._step_model,
             num_draft_rows=scheduler.stats.num_draft_rows,

@@ -1,4 +1,5 @@
 """Self-attention of one layer: project, norm, rotate, write K and V to the pool, attend over the pool, project back.
+Some families multiply each head by a gate before the last projection.
 
 A rank computes its own heads, and has their K and V alone. The projection back reads all heads, so it gathers them. A
 norm over all heads of q or k gathers them too.
@@ -19,6 +20,7 @@ from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import RMSNorm, rms_norm_of
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
+from inferd.kernels.head_gate import sigmoid_gate
 from inferd.kernels.paged_attention import AttentionBatch, paged_attention
 from inferd.kernels.rope import rope_and_cache
 
@@ -84,14 +86,17 @@ class Attention:
         """[T, q, k and v of this rank's heads] -> [T, this rank's heads]."""
         arch, batch, kv, kv_scales = self._arch, context.batch, context.kv, context.kv_scales
         q, k, v = torch.split(qkv, self._sizes, dim=1)
+        gate: Tensor | None = None
+        if arch.has_output_gate:
+            q, gate = q.view(qkv.shape[0], -1, 2, arch.head_dim).unbind(2)
         if self._projection_norms is not None:
             norms, own = self._projection_norms, self._ranks.own
             q = self._norm_of_all(norms[0], q, own.heads(arch), arch.q_size)
             k = self._norm_of_all(norms[1], k, own.kv_heads(arch), arch.kv_size)
-        q, k, v = (part.view(qkv.shape[0], -1, arch.head_dim) for part in (q, k, v))
+        q, k, v = (part if part.dim() == 3 else part.view(qkv.shape[0], -1, arch.head_dim) for part in (q, k, v))
         q = self._rotate(q, k, v, context)
         attended = paged_attention(q, kv, batch, arch.attention_scale, self._window, arch.attention_softcap, kv_scales)
-        return attended.flatten(1)
+        return (attended if gate is None else sigmoid_gate(attended, gate)).flatten(1)
 
     def _rotate(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         """q rotated; k, rotated, and v are written into the pool.

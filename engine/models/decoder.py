@@ -15,6 +15,7 @@ from torch import Tensor
 from inferd.engine.arch.description import Arch
 from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Branch
+from inferd.engine.layers.gated_delta import GatedDeltaNet, StateContext, States
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import MLP
 from inferd.engine.layers.norm import stream_norm
@@ -30,7 +31,8 @@ from inferd.kernels.scaled_add import added, scaled
 
 
 class DecoderLayer:
-    """Norm, attention, add, norm, MLP, add. `Branch` decides which of them are fused into one kernel.
+    """Norm, attention, add, norm, MLP, add. `Branch` decides which of them are fused into one kernel. A recurrent layer
+    has a Gated DeltaNet in place of attention.
 
     A family may norm or scale the results of attention and MLP before they are added, and may leave out the norms
     before attention and MLP.
@@ -38,13 +40,17 @@ class DecoderLayer:
 
     def __init__(self, arch: Arch, layer: int, place: Placement) -> None:
         self._attention_branch, self._mlp_branch = Branch(arch, place), Branch(arch, place)
-        self._attention = Attention(arch, layer, place.within("attention."), self._attention_branch)
+        self._mixer: Attention | GatedDeltaNet
+        if layer in arch.delta_layers:
+            self._mixer = GatedDeltaNet(arch, place.within("delta."), self._attention_branch)
+        else:
+            self._mixer = self._attention = Attention(arch, layer, place.within("attention."), self._attention_branch)
         self._mlp = MLP(arch, place.within("mlp."), self._mlp_branch)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         modules = (
             ("attention_norm", self._attention_branch.norm),
-            ("attention", self._attention),
+            ("attention" if isinstance(self._mixer, Attention) else "delta", self._mixer),
             ("attention_post_norm", self._attention_branch.after),
             ("mlp_norm", self._mlp_branch.norm),
             ("mlp", self._mlp),
@@ -53,9 +59,15 @@ class DecoderLayer:
         for name, module in modules:
             yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
 
-    def __call__(self, x: Tensor, residual: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, context: Context | StateContext
+    ) -> tuple[Tensor, Tensor | None]:
         """(x, residual) before the layer -> after it. The stream is their sum, or x alone if residual is None."""
-        x, residual = self._attention(x, residual, context)
+        if isinstance(context, StateContext):
+            assert isinstance(self._mixer, GatedDeltaNet)
+            x, residual = self._mixer(x, residual, context)
+        else:
+            x, residual = self._attention(x, residual, context)
         return self._mlp(x, residual)
 
 
@@ -105,6 +117,7 @@ class Decoder:
             for plane, layer in enumerate(members.layers)
         }
         """Layer -> (its cache group, its plane of the pool)."""
+        self._state_planes = {layer: plane for plane, layer in enumerate(arch.delta_layers)}
         num_positions = max_positions or arch.max_positions
         tables = {rope: cos_sin_table(rope, num_positions, place.device, served_positions) for rope in set(arch.ropes)}
         query_tables = {rope: query_table(rope, table) for rope, table in tables.items()}
@@ -125,7 +138,12 @@ class Decoder:
         return named
 
     def forward(
-        self, token_ids: Tensor, batches: Sequence[AttentionBatch], kv: Tensor, kv_scales: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        batches: Sequence[AttentionBatch],
+        kv: Tensor,
+        kv_scales: Tensor | None = None,
+        states: States | None = None,
     ) -> Tensor:
         """Final hidden states [T, hidden] in the model's dtype, after the last norm. If a draft head reads hidden
         states, they follow in the same row: [T, (1 + states) * hidden], which `parts` takes apart.
@@ -133,10 +151,11 @@ class Decoder:
         token_ids [T] int64. batches: one for each cache group; they differ in their block tables only. kv [planes,
         blocks, 2, G, block_size, D] holds the KV of the earlier positions that a row's layers see, and receives the KV
         of this step's positions. G is the number of this rank's KV heads. kv_scales [planes, blocks, 2, G, block_size,
-        groups], only for a KV cache in 8 bits.
+        groups], only for a KV cache in 8 bits. states: those of the recurrent layers, which receive the states behind
+        this step's rows; None if there are no such layers.
         A row's result depends on its own tokens alone.
         """
-        return self.run_layers(self.embed(token_ids), batches, kv, kv_scales)
+        return self.run_layers(self.embed(token_ids), batches, kv, kv_scales, states)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[T] int64 -> [T, hidden]: the first part of `forward`."""
@@ -144,7 +163,12 @@ class Decoder:
         return x if self._embedding_multiplier == 1.0 else scaled(x, self._embedding_multiplier)
 
     def run_layers(
-        self, x: Tensor, batches: Sequence[AttentionBatch], kv: Tensor, kv_scales: Tensor | None = None
+        self,
+        x: Tensor,
+        batches: Sequence[AttentionBatch],
+        kv: Tensor,
+        kv_scales: Tensor | None = None,
+        states: States | None = None,
     ) -> Tensor:
         """The rest of `forward`, from the result of `embed`."""
         residual: Tensor | None = None
@@ -152,6 +176,10 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             if index in self._layers_read:
                 read[index] = x if residual is None else added(x, residual)
+            if index in self._state_planes:
+                assert states is not None
+                x, residual = layer(x, residual, states.of(self._state_planes[index]))
+                continue
             group, plane = self._kv_places[index]
             scales = None if kv_scales is None else kv_scales[plane]
             tables = self._cos_sin[index], self._query_cos_sin[index]

@@ -19,7 +19,7 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from inferd.engine.api.config import precision_of
+from inferd.engine.api.config import EngineConfig, precision_of
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.cost.step_cost import NO_WORK, WorkModel
 from inferd.engine.api.errors import StartError
@@ -43,6 +43,7 @@ from inferd.engine.api.wire.messages import (
     encode,
 )
 from inferd.engine.api.wire.split_output import parts_of
+from inferd.engine.cache.checkpoints import CheckpointRules
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.thread import GrammarThread
@@ -171,6 +172,7 @@ def build(
         worker.cache_windows,
         step_tokens=config.max_num_batched_tokens,
         shares_prefixes=config.prefix_caching,
+        checkpoints=checkpoint_rules(config),
     )
     work = WorkModel.of(worker.arch, precision_of(config), ready.max_model_len)
     of_draft, draft_work = config.of_draft, None
@@ -201,6 +203,11 @@ def _seed_of(work: WorkModel, draft_work: WorkModel | None, peaks: Peaks) -> See
     of_draft, of_prompt = (Coefficients(*costs) for costs in draft_work.seconds(peaks))
     # Most of the tokens that a draft model computes are those of prompts.
     return Seed(decode, chunked, replace(decode, pass_s=of_draft.step_s, draft_s=of_prompt.token_s))
+
+
+def checkpoint_rules(config: EngineConfig) -> CheckpointRules | None:
+    """Bounds of the checkpoints of recurrent states; None if there are none."""
+    return CheckpointRules(config.num_checkpoints, config.checkpoint_interval) if config.num_checkpoints else None
 
 
 def serve(core: EngineCore, link: EngineLink, heartbeat: Heartbeat) -> NoReturn:

@@ -51,6 +51,8 @@ class SchedulerStats:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     """Hits of first admissions only: a resumed request that finds its own blocks is not counted."""
+    prefix_stateless_tokens: int = 0
+    """Prompt tokens whose KV first admissions found, with no recurrent state behind them."""
     num_shed: int = 0
     """Requests refused because their first token would have come too late."""
     num_draft_rows: int = 0
@@ -459,7 +461,8 @@ class Scheduler:
         if request.num_cached_tokens is None and entry.table.takes_hits:
             self.stats.prefix_query_tokens += request.num_prompt
             self.stats.prefix_hit_tokens += min(num_cached, request.num_prompt)
-        request.admit(num_cached, now)
+            self.stats.prefix_stateless_tokens += max(0, min(match.num_known, request.num_prompt) - num_cached)
+        request.admit(num_cached, now, match.num_known)
         entry.start_by_s, entry.draft_start = inf, 0
         self._slots.take(entry, num_cached)
         ids = tuple(request.ids)

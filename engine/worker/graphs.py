@@ -27,7 +27,9 @@ from inferd.engine.models.loader import Progress
 from inferd.engine.worker.device import Device, Recording
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
+from inferd.engine.worker.states import StatePool
 from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.states import StateRows
 from inferd.kernels.step_inputs import step_inputs, write_drawn
 from inferd.kernels.tape import NotRecordableError
 
@@ -149,9 +151,11 @@ class StepGraphs:
         *,
         max_draws: int = 0,
         is_deterministic: bool = True,
+        states: StatePool | None = None,
     ) -> None:
         """`max_draws`: most tokens that a step draws if it verifies drafts. Unless `is_deterministic`, a GPU may add up
-        a row's keys in an order that depends on the other rows."""
+        a row's keys in an order that depends on the other rows. `states`: those of a model with recurrent layers."""
+        self._state_pool = states
         self._is_deterministic = is_deterministic
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
         sizes = device.row_buckets[: bisect_left(device.row_buckets, max(max_draws, slots.num_slots)) + 1]
@@ -184,7 +188,7 @@ class StepGraphs:
         if bucket is None:
             return None
         self._write(rows, bucket)
-        output = self._recordings.output(bucket)
+        output = self._output(rows, bucket)
         if output is None:
             return None
         if self._device.records_all:
@@ -193,6 +197,18 @@ class StepGraphs:
             return Decoded(self._logits[:num_rows], output[:num_rows], read)
         hidden, read = self._decoder.parts(output[:num_rows])
         return Decoded(self._decoder.logits(hidden), None, read)
+
+    def _output(self, rows: Sequence[tuple[int, int]], bucket: int) -> Tensor | None:
+        """The output for rows that are written; None, with nothing changed, if they cannot be recorded."""
+        if self._state_pool is None or bucket in self._recordings.recorded:
+            return self._recordings.output(bucket)
+        # A recording that fails may have advanced the states of some layers.
+        slots = [slot for slot, _ in rows]
+        kept = self._state_pool.kept(slots)
+        output = self._recordings.output(bucket)
+        if output is None:
+            self._state_pool.restore(slots, kept)
+        return output
 
     def record_all(self, progress: Progress | None = None) -> None:
         """Record every number of rows, all of them padding. `progress` as in `Recordings`."""
@@ -246,4 +262,9 @@ class StepGraphs:
             )
             for block_tables, write_slots in zip(inputs.block_tables, inputs.write_slots, strict=True)
         ]
-        return self._decoder.run_layers(self._decoder.embed(inputs.token_ids), batches, self._kv.data, self._kv.scales)
+        states = None
+        if self._state_pool is not None:
+            states = self._state_pool.of(StateRows(self._query_start[: num_rows + 1], positions, slots))
+        return self._decoder.run_layers(
+            self._decoder.embed(inputs.token_ids), batches, self._kv.data, self._kv.scales, states
+        )

@@ -33,6 +33,7 @@ from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.parts import (
     DraftParts,
     allocate_pool,
+    allocate_states,
     build_decoder,
     load_and_measure,
     log_progress,
@@ -194,6 +195,9 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
         deterministic=deterministic,
         kernels=kernels,
         speculative=config.speculative if config.draft is None else config.draft.described,
+        prefix_caching=config.prefix_caching,
+        num_checkpoints=config.num_checkpoints,
+        checkpoint_interval=config.checkpoint_interval,
     )
 
 
@@ -256,6 +260,7 @@ def _warmed_up(
             max_draws=config.most_draws,
             followers=followers,
             draft_model=None if draft is None else draft.made(slots, sampler, device),
+            states=allocate_states(config, decoder, device),
         )
         recorded = runner.record_steps(log_progress(_recordings))
         if recorded is not None:

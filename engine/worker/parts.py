@@ -40,6 +40,7 @@ from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.ranks import SharedRanks
 from inferd.engine.worker.slots import Slots
+from inferd.engine.worker.states import StatePool
 from inferd.kernels import native
 from inferd.kernels.gather import MemoryExchange
 from inferd.kernels.linear import Choices, cpu
@@ -196,6 +197,17 @@ def allocate_pool(config: EngineConfig, decoder: Decoder | DraftHead, planned: M
         return KVPool.allocate(arch, config.num_blocks, config.block_size, dtype, device, decoder.rank)
     except RuntimeError as error:
         raise out_of_memory(f"the KV cache of {format_bytes(planned.kv_bytes)}", error, config, arch, 0) from error
+
+
+def allocate_states(config: EngineConfig, decoder: Decoder, device: Device) -> StatePool | None:
+    """The recurrent states; None for a model without them."""
+    assert config.max_num_seqs is not None
+    arch, num_checkpoints = decoder.arch, config.num_checkpoints
+    try:
+        return StatePool.allocate(arch, config.max_num_seqs, num_checkpoints, decoder.dtype, device)
+    except RuntimeError as error:
+        what = f"{config.max_num_seqs} recurrent states of slots and {num_checkpoints} of prefixes"
+        raise out_of_memory(what, error, config, arch, 0) from error
 
 
 def make_slots(config: EngineConfig, decoder: Decoder, device: Device) -> Slots:

@@ -40,6 +40,7 @@ from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.mixed_graphs import MixedGraphs
 from inferd.engine.worker.pooling import Pooled, Pooler
 from inferd.engine.worker.slots import Batch, Slots
+from inferd.engine.worker.states import StatePool
 from inferd.kernels.gpu import from_host
 
 _SCORED_ROWS = 32
@@ -98,15 +99,18 @@ class Runner:
         max_draws: int = 0,
         followers: Followers | None = None,
         draft_model: DraftModel | HeadDrafts | None = None,
+        states: StatePool | None = None,
     ) -> None:
         """Unless `is_deterministic`, a GPU may use other kernels for long chunks of a prompt than for short ones, and
         cut a sequence's keys by what else is in the step. Steps have at most `max_step_tokens` tokens, and draw
         at most `max_draws` if they verify drafts. `followers`: other ranks, which run the same plans. `draft_model`
-        makes the drafts of rows that ask for them. It may be a draft head, which follows each step."""
+        makes the drafts of rows that ask for them. It may be a draft head, which follows each step. `states`: those of
+        a model with recurrent layers."""
         self._is_deterministic, self._followers = is_deterministic, followers or Followers()
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
+        self._states = states
         self._graphs = StepGraphs(
-            decoder, kv, slots, sampler, device, max_draws=max_draws, is_deterministic=is_deterministic
+            decoder, kv, slots, sampler, device, max_draws=max_draws, is_deterministic=is_deterministic, states=states
         )
         self._mixed = MixedGraphs(decoder, kv, slots, device, max_step_tokens, is_deterministic=is_deterministic)
         self._pooler = Pooler(slots)
@@ -172,8 +176,12 @@ class Runner:
         for update in plan.table_updates:
             self._slots.extend_table(update)
         self._slots.write_drafts(plan.rows)
+        if self._states is not None:
+            self._states.load(plan.state_loads)
         drafts = None if self._draft_model is None else self._draft_model.draft(plan.rows)
         computed = self._decode(plan.rows) or self._compute(plan)
+        if self._states is not None:
+            self._states.save(plan.state_saves)
         step = _LaunchedStep(plan, started_s, computed._replace(drafts=drafts), self._end, self._device)
         if not awaits_masks:
             step.sample(NO_MASKS)
@@ -194,13 +202,14 @@ class Runner:
     def _compute(self, plan: StepPlan) -> _Computed:
         """Run a step of any kind: its layers by a recording if there is one, the rest call by call."""
         first_tokens = [0, *accumulate(row.num_tokens for row in plan.rows)]
-        states = self._mixed.forward(plan.rows) if self._device.records_all else None
-        if states is None:
+        output = self._mixed.forward(plan.rows) if self._device.records_all else None
+        if output is None:
             batch = Batch.build(
                 plan, self._slots, self._kv.block_size, self._device, is_deterministic=self._is_deterministic
             )
-            states = self._decoder.forward(batch.token_ids, batch.attention, self._kv.data, self._kv.scales)
-        hidden, read = self._decoder.parts(states)
+            states = None if self._states is None else self._states.of(batch.state_rows)
+            output = self._decoder.forward(batch.token_ids, batch.attention, self._kv.data, self._kv.scales, states)
+        hidden, read = self._decoder.parts(output)
         last_tokens = [
             token
             for row, end in zip(plan.rows, first_tokens[1:], strict=True)

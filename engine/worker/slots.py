@@ -17,6 +17,7 @@ from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.device import Device
 from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.states import StateRows
 
 
 class Slots:
@@ -89,6 +90,13 @@ class Batch:
     """[T] int64."""
     attention: tuple[AttentionBatch, ...]
     """One for each cache group; they differ in their block tables only."""
+    slots: Tensor
+    """[R] int64: the rows' slots."""
+
+    @property
+    def state_rows(self) -> StateRows:
+        """The rows as layers with a recurrent state need them."""
+        return StateRows(self.attention[0].query_start, self.attention[0].positions, self.slots)
 
     @classmethod
     def build(
@@ -102,4 +110,4 @@ class Batch:
             for tables in slots.block_tables.index_select(1, row_slots)
         )
         token_slots = row_slots.repeat_interleave(device.to_device(lens), output_size=sum(lens))
-        return cls(slots.gather_ids(token_slots, attention[0].positions), attention)
+        return cls(slots.gather_ids(token_slots, attention[0].positions), attention, row_slots)

@@ -72,6 +72,7 @@ struct Problem {
     const void *q_norm, *k_norm;
     int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, block_size;
     int64_t q_stride, k_stride, v_stride;  // elements from token to token
+    int64_t q_head_stride;                 // elements from head to head; those of k and v lie side by side
     float eps;
     int64_t kv_format;  // as in kv_numbers.h; 0: K and V have the heads' type
 };
@@ -81,13 +82,13 @@ inline void load_head(const T* from, vf* head) {
     for (int i = 0; i < N; i++) head[i] = load(from + i * LANES);
 }
 
-// 1 / rms of up to 16 heads of N vectors. All are computed first, so that no head waits for its own square root.
+// 1 / rms of up to 16 heads of N vectors, `stride` elements from one to the next. All are computed first, so that no head waits for its own square root.
 template <int N, class T>
-inline void find_scales(const T* from, int num_heads, float eps, float* scales) {
+inline void find_scales(const T* from, int64_t stride, int num_heads, float eps, float* scales) {
     float mean[LANES] = {};
     for (int h = 0; h < num_heads; h++) {
         vf head[N], squares = {};
-        load_head<N>(from + h * N * LANES, head);
+        load_head<N>(from + h * stride, head);
         for (int i = 0; i < N; i++) squares = squares + head[i] * head[i];
         mean[h] = sum(squares) / float(N * LANES);
     }
@@ -96,15 +97,15 @@ inline void find_scales(const T* from, int num_heads, float eps, float* scales) 
 
 // Heads of N whole vectors that rotate whole; each stays in registers from its load to its store.
 template <int N, class T, class O, class W>
-void turn_heads(const T* from, O* to, int64_t num_heads, int64_t to_stride, const W* norm, const float* cos_sin,
-                float eps) {
+void turn_heads(const T* from, O* to, int64_t num_heads, int64_t from_stride, int64_t to_stride, const W* norm,
+                const float* cos_sin, float eps) {
     vf angles[N], weight[N];
     load_head<N>(cos_sin, angles);
     if (norm) load_head<N>(norm, weight);
     float scales[LANES];
-    for (int64_t h = 0; h < num_heads; h++, from += N * LANES, to += to_stride) {
+    for (int64_t h = 0; h < num_heads; h++, from += from_stride, to += to_stride) {
         const int64_t left = num_heads - h;
-        if (norm && h % LANES == 0) find_scales<N>(from, int(left < LANES ? left : LANES), eps, scales);
+        if (norm && h % LANES == 0) find_scales<N>(from, from_stride, int(left < LANES ? left : LANES), eps, scales);
         vf head[N];
         load_head<N>(from, head);
         if (norm)
@@ -119,11 +120,11 @@ void turn_heads(const T* from, O* to, int64_t num_heads, int64_t to_stride, cons
 
 // Heads of any size, through a buffer.
 template <class T, class O, class W>
-void turn_any_heads(const Problem& p, const T* from, O* to, int64_t num_heads, int64_t to_stride, const W* norm,
-                    const float* cos_sin) {
+void turn_any_heads(const Problem& p, const T* from, O* to, int64_t num_heads, int64_t from_stride, int64_t to_stride,
+                    const W* norm, const float* cos_sin) {
     float head[MAX_HEAD_DIM];
     for (int64_t h = 0; h < num_heads; h++) {
-        widen_head(from + h * p.head_dim, head, p.head_dim);
+        widen_head(from + h * from_stride, head, p.head_dim);
         if (norm) normalise(head, norm, p.head_dim, p.eps);
         rotate(head, cos_sin, p.rotary_dim / 2);
         narrow_head(head, to + h * to_stride, p.head_dim);
@@ -135,31 +136,32 @@ template <int N, class T, class W>
 void run_token(const Problem& p, int64_t token) {
     const float* cos_sin = p.cos_sin + p.positions[token] * p.rotary_dim;
     const int64_t size = N ? N * LANES : p.head_dim;
-    auto turn = [&](const T* from, auto* to, int64_t num_heads, int64_t to_stride, const void* norm) {
+    auto turn = [&](const T* from, auto* to, int64_t num_heads, int64_t from_stride, int64_t to_stride,
+                    const void* norm) {
         const W* weight = static_cast<const W*>(norm);
         if constexpr (N > 0)
-            turn_heads<N>(from, to, num_heads, to_stride, weight, cos_sin, p.eps);
+            turn_heads<N>(from, to, num_heads, from_stride, to_stride, weight, cos_sin, p.eps);
         else
-            turn_any_heads(p, from, to, num_heads, to_stride, weight, cos_sin);
+            turn_any_heads(p, from, to, num_heads, from_stride, to_stride, weight, cos_sin);
     };
     const int64_t block = p.write_slots[token] / p.block_size, offset = p.write_slots[token] % p.block_size;
     const int64_t first = block * 2 * p.num_kv_heads * p.block_size + offset;  // slot of the first head
     const T* k = static_cast<const T*>(p.k) + token * p.k_stride;
     const T* v = static_cast<const T*>(p.v) + token * p.v_stride;
     turn(static_cast<const T*>(p.q) + token * p.q_stride, static_cast<T*>(p.out) + token * p.num_heads * size,
-         p.num_heads, size, p.q_norm);
+         p.num_heads, p.q_head_stride, size, p.q_norm);
     const int64_t plane = p.block_size * size, heads = p.num_kv_heads;
     if (!p.kv_format) {
         T* keys = static_cast<T*>(p.kv) + first * size;
         T* values = keys + heads * plane;
-        turn(k, keys, heads, plane, p.k_norm);
+        turn(k, keys, heads, size, plane, p.k_norm);
         for (int64_t h = 0; h < heads; h++) std::memcpy(values + h * plane, v + h * size, size * sizeof(T));
         return;
     }
     const int64_t num_scales = num_kv_groups(size);
     float head[MAX_HEAD_DIM];
     for (int64_t h = 0; h < 2 * heads; h++) {
-        if (h < heads) turn(k + h * size, head, 1, size, p.k_norm);
+        if (h < heads) turn(k + h * size, head, 1, size, size, p.k_norm);
         else widen_head(v + (h - heads) * size, head, size);
         const int64_t slot = first + h * p.block_size;
         QUANTIZE[p.kv_format](head, static_cast<char*>(p.kv) + slot * size, p.kv_scales + slot * num_scales, size);
@@ -193,11 +195,11 @@ static void rope_and_cache(const void* q, const void* k, const void* v, const fl
                            const int64_t* positions, const int64_t* write_slots, void* kv, void* kv_scales, void* out,
                            const void* q_norm, const void* k_norm, int64_t num_tokens, int64_t num_heads,
                            int64_t num_kv_heads, int64_t head_dim, int64_t rotary_dim, int64_t block_size,
-                           int64_t q_stride, int64_t k_stride, int64_t v_stride, float eps, int64_t dtype,
-                           int64_t norm_dtype, int64_t kv_format, int64_t num_threads) {
+                           int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t q_head_stride, float eps,
+                           int64_t dtype, int64_t norm_dtype, int64_t kv_format, int64_t num_threads) {
     Problem p{q, k, v, cos_sin, positions, write_slots, kv, static_cast<bf16*>(kv_scales), out, q_norm, k_norm,
               num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, block_size,
-              q_stride, k_stride, v_stride, eps, kv_format};
+              q_stride, k_stride, v_stride, q_head_stride, eps, kv_format};
     if (dtype == 0)
         run<float, float>(p, num_threads);
     else if (norm_dtype == 0)

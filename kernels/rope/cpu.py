@@ -32,8 +32,8 @@ def rope_and_cache(
     eps: float,
     kv_scales: Tensor | None,
 ) -> Tensor:
-    q, k, v = (_with_heads_together(heads) for heads in (q, k, v))
-    assert kv.is_contiguous()
+    k, v = (_with_heads_together(heads) for heads in (k, v))
+    assert kv.is_contiguous() and q.stride(2) == 1
     assert all(norm is None or norm.is_contiguous() for norm in (q_norm, k_norm))
     assert q_norm is None or q_norm.dtype in (q.dtype, torch.float32)
     assert positions.is_contiguous() and write_slots.is_contiguous() and cos_sin.is_contiguous()
@@ -59,6 +59,7 @@ def rope_and_cache(
         q.stride(0),
         k.stride(0),
         v.stride(0),
+        q.stride(1),
         eps,
         native.DTYPE_CODES[q.dtype],
         native.DTYPE_CODES[q.dtype if q_norm is None else q_norm.dtype],

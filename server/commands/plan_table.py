@@ -70,9 +70,10 @@ def _head(report: PlanReport) -> list[str]:
     windows = [
         f", {_layers(count)} with a window of {window:,}" for window, count in Counter(arch.windows).items() if window
     ]
+    recurrent = f", {len(arch.delta_layers)} of them recurrent" if arch.delta_layers else ""
     lines = [
         f"{report.model}: {arch.architecture}, {report.facts.num_params:,} parameters",
-        f"{_layers(arch.num_layers)}, {heads}, {arch.max_positions:,} positions{''.join(windows)}",
+        f"{_layers(arch.num_layers)}{recurrent}, {heads}, {arch.max_positions:,} positions{''.join(windows)}",
     ]
     if report.facts.scope:
         lines.append(f"It is {report.facts.scope}.")

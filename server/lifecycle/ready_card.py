@@ -83,6 +83,7 @@ def ready_card(report: StartupReport, ready: Ready, listener: socket.socket, tot
         f"\nREADY in {total_s:.1f} s: {name} at {url}/v1 (inferd {version('inferd')}, "
         f"{_precision(ready.dtype, ready.quantization, ready.kv_cache_dtype, report.facts.blocks)}"
         f"{_ranks(report.config)}, context {ready.max_model_len} tokens, KV cache {kv_tokens} tokens, "
+        f"{f'{ready.num_checkpoints} recurrent states, ' if ready.num_checkpoints else ''}"
         f"{'deterministic' if ready.deterministic else 'not deterministic'}"
         f"{'' if ready.speculative == 'none' else f', speculative: {ready.speculative}'})\n"
         f"{scope}  {report.model.format.words}\n"

@@ -10,6 +10,8 @@ from inferd.engine.arch.description import (
     Activation,
     Arch,
     ArchError,
+    CacheGroup,
+    GatedDelta,
     LinearScaling,
     Llama3Scaling,
     NormKind,
@@ -44,6 +46,17 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "sliding_window": 32768, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
          "use_sliding_window": False, "vocab_size": 151936},
         494_032_768,
+    ),
+    "Qwen3.5-0.8B": (
+        {"architectures": ["Qwen3_5ForCausalLM"], "attention_bias": False, "full_attention_interval": 4,
+         "head_dim": 256, "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3584,
+         "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+         "linear_num_value_heads": 16, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
+         "num_attention_heads": 8, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+         "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+                             "rope_theta": 10000000, "rope_type": "default"},
+         "tie_word_embeddings": True, "dtype": "bfloat16", "vocab_size": 248320},
+        752_393_024,
     ),
     "gemma-2-2b": (
         {"architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attn_logit_softcapping": 50.0,
@@ -210,6 +223,22 @@ def test_qwen2() -> None:
     assert arch.windows == (None,) * 24
     arch = arch_of("Qwen2.5-0.5B", use_sliding_window=True, sliding_window=1024, max_window_layers=20)
     assert arch.windows == (None,) * 20 + (1024,) * 4
+
+
+def test_qwen3_5() -> None:
+    arch = arch_of("Qwen3.5-0.8B")
+    assert arch.attention_layers == (3, 7, 11, 15, 19, 23) and len(arch.delta_layers) == 18
+    assert arch.delta == GatedDelta(16, 16, 128, 128, 4)
+    assert (arch.has_output_gate, arch.qk_norm, arch.norm) == (True, QKNorm.HEAD, NormKind.RMS_ONE_PLUS)
+    assert arch.ropes[3] == Rope(1e7, 64)
+    assert arch.cache_groups == (CacheGroup(None, (3, 7, 11, 15, 19, 23)),)
+    types = ["linear_attention", "full_attention"] * 12
+    assert arch_of("Qwen3.5-0.8B", layer_types=types).attention_layers == tuple(range(1, 24, 2))
+    assert arch_of("Qwen3.5-0.8B", linear_num_value_heads=...).delta == GatedDelta(16, 32, 128, 128, 4)
+    with pytest.raises(ArchError, match="must name full_attention at least once"):
+        arch_of("Qwen3.5-0.8B", layer_types=["linear_attention"] * 24)
+    with pytest.raises(ArchError, match="linear_num_value_heads must be a multiple of linear_num_key_heads"):
+        arch_of("Qwen3.5-0.8B", linear_num_value_heads=24)
 
 
 def test_gemma2() -> None:
@@ -379,7 +408,7 @@ def test_starcoder2() -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_what_the_planner_counts_by(name: str) -> None:
     arch = arch_of(name)
-    assert sorted(layer for group in arch.cache_groups for layer in group.layers) == list(range(arch.num_layers))
+    assert sorted(layer for group in arch.cache_groups for layer in group.layers) == list(arch.attention_layers)
     embedding = weights(arch).parameters()["embed.weight"]
     assert embedding == (arch.vocab_size, arch.hidden_size)
 

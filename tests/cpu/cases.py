@@ -218,3 +218,29 @@ CASES = (
         {"sliding_window": 21},
     ),
 )
+
+QWEN35_ROPE = {
+    "rope_type": "default",
+    "rope_theta": 1e3,
+    "partial_rotary_factor": 0.25,
+    "mrope_section": [1, 1, 0],
+    "mrope_interleaved": True,
+}
+HYBRIDS = (
+    Case(
+        "qwen 3.5",
+        "qwen3_5_text",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            "head_dim": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 24,
+            "linear_value_head_dim": 16,
+            "rope_parameters": QWEN35_ROPE,
+        },
+        {"rope_parameters": QWEN35_ROPE | {"partial_rotary_factor": 0.5}},
+    ),
+)
+"""Models with recurrent layers, which ranks cannot share."""

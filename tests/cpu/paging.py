@@ -6,15 +6,19 @@ Table entries behind a cache group's window name a block that is never written. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from inferd.engine.arch.paging import num_dead_blocks
+from inferd.engine.layers.gated_delta import States
 from inferd.engine.models.decoder import Decoder
 from inferd.kernels.kv_format import KV_FORMATS, KV_SCALE_DTYPE, num_kv_groups
 from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.states import StateRows
+
+_NUM_STATES = 40
 
 
 def nan_scales(kv: Tensor) -> Tensor | None:
@@ -32,6 +36,8 @@ class Request:
     blocks: list[tuple[int, ...]] = field(default_factory=list)
     """For each `block_size` positions a block for each cache group."""
     computed: int = 0
+    slot: int | None = None
+    """Place of its recurrent state, if the model has one; None before its first step."""
 
 
 class Pool:
@@ -61,6 +67,15 @@ class Pool:
         self.kv_scales = nan_scales(self.kv)
         self.free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
         self.never_written = self.free.pop()
+        self.states: States | None = None
+        self._num_slots = 0
+        if arch.delta is not None:
+            delta, places = arch.delta, (len(arch.delta_layers), _NUM_STATES)
+            matrices = (*places, delta.num_value_heads, delta.key_dim, delta.value_dim)
+            inputs = (*places, delta.conv_width - 1, delta.conv_size)
+            no_rows = StateRows(torch.zeros(1, dtype=torch.int32), *torch.zeros(2, 0, dtype=torch.int64))
+            nan = float("nan")
+            self.states = States(no_rows, torch.full(matrices, nan), torch.full(inputs, nan).to(decoder.dtype))
 
     def step(self, rows: Sequence[tuple[Request, int]]) -> list[Tensor]:
         """Compute the next `count` tokens of each (sequence, count). Returns each row's hidden states."""
@@ -72,10 +87,20 @@ class Pool:
         ]
         ids = [sequence.token_ids[sequence.computed : sequence.computed + count] for sequence, count in rows]
         token_ids = torch.tensor([token_id for row in ids for token_id in row])
+        if self.states is not None:
+            rows_of_states = StateRows(batches[0].query_start, batches[0].positions, self.slots_of(rows))
+            self.states = replace(self.states, rows=rows_of_states)
         hidden = self.forward(token_ids, batches)
         for sequence, count in rows:
             sequence.computed += count
         return list(torch.split(hidden, [count for _, count in rows]))
+
+    def slots_of(self, rows: Sequence[tuple[Request, int]]) -> Tensor:
+        """The places of the rows' states."""
+        for sequence, _ in rows:
+            if sequence.slot is None:
+                sequence.slot, self._num_slots = self._num_slots, self._num_slots + 1
+        return torch.tensor([sequence.slot for sequence, _ in rows])
 
     def extend(self, rows: Sequence[tuple[Request, int]]) -> None:
         """Give each request the blocks that it lacks for its next tokens."""
@@ -85,7 +110,7 @@ class Pool:
 
     def forward(self, token_ids: Tensor, batches: Sequence[AttentionBatch]) -> Tensor:
         """Hidden states [T, hidden]. Subclasses compute them in other ways."""
-        return self.decoder.forward(token_ids, batches, self.kv, self.kv_scales)
+        return self.decoder.forward(token_ids, batches, self.kv, self.kv_scales, self.states)
 
     def tables(self, rows: Sequence[tuple[Request, int]], group: int) -> Tensor:
         """[R, blocks] int32, the block tables of one cache group."""

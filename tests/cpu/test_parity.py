@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cpu.cases import CASES
+from tests.cpu.cases import CASES, HYBRIDS
 from tests.cpu.checkpoints import Case, load_decoder, load_transformers
 from tests.cpu.paging import Pool, Request, prompt_logits
 
@@ -28,7 +28,7 @@ def rms(values: Tensor) -> float:
     return float(values.double().square().mean().sqrt())
 
 
-@pytest.fixture(params=CASES, ids=lambda case: case.name)
+@pytest.fixture(params=(*CASES, *HYBRIDS), ids=lambda case: case.name)
 def case(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found

@@ -214,3 +214,15 @@ def nearest_numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
     order = torch.argsort(codes[keeps] % 2, stable=True)
     candidates = numbers[keeps][order]
     return candidates[(x.double()[..., None] - candidates).abs().argmin(-1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (64, 16), (24, 8)])
+def test_heads_of_q_may_have_gates_between_them(head_dim: int, rotary_dim: int, dtype: torch.dtype) -> None:
+    case = Case(18, 2, head_dim, rotary_dim, dtype, has_norm=True)
+    expected = case.run()
+    case.q = torch.stack([case.q, torch.full_like(case.q, float("nan"))], dim=2)[:, :, 0]
+    q, k, v = case.q, case.k, case.v
+    assert not q.is_contiguous()
+    again = rope_and_cache(q, k, v, case.cos_sin, case.positions, case.slots, case.kv, *case.norms, EPS)
+    assert torch.equal(again, expected)

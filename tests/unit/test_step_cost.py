@@ -31,6 +31,21 @@ LLAMA_31_8B: dict[str, Any] = {
     "vocab_size": 128256,
 }
 BF16 = Precision("bfloat16")
+QWEN35_08B: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "linear_num_value_heads": 16,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 248320,
+}
 
 LAYER = 4096 * (4096 + 1024 + 1024) + 4096 * 4096 + 3 * 4096 * 14336
 HEAD = 4096 * 128256
@@ -65,6 +80,20 @@ def test_a_decode_step_of_llama_31_8b_reads_15_gb_and_131072_bytes_a_token_of_co
     assert empty.num_bytes - embedding - logits - own_kv == 2 * (32 * LAYER + HEAD + NORMS)
     assert empty.num_bytes == pytest.approx(15.01e9, rel=1e-3)
     assert llama().step([1000], [1], 1).num_bytes - empty.num_bytes == 1000 * KV_BYTES
+
+
+def test_a_hybrid_reads_and_writes_the_state_of_each_row() -> None:
+    """Qwen3.5-0.8B: 18 of 24 layers have 16 matrices of 128 x 128 in fp32 and 3 inputs of 6,144 channels."""
+    arch = describe(QWEN35_08B)
+    work = WorkModel.of(arch, BF16, 32768)
+    numbers = 18 * 16 * 128 * 128
+    state = 4 * numbers + 18 * 3 * 6144 * 2
+    one, two = work.step([100], [1], 1), work.step([100, 100], [1, 1], 2)
+    context, own = 101 * 6 * 2 * 2 * 256 * 2, 2 * 1024 + 6 * 2 * 2 * 256 * 2 + 8 * 248320
+    assert two.num_bytes - one.num_bytes == 2 * state + context + own
+    delta, attention = 1024 * (6144 + 2048 + 32) + 2048 * 1024, 1024 * (4096 + 1024) + 2048 * 1024
+    matrices = 18 * delta + 6 * attention + 24 * 3 * 1024 * 3584
+    assert one.flops == 2 * matrices + 6 * numbers + 2 * 1024 * 248320 + 6 * 4 * 8 * 256 * 101
 
 
 def test_a_batch_reads_the_weights_once_and_each_rows_keys() -> None:

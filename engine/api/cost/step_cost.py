@@ -6,6 +6,7 @@ A row starts at position s and has n tokens. A step has T tokens, and R of them 
 - 2 T (weights of the layers' matrices)
 - 2 R hidden vocabulary
 - 4 heads head_dim (pairs, over all layers)
+- 6 T (numbers in the recurrent state, over all layers)
 
 Bytes are the sum of:
 
@@ -13,6 +14,7 @@ Bytes are the sum of:
 - weights of the head, as stored                   (once a step with R > 0)
 - T hidden dtype                                   (embedding rows)
 - T 2 KV heads head layers                         (KV written)
+- 2 state                                          (recurrent state of each row, read and written)
 - 2 KV heads head (keys, over all layers)          (KV read)
 - 8 R vocabulary                                   (fp32 logits, written and read)
 
@@ -44,9 +46,13 @@ from typing import NamedTuple, Self
 from inferd.engine.api.cost.roofline import Peaks, StepPhase
 from inferd.engine.api.memory.planner import weight_parts
 from inferd.engine.api.memory.precision import Precision
+from inferd.engine.api.memory.states import num_state_numbers, state_bytes
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
 
+_STATE_FLOPS = 6
+"""Operations for each number of a recurrent state and each token: two to read it by the key, to change it, and to read
+it by the query. Forgetting is left out, as activation functions are."""
 _LOGIT_BYTES = 8
 """Bytes for each logit: fp32, written by the head and read by the sampler."""
 
@@ -78,6 +84,8 @@ class WorkModel:
     token_flops: int = 0
     token_bytes: int = 0
     """Bytes of the embedding row, and of the K and V that all layers write."""
+    row_bytes: int = 0
+    """Bytes of the recurrent state, which each row reads and writes."""
     logits_flops: int = 0
     logits_bytes: int = 0
     """Bytes of one token's logits, without the head's weights."""
@@ -93,13 +101,17 @@ class WorkModel:
         dtype_bytes = precision.dtype_bytes.value
         parts = {part.name: part.num_bytes for part in weight_parts(arch, precision)}
         kv_bytes = 2 * arch.num_kv_heads * precision.head_bytes(arch.head_dim).value
-        windows = Counter(None if window is None or window >= max_model_len else window for window in arch.windows)
+        own = [arch.windows[layer] for layer in arch.attention_layers]
+        windows = Counter(None if window is None or window >= max_model_len else window for window in own)
         return cls(
-            token_flops=2 * _layer_weights(arch),
-            token_bytes=arch.hidden_size * dtype_bytes + arch.num_layers * kv_bytes,
+            token_flops=2 * _layer_weights(arch) + _STATE_FLOPS * num_state_numbers(arch),
+            token_bytes=arch.hidden_size * dtype_bytes + len(own) * kv_bytes,
+            row_bytes=2 * state_bytes(arch, precision).value,
             logits_flops=2 * arch.hidden_size * arch.num_logits,
             logits_bytes=_LOGIT_BYTES * arch.vocab_size,
-            weight_bytes=sum(parts.get(name, 0) for name in ("projection", "attention", "MLP", "norms")),
+            weight_bytes=sum(
+                parts.get(name, 0) for name in ("projection", "attention", "recurrent layers", "MLP", "norms")
+            ),
             head_bytes=parts.get("head", 0),
             attention=tuple(
                 AttentionCost(window, 4 * arch.q_size * num_layers, kv_bytes * num_layers)
@@ -120,7 +132,7 @@ class WorkModel:
             singles = [start for start, count in zip(starts, counts, strict=True) if count == 1]
             phase = "mixed" if singles else "prefill"
         flops = num_tokens * self.token_flops + num_logits * self.logits_flops
-        num_bytes = num_tokens * self.token_bytes + self.weight_bytes
+        num_bytes = num_tokens * self.token_bytes + len(counts) * self.row_bytes + self.weight_bytes
         if num_logits:
             num_bytes += num_logits * self.logits_bytes + self.head_bytes
         for layers in self.attention:
@@ -140,7 +152,7 @@ class WorkModel:
         step_s = (self.weight_bytes + self.head_bytes) / read
         context_s = sum(layers.key_bytes for layers in self.attention) / read
         pair_s = sum(layers.pair_flops for layers in self.attention) / 2 / flops
-        decode_s = (self.token_bytes + self.logits_bytes) / read
+        decode_s = (self.token_bytes + self.row_bytes + self.logits_bytes) / read
         return (step_s, decode_s, context_s), (step_s, self.token_flops / flops, context_s, pair_s)
 
 

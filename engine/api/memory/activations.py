@@ -10,6 +10,7 @@ from typing import Literal
 
 from inferd.engine.api.memory.formula import NOTHING, Formula, sum_of, term
 from inferd.engine.api.memory.precision import Precision
+from inferd.engine.api.memory.states import state_bytes
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.draft_heads import num_read
 from inferd.engine.arch.ranks import Rank
@@ -98,6 +99,8 @@ class Workload:
     speculates: bool = False
     """Whether steps verify guessed tokens."""
     draft: Draft | None = None
+    num_checkpoints: int = 0
+    """Copies of recurrent states at the ends of prefixes."""
 
     @property
     def num_draws(self) -> int:
@@ -123,6 +126,8 @@ def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Par
     parts = (
         Part("rotary", _rotary(arch, work)),
         Part("slots", _slots(arch, work)),
+        Part("states", term(work.num_seqs, "slots") * state_bytes(arch, precision)),
+        Part("checkpoints", term(work.num_checkpoints) * state_bytes(arch, precision)),
         Part("sampling rules", _rules(arch, work)),
         Part("activations", _activations(arch, precision, work)),
         Part("partial sums", _partials(arch, work)),

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Literal
 
 from inferd.engine.api.memory.activations import BASE_BYTES, Draft, Part, Workload, working_parts
@@ -31,6 +32,15 @@ from inferd.engine.arch.stored import Layout
 from inferd.engine.arch.weights import PART_NAME, Shape
 
 _TIED_HEAD = "packed copy of the embedding.weight"
+_PARTS = {
+    "embed": "embedding",
+    "fc": "projection",
+    "attention": "attention",
+    "delta": "recurrent layers",
+    "mlp": "MLP",
+    "lm_head": "head",
+}
+"""Part of the plan by the first name of a parameter, without its layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,7 @@ def weight_parts(
     for name, shape in _parameters(arch, num_ranks).items():
         shapes.setdefault(_part_of(name), {})[name] = shape
     parts = []
-    for name in ("embedding", "projection", "attention", "MLP", "norms"):
+    for name in ("embedding", "projection", "attention", "recurrent layers", "MLP", "norms"):
         parts.append(Part(name, _total(arch, precision, shapes.pop(name, {}))))
     head = shapes.pop("head", {})
     assert not shapes, f"parameters that no part of the plan holds: {shapes}"
@@ -108,7 +118,7 @@ def refusal(arch: Arch, quantization: Quantization) -> str | None:
     for name, shape in _parameters(arch).items():
         part = _part_of(name)
         stored_as = (HEAD_STORED_AS if part == "head" else LINEARS_STORED_AS)[quantization]
-        if stored_as is None or part in ("embedding", "norms") or len(shape) < 2:
+        if stored_as is None or part in ("embedding", "norms") or len(shape) != 2:
             continue
         reason = stored_as.refuses(shape[1])
         if reason is not None:
@@ -180,7 +190,7 @@ def _parameters(arch: Arch, num_ranks: int = 1) -> Mapping[str, Shape]:
     for name, shape in weights(arch).parameters().items():
         if name == TOKEN_OFFSETS:
             continue  # not in the dtype; `activations` counts them
-        if _part_of(name) in ("embedding", "norms") or arch.draft_head is not None:
+        if _part_of(name) in ("embedding", "norms", "recurrent layers") or arch.draft_head is not None:
             kept[name] = shape
             continue
         matrix, _, kind = name.rpartition(".")
@@ -202,8 +212,7 @@ def _part_of(parameter: str) -> str:
     name = parameter.split(".", 2)[2] if parameter.startswith("layers.") else parameter
     if "norm" in name:
         return "norms"
-    parts = {"embed": "embedding", "fc": "projection", "attention": "attention", "mlp": "MLP", "lm_head": "head"}
-    return parts[name.partition(".")[0]]
+    return _PARTS[name.partition(".")[0]]
 
 
 def _total(arch: Arch, precision: Precision, shapes: Mapping[str, Shape]) -> Formula:
@@ -224,8 +233,8 @@ def _members(members: Iterable[tuple[str, Shape, StoredAs | None]], precision: P
     is_alike = precision.matrix_bytes == precision.dtype_bytes
     for name, shape, stored in members:
         label = _label(name)
-        if len(shape) == 1:
-            in_dtype += term(shape[0]).named(label)
+        if len(shape) != 2:
+            in_dtype += term(prod(shape)).named(label)
         elif stored is not None:
             packed += stored.num_bytes(*shape).named(label)
         elif is_alike:

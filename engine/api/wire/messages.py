@@ -102,6 +102,9 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The pooled hidden state, fp32 in little-endian bytes; with the last delta of a request that asked for it."""
     num_drafts: int = 0
     """Number of guessed tokens that the step verified. If any, `token_ids` has one more than were accepted."""
+    num_known_tokens: int = 0
+    """Number of prompt tokens whose KV was cached; at least `num_cached_tokens`. Those behind the cached ones had no
+    recurrent state behind them."""
 
 
 class StepCosts(msgspec.Struct, frozen=True, array_like=True):
@@ -158,6 +161,10 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Number of guessed tokens that these rows verified."""
     accepted_drafts: tuple[int, ...] = ()
     """Number of accepted drafts, by place in the row. Empty until there is one."""
+    prefix_stateless_tokens: int = 0
+    """Number of prompt tokens whose KV was cached, with no recurrent state behind them."""
+    num_checkpoints_cached: int = 0
+    """Number of recurrent states that the prefix cache keeps."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
@@ -223,6 +230,12 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """(op, chosen implementation)."""
     speculative: str = "none"
     """Source of the guessed tokens that steps verify."""
+    prefix_caching: bool = True
+    """Whether prompts that begin alike share what was computed."""
+    num_checkpoints: int = 0
+    """Most recurrent states that the prefix cache keeps; 0 for a model without such states."""
+    checkpoint_interval: int = 0
+    """Tokens from one of them to the next in a sequence; 0 for such a model."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

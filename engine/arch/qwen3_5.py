@@ -1,0 +1,64 @@
+"""Qwen 3.5, dense, without its vision part: Gated DeltaNet in most layers, attention with an output gate in the others.
+
+Norms multiply by 1 + their stored weight, but for the one behind a Gated DeltaNet. Rotary embedding turns a quarter of
+each head; for text its three kinds of positions are one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from inferd.engine.arch.base import base
+from inferd.engine.arch.description import Arch, GatedDelta, NormKind, QKNorm
+from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.rope import read_rope
+
+_IS_RECURRENT = {"linear_attention": True, "full_attention": False}
+
+
+def describe(architecture: str, fields: Fields) -> Arch:
+    fields = fields.with_defaults(head_dim=256, partial_rotary_factor=0.25)
+    num_heads, _ = fields.heads()
+    rope = read_rope(fields, fields.head_dim(num_heads), has_partial_rotation=True)
+    arch = base(architecture, fields, rope=rope)
+    delta_layers = _delta_layers(fields, arch.num_layers)
+    has_bias = fields.boolean("attention_bias", default=False)
+    return dataclasses.replace(
+        arch,
+        norm=NormKind.RMS_ONE_PLUS,
+        qk_norm=QKNorm.HEAD,
+        has_output_gate=True,
+        has_qkv_bias=has_bias,
+        has_o_bias=has_bias,
+        delta=_delta(fields) if delta_layers else None,
+        delta_layers=delta_layers,
+    )
+
+
+def _delta_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
+    """All but those of `layer_types` with full attention; without that list all but every fourth, or as
+    `full_attention_interval` says."""
+    if fields.has("layer_types"):
+        is_recurrent = fields.choices("layer_types", _IS_RECURRENT, num_layers)
+    else:
+        interval = fields.integer("full_attention_interval", default=4)
+        is_recurrent = tuple(bool((layer + 1) % interval) for layer in range(num_layers))
+    if all(is_recurrent):
+        raise fields.refuse("layer_types", "must name full_attention at least once")
+    return tuple(layer for layer in range(num_layers) if is_recurrent[layer])
+
+
+def _delta(fields: Fields) -> GatedDelta:
+    num_key_heads = fields.integer("linear_num_key_heads", default=16)
+    num_value_heads = fields.integer("linear_num_value_heads", default=32)
+    if num_value_heads % num_key_heads:
+        raise fields.refuse(
+            "linear_num_value_heads", f"must be a multiple of linear_num_key_heads, which is {num_key_heads}"
+        )
+    return GatedDelta(
+        num_key_heads=num_key_heads,
+        num_value_heads=num_value_heads,
+        key_dim=fields.integer("linear_key_head_dim", default=128),
+        value_dim=fields.integer("linear_value_head_dim", default=128),
+        conv_width=fields.integer("linear_conv_kernel_dim", default=4, minimum=2),
+    )

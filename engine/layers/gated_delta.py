@@ -1,0 +1,94 @@
+"""Gated DeltaNet of one layer: project, convolve, advance the state, norm and gate each head, project back.
+
+The matrix of the first projection has the rows of q, k and v, then those of the gate z, and then of b and a. These
+decide how much a token writes and forgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from inferd.engine.arch.description import Arch
+from inferd.engine.layers.branch import Branch
+from inferd.engine.layers.linear import Linear
+from inferd.engine.layers.parameter import Parameter
+from inferd.engine.layers.placement import Placement
+from inferd.kernels.gated_delta import Gates, gated_delta
+from inferd.kernels.head_gate import norm_silu_gate
+from inferd.kernels.short_conv import short_conv
+from inferd.kernels.states import StateRows
+
+
+@dataclass(slots=True)
+class StateContext:
+    """One layer's states in one step."""
+
+    rows: StateRows
+    matrices: Tensor
+    """[slots, value heads, key_dim, value_dim] fp32: holds the rows' states, and receives those behind them."""
+    inputs: Tensor
+    """[slots, conv_width - 1, channels]: the last inputs of the convolution, likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """All layers' states in one step, by their order among the recurrent layers."""
+
+    rows: StateRows
+    matrices: Tensor
+    inputs: Tensor
+
+    def of(self, plane: int) -> StateContext:
+        return StateContext(self.rows, self.matrices[plane], self.inputs[plane])
+
+
+class GatedDeltaNet:
+    """Gated DeltaNet of a step's tokens x [T, hidden]."""
+
+    _conv: Tensor
+    """[conv_width, channels] fp32."""
+    _a_log: Tensor
+    _dt_bias: Tensor
+    _norm: Tensor
+
+    def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
+        assert arch.delta is not None
+        self._delta, self._eps, self._branch = arch.delta, arch.norm_eps, branch
+        self._in = Linear(arch.hidden_size, sum(arch.delta.in_sizes), place.of("in"))
+        self._out = Linear(arch.delta.value_size, arch.hidden_size, place.of("out"))
+        heads = (arch.delta.num_value_heads,)
+        shapes = {
+            "conv.weight": (arch.delta.conv_size, 1, arch.delta.conv_width),
+            "a_log": heads,
+            "dt_bias": heads,
+            "norm.weight": (arch.delta.value_dim,),
+        }
+        self._small = {
+            name: Parameter(shape, torch.float32, place.device, partial(self._take, name))
+            for name, shape in shapes.items()
+        }
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        for name, linear in (("in", self._in), ("out", self._out)):
+            yield from ((f"{name}.{part}", parameter) for part, parameter in linear.parameters())
+        yield from self._small.items()
+
+    def _take(self, name: str, tensor: Tensor) -> None:
+        if name == "conv.weight":
+            tensor = tensor.squeeze(1).t().contiguous()
+        setattr(self, f"_{name.removesuffix('.weight')}", tensor)
+
+    def __call__(self, x: Tensor, residual: Tensor | None, context: StateContext) -> tuple[Tensor, Tensor | None]:
+        """The stream (x, residual), [T, hidden] each, with this branch's result added."""
+        projected, stream = self._branch.enter(self._in, x, residual)
+        qkv, z, b, a = torch.split(projected, list(self._delta.in_sizes), dim=1)
+        qkv = short_conv(qkv, self._conv, context.inputs, context.rows, has_silu=True)
+        out = gated_delta(qkv, Gates(b, a, self._a_log, self._dt_bias), context.matrices, context.rows)
+        heads = (len(out), self._delta.num_value_heads, self._delta.value_dim)
+        gated = norm_silu_gate(out.view(heads), z.view(heads), self._norm, self._eps)
+        return self._branch.leave(self._out, gated.flatten(1), stream)

@@ -1,0 +1,90 @@
+"""Settings of models with recurrent layers: states and checkpoints come out of the memory, and some settings are
+refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from inferd.engine.api.config import EngineConfig, resolve
+from inferd.engine.api.errors import ConfigError
+from inferd.engine.api.memory.planner import block_bytes
+from inferd.engine.api.memory.precision import Precision
+from inferd.engine.api.memory.states import checkpoint_interval, most_slots, num_checkpoints, state_bytes
+from inferd.engine.api.model import ModelFacts
+from inferd.engine.arch.registry import describe
+from tests.unit.test_config import GIB, facts, gpu_machine, machine
+from tests.unit.test_step_cost import QWEN35_08B
+
+ARCH, BF16 = describe(QWEN35_08B), Precision("bfloat16")
+HYBRID = ModelFacts(Path("model"), ARCH, "bfloat16", False)
+ASKED = EngineConfig(model_path="model", dtype="bfloat16", speculative="auto")
+STATE = 18 * (16 * 128 * 128 * 4 + 3 * 6144 * 2)
+BLOCK = 32 * 6 * 2 * 2 * 256 * 2
+
+
+def test_a_state_has_matrices_and_inputs() -> None:
+    assert state_bytes(ARCH, BF16).value == STATE
+    assert state_bytes(facts().arch, BF16).value == 0
+    assert block_bytes(ARCH, BF16, 32) == BLOCK
+
+
+def test_checkpoints_take_half_of_the_memory_for_prefixes() -> None:
+    config, plan, decisions = resolve(ASKED, HYBRID, machine(64))
+    assert config.num_blocks and config.max_num_seqs == 128
+    checkpoints, kv = config.num_checkpoints * STATE, config.num_blocks * BLOCK
+    assert checkpoints == pytest.approx(kv, rel=0.02)
+    assert checkpoints + kv <= 4 * GIB < checkpoints + kv + STATE + BLOCK
+    parts = {part.name: part.num_bytes for part in plan.working}
+    assert (parts["states"], parts["checkpoints"]) == (128 * STATE, checkpoints)
+    assert config.checkpoint_interval % 32 == 0
+    assert config.checkpoint_interval == pytest.approx(config.num_blocks * 32 / config.num_checkpoints, abs=32)
+    told = {decision.field: decision.why for decision in decisions}
+    assert "cannot go back" in told["speculative"] and config.speculative == "none"
+
+
+def test_one_sequence_goes_before_checkpoints() -> None:
+    asked = msgspec.structs.replace(ASKED, max_model_len=32 * 100, kv_memory_bytes=101 * BLOCK)
+    config, _, decisions = resolve(asked, HYBRID, machine(64))
+    assert (config.num_blocks, config.num_checkpoints, config.prefix_caching) == (101, 0, False)
+    assert "no recurrent state fits" in next(d.why for d in decisions if d.field == "prefix_caching")
+    roomy = msgspec.structs.replace(asked, kv_memory_bytes=100 * BLOCK + 2 * STATE)
+    assert resolve(roomy, HYBRID, machine(64))[0].num_checkpoints == 1
+
+
+def test_large_states_leave_fewer_slots() -> None:
+    assert most_slots(ARCH, BF16, 10 * STATE * 7) == 7
+    assert most_slots(ARCH, BF16, 1) == 1
+    assert most_slots(facts().arch, BF16, 1) is None
+    assert resolve(ASKED, HYBRID, machine(8))[0].max_num_seqs == 8 * GIB // 10 // STATE
+
+
+@pytest.mark.parametrize(
+    ("counts", "interval"), [((10, 100), 10 * 32), ((10, 101), 11 * 32), ((100, 100), 8 * 32), ((0, 5), 8 * 32)]
+)
+def test_the_interval_is_at_least_a_step(counts: tuple[int, int], interval: int) -> None:
+    assert checkpoint_interval(*counts, block_size=32, step_tokens=256) == interval
+
+
+def test_checkpoints_are_at_most_one_a_block() -> None:
+    small: dict[str, Any] = {"linear_key_head_dim": 2, "linear_value_head_dim": 2, "linear_num_key_heads": 1,
+                             "linear_num_value_heads": 1}  # fmt: skip
+    arch = describe(QWEN35_08B | small)
+    assert num_checkpoints(arch, BF16, 1000, 10, BLOCK) == 1000
+    assert num_checkpoints(ARCH, BF16, 1000, 1001, BLOCK) == 0
+    assert num_checkpoints(facts().arch, BF16, 1000, 10, BLOCK) == 0
+
+
+def test_what_it_cannot_do_is_refused_by_name() -> None:
+    for changes, words in (
+        ({"speculative": "ngram"}, "recurrent layers cannot go back.*give --speculative none"),
+        ({"tensor_parallel_size": 2}, "recurrent layers are computed by one process"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            resolve(msgspec.structs.replace(ASKED, **changes), HYBRID, machine(64))
+    with pytest.raises(ConfigError, match="recurrent layers are computed on processors alone; give --device cpu"):
+        resolve(msgspec.structs.replace(ASKED, device="cuda"), HYBRID, gpu_machine())
+    assert resolve(ASKED, HYBRID, gpu_machine())[0].device == "cpu"
