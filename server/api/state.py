@@ -60,7 +60,7 @@ class StateApi:
             },
             "engine": None if ready is None else _engine(ready),
             "restarts": service.metrics.num_restarts,
-            **_load(router.stats),
+            **_load(router.stats, ready),
             "last_minute": {phase: _phase(summaries.get(phase)) for phase in PHASES},
             "speculation": _speculation(router.stats),
             "targets": _targets(service),
@@ -92,7 +92,7 @@ def _engine(ready: Ready) -> EngineState:
     }
 
 
-def _load(stats: EngineStats) -> LoadState:
+def _load(stats: EngineStats, ready: Ready | None) -> LoadState:
     return {
         "requests": {"running": stats.num_running, "waiting": stats.num_waiting},
         "kv_cache": {
@@ -100,6 +100,14 @@ def _load(stats: EngineStats) -> LoadState:
             "used": stats.num_blocks_used,
             "cached": stats.num_blocks_cached,
             "usage": round(stats.num_blocks_used / stats.num_blocks, _DIGITS) if stats.num_blocks else 0.0,
+        },
+        "prefix_cache": {
+            "query_tokens": stats.prefix_query_tokens,
+            "hit_tokens": stats.prefix_hit_tokens,
+            "stateless_tokens": stats.prefix_stateless_tokens,
+            "states": 0 if ready is None else ready.num_checkpoints,
+            "cached_states": stats.num_checkpoints_cached,
+            "state_interval": 0 if ready is None else ready.checkpoint_interval,
         },
     }
 

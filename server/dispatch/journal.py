@@ -24,6 +24,7 @@ class Journal:
         "num_deaths",
         "num_deaths_alone",
         "num_drafts",
+        "num_known",
         "num_prompt_logprobs",
         "reached",
         "submit",
@@ -37,6 +38,8 @@ class Journal:
         self.num_prompt_logprobs = 0
         self.num_cached = 0
         """Prompt tokens found in the prefix cache, as reported to the caller with the first token."""
+        self.num_known = 0
+        """Prompt tokens whose KV was there then, with or without a recurrent state behind them."""
         self.num_drafts = self.num_accepted = 0
         """Guessed tokens that engines verified for it, and those that they accepted."""
         self.reached = 0
@@ -61,7 +64,7 @@ class Journal:
     def record(self, delta: Delta) -> None:
         if delta.token_ids:
             if not self.emitted_ids:
-                self.num_cached = delta.num_cached_tokens
+                self.num_cached, self.num_known = delta.num_cached_tokens, delta.num_known_tokens
             self.emitted_ids.extend(delta.token_ids)
             if delta.num_drafts:
                 self.num_drafts += delta.num_drafts

@@ -66,6 +66,16 @@ class TokenStream:
         return self.journal.num_accepted
 
     @property
+    def num_cached(self) -> int:
+        """Prompt tokens that the prefix cache had."""
+        return self.journal.num_cached
+
+    @property
+    def num_known(self) -> int:
+        """Prompt tokens whose KV was there, with or without a recurrent state behind them."""
+        return self.journal.num_known
+
+    @property
     def has_begun(self) -> bool:
         return self.scheduled_s is not None
 
@@ -135,4 +145,5 @@ def merge(deltas: Sequence[Delta]) -> Delta:
         num_cached_tokens=max(delta.num_cached_tokens for delta in deltas),
         scheduled_s=next((delta.scheduled_s for delta in deltas if delta.scheduled_s is not None), None),
         num_drafts=sum(delta.num_drafts for delta in deltas),
+        num_known_tokens=max(delta.num_known_tokens for delta in deltas),
     )

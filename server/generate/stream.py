@@ -13,7 +13,7 @@ from msgspec import structs
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.speculation import reason_against
-from inferd.engine.api.wire.messages import Delta
+from inferd.engine.api.wire.messages import Delta, Ready
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.generate.choice import Choice
@@ -70,12 +70,14 @@ class ChoiceStreams:
             num_ids += len(submits[0].prompt_ids)
             num_choices += len(submits)
 
-    def metrics(self, *, speculates: bool) -> RequestTiming | None:
-        """Timing of the one choice; None for several choices, which differ. `speculates`: whether the engine does."""
+    def metrics(self, ready: Ready) -> RequestTiming | None:
+        """Timing of the one choice; None for several choices, which differ."""
         if len(self._streams) > 1:
             return None
-        reason = reason_against(self.request.params) if speculates else "the server runs without --speculative"
-        return timing_of(self._streams[0], self.request.scheduling.arrival_s, reason)
+        params, speculates = self.request.params, ready.speculative != "none"
+        not_speculated = reason_against(params) if speculates else "the server runs without --speculative"
+        not_cached = reason_not_cached(self._streams[0], ready)
+        return timing_of(self._streams[0], self.request.scheduling.arrival_s, not_speculated, not_cached)
 
     def abort(self) -> None:
         for stream in self._streams:
@@ -193,8 +195,30 @@ async def _merged(streams: list[TokenStream]) -> AsyncGenerator[tuple[int, Delta
         del task  # its error refers to this frame, and would keep itself alive
 
 
-def timing_of(stream: TokenStream, arrival_s: float, not_speculated: str | None = None) -> RequestTiming:
-    """The timing of one choice. `not_speculated`: why nothing was guessed for it."""
+def reason_not_cached(stream: TokenStream, ready: Ready) -> str | None:
+    """Why no more of the prompt was taken from the prefix cache; None if no more could be."""
+    submit, num_cached, block_size = stream.submit, stream.num_cached, ready.block_size
+    if not ready.prefix_caching:
+        return "the server runs without a prefix cache"
+    if submit.params.needs_every_position:
+        return "all positions of the prompt are computed for its log probabilities or its mean"
+    if len(submit.prompt_ids) <= block_size:
+        return f"a prompt of at most {block_size} tokens is computed whole"
+    if num_cached + block_size >= len(submit.prompt_ids):
+        return None
+    if stream.num_known > num_cached:
+        return (
+            f"{stream.num_known} tokens of the prompt were known, but a recurrent state was kept behind {num_cached} "
+            "of them; the next prompt that begins so finds one behind all of them"
+        )
+    return f"no prompt or answer in the cache has the same first {num_cached + block_size} tokens"
+
+
+def timing_of(
+    stream: TokenStream, arrival_s: float, not_speculated: str | None = None, not_cached: str | None = None
+) -> RequestTiming:
+    """The timing of one choice. `not_speculated`: why nothing was guessed for it. `not_cached`: why no more of its
+    prompt was taken from the prefix cache."""
     scheduled_s, first_s, last_s = stream.scheduled_s, stream.first_token_s, stream.last_token_s
     num_tokens = stream.num_generated
     generation_s = _between(first_s, last_s)
@@ -208,6 +232,8 @@ def timing_of(stream: TokenStream, arrival_s: float, not_speculated: str | None 
         "draft_tokens": stream.num_drafts,
         "accepted_draft_tokens": stream.num_accepted,
         "not_speculated": not_speculated,
+        "cached_tokens": stream.num_cached,
+        "not_cached": not_cached,
     }
 
 

@@ -101,6 +101,16 @@ class ScriptedStream:
     def num_accepted(self) -> int:
         return self._script.drafted[1]
 
+    @property
+    def submit(self) -> Submit:
+        return self._submit
+
+    @property
+    def num_cached(self) -> int:
+        return self._script.num_cached
+
+    num_known = num_cached
+
     def __aiter__(self) -> Self:
         return self
 

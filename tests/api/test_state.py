@@ -30,6 +30,10 @@ def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:
         "restarts": 0,
         "requests": {"running": 0, "waiting": 0},
         "kv_cache": {"blocks": 0, "used": 0, "cached": 0, "usage": 0.0},
+        "prefix_cache": {
+            "query_tokens": 0, "hit_tokens": 0, "stateless_tokens": 0, "states": 0, "cached_states": 0,
+            "state_interval": 0,
+        },
         "last_minute": {"prefill": None, "decode": None, "mixed": None},
         "speculation": {
             "rows": 0, "draft_tokens": 0, "accepted_draft_tokens": 0, "acceptance": None, "accepted_per_position": [],

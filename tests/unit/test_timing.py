@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from inferd.server.generate.stream import RequestTiming, timing_of
+from inferd.engine.api.wire.messages import Submit
+from inferd.engine.api.wire.params import SamplingParams
+from inferd.server.generate.stream import RequestTiming, reason_not_cached, timing_of
 
 
 @pytest.mark.parametrize(
@@ -36,12 +38,39 @@ def test_times_are_between_the_engines_stamps(
         num_generated=num_tokens,
         num_drafts=num_tokens,
         num_accepted=num_tokens // 2,
+        num_cached=32,
     )
     names = ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms", "mean_itl_ms", "tokens_per_second")
-    told: RequestTiming = timing_of(stream, 10.0, "a reason")  # type: ignore[arg-type]
+    told: RequestTiming = timing_of(stream, 10.0, "a reason", "another")  # type: ignore[arg-type]
     assert told == {
         **dict(zip(names, expected, strict=True)),
         "draft_tokens": num_tokens,
         "accepted_draft_tokens": num_tokens // 2,
         "not_speculated": "a reason",
+        "cached_tokens": 32,
+        "not_cached": "another",
     }
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "num_cached", "num_known", "params", "words"),
+    [
+        (100, 96, 96, {}, None),
+        (96, 64, 64, {}, None),
+        (32, 0, 0, {}, "at most 32 tokens is computed whole"),
+        (100, 0, 0, {}, "the same first 32 tokens"),
+        (100, 32, 32, {}, "the same first 64 tokens"),
+        (100, 32, 64, {}, "64 tokens of the prompt were known, but a recurrent state was kept behind 32"),
+        (100, 0, 0, {"prompt_logprobs": 1}, "all positions"),
+    ],
+)
+def test_why_no_more_was_cached(
+    num_prompt: int, num_cached: int, num_known: int, params: dict[str, int], words: str | None
+) -> None:
+    submit = Submit(request_id="r", prompt_ids=(1,) * num_prompt, params=SamplingParams(max_tokens=1, seed=0, **params))
+    stream = SimpleNamespace(submit=submit, num_cached=num_cached, num_known=num_known)
+    ready = SimpleNamespace(prefix_caching=True, block_size=32)
+    reason = reason_not_cached(stream, ready)  # type: ignore[arg-type]
+    assert reason is None if words is None else reason is not None and words in reason
+    ready.prefix_caching = False
+    assert reason_not_cached(stream, ready) == "the server runs without a prefix cache"  # type: ignore[arg-type]

@@ -57,6 +57,10 @@ class RequestTiming(Answer):
     """Number of these that were accepted, and so are in the answer."""
     not_speculated: str | None
     """The reason why nothing was guessed for the answer. Null if something might be."""
+    cached_tokens: int
+    """Number of prompt tokens that the prefix cache had."""
+    not_cached: str | None
+    """The reason why it had no more of the prompt. Null if no more could be used."""
 
 
 class Extra(Answer):

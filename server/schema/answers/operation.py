@@ -110,11 +110,27 @@ class KvCacheState(Answer):
     """Share of used blocks."""
 
 
+class PrefixCacheState(Answer):
+    """Prompt tokens looked up in the prefix cache, since the engine began, and the recurrent states that it keeps."""
+
+    query_tokens: int
+    hit_tokens: int
+    stateless_tokens: int
+    """Tokens whose keys and values were there, and not the recurrent state behind them. 0 for a model without such
+    states, as are all that follow."""
+    states: int
+    """Most recurrent states that it keeps."""
+    cached_states: int
+    state_interval: int
+    """Tokens from one state of a sequence to the next. More are kept at the ends of prompts and at branches."""
+
+
 class LoadState(Answer):
     """The load after the newest step."""
 
     requests: RequestsState
     kv_cache: KvCacheState
+    prefix_cache: PrefixCacheState
 
 
 class PhaseState(Answer):
