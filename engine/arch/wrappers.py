@@ -30,6 +30,7 @@ _TEXTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen2_5_vl": ("Qwen2ForCausalLM", {}),
     "qwen2_5_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {}),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
     "qwen3_vl_text": ("Qwen3ForCausalLM", {}),
 }
 """`model_type` of a text part -> (its architecture, fields that its checkpoints omit)."""
@@ -40,6 +41,7 @@ _WRAPPERS: Mapping[str, tuple[str, ...]] = {
     "Mistral3ForConditionalGeneration": ("ministral3", "mistral"),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl", "qwen2_5_vl_text"),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
 }
 """Architecture of a wrapper -> the `model_type` that its text part may have. For text alone, each computes exactly what
 that text model computes."""
@@ -51,7 +53,7 @@ _PREFIXES = {
 }
 """Beginnings of the names of a text part's tensors, and what they are in a text model. Files have the first two or the
 third. Lists of modules may have the others."""
-_OTHER_PARTS = ("multi_modal_projector.", "vision_tower.", "visual.")
+_OTHER_PARTS = ("mtp.", "multi_modal_projector.", "vision_tower.", "visual.")
 """Beginnings of the names of the other parts' tensors, with or without `model.` before them."""
 _QUANTIZATION = "quantization_config"
 _MAX_DEPTH = 8

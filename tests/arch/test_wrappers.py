@@ -79,6 +79,19 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "vision_config": {"depth": 27}},
         8_190_735_360,
     ),
+    "Qwen3.5-0.8B": (
+        {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "tie_word_embeddings": True,
+         "text_config": {"dtype": "bfloat16", "head_dim": 256, "hidden_act": "silu", "hidden_size": 1024,
+                         "intermediate_size": 3584, "linear_num_key_heads": 16, "linear_num_value_heads": 16,
+                         "max_position_embeddings": 262144, "model_type": "qwen3_5_text", "num_attention_heads": 8,
+                         "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+                         "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10],
+                                             "partial_rotary_factor": 0.25, "rope_theta": 10000000,
+                                             "rope_type": "default"},
+                         "vocab_size": 248320},
+         "vision_config": {"depth": 12}},
+        752_393_024,
+    ),
 }  # fmt: skip
 
 

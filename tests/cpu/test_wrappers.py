@@ -69,6 +69,14 @@ CASES = (
         {"rope_parameters": MROPE | {"mrope_interleaved": True}},
         {"rope_parameters": MROPE | {"rope_theta": 5e3}},
     ),
+    Case(
+        "qwen3_5", "qwen3_5_text", None,
+        {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "head_dim": 32,
+         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+         "linear_value_head_dim": 16,
+         "rope_parameters": MROPE | {"mrope_section": [1, 2, 1], "partial_rotary_factor": 0.25}},
+        {"rope_parameters": MROPE | {"partial_rotary_factor": 0.5}},
+    ),
 )  # fmt: skip
 
 
