@@ -64,13 +64,13 @@ class Boundaries:
         self._interval = interval
         self._wanted: list[int] = []
         """Ascending."""
-        self._launched: deque[tuple[int, int]] = deque()
-        """(position, checkpoint) of steps that were not applied."""
+        self._launched: deque[tuple[int, int, bool]] = deque()
+        """(position, checkpoint, whether the next replaces it) of steps that were not applied."""
 
     @property
     def launched(self) -> tuple[int, ...]:
         """Checkpoints that launched steps write."""
-        return tuple(checkpoint_id for _, checkpoint_id in self._launched)
+        return tuple(checkpoint_id for _, checkpoint_id, _ in self._launched)
 
     def want(self, position: int) -> None:
         """Leave a checkpoint at `position`, if no row was launched beyond it."""
@@ -85,13 +85,13 @@ class Boundaries:
     def has(self, position: int) -> bool:
         return position % self._interval == 0 or position in self._wanted
 
-    def launch(self, position: int, checkpoint_id: int) -> None:
+    def launch(self, position: int, checkpoint_id: int, *, is_moving: bool) -> None:
         """Count a checkpoint as written once the step that ends at `position` is applied."""
-        self._launched.append((position, checkpoint_id))
+        self._launched.append((position, checkpoint_id, is_moving))
 
     def is_due(self, num_computed: int) -> bool:
         return bool(self._launched) and self._launched[0][0] <= num_computed
 
-    def take_due(self) -> tuple[int, int]:
-        """The first (position, checkpoint) that was launched."""
+    def take_due(self) -> tuple[int, int, bool]:
+        """The first (position, checkpoint, whether the next replaces it) that was launched."""
         return self._launched.popleft()

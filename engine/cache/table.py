@@ -21,6 +21,9 @@ from inferd.engine.cache.prefix import GONE, HashBlock, Node, PrefixIndex, blake
 from inferd.engine.request import Request
 
 _NEVER = 1 << 62
+_MOVING_BLOCKS = 2
+"""Blocks of an answer from one checkpoint to the next. With blocks of 32 tokens copies take a hundredth of the time of
+decodes: a state of 18.6 MiB 1.5 ms, a step of 32 requests 80 (2 cores, Zen 4, 2026-11-26)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,13 @@ class KVCache:
         """A checkpoint for a step to write, evicting another one if necessary; None if there is none."""
         return None if self.states is None else self.states.take(self.index, self._clear)
 
+    def drop_checkpoint(self, node: Node | str, checkpoint_id: int) -> None:
+        """Drop a node's checkpoint, if it still has it."""
+        if isinstance(node, Node) and node.is_live and node.checkpoint_id == checkpoint_id:
+            assert self.states is not None
+            self._clear(self.index.evict_checkpoint(checkpoint_id))
+            self.states.pool.clear_content(checkpoint_id)
+
     def reset(self) -> None:
         """Drop every cached block that no request holds, and every checkpoint."""
         while self.pool.num_cached:
@@ -163,6 +173,7 @@ class BlockTable:
         "_groups",
         "_is_sealed",
         "_keys",
+        "_moving",
         "_num_indexed",
         "_request",
         "_tail",
@@ -186,6 +197,8 @@ class BlockTable:
         states = self._cache.states
         self._boundaries = None if states is None else Boundaries(states.interval)
         """Positions at which it leaves checkpoints; None for a model without states."""
+        self._moving: tuple[Node | str, int] | None = None
+        """The node and the checkpoint at the end of the answer so far, which the next one replaces."""
         self._num_indexed = 0
         self._is_sealed = not self._cache.shares_prefixes
         self._due = 0
@@ -309,9 +322,11 @@ class BlockTable:
         if match.checkpoint_id != GONE:
             self._cache.states.touch(match.checkpoint_id)
         size = self._cache.block_size
-        for position in (match.num_known, (self._request.num_prompt - 1) // size * size):
-            if position > match.num_tokens:
-                self.want_checkpoint(position)
+        prompt_end = (self._request.num_prompt - 1) // size * size
+        if prompt_end > match.num_tokens:
+            self.want_checkpoint(prompt_end)
+        if match.num_known >= match.num_tokens + _MOVING_BLOCKS * size:
+            self.want_checkpoint(match.num_known)
 
     def _entries_at_start(self, match: PrefixMatch, num_tokens: int) -> list[int]:
         """Number of entries of each group with which a request is admitted."""
@@ -376,16 +391,28 @@ class BlockTable:
             return num_tokens
         return min(num_tokens, self._boundaries.after(start) - start)
 
-    def leave_checkpoint(self, position: int) -> int | None:
-        """The checkpoint that a row which ends at `position` has to write; None if it writes none."""
+    def leave_checkpoint(self, position: int, num_tokens: int) -> int | None:
+        """The checkpoint that a row of `num_tokens` up to `position` has to write; None if it writes none.
+
+        Rows of one token of an answer also write one every few blocks, in place of the one before it. So the next
+        prompt of a chat begins near the end of the answer.
+        """
         boundaries, size = self._boundaries, self._cache.block_size
-        if boundaries is None or self._is_sealed or not boundaries.has(position):
+        if boundaries is None or self._is_sealed:
+            return None
+        is_regular = boundaries.has(position)
+        is_answer = num_tokens == 1 and position > self._request.num_prompt
+        is_moving = not is_regular and is_answer and position % (_MOVING_BLOCKS * size) == 0
+        if not is_regular and not is_moving:
             return None
         if position <= len(self._request.ids) and self._cache.index.has_checkpoint(self.key(position // size - 1)):
             return None
+        if is_moving and self._moving is not None:
+            self._cache.drop_checkpoint(*self._moving)
+        self._moving = None
         checkpoint_id = self._cache.take_checkpoint()
         if checkpoint_id is not None:
-            boundaries.launch(position, checkpoint_id)
+            boundaries.launch(position, checkpoint_id, is_moving=is_moving)
         return checkpoint_id
 
     def _index_checkpoints(self, num_computed: int) -> None:
@@ -394,10 +421,11 @@ class BlockTable:
         if boundaries is None or states is None:
             return
         while boundaries.is_due(num_computed):
-            position, checkpoint_id = boundaries.take_due()
+            position, checkpoint_id, is_moving = boundaries.take_due()
             is_tail = not self._is_sealed and self._num_indexed * self._cache.block_size == position
             if is_tail and self._cache.index.add_checkpoint(self._tail, checkpoint_id):
                 states.pool.mark_content(checkpoint_id)
+                self._moving = (self._tail, checkpoint_id) if is_moving else None
             states.pool.release(checkpoint_id)
 
     # -- blocks ------------------------------------------------------------------------------------------------------

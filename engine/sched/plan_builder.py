@@ -34,7 +34,7 @@ class PlanBuilder:
         self.rows.append(Row(slot, start, num_tokens, request.launch(num_tokens)))
         self.entries.append(entry)
         if entry.table.has_states:
-            checkpoint_id = entry.table.leave_checkpoint(start + num_tokens)
+            checkpoint_id = entry.table.leave_checkpoint(start + num_tokens, num_tokens)
             if checkpoint_id is not None:
                 self.state_saves.append(StateCopy(slot, checkpoint_id))
 

@@ -209,7 +209,7 @@ def reason_not_cached(stream: TokenStream, ready: Ready) -> str | None:
     if stream.num_known > num_cached:
         return (
             f"{stream.num_known} tokens of the prompt were known, but a recurrent state was kept behind {num_cached} "
-            "of them; the next prompt that begins so finds one behind all of them"
+            "of them; if more than a block was missing, the next prompt finds one behind all of them"
         )
     return f"no prompt or answer in the cache has the same first {num_cached + block_size} tokens"
 

@@ -70,8 +70,8 @@ def chunk_runs_past_the_boundary(patch: Patch) -> None:
     patch.setattr(BlockTable, "chunk", lambda self, start, num_tokens: num_tokens)
     leave = BlockTable.leave_checkpoint
 
-    def rounded(self: BlockTable, position: int) -> int | None:
-        return leave(self, position // self._cache.block_size * self._cache.block_size)
+    def rounded(self: BlockTable, position: int, num_tokens: int) -> int | None:
+        return leave(self, position // self._cache.block_size * self._cache.block_size, num_tokens)
 
     patch.setattr(BlockTable, "leave_checkpoint", rounded)
 

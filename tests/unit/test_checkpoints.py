@@ -86,8 +86,20 @@ def test_requests_that_wait_for_each_other_share_all() -> None:
 def test_every_interval_leaves_one_also_in_an_answer() -> None:
     engine = Engine(interval=3 * BLOCK)
     engine.run(ids(0, 17), max_tokens=22)
-    assert engine.saved_at == [12, 16, 24, 36]
+    assert engine.saved_at == [12, 16, 24, 32, 36]
     assert engine.run((*ids(0, 17), *[0] * 19, 5)) == [36]
+    assert engine.run((*ids(0, 17), *[0] * 11, 5)) == [24]
+
+
+def test_the_end_of_an_answer_is_found_and_takes_one_place() -> None:
+    engine = Engine(num_checkpoints=4)
+    other, prompt = ids(500, 9), ids(0, 17)
+    engine.run(other)
+    engine.run(prompt, max_tokens=30)
+    states = engine.cache.states
+    assert states is not None and states.pool.num_cached == 3
+    assert engine.run((*prompt, *[0] * 29, 7, 8, 9)) == [40]
+    assert engine.run(other) == [8], "the answer evicted what others use"
 
 
 def test_a_chunk_ends_at_each() -> None:
