@@ -45,35 +45,24 @@ def bind(name: str, matrix: Matrix, out_dtype: torch.dtype) -> Apply:
     key = matrix.key(torch.float32)
     table = None if key.table == "centred" else torch.tensor(TABLES[key.table], dtype=torch.int8)
     scale_type, group_size, unit_worth = _SCALE_TYPES[key.scales], key.group_size, UNITS[key.table]
-    run = native.function(f"inferd_{name}")
-
-    def apply(x: Tensor) -> Tensor:
-        assert x.shape[1] == in_size
-        # A wider copy has the same integers and scales.
-        x = x.to(out_dtype).contiguous()
-        out = torch.empty((x.shape[0], out_size), dtype=x.dtype)
-        run(
-            x.data_ptr(),
-            native.DTYPE_CODES[x.dtype],
-            x.shape[0],
+    return native.Product(
+        name=f"inferd_{name}",
+        in_size=in_size,
+        out_size=out_size,
+        others=(
             in_size,
             out_size,
             tiles.data_ptr(),
             scales.data_ptr(),
             scale_type,
-            _address(zeros),
-            _address(minimums),
-            _address(bias),
-            _address(order),
+            *(_address(tensor) for tensor in (zeros, minimums, bias, order)),
             group_size,
             x_group_size,
             *((_address(table), unit_worth) if is_short else ()),
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
-        return out
-
-    return apply
+        ),
+        kept=(tiles, scales, zeros, minimums, bias, order, table),
+        x_dtype=out_dtype,  # a wider copy has the same integers and scales
+    )
 
 
 def _in_tiles(values: Tensor, num_columns: int, dtype: torch.dtype) -> Tensor:

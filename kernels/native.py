@@ -27,8 +27,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 _ROOT = Path(__file__).parent
 _FLAGS = (
@@ -238,9 +240,7 @@ def function(name: str) -> Callable[..., None]:
     assert _library is not None, _missing
     loaded = _library[name]
     loaded.argtypes, loaded.restype = [ctypes.c_char_p], None
-    address = ctypes.cast(loaded, ctypes.c_void_p).value
-    assert address is not None
-    pack = struct.Struct(_format(_library, name)).pack
+    address, pack = _address(loaded), struct.Struct(_format(_library, name)).pack
 
     def call(*arguments: float) -> None:
         packed = pack(*arguments)
@@ -254,6 +254,48 @@ def function(name: str) -> Callable[..., None]:
 
 def _format(library: ctypes.CDLL, name: str) -> str:
     return ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, f"{name}_format"))).decode()
+
+
+def _address(loaded: Any) -> int:
+    address = ctypes.cast(loaded, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A matrix product x [T, in_size] -> [T, out_size] by the C++ kernel `name`. Another kernel can call it too.
+
+    Arguments of the kernel: x, out, the number of rows, the code of the dtype of x, then `others`, and last the number
+    of threads.
+    """
+
+    name: str
+    in_size: int
+    out_size: int
+    others: tuple[float, ...]
+    kept: tuple[Tensor | None, ...]
+    """Tensors whose addresses are among `others`."""
+    x_dtype: torch.dtype | None = None
+    """Dtype that x is widened to; None: x stays as it is."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == self.in_size
+        x = x.to(self.x_dtype or x.dtype).contiguous()
+        out = torch.empty((x.shape[0], self.out_size), dtype=x.dtype)
+        self.run(x, out, self.others)
+        return out
+
+    def run(self, x: Tensor, out: Tensor, others: tuple[float, ...]) -> None:
+        code, threads = DTYPE_CODES[x.dtype], torch.get_num_threads()
+        function(self.name)(x.data_ptr(), out.data_ptr(), x.shape[0], code, *others, threads)
+
+    def call(self, dtype: torch.dtype) -> tuple[int, bytes]:
+        """(address of the kernel, its arguments) for x in `dtype`, without x, out and the number of rows, and for one
+        thread."""
+        assert _library is not None, _missing
+        arguments = (0, 0, 0, DTYPE_CODES[dtype], *self.others, 1)
+        return _address(_library[self.name]), struct.pack(_format(_library, self.name), *arguments)
 
 
 @contextmanager

@@ -386,8 +386,9 @@ INFERD_EXPORT(linear_pack)
 
 // x [rows, k], `x_stride` elements from row to row; the last lane of each row must be readable in full. bias [n] or
 // null; out [rows, n] of `out_dtype`: that of x, or fp32.
-static void linear(const void* x, const void* packed, const void* bias, void* out, int64_t rows, int64_t x_stride,
-                   int64_t k, int64_t n, int64_t dtype, int64_t weight_dtype, int64_t out_dtype, int64_t num_threads) {
+static void linear(const void* x, void* out, int64_t rows, int64_t dtype, int64_t x_stride, const void* packed,
+                   const void* bias, int64_t k, int64_t n, int64_t weight_dtype, int64_t out_dtype,
+                   int64_t num_threads) {
     const Problem p{x, bias, packed, out, rows, x_stride, k, n, out_dtype == 0};
     by_dtypes(dtype, weight_dtype, [&](auto x, auto w) {
         if constexpr (HAS_TILES && sizeof x == 2) run_tiles(p, int(num_threads));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -42,30 +43,40 @@ def bind(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, out_dtype: tor
     native.function("inferd_linear_pack")(
         weight.data_ptr(), packed.data_ptr(), out_size, in_size, code, weight_code, torch.get_num_threads()
     )
-    multiply = native.function("inferd_linear")
     bias = None if bias is None else bias.to(dtype).contiguous()
-
-    def apply(x: Tensor) -> Tensor:
-        assert x.shape[1] == in_size and x.dtype == dtype
-        if is_paired and in_size % 2:
-            x = torch.nn.functional.pad(x, (0, 1))
-        elif x.stride(1) != 1:
-            x = x.contiguous()
-        out = torch.empty((x.shape[0], out_size), dtype=out_dtype)
-        multiply(
-            x.data_ptr(),
+    is_padded = is_paired and in_size % 2 == 1
+    product = _Product(
+        name="inferd_linear",
+        in_size=in_size + is_padded,
+        out_size=out_size,
+        others=(
+            in_size + is_padded,
             packed.data_ptr(),
             0 if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            x.shape[0],
-            x.stride(0),
             in_size,
             out_size,
-            code,
             weight_code,
             native.DTYPE_CODES[out_dtype],
-            torch.get_num_threads(),
-        )
-        return out
+        ),
+        kept=(packed, bias),
+        dtype=dtype,
+        out_dtype=out_dtype,
+    )
+    if is_padded:
+        return lambda x: product(torch.nn.functional.pad(x, (0, 1)))
+    return product
 
-    return apply
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Product(native.Product):
+    """Rows of x may lie apart: the first of `others` is the number of elements from one to the next."""
+
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == self.in_size and x.dtype == self.dtype
+        x = x if x.stride(1) == 1 else x.contiguous()
+        out = torch.empty((x.shape[0], self.out_size), dtype=self.out_dtype)
+        self.run(x, out, (x.stride(0), *self.others[1:]))
+        return out

@@ -161,9 +161,9 @@ INFERD_EXPORT(linear_fp8_pack)
 // x [rows, k], out [rows, n], both of dtype 0: fp32, 1: bfloat16; bias [n] fp32 or null. Scales are 2^8 times the
 // weights', because that is how small the widened numbers are: [panels, groups, 64] if `rows_a_scale` is 1, else
 // [blocks of so many rows, groups].
-static void linear_fp8(const void* x, int64_t dtype, const uint8_t* packed, const float* scales, const float* bias,
-                       void* out, int64_t rows, int64_t k, int64_t n, int64_t group_size, int64_t rows_a_scale,
-                       int64_t num_threads) {
+static void linear_fp8(const void* x, void* out, int64_t rows, int64_t dtype, const uint8_t* packed,
+                       const float* scales, const float* bias, int64_t k, int64_t n, int64_t group_size,
+                       int64_t rows_a_scale, int64_t num_threads) {
     static thread_local std::vector<float> wide;
     const float* numbers = static_cast<const float*>(x);
     if (dtype == 1) {

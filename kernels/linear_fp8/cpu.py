@@ -31,26 +31,18 @@ def bind(q: Tensor, scales: Tensor, bias: Tensor | None, _: object) -> Callable[
         wide_scales = wide_scales.reshape(num_panels, _PANEL, -1).transpose(1, 2)
     wide_scales = wide_scales.contiguous()
     added = None if bias is None else bias.to(torch.float32, copy=True)
-    multiply = native.function("inferd_linear_fp8")
-
-    def apply(x: Tensor) -> Tensor:
-        assert x.shape[1] == in_size
-        x = x.contiguous()
-        out = torch.empty((x.shape[0], out_size), dtype=x.dtype)
-        multiply(
-            x.data_ptr(),
-            native.DTYPE_CODES[x.dtype],
+    return native.Product(
+        name="inferd_linear_fp8",
+        in_size=in_size,
+        out_size=out_size,
+        others=(
             packed.data_ptr(),
             wide_scales.data_ptr(),
             0 if added is None else added.data_ptr(),
-            out.data_ptr(),
-            x.shape[0],
             in_size,
             out_size,
             group_size,
             rows_a_scale,
-            torch.get_num_threads(),
-        )
-        return out
-
-    return apply
+        ),
+        kept=(packed, wide_scales, added),
+    )

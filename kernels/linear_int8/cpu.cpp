@@ -64,10 +64,10 @@ INFERD_EXPORT(linear_int8_pack)
 
 // out [num_rows, out_size] = x [num_rows, in_size] W^T + bias, both of bf16 or fp32. Scales and minimums are of
 // `scale_type`, zero points 16 bits; what a layout does not have is null.
-static void linear_int8(const void* x, int64_t is_bf16, int64_t num_rows, int64_t in_size, int64_t out_size,
+static void linear_int8(const void* x, void* out, int64_t num_rows, int64_t is_bf16, int64_t in_size, int64_t out_size,
                         const uint8_t* tiles, const void* scales, int64_t scale_type, const void* zeros,
                         const void* minimums, const float* bias, const int32_t* order, int64_t group_size,
-                        int64_t x_group_size, void* out, int64_t num_threads) {
+                        int64_t x_group_size, int64_t num_threads) {
     Product p = product_of(num_rows, in_size, out_size, tiles, scales, scale_type, zeros, minimums, bias, order,
                            group_size, x_group_size);
     p.added = ADDED;
