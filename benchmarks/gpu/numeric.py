@@ -217,6 +217,30 @@ def _linear(*, is_invariant: bool) -> Make:
     return make
 
 
+class _Dense:
+    """A layer that keeps its weight as it is."""
+
+    bias: Tensor | None = None
+    scales: Tensor | None = None
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, self.weight)
+
+
+def _experts(inputs: Inputs) -> Numeric:
+    bind, route = _op("experts", "bind_experts"), _op("experts", "route")
+    routing = route(inputs.randn(90, 5, dtype=torch.float32), 2, normalizes=True)
+
+    def call(x: Tensor, weights: Tensor) -> Tensor:
+        out: Tensor = bind([_Dense(weight) for weight in weights], x.device, x.dtype)(x, routing, True)
+        return out
+
+    return Numeric(call, (inputs.randn(90, 200), inputs.randn(5, 72, 200)))
+
+
 def _fused(name: str, *, norm: bool = False, residual: bool = False, gate: bool = False) -> Make:
     """A linear with its neighbouring operations."""
 
@@ -418,6 +442,7 @@ CHECKS: dict[str, Make] = {
     "add_rms_norm": _of_rows("rms_norm", "add_rms_norm", residual=True, weights=1),
     "layer_norm": _of_rows("layer_norm", "layer_norm", weights=2),
     "add_layer_norm": _of_rows("layer_norm", "add_layer_norm", residual=True, weights=2),
+    "experts_product": _experts,
     "silu_mul": _of_rows("gated_mul", "silu_mul", half=True),
     "gelu_mul": _of_rows("gated_mul", "gelu_mul", half=True),
     "gelu": _of_rows("gelu", "gelu"),

@@ -144,7 +144,7 @@ LINEAR: Op[Key, Bind] = Op(
     [
         Implementation("cpp", _bind_cpp, lambda key: cpu.refuses(key.device_type, key.dtype, key.dtype, key.out_dtype)),
         Implementation("onednn_packed", _bind_packed, _refuses_packed),
-        Implementation("triton_invariant", Deferred(f"{__name__}.triton", "bind_invariant"), _refuses_invariant),
+        Implementation("triton_invariant", Deferred(f"{__name__}.triton", "Invariant"), _refuses_invariant),
         Implementation(
             "triton_few_rows", Deferred(f"{__name__}.cuda", "Product"), _refuses_few_rows, varies=_FEW_ROWS_VARY
         ),

@@ -8,7 +8,7 @@ always the same chain of instructions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import triton
@@ -51,13 +51,16 @@ def _invariant(
     store_tile(out, total, bias, row, column, num_rows, out_size, HAS_BIAS)
 
 
-def bind_invariant(
-    weight: Tensor, bias: Tensor | None, _: object, out_dtype: torch.dtype
-) -> Callable[[Tensor], Tensor]:
-    weight = weight.contiguous()
-    out_size, in_size = weight.shape
+class Invariant:
+    """x W^T + b in `out_dtype`."""
 
-    def apply(x: Tensor) -> Tensor:
+    def __init__(self, weight: Tensor, bias: Tensor | None, _: object, out_dtype: torch.dtype) -> None:
+        self.weight, self.bias, self._out_dtype = weight.contiguous(), bias, out_dtype
+        self.scales: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight, bias, out_dtype = self.weight, self.bias, self._out_dtype
+        out_size, in_size = weight.shape
         x = x if x.stride(1) == 1 else x.contiguous()
         num_rows = x.shape[0]
         out = torch.empty((num_rows, out_size), dtype=out_dtype, device=x.device)
@@ -81,8 +84,6 @@ def bind_invariant(
             num_stages=_STAGES,
         )
         return out
-
-    return apply
 
 
 def _invariant_tile(num_rows: int, dtype: torch.dtype, is_wide: bool) -> tuple[int, int]:

@@ -1,0 +1,97 @@
+"""Mixture of experts: which experts each row goes to, the products of each expert's rows with its matrix, and the
+weighted sum of each row's results.
+
+A pair is a row and one of its experts. Pairs are sorted by expert, and those of an expert by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import gpu, native
+from inferd.kernels.experts import cpu, reference
+from inferd.kernels.experts.reference import Routing
+from inferd.kernels.registry import Deferred, Implementation, Op, always
+
+__all__ = ["Routing", "add_up", "bind_experts", "route"]
+
+Apply = Callable[[Tensor], Tensor]
+Products = Callable[[Tensor, Routing, bool], Tensor]
+
+
+@runtime_checkable
+class Dense(Protocol):
+    """A layer of a GPU that keeps its weight [out, in] as it is, if it has no scales."""
+
+    weight: Tensor
+    bias: Tensor | None
+    scales: Tensor | None
+
+
+class Key(NamedTuple):
+    device_type: str
+    dtype: torch.dtype
+    """Dtype of activations and results, or of the router's logits."""
+    is_native: bool = False
+    """For products: whether every expert's matrix is one C++ product."""
+    is_dense: bool = False
+    """For products: whether every expert has a `Dense` layer without bias."""
+
+
+def _refuses_cpp(key: Key) -> str | None:
+    return native.refuses(key.device_type, key.dtype)
+
+
+def _refuses_products(key: Key) -> str | None:
+    return _refuses_cpp(key) if key.is_native else "calls matrices that one C++ kernel multiplies"
+
+
+def _refuses_triton(key: Key) -> str | None:
+    return gpu.refuses(key.device_type, key.dtype) if key.is_dense else "multiplies by unquantized weights"
+
+
+ROUTE: Op[Key, Callable[[Tensor, int, bool], Routing]] = Op(
+    "experts_route",
+    [Implementation("cpp", cpu.route, _refuses_cpp), Implementation("reference", reference.route, always)],
+)
+PRODUCT: Op[Key, Callable[[Sequence[Apply], torch.dtype], Products]] = Op(
+    "experts_product",
+    [
+        Implementation("cpp", cpu.bind, _refuses_products),
+        Implementation("triton", Deferred(f"{__name__}.triton", "bind"), _refuses_triton),
+        Implementation("reference", reference.bind, always),
+    ],
+)
+ADD: Op[Key, Callable[[Tensor, Routing], Tensor]] = Op(
+    "experts_add",
+    [Implementation("cpp", cpu.add_up, _refuses_cpp), Implementation("reference", reference.add_up, always)],
+)
+
+
+def route(logits: Tensor, num_chosen: int, *, normalizes: bool) -> Routing:
+    """Chooses the experts with the largest logits [T, experts] fp32 for each row. Of equal logits the lower index comes
+    first. Weights are a softmax of all logits, or of those chosen (`normalizes`)."""
+    assert logits.dtype == torch.float32 and 0 < num_chosen <= logits.shape[1]
+    return ROUTE.resolve(Key(logits.device.type, logits.dtype))(logits, num_chosen, normalizes)
+
+
+def bind_experts(linears: Sequence[Apply], device: torch.device, dtype: torch.dtype) -> Products:
+    """The products of all pairs, from each expert's layer [T, in] -> [T, out], in `dtype` both.
+
+    The result is called as f(x, routing, by_row): [pairs, out] of x [pairs, in], or of x [T, in] if `by_row`. Only
+    matrices of chosen experts are read. A row's bits do not depend on the other rows if the layers' do not.
+    """
+    is_native = all(isinstance(linear, native.Product) for linear in linears)
+    dense = (linear for linear in linears if isinstance(linear, Dense) and linear.bias is None)
+    is_dense = sum(linear.scales is None for linear in dense) == len(linears)
+    return PRODUCT.resolve(Key(device.type, dtype, is_native, is_dense))(linears, dtype)
+
+
+def add_up(parts: Tensor, routing: Routing) -> Tensor:
+    """parts [pairs, size] -> [T, size]: the sum of each row's results times their weights, in the order of its choices,
+    computed in fp32 and rounded once."""
+    return ADD.resolve(Key(parts.device.type, parts.dtype))(parts, routing)

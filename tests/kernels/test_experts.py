@@ -1,0 +1,160 @@
+"""The routing to experts equals a plain softmax and top-k, products equal each expert's layer bit for bit, and sums are
+those of an ordered loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferd.kernels.experts import PRODUCT, Routing, add_up, bind_experts, route
+from inferd.kernels.linear import linear
+from inferd.kernels.linear_fp8 import linear_fp8, quantize_weight
+from inferd.kernels.linear_int4 import linear_int4, quantize_int4
+from inferd.kernels.linear_int8 import linear_int8, quantize_int8
+
+pytestmark = pytest.mark.usefixtures("implementation")
+
+NUM_EXPERTS, NUM_CHOSEN, IN, OUT = 11, 3, 64, 80
+CPU = torch.device("cpu")
+Layer = Callable[[Tensor], Tensor]
+
+
+def experts_of(routing: Routing) -> Tensor:
+    """[T, K]: the expert of each pair, from its place."""
+    return torch.bucketize(routing.places, routing.offsets[1:], right=True)
+
+
+@pytest.mark.parametrize("normalizes", [False, True])
+@pytest.mark.parametrize(("num_experts", "num_chosen"), [(NUM_EXPERTS, NUM_CHOSEN), (64, 8), (16, 16), (1, 1)])
+def test_routing_is_softmax_and_top_k(normalizes: bool, num_experts: int, num_chosen: int) -> None:
+    logits = torch.randn(37, num_experts) * 3
+    routing = route(logits, num_chosen, normalizes=normalizes)
+    shares, chosen = logits.double().softmax(1).topk(num_chosen, 1)
+    expected = shares / shares.sum(1, keepdim=True) if normalizes else shares
+    error = (routing.weights - expected).abs().max()
+    assert error < 1e-6 < (routing.weights - expected.roll(1, 0)).abs().max() or num_experts == 1
+    assert torch.equal(experts_of(routing), chosen)
+    assert sorted(routing.places.flatten().tolist()) == list(range(37 * num_chosen))
+    rows = torch.empty(37 * num_chosen, dtype=torch.int32)
+    rows[routing.places.flatten().long()] = torch.arange(37, dtype=torch.int32).repeat_interleave(num_chosen)
+    assert torch.equal(routing.rows, rows)
+    inside = torch.ones(len(rows) - 1, dtype=torch.bool)
+    inside[routing.offsets[1:-1][(routing.offsets[1:-1] > 0) & (routing.offsets[1:-1] < len(rows))].long() - 1] = False
+    assert (rows.diff()[inside] > 0).all(), "the rows of an expert ascend"
+
+
+def test_of_equal_logits_the_lower_index_comes_first() -> None:
+    logits = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0], [0.0] * 5, [-torch.inf] * 4 + [0.0]])
+    chosen = experts_of(route(logits, 4, normalizes=True))
+    assert chosen.tolist() == [[1, 2, 4, 0], [0, 1, 2, 3], [4, 0, 1, 2]]
+
+
+def test_a_row_without_numbers_gets_experts_and_stays_alone() -> None:
+    logits = torch.randn(5, NUM_EXPERTS)
+    sound = route(logits, NUM_CHOSEN, normalizes=False)
+    logits[2] = torch.nan
+    broken = route(logits, NUM_CHOSEN, normalizes=False)
+    others = [0, 1, 3, 4]
+    assert broken.weights[2].isnan().all() and len(set(experts_of(broken)[2].tolist())) == NUM_CHOSEN
+    assert torch.equal(broken.weights[others], sound.weights[others])
+    assert torch.equal(experts_of(broken)[others], experts_of(sound)[others])
+
+
+def layers(kind: str, dtype: torch.dtype, shape: tuple[int, int] = (OUT, IN)) -> list[Layer]:
+    made: list[Layer] = []
+    for _ in range(NUM_EXPERTS):
+        weight = torch.randn(shape).to(dtype)
+        match kind:
+            case "dense":
+                made.append(linear(weight, None))
+            case "int8":
+                made.append(linear_int8(*quantize_int8(weight), None, dtype))
+            case "int4":
+                q, scales, minimums = quantize_int4(weight)
+                made.append(linear_int4(q, scales, None, dtype, minimums=minimums))
+            case "fp8":
+                made.append(linear_fp8(*quantize_weight(weight), None, dtype))
+    return made
+
+
+class Dense:
+    """A layer as GPUs have it."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight, self.bias, self.scales = weight, None, None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x.double() @ self.weight.double().T).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_of_weights_that_stay_as_they_are(dtype: torch.dtype) -> None:
+    """Triton multiplies a stack of them. Of 150 rows some experts have two tiles, and in most steps some have none."""
+    own: list[Layer] = [Dense(torch.randn(40, 72).to(dtype)) for _ in range(5)]
+    weights = [layer.weight.clone() for layer in own]  # type: ignore[attr-defined]
+    products = bind_experts(own, CPU, dtype)
+    for num_rows, num_chosen in ((1, 1), (3, 2), (150, 3)):
+        x, logits = torch.randn(num_rows, 72).to(dtype), torch.randn(num_rows, 5) * torch.tensor([1.0, 1, 1, 9, 1])
+        routing = route(logits, num_chosen, normalizes=True)
+        pairs = products(x, routing, True)
+        inputs = x[routing.rows.long()]
+        assert torch.equal(products(inputs, routing, False), pairs)
+        experts = torch.bucketize(torch.arange(len(inputs)), routing.offsets[1:], right=True).tolist()
+        exact = torch.stack(
+            [weights[expert].double() @ row.double() for expert, row in zip(experts, inputs, strict=True)]
+        )
+        allowed = 2e-3 * exact.abs().max() if dtype == torch.bfloat16 else 1e-5
+        assert (pairs - exact.to(dtype)).abs().max() <= 2 * allowed
+        for place in range(0, len(pairs), 7):
+            alone = Routing(
+                torch.ones(1, 1),
+                torch.zeros(1, 1, dtype=torch.int32),
+                torch.zeros(1, dtype=torch.int32),
+                (torch.arange(6) > experts[place]).to(torch.int32),
+            )
+            assert torch.equal(products(inputs[place : place + 1], alone, False)[0], pairs[place])
+    assert all(torch.equal(layer.weight, weight) for layer, weight in zip(own, weights, strict=True))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["dense", "int8", "int4", "fp8"])
+def test_products_are_those_of_each_experts_layer(
+    kind: str, dtype: torch.dtype, num_threads: int, implementation: str
+) -> None:
+    """Also with more threads than experts, so that threads share a matrix."""
+    if implementation == "triton":
+        pytest.skip("multiplies weights that stay as they are")
+    torch.set_num_threads(num_threads)
+    own = layers(kind, dtype)
+    products = bind_experts(own, CPU, dtype)
+    for num_rows in (1, 2, 50):
+        x, logits = torch.randn(num_rows, IN).to(dtype), torch.randn(num_rows, NUM_EXPERTS)
+        routing = route(logits, NUM_CHOSEN, normalizes=True)
+        pairs = products(x, routing, True)
+        assert torch.equal(products(x[routing.rows.long()], routing, False), pairs)
+        chosen = experts_of(routing)
+        for row in range(num_rows):
+            for expert, place in zip(chosen[row].tolist(), routing.places[row].tolist(), strict=True):
+                assert torch.equal(pairs[place], own[expert](x[row : row + 1])[0])
+
+
+def test_cpp_calls_every_format_that_it_multiplies(implementation: str) -> None:
+    if implementation in ("reference", "triton"):
+        pytest.skip("has no C++ products")
+    for kind in ("dense", "int8", "int4", "fp8"):
+        bind_experts(layers(kind, torch.float32), CPU, torch.float32)
+    assert {choice.chosen for choice in PRODUCT.choices()} == {"cpp"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_results_are_added_in_the_order_of_the_choices(dtype: torch.dtype) -> None:
+    routing = route(torch.randn(23, NUM_EXPERTS), NUM_CHOSEN, normalizes=False)
+    parts = torch.randn(23 * NUM_CHOSEN, 37).to(dtype)
+    total = torch.zeros(23, 37)
+    for index in range(NUM_CHOSEN):
+        total += routing.weights[:, index, None] * parts[routing.places[:, index].long()].float()
+    assert torch.equal(add_up(parts, routing), total.to(dtype))
