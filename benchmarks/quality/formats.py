@@ -100,7 +100,7 @@ class ExactFp8(StoredFp8):
 def exact(recipe: Recipe) -> Recipe:
     """The recipe of a quantized checkpoint, with exact activations."""
     exceptions = {matrix: _exact(scheme) for matrix, scheme in recipe.exceptions.items()}
-    return Recipe(_exact(recipe.layers), _exact(recipe.head), exceptions, recipe.narrow)
+    return Recipe(_exact(recipe.layers), _exact(recipe.head), exceptions, recipe.dense, recipe.narrow)
 
 
 def _exact(scheme: Scheme) -> Scheme:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -79,7 +80,13 @@ def write(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Stored]
 
 # -- a checkpoint ------------------------------------------------------------------------------------------------------
 
-_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"}
+_ARCHITECTURES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "gemma3_text": "gemma3",
+    "olmo3": "olmo2",
+    "qwen3_moe": "qwen3moe",
+}
 _WINDOWED = ("exaone4", "gemma2", "gemma3_text", "mistral", "olmo3", "phi3", "starcoder2")
 _PERMUTED = ("llama", "smollm3", "granite")
 _OUTSIDE = {
@@ -92,7 +99,11 @@ _IN_LAYER = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
     "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
+    "post_feedforward_layernorm": "post_ffw_norm", "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp",
+}  # fmt: skip
+_EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight")
+_EXPERT_PARTS = {
+    "w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "down_proj": "down", "up_proj": "up",
 }  # fmt: skip
 _POST_NORMS = {**_IN_LAYER, "post_attention_layernorm": "post_attention_norm"}
 
@@ -104,8 +115,8 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 def name_of(name: str, architecture: str) -> str:
     """The name in a GGUF file of a tensor of a checkpoint."""
-    if name in _OUTSIDE:
-        return _OUTSIDE[name]
+    if name in _OUTSIDE or name.startswith("blk."):
+        return _OUTSIDE.get(name, name)
     _, _, layer, *module, kind = name.split(".")
     names = _POST_NORMS if architecture in ("exaone4", "gemma2", "gemma3", "olmo2", "seed_oss") else _IN_LAYER
     return f"blk.{layer}.{names['.'.join(module)]}.{kind}"
@@ -133,14 +144,29 @@ def content_of(folder: Path, pack: Callable[[str], Pack]) -> tuple[dict[str, Any
     config = json.loads((folder / "config.json").read_text())
     architecture = architecture_of(config)
     tensors: dict[str, Stored] = {}
-    for name, values in load_all(folder).items():
+    for name, values in with_stacked_experts(load_all(folder)).items():
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         named = name_of(name, architecture)
         converted = _converted(name, values.to(torch.float32), config, architecture)
-        tensors[named] = (pack(named) if values.dim() == 2 else as_f32)(converted)
+        is_matrix = values.dim() > 1 and "ffn_gate_inp" not in named
+        _, kind, content = (pack(named) if is_matrix else as_f32)(converted.flatten(0, -2) if is_matrix else converted)
+        tensors[named] = Stored(tuple(values.shape), kind, content)
     metadata = {**metadata_of(config), **(tokenizer_metadata(folder) if (folder / "tokenizer.json").exists() else {})}
     return metadata, {**factors_of(config), **tensors}
+
+
+def with_stacked_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, with each part of a layer's experts as one of three axes, by its name in a GGUF file."""
+    found, parts = dict[str, Tensor](), dict[str, dict[int, Tensor]]()
+    for name, values in tensors.items():
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            found[name] = values
+        else:
+            stacked = f"blk.{match[1]}.ffn_{_EXPERT_PARTS[match[3]]}_exps.weight"
+            parts.setdefault(stacked, {})[int(match[2])] = values
+    return found | {name: torch.stack([own[e] for e in sorted(own)]) for name, own in parts.items()}
 
 
 def load_all(folder: Path) -> dict[str, Tensor]:
@@ -176,16 +202,21 @@ def metadata_of(config: Mapping[str, Any]) -> dict[str, Any]:
         found["attention.layer_norm_rms_epsilon"] = config["rms_norm_eps"]
     if "norm_epsilon" in config:
         found["attention.layer_norm_epsilon"] = config["norm_epsilon"]
-    if kind in ("llama", "mistral", "granite", "smollm3"):
+    if kind in ("llama", "mistral", "mixtral", "granite", "smollm3"):
         found |= {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim}
     if kind == "phi3":
         found["rope.dimension_count"] = int(full.get("partial_rotary_factor", 1.0) * head_dim)
-    if kind in ("llama", "mistral", "qwen3", "gemma2", "gemma3_text", "seed_oss"):
+    if kind in ("llama", "mistral", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "seed_oss"):
         found |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     if config.get("sliding_window") and kind in _WINDOWED:
         found["attention.sliding_window"] = config["sliding_window"]
     if kind == "olmo3":
         found["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
+    if "num_experts_per_tok" in config:
+        num_experts = config.get("num_local_experts", config.get("num_experts"))
+        found |= {"expert_count": num_experts, "expert_used_count": config["num_experts_per_tok"]}
+    if "moe_intermediate_size" in config:
+        found["expert_feed_forward_length"] = config["moe_intermediate_size"]
     found |= _caps_and_scales(config, kind) | _rope_scaling(config, full)
     return {"general.architecture": architecture} | {f"{architecture}.{key}": item for key, item in found.items()}
 

@@ -11,7 +11,7 @@ import json
 import math
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf, parts_of, read_gguf
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.gguf.tensors import PlacedTensor
+from inferd.engine.arch.registry import tensor_names
+from inferd.engine.arch.stacked import Slice, router_name, slices
 from inferd.engine.arch.stored import FLOATS
-from inferd.engine.arch.weights import EMBEDDING, HEAD, named_in_full
+from inferd.engine.arch.weights import EMBEDDING, HEAD, TensorNames, named_in_full
 from inferd.engine.arch.wrappers import is_tied, text_config, text_tensors, wrapper_of
 
 EMBEDDED_PATH = Path(__file__).resolve().parents[1] / "tiny" / "model"
@@ -53,6 +55,20 @@ class TensorInfo:
     num_bytes: int
     gguf: PlacedTensor | None = None
     """Place and form in a GGUF file; None in a safetensors file."""
+    part: Slice | None = None
+    """The part of a tensor in a safetensors file that it is; None: all."""
+
+    def sliced(self, part: Slice) -> TensorInfo:
+        """One expert's matrix in a tensor of all experts' matrices."""
+        num_experts, num_rows, in_size = self.shape
+        shape = (part.num_rows, in_size)
+        num_bytes = self.num_bytes // (num_experts * num_rows) * part.num_rows
+        if self.gguf is None:
+            return replace(self, shape=shape, num_bytes=num_bytes, part=part)
+        tensor = self.gguf.tensor
+        begin = tensor.begin + self.num_bytes // num_experts * part.expert
+        placed = replace(self.gguf, tensor=replace(tensor, shape=shape, begin=begin))
+        return replace(self, shape=shape, num_bytes=num_bytes, gguf=placed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +128,11 @@ class Checkpoint:
         return cls(path, file.config, tensors, keeps_blocks)
 
     def tensors_of(self, arch: Arch) -> dict[str, TensorInfo]:
-        """The tensors that `arch` needs. A head that keeps the blocks of a tied embedding reads the embedding's."""
+        """The tensors that `arch` needs. A head that keeps the blocks of a tied embedding reads the embedding's. Each
+        expert's matrix is a tensor, also if the files hold those of all experts together."""
         shares_head = self.keeps_blocks and not arch.tie_embeddings and HEAD not in self.tensors
-        return {**self.tensors, HEAD: self.tensors[EMBEDDING]} if shares_head else self.tensors
+        found = {**self.tensors, HEAD: self.tensors[EMBEDDING]} if shares_head else self.tensors
+        return found if arch.experts is None else _of_each_expert(found, tensor_names(arch.architecture))
 
     @property
     def is_embedded(self) -> bool:
@@ -137,6 +155,15 @@ class Checkpoint:
     @property
     def num_bytes(self) -> int:
         return sum(info.num_bytes for info in self.tensors.values())
+
+
+def _of_each_expert(tensors: dict[str, TensorInfo], names: TensorNames) -> dict[str, TensorInfo]:
+    found: dict[str, TensorInfo] = {}
+    for name, info in tensors.items():
+        own = {part: info.sliced(place) for part, place in slices(name, info.shape, names)}
+        found |= own or {name: info}
+    is_stacked = found.keys() != tensors.keys()
+    return {router_name(name, names): info for name, info in found.items()} if is_stacked else found
 
 
 def documents_of(path: Path) -> Callable[[str], dict[str, Any] | None]:

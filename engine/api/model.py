@@ -48,10 +48,11 @@ class ModelFacts:
     def of(cls, checkpoint: Checkpoint, *, is_mtp: bool = False) -> ModelFacts:
         """`is_mtp`: of an MTP layer, whose tensors alone `checkpoint` has. Raises `ModelError` for an unknown family,
         an unusable config, or weights that contradict the config."""
-        dtypes = {name: info.dtype for name, info in checkpoint.tensors.items() if info.gguf is None}
         described = _describe(checkpoint.path, checkpoint.config, describe_mtp_layer if is_mtp else describe)
+        tensors = checkpoint.tensors_of(described)
+        dtypes = {name: info.dtype for name, info in tensors.items() if info.gguf is None}
         arch = as_found(described, dtypes)
-        placed = {name: info.gguf for name, info in checkpoint.tensors.items() if info.gguf is not None}
+        placed = {name: info.gguf for name, info in tensors.items() if info.gguf is not None}
         if checkpoint.keeps_blocks:
             arch = with_blocks(arch, weights(arch), placed)
         shapes = {name: info.shape for name, info in checkpoint.tensors_of(arch).items()}
@@ -99,6 +100,12 @@ class ModelFacts:
         parts = [f"{name} ({format_bytes(num_bytes)})" for name, num_bytes in sorted(self.left_out_bytes.items())]
         left_out = f"; not loaded: {', '.join(parts)}" if parts else ""
         return f"the text part of {self.wrapper} alone{left_out}"
+
+    @property
+    def num_active_params(self) -> int:
+        """Number of weights that one token is multiplied by: those of all experts that it does not go to are left
+        out."""
+        return self.num_params - self.arch.num_idle_weights
 
 
 def of_mtp_layer(checkpoint: Checkpoint) -> Checkpoint:

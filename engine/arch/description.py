@@ -150,6 +150,21 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """Mixture of experts: several MLPs in some layers, of which a router chooses a few for each token."""
+
+    num_experts: int
+    num_chosen: int
+    """Number of experts that each token goes to."""
+    intermediate_size: int
+    """Intermediate size of each expert."""
+    normalizes: bool
+    """Whether the weights of a token's experts are a softmax of the chosen logits, and not of all."""
+    layers: tuple[int, ...]
+    """Layers that have experts, ascending. The others have an MLP."""
+
+
+@dataclass(frozen=True, slots=True)
 class CacheGroup:
     """Layers that share one block table per request, because they see the same positions.
 
@@ -248,6 +263,8 @@ class Arch:
     """The layers with a recurrent state; None if all layers have attention."""
     delta_layers: tuple[int, ...] = ()
     """Those layers. They have no rope and no window."""
+    experts: Experts | None = None
+    """None if every layer has one MLP."""
     stored: Stored | None = None
     """How the checkpoint is quantized; None if it holds all matrices in `dtype`."""
     draft_head: DraftHead | None = None
@@ -257,6 +274,17 @@ class Arch:
         assert len(self.ropes) == len(self.windows) == self.num_layers
         assert (self.delta is None) == (not self.delta_layers) and self.attention_layers
         assert self.residual_multiplier == 1.0 or not self.has_post_norms, "a factor or a norm before the add, not both"
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and layer in self.experts.layers
+
+    @property
+    def num_idle_weights(self) -> int:
+        """Number of weights in the experts that a token does not go to."""
+        if self.experts is None:
+            return 0
+        num_idle = len(self.experts.layers) * (self.experts.num_experts - self.experts.num_chosen)
+        return num_idle * 3 * self.hidden_size * self.experts.intermediate_size
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

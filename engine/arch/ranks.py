@@ -62,10 +62,14 @@ class Rank:
             case "qkv":
                 return tuple(_qkv_rows(arch, self.heads(arch), self.kv_heads(arch)))
             case "gate_up":
-                start, end = self.span(arch.intermediate_size)
-                return (start, end), (arch.intermediate_size + start, arch.intermediate_size + end)
+                size = _mlp_size(arch, matrix)
+                start, end = self.span(size)
+                return (start, end), (size + start, size + end)
             case "up":
                 return (self.span(arch.intermediate_size),)
+            case "router":
+                assert arch.experts is not None
+                return ((0, arch.experts.num_experts),)
             case "o" | "down":
                 return ((0, arch.hidden_size),) if self.splits_inputs else (self.span(arch.hidden_size),)
             case "lm_head":
@@ -73,17 +77,26 @@ class Rank:
         raise AssertionError(f"{matrix} is no matrix that ranks split")
 
     def columns(self, arch: Arch, matrix: str) -> Span | None:
-        """The inputs of `o` or `down` that this rank keeps; None: all."""
+        """The inputs of `o` or `down` that this rank keeps; None: all. `matrix` is as in `rows`."""
         if not self.splits_inputs:
             return None
-        if matrix == "down":
-            return self.span(arch.intermediate_size)
-        assert matrix == "o"
+        kind = matrix.rpartition(".")[2]
+        if kind == "down":
+            return self.span(_mlp_size(arch, matrix))
+        assert kind == "o"
         first, last = self.heads(arch)
         return first * arch.head_dim, last * arch.head_dim
 
 
 ONE_RANK = Rank()
+
+
+def _mlp_size(arch: Arch, matrix: str) -> int:
+    """The intermediate size of an expert, if the matrix is one of its, or of the MLP."""
+    if "experts." not in matrix:
+        return arch.intermediate_size
+    assert arch.experts is not None
+    return arch.experts.intermediate_size
 
 
 def _qkv_rows(arch: Arch, heads: Span, kv_heads: Span) -> Iterator[Span]:
@@ -123,6 +136,8 @@ def refuses(arch: Arch, count: int) -> str | None:
     if arch.qk_norm is QKNorm.PROJECTION and arch.kv_size % count:
         return f"its norm of k needs equal parts of {arch.kv_size} numbers from {count} ranks"
     sizes = {"hidden size": arch.hidden_size, "vocabulary": arch.vocab_size, "MLP": arch.intermediate_size}
+    if arch.experts is not None:
+        sizes["experts' MLP"] = arch.experts.intermediate_size
     for what, size in sizes.items():
         if Rank(count - 1, count).span(size) == (size, size):
             return f"its {what} of {size} leaves nothing to the last of {count} ranks"
@@ -134,7 +149,8 @@ def _refuses_blocks(arch: Arch, count: int) -> str | None:
     if arch.stored is None or not any(form is not None and is_in_blocks(form) for form in _formats(arch)):
         return None
     rank = Rank(1, count)
-    for matrix in ("qkv", "o", "gate_up" if arch.has_gate else "up", "down"):
+    experts = () if arch.experts is None else ("experts.gate_up", "experts.down")
+    for matrix in ("qkv", "o", "gate_up" if arch.has_gate else "up", "down", *experts):
         kept = rank.rows(arch, matrix)
         if any(start % BLOCK or (end - start) % BLOCK for start, end in kept):
             return f"{count} ranks would cut its FP8 blocks of {BLOCK} rows in {matrix}"

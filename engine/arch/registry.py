@@ -20,12 +20,15 @@ from inferd.engine.arch import (
     mimo,
     ministral3,
     mistral,
+    mixtral,
     olmo2,
     olmo3,
+    olmoe,
     phi3,
     qwen2,
     qwen3,
     qwen3_5,
+    qwen3_moe,
     seed_oss,
     smollm3,
     starcoder2,
@@ -68,11 +71,14 @@ _FAMILIES: dict[str, Family] = {
     "MiMoForCausalLM": Family(mimo.describe, has_mtp_layers=True),
     "Ministral3ForCausalLM": Family(ministral3.describe),
     "MistralForCausalLM": Family(mistral.describe),
+    "MixtralForCausalLM": Family(mixtral.describe, mixtral.NAMES),
     "Olmo2ForCausalLM": Family(olmo2.describe, olmo2.NAMES),
     "Olmo3ForCausalLM": Family(olmo3.describe, olmo3.NAMES),
+    "OlmoeForCausalLM": Family(olmoe.describe),
     "Phi3ForCausalLM": Family(phi3.describe, phi3.NAMES),
     "Qwen2ForCausalLM": Family(qwen2.describe),
     "Qwen3ForCausalLM": Family(qwen3.describe),
+    "Qwen3MoeForCausalLM": Family(qwen3_moe.describe),
     "Qwen3_5ForCausalLM": Family(qwen3_5.describe),
     "SeedOssForCausalLM": Family(seed_oss.describe),
     "SmolLM3ForCausalLM": Family(smollm3.describe),
@@ -108,8 +114,7 @@ def describe(config: Mapping[str, Any]) -> Arch:
 def _as_stored(arch: Arch, fields: Fields, family: Family) -> Arch:
     """`arch` with the quantization from config.json. Raises `ArchError` if the weight map cannot place its tensors."""
     sources = weight_map(arch, family.names).sources if fields.has("quantization_config") else ()
-    matrices = [source for source in sources if len(source.shape) == 2 and source.parameter.startswith("layers.")]
-    modules = [source.tensor.removesuffix(".weight") for source in matrices]
+    modules = [source.tensor.removesuffix(".weight") for source in sources if source.may_be_quantized]
     stored = read_quantization(fields, modules, has_own_head=not arch.tie_embeddings)
     if stored is None:
         return arch

@@ -29,6 +29,9 @@ KV_SCALE_SUFFIXES = (
 )  # fmt: skip
 """Scales from calibration for a KV cache in 8 bits. They are not read: here each head of a token has its own scale."""
 
+ROUTER = "router"
+"""Our name of the matrix that gives the logits of a layer's experts."""
+
 _NAMES_SHOWN = 8
 PART_NAME = re.compile(r"\.part\d+$")
 """End of the name of a part of a matrix."""
@@ -54,6 +57,12 @@ class Source:
     neighbours: Neighbours | None = None
     dtypes: tuple[str, ...] = FLOATS
     """Dtypes that it may have, as safetensors headers name them."""
+
+    @property
+    def may_be_quantized(self) -> bool:
+        """Whether it is a matrix of a linear layer other than the head, and no router."""
+        is_in_layer = len(self.shape) == 2 and self.parameter.startswith("layers.")
+        return is_in_layer and not self.parameter.endswith(f".{ROUTER}.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +222,9 @@ class TensorNames:
     attention_post_norm: str | None = None
     mlp_norm: str | None = "post_attention_layernorm"
     mlp_post_norm: str | None = None
+    mlp: str = "mlp"
+    """Name of the module that holds the MLP or the experts."""
+    router: str = "gate"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     o: str = "o_proj"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
@@ -254,7 +266,8 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
             sources.extend(_delta(arch, formats, f"{theirs}.{names.delta}", f"{ours}.delta"))
         else:
             sources.extend(_attention(arch, formats, names, f"{theirs}.self_attn", f"{ours}.attention"))
-        sources.extend(_mlp(arch, formats, names, f"{theirs}.mlp", f"{ours}.mlp"))
+        mlp = _experts if arch.has_experts(layer) else _mlp
+        sources.extend(mlp(arch, formats, names, f"{theirs}.{names.mlp}", f"{ours}.mlp"))
     ties = (Tie(HEAD, embedding.tensor),) if arch.tie_embeddings else ()
     if not ties:
         head = [("lm_head", None if arch.stored is None else arch.stored.head, arch.vocab_size)]
@@ -335,6 +348,20 @@ def _mlp(
     else:
         yield from _linear(formats, theirs, (names.up,), (wide,), narrow, f"{ours}.up", has_bias)
     yield from _linear(formats, theirs, (names.down,), (narrow,), wide, f"{ours}.down", has_bias)
+
+
+def _experts(
+    arch: Arch, formats: _Formats, names: TensorNames, theirs: str, ours: str
+) -> Iterator[Source | QuantizedSource]:
+    """A router, which is never quantized, and the gated MLP of each expert."""
+    experts, narrow = arch.experts, arch.hidden_size
+    assert experts is not None and arch.has_gate
+    wide = experts.intermediate_size
+    yield Source(f"{theirs}.{names.router}.weight", (experts.num_experts, narrow), f"{ours}.{ROUTER}.weight")
+    for expert in range(experts.num_experts):
+        module, own = f"{theirs}.experts.{expert}", f"{ours}.experts.{expert}"
+        yield from _linear(formats, module, names.gate_up, (wide, wide), narrow, f"{own}.gate_up", False)
+        yield from _linear(formats, module, (names.down,), (narrow,), wide, f"{own}.down", False)
 
 
 def _linear(

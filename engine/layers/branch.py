@@ -60,9 +60,13 @@ class Branch:
         if has_groups is not None and isinstance(norm, RMSNorm) and x.shape[1] <= MAX_NORM_SIZE:
             normed, stream = norm.quantized(x, residual, has_groups)
         else:
-            normed, stream = (norm(x), x) if residual is None else norm.add(x, residual)
+            normed, stream = self.normed(x, residual)
         projected = linear(normed)
         return projected if act is None else act.run(projected), stream
+
+    def normed(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(norm(stream), stream), for the stream (x, residual), [T, hidden] each."""
+        return (self.norm(x), x) if residual is None else self.norm.add(x, residual)
 
     def leave(self, linear: Linear, x: Tensor | Quantized, stream: Tensor) -> tuple[Tensor, Tensor | None]:
         """The stream [T, hidden] with after(linear(x)) added, as (x, residual)."""

@@ -30,7 +30,8 @@ class Linear:
 
     A rank keeps the output rows `rows`. It returns those outputs alone, or all if it has a `gather`. If ranks split the
     inputs, a rank keeps the input columns `columns` and takes these alone, `gather` adds up what all ranks give, and
-    one of them `adds_bias`. Raises `QuantizationError` for a shape that the placement's scheme cannot store.
+    one of them `adds_bias`. `when_bound` is called once the layer is usable. Raises `QuantizationError` for a
+    shape that the placement's scheme cannot store.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class Linear:
         columns: Span | None = None,
         adds_bias: bool = True,
         gather: Gather | None = None,
+        when_bound: Callable[[], None] | None = None,
     ) -> None:
         place.scheme.check(out_size, in_size if columns is None else columns[1] - columns[0])
         rows = rows or ((0, out_size),)
         self._scheme, self._dtype, self._out_dtype = place.scheme.of_rows(rows), place.dtype, out_dtype
         self._rows, self._out_size = rows, out_size
         self._gather = None if num_rows(rows) == out_size and columns is None else gather
+        self._when_bound = when_bound
         self._apply: Apply | None = None
         self._few_rows: FewRows | None = None
         self._takes_fp8: TakesFp8 | None = None
@@ -89,12 +92,19 @@ class Linear:
                 self._few_rows = self._apply
             if isinstance(self._apply, TakesFp8):
                 self._takes_fp8 = self._apply
+            if self._when_bound is not None:
+                self._when_bound()
+
+    @property
+    def bound(self) -> Apply:
+        """The layer of this rank's outputs, without a gather."""
+        assert self._apply is not None, "a linear layer was called before its weights were loaded"
+        return self._apply
 
     def __call__(self, x: Tensor | Quantized) -> Tensor:
         """x [T, in_size], or x as FP8 numbers and scales as `groups_of` tells for T."""
-        assert self._apply is not None, "a linear layer was called before its weights were loaded"
         if isinstance(x, Tensor):
-            y = self._apply(x)
+            y = self.bound(x)
         else:
             assert self._takes_fp8 is not None
             y = self._takes_fp8.multiply(*x, self._dtype)

@@ -15,10 +15,11 @@ from inferd.kernels.gated_mul import gelu_mul, silu_mul
 from inferd.kernels.gelu import gelu
 from inferd.kernels.quantize_fp8 import MAX_SIZE, gelu_mul_fp8, silu_mul_fp8
 
-_GATES = {
+GATES = {
     Activation.SILU: Act(silu_mul, "silu", silu_mul_fp8),
     Activation.GELU_TANH: Act(gelu_mul, "gelu", gelu_mul_fp8),
 }
+"""The activations of MLPs with a gate."""
 
 
 class MLP:
@@ -27,7 +28,7 @@ class MLP:
 
     def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
         assert arch.has_gate or arch.activation is Activation.GELU_TANH
-        self._in_name, self._act = ("gate_up", _GATES[arch.activation]) if arch.has_gate else ("up", Act(gelu))
+        self._in_name, self._act = ("gate_up", GATES[arch.activation]) if arch.has_gate else ("up", Act(gelu))
         self._branch, self._ranks, self._size = branch, place.ranks, arch.intermediate_size
         own, in_rows = place.ranks.own, 2 * arch.intermediate_size if arch.has_gate else arch.intermediate_size
         self._in = Linear(

@@ -20,6 +20,8 @@ class Placement:
     scheme: Scheme = DENSE
     exceptions: Mapping[str, Scheme] = field(default_factory=dict)
     """Matrix name -> scheme, for matrices that do not use `scheme`. Names are relative to this placement's module."""
+    dense: Scheme = DENSE
+    """The scheme of routers, which are never quantized."""
     ranks: Ranks = ALONE
     """The processes that share the model."""
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from inferd.engine.arch.description import Arch
 from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Branch
+from inferd.engine.layers.experts import MixtureOfExperts
 from inferd.engine.layers.gated_delta import GatedDeltaNet, StateContext, States
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import MLP
@@ -45,7 +46,8 @@ class DecoderLayer:
             self._mixer = GatedDeltaNet(arch, place.within("delta."), self._attention_branch)
         else:
             self._mixer = self._attention = Attention(arch, layer, place.within("attention."), self._attention_branch)
-        self._mlp = MLP(arch, place.within("mlp."), self._mlp_branch)
+        mlp = MixtureOfExperts if arch.has_experts(layer) else MLP
+        self._mlp = mlp(arch, place.within("mlp."), self._mlp_branch)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         modules = (
@@ -94,7 +96,7 @@ class Decoder:
     ) -> None:
         """`layers_read`: number of layers before each hidden state that a draft head reads; empty: the final ones; None
         without a draft head."""
-        place = Placement(dtype, torch.device(device), recipe.layers, recipe.exceptions, ranks)
+        place = Placement(dtype, torch.device(device), recipe.layers, recipe.exceptions, recipe.dense, ranks)
         self.arch, self.dtype, self.device, self.rank = arch, dtype, place.device, ranks.own
         self._layers_read, self._is_read = tuple(layers_read or ()), layers_read is not None
         table = (arch.vocab_size, arch.hidden_size)

@@ -58,7 +58,7 @@ def recipe_of(
     head = schemes.pop("lm_head", plain)
     most = Counter(schemes.values()).most_common(1)[0][0]
     exceptions = {matrix: scheme for matrix, scheme in schemes.items() if scheme != most}
-    return Recipe(most, head, exceptions, narrow)
+    return Recipe(most, head, exceptions, plain, narrow)
 
 
 def load(
@@ -232,5 +232,9 @@ def _read(stored: TensorInfo) -> Tensor:
         except OSError as error:
             raise CheckpointError(f"cannot read {stored.file}: {error}") from error
     with _opened(stored.file) as handle:
-        tensor: Tensor = handle.get_tensor(stored.name)
-        return tensor
+        if stored.part is None:
+            tensor: Tensor = handle.get_tensor(stored.name)
+            return tensor
+        first = stored.part.first_row
+        part: Tensor = handle.get_slice(stored.name)[stored.part.expert, first : first + stored.part.num_rows]
+        return part

@@ -11,7 +11,7 @@ from inferd.engine.arch.description import Arch
 from inferd.engine.arch.ranks import Rank
 from inferd.engine.quant.fp8 import Fp8
 from inferd.engine.quant.integer import Int4, Int8
-from inferd.engine.quant.scheme import Dense, Scheme
+from inferd.engine.quant.scheme import DENSE, Dense, Scheme
 from inferd.kernels.linear import ANY, Choices
 
 
@@ -25,6 +25,8 @@ class Recipe:
     """Scheme of the logits' matrix. If that matrix is tied to the embedding, the scheme stores a copy."""
     exceptions: Mapping[str, Scheme] = field(default_factory=dict)
     """Matrices of the layers that another scheme stores, by their names in the weight map: `layers.0.mlp.down`."""
+    dense: Scheme = DENSE
+    """Scheme of the routers of experts, which are never quantized."""
     narrow: torch.dtype | None = None
     """Dtype of the embedding, with 16 bits, in a float32 model; None: the model's dtype."""
 
@@ -34,16 +36,22 @@ def cut_groups(arch: Arch, recipe: Recipe, rank: Rank) -> str | None:
     they can. All ranks find the same."""
     assert rank.splits_inputs
     for layer in range(arch.num_layers):
-        for matrix in ("attention.o", "mlp.down"):
+        for matrix in ("attention.o", *_downs(arch, layer)):
             name = f"layers.{layer}.{matrix}"
             scheme = recipe.exceptions.get(name, recipe.layers)
             group = scheme.input_group
             if group is None:
                 return f"{name} in {scheme.name} has groups of any inputs"
-            starts = (replace(rank, index=i).columns(arch, matrix.partition(".")[2]) for i in range(rank.count))
+            starts = (replace(rank, index=i).columns(arch, matrix) for i in range(rank.count))
             if any(columns is not None and columns[0] % group for columns in starts):
                 return f"{rank.count} ranks would cut groups of {group} inputs of {name} in {scheme.name}"
     return None
+
+
+def _downs(arch: Arch, layer: int) -> tuple[str, ...]:
+    if arch.experts is None or not arch.has_experts(layer):
+        return ("mlp.down",)
+    return tuple(f"mlp.experts.{expert}.down" for expert in range(arch.experts.num_experts))
 
 
 def recipes(choices: Choices = ANY, narrow: torch.dtype | None = None) -> Mapping[str, Recipe]:
@@ -61,7 +69,7 @@ def recipes(choices: Choices = ANY, narrow: torch.dtype | None = None) -> Mappin
         "int8": (int8, int8),
         "int4": (Int4(is_invariant), int8),
     }
-    return {name: Recipe(layers, head, narrow=narrow) for name, (layers, head) in layers_and_head.items()}
+    return {name: Recipe(layers, head, dense=dense, narrow=narrow) for name, (layers, head) in layers_and_head.items()}
 
 
 RECIPES = recipes()

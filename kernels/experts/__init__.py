@@ -86,8 +86,7 @@ def bind_experts(linears: Sequence[Apply], device: torch.device, dtype: torch.dt
     matrices of chosen experts are read. A row's bits do not depend on the other rows if the layers' do not.
     """
     is_native = all(isinstance(linear, native.Product) for linear in linears)
-    dense = (linear for linear in linears if isinstance(linear, Dense) and linear.bias is None)
-    is_dense = sum(linear.scales is None for linear in dense) == len(linears)
+    is_dense = all(isinstance(linear, Dense) and linear.bias is None and linear.scales is None for linear in linears)
     return PRODUCT.resolve(Key(device.type, dtype, is_native, is_dense))(linears, dtype)
 
 

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from inferd.engine.api.checkpoint import CONFIG_FILES, Checkpoint, read_config, read_json
 from inferd.engine.api.config import AUTO_BLOCK_SIZE, BLOCK_SIZES, auto_step_tokens
+from inferd.engine.api.cost.step_cost import WorkModel
 from inferd.engine.api.draft import read_draft
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.gguf import is_gguf
@@ -120,6 +121,12 @@ class PlanReport:
     def chosen(self) -> str:
         """Name of the row that `plan` is about."""
         return next((row.name for row in self.rows if row.name == _BLOCKS), self.precision.name)
+
+    @property
+    def decode_reads(self) -> dict[int, int]:
+        """Bytes of weights that a decode step reads, by its number of requests: one, and as many as run together."""
+        model = WorkModel.of(self.facts.arch, self.precision, self.work.max_model_len)
+        return {count: model.weights_read(count) for count in sorted({1, self.work.num_seqs})}
 
     @property
     def held_bytes(self) -> int:
@@ -305,6 +312,10 @@ def to_json(report: PlanReport) -> dict[str, Any]:
         "model": report.model,
         "architecture": arch.architecture,
         "num_params": report.facts.num_params,
+        "num_active_params": report.facts.num_active_params,
+        "decode_reads": [
+            {"num_requests": count, "weights_bytes": num_bytes} for count, num_bytes in report.decode_reads.items()
+        ],
         "dtype": report.precision.dtype,
         "quantization": report.precision.quantization,
         "kv_cache_dtype": report.precision.kv_cache,

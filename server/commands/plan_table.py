@@ -64,6 +64,24 @@ def show(report: PlanReport, console: Console) -> None:
     console.print(_machine(report), markup=False)
 
 
+def _experts(report: PlanReport) -> str:
+    """The experts, and what a token needs of them."""
+    experts = report.facts.arch.experts
+    assert experts is not None
+    reads = " and ".join(
+        f"{format_bytes(num_bytes)} for {_requests(count)}" for count, num_bytes in report.decode_reads.items()
+    )
+    return (
+        f"{_layers(len(experts.layers))} with {experts.num_experts} experts, of which a token goes to "
+        f"{experts.num_chosen}: it uses {report.facts.num_active_params:,} parameters. A decode step reads {reads} of "
+        "weights."
+    )
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
+
+
 def _head(report: PlanReport) -> list[str]:
     arch, files = report.facts.arch, report.files
     heads = f"{arch.num_heads} heads on {arch.num_kv_heads} KV heads of {arch.head_dim}"
@@ -75,6 +93,8 @@ def _head(report: PlanReport) -> list[str]:
         f"{report.model}: {arch.architecture}, {report.facts.num_params:,} parameters",
         f"{_layers(arch.num_layers)}{recurrent}, {heads}, {arch.max_positions:,} positions{''.join(windows)}",
     ]
+    if arch.experts is not None:
+        lines.append(_experts(report))
     if report.facts.scope:
         lines.append(f"It is {report.facts.scope}.")
     if files is None:

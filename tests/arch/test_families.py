@@ -11,6 +11,7 @@ from inferd.engine.arch.description import (
     Arch,
     ArchError,
     CacheGroup,
+    Experts,
     GatedDelta,
     LinearScaling,
     Llama3Scaling,
@@ -181,6 +182,32 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "rope_scaling": None, "rope_theta": 5000000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
          "vocab_size": 49155},
         2_533_531_648,
+    ),
+    "Mixtral-8x7B-v0.1": (
+        {"architectures": ["MixtralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096,
+         "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32,
+         "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
+         "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False,
+         "torch_dtype": "bfloat16", "vocab_size": 32000},
+        46_702_792_704,
+    ),
+    "OLMoE-1B-7B-0924": (
+        {"architectures": ["OlmoeForCausalLM"], "attention_bias": False, "clip_qkv": None, "hidden_act": "silu",
+         "hidden_size": 2048, "intermediate_size": 1024, "max_position_embeddings": 4096, "norm_topk_prob": False,
+         "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16,
+         "num_key_value_heads": 16, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000.0,
+         "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 50304},
+        6_919_161_856,
+    ),
+    "Qwen3-30B-A3B": (
+        {"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128,
+         "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960,
+         "max_window_layers": 48, "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True,
+         "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+         "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 1000000.0,
+         "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_sliding_window": False,
+         "vocab_size": 151936},
+        30_532_122_624,
     ),
     "starcoder2-3b": (
         {"architectures": ["Starcoder2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072,
@@ -403,6 +430,58 @@ def test_starcoder2() -> None:
     assert not any(name.endswith("proj.bias") or name.endswith("fc.bias") for name in without)
     with pytest.raises(ArchError, match="hidden_act must be gelu_pytorch_tanh in this family, but it is 'silu'"):
         arch_of("starcoder2-3b", hidden_act="silu")
+
+
+@pytest.mark.parametrize(
+    ("name", "experts", "num_active"),
+    [
+        ("Mixtral-8x7B-v0.1", Experts(8, 2, 14336, True, tuple(range(32))), 12.88e9),
+        ("OLMoE-1B-7B-0924", Experts(64, 8, 1024, False, tuple(range(16))), 1.28e9),
+        ("Qwen3-30B-A3B", Experts(128, 8, 768, True, tuple(range(48))), 3.35e9),
+    ],
+)
+def test_experts(name: str, experts: Experts, num_active: float) -> None:
+    """The numbers of active parameters are the published ones, rounded."""
+    arch = arch_of(name)
+    assert (arch.experts, arch.windows) == (experts, (None,) * arch.num_layers)
+    assert weights(arch).num_elements - arch.num_idle_weights == pytest.approx(num_active, rel=0.002)
+
+
+def test_names_of_experts() -> None:
+    sources = {source.tensor: source for source in weights(arch_of("Mixtral-8x7B-v0.1")).sources}
+    up = sources["model.layers.3.block_sparse_moe.experts.7.w3.weight"]
+    assert (up.parameter, up.row) == ("layers.3.mlp.experts.7.gate_up.weight", 14336)
+    assert sources["model.layers.3.block_sparse_moe.experts.7.w2.weight"].parameter.endswith("experts.7.down.weight")
+    router = sources["model.layers.3.block_sparse_moe.gate.weight"]
+    assert (router.parameter, router.may_be_quantized, up.may_be_quantized) == (
+        "layers.3.mlp.router.weight",
+        False,
+        True,
+    )
+
+
+def test_layers_without_experts() -> None:
+    arch = arch_of("Qwen3-30B-A3B", decoder_sparse_step=2, mlp_only_layers=[1, 5])
+    assert arch.experts is not None and arch.experts.layers[:3] == (3, 7, 9)
+    parameters = weights(arch).parameters()
+    assert parameters["layers.1.mlp.gate_up.weight"] == (2 * 6144, 2048)
+    assert parameters["layers.3.mlp.experts.127.gate_up.weight"] == (2 * 768, 2048)
+    assert arch_of("Qwen3-30B-A3B", decoder_sparse_step=64).experts is None
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("Qwen3-30B-A3B", {"num_experts": 1400}, "num_experts must be at most 1365, but it is 1400"),
+        ("Qwen3-30B-A3B", {"num_experts_per_tok": 129}, r"must be at most num_experts \(128\), but it is 129"),
+        ("Qwen3-30B-A3B", {"mlp_only_layers": [True]}, "mlp_only_layers must be a list of whole numbers"),
+        ("Mixtral-8x7B-v0.1", {"hidden_act": "gelu_pytorch_tanh"}, "hidden_act must be silu in a model with experts"),
+        ("OLMoE-1B-7B-0924", {"clip_qkv": 8.0}, "clip_qkv must be null: limits of q, k and v are not supported"),
+    ],
+)
+def test_experts_that_are_refused(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArchError, match=message):
+        arch_of(name, **changes)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -16,6 +16,7 @@ from inferd.engine.arch.gguf.header import GgufError, GgufTensor
 from inferd.engine.arch.gguf.tensors import OriginalNames
 from inferd.engine.arch.gguf.types import TYPES
 from inferd.engine.arch.registry import describe, known_architectures, tensor_names, weights
+from inferd.engine.arch.stacked import slices
 
 from .test_families import PUBLISHED
 
@@ -79,6 +80,22 @@ FILES: dict[str, tuple[str, Keys, int]] = {
         "attention.layer_norm_rms_epsilon": 1e-5, "vocab_size": 49155, "rope.dimension_count": 64,
         "attention.scale": 0.015625, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0,
     }, 49155),
+    "Mixtral-8x7B-v0.1": ("llama", {
+        "block_count": 32, "context_length": 32768, "embedding_length": 4096, "feed_forward_length": 14336,
+        "rope.dimension_count": 128, "attention.head_count": 32, "attention.head_count_kv": 8, "expert_count": 8,
+        "expert_used_count": 2, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 1e6, "vocab_size": 32000,
+    }, 32000),
+    "OLMoE-1B-7B-0924": ("olmoe", {
+        "block_count": 16, "context_length": 4096, "embedding_length": 2048, "feed_forward_length": 1024,
+        "attention.head_count": 16, "attention.head_count_kv": 16, "rope.freq_base": 10000.0, "expert_count": 64,
+        "expert_used_count": 8, "attention.layer_norm_rms_epsilon": 1e-5,
+    }, 50304),
+    "Qwen3-30B-A3B": ("qwen3moe", {
+        "block_count": 48, "context_length": 40960, "embedding_length": 2048, "feed_forward_length": 6144,
+        "attention.head_count": 32, "attention.head_count_kv": 4, "attention.key_length": 128,
+        "attention.value_length": 128, "rope.freq_base": 1e6, "expert_count": 128, "expert_used_count": 8,
+        "expert_feed_forward_length": 768, "attention.layer_norm_rms_epsilon": 1e-6,
+    }, 151936),
     "starcoder2-3b": ("starcoder2", {
         "block_count": 30, "context_length": 16384, "embedding_length": 3072, "feed_forward_length": 12288,
         "attention.head_count": 24, "attention.head_count_kv": 2, "attention.layer_norm_epsilon": 1e-5,
@@ -89,12 +106,16 @@ FILES: dict[str, tuple[str, Keys, int]] = {
 
 UNTIED = (
     "Mistral-7B-v0.1", "Phi-3-mini-4k-instruct", "OLMo-2-1124-7B", "Olmo-3-7B-Instruct", "Seed-OSS-36B-Instruct",
+    "Mixtral-8x7B-v0.1", "OLMoE-1B-7B-0924",
+    "Qwen3-30B-A3B",
 )  # fmt: skip
 SMALL: Keys = {
     "block_count": 2, "context_length": 512, "embedding_length": 64, "feed_forward_length": 128,
     "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5,
     "attention.layer_norm_epsilon": 1e-5,
 }  # fmt: skip
+
+EXPERTS: Keys = {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": 32}
 
 
 def tensors_of(rows: int, *others: str) -> dict[str, GgufTensor]:
@@ -121,8 +142,8 @@ def test_a_published_file_describes_the_published_model(name: str) -> None:
 
 
 def test_every_family_has_files() -> None:
-    """Mistral's files state `llama`, and OLMo 3's state `olmo2`. The files of some families are not read."""
-    others = {"MistralForCausalLM", "Olmo3ForCausalLM"}
+    """Files of Mistral and Mixtral state `llama`, and those of OLMo 3 `olmo2`. Some families have no files here."""
+    others = {"MistralForCausalLM", "MixtralForCausalLM", "Olmo3ForCausalLM"}
     unread = {
         "Ernie4_5ForCausalLM",
         "Glm4ForCausalLM",
@@ -137,17 +158,21 @@ def test_every_family_has_files() -> None:
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_tensor_of_a_layer_has_a_name(architecture: str) -> None:
     """No two names in a file are one tensor, and every tensor of the model has one."""
-    arch = arch_of(architecture, SMALL | {"attention.key_length": 16, "attention.value_length": 16})
+    experts = EXPERTS if "moe" in architecture else {}
+    arch = arch_of(architecture, SMALL | experts | {"attention.key_length": 16, "attention.value_length": 16})
     original = OriginalNames(FAMILIES[architecture], tensor_names(arch.architecture), 4, 2)
     theirs = (
         "attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm", "attn_q", "attn_k", "attn_v", "attn_qkv",
         "attn_output", "attn_q_norm", "attn_k_norm", "ffn_gate", "ffn_up", "ffn_down",
+        "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps",
     )  # fmt: skip
     names = [f"blk.{layer}.{name}.{kind}" for layer in range(2) for name in theirs for kind in ("weight", "bias")]
     names += ["token_embd.weight", "output_norm.weight", "output_norm.bias", "output.weight"]
     found = [named[0] for named in map(original.of, names) if named is not None]
     assert len(set(found)) == len(found)
-    assert {source.tensor for source in weights(arch).sources} <= set(found)
+    own = tensor_names(arch.architecture)
+    of_experts = {part for name in found for part, _ in slices(name, (EXPERTS["expert_count"], 32, 64), own)}
+    assert {source.tensor for source in weights(arch).sources} <= set(found) | of_experts
 
 
 def test_a_scaled_rope_is_read_in_every_form() -> None:
@@ -189,7 +214,7 @@ def test_the_largest_gemmas_scale_scores_by_another_number() -> None:
         ("llama", {"block_count": None}, "the metadata lacks llama.block_count"),
         ("llama", {"block_count": 10**9}, r"llama.block_count must be at most the number of tensors, 65, but is 10"),
         ("llama", {"block_count": "two"}, "llama.block_count must be a whole number of at least 1, but is 'two'"),
-        ("llama", {"expert_count": 8}, "llama.expert_count must be 0 in this family, but is 8"),
+        ("qwen2", {"expert_count": 8}, "qwen2.expert_count must be 0 in this family, but is 8"),
         ("llama", {"attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv must be 0.0 in this family, but is 8.0"),
         ("llama", {"logit_scale": 8.0}, "llama.logit_scale must be 1.0 in this family"),
         ("qwen2", {"attention.sliding_window": 64}, "qwen2.attention.sliding_window must be 0 in this family"),

@@ -212,6 +212,26 @@ CASES = (
         {"residual_multiplier": 0.8},
     ),
     Case(
+        "mixtral, window",
+        "mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 20},
+        {"num_experts_per_tok": 1},
+    ),
+    Case("olmoe", "olmoe", {"num_experts": 12, "num_experts_per_tok": 3}, {"norm_topk_prob": True}),
+    Case(
+        "qwen3 moe, an MLP between experts",
+        "qwen3_moe",
+        {
+            "head_dim": 16,
+            "moe_intermediate_size": 40,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+        {"norm_topk_prob": False},
+    ),
+    Case(
         "starcoder2, window",
         "starcoder2",
         {"sliding_window": 20, "tie_word_embeddings": False},

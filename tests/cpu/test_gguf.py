@@ -39,7 +39,7 @@ from inferd.engine.arch.gguf.formats import LAYOUTS, GgufBlocks
 from inferd.engine.arch.gguf.header import parse_header
 from inferd.engine.arch.gguf.tensors import Conversion, PlacedTensor
 from inferd.engine.arch.gguf.types import PLAIN, TYPES, TensorType
-from inferd.engine.arch.registry import describe
+from inferd.engine.arch.registry import describe, weights
 from inferd.engine.arch.weights import QuantizedSource
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load, recipe_of
@@ -104,7 +104,15 @@ CASES = (
         {"hidden_size": 128, "original_max_position_embeddings": 16, "rope_parameters": LONG_ROPE},
     ),
     Case("phi 3, window", "phi3", {"hidden_size": 128, "sliding_window": 20}),
+    Case("mixtral", "mixtral", {"num_local_experts": 3, "num_experts_per_tok": 2}),
     Case("olmo 2", "olmo2", {}),
+    Case("olmoe", "olmoe", {"num_experts": 5, "num_experts_per_tok": 2}),
+    Case(
+        "qwen3 moe",
+        "qwen3_moe",
+        {"head_dim": 16, "moe_intermediate_size": 40, "num_experts": 4, "num_experts_per_tok": 2,
+         "norm_topk_prob": True},
+    ),
     Case("smollm3", "smollm3", {"num_hidden_layers": 5}),
     Case(
         "granite",
@@ -145,7 +153,7 @@ def plain(arch: Arch, with_ropes: bool = True) -> Arch:
 def decoder_of(path: Path) -> Decoder:
     checkpoint = Checkpoint.read(path)
     decoder = Decoder(describe(checkpoint.config), torch.float32, "cpu")
-    load(decoder, checkpoint.tensors)
+    load(decoder, checkpoint.tensors_of(decoder.arch))
     return decoder
 
 
@@ -269,6 +277,22 @@ def test_a_model_from_blocks_is_near_that_of_dequantized_weights(pack: Pack, tmp
     as_they_lie = [(module, form and dataclasses.replace(form, paired_heads=0)) for module, form in stored.exceptions]
     wrong = dataclasses.replace(stored, exceptions=tuple(as_they_lie))
     assert error(dataclasses.replace(facts.arch, stored=wrong)) > 0.3
+
+
+def test_experts_keep_their_blocks(tmp_path: Path) -> None:
+    """A stack of matrices is read expert by expert. Its blocks give the logits of its dequantized weights, nearly."""
+    config = {**WIDE, "intermediate_size": 256, "num_experts": 4, "num_experts_per_tok": 2}
+    Case("olmoe", "olmoe", config).save(tmp_path)
+    file = convert(tmp_path, tmp_path / "model.gguf", lambda name: as_q6_k if "down" in name else as_q4_k)
+    checkpoint, ids = Checkpoint.read(file, keeps_blocks=True), list(range(40))
+    arch = ModelFacts.of(checkpoint).arch
+    decoder = Decoder(arch, torch.float32, "cpu", recipe=recipe_of(arch, "none", torch.float32))
+    load(decoder, checkpoint.tensors_of(arch))
+    layouts = weights(arch).layouts()
+    assert layouts["layers.1.mlp.experts.3.gate_up"] == LAYOUTS["Q4_K"]
+    assert layouts["layers.1.mlp.experts.3.down"] == LAYOUTS["Q6_K"]
+    exact, wrong = logits(file, ids), logits(file, [*ids[1:], 0])
+    assert rms(prompt_logits(decoder, ids, (len(ids),)) - exact) < 0.1 * rms(exact) < 0.3 * rms(wrong - exact)
 
 
 def rms(values: Tensor) -> float:

@@ -29,6 +29,7 @@ RECORDED = (
     (Case("llama", "llama", WIDE | {"attention_bias": True}), torch.bfloat16, "none"),
     (Case("llama", "llama", WIDE), torch.float32, "none"),
     (Case("qwen3", "qwen3", WIDE | {"head_dim": 48}), torch.bfloat16, "int8"),
+    (Case("olmoe", "olmoe", WIDE | {"num_experts": 6, "num_experts_per_tok": 2}), torch.bfloat16, "int4"),
     (Case("olmo2", "olmo2", WIDE), torch.bfloat16, "none"),
     (Case("starcoder2", "starcoder2", WIDE), torch.bfloat16, "none"),
     (Case("granite", "granite", WIDE | {"residual_multiplier": 0.5}), torch.bfloat16, "none"),

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModel
 
 from inferd.engine.api.checkpoint import Checkpoint
+from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.registry import describe
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.models.decoder import Decoder
@@ -85,6 +86,41 @@ def test_a_model_that_embeds_may_be_stored_without_what_generates(tmp_path: Path
     assert torch.equal(prompt_logits(load_decoder(body, torch.float32), ids, (20,)), expected)
     rewrite(body, lambda tensors: tensors.update({"model.norm.weight": tensors.pop("norm.weight")}))
     refused(body, "unexpected: embed_tokens.weight")
+
+
+EXPERTS = Case("mixtral", "mixtral", {"num_local_experts": 3, "num_experts_per_tok": 2})
+
+
+def stacked(tensors: dict[str, Tensor]) -> None:
+    """Changes names and shapes to those that transformers has in memory."""
+    for layer in range(3):
+        theirs, ours = f"model.layers.{layer}.block_sparse_moe", f"model.layers.{layer}.mlp"
+        own = {
+            part: [tensors.pop(f"{theirs}.experts.{e}.{part}.weight") for e in range(3)] for part in ("w1", "w2", "w3")
+        }
+        pairs = zip(own["w1"], own["w3"], strict=True)
+        tensors[f"{ours}.experts.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in pairs])
+        tensors[f"{ours}.experts.down_proj"] = torch.stack(own["w2"])
+        tensors[f"{ours}.gate.weight"] = tensors.pop(f"{theirs}.gate.weight")
+
+
+def test_experts_may_be_stacked(tmp_path: Path) -> None:
+    EXPERTS.save(tmp_path)
+    ids = list(range(20))
+    expected = prompt_logits(load_decoder(tmp_path, torch.float32), ids, (20,))
+    rewrite(tmp_path, stacked)
+    assert len(load_file(tmp_path / "model.safetensors")) == 3 + 3 * 9
+    assert torch.equal(prompt_logits(load_decoder(tmp_path, torch.float32), ids, (20,)), expected)
+    facts = ModelFacts.of(Checkpoint.read(tmp_path))
+    assert facts.num_params == sum(tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values())
+    rewrite(tmp_path, lambda tensors: tensors.update({"model.layers.1.mlp.experts.down_proj": torch.zeros(2, 64, 104)}))
+    refused(tmp_path, r"1 missing: model.layers.1.block_sparse_moe.experts.2.w2.weight")
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    EXPERTS.save(tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors.pop("model.layers.2.block_sparse_moe.experts.1.w3.weight"))
+    refused(tmp_path, "1 missing: model.layers.2.block_sparse_moe.experts.1.w3.weight")
 
 
 def test_progress_ends_at_the_total_and_total_is_the_files_tensors(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ CASES = (
     Case("qwen3", "qwen3", WIDE | {"head_dim": 48, "tie_word_embeddings": True}),
     Case("gemma2", "gemma2", WIDE | {"head_dim": 32, "sliding_window": 70}),
     Case("starcoder2", "starcoder2", WIDE | {"sliding_window": 70}),
+    Case("olmoe", "olmoe", WIDE | {"intermediate_size": 96, "num_experts": 9, "num_experts_per_tok": 3}),
 )
 PROMPT_LEN, OUTPUT_LEN = 270, 14
 BLOCK = 16
@@ -180,9 +181,13 @@ SETUPS = [
     (CASES[0], torch.bfloat16, SAMPLED, "int8", None),
     (CASES[0], torch.bfloat16, SAMPLED, "int4", None),
     (CASES[0], torch.bfloat16, SAMPLED, "fp8", None),
+    (CASES[4], torch.bfloat16, SAMPLED, "int4", None),
     (CASES[2], torch.bfloat16, SAMPLED, "none", FP8),
     (CASES[1], torch.float32, GREEDY, "none", INT8),
     pytest.param((CASES[1], torch.float32, GREEDY, "int4", None), marks=pytest.mark.long),
+    pytest.param((CASES[4], torch.float32, GREEDY, "none", None), marks=pytest.mark.long),
+    pytest.param((CASES[4], torch.bfloat16, SAMPLED, "int8", None), marks=pytest.mark.long),
+    pytest.param((CASES[4], torch.bfloat16, SAMPLED, "fp8", None), marks=pytest.mark.long),
     pytest.param((CASES[0], torch.bfloat16, SAMPLED, "int4", INT8), marks=pytest.mark.long),
 ]
 

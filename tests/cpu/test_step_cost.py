@@ -22,7 +22,7 @@ CONTEXT = 33
 def counted(case: Case, context: int) -> int:
     """FLOPs of one token after `context` others, without the products of rotary frequencies with positions."""
     config = AutoConfig.for_model(case.model_type, **{**SMALL, **case.config})
-    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager")  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager")  # type: ignore[no-untyped-call]
     cache = DynamicCache(config=config)
     if context:
         model(torch.zeros((1, context), dtype=torch.int64), past_key_values=cache)

@@ -33,6 +33,8 @@ MISTRAL_7B: dict[str, Any] = {
     "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 32000,
 }  # fmt: skip
 
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 2, "num_local_experts": 8}
+
 
 @pytest.fixture
 def mistral(tmp_path: Path) -> str:
@@ -200,8 +202,9 @@ def test_every_precision_stands_beside_the_others(mistral: str) -> None:
 def test_json_adds_up_and_its_keys_stay(mistral: str) -> None:
     said = to_json(report(mistral, quantization="int4", batch=3, context=100))
     assert list(said) == [
-        "model", "architecture", "num_params", "dtype", "quantization", "kv_cache_dtype", "batch", "context",
-        "block_size", "tensor_parallel_size", "speculates", "files", "weights", "kv", "working", "loading",
+        "model", "architecture", "num_params", "num_active_params", "decode_reads", "dtype", "quantization",
+        "kv_cache_dtype", "batch", "context", "block_size", "tensor_parallel_size", "speculates", "files", "weights",
+        "kv", "working", "loading",
         "weights_bytes", "kv_bytes", "working_bytes", "total_bytes", "overhead", "precisions", "machine", "wrapper",
         "left_out_bytes",
     ]  # fmt: skip
@@ -210,6 +213,24 @@ def test_json_adds_up_and_its_keys_stay(mistral: str) -> None:
     serving, loading = said["kv_bytes"] + said["working_bytes"], said["loading"]["bytes"] + said["working"][-1]["bytes"]
     assert said["total_bytes"] == said["weights_bytes"] + max(serving, loading)
     assert (said["batch"], said["context"], said["num_params"]) == (3, 100, 7_241_732_096)
+
+
+def test_a_mixture_of_experts_says_what_a_token_needs(mistral: str) -> None:
+    (Path(mistral) / "config.json").write_text(json.dumps(MISTRAL_7B | MIXTRAL))
+    mixtral = report(mistral, batch=8, context=4096)
+    said = to_json(mixtral)
+    assert (said["num_params"], said["num_active_params"]) == (46_702_792_704, 12_879_925_248)
+    expert = 2 * 32 * 3 * 4096 * 14336
+    others = 2 * (46_702_792_704 - 32000 * 4096) - 8 * expert  # the embedding is not read
+    assert [read["num_requests"] for read in said["decode_reads"]] == [1, 8]
+    reads = [read["weights_bytes"] for read in said["decode_reads"]]
+    assert reads == pytest.approx([others + 2 * expert, others + 8 * (1 - 0.75**8) * expert])
+    experts = next(part for part in said["weights"] if part["name"] == "experts")
+    assert experts["bytes"] == 8 * expert and experts["formula"].startswith("256 experts x ")
+    assert (
+        "32 layers with 8 experts, of which a token goes to 2: it uses 12,879,925,248 parameters. A decode step reads "
+        "23.7 GiB for 1 request and 78.3 GiB for 8 requests of weights."
+    ) in " ".join(shown(mixtral).split())
 
 
 @pytest.mark.parametrize("kv_cache", KV_FORMATS)

@@ -167,7 +167,7 @@ def counted(arch: Arch, dtype: str, quantization: Quantization) -> int:
     if arch.tie_embeddings:
         sources.append(("lm_head.weight", (arch.vocab_size, arch.hidden_size)))
     for name, shape in sources:
-        is_linear = len(shape) == 2 and "embed_tokens" not in name
+        is_linear = len(shape) == 2 and "embed_tokens" not in name and not name.endswith(".gate.weight")
         if not is_linear or quantization == "none" or (quantization == "fp8" and name == "lm_head.weight"):
             num_bytes += (shape[0] * shape[1] if len(shape) == 2 else shape[0]) * DTYPE_BYTES[dtype]
         elif quantization == "fp8":
@@ -185,6 +185,15 @@ def test_weights_are_those_of_every_tensor(changes: dict[str, Any], precision: P
     arch = arch_of(MISTRAL_7B, **changes, **family)
     parts = weight_parts(arch, precision)
     assert sum(part.num_bytes for part in parts) == counted(arch, precision.dtype, precision.quantization)
+
+
+@pytest.mark.parametrize("precision", [Precision("bfloat16", kind) for kind in ("none", "fp8", "int8", "int4")])
+def test_routers_are_never_quantized(precision: Precision) -> None:
+    config = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
+    arch = arch_of(MISTRAL_7B, num_hidden_layers=2, **config)
+    parts = {part.name: part.num_bytes for part in weight_parts(arch, precision)}
+    assert parts["routers"] == 2 * 8 * 4096 * 2
+    assert sum(parts.values()) == counted(arch, precision.dtype, precision.quantization)
 
 
 def test_a_tied_head_is_held_twice() -> None:

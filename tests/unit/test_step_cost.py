@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -102,6 +103,20 @@ def test_a_batch_reads_the_weights_once_and_each_rows_keys() -> None:
     together = llama().step(starts, [1] * 3, 3)
     assert together.flops == sum(work.flops for work in alone)
     assert together.num_bytes == sum(work.num_bytes for work in alone) - 2 * 2 * (32 * LAYER + HEAD + NORMS)
+
+
+def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
+    """Each token goes to 2 of 8 experts. The oracle draws the choices."""
+    experts = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
+    model = WorkModel.of(describe(LLAMA_31_8B | experts), BF16, 131072)
+    expert = 32 * 3 * 4096 * 14336
+    assert model.expert_bytes == 2 * expert
+    assert model.token_flops - llama().token_flops == 2 * (expert + 32 * 8 * 4096)
+    assert model.experts_bytes(1) == 2 * 2 * expert
+    random = Random(1)
+    drawn = [len({e for _ in range(5) for e in random.sample(range(8), 2)}) for _ in range(20000)]
+    assert model.experts_bytes(5) / model.expert_bytes == pytest.approx(sum(drawn) / len(drawn), rel=0.005)
+    assert model.experts_bytes(1000) == 8 * 2 * expert
 
 
 def test_without_logits_the_head_is_not_read() -> None:

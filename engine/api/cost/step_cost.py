@@ -3,14 +3,15 @@ model's description and the step's rows.
 
 A row starts at position s and has n tokens. A step has T tokens, and R of them need logits. FLOPs are the sum of:
 
-- 2 T (weights of the layers' matrices)
+- 2 T (weights of the layers' matrices; of experts those that a token goes to)
 - 2 R hidden vocabulary
 - 4 heads head_dim (pairs, over all layers)
 - 6 T (numbers in the recurrent state, over all layers)
 
 Bytes are the sum of:
 
-- weights of the layers, as stored                 (once a step)
+- weights of the layers, as stored                 (once a step, without experts)
+- E (1 - (1 - k / E)^T) (an expert's weights)      (experts that T tokens choose)
 - weights of the head, as stored                   (once a step with R > 0)
 - T hidden dtype                                   (embedding rows)
 - T 2 KV heads head layers                         (KV written)
@@ -23,6 +24,7 @@ In these sums:
 - dtype, hidden and vocabulary are sizes. A head of K or V has head_dim numbers in the dtype, or in 8 bits and a scale.
 - A pair is a query and a key that it sees. A row has min(p + 1, w) pairs for each position p, with a window of w;
   without a window p + 1.
+- Each token chooses k of E experts. How many T tokens choose together is the expectation if all are chosen alike.
 - Keys are those that any query of a row sees: min(s + n, n - 1 + w). They are read once for each row, so a prefix that
   rows share counts for each of them.
 - An addition and a multiplication are two operations.
@@ -50,6 +52,8 @@ from inferd.engine.api.memory.states import num_state_numbers, state_bytes
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
 
+_READ_BY_ALL = ("projection", "attention", "recurrent layers", "MLP", "routers", "norms")
+"""Parts of the weights that each step reads whole."""
 _STATE_FLOPS = 6
 """Operations for each number of a recurrent state and each token: two to read it by the key, to change it, and to read
 it by the query. Forgetting is left out, as activation functions are."""
@@ -90,7 +94,12 @@ class WorkModel:
     logits_bytes: int = 0
     """Bytes of one token's logits, without the head's weights."""
     weight_bytes: int = 0
-    """Bytes of layers and norms, biases included, which every step reads."""
+    """Bytes of layers and norms, biases included, which every step reads. Without experts."""
+    num_experts: int = 0
+    num_chosen: int = 0
+    """Number of experts that a token goes to."""
+    expert_bytes: int = 0
+    """Bytes of one expert, in all layers that have experts."""
     head_bytes: int = 0
     """Bytes of the head, which steps with logits read."""
     attention: tuple[AttentionCost, ...] = ()
@@ -104,14 +113,13 @@ class WorkModel:
         own = [arch.windows[layer] for layer in arch.attention_layers]
         windows = Counter(None if window is None or window >= max_model_len else window for window in own)
         return cls(
-            token_flops=2 * _layer_weights(arch) + _STATE_FLOPS * num_state_numbers(arch),
+            token_flops=2 * _active_weights(arch) + _STATE_FLOPS * num_state_numbers(arch),
             token_bytes=arch.hidden_size * dtype_bytes + len(own) * kv_bytes,
             row_bytes=2 * state_bytes(arch, precision).value,
             logits_flops=2 * arch.hidden_size * arch.num_logits,
             logits_bytes=_LOGIT_BYTES * arch.vocab_size,
-            weight_bytes=sum(
-                parts.get(name, 0) for name in ("projection", "attention", "recurrent layers", "MLP", "norms")
-            ),
+            weight_bytes=sum(parts.get(name, 0) for name in _READ_BY_ALL),
+            **_experts_of(arch, parts.get("experts", 0)),
             head_bytes=parts.get("head", 0),
             attention=tuple(
                 AttentionCost(window, 4 * arch.q_size * num_layers, kv_bytes * num_layers)
@@ -132,7 +140,8 @@ class WorkModel:
             singles = [start for start, count in zip(starts, counts, strict=True) if count == 1]
             phase = "mixed" if singles else "prefill"
         flops = num_tokens * self.token_flops + num_logits * self.logits_flops
-        num_bytes = num_tokens * self.token_bytes + len(counts) * self.row_bytes + self.weight_bytes
+        num_bytes = num_tokens * self.token_bytes + len(counts) * self.row_bytes
+        num_bytes += self.weight_bytes + self.experts_bytes(num_tokens)
         if num_logits:
             num_bytes += num_logits * self.logits_bytes + self.head_bytes
         for layers in self.attention:
@@ -141,29 +150,51 @@ class WorkModel:
             num_bytes += num_keys * layers.key_bytes
         return StepWork(phase, flops, num_bytes)
 
+    def experts_bytes(self, num_tokens: int) -> int:
+        """Bytes of the experts that so many tokens are expected to choose."""
+        if not self.num_experts:
+            return 0
+        share = 1 - (1 - self.num_chosen / self.num_experts) ** num_tokens
+        return round(self.num_experts * share * self.expert_bytes)
+
+    def weights_read(self, num_tokens: int) -> int:
+        """Bytes of weights that a step of so many tokens reads, each with its logits."""
+        return self.weight_bytes + self.head_bytes + self.experts_bytes(num_tokens)
+
     def seconds(self, peaks: Peaks) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Coefficients of the step-time model at the roofline, as its first guess: (steps without chunks, with chunks).
 
         Steps without chunks are bound by reads: seconds a step, a token, a token of context. Steps with chunks are
         bound by arithmetic, and have a fourth coefficient for 2 L x + x^2. Windows count as full attention, and both
-        bounds are added up.
+        bounds are added up. Steps without chunks read the experts of one token, steps with chunks read all.
         """
         read, flops = peaks.read_bytes_per_s, peaks.flops_per_s
-        step_s = (self.weight_bytes + self.head_bytes) / read
+        weight_s = (self.weight_bytes + self.head_bytes) / read
+        step_s = weight_s + self.experts_bytes(1) / read
+        chunk_s = weight_s + self.num_experts * self.expert_bytes / read
         context_s = sum(layers.key_bytes for layers in self.attention) / read
         pair_s = sum(layers.pair_flops for layers in self.attention) / 2 / flops
         decode_s = (self.token_bytes + self.row_bytes + self.logits_bytes) / read
-        return (step_s, decode_s, context_s), (step_s, self.token_flops / flops, context_s, pair_s)
+        return (step_s, decode_s, context_s), (chunk_s, self.token_flops / flops, context_s, pair_s)
 
 
 NO_WORK = WorkModel()
 """Costs of an engine without a model."""
 
 
-def _layer_weights(arch: Arch) -> int:
-    """Number of weights in the matrices of all layers."""
+def _active_weights(arch: Arch) -> int:
+    """Number of weights in the layers' matrices that one token is multiplied by."""
     shapes = weights(arch).parameters().items()
-    return sum(prod(shape) for name, shape in shapes if name.startswith("layers.") and len(shape) == 2)
+    total = sum(prod(shape) for name, shape in shapes if name.startswith("layers.") and len(shape) == 2)
+    return total - arch.num_idle_weights
+
+
+def _experts_of(arch: Arch, num_bytes: int) -> dict[str, int]:
+    """The fields about experts, of which all together have `num_bytes`."""
+    if arch.experts is None:
+        return {}
+    num_experts, num_chosen = arch.experts.num_experts, arch.experts.num_chosen
+    return {"num_experts": num_experts, "num_chosen": num_chosen, "expert_bytes": num_bytes // num_experts}
 
 
 def _visible(singles: Sequence[int], chunks: Sequence[tuple[int, int]], window: int | None) -> tuple[int, int]:

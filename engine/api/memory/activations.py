@@ -200,13 +200,22 @@ def _rules(arch: Arch, work: Workload) -> Formula:
 def _activations(arch: Arch, precision: Precision, work: Workload) -> Formula:
     """Input, residual and sum of a layer, and the MLP's tensors. Attention needs less than the MLP. A rank has part of
     the MLP's tensors, and gathers the whole of the last."""
-    dtype_bytes, own = precision.dtype_bytes, Rank(0, work.num_ranks).width(arch.intermediate_size)
+    dtype_bytes = precision.dtype_bytes
     per_token = term(3) * term(arch.hidden_size) * dtype_bytes
-    projected = term(2 if arch.has_gate else 1) * dtype_bytes
-    per_token += term(own) * (projected + term(_MLP_COPIES) * term(_FP32_BYTES, "B"))
-    if work.num_ranks > 1:
-        per_token += term(arch.intermediate_size) * dtype_bytes
-    return term(work.step_tokens, "tokens") * per_token
+    needs = [_mlp(arch.intermediate_size, arch, precision, work)]
+    if arch.experts is not None:
+        per_expert = _mlp(arch.experts.intermediate_size, arch, precision, work) + term(arch.hidden_size) * dtype_bytes
+        needs = needs if len(arch.experts.layers) < arch.num_layers else []
+        needs.append(term(arch.experts.num_chosen, "experts") * per_expert)
+    return term(work.step_tokens, "tokens") * (per_token + max(needs, key=lambda formula: formula.value))
+
+
+def _mlp(size: int, arch: Arch, precision: Precision, work: Workload) -> Formula:
+    """The tensors of a token in an MLP, or an expert, of this intermediate size."""
+    own = Rank(0, work.num_ranks).width(size)
+    projected = term(2 if arch.has_gate else 1) * precision.dtype_bytes
+    held = term(own) * (projected + term(_MLP_COPIES) * term(_FP32_BYTES, "B"))
+    return held + term(size) * precision.dtype_bytes if work.num_ranks > 1 else held
 
 
 def _partials(arch: Arch, work: Workload) -> Formula:
@@ -232,7 +241,12 @@ def _recorded(arch: Arch, precision: Precision, work: Workload) -> Formula:
         return NOTHING
     num_rows = next((rows for rows in GPU_ROW_BUCKETS if rows >= work.num_draws), GPU_ROW_BUCKETS[-1])
     width = term(3) * term(arch.hidden_size) + term(arch.qkv_size)
-    width += term(3 if arch.has_gate else 2) * term(arch.intermediate_size)
+    factor = term(3 if arch.has_gate else 2)
+    if arch.experts is None:
+        width += factor * term(arch.intermediate_size)
+    else:
+        per_expert = factor * term(arch.experts.intermediate_size) + term(arch.hidden_size)
+        width += term(arch.experts.num_chosen, "experts") * per_expert
     logits = term(2) * term(arch.vocab_size) * term(_FP32_BYTES, "B")
     cut = term(min(num_rows, CUT_ROWS), "rows") * term(arch.vocab_size) * term(_CUT_BYTES, "B")
     num_tokens = next((tokens for tokens in GPU_TOKEN_BUCKETS if tokens >= work.step_tokens), GPU_TOKEN_BUCKETS[-1])

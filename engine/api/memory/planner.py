@@ -7,6 +7,7 @@ anything is loaded, the start sizes the KV pool with it, and then compares it wi
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ from inferd.engine.arch.registry import weights
 from inferd.engine.arch.stored import Layout
 from inferd.engine.arch.weights import PART_NAME, Shape
 
+_OWNER = re.compile(r"layers\.\d+\.(mlp\.experts\.\d+\.)?")
+"""Beginning of the name of a layer's parameter, or of an expert's."""
+_NEVER_QUANTIZED = ("embedding", "routers", "norms")
+"""Parts of the plan that stay in the dtype."""
 _TIED_HEAD = "packed copy of the embedding.weight"
 _PARTS = {
     "embed": "embedding",
@@ -93,13 +98,13 @@ def plan_memory(arch: Arch, precision: Precision, work: Workload, pool: Formula)
 def weight_parts(
     arch: Arch, precision: Precision, device: Literal["cpu", "cuda"] = "cpu", num_ranks: int = 1
 ) -> tuple[Part, ...]:
-    """Embedding, attention, MLP, norms and head, without those that take no memory of their own. A draft head has a
-    projection of hidden states too."""
+    """Embedding, attention, MLP, routers, experts, norms and head, without those that take no memory of their own. A
+    draft head has a projection of hidden states too."""
     shapes: dict[str, dict[str, Shape]] = {}
     for name, shape in _parameters(arch, num_ranks).items():
         shapes.setdefault(_part_of(name), {})[name] = shape
     parts = []
-    for name in ("embedding", "projection", "attention", "recurrent layers", "MLP", "norms"):
+    for name in ("embedding", "projection", "attention", "recurrent layers", "MLP", "routers", "experts", "norms"):
         parts.append(Part(name, _total(arch, precision, shapes.pop(name, {}))))
     head = shapes.pop("head", {})
     assert not shapes, f"parameters that no part of the plan holds: {shapes}"
@@ -118,7 +123,7 @@ def refusal(arch: Arch, quantization: Quantization) -> str | None:
     for name, shape in _parameters(arch).items():
         part = _part_of(name)
         stored_as = (HEAD_STORED_AS if part == "head" else LINEARS_STORED_AS)[quantization]
-        if stored_as is None or part in ("embedding", "norms") or len(shape) != 2:
+        if stored_as is None or part in _NEVER_QUANTIZED or len(shape) < 2:
             continue
         reason = stored_as.refuses(shape[1])
         if reason is not None:
@@ -172,7 +177,7 @@ def block_bytes(
 def _stored_as(arch: Arch, precision: Precision, parameter: str) -> StoredAs | None:
     """The format of this matrix; None if it is stored in the dtype."""
     part = "head" if parameter == _TIED_HEAD else _part_of(parameter)
-    if part in ("embedding", "norms"):
+    if part in _NEVER_QUANTIZED:
         return None
     if arch.stored is None:
         return (HEAD_STORED_AS if part == "head" else LINEARS_STORED_AS)[precision.quantization]
@@ -212,18 +217,26 @@ def _part_of(parameter: str) -> str:
     name = parameter.split(".", 2)[2] if parameter.startswith("layers.") else parameter
     if "norm" in name:
         return "norms"
+    if name.startswith("mlp.experts."):
+        return "experts"
+    if name.startswith("mlp.router."):
+        return "routers"
     return _PARTS[name.partition(".")[0]]
 
 
 def _total(arch: Arch, precision: Precision, shapes: Mapping[str, Shape]) -> Formula:
-    """Bytes of these parameters: one layer times the number of equal layers, plus parameters outside of layers."""
-    by_layer: dict[str, list[tuple[str, Shape, StoredAs | None]]] = {}
+    """Bytes of these parameters: one layer, or one expert, times the number of equal ones, plus parameters outside of
+    layers."""
+    groups: dict[str, list[tuple[str, Shape, StoredAs | None]]] = {}
     for name, shape in shapes.items():
-        layer, own = name.split(".", 2)[1:] if name.startswith("layers.") else ("", name)
-        by_layer.setdefault(layer, []).append((own, shape, _stored_as(arch, precision, name)))
-    outside = by_layer.pop("", [])
-    alike = Counter(tuple(members) for members in by_layer.values())
-    totals = [term(count, "layers") * _members(members, precision) for members, count in alike.items()]
+        owner, own = _OWNER.match(name), name
+        if owner is not None:
+            own = name[owner.end() :]
+        groups.setdefault("" if owner is None else owner[0], []).append((own, shape, _stored_as(arch, precision, name)))
+    outside = groups.pop("", [])
+    unit = "experts" if any(".experts." in owner for owner in groups) else "layers"
+    alike = Counter(tuple(members) for members in groups.values())
+    totals = [term(count, unit) * _members(members, precision) for members, count in alike.items()]
     return sum_of([*totals, _members(outside, precision)])
 
 

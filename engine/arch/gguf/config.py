@@ -79,19 +79,25 @@ class GgufFamily:
 
 
 _NEUTRAL: Mapping[str, object] = {
-    "expert_count": 0, "nextn_predict_layers": 0, "use_parallel_residual": False, "logit_scale": 1.0,
-    "embedding_scale": 1.0, "residual_scale": 1.0, "attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0,
-    "attention.scale": 0.0, "attention.output_scale": 0.0, "attention.max_alibi_bias": 0.0, "attention.clamp_kqv": 0.0,
-    "attention.causal": True, "attention.sliding_window": 0, "attention.temperature_length": 0,
-    "attention.temperature_scale": 0.0, "attention.shared_kv_layers": 0, "altup.num_inputs": 0,
+    "expert_count": 0, "expert_shared_count": 0, "expert_group_count": 0, "leading_dense_block_count": 0,
+    "expert_weights_scale": 1.0, "expert_gating_func": 1, "nextn_predict_layers": 0, "use_parallel_residual": False,
+    "logit_scale": 1.0, "embedding_scale": 1.0, "residual_scale": 1.0, "attn_logit_softcapping": 0.0,
+    "final_logit_softcapping": 0.0, "attention.scale": 0.0, "attention.output_scale": 0.0,
+    "attention.max_alibi_bias": 0.0, "attention.clamp_kqv": 0.0, "attention.causal": True,
+    "attention.sliding_window": 0, "attention.temperature_length": 0, "attention.temperature_scale": 0.0,
+    "attention.shared_kv_layers": 0, "altup.num_inputs": 0,
 }  # fmt: skip
 """Keys that change what a model computes, and the value at which they do not. A family that does not read such a key
 refuses another value."""
 
 
 def _llama(of: Metadata) -> Config:
-    """Mistral's files state the same architecture. Only Mistral has a window, for all layers."""
+    """Files of Mistral and Mixtral state the same architecture. Only Mistral has a window, for all layers, and only
+    Mixtral experts."""
     window = of.get("attention.sliding_window")
+    if of.get("expert_count"):
+        names = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "sliding_window": window or None}
+        return {**names, "num_local_experts": of.get("expert_count"), **_chosen(of)}
     if not window:
         return {}
     return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
@@ -114,6 +120,19 @@ def _exaone4(of: Metadata) -> Config:
 
 def _layer_types(pattern: tuple[Any, ...]) -> list[str]:
     return ["sliding_attention" if is_windowed else "full_attention" for is_windowed in pattern]
+
+
+def _olmoe(of: Metadata) -> Config:
+    return {"num_experts": of.required("expert_count"), "norm_topk_prob": False, **_chosen(of)}
+
+
+def _qwen3_moe(of: Metadata) -> Config:
+    sizes = {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
+    return {name: of.required(key) for name, key in sizes.items()} | {"norm_topk_prob": True, **_chosen(of)}
+
+
+def _chosen(of: Metadata) -> Config:
+    return {"num_experts_per_tok": of.required("expert_used_count")}
 
 
 def _gemma2(of: Metadata) -> Config:
@@ -187,6 +206,7 @@ def _starcoder2(of: Metadata) -> Config:
 
 
 _WINDOW = frozenset({"attention.sliding_window"})
+_EXPERTS = frozenset({"expert_count"})
 _CAP = frozenset({"final_logit_softcapping"})
 FAMILIES: dict[str, GgufFamily] = {
     "exaone4": GgufFamily("Exaone4ForCausalLM", _exaone4, reads=_WINDOW),
@@ -200,11 +220,13 @@ FAMILIES: dict[str, GgufFamily] = {
         pairs_rows=True,
         reads=frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
     ),
-    "llama": GgufFamily("LlamaForCausalLM", _llama, pairs_rows=True, reads=_WINDOW),
+    "llama": GgufFamily("LlamaForCausalLM", _llama, pairs_rows=True, reads=_WINDOW | _EXPERTS),
     "olmo2": GgufFamily("Olmo2ForCausalLM", _olmo2, reads=_WINDOW),
+    "olmoe": GgufFamily("OlmoeForCausalLM", _olmoe, reads=_EXPERTS),
     "phi3": GgufFamily("Phi3ForCausalLM", _phi3, reads=_WINDOW),
     "qwen2": GgufFamily("Qwen2ForCausalLM"),
     "qwen3": GgufFamily("Qwen3ForCausalLM"),
+    "qwen3moe": GgufFamily("Qwen3MoeForCausalLM", _qwen3_moe, reads=_EXPERTS),
     "seed_oss": GgufFamily("SeedOssForCausalLM", mlp_norm="post_attention_norm"),
     "smollm3": GgufFamily("SmolLM3ForCausalLM", pairs_rows=True),
     "starcoder2": GgufFamily("Starcoder2ForCausalLM", _starcoder2, reads=_WINDOW),

@@ -68,11 +68,7 @@ def with_blocks(arch: Arch, matrices: WeightMap, tensors: Mapping[str, PlacedTen
     The head keeps the blocks of the embedding if it is tied, as a matrix of its own; the embedding itself is in the
     model's dtype.
     """
-    modules = [
-        source.tensor.removesuffix(".weight")
-        for source in matrices.sources
-        if len(source.shape) == 2 and source.parameter.startswith("layers.")
-    ]
+    modules = [source.tensor.removesuffix(".weight") for source in matrices.sources if source.may_be_quantized]
     head = _format(tensors.get(EMBEDDING if arch.tie_embeddings else HEAD))
     stored = Stored.of({module: _format(tensors.get(f"{module}.weight")) for module in modules}, head)
     if stored.layers is None and head is None:

@@ -77,4 +77,8 @@ def _in_layer(names: TensorNames, mlp_norm: str) -> Iterator[tuple[str, str]]:
     yield from ((theirs, f"self_attn.{original}") for theirs, original in attention.items())
     mlp = {"ffn_up": names.up, "ffn_down": names.down}
     mlp["ffn_up" if len(names.gate_up) == 1 else "ffn_gate"] = names.gate_up[0]
-    yield from ((theirs, f"mlp.{original}") for theirs, original in mlp.items())
+    mlp |= {"ffn_gate_inp": names.router}
+    mlp |= {
+        f"ffn_{part}_exps": f"experts.{part}_proj" for part in ("gate", "up", "down")
+    }  # of all experts: see stacked
+    yield from ((theirs, f"{names.mlp}.{original}") for theirs, original in mlp.items())

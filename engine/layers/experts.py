@@ -1,0 +1,84 @@
+"""Mixture of experts in the place of a layer's MLP: a router, and the gated MLP of each expert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from inferd.engine.arch.description import Arch
+from inferd.engine.arch.weights import ROUTER
+from inferd.engine.layers.branch import Branch
+from inferd.engine.layers.linear import Linear
+from inferd.engine.layers.mlp import GATES
+from inferd.engine.layers.parameter import Parameter
+from inferd.engine.layers.placement import Placement
+from inferd.kernels.experts import Products, Routing, add_up, bind_experts, route
+
+MakeLinear = Callable[[Placement, Callable[[], None]], Linear]
+"""Makes an expert's layer from its placement. The layer calls the function when its weights are there."""
+
+
+class ExpertLinears:
+    """The matrix `name` of each expert, and the kernel that multiplies each row by those of its experts."""
+
+    def __init__(self, name: str, num_experts: int, place: Placement, make: MakeLinear) -> None:
+        self._name, self._device, self._dtype = name, place.device, place.dtype
+        self._num_awaited, self._products = num_experts, None
+        self._linears = [
+            make(place.within(f"experts.{expert}.").of(name), self._when_bound) for expert in range(num_experts)
+        ]
+
+    _products: Products | None
+
+    def _when_bound(self) -> None:
+        self._num_awaited -= 1
+        if not self._num_awaited:
+            self._products = bind_experts([linear.bound for linear in self._linears], self._device, self._dtype)
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        for expert, linear in enumerate(self._linears):
+            yield from ((f"experts.{expert}.{self._name}.{part}", own) for part, own in linear.parameters())
+
+    def __call__(self, x: Tensor, routing: Routing, *, by_row: bool) -> Tensor:
+        """[pairs, out] of x [pairs, in], or of x [T, in] if `by_row`."""
+        assert self._products is not None, "experts were called before their weights were loaded"
+        return self._products(x, routing, by_row)
+
+
+class MixtureOfExperts:
+    """The sum of the chosen experts' MLPs, each times its weight. x is [T, hidden]."""
+
+    def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
+        assert arch.experts is not None
+        self._branch, self._ranks, self._act, self._experts = branch, place.ranks, GATES[arch.activation], arch.experts
+        own, experts, hidden = place.ranks.own, arch.experts, arch.hidden_size
+        self._router = Linear(hidden, experts.num_experts, replace(place, scheme=place.dense), out_dtype=torch.float32)
+
+        def gate_up(of: Placement, when_bound: Callable[[], None]) -> Linear:
+            rows = own.rows(arch, "experts.gate_up")
+            return Linear(hidden, 2 * experts.intermediate_size, of, rows=rows, when_bound=when_bound)
+
+        def down(of: Placement, when_bound: Callable[[], None]) -> Linear:
+            rows, columns = own.rows(arch, "experts.down"), own.columns(arch, "experts.down")
+            return Linear(experts.intermediate_size, hidden, of, rows=rows, columns=columns, when_bound=when_bound)
+
+        self._gate_up = ExpertLinears("gate_up", experts.num_experts, place, gate_up)
+        self._down = ExpertLinears("down", experts.num_experts, place, down)
+        self._size = hidden
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        yield from ((f"{ROUTER}.{part}", parameter) for part, parameter in self._router.parameters())
+        yield from self._gate_up.parameters()
+        yield from self._down.parameters()
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The stream (x, residual), [T, hidden] each, with this branch's result added."""
+        normed, stream = self._branch.normed(x, residual)
+        routing = route(self._router(normed), self._experts.num_chosen, normalizes=self._experts.normalizes)
+        hidden = self._act.run(self._gate_up(normed, routing, by_row=True))
+        hidden = self._ranks.inputs(hidden, self._experts.intermediate_size)
+        result = add_up(self._down(hidden, routing, by_row=False), routing)
+        return self._branch.after(self._ranks.outputs(result, self._size)), stream
