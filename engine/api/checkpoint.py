@@ -130,6 +130,8 @@ class Checkpoint:
     def tensors_of(self, arch: Arch) -> dict[str, TensorInfo]:
         """The tensors that `arch` needs. A head that keeps the blocks of a tied embedding reads the embedding's. Each
         expert's matrix is a tensor, also if the files hold those of all experts together."""
+        if not arch.is_native:
+            return self.tensors
         shares_head = self.keeps_blocks and not arch.tie_embeddings and HEAD not in self.tensors
         found = {**self.tensors, HEAD: self.tensors[EMBEDDING]} if shares_head else self.tensors
         return found if arch.experts is None else _of_each_expert(found, tensor_names(arch.architecture))

@@ -40,6 +40,7 @@ from inferd.engine.api.served import (
     DeviceKind,
     Dtype,
     KVCacheDtype,
+    check_modelled,
     check_quantization,
     check_rank_places,
     check_ranks,
@@ -61,6 +62,7 @@ from inferd.engine.api.speculation import (
     speculative_on,
 )
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.modelled import Modelled
 
 BLOCK_SIZES = (16, 32, 64, 128)
 AUTO_BLOCK_SIZE = 32
@@ -127,6 +129,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Format of the linear layers' weights."""
     keeps_blocks: bool = False
     """Whether the matrices of a GGUF file are served from their blocks. Otherwise they are dequantized."""
+    modelled: Modelled | None = None
+    """The model as transformers' own code computes it; None for a native family. `resolve` takes it from the facts."""
     kv_cache_dtype: KVCacheDtype = "auto"
     """Format of K and V: the dtype, or 8 bits."""
     device: DeviceKind = "auto"
@@ -178,6 +182,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             self,
             model_path=self.draft.model_path,
             keeps_blocks=self.draft.keeps_blocks,
+            modelled=None,
             quantization=self.draft.quantization,
             weights_dtype=self.draft.weights_dtype,
             rope_positions=None,
@@ -210,6 +215,7 @@ def resolve(
     _check_bounds(config, facts.arch)
     check_ranks(config.tensor_parallel_size, facts.arch)
     check_quantization(config.quantization, facts.arch)
+    config = msgspec.structs.replace(config, modelled=facts.arch.modelled)
     chosen: dict[str, tuple[object, str]] = {}
     quantization = quantization_of(config.quantization, facts.arch)
     if quantization != config.quantization:
@@ -228,6 +234,7 @@ def resolve(
     deterministic, why = deterministic_on(config.deterministic, device)
     if deterministic != config.deterministic:
         chosen["deterministic"] = (deterministic, why)
+    check_modelled(facts.arch, device, deterministic=deterministic)
     if config.speculative == "auto":
         chosen["speculative"] = speculative_on(device, facts.arch)
     elif config.speculative != "none":

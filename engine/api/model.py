@@ -12,12 +12,21 @@ from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.memory.planner import format_bytes
+from inferd.engine.api.modelling import ModelImpl, ask_modelled
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.draft_heads import MTP_LAYER
 from inferd.engine.arch.gguf.formats import in_words, with_blocks
-from inferd.engine.arch.registry import as_found, describe, describe_mtp_layer, weights
+from inferd.engine.arch.modelled import Modelled
+from inferd.engine.arch.registry import (
+    as_found,
+    describe,
+    describe_modelled,
+    describe_mtp_layer,
+    is_known,
+    weights,
+)
 from inferd.engine.arch.weights import KV_SCALE_SUFFIXES
-from inferd.engine.arch.wrappers import part_of, wrapper_of
+from inferd.engine.arch.wrappers import part_of, text_config, wrapper_of
 
 _NAMES = {"BF16": "bfloat16", "F16": "float16"}
 
@@ -45,15 +54,34 @@ class ModelFacts:
     """Bytes of each part that is not loaded, by its name, such as `vision_tower`. Empty if no weights were seen."""
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, *, is_mtp: bool = False) -> ModelFacts:
-        """`is_mtp`: of an MTP layer, whose tensors alone `checkpoint` has. Raises `ModelError` for an unknown family,
-        an unusable config, or weights that contradict the config."""
-        described = _describe(checkpoint.path, checkpoint.config, describe_mtp_layer if is_mtp else describe)
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        model_impl: ModelImpl = "native",
+        modelled: Modelled | None = None,
+        *,
+        is_mtp: bool = False,
+    ) -> ModelFacts:
+        """`modelled`: the model as transformers' code computes it, if that is known already. `is_mtp`: of an MTP layer,
+        whose tensors alone `checkpoint` has.
+
+        Raises `ModelError` for an unknown family, an unusable config, or weights that contradict the config.
+        """
+        path, config = checkpoint.path, checkpoint.config
+        if modelled is not None:
+            described = describe_modelled(modelled)
+        elif is_mtp:
+            described = _describe(path, config, describe_mtp_layer)
+        elif is_gguf(path) or _is_native(config, model_impl):
+            described = _describe(path, config)
+        else:
+            shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+            described = _modelled(path, config, model_impl, shapes)
         tensors = checkpoint.tensors_of(described)
         dtypes = {name: info.dtype for name, info in tensors.items() if info.gguf is None}
         arch = as_found(described, dtypes)
         placed = {name: info.gguf for name, info in tensors.items() if info.gguf is not None}
-        if checkpoint.keeps_blocks:
+        if checkpoint.keeps_blocks and arch.is_native:
             arch = with_blocks(arch, weights(arch), placed)
         shapes = {name: info.shape for name, info in checkpoint.tensors_of(arch).items()}
         contradictions = weights(arch).compare(shapes)
@@ -80,9 +108,14 @@ class ModelFacts:
         )  # fmt: skip
 
     @classmethod
-    def of_config(cls, path: Path, config: Mapping[str, Any], *, is_mtp: bool = False) -> ModelFacts:
+    def of_config(
+        cls, path: Path, config: Mapping[str, Any], model_impl: ModelImpl = "native", *, is_mtp: bool = False
+    ) -> ModelFacts:
         """From a parsed config.json alone, which is enough for a memory plan. Raises `ModelError`."""
-        arch = _describe(path, config, describe_mtp_layer if is_mtp else describe)
+        if is_mtp or _is_native(config, model_impl):
+            arch = _describe(path, config, describe_mtp_layer if is_mtp else describe)
+        else:
+            arch = _modelled(path, config, model_impl, None)
         wrapper = wrapper_of(config) or ""
         return cls(path, arch, arch.dtype, is_embedded=False, matrix_dtype=arch.dtype, wrapper=wrapper)
 
@@ -121,3 +154,26 @@ def _describe(path: Path, config: Mapping[str, Any], read: Callable[[Mapping[str
         return read(config)
     except ArchError as error:
         raise ModelError(f"{path}: {error}") from error
+
+
+def _is_native(config: Mapping[str, Any], model_impl: ModelImpl) -> bool:
+    return model_impl == "native" or (model_impl == "auto" and is_known(config))
+
+
+def _modelled(
+    path: Path, config: Mapping[str, Any], model_impl: ModelImpl, shapes: Mapping[str, tuple[int, ...]] | None
+) -> Arch:
+    """The model through transformers' own code. Raises `ModelError` if that cannot serve it."""
+    try:
+        answer = ask_modelled(text_config(config), shapes)
+    except ArchError as error:
+        raise ModelError(f"{path}: {error}") from error
+    if isinstance(answer, Modelled):
+        return describe_modelled(answer)
+    if model_impl == "transformers":
+        raise ModelError(f"{path}: transformers' own code cannot serve it: {answer}; give --model-impl auto")
+    try:
+        describe(config)  # raises: this family is not native
+    except ArchError as error:
+        raise ModelError(f"{path}: {error}. Transformers' own code cannot serve it either: {answer}") from error
+    raise AssertionError("a native family was given to transformers")

@@ -52,10 +52,24 @@ def served_device(
     raise ConfigError(f"{unserved}; {way_out}")
 
 
+def check_modelled(arch: Arch, device: str, *, deterministic: bool) -> None:
+    """Raises a `ConfigError` if transformers' code would have to give the same bits on a GPU."""
+    if not arch.is_native and device == "cuda" and deterministic:
+        raise ConfigError(
+            f"deterministic results were asked for, but {arch.architecture} is computed by transformers' own code, "
+            "whose operations on a GPU choose their order by the other rows; give --no-deterministic, or --device cpu"
+        )
+
+
 def check_ranks(num_ranks: int, arch: Arch) -> None:
     """Raises a `ConfigError` that names the numbers of ranks that could share this model."""
     if not 1 <= num_ranks <= MAX_RANKS:
         raise ConfigError(f"tensor_parallel_size must be at least 1 and at most {MAX_RANKS}, but got {num_ranks}")
+    if num_ranks > 1 and not arch.is_native:
+        raise ConfigError(
+            f"{num_ranks} ranks cannot share {arch.architecture}, because transformers' own code computes it; give "
+            "--tensor-parallel-size 1"
+        )
     reason = refuses(arch, num_ranks)
     if reason is not None:
         known = ", ".join(str(count) for count in counts_of(arch))
@@ -138,6 +152,8 @@ def served_dtype(dtype: str, machine: Machine) -> tuple[str, str]:
 
 def served_weights_dtype(dtype: str, facts: ModelFacts, machine: Machine) -> tuple[str, str]:
     """(dtype of the weights of a model that is computed in `dtype`, why)."""
+    if not facts.arch.is_native:
+        return dtype, "transformers' own code takes one dtype"
     if dtype == "float32" and machine.device == "cpu" and machine.widens_weights:
         return facts.matrix_dtype, "the checkpoint's: products widen it as they read it"
     return dtype, "the dtype"

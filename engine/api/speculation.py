@@ -65,7 +65,12 @@ def _kind_of(draft: Arch) -> str:
 
 
 def _check_head(arch: Arch, draft: Arch, head: DraftHead) -> None:
-    """Raises a `ConfigError` if the head was trained for another model."""
+    """Raises a `ConfigError` if the head was trained for another model, or cannot read hidden states of this one."""
+    if not arch.is_native:
+        raise ConfigError(
+            f"a draft head reads hidden states of inferd's own decoder, but transformers' own code computes "
+            f"{arch.architecture}; give a draft model, or --speculative suffix"
+        )
     if head.state_size != arch.hidden_size:
         raise ConfigError(
             f"the draft head reads hidden states of {head.state_size} numbers, but those of the served model have "

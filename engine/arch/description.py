@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from inferd.engine.arch import paging
+from inferd.engine.arch.modelled import Modelled
 from inferd.engine.arch.stored import Stored
 
 
@@ -269,6 +270,9 @@ class Arch:
     """How the checkpoint is quantized; None if it holds all matrices in `dtype`."""
     draft_head: DraftHead | None = None
     """The rest of a draft head, whose layer this is; None for a model that can be served."""
+    modelled: Modelled | None = None
+    """The model as transformers' own code computes it; None for a native family. Norms, activations, ropes and biases
+    are then none of ours, and the fields above do not tell them."""
 
     def __post_init__(self) -> None:
         assert len(self.ropes) == len(self.windows) == self.num_layers
@@ -289,6 +293,11 @@ class Arch:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         return tuple(layer for layer in range(self.num_layers) if layer not in self.delta_layers)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether our own decoder computes this model."""
+        return self.modelled is None
 
     @property
     def q_size(self) -> int:

@@ -33,7 +33,7 @@ from inferd.engine.arch import (
     smollm3,
     starcoder2,
 )
-from inferd.engine.arch.description import Arch, ArchError
+from inferd.engine.arch.description import Activation, Arch, ArchError
 from inferd.engine.arch.draft_heads import (
     MTP_LAYERS,
     as_stored,
@@ -43,10 +43,11 @@ from inferd.engine.arch.draft_heads import (
     mtp_layer,
 )
 from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.modelled import Modelled
 from inferd.engine.arch.quantization.read import read_quantization
 from inferd.engine.arch.stored import Stored
-from inferd.engine.arch.weights import LLAMA_NAMES, TensorNames, WeightMap, weight_map
-from inferd.engine.arch.wrappers import known_wrappers, text_config
+from inferd.engine.arch.weights import LLAMA_NAMES, TensorNames, WeightMap, modelled_weights, weight_map
+from inferd.engine.arch.wrappers import known_wrappers, text_config, wrapper_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,17 @@ def known_architectures() -> tuple[str, ...]:
     return tuple(sorted(_FAMILIES))
 
 
+def is_known(config: Mapping[str, Any]) -> bool:
+    """Whether `describe` knows the architecture that config.json names. True if it names none: `describe` then says
+    so."""
+    if is_draft_head(config) or wrapper_of(config) is not None:
+        return True
+    match config.get("architectures"):
+        case [str(name)]:
+            return name in _FAMILIES
+    return True
+
+
 def describe(config: Mapping[str, Any]) -> Arch:
     """The decoder or draft head that a parsed config.json describes; of a wrapper, the decoder of its text part.
 
@@ -109,6 +121,31 @@ def describe(config: Mapping[str, Any]) -> Arch:
         raise ArchError(f"unknown architecture {architecture!r}; known are: {known}")
     fields, family = Fields(config, architecture), _FAMILIES[architecture]
     return _as_stored(family.describe(architecture, fields), fields, family)
+
+
+def describe_modelled(modelled: Modelled) -> Arch:
+    """The decoder of a family that is not native. Of its layers it tells attention and tensors alone."""
+    num_layers = len(modelled.windows)
+    return Arch(
+        architecture=modelled.architecture,
+        vocab_size=modelled.vocab_size,
+        hidden_size=modelled.hidden_size,
+        intermediate_size=modelled.widest,
+        num_layers=num_layers,
+        num_heads=modelled.num_heads,
+        num_kv_heads=modelled.num_kv_heads,
+        head_dim=modelled.head_dim,
+        max_positions=modelled.max_positions,
+        norm_eps=0.0,
+        activation=Activation.SILU,
+        ropes=(None,) * num_layers,
+        attention_scale=modelled.attention_scale,
+        attention_softcap=modelled.attention_softcap,
+        tie_embeddings=modelled.tie_embeddings,
+        dtype=modelled.dtype,
+        windows=modelled.windows,
+        modelled=modelled,
+    )
 
 
 def _as_stored(arch: Arch, fields: Fields, family: Family) -> Arch:
@@ -130,6 +167,8 @@ def tensor_names(architecture: str) -> TensorNames:
 
 def weights(arch: Arch) -> WeightMap:
     """The tensors that a checkpoint of `arch` must hold."""
+    if arch.modelled is not None:
+        return modelled_weights(arch.modelled)
     if arch.draft_head is not None:
         return draft_head_weights(arch)
     family = _FAMILIES[arch.architecture]

@@ -13,6 +13,7 @@ from math import prod
 from typing import TypeVar
 
 from inferd.engine.arch.description import Arch, ArchError, NormKind, QKNorm
+from inferd.engine.arch.modelled import Modelled
 from inferd.engine.arch.stored import BLOCK, FLOATS, Format, Layout, Stored, StoredTensor, is_in_blocks
 
 Shape = tuple[int, ...]
@@ -136,7 +137,9 @@ class WeightMap:
         for source in sorted(self.all_sources, key=lambda source: (source.parameter, source.row)):
             rows = shapes.get(source.parameter, (0,))[0]
             assert source.row == rows, f"{source.parameter}: {source} does not start at row {rows}"
-            shapes[source.parameter] = (rows + source.shape[0], *source.shape[1:])
+            # A number without axes is one row.
+            shape = source.shape or (1,)
+            shapes[source.parameter] = (rows + shape[0], *shape[1:])
         return shapes
 
     def layouts(self) -> dict[str, Layout]:
@@ -277,6 +280,13 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
         tuple(source for source in sources if isinstance(source, QuantizedSource)),
         ties,
     )
+
+
+def modelled_weights(modelled: Modelled) -> WeightMap:
+    """The tensors of a model that transformers' own code computes. None is fused with another."""
+    sources = tuple(Source(tensor.name, tensor.shape, tensor.parameter) for tensor in modelled.tensors)
+    (embedding,) = (source.tensor for source in sources if source.parameter == "embed.weight")
+    return WeightMap(sources, ties=tuple(Tie(name, equals=embedding) for name in modelled.ties), unread=modelled.unread)
 
 
 class _Formats:

@@ -31,6 +31,15 @@ from inferd.kernels.paged_attention import AttentionBatch
 from inferd.kernels.scaled_add import added, scaled
 
 
+def kv_places(arch: Arch) -> dict[int, tuple[int, int]]:
+    """Layer -> (its cache group, its plane of the pool)."""
+    return {
+        layer: (group, plane)
+        for group, members in enumerate(arch.cache_groups)
+        for plane, layer in enumerate(members.layers)
+    }
+
+
 class DecoderLayer:
     """Norm, attention, add, norm, MLP, add. `Branch` decides which of them are fused into one kernel. A recurrent layer
     has a Gated DeltaNet in place of attention.
@@ -81,6 +90,8 @@ class Decoder:
     matrix. Raises `QuantizationError` if it cannot store one.
     """
 
+    unrecordable: str | None = None
+    """Why no step of this decoder can be recorded; None if an attempt may be made."""
     _embedding: Tensor
 
     def __init__(
@@ -113,12 +124,7 @@ class Decoder:
             rows=ranks.own.rows(arch, "lm_head"),
             gather=ranks.gather_at_first,
         )
-        self._kv_places = {
-            layer: (group, plane)
-            for group, members in enumerate(arch.cache_groups)
-            for plane, layer in enumerate(members.layers)
-        }
-        """Layer -> (its cache group, its plane of the pool)."""
+        self._kv_places = kv_places(arch)
         self._state_planes = {layer: plane for plane, layer in enumerate(arch.delta_layers)}
         num_positions = max_positions or arch.max_positions
         tables = {rope: cos_sin_table(rope, num_positions, place.device, served_positions) for rope in set(arch.ropes)}
@@ -218,6 +224,10 @@ class Decoder:
             logits = logits.div_(self.arch.logits_divisor)
         cap = self.arch.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def refuses_rows(self, kv: Tensor, kv_scales: Tensor | None, *, is_exact: bool) -> str | None:
+        """Why a row's results depend on the other rows; None if they do not. Our kernels are tested for that."""
+        return None
 
     def _take_embedding(self, embedding: Tensor) -> None:
         self._embedding = embedding

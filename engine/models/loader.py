@@ -158,7 +158,8 @@ def _check(weight_map: WeightMap, stored: Mapping[str, TensorInfo]) -> None:
 def _parts(tensor: TensorInfo) -> Iterator[tuple[int, Tensor]]:
     """(first row, rows) of a tensor. That of a GGUF file is dequantized part by part."""
     if tensor.gguf is None:
-        yield 0, _read(tensor)
+        values = _read(tensor)
+        yield 0, values if values.dim() else values[None]
         return
     try:
         yield from gguf.parts(tensor.gguf)

@@ -60,15 +60,25 @@ class Decoded(NamedTuple):
 class Recordings:
     """The recordings of `run(size)` for some of `sizes`, which ascend. A step runs that of the next size."""
 
-    def __init__(self, what: str, sizes: Sequence[int], device: Device, run: Callable[[int], Tensor]) -> None:
-        """`what` names the steps in messages, with a place for the size: "decode steps of {} rows"."""
+    def __init__(
+        self,
+        what: str,
+        sizes: Sequence[int],
+        device: Device,
+        run: Callable[[int], Tensor],
+        refusal: str | None = None,
+    ) -> None:
+        """`what` names the steps in messages, with a place for the size: "decode steps of {} rows". `refusal`: why
+        nothing is recorded, if that is known."""
         self._what, self._sizes, self._device, self._run = what, sizes, device, run
         self._recordings: dict[int, Recording] = {}
         self._refused: set[int] = set()
         self.is_complete = False
         """Whether every size was recorded or refused."""
-        self.refusal: str | None = None
-        """Why no size can be recorded; None unless an attempt has shown it."""
+        self.refusal = refusal
+        """Why no size can be recorded; None if it can, and as long as no attempt has shown that it cannot."""
+        if refusal is not None and sizes:
+            logger.info("%s run call by call: %s", what.format("all"), refusal)
 
     @property
     def recorded(self) -> tuple[int, ...]:
@@ -89,6 +99,8 @@ class Recordings:
         `progress` is called with the number of sizes that are done, and their number in all.
         """
         self.is_complete = True
+        if self.refusal is not None:
+            return
         for place, size in enumerate(reversed(self._sizes), start=1):
             prepare(size)
             self._record(size)
@@ -159,7 +171,7 @@ class StepGraphs:
         self._is_deterministic = is_deterministic
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
         sizes = device.row_buckets[: bisect_left(device.row_buckets, max(max_draws, slots.num_slots)) + 1]
-        self._recordings = Recordings("decode steps of {} rows", sizes, device, self._run)
+        self._recordings = Recordings("decode steps of {} rows", sizes, device, self._run, decoder.unrecordable)
         self._max_rows = sizes[-1]
         self._rows = torch.empty(2 * _width(self._max_rows), dtype=torch.int64, device=device.torch_device)
         self._query_start = torch.arange(self._max_rows + 1, dtype=torch.int32, device=device.torch_device)

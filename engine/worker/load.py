@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -35,6 +36,7 @@ from inferd.engine.worker.parts import (
     allocate_pool,
     allocate_states,
     build_decoder,
+    check_rows,
     load_and_measure,
     log_progress,
     make_slots,
@@ -105,7 +107,7 @@ def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner,
     if config.device == "cpu":
         prepare_kernels()
     checkpoint = Checkpoint.read(Path(config.model_path), keeps_blocks=config.keeps_blocks)
-    arch = ModelFacts.of(checkpoint).arch
+    arch = ModelFacts.of(checkpoint, modelled=config.modelled).arch
     planned = plan_of(config, arch)
     tuning = _tuning(config)
     recipe = recipe_for(config, arch, _choices(config, tuning))
@@ -139,7 +141,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
         timer.done("kernels", prepare_kernels())
 
     checkpoint = Checkpoint.read(Path(config.model_path), keeps_blocks=config.keeps_blocks)
-    facts = ModelFacts.of(checkpoint)
+    facts = ModelFacts.of(checkpoint, modelled=config.modelled)
     arch, dtype = facts.arch, getattr(torch, config.dtype)
     draft = read_draft_parts(config, arch)
     planned = plan_of(config, arch, None if draft is None else draft.arch)
@@ -194,6 +196,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
         kv_cache_dtype=config.kv_cache_dtype,
         deterministic=deterministic,
         kernels=kernels,
+        model_impl="native" if arch.is_native else f"transformers {version('transformers')}, torch {torch.__version__}",
         speculative=config.speculative if config.draft is None else config.draft.described,
         prefix_caching=config.prefix_caching,
         num_checkpoints=config.num_checkpoints,
@@ -262,6 +265,7 @@ def _warmed_up(
             draft_model=None if draft is None else draft.made(slots, sampler, device),
             states=allocate_states(config, decoder, device),
         )
+        check_rows(config, decoder, kv)
         recorded = runner.record_steps(log_progress(_recordings))
         if recorded is not None:
             timer.done("recorded steps", recorded)

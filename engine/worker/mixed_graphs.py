@@ -47,7 +47,8 @@ class MixedGraphs:
         self._decoder, self._kv, self._slots, self._device = decoder, kv, slots, device
         sizes = [size for size in device.token_buckets if size < max_tokens]
         sizes += [size for size in device.token_buckets if size >= max_tokens][:1]
-        self.recordings = Recordings("steps with prompts of {} tokens", sizes, device, self._run)
+        what = "steps with prompts of {} tokens"
+        self.recordings = Recordings(what, sizes, device, self._run, decoder.unrecordable)
         self._records = bool(sizes)
         most = max(sizes, default=0)
         self._numbers = torch.zeros(2 * most + 3 * self._num_rows(most), dtype=torch.int64, device=device.torch_device)

@@ -24,6 +24,7 @@ from inferd.engine.api.memory.precision import KV_FORMATS, SHORT_KV
 from inferd.engine.api.model import ModelFacts, of_mtp_layer
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.draft_heads import layers_read_by
+from inferd.engine.arch.modelled import ModellingError
 from inferd.engine.arch.ranks import Rank
 from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.models.decoder import Decoder
@@ -135,6 +136,8 @@ def build_decoder(
 ) -> Decoder:
     """`layers_read`: number of layers before each hidden state that a draft head reads."""
     try:
+        if not arch.is_native:
+            return _transformers_decoder(config, arch, device, recipe)
         return Decoder(
             arch,
             getattr(torch, config.dtype),
@@ -145,8 +148,27 @@ def build_decoder(
             ranks,
             layers_read,
         )
-    except QuantizationError as error:
+    except (QuantizationError, ModellingError) as error:
         raise ModelError(f"{config.model_path}: {error}") from error
+
+
+def _transformers_decoder(config: EngineConfig, arch: Arch, device: Device, recipe: Recipe) -> Decoder:
+    """A decoder of transformers' own code, whose imports no native model needs."""
+    made = Deferred("inferd.engine.models.transformers_decoder", "TransformersDecoder").load()
+    fields = Checkpoint.read(Path(config.model_path)).config
+    decoder: Decoder = made(arch, fields, getattr(torch, config.dtype), device.torch_device, recipe)
+    return decoder
+
+
+def check_rows(config: EngineConfig, decoder: Decoder, kv: KVPool) -> None:
+    """Raises `ModelError` if transformers' code computes other results for a row beside other rows."""
+    assert config.deterministic is not None
+    try:
+        reason = decoder.refuses_rows(kv.data, kv.scales, is_exact=config.deterministic)
+    except ModellingError as error:
+        reason = str(error)
+    if reason is not None:
+        raise ModelError(f"{config.model_path} cannot be served through transformers' own code: {reason}")
 
 
 def load_and_measure(decoder: Decoder | DraftHead, checkpoint: Checkpoint, planned: MemoryPlan, device: Device) -> int:

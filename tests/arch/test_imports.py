@@ -62,7 +62,7 @@ RULES: dict[str, tuple[str, ...]] = {
     ),
     "engine.models": (
         "inferd.engine.api.checkpoint", "inferd.engine.arch", "inferd.engine.layers", "inferd.engine.quant",
-        "inferd.kernels", "torch", "safetensors",
+        "inferd.kernels", "torch", "safetensors", "transformers",
     ),
     "engine.layers": ("inferd.engine.quant", "inferd.kernels", "inferd.engine.arch", "torch"),
     "engine.quant": ("inferd.engine.arch", "inferd.kernels", "torch"),

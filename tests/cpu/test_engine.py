@@ -72,12 +72,19 @@ class Engine:
     config: EngineConfig
 
     @classmethod
-    def load(cls, path: Path, dtype: str, kv_cache_dtype: str = "auto", **settings: object) -> Engine:
+    def load(
+        cls,
+        path: Path,
+        dtype: str,
+        kv_cache_dtype: str = "auto",
+        facts: ModelFacts | None = None,
+        **settings: object,
+    ) -> Engine:
         given = {"kv_memory_bytes": 16 * 2**20, "max_num_seqs": 40, "block_size": 16, **settings}
         asked = EngineConfig(model_path=str(path), dtype=dtype, kv_cache_dtype=kv_cache_dtype, **given)  # type: ignore[arg-type]
         machine = Machine.detect()
         machine = replace(machine, num_cpus=max(machine.num_cpus, asked.tensor_parallel_size))
-        config, _, _ = resolve(asked, ModelFacts.of(Checkpoint.read(path)), machine)
+        config, _, _ = resolve(asked, facts or ModelFacts.of(Checkpoint.read(path)), machine)
         runner, _ = load_worker(config, time.monotonic(), lambda phase: None)
         return cls(runner, config)
 

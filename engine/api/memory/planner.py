@@ -195,7 +195,8 @@ def _parameters(arch: Arch, num_ranks: int = 1) -> Mapping[str, Shape]:
     for name, shape in weights(arch).parameters().items():
         if name == TOKEN_OFFSETS:
             continue  # not in the dtype; `activations` counts them
-        if _part_of(name) in ("embedding", "norms", "recurrent layers") or arch.draft_head is not None:
+        is_whole = not arch.is_native or arch.draft_head is not None
+        if is_whole or _part_of(name) in ("embedding", "norms", "recurrent layers"):
             kept[name] = shape
             continue
         matrix, _, kind = name.rpartition(".")

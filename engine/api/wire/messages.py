@@ -236,6 +236,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """Most recurrent states that the prefix cache keeps; 0 for a model without such states."""
     checkpoint_interval: int = 0
     """Tokens from one of them to the next in a sequence; 0 for such a model."""
+    model_impl: str = "native"
+    """Code that computes the model: "native", or "transformers 5.23.0, torch 2.13.0"."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
