@@ -108,6 +108,8 @@ def fingerprint(service: Service) -> str:
     """`system_fingerprint`, which changes if the same request may get another answer. Needs a ready engine."""
     ready = service.router.ready
     seen = (service.version, service.model.root, ready.device, ready.dtype, ready.vocab_size, ready.kernels)
+    if ready.model_impl != "native":
+        seen += (ready.model_impl,)  # type: ignore[assignment]
     return "fp_" + hashlib.sha256(repr(seen).encode()).hexdigest()[:10]
 
 

@@ -84,6 +84,7 @@ def _engine(ready: Ready) -> EngineState:
         "quantization": ready.quantization,
         "kv_cache_dtype": ready.kv_cache_dtype,
         "deterministic": ready.deterministic,
+        "model_impl": ready.model_impl,
         "speculative": ready.speculative,
         "peaks": {
             "read_bytes_per_s": round(ready.peaks.read_bytes_per_s),

@@ -175,7 +175,7 @@ def _read(asked: PlanOptions) -> _Found:
     a GGUF file of the Hub, the header is read."""
     found = None if asked.model == EMBEDDED_NAME else local_path(asked.model)
     if found is not None and found.is_file() and not is_gguf(found):
-        return _Found(ModelFacts.of_config(found, read_json(found)))
+        return _Found(ModelFacts.of_config(found, read_json(found), "auto"))
     repo_id, files = gguf_to_download(asked.model, asked.revision)
     if files:
         with without_weights(repo_id, files) as path:
@@ -183,7 +183,7 @@ def _read(asked: PlanOptions) -> _Found:
     path = locate(asked.model, asked.revision, files=CONFIG_FILES)
     is_hub = asked.model != EMBEDDED_NAME and found is None
     if not is_gguf(path) and (is_hub or not any(path.glob("*.safetensors*"))):
-        return _Found(ModelFacts.of_config(path, read_config(path)))
+        return _Found(ModelFacts.of_config(path, read_config(path), "auto"))
     return _of_headers(path, asked)
 
 
@@ -192,7 +192,7 @@ def _of_headers(path: Path, asked: PlanOptions) -> _Found:
     by_dtype = Counter[str]()
     for info in checkpoint.tensors.values():
         by_dtype[info.dtype] += info.num_bytes
-    facts = ModelFacts.of(checkpoint)
+    facts = ModelFacts.of(checkpoint, "auto")
     dequantized = None
     if checkpoint.keeps_blocks and facts.arch.stored is not None:
         dequantized = ModelFacts.of(replace(checkpoint, keeps_blocks=False))
@@ -350,6 +350,7 @@ def to_json(report: PlanReport) -> dict[str, Any]:
         },
         "wrapper": report.facts.wrapper or None,
         "left_out_bytes": dict(report.facts.left_out_bytes),
+        "is_native": arch.is_native,
     }
 
 

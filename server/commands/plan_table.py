@@ -84,13 +84,14 @@ def _requests(count: int) -> str:
 
 def _head(report: PlanReport) -> list[str]:
     arch, files = report.facts.arch, report.files
+    compatible = "" if arch.is_native else " (compatible: computed by transformers' own code)"
     heads = f"{arch.num_heads} heads on {arch.num_kv_heads} KV heads of {arch.head_dim}"
     windows = [
         f", {_layers(count)} with a window of {window:,}" for window, count in Counter(arch.windows).items() if window
     ]
     recurrent = f", {len(arch.delta_layers)} of them recurrent" if arch.delta_layers else ""
     lines = [
-        f"{report.model}: {arch.architecture}, {report.facts.num_params:,} parameters",
+        f"{report.model}: {arch.architecture}{compatible}, {report.facts.num_params:,} parameters",
         f"{_layers(arch.num_layers)}{recurrent}, {heads}, {arch.max_positions:,} positions{''.join(windows)}",
     ]
     if arch.experts is not None:

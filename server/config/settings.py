@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.memory.precision import KVCache
+from inferd.engine.api.modelling import ModelImpl
 from inferd.server.config.fields import (
     ENV_PREFIX,
     Auto,
@@ -65,6 +66,11 @@ class Settings(BaseSettings):
     quantization: Literal["auto", "none", "fp8", "int8", "int4"] = setting(
         "auto",
         "Format that linear layers store their weights in. auto keeps the checkpoint's; none dequantizes a GGUF file.",
+        panel=_MODEL,
+    )
+    model_impl: ModelImpl = setting(
+        "auto",
+        "Code that computes the model: inferd's own (native), or transformers'. auto takes inferd's if it can.",
         panel=_MODEL,
     )
     kv_cache_dtype: KVCache = setting(

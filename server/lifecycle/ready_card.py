@@ -59,6 +59,10 @@ def deviation(ready: Ready) -> str | None:
     )
 
 
+def _code(facts: ModelFacts) -> str:
+    return "" if facts.arch.is_native else ", compatible (transformers), not native"
+
+
 def _ranks(config: EngineConfig) -> str:
     return f", {config.tensor_parallel_size} ranks" if config.tensor_parallel_size > 1 else ""
 
@@ -82,7 +86,8 @@ def ready_card(report: StartupReport, ready: Ready, listener: socket.socket, tot
     return (
         f"\nREADY in {total_s:.1f} s: {name} at {url}/v1 (inferd {version('inferd')}, "
         f"{_precision(ready.dtype, ready.quantization, ready.kv_cache_dtype, report.facts.blocks)}"
-        f"{_ranks(report.config)}, context {ready.max_model_len} tokens, KV cache {kv_tokens} tokens, "
+        f"{_ranks(report.config)}{_code(report.facts)}, "
+        f"context {ready.max_model_len} tokens, KV cache {kv_tokens} tokens, "
         f"{f'{ready.num_checkpoints} recurrent states, ' if ready.num_checkpoints else ''}"
         f"{'deterministic' if ready.deterministic else 'not deterministic'}"
         f"{'' if ready.speculative == 'none' else f', speculative: {ready.speculative}'})\n"

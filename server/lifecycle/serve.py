@@ -99,7 +99,7 @@ def read_model(settings: Settings) -> StartupReport:
     machine = Machine.detect()
     keeps_blocks = settings.quantization == "auto"
     checkpoint = Checkpoint.read(locate(settings.model, settings.revision), keeps_blocks=keeps_blocks)
-    facts = ModelFacts.of(checkpoint)
+    facts = ModelFacts.of(checkpoint, settings.model_impl)
     draft = read_draft(settings.speculative, checkpoint.path, keeps_blocks=keeps_blocks)
     asked = EngineConfig(
         model_path=str(checkpoint.path),
@@ -129,6 +129,12 @@ def read_model(settings: Settings) -> StartupReport:
         level = logging.WARNING if is_cut else logging.INFO if is_changed else logging.DEBUG
         given = "auto" if decision.asked is None else decision.asked
         logger.log(level, "%s: %s -> %s (%s)", decision.field, given, decision.became, decision.why)
+    if not facts.arch.is_native:
+        logger.warning(
+            "%s is compatible, not native: transformers' own code computes it with inferd's attention and linear "
+            "layers, more slowly than a native family",
+            facts.arch.architecture,
+        )
     if facts.has_kv_scales:
         logger.info(
             "inferd does not use the checkpoint's scales for 8-bit K and V: with --kv-cache-dtype fp8 or int8, "

@@ -24,6 +24,7 @@ def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:
             "quantization": "none",
             "kv_cache_dtype": "auto",
             "deterministic": True,
+            "model_impl": "native",
             "speculative": "none",
             "peaks": {"read_bytes_per_s": 10**10, "flops_per_s": 10**12},
         },

@@ -206,7 +206,7 @@ def test_json_adds_up_and_its_keys_stay(mistral: str) -> None:
         "kv_cache_dtype", "batch", "context", "block_size", "tensor_parallel_size", "speculates", "files", "weights",
         "kv", "working", "loading",
         "weights_bytes", "kv_bytes", "working_bytes", "total_bytes", "overhead", "precisions", "machine", "wrapper",
-        "left_out_bytes",
+        "left_out_bytes", "is_native",
     ]  # fmt: skip
     for parts, total in (("weights", "weights_bytes"), ("working", "working_bytes")):
         assert sum(part["bytes"] for part in said[parts]) == said[total]

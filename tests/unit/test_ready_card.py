@@ -18,7 +18,10 @@ from rich.console import Console
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.wire.messages import Ready
+from inferd.engine.arch.modelled import Modelled, ModelledTensor
+from inferd.engine.arch.registry import describe_modelled
 from inferd.server.commands.plan import PlanOptions, build, to_json
 from inferd.server.commands.plan_table import show
 from inferd.server.config.settings import Settings
@@ -113,6 +116,20 @@ def test_the_parts_that_are_not_served_are_said(tmp_path: Path) -> None:
     console = Console(file=StringIO(), width=120, highlight=False)
     show(plan, console)
     assert f"It is {words}." in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_card_says_that_a_family_is_not_native(report: StartupReport) -> None:
+    modelled = Modelled(
+        architecture="PhiForCausalLM", vocab_size=32, hidden_size=16, widest=64, num_heads=2, num_kv_heads=2,
+        head_dim=8, max_positions=64, attention_scale=0.3, attention_softcap=None, windows=(None,),
+        tie_embeddings=False, dtype="float32",
+        tensors=(ModelledTensor("model.embed_tokens.weight", (32, 16), "embed.weight"),),
+    )  # fmt: skip
+    facts = ModelFacts(Path("model"), describe_modelled(modelled), "float32", is_embedded=False)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        card = ready_card(replace(report, facts=facts), READY, listener, 1.0)
+    assert ", bfloat16, compatible (transformers), not native, context 64 tokens, " in card
 
 
 @pytest.mark.parametrize(

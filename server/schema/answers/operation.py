@@ -87,6 +87,8 @@ class EngineState(Answer):
     quantization: str
     kv_cache_dtype: str
     deterministic: bool
+    model_impl: str
+    """Code that computes the model: `native`; of a compatible model `transformers` and versions."""
     speculative: str
     """Source of the guessed tokens that steps verify; `none` if nothing is guessed."""
     peaks: Peaks
