@@ -109,6 +109,7 @@ class EngineCore:
         self._schedule_duration_s = 0.0
         """Time that the newest plan took."""
         self._step_model = StepModel()
+        self._expert_peaks: tuple[tuple[int, float], ...] = ()
         """State of the step-time model, updated every `_MODEL_STEPS` steps."""
 
     @property
@@ -220,6 +221,7 @@ class EngineCore:
             num_checkpoints_cached=0 if states is None else states.pool.num_cached,
             num_tokens_waiting=scheduler.num_tokens_waiting,
             step_model=self._step_model,
+            expert_peaks=self._expert_peaks,
             num_draft_rows=scheduler.stats.num_draft_rows,
             num_drafts=scheduler.stats.num_drafts,
             accepted_drafts=tuple(scheduler.stats.accepted_drafts) if scheduler.stats.accepted_drafts[0] else (),
@@ -378,6 +380,7 @@ class EngineCore:
         launched = self._launched.popleft()
         plan, result = launched.plan, launched.handle.wait()
         self._recorder.ended(plan.step_id)
+        self._expert_peaks = result.expert_peaks or self._expert_peaks
         now, last_end_s = self._clock(), self._last_end_s
         self._last_end_s = now
         self._num_steps += 1

@@ -68,6 +68,8 @@ class MixtureOfExperts:
         self._gate_up = ExpertLinears("gate_up", experts.num_experts, place, gate_up)
         self._down = ExpertLinears("down", experts.num_experts, place, down)
         self._size = hidden
+        self.loads = torch.zeros(experts.num_experts, dtype=torch.int64, device=place.device)
+        """Number of tokens that each expert has had, tokens that only pad a step included."""
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield from ((f"{ROUTER}.{part}", parameter) for part, parameter in self._router.parameters())
@@ -77,7 +79,8 @@ class MixtureOfExperts:
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
         normed, stream = self._branch.normed(x, residual)
-        routing = route(self._router(normed), self._experts.num_chosen, normalizes=self._experts.normalizes)
+        chosen, normalizes = self._experts.num_chosen, self._experts.normalizes
+        routing = route(self._router(normed), chosen, normalizes=normalizes, loads=self.loads)
         hidden = self._act.run(self._gate_up(normed, routing, by_row=True))
         hidden = self._ranks.inputs(hidden, self._experts.intermediate_size)
         result = add_up(self._down(hidden, routing, by_row=False), routing)

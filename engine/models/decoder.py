@@ -58,6 +58,11 @@ class DecoderLayer:
         mlp = MixtureOfExperts if arch.has_experts(layer) else MLP
         self._mlp = mlp(arch, place.within("mlp."), self._mlp_branch)
 
+    @property
+    def expert_loads(self) -> Tensor | None:
+        """Number of tokens that each expert has had; None without experts."""
+        return self._mlp.loads if isinstance(self._mlp, MixtureOfExperts) else None
+
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         modules = (
             ("attention_norm", self._attention_branch.norm),
@@ -144,6 +149,10 @@ class Decoder:
         if not self.arch.tie_embeddings:
             named.update((f"lm_head.{name}", parameter) for name, parameter in self._lm_head.parameters())
         return named
+
+    def expert_loads(self) -> dict[int, Tensor]:
+        """Number of tokens that each expert has had [experts] int64, by layer."""
+        return {layer: found.expert_loads for layer, found in enumerate(self._layers) if found.expert_loads is not None}
 
     def forward(
         self,

@@ -176,3 +176,5 @@ class StepResult:
     rows: tuple[RowResult, ...]
     duration_s: float
     """Seconds from launch to ids on the host, by the worker's monotonic clock."""
+    expert_peaks: tuple[tuple[int, float], ...] = ()
+    """(layer, tokens of its busiest expert / mean of its experts), counted from the start. Empty in most steps."""

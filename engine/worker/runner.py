@@ -46,6 +46,8 @@ from inferd.kernels.gpu import from_host
 _SCORED_ROWS = 32
 """Number of prompt positions whose logits exist at once: 256 with a vocabulary of 152,000 would take over a
 gigabyte."""
+_PEAK_STEPS = 64
+"""The loads of experts are looked at once in so many steps."""
 _FAULTS = {FAILED: RowStatus.NUMERICAL_ERROR, EMPTY: RowStatus.NOTHING_TO_DRAW}
 
 
@@ -182,7 +184,9 @@ class Runner:
         computed = self._decode(plan.rows) or self._compute(plan)
         if self._states is not None:
             self._states.save(plan.state_saves)
-        step = _LaunchedStep(plan, started_s, computed._replace(drafts=drafts), self._end, self._device)
+        step = _LaunchedStep(
+            plan, started_s, computed._replace(drafts=drafts), self._end, self._device, self._expert_peaks(plan)
+        )
         if not awaits_masks:
             step.sample(NO_MASKS)
         return step
@@ -252,6 +256,13 @@ class Runner:
         outcomes.index_copy_(0, chosen, drawn.outcomes)
         return _Drawn(outcomes, drawn.logprobs, [special[place] for place in drawn.logprob_rows])
 
+    def _expert_peaks(self, plan: StepPlan) -> tuple[tuple[int, float], ...]:
+        """`StepResult.expert_peaks`. A GPU would have to be awaited for them."""
+        if self._device.torch_device.type != "cpu" or plan.step_id % _PEAK_STEPS:
+            return ()
+        loads = self._decoder.expert_loads()
+        return tuple((layer, float(own.max() * len(own) / own.sum().clamp(min=1))) for layer, own in loads.items())
+
     def _masks_of(self, masks: TokenMasks) -> Masks | None:
         """The masks on the device."""
         if not masks.draws:
@@ -295,10 +306,11 @@ class _LaunchedStep:
         computed: _Computed,
         end: Callable[[StepPlan, _Computed, TokenMasks], _Drawn | None],
         device: Device,
+        expert_peaks: tuple[tuple[int, float], ...] = (),
     ) -> None:
         self._plan, self._started_s, self._scored = plan, started_s, computed.scored
         self._pooled, self._drafts = computed.pooled, computed.drafts
-        self._end, self._device = end, device
+        self._end, self._device, self._expert_peaks = end, device, expert_peaks
         self._computed: _Computed | None = computed
 
     def sample(self, masks: TokenMasks) -> None:
@@ -330,7 +342,8 @@ class _LaunchedStep:
         if self._pooled is not None:
             for index, status, embedding in self._pooled.outcomes(next(columns)):
                 results[index] = results[index]._replace(status=status, embedding=embedding)
-        return StepResult(self._plan.step_id, tuple(results), time.monotonic() - self._started_s)
+        duration_s = time.monotonic() - self._started_s
+        return StepResult(self._plan.step_id, tuple(results), duration_s, self._expert_peaks)
 
     def _results(self, outcomes: Sequence[int], drafts: Sequence[int], tables: Iterator[Logprobs]) -> list[RowResult]:
         logprobs: dict[int, TokenLogprobs] = {}

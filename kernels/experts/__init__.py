@@ -54,7 +54,7 @@ def _refuses_triton(key: Key) -> str | None:
     return gpu.refuses(key.device_type, key.dtype) if key.is_dense else "multiplies by unquantized weights"
 
 
-ROUTE: Op[Key, Callable[[Tensor, int, bool], Routing]] = Op(
+ROUTE: Op[Key, Callable[[Tensor, int, bool, Tensor], Routing]] = Op(
     "experts_route",
     [Implementation("cpp", cpu.route, _refuses_cpp), Implementation("reference", reference.route, always)],
 )
@@ -72,11 +72,14 @@ ADD: Op[Key, Callable[[Tensor, Routing], Tensor]] = Op(
 )
 
 
-def route(logits: Tensor, num_chosen: int, *, normalizes: bool) -> Routing:
+def route(logits: Tensor, num_chosen: int, *, normalizes: bool, loads: Tensor | None = None) -> Routing:
     """Chooses the experts with the largest logits [T, experts] fp32 for each row. Of equal logits the lower index comes
-    first. Weights are a softmax of all logits, or of those chosen (`normalizes`)."""
+    first. Weights are a softmax of all logits, or of those chosen (`normalizes`). Each expert's number of rows is added
+    to `loads` [experts] int64."""
     assert logits.dtype == torch.float32 and 0 < num_chosen <= logits.shape[1]
-    return ROUTE.resolve(Key(logits.device.type, logits.dtype))(logits, num_chosen, normalizes)
+    loads = torch.zeros(logits.shape[1], dtype=torch.int64, device=logits.device) if loads is None else loads
+    assert loads.shape == logits.shape[1:] and loads.dtype == torch.int64 and loads.is_contiguous()
+    return ROUTE.resolve(Key(logits.device.type, logits.dtype))(logits, num_chosen, normalizes, loads)
 
 
 def bind_experts(linears: Sequence[Apply], device: torch.device, dtype: torch.dtype) -> Products:

@@ -130,14 +130,16 @@ void add_up(const T* parts, const float* weights, const int32_t* places, T* out,
 
 // logits [rows, num_experts] fp32 -> weights [rows, num_chosen] fp32, and of the pairs sorted by expert: places [rows,
 // num_chosen], pair_rows [rows * num_chosen], and offsets [num_experts + 1] of each expert's first pair, all int32.
+// Adds each expert's number of pairs to `loads` [num_experts].
 static void experts_route(const float* logits, int64_t rows, int64_t num_experts, int64_t num_chosen,
                           int64_t normalizes, float* weights, int32_t* places, int32_t* pair_rows, int32_t* offsets,
-                          int64_t num_threads) {
+                          int64_t* loads, int64_t num_threads) {
     parallel_for(rows, rows < 2 * ROWS_A_THREAD ? 1 : num_threads, [&](int64_t row) {
         choose(logits + row * num_experts, num_experts, num_chosen, normalizes, weights + row * num_chosen,
                places + row * num_chosen);
     });
     sort_pairs(rows, num_experts, num_chosen, places, pair_rows, offsets);
+    for (int64_t e = 0; e < num_experts; e++) loads[e] += offsets[e + 1] - offsets[e];
 }
 INFERD_EXPORT(experts_route)
 

@@ -13,7 +13,7 @@ from inferd.kernels import native
 from inferd.kernels.experts.reference import Routing
 
 
-def route(logits: Tensor, num_chosen: int, normalizes: bool) -> Routing:
+def route(logits: Tensor, num_chosen: int, normalizes: bool, loads: Tensor) -> Routing:
     logits = logits.contiguous()
     rows, num_experts = logits.shape
     routing = Routing(
@@ -29,6 +29,7 @@ def route(logits: Tensor, num_chosen: int, normalizes: bool) -> Routing:
         num_chosen,
         normalizes,
         *(tensor.data_ptr() for tensor in routing),
+        loads.data_ptr(),
         torch.get_num_threads(),
     )
     return routing

@@ -22,7 +22,7 @@ class Routing(NamedTuple):
     """[experts + 1] int32: the place of each expert's first pair, and the number of pairs."""
 
 
-def route(logits: Tensor, num_chosen: int, normalizes: bool) -> Routing:
+def route(logits: Tensor, num_chosen: int, normalizes: bool, loads: Tensor) -> Routing:
     num_experts = logits.shape[1]
     largest, chosen = logits.sort(dim=1, descending=True, stable=True)
     powers = (logits - largest[:, :1]).exp()
@@ -33,6 +33,7 @@ def route(logits: Tensor, num_chosen: int, normalizes: bool) -> Routing:
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
     counts = (experts[:, None] == torch.arange(num_experts, device=logits.device)).sum(0)
+    loads += counts
     offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
     return Routing(
         own / total,

@@ -119,6 +119,8 @@ class Metrics(ServerInstruments):
         self.shed.add(_grown(stats.num_shed, last.num_shed))
         if stats.num_drafts:
             self._count_drafts(stats, last)
+        for layer, peak in stats.expert_peaks:
+            self.expert_peaks.set(peak, str(layer))
         self.tokens_waiting.set(stats.num_tokens_waiting)
         self.prefill_rate.set(stats.step_model.prefill_tokens_per_s)
         self.step_error.set(stats.step_model.error_p50, "50")

@@ -66,6 +66,12 @@ def show_engine_names(seen: ServerInstruments) -> Export:
         seen.accepted_by_position,
         "position",
     )
+    page.gauge(
+        "inferd_expert_peak_ratio",
+        "Tokens of a layer's busiest expert, divided by the mean of its experts, since the engine began (CPUs only).",
+        seen.expert_peaks,
+        "layer",
+    )
     page.counter("inferd_requests_arrived", "Number of accepted requests, by API.", seen.arrived, "api")
     page.counter(
         "inferd_requests_finished", "Number of sequences that ended, by finish reason.", seen.finished, "finish_reason"

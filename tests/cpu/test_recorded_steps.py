@@ -18,7 +18,7 @@ from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.draft_head import EagleHead
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, RowStatus, StepPlan, StepResult, TableUpdate
-from inferd.engine.worker import graphs, mixed_graphs
+from inferd.engine.worker import graphs, mixed_graphs, runner
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.draft_heads import HeadDrafts
 from inferd.engine.worker.draft_model import DraftModel
@@ -154,6 +154,24 @@ def test_a_replayed_step_is_the_step(case: Case, dtype: torch.dtype, kinds: Sequ
     assert device.events.count("record") == len(device.row_buckets) + len(device.token_buckets)
     assert device.events.count("replay") == num_decodes + num_mixed
     assert num_decodes > 60 and num_mixed > 20
+
+
+EXPERTS = Case(
+    "olmoe", "olmoe", {"vocab_size": VOCAB, "num_hidden_layers": 2, "num_experts": 5, "num_experts_per_tok": 2}
+)
+
+
+def test_recorded_steps_count_the_loads_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every 64th step says how much the busiest expert of each layer has, as its results do."""
+    engine = Engine(EXPERTS, CpuDevice(1))
+    plan, loads = decoding(engine, PLAIN[:3]), engine.runner._decoder.expert_loads()
+    assert [engine.runner.execute(plan(step)).expert_peaks for step in (1, 2)] == [(), ()]
+    before = {layer: int(own.sum()) for layer, own in loads.items()}
+    monkeypatch.setattr(runner, "_PEAK_STEPS", 3)
+    peaks = engine.runner.execute(plan(3)).expert_peaks
+    assert {layer: int(own.sum()) for layer, own in loads.items()} == {layer: n + 3 * 2 for layer, n in before.items()}
+    assert peaks == tuple((layer, float(own.max() * 5 / own.sum())) for layer, own in loads.items()) and len(peaks) == 2
+    assert all(1 <= peak <= 5 / 2 for _, peak in peaks)
 
 
 @pytest.mark.parametrize("is_deterministic", [True, False])

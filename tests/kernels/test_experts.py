@@ -46,6 +46,12 @@ def test_routing_is_softmax_and_top_k(normalizes: bool, num_experts: int, num_ch
     assert (rows.diff()[inside] > 0).all(), "the rows of an expert ascend"
 
 
+def test_loads_count_the_rows_of_each_expert() -> None:
+    loads = torch.zeros(NUM_EXPERTS, dtype=torch.int64)
+    counts = [route(torch.randn(9, NUM_EXPERTS), 3, normalizes=True, loads=loads).offsets.diff() for _ in range(2)]
+    assert torch.equal(loads, sum(counts, torch.zeros_like(loads))) and loads.sum() == 2 * 9 * 3
+
+
 def test_of_equal_logits_the_lower_index_comes_first() -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0], [0.0] * 5, [-torch.inf] * 4 + [0.0]])
     chosen = experts_of(route(logits, 4, normalizes=True))

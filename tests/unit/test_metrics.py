@@ -159,6 +159,14 @@ def test_counters_go_on_when_an_engine_is_replaced(engines: list[list[int]], say
     assert value(metrics, "inferd_engine_restarts_total") == (len(engines) - 1 if says_ready else 0)
 
 
+def test_expert_peaks_have_a_label_for_each_layer() -> None:
+    metrics = Metrics("m")
+    metrics.step(step(expert_peaks=((0, 1.5), (3, 2.25))))
+    metrics.step(step(expert_peaks=((0, 1.25), (3, 2.25))))
+    shown = {key: found for key, found in scrape(metrics).items() if key[0] == "inferd_expert_peak_ratio"}
+    assert sorted(shown.values()) == [1.25, 2.25] and len(shown) == 2
+
+
 def test_a_step_sets_the_gauges_and_a_dead_engine_clears_them() -> None:
     metrics = Metrics("m")
     metrics.engine_ready(ready())
@@ -244,7 +252,7 @@ def busy(compat: Literal["none", "vllm"]) -> Metrics:
     metrics = Metrics("m", compat)
     metrics.engine_ready(ready())
     metrics.step(worked("decode", 0.01, 10**9, 10**7))
-    metrics.step(step(num_draft_rows=1, num_drafts=3, accepted_drafts=(1, 1, 0)))
+    metrics.step(step(num_draft_rows=1, num_drafts=3, accepted_drafts=(1, 1, 0), expert_peaks=((0, 1.5),)))
     metrics.request_arrived("chat")
     metrics.request_finished(record(ttft_target_s=1.0))
     metrics.http_request("/x", "GET", 200, 0.1)

@@ -161,6 +161,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Number of guessed tokens that these rows verified."""
     accepted_drafts: tuple[int, ...] = ()
     """Number of accepted drafts, by place in the row. Empty until there is one."""
+    expert_peaks: tuple[tuple[int, float], ...] = ()
+    """(layer, tokens of its busiest expert / mean of its experts). Empty without experts, and on a GPU."""
     prefix_stateless_tokens: int = 0
     """Number of prompt tokens whose KV was cached, with no recurrent state behind them."""
     num_checkpoints_cached: int = 0
