@@ -40,6 +40,8 @@ class Request:
     """Launched rows whose results have not been applied."""
     num_drafts: int = 0
     """Drafts of the launched row. While there are any, no other row is in flight."""
+    salt: str = field(init=False)
+    """Requests share cached blocks only if this is the same: their `cache_salt`, and the content of their adapter."""
     num_needed: int = field(init=False)
     """Positions whose KV is ever needed. The last token that may be sampled is never computed."""
 
@@ -52,6 +54,9 @@ class Request:
 
     def __post_init__(self) -> None:
         self.total = len(self.ids)
+        adapter, self.salt = self.params.adapter, self.scheduling.cache_salt
+        if adapter is not None:
+            self.salt = f"\0{adapter.digest}\0{self.salt}"
         self.num_needed = self.num_prompt if self.params.max_tokens == 0 else self.max_total - 1
 
     @classmethod

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from inferd.engine.api.adapter import adapter_space, check_adapters, lora_dtype
 from inferd.engine.api.errors import CapacityError, ConfigError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import Draft, Workload, most_draws
@@ -172,6 +173,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Source of the guessed tokens that steps verify."""
     draft: DraftConfig | None = None
     """The draft model, if `speculative` is "model"."""
+    max_loras: int = 0
+    """Number of LoRA adapters that there is memory for."""
+    max_lora_rank: int = 0
+    """Largest rank of an adapter."""
 
     @property
     def of_draft(self) -> EngineConfig | None:
@@ -187,7 +192,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             weights_dtype=self.draft.weights_dtype,
             rope_positions=None,
             draft=None,
+            max_loras=0,
         )
+
+    @property
+    def lora_dtype(self) -> str:
+        """Dtype of the adapters' weights."""
+        return lora_dtype(self.device, precision_of(self))
 
     @property
     def most_draws(self) -> int:
@@ -262,6 +273,8 @@ def resolve(
             config.max_model_len or facts.arch.max_positions,
             "max_model_len if it was asked for, else the model's positions",
         )
+    if config.max_loras:
+        check_adapters(config.tensor_parallel_size, device)
     if draft is not None:
         chosen["draft"] = _draft_beside(config, dtype[0], facts.arch, draft, machine)
     settled = msgspec.structs.replace(config, **{field: value for field, (value, _) in chosen.items()})
@@ -332,6 +345,7 @@ def _workload(config: EngineConfig, max_model_len: int | None, draft: Arch | Non
         num_ranks=config.tensor_parallel_size,
         speculates=config.speculative != "none",
         draft=None if draft is None or of_draft is None else Draft(draft, precision_of(of_draft)),
+        adapters=adapter_space(config.max_loras, config.max_lora_rank, config.device, precision_of(config)),
     )
 
 

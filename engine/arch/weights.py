@@ -109,6 +109,16 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Module:
+    """A linear module of the checkpoint, whose weight is [out_size, in_size]."""
+
+    name: str
+    """Name in the checkpoint: `model.layers.0.self_attn.q_proj`."""
+    out_size: int
+    in_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tie:
     """A tensor that a checkpoint may store although it must equal another one."""
 
@@ -157,6 +167,17 @@ class WeightMap:
         for matrix, own in sorted(rows.items()):
             found.setdefault(PART_NAME.sub("", matrix), []).append(Part(tuple(own), layouts.get(matrix)))
         return {matrix: tuple(parts) for matrix, parts in found.items()}
+
+    def modules(self) -> dict[str, tuple[Module, ...]]:
+        """The modules of each matrix in the layers, in the order of their rows: `layers.0.attention.qkv` has three, or
+        one that holds all."""
+        found: dict[str, list[Module]] = {}
+        for source in sorted(self.all_sources, key=lambda source: (source.parameter, source.row)):
+            if len(source.shape) == 2 and source.parameter.startswith("layers."):
+                name = source.tensor.removesuffix(".weight") if isinstance(source, Source) else source.module
+                matrix = PART_NAME.sub("", source.parameter.removesuffix(".weight"))
+                found.setdefault(matrix, []).append(Module(name, source.shape[0], source.shape[1]))
+        return {matrix: tuple(modules) for matrix, modules in found.items()}
 
     @property
     def num_elements(self) -> int:

@@ -185,13 +185,13 @@ class BlockTable:
     def __init__(self, cache: KVCache, request: Request) -> None:
         self._cache = cache
         self._request = request
-        self._keys = [cache.index.root_key(request.scheduling.cache_salt)]
+        self._keys = [cache.index.root_key(request.salt)]
         self._clear()
 
     def _clear(self) -> None:
         self._groups = [GroupBlocks(group, window, []) for group, window in enumerate(self._cache.windows)]
         self._windowed = [group for group in self._groups if group.window is not None]
-        self._tail: Node | str = self._request.scheduling.cache_salt
+        self._tail: Node | str = self._request.salt
         self._first_node: Node | None = None
         """First node of the index that holds a block which this table hit or computed."""
         states = self._cache.states
@@ -253,7 +253,7 @@ class BlockTable:
         """The longest cached prefix of the known ids that can be used, up to `num_hittable` blocks."""
         cache = self._cache
         nodes: list[Node] = []
-        parent: Node | str = self._request.scheduling.cache_salt
+        parent: Node | str = self._request.salt
         for i in range(self.num_hittable):
             node = cache.index.find(parent, *self._content(i))
             if node is None:

@@ -26,7 +26,7 @@ from inferd.engine.api.wire.messages import (
     Submit,
     SubmitChoices,
 )
-from inferd.engine.api.wire.params import ParamError
+from inferd.engine.api.wire.params import Adapter, ParamError
 from inferd.engine.core.live_request import LiveRequest, check_submit, request_of
 from inferd.engine.grammar.ports import WORD_BITS, Grammar, GrammarError, Grammars, NoGrammars, PendingGrammar
 from inferd.engine.sched.latency.policy import Timing
@@ -98,6 +98,8 @@ class EngineCore:
         """Grammars of live requests that the scheduler does not know yet."""
         self._by_slot: dict[int, LiveRequest] = {}
         """The request last admitted to each slot of the worker."""
+        self._adapters: dict[int, str] = {}
+        """Digest of the adapter at each index that has one."""
         self._launched: deque[_Launched] = deque()
         self._outbox: list[Delta] = []
         self._num_steps = 0
@@ -162,6 +164,10 @@ class EngineCore:
                 if self._compiling.pop(request_id, None) is None:
                     self._finish(live)
                 self._outbox.append(live.delta("abort"))
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        """Take requests with this adapter, whose weights the worker has, in place of the one it had at this index."""
+        self._adapters[adapter.index] = adapter.digest
 
     def reset_prefix_cache(self) -> None:
         """Drop every cached block that no request holds."""
@@ -244,6 +250,9 @@ class EngineCore:
             check_submit(submit, self._vocab_size)
         except ParamError as error:
             return Failure("invalid_value", str(error), error.param)
+        adapter = submit.params.adapter
+        if adapter is not None and self._adapters.get(adapter.index) != adapter.digest:
+            return Failure("model_not_found", f"the adapter at index {adapter.index} is not loaded", "model")
         return None
 
     def _fault_in_seed(self, submit: Submit) -> Failure | None:

@@ -54,6 +54,7 @@ class Linear:
         self._rows, self._out_size = rows, out_size
         self._gather = None if num_rows(rows) == out_size and columns is None else gather
         self._when_bound = when_bound
+        self._lora = place.lora
         self._apply: Apply | None = None
         self._few_rows: FewRows | None = None
         self._takes_fp8: TakesFp8 | None = None
@@ -105,20 +106,30 @@ class Linear:
         """x [T, in_size], or x as FP8 numbers and scales as `groups_of` tells for T."""
         if isinstance(x, Tensor):
             y = self.bound(x)
+            if self._has_updates:
+                assert self._lora is not None
+                self._lora.add(y, x)
         else:
             assert self._takes_fp8 is not None
             y = self._takes_fp8.multiply(*x, self._dtype)
         return y if self._gather is None else self._gather(y, self._out_size)
 
+    @property
+    def _has_updates(self) -> bool:
+        """Whether a row's adapter adds to the product, which no fused kernel can."""
+        return self._lora is not None and self._lora.is_used
+
     def groups_of(self, num_rows: int) -> bool | None:
         """How a kernel before may quantize so many rows to FP8: with a scale for each 128 inputs (True), or for each
         row (False). None: this layer takes activations as they are, or quantizes them itself."""
-        return None if self._takes_fp8 is None else self._takes_fp8.groups_of(num_rows)
+        return None if self._takes_fp8 is None or self._has_updates else self._takes_fp8.groups_of(num_rows)
 
     def fuses_norm(self, x: Tensor, gate: Gate | None = None) -> bool:
         """Whether `after_norm` is one kernel for as many rows as x has."""
         few, op = self._few_rows, fused.NORM_LINEAR if gate is None else fused.GATE_UP_ACT
         if few is None or not few.is_few(x.shape[0]) or (gate is not None and few.bias is not None):
+            return False
+        if self._has_updates:
             return False
         return fused.fuses(op, x, few.weight)
 
@@ -140,6 +151,7 @@ class Linear:
         return (
             few is not None
             and self._gather is None
+            and not self._has_updates
             and few.is_few(x.shape[0])
             and fused.fuses(fused.LINEAR_RESIDUAL, x, few.weight)
         )

@@ -6,7 +6,7 @@ and no files: `loader` fills the parameters that it names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,7 +21,7 @@ from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import MLP
 from inferd.engine.layers.norm import stream_norm
 from inferd.engine.layers.parameter import Parameter
-from inferd.engine.layers.placement import Placement
+from inferd.engine.layers.placement import NO_LORAS, Lora, Placement
 from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.layers.rotary import cos_sin_table, query_table
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
@@ -92,7 +92,7 @@ class Decoder:
 
     Rope scalings that depend on a sequence length use `served_positions` (default: `max_positions`). `recipe` says how
     linear layers store their weights. `ranks`: the processes that share the model; this one keeps its part of each
-    matrix. Raises `QuantizationError` if it cannot store one.
+    matrix. `loras`: updates by adapters, by the names of matrices. Raises `QuantizationError` if it cannot store one.
     """
 
     unrecordable: str | None = None
@@ -109,10 +109,11 @@ class Decoder:
         recipe: Recipe = UNQUANTIZED,
         ranks: Ranks = ALONE,
         layers_read: Sequence[int] | None = None,
+        loras: Mapping[str, Lora] = NO_LORAS,
     ) -> None:
         """`layers_read`: number of layers before each hidden state that a draft head reads; empty: the final ones; None
         without a draft head."""
-        place = Placement(dtype, torch.device(device), recipe.layers, recipe.exceptions, recipe.dense, ranks)
+        place = Placement(dtype, torch.device(device), recipe.layers, recipe.exceptions, recipe.dense, ranks, loras)
         self.arch, self.dtype, self.device, self.rank = arch, dtype, place.device, ranks.own
         self._layers_read, self._is_read = tuple(layers_read or ()), layers_read is not None
         table = (arch.vocab_size, arch.hidden_size)

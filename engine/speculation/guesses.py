@@ -193,8 +193,8 @@ class Guesses:
 
 
 def _owner_of(request: Request) -> tuple[str, str]:
-    """Whose answers may be looked at for a request: as for cached prefixes, those of its tenant and salt."""
-    return request.scheduling.tenant, request.scheduling.cache_salt
+    """Whose answers may be looked at for a request: as for cached prefixes, those of its tenant, salt and adapter."""
+    return request.scheduling.tenant, request.salt
 
 
 def _continue(guessed: list[int], matches: list[Match], most: int, known: Sequence[int]) -> list[_Kind]:

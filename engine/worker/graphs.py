@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import Progress
 from inferd.engine.worker.device import Device, Recording
@@ -164,14 +165,21 @@ class StepGraphs:
         max_draws: int = 0,
         is_deterministic: bool = True,
         states: StatePool | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """`max_draws`: most tokens that a step draws if it verifies drafts. Unless `is_deterministic`, a GPU may add up
-        a row's keys in an order that depends on the other rows. `states`: those of a model with recurrent layers."""
+        a row's keys in an order that depends on the other rows. `states`: those of a model with recurrent layers.
+        `adapters`: those that rows may have."""
         self._state_pool = states
         self._is_deterministic = is_deterministic
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
+        self._adapters = adapters
         sizes = device.row_buckets[: bisect_left(device.row_buckets, max(max_draws, slots.num_slots)) + 1]
-        self._recordings = Recordings("decode steps of {} rows", sizes, device, self._run, decoder.unrecordable)
+        why_not = decoder.unrecordable
+        self._recordings = Recordings("decode steps of {} rows", sizes, device, self._run, why_not)
+        what = "decode steps of {} rows with adapters"
+        self._adapted = Recordings(what, sizes, device, self._run_adapted, why_not)
+        """Those of steps in which a row has an adapter."""
         self._max_rows = sizes[-1]
         self._rows = torch.empty(2 * _width(self._max_rows), dtype=torch.int64, device=device.torch_device)
         self._query_start = torch.arange(self._max_rows + 1, dtype=torch.int32, device=device.torch_device)
@@ -190,17 +198,17 @@ class StepGraphs:
         """Why this model's steps cannot be recorded; None unless an attempt has shown it."""
         return self._recordings.refusal
 
-    def decode(self, rows: Sequence[tuple[int, int]]) -> Decoded | None:
-        """Compute the tokens at each (slot, position), which differ. Returns None, with nothing computed, if there is
-        no recording for so many rows."""
+    def decode(self, rows: Sequence[tuple[int, int]], *, has_adapters: bool = False) -> Decoded | None:
+        """Compute the tokens at each (slot, position), which differ. `has_adapters`: whether one of the slots has an
+        adapter. Returns None, with nothing computed, if there is no recording for so many rows."""
         if self._device.records_all and not self._recordings.is_complete:
             self.record_all()
-        num_rows = len(rows)
-        bucket = self._recordings.size_for(num_rows)
+        num_rows, recordings = len(rows), self._adapted if has_adapters else self._recordings
+        bucket = recordings.size_for(num_rows)
         if bucket is None:
             return None
         self._write(rows, bucket)
-        output = self._output(rows, bucket)
+        output = self._output(recordings, rows, bucket)
         if output is None:
             return None
         if self._device.records_all:
@@ -210,14 +218,14 @@ class StepGraphs:
         hidden, read = self._decoder.parts(output[:num_rows])
         return Decoded(self._decoder.logits(hidden), None, read)
 
-    def _output(self, rows: Sequence[tuple[int, int]], bucket: int) -> Tensor | None:
+    def _output(self, recordings: Recordings, rows: Sequence[tuple[int, int]], bucket: int) -> Tensor | None:
         """The output for rows that are written; None, with nothing changed, if they cannot be recorded."""
-        if self._state_pool is None or bucket in self._recordings.recorded:
-            return self._recordings.output(bucket)
+        if self._state_pool is None or bucket in recordings.recorded:
+            return recordings.output(bucket)
         # A recording that fails may have advanced the states of some layers.
         slots = [slot for slot, _ in rows]
         kept = self._state_pool.kept(slots)
-        output = self._recordings.output(bucket)
+        output = recordings.output(bucket)
         if output is None:
             self._state_pool.restore(slots, kept)
         return output
@@ -225,7 +233,8 @@ class StepGraphs:
     def record_all(self, progress: Progress | None = None) -> None:
         """Record every number of rows, all of them padding. `progress` as in `Recordings`."""
         assert self._kv.padding_block is not None, "a device that records whole steps pads them"
-        self._recordings.record_all(lambda bucket: self._write((), bucket), progress)
+        for recordings in (self._recordings, *([] if self._adapters is None else [self._adapted])):
+            recordings.record_all(lambda bucket: self._write((), bucket), progress)
         if self.refusal is not None:
             self._logits = self._read = None
 
@@ -235,10 +244,20 @@ class StepGraphs:
         positions = [position for _, position in rows] + [0] * num_padding
         self._device.write(self._rows[: 2 * _width(bucket)], slots + positions)
 
+    def _slots_and_positions(self, bucket: int) -> tuple[Tensor, Tensor]:
+        """The step's rows, as `_write` wrote them."""
+        slots, positions = self._rows[: 2 * _width(bucket)].view(2, -1)[:, :bucket].unbind()
+        return slots, positions
+
+    def _run_adapted(self, bucket: int) -> Tensor:
+        assert self._adapters is not None
+        with self._adapters.used_by(self._slots_and_positions(bucket)[0]):
+            return self._run(bucket)
+
     def _run(self, bucket: int) -> Tensor:
         """The step that is recorded. A run to record it changes nothing that it reads: on a device that records whole
         steps its rows are padding, and otherwise nothing is drawn."""
-        slots, positions = self._rows[: 2 * _width(bucket)].view(2, -1)[:, :bucket].unbind()
+        slots, positions = self._slots_and_positions(bucket)
         states = self._states(slots, positions)
         if not self._device.records_all:
             return states

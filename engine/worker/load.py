@@ -24,6 +24,7 @@ from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
 from inferd.engine.api.wire.messages import Phase, Ready
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.layers.ranks import ALONE
+from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
@@ -33,6 +34,7 @@ from inferd.engine.worker.followers import Followers, Loaded, RankLaunch
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.parts import (
     DraftParts,
+    allocate_adapters,
     allocate_pool,
     allocate_states,
     build_decoder,
@@ -151,7 +153,8 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     if followers.exchange_fd is not None:
         shared = open_ranks(config, arch, recipe, device, 0, followers.exchange_fd, followers.wait_joining)
     layers_read = None if draft is None else draft.layers_read
-    decoder = build_decoder(config, arch, device, recipe, shared or ALONE, layers_read)
+    adapters = allocate_adapters(config, arch, device)
+    decoder = build_decoder(config, arch, device, recipe, shared or ALONE, layers_read, adapters)
     weights_bytes = load_and_measure(decoder, checkpoint, planned, device)
     if draft is not None:
         weights_bytes += draft.load(decoder, planned, device, choices)
@@ -174,7 +177,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
         f"{format_bytes(kv_bytes)}, {config.num_blocks} blocks of {config.block_size} tokens in "
         f"{config.kv_cache_dtype}{each}",
     )
-    runner = _warmed_up(config, decoder, kv, planned, device, shared, followers, timer, draft)
+    runner = _warmed_up(config, decoder, kv, planned, device, shared, followers, timer, draft, adapters)
     if deterministic:
         refuse_varying(registry.explain())
     kernels = tuple(sorted({(choice.op, choice.chosen) for choice in registry.explain()}))
@@ -240,6 +243,7 @@ def _warmed_up(
     followers: Followers,
     timer: _PhaseTimer,
     draft: DraftParts | None,
+    adapters: Adapters | None,
 ) -> Runner:
     """The runner, after warm-up steps of each kind, which the other ranks run too."""
     assert config.max_num_seqs is not None and config.deterministic is not None
@@ -264,6 +268,7 @@ def _warmed_up(
             followers=followers,
             draft_model=None if draft is None else draft.made(slots, sampler, device),
             states=allocate_states(config, decoder, device),
+            adapters=adapters,
         )
         check_rows(config, decoder, kv)
         recorded = runner.record_steps(log_progress(_recordings))

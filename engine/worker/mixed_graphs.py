@@ -16,6 +16,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import Progress
 from inferd.engine.sched.plan import Row
@@ -41,35 +42,40 @@ class MixedGraphs:
         max_tokens: int,
         *,
         is_deterministic: bool = True,
+        adapters: Adapters | None = None,
     ) -> None:
-        """Unless `is_deterministic`, a GPU may compute attention by a library."""
+        """Unless `is_deterministic`, a GPU may compute attention by a library. `adapters`: those that rows may have."""
         self._is_deterministic = is_deterministic
         self._decoder, self._kv, self._slots, self._device = decoder, kv, slots, device
         sizes = [size for size in device.token_buckets if size < max_tokens]
         sizes += [size for size in device.token_buckets if size >= max_tokens][:1]
+        self._adapters, why_not = adapters, decoder.unrecordable
         what = "steps with prompts of {} tokens"
-        self.recordings = Recordings(what, sizes, device, self._run, decoder.unrecordable)
+        self.recordings = Recordings(what, sizes, device, self._run, why_not)
+        self._adapted = Recordings(f"{what} with adapters", sizes, device, self._run_adapted, why_not)
         self._records = bool(sizes)
         most = max(sizes, default=0)
         self._numbers = torch.zeros(2 * most + 3 * self._num_rows(most), dtype=torch.int64, device=device.torch_device)
 
     def record_all(self, progress: Progress | None = None) -> None:
         """Record every number of tokens, all of them padding."""
-        self.recordings.record_all(lambda size: self._write((), size), progress)
+        for recordings in (self.recordings, *([] if self._adapters is None else [self._adapted])):
+            recordings.record_all(lambda size: self._write((), size), progress)
 
-    def forward(self, rows: Sequence[Row]) -> Tensor | None:
+    def forward(self, rows: Sequence[Row], *, has_adapters: bool = False) -> Tensor | None:
         """Final hidden states [T, hidden] of the rows' tokens, valid until the next step; None, with nothing computed,
-        if such a step is not recorded."""
+        if such a step is not recorded. `has_adapters`: whether a row has an adapter."""
         if not self._records:
             return None
         if not self.recordings.is_complete:
             self.record_all()
         num_tokens = sum(row.num_tokens for row in rows)
-        size = self.recordings.size_for(num_tokens)
+        recordings = self._adapted if has_adapters else self.recordings
+        size = recordings.size_for(num_tokens)
         if size is None:
             return None
         self._write(rows, size)
-        output = self.recordings.output(size)
+        output = recordings.output(size)
         return None if output is None else output[:num_tokens]
 
     def _num_rows(self, size: int) -> int:
@@ -91,6 +97,12 @@ class MixedGraphs:
             numbers += range(row.start, row.start + row.num_tokens)
         numbers += [0] * (size - num_tokens)
         self._device.write(self._numbers[: len(numbers)], numbers)
+
+    def _run_adapted(self, size: int) -> Tensor:
+        num_rows = self._num_rows(size)
+        assert self._adapters is not None
+        with self._adapters.used_by(self._numbers[3 * num_rows : 3 * num_rows + size]):
+            return self._run(size)
 
     def _run(self, size: int) -> Tensor:
         """The step that is recorded. Running it twice has the effect of once: it changes nothing that it reads."""

@@ -26,7 +26,9 @@ from inferd.engine.arch.description import Arch
 from inferd.engine.arch.draft_heads import layers_read_by
 from inferd.engine.arch.modelled import ModellingError
 from inferd.engine.arch.ranks import Rank
+from inferd.engine.layers.placement import NO_LORAS
 from inferd.engine.layers.ranks import ALONE, Ranks
+from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.draft_head import DraftHead, EagleHead, MTPLayer, draft_head_of
 from inferd.engine.models.loader import Progress, load, recipe_of
@@ -126,6 +128,26 @@ def recipe_for(config: EngineConfig, arch: Arch, choices: Choices) -> Recipe:
     return recipe_of(arch, config.quantization, getattr(torch, config.dtype), choices, narrow)
 
 
+def allocate_adapters(config: EngineConfig, arch: Arch, device: Device) -> Adapters | None:
+    """Space for adapters; None if there may be none."""
+    assert config.max_num_seqs is not None
+    if not config.max_loras:
+        return None
+    try:
+        return Adapters.allocate(
+            arch,
+            config.max_loras,
+            config.max_lora_rank,
+            config.max_num_seqs,
+            getattr(torch, config.lora_dtype),
+            device.torch_device,
+            device.empty_pool,
+        )
+    except RuntimeError as error:
+        what = f"space for {config.max_loras} adapters of rank {config.max_lora_rank}"
+        raise CapacityError(f"{what} could not be allocated ({error}); give a smaller --max-loras") from error
+
+
 def build_decoder(
     config: EngineConfig,
     arch: Arch,
@@ -133,6 +155,7 @@ def build_decoder(
     recipe: Recipe,
     ranks: Ranks,
     layers_read: Sequence[int] | None = None,
+    adapters: Adapters | None = None,
 ) -> Decoder:
     """`layers_read`: number of layers before each hidden state that a draft head reads."""
     try:
@@ -147,6 +170,7 @@ def build_decoder(
             recipe,
             ranks,
             layers_read,
+            NO_LORAS if adapters is None else adapters.matrices,
         )
     except (QuantizationError, ModellingError) as error:
         raise ModelError(f"{config.model_path}: {error}") from error

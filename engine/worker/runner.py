@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
+from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import Progress
 from inferd.engine.sample.logprobs import Logprobs
@@ -102,19 +103,31 @@ class Runner:
         followers: Followers | None = None,
         draft_model: DraftModel | HeadDrafts | None = None,
         states: StatePool | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """Unless `is_deterministic`, a GPU may use other kernels for long chunks of a prompt than for short ones, and
         cut a sequence's keys by what else is in the step. Steps have at most `max_step_tokens` tokens, and draw
         at most `max_draws` if they verify drafts. `followers`: other ranks, which run the same plans. `draft_model`
         makes the drafts of rows that ask for them. It may be a draft head, which follows each step. `states`: those of
-        a model with recurrent layers."""
+        a model with recurrent layers. `adapters`: the decoder's, if it has any."""
         self._is_deterministic, self._followers = is_deterministic, followers or Followers()
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
         self._states = states
         self._graphs = StepGraphs(
-            decoder, kv, slots, sampler, device, max_draws=max_draws, is_deterministic=is_deterministic, states=states
+            decoder,
+            kv,
+            slots,
+            sampler,
+            device,
+            max_draws=max_draws,
+            is_deterministic=is_deterministic,
+            states=states,
+            adapters=adapters,
         )
-        self._mixed = MixedGraphs(decoder, kv, slots, device, max_step_tokens, is_deterministic=is_deterministic)
+        self._mixed = MixedGraphs(
+            decoder, kv, slots, device, max_step_tokens, is_deterministic=is_deterministic, adapters=adapters
+        )
+        self.adapters = adapters
         self._pooler = Pooler(slots)
         self._draft_model = draft_model
 
@@ -175,6 +188,9 @@ class Runner:
         for admission in plan.admissions:
             self._slots.admit(admission)
             self._sampler.admit(admission.slot, admission.params, admission.token_ids, admission.num_prompt)
+            if self.adapters is not None:
+                adapter = admission.params.adapter
+                self.adapters.assign(admission.slot, None if adapter is None else adapter.index)
         for update in plan.table_updates:
             self._slots.extend_table(update)
         self._slots.write_drafts(plan.rows)
@@ -200,19 +216,20 @@ class Runner:
         if self._device.records_all and any(row.num_drafts and self._sampler.has_rules(row.slot) for row in rows):
             return None
         tokens = [(row.slot, row.start + number) for row in rows for number in range(row.num_tokens)]
-        decoded = self._graphs.decode(tokens)
+        decoded = self._graphs.decode(tokens, has_adapters=self._has_adapters(rows))
         return None if decoded is None else _Computed(decoded.logits, decoded.outcomes, read=decoded.read)
 
     def _compute(self, plan: StepPlan) -> _Computed:
         """Run a step of any kind: its layers by a recording if there is one, the rest call by call."""
         first_tokens = [0, *accumulate(row.num_tokens for row in plan.rows)]
-        output = self._mixed.forward(plan.rows) if self._device.records_all else None
+        has_adapters, output = self._has_adapters(plan.rows), None
+        if self._device.records_all:
+            output = self._mixed.forward(plan.rows, has_adapters=has_adapters)
         if output is None:
             batch = Batch.build(
                 plan, self._slots, self._kv.block_size, self._device, is_deterministic=self._is_deterministic
             )
-            states = None if self._states is None else self._states.of(batch.state_rows)
-            output = self._decoder.forward(batch.token_ids, batch.attention, self._kv.data, self._kv.scales, states)
+            output = self._forward(batch, has_adapters=has_adapters)
         hidden, read = self._decoder.parts(output)
         last_tokens = [
             token
@@ -229,6 +246,18 @@ class Runner:
         }
         pooled = self._pooler.pool(plan.rows, hidden, first_tokens)
         return _Computed(logits, scored=scored, pooled=pooled, read=read)
+
+    def _forward(self, batch: Batch, *, has_adapters: bool) -> Tensor:
+        """The layers, call by call."""
+        if has_adapters:
+            assert self.adapters is not None
+            with self.adapters.used_by(batch.token_slots):
+                return self._forward(batch, has_adapters=False)
+        states = None if self._states is None else self._states.of(batch.state_rows)
+        return self._decoder.forward(batch.token_ids, batch.attention, self._kv.data, self._kv.scales, states)
+
+    def _has_adapters(self, rows: Sequence[Row]) -> bool:
+        return self.adapters is not None and self.adapters.has_any(row.slot for row in rows)
 
     @torch.inference_mode()
     def _end(self, plan: StepPlan, computed: _Computed, token_masks: TokenMasks) -> _Drawn | None:

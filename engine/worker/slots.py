@@ -92,6 +92,8 @@ class Batch:
     """One for each cache group; they differ in their block tables only."""
     slots: Tensor
     """[R] int64: the rows' slots."""
+    token_slots: Tensor
+    """[T] int64: the same for each token."""
 
     @property
     def state_rows(self) -> StateRows:
@@ -110,4 +112,4 @@ class Batch:
             for tables in slots.block_tables.index_select(1, row_slots)
         )
         token_slots = row_slots.repeat_interleave(device.to_device(lens), output_size=sum(lens))
-        return cls(slots.gather_ids(token_slots, attention[0].positions), attention, row_slots)
+        return cls(slots.gather_ids(token_slots, attention[0].positions), attention, row_slots, token_slots)

@@ -56,13 +56,17 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine.worker.executor": ("inferd.engine.sched.plan",),
     "engine.worker.followers": ("inferd.engine.sched.plan", "inferd.engine.api", "msgspec"),
     "engine.worker": (
-        "inferd.engine.models", "inferd.engine.layers", "inferd.engine.quant", "inferd.engine.sample",
-        "inferd.engine.sched.plan",
+        "inferd.engine.models", "inferd.engine.layers", "inferd.engine.lora", "inferd.engine.quant",
+        "inferd.engine.sample", "inferd.engine.sched.plan",
         "inferd.engine.api", "inferd.engine.arch", "inferd.kernels", "torch",
     ),
     "engine.models": (
         "inferd.engine.api.checkpoint", "inferd.engine.arch", "inferd.engine.layers", "inferd.engine.quant",
         "inferd.kernels", "torch", "safetensors", "transformers",
+    ),
+    "engine.lora": (
+        "inferd.engine.api.adapter", "inferd.engine.api.errors", "inferd.engine.arch", "inferd.kernels", "torch",
+        "safetensors",
     ),
     "engine.layers": ("inferd.engine.quant", "inferd.kernels", "inferd.engine.arch", "torch"),
     "engine.quant": ("inferd.engine.arch", "inferd.kernels", "torch"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.arch.description import NormKind
 from inferd.engine.arch.registry import describe
+from inferd.engine.layers.placement import NO_LORAS, Lora
 from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load
@@ -106,9 +108,15 @@ def load_decoder(
     return decoder
 
 
-def random_decoder(case: Case, dtype: torch.dtype, recipe: Recipe = UNQUANTIZED, ranks: Ranks = ALONE) -> Decoder:
+def random_decoder(
+    case: Case,
+    dtype: torch.dtype,
+    recipe: Recipe = UNQUANTIZED,
+    ranks: Ranks = ALONE,
+    loras: Mapping[str, Lora] = NO_LORAS,
+) -> Decoder:
     """A decoder of the case's shape with random weights, made without a checkpoint."""
-    decoder = Decoder(describe(case.config_json()), dtype, "cpu", recipe=recipe, ranks=ranks)
+    decoder = Decoder(describe(case.config_json()), dtype, "cpu", recipe=recipe, ranks=ranks, loras=loras)
     generator = torch.Generator().manual_seed(2)
     for parameter_name, parameter in decoder.parameters().items():
         is_factor = parameter_name.endswith("norm.weight") and decoder.arch.norm is not NormKind.RMS_ONE_PLUS

@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.arch.registry import describe
+from inferd.engine.api.wire.params import Adapter, SamplingParams
+from inferd.engine.arch.registry import describe, weights
+from inferd.engine.lora.adapters import Adapters
+from inferd.engine.lora.files import Update
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.draft_head import EagleHead
 from inferd.engine.sample.sampler import Sampler
@@ -66,16 +68,24 @@ class Engine:
     """A runner, and the parts that it computes with."""
 
     def __init__(
-        self, case: Case, device: CpuDevice, dtype: torch.dtype = torch.bfloat16, *, is_deterministic: bool = True
+        self,
+        case: Case,
+        device: CpuDevice,
+        dtype: torch.dtype = torch.bfloat16,
+        *,
+        is_deterministic: bool = True,
+        adapters: Adapters | None = None,
     ) -> None:
-        decoder = random_decoder(case, dtype)
+        decoder = random_decoder(case, dtype, loras={} if adapters is None else adapters.matrices)
         self.num_groups = len(decoder.arch.cache_groups)
         self.num_blocks = NUM_SLOTS * BLOCKS_EACH * self.num_groups
         self.kv = KVPool.allocate(decoder.arch, self.num_blocks, BLOCK, dtype, device)
         self.kv.data.zero_()
         self.slots = Slots(NUM_SLOTS, MAX_LEN, BLOCK, device, self.num_groups)
         sampler = Sampler(NUM_SLOTS, VOCAB, "cpu")
-        self.runner = Runner(decoder, self.kv, self.slots, sampler, device, is_deterministic=is_deterministic)
+        self.runner = Runner(
+            decoder, self.kv, self.slots, sampler, device, is_deterministic=is_deterministic, adapters=adapters
+        )
 
     def state(self) -> tuple[torch.Tensor, torch.Tensor]:
         """State that steps leave for later ones: ids, and the KV of all blocks that a request may have."""
@@ -124,10 +134,10 @@ class Company:
             yield Row(slot, computed, num_tokens, samples)
 
 
-def by_calls(case: Case, dtype: torch.dtype = torch.bfloat16) -> Engine:
+def by_calls(case: Case, dtype: torch.dtype = torch.bfloat16, adapters: Adapters | None = None) -> Engine:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CpuDevice, "row_buckets", (0,))
-        return Engine(case, CpuDevice(1), dtype)
+        return Engine(case, CpuDevice(1), dtype, adapters=adapters)
 
 
 def is_decode(plan: StepPlan) -> bool:
@@ -216,6 +226,45 @@ def test_a_replayed_step_with_drafts_is_the_step(kinds: Sequence[Mapping[str, An
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(recorded.state(), called.state(), strict=True))
         num_recorded += plan.has_drafts and device.events.count("replay") > num_before
     assert num_recorded > 40
+
+
+def two_adapters(case: Case) -> Adapters:
+    """Adapters of random weights, which are the same in each call."""
+    arch, generator = describe(case.config_json()), torch.Generator().manual_seed(5)
+    adapters = Adapters.allocate(arch, 2, 8, NUM_SLOTS, torch.bfloat16)
+    for index, rank in enumerate((8, 3)):
+        adapters.put(
+            index,
+            [
+                Update(
+                    matrix,
+                    part,
+                    torch.randn(rank, own.in_size, generator=generator) * own.in_size**-0.5,
+                    torch.randn(own.out_size, rank, generator=generator),
+                    0.3,
+                )
+                for matrix, modules in weights(arch).modules().items()
+                for part, own in enumerate(modules)
+            ],
+        )
+    return adapters
+
+
+def test_a_replayed_step_with_adapters_is_the_step() -> None:
+    """The requests have either adapter, or none."""
+    device = CapturingDevice()
+    recorded = Engine(WINDOWED, device, adapters=two_adapters(WINDOWED))
+    called = by_calls(WINDOWED, adapters=two_adapters(WINDOWED))
+    kinds = [{}, *({"adapter": Adapter(index, "")} for index in (0, 1)), {"temperature": 0.0}]
+    num_adapted = num_plain = 0
+    for plan in Company(called.num_groups, kinds, Random(1)).plans(100):
+        assert recorded.runner.execute(plan).rows == called.runner.execute(plan).rows
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(recorded.state(), called.state(), strict=True))
+        is_adapted = called.runner._has_adapters(plan.rows)
+        num_adapted += is_adapted
+        num_plain += not is_adapted
+    assert device.events.count("replay") > 80
+    assert num_adapted > 40 and num_plain > 5
 
 
 class DraftModelCompany(Company):

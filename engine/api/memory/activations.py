@@ -5,15 +5,17 @@ Pure arithmetic, as in `planner`, which puts these parts into its plans.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from inferd.engine.api.memory.formula import NOTHING, Formula, sum_of, term
-from inferd.engine.api.memory.precision import Precision
+from inferd.engine.api.memory.precision import DTYPE_BYTES, Precision
 from inferd.engine.api.memory.states import state_bytes
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.draft_heads import num_read
 from inferd.engine.arch.ranks import Rank
+from inferd.engine.arch.registry import weights
 
 BASE_BYTES = 256 * 2**20
 """Anonymous memory of the two processes before a model is loaded: engine 154 MiB with torch imported, server 80 MiB,
@@ -55,6 +57,8 @@ RULE_WORDS, RULE_PREFIX = 256, 16
 """Number of bad words of a slot, and of ids before the last one of each (`kernels/logit_rules` has the same)."""
 CUT_ROWS = 64
 """Most rows whose top-k and top-p a GPU finds at once. The kernels obey the same bound (`tests/cpu/test_memory.py`)."""
+LORA_PANEL = 64
+"""Outputs of an adapter's module that lie side by side. The kernels have the same (`tests/cpu/test_lora.py`)."""
 _CUT_BYTES = 5
 """Bytes of a token of such a row, rounded up."""
 
@@ -76,6 +80,15 @@ class Draft:
 
     arch: Arch
     precision: Precision
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSpace:
+    """Memory for LoRA adapters."""
+
+    num: int
+    rank: int
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +114,7 @@ class Workload:
     draft: Draft | None = None
     num_checkpoints: int = 0
     """Copies of recurrent states at the ends of prefixes."""
+    adapters: AdapterSpace | None = None
 
     @property
     def num_draws(self) -> int:
@@ -134,6 +148,7 @@ def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Par
         Part("logits", _logits(arch, work)),
         Part("recorded steps", _recorded(arch, precision, work)),
         Part("drafting", _drafting(work)),
+        Part("adapters", _adapters(arch, work)),
         Part("exchange", _exchange(work)),
         Part("standby", _standby(work)),
         Part("processes", term(BASE_BYTES, "B")),
@@ -157,6 +172,20 @@ def _drafting(work: Workload) -> Formula:
     kept = term(work.num_seqs, "slots") * term(HEAD_STATES, "states") * term(arch.hidden_size)
     read = term(work.step_tokens, "tokens") * term(2 * num_read(head) + 1, "states") * term(head.state_size)
     return parts + (kept + read) * precision.dtype_bytes
+
+
+def _adapters(arch: Arch, work: Workload) -> Formula:
+    """A and B of every linear module in the layers, with the outputs of a module in panels. On a CPU only
+    adapters that are loaded take memory."""
+    if work.adapters is None:
+        return NOTHING
+    sizes = Counter(
+        sum(module.in_size + -(-module.out_size // LORA_PANEL) * LORA_PANEL for module in modules)
+        for modules in weights(arch).modules().values()
+    )
+    numbers = sum_of(term(count, "matrices") * term(size) for size, count in sorted(sizes.items()))
+    space = term(work.adapters.num, "adapters") * term(work.adapters.rank).named("rank")
+    return space * numbers * term(DTYPE_BYTES[work.adapters.dtype], "B")
 
 
 def _standby(work: Workload) -> Formula:

@@ -41,6 +41,15 @@ class Pooling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the kept components are scaled to length 1."""
 
 
+class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A LoRA adapter that the engine has loaded."""
+
+    index: int
+    """Place of its weights, which another adapter gets once no request uses them."""
+    digest: str
+    """Hash of its content."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the tokens of one choice are drawn and when it ends.
 
@@ -81,6 +90,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     says."""
     pooling: Pooling | None = None
     """If set, the request ends with a vector, and `max_tokens` must be 0."""
+    adapter: Adapter | None = None
+    """The adapter whose updates are added to the model's weights; None: none."""
 
     @property
     def needs_every_position(self) -> bool:

@@ -1,0 +1,219 @@
+"""LoRA adapters as files: a directory in PEFT's format, checked against the served model before anything is loaded.
+
+It reads adapter_config.json and the header of adapter_model.safetensors. A wrong adapter is refused here, with the name
+of what does not fit. Imports no torch; `engine/lora` reads the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inferd.engine.api.checkpoint import TensorInfo, read_header, read_json
+from inferd.engine.api.errors import ConfigError, ModelError
+from inferd.engine.api.memory.activations import AdapterSpace
+from inferd.engine.api.memory.precision import Precision
+from inferd.engine.arch.description import Arch
+from inferd.engine.arch.registry import weights
+from inferd.engine.arch.stored import FLOATS
+
+MAX_RANK, MAX_ADAPTERS = 64, 256
+AUTO_RANK = 16
+"""Space for adapters of this rank, unless one that is given at the start has a larger one."""
+AUTO_ADAPTERS = 8
+"""Number of adapters that there is space for, unless more are given at the start."""
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX, _BODY = "base_model.model.", "model."
+"""PEFT writes the first before a module's name. An adapter of a model without a head leaves the second out."""
+_WEIGHT = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
+_PATTERN = re.compile(r"\^?[\w.]+")
+_UNSUPPORTED = (
+    "use_dora", "use_qalora", "lora_bias", "fan_in_fan_out", "modules_to_save", "trainable_token_indices",
+    "layer_replication", "target_parameters", "alora_invocation_tokens", "arrow_config",
+)  # fmt: skip
+"""Options that change what an adapter computes, and are not computed here."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """The update of one module: scale * B A is added to its weight."""
+
+    matrix: str
+    """Our matrix that holds the module: `layers.0.attention.qkv`."""
+    part: int
+    """Number of the matrix's modules before this one."""
+    rank: int
+    scale: float
+    a: str
+    """Name of A in the file."""
+    b: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """An adapter that fits the model."""
+
+    path: Path
+    digest: str
+    """Hash of its two files."""
+    updates: tuple[LowRank, ...]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of its modules."""
+        return max(update.rank for update in self.updates)
+
+
+def read_adapter(path: Path, arch: Arch, max_rank: int = MAX_RANK) -> AdapterFiles:
+    """Check an adapter against the model. Raises a `ModelError` that says which part of it cannot be served."""
+    if not path.is_dir():
+        raise ModelError(f"{path} is no directory: an adapter is a directory with {CONFIG} and {WEIGHTS}")
+    config, file = read_json(path / CONFIG), path / WEIGHTS
+    _check_config(path, config)
+    if not file.is_file():
+        raise ModelError(
+            f"{path} holds no {WEIGHTS}; an adapter in another format must be saved as safetensors, because pickled "
+            "weights can carry code"
+        )
+    updates = tuple(_updates(path, config, {info.name: info for info in read_header(file)}, arch))
+    if not updates:
+        raise ModelError(f"{file} holds no weights of LoRA")
+    widest = max(updates, key=lambda update: update.rank)
+    if widest.rank > max_rank:
+        raise ModelError(
+            f"{file}: the rank must be at most {max_rank}, but {widest.a} has {widest.rank}"
+            + (f"; start the server with --max-lora-rank {widest.rank}" if widest.rank <= MAX_RANK else "")
+        )
+    return AdapterFiles(path, digest_of(path), updates)
+
+
+def digest_of(path: Path) -> str:
+    """Hash of the contents of an adapter's two files."""
+    both = hashlib.sha256()
+    for name in (CONFIG, WEIGHTS):
+        with (path / name).open("rb") as file:
+            both.update(hashlib.file_digest(file, "sha256").digest())
+    return both.hexdigest()[:32]
+
+
+def space_for(num_asked: int | None, rank_asked: int | None, given: tuple[AdapterFiles, ...]) -> tuple[int, int]:
+    """(number of adapters, largest rank) to have space for, with the adapters `given` at the start. Raises
+    `ConfigError`."""
+    num = (max(AUTO_ADAPTERS, len(given)) if given else 0) if num_asked is None else num_asked
+    if num < len(given):
+        raise ConfigError(f"max_loras must be at least {len(given)}, the adapters given by --lora, but got {num}")
+    return num, rank_asked or max([AUTO_RANK, *(files.rank for files in given)])
+
+
+def adapter_space(num: int, rank: int, device: str, precision: Precision) -> AdapterSpace | None:
+    """Memory to plan for adapters of a model in `precision`; None if there are none."""
+    return AdapterSpace(num, rank, lora_dtype(device, precision)) if num else None
+
+
+def lora_dtype(device: str, precision: Precision) -> str:
+    """Dtype of the weights of adapters: 16 bits, unless the model's own weights have more."""
+    if device == "cuda" or precision.dtype == "bfloat16":
+        return precision.dtype
+    has_few_bits = precision.weights_dtype == "bfloat16" or precision.quantization != "none"
+    return "bfloat16" if has_few_bits else "float32"
+
+
+def check_adapters(num_ranks: int, device: str) -> None:
+    """Raises a `ConfigError` if adapters cannot be served so."""
+    if num_ranks > 1:
+        raise ConfigError(
+            f"adapters are served by one process, but tensor_parallel_size is {num_ranks}; give "
+            "--tensor-parallel-size 1, or --max-loras 0"
+        )
+    if device == "cuda":
+        raise ConfigError("adapters are served on CPUs only; give --device cpu, or --max-loras 0")
+
+
+def _check_config(path: Path, config: Mapping[str, Any]) -> None:
+    if config.get("peft_type") != "LORA":
+        raise ModelError(f"{path / CONFIG}: peft_type must be 'LORA', but is {config.get('peft_type')!r}")
+    if config.get("bias", "none") != "none":
+        raise ModelError(f"{path / CONFIG}: bias must be 'none', but is {config['bias']!r}; merge the adapter instead")
+    for name in _UNSUPPORTED:
+        if config.get(name):
+            raise ModelError(
+                f"{path / CONFIG}: {name} is not supported, but is {config[name]!r}; merge the adapter into the weights"
+            )
+
+
+def _updates(path: Path, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], arch: Arch) -> list[LowRank]:
+    """The updates of all modules that the file holds weights of."""
+    places = {
+        module.name: (matrix, part, module)
+        for matrix, modules in weights(arch).modules().items()
+        for part, module in enumerate(modules)
+    }
+    names: dict[str, dict[str, str]] = {}
+    for name in sorted(tensors):
+        match = _WEIGHT.fullmatch(name)
+        if match is None:
+            raise ModelError(f"{path / WEIGHTS}: {name} is no A or B of a linear module, and nothing else is supported")
+        names.setdefault(match["module"], {})[match["factor"]] = name
+    found = []
+    for theirs, pair in names.items():
+        module = _BODY + theirs.removeprefix(_PREFIX).removeprefix(_BODY)
+        if module not in places:
+            raise ModelError(f"{path / WEIGHTS}: {theirs} is no linear module of the layers of {_base(arch, config)}")
+        if len(pair) < 2:
+            raise ModelError(f"{path / WEIGHTS}: {theirs} must have lora_A and lora_B, but has only {min(pair)}")
+        matrix, part, shape = places[module]
+        rank = _rank(path, arch, config, tensors[pair["A"]], tensors[pair["B"]], (shape.out_size, shape.in_size))
+        found.append(LowRank(matrix, part, rank, _scale(path, config, module, rank), pair["A"], pair["B"]))
+    return found
+
+
+def _base(arch: Arch, config: Mapping[str, Any]) -> str:
+    return (
+        f"the served model ({arch.architecture}), and the adapter's base is {config.get('base_model_name_or_path')!r}"
+    )
+
+
+def _rank(
+    path: Path, arch: Arch, config: Mapping[str, Any], a: TensorInfo, b: TensorInfo, shape: tuple[int, int]
+) -> int:
+    """The rank of A and B of a module of `shape`. Raises `ModelError` if they do not fit it."""
+    out_size, in_size = shape
+    rank = a.shape[0] if a.shape else 0
+    for tensor, wanted in ((a, (rank, in_size)), (b, (out_size, rank))):
+        if tensor.dtype not in FLOATS:
+            raise ModelError(f"{path / WEIGHTS}: {tensor.name} is stored as {tensor.dtype}, not as one of {FLOATS}")
+        if tensor.shape != wanted or not rank:
+            raise ModelError(
+                f"{path / WEIGHTS}: {tensor.name} must be {list(wanted)}, but is {list(tensor.shape)}: it does not fit "
+                f"{_base(arch, config)}"
+            )
+    return rank
+
+
+def _scale(path: Path, config: Mapping[str, Any], module: str, rank: int) -> float:
+    """The factor of B A: alpha / rank, or alpha / sqrt(rank) with rank-stabilized LoRA."""
+    alpha = _of_pattern(path, config, "alpha_pattern", module, config.get("lora_alpha", 8))
+    stated = _of_pattern(path, config, "rank_pattern", module, config.get("r", 8))
+    if stated != rank:
+        raise ModelError(f"{path}: {module} has rank {rank} in {WEIGHTS}, but {stated} in {CONFIG}")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < 1e6:
+        raise ModelError(f"{path / CONFIG}: lora_alpha must be a number below 1,000,000, but is {alpha!r}")
+    return alpha / (rank**0.5 if config.get("use_rslora") else rank)
+
+
+def _of_pattern(path: Path, config: Mapping[str, Any], field: str, module: str, default: Any) -> Any:
+    """The value for a module: of the first name in `field` that the module's name ends with, or the default."""
+    patterns = config.get(field) or {}
+    if not isinstance(patterns, dict):
+        raise ModelError(f"{path / CONFIG}: {field} must be an object, but is {patterns!r}")
+    for name, value in patterns.items():
+        if not _PATTERN.fullmatch(name):
+            raise ModelError(f"{path / CONFIG}: {field} must have names of modules, but has the pattern {name!r}")
+        if f".{module}".endswith(f".{name.removeprefix('^')}"):
+            return value
+    return default
