@@ -187,6 +187,8 @@ def plan(
             metavar="WORD",
         ),
     ] = "none",
+    max_loras: Annotated[int, typer.Option(help="Number of LoRA adapters to have memory for.", metavar="N")] = 0,
+    max_lora_rank: Annotated[int, typer.Option(help="Largest rank of a LoRA adapter.", metavar="N")] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every size in bytes.")] = False,
 ) -> None:
     """Show how much memory a model needs, with the formulas.
@@ -209,6 +211,8 @@ def plan(
         standby=standby,
         tensor_parallel_size=tensor_parallel_size,
         speculative=speculative,
+        max_loras=max_loras,
+        max_lora_rank=max_lora_rank,
     )
     raise typer.Exit(run(asked, as_json=as_json))
 

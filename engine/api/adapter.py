@@ -20,6 +20,7 @@ from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.stored import FLOATS
+from inferd.engine.arch.wrappers import text_name
 
 MAX_RANK, MAX_ADAPTERS = 64, 256
 AUTO_RANK = 16
@@ -161,7 +162,7 @@ def _updates(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor
         names.setdefault(match["module"], {})[match["factor"]] = name
     found = []
     for theirs, pair in names.items():
-        module = _BODY + theirs.removeprefix(_PREFIX).removeprefix(_BODY)
+        module = _BODY + text_name(theirs.removeprefix(_PREFIX)).removeprefix(_BODY)
         if module not in places:
             raise ModelError(f"{path / WEIGHTS}: {theirs} is no linear module of the layers of {_base(arch, config)}")
         if len(pair) < 2:

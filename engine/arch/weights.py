@@ -34,6 +34,7 @@ ROUTER = "router"
 """Our name of the matrix that gives the logits of a layer's experts."""
 
 _NAMES_SHOWN = 8
+_OF_LAYER = re.compile(r"layers\.\d+\.(attention\.(qkv|o)|mlp\.(gate_up|up|down))")
 PART_NAME = re.compile(r"\.part\d+$")
 """End of the name of a part of a matrix."""
 
@@ -169,13 +170,13 @@ class WeightMap:
         return {matrix: tuple(parts) for matrix, parts in found.items()}
 
     def modules(self) -> dict[str, tuple[Module, ...]]:
-        """The modules of each matrix in the layers, in the order of their rows: `layers.0.attention.qkv` has three, or
-        one that holds all."""
+        """The modules of each matrix of attention and MLP, in the order of their rows: `layers.0.attention.qkv` has
+        three, or one that holds all."""
         found: dict[str, list[Module]] = {}
         for source in sorted(self.all_sources, key=lambda source: (source.parameter, source.row)):
-            if len(source.shape) == 2 and source.parameter.startswith("layers."):
+            matrix = PART_NAME.sub("", source.parameter.removesuffix(".weight"))
+            if _OF_LAYER.fullmatch(matrix):
                 name = source.tensor.removesuffix(".weight") if isinstance(source, Source) else source.module
-                matrix = PART_NAME.sub("", source.parameter.removesuffix(".weight"))
                 found.setdefault(matrix, []).append(Module(name, source.shape[0], source.shape[1]))
         return {matrix: tuple(modules) for matrix, modules in found.items()}
 

@@ -108,15 +108,15 @@ def _rope_of_text(rope: Any) -> Any:
 def _renamed(value: Any, depth: int) -> Any:
     """A quantization_config with the names of a text model in its lists of modules."""
     if isinstance(value, str):
-        return _text_name(value)
+        return text_name(value)
     if isinstance(value, list) and depth:
         return [_renamed(item, depth - 1) for item in value]
     if isinstance(value, Mapping) and depth:
-        return {_text_name(name): _renamed(item, depth - 1) for name, item in value.items()}
+        return {text_name(name): _renamed(item, depth - 1) for name, item in value.items()}
     return value
 
 
-def _text_name(text: str) -> str:
+def text_name(text: str) -> str:
     """A name or an expression for names, without the prefix of a text part."""
     for mark in ("", "re:", "+:", "-:"):
         for prefix, ours in _PREFIXES.items():
@@ -135,7 +135,7 @@ def text_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict
         if name.removeprefix("model.").startswith(_OTHER_PARTS):
             others[name] = tensor
             continue
-        ours = _text_name(name)
+        ours = text_name(name)
         if ours in text:
             raise ArchError(f"two tensors are {ours} of the text part, of which one is named {name}")
         text[ours] = tensor

@@ -33,6 +33,7 @@ from inferd.engine.api.wire.messages import (
     Abort,
     Failed,
     FromEngine,
+    LoadAdapter,
     Ready,
     ResetPrefixCache,
     StepOutput,
@@ -53,6 +54,7 @@ from inferd.engine.sched.latency.step_time import Coefficients, Seed
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.speculation.guesses import Guesses
+from inferd.engine.worker.adapter_loader import AdapterLoader
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.followers import Followers
 from inferd.engine.worker.load import load_worker
@@ -61,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 _IDLE_POLL_MS = 1000
 _COMPILING_POLL_MS = 1
-"""Grammars are compiled on a thread that cannot wake the loop."""
+"""Grammars are compiled, and adapters are read, on threads that cannot wake the loop."""
 _MOST_RECEIVED_BYTES = 2**20
 """Most bytes received at once: some 500,000 ids, which take 60 ms to check and to queue. After a restart all prompts
 come at once, and an engine that took them for seconds would count as hung."""
@@ -125,7 +127,7 @@ def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None)
                 ranks.wait_imported()
             started_s = stand_by(launch, link.send, _bind_to_server, promoted)
         try:
-            core, ready = build(launch, started_s, link, heartbeat, flight, ranks)
+            core, ready, adapters = build(launch, started_s, link, heartbeat, flight, ranks)
         except StartError as error:
             link.send(Failed(type(error).__name__, str(error)))
             link.close()
@@ -135,7 +137,7 @@ def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None)
         link.send(ready)
         heartbeat.phase = EnginePhase.SERVING
         try:
-            serve(core, link, heartbeat)
+            serve(core, link, heartbeat, adapters)
         except Exception:
             logger.exception("the engine failed")
             # At once: threads of the worker may never end.
@@ -149,8 +151,9 @@ def build(
     heartbeat: Heartbeat,
     flight: FlightRecord,
     ranks: Followers | None = None,
-) -> tuple[EngineCore, Ready]:
-    """Load the worker, report each phase, and build the core on it. Raises `StartError`.
+) -> tuple[EngineCore, Ready, AdapterLoader | None]:
+    """Load the worker, report each phase, and build the core on it. The last result loads adapters, if there is memory
+    for any. Raises `StartError`.
 
     `started_s`: time at which the first phase began (monotonic).
     """
@@ -192,7 +195,8 @@ def build(
         recorder=StepWatch(flight, heartbeat, ready.peaks),
         guesses=guesses,
     )
-    return core, ready
+    adapters = None if worker.adapters is None else AdapterLoader(worker.adapters, worker.arch, thread)
+    return core, ready, adapters
 
 
 def _seed_of(work: WorkModel, draft_work: WorkModel | None, peaks: Peaks) -> Seed:
@@ -210,13 +214,19 @@ def checkpoint_rules(config: EngineConfig) -> CheckpointRules | None:
     return CheckpointRules(config.num_checkpoints, config.checkpoint_interval) if config.num_checkpoints else None
 
 
-def serve(core: EngineCore, link: EngineLink, heartbeat: Heartbeat) -> NoReturn:
+def serve(core: EngineCore, link: EngineLink, heartbeat: Heartbeat, adapters: AdapterLoader | None = None) -> NoReturn:
     """Step for ever; the process ends with its standard input."""
     while True:
-        waiting_ms = _COMPILING_POLL_MS if core.is_compiling else _IDLE_POLL_MS
+        is_loading = adapters is not None and adapters.is_busy
+        waiting_ms = _COMPILING_POLL_MS if core.is_compiling or is_loading else _IDLE_POLL_MS
         messages = link.receive(0 if core.has_work else waiting_ms)
         for message in messages:
-            _dispatch(core, message)
+            _dispatch(core, message, adapters)
+        if adapters is not None and is_loading:
+            for loaded in adapters.ended():
+                if not loaded.error:
+                    core.add_adapter(loaded.adapter)
+                link.send(loaded)
         if not messages and not core.has_work and not core.is_compiling:
             # To check a large pool takes a fifth of a second, so this runs only when the engine has been idle for a
             # while.
@@ -238,7 +248,7 @@ def _send(link: EngineLink, output: StepOutput | None) -> None:
             link.send(part)
 
 
-def _dispatch(core: EngineCore, message: ToEngine) -> None:
+def _dispatch(core: EngineCore, message: ToEngine, adapters: AdapterLoader | None) -> None:
     match message:
         case Submit():
             core.submit(message, time.monotonic())
@@ -248,6 +258,9 @@ def _dispatch(core: EngineCore, message: ToEngine) -> None:
             core.abort(message.request_ids)
         case ResetPrefixCache():
             core.reset_prefix_cache()
+        case LoadAdapter():
+            assert adapters is not None, "the server loads an adapter, but there is no memory for any"
+            adapters.load(message)
 
 
 def _bind_to_server(launch: Launch) -> None:

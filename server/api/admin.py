@@ -1,17 +1,23 @@
-"""The admin routes /config and /reset_prefix_cache, and the checks that let only admin keys call them."""
+"""The admin routes: settings, prefix cache and adapters, and the checks that let only admin keys call them."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated
 
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.engine.api.errors import RequestError
+from inferd.engine.api.errors import ModelError, RequestError
+from inferd.server.api.body import Body, body_of
 from inferd.server.api.respond import check_ready
 from inferd.server.api.service import Service
+from inferd.server.errors import table as errors
+from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from inferd.server.schema.answers.operation import Done
 from inferd.server.text.json_bytes import any_json
 
@@ -36,6 +42,35 @@ class AdminApi:
         self._service.router.reset_prefix_cache()
         answer: Done = {}
         return Response(orjson.dumps(answer), media_type="application/json")
+
+    async def load_adapter(
+        self, request: Request, body: Annotated[Body[LoadAdapterRequest], body_of(LoadAdapterRequest)]
+    ) -> Response:
+        """Answers when the adapter can be used. Raises `RequestError` if it cannot be loaded."""
+        del request
+        service, name, path = self._service, body.wire.lora_name, body.wire.lora_path
+        check_ready(service.router)
+        if not name or name in service.model.names:
+            raise errors.invalid_value("lora_name", name, "Expected a name that no model or adapter has.")
+        try:
+            files = await asyncio.to_thread(service.router.adapters.read, name, Path(path))
+        except ModelError as error:
+            raise RequestError("invalid_value", f"{error}.", "lora_path") from error
+        await service.router.load_adapter(name, files)
+        return Response(f"Success: LoRA adapter '{name}' added successfully.", media_type="text/plain")
+
+    async def unload_adapter(
+        self, request: Request, body: Annotated[Body[UnloadAdapterRequest], body_of(UnloadAdapterRequest)]
+    ) -> Response:
+        """Raises `RequestError` if there is no such adapter."""
+        del request
+        adapters, name = self._service.router.adapters, body.wire.lora_name
+        served = adapters.named.get(name)
+        if served is None:
+            message = f"The LoRA adapter '{errors.clip(name, errors.MAX_ECHO)}' is not loaded."
+            raise RequestError("model_not_found", message, "lora_name")
+        adapters.leave(served)
+        return Response(f"Success: LoRA adapter '{name}' removed successfully.", media_type="text/plain")
 
 
 def not_served(why: str) -> Handler:

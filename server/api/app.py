@@ -140,7 +140,7 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
         model=model,
         router=router,
         metrics=metrics,
-        intake=Intake(model, prompts, grammars, options.targets),
+        intake=Intake(model, prompts, grammars, options.targets, router.adapters),
         prompts=prompts,
         lanes=lanes,
         responses=ResponseStore(options.stored_responses_bytes, options.stored_responses_ttl_s),
@@ -219,6 +219,8 @@ def handlers_of(service: Service) -> dict[Route, Handler]:
         **dict.fromkeys(routes.DOCS_FILES, docs_page.file),
         routes.CONFIG: admin.config,
         routes.RESET_PREFIX_CACHE: admin.reset_prefix_cache,
+        routes.LOAD_LORA: admin.load_adapter,
+        routes.UNLOAD_LORA: admin.unload_adapter,
     }
 
 

@@ -39,7 +39,8 @@ class EmbeddingsApi:
         # The server sends inputs as places in the queue become free, so one free place is enough to begin.
         caller = admit(request, service, body.wire.timeout, num_choices=1, has_target=False)
         hidden_size = service.router.ready.hidden_size
-        taken = await while_asked(request, caller.deadline, self._intake.take(body.wire, caller, hidden_size))
+        adapter = service.intake.adapter_of(body.wire.model)
+        taken = await while_asked(request, caller.deadline, self._intake.take(body.wire, caller, hidden_size, adapter))
         service.metrics.request_arrived("embeddings")
         is_base64 = body.wire.encoding_format == "base64"
 

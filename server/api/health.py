@@ -39,8 +39,11 @@ class HealthApi:
         return _json({"version": self._service.version})
 
     async def metrics(self, request: Request) -> Response:
-        self._service.metrics.num_tasks(len(asyncio.all_tasks()))
-        body, content_type = self._service.metrics.render(request.headers.get("accept", ""))
+        metrics, router = self._service.metrics, self._service.router
+        metrics.num_tasks(len(asyncio.all_tasks()))
+        if router.adapters.num_places:
+            metrics.adapter_requests(router.adapter_requests(), router.adapters.num_places)
+        body, content_type = metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
 

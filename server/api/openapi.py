@@ -17,7 +17,19 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from inferd.server.api.body import WARNING_HEADER
-from inferd.server.api.routes import DOCS, DOCS_FILES, EMBEDDINGS, HEALTH, METRICS, READY, ROUTES, Access, Route
+from inferd.server.api.routes import (
+    DOCS,
+    DOCS_FILES,
+    EMBEDDINGS,
+    HEALTH,
+    LOAD_LORA,
+    METRICS,
+    READY,
+    ROUTES,
+    UNLOAD_LORA,
+    Access,
+    Route,
+)
 from inferd.server.api.service import Service
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
@@ -38,7 +50,11 @@ _ANY_REQUEST = (400, 405, 408, 413, 415, 431, 500)
 """Statuses that every route may answer, because the head, the method or the body of a request may be wrong."""
 _ANSWERED_WITH_BODY = (404, 429, 503)
 _JSON, _STREAM = "application/json", "text/event-stream"
-_MEDIA = {METRICS: "text/plain", DOCS: "text/html", **dict.fromkeys(DOCS_FILES, "*/*")}
+_MEDIA = {
+    **dict.fromkeys((METRICS, LOAD_LORA, UNLOAD_LORA), "text/plain"),
+    DOCS: "text/html",
+    **dict.fromkeys(DOCS_FILES, "*/*"),
+}
 _MORE = {HEALTH: (503,), READY: (503,), EMBEDDINGS: (501,), **dict.fromkeys(DOCS_FILES, (501,))}
 """Further statuses of some routes."""
 

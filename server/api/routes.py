@@ -12,6 +12,7 @@ from typing import Any, Literal
 from starlette.routing import compile_path
 
 from inferd.server.errors.table import Error
+from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from inferd.server.schema.answers import anthropic, chat, completions, operation, response_events, responses, tokens
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import ChatRequest
@@ -65,7 +66,6 @@ class Route:
 _GENERATE, _TOKENS, _MODELS = "Generating", "Tokens", "Models"
 _OPERATE, _ADMIN = "Operation", "Administration"
 
-_NO_ADAPTERS = "This server does not serve LoRA adapters. Merge the adapter into the weights and serve the result."
 _NO_SLEEP = "This server cannot sleep. Stop it to free its memory, and start it again."
 _NO_PROFILER = "This server has no profiler. /state and /metrics show how close the steps come to the device's peaks."
 
@@ -198,7 +198,7 @@ MODELS = Route(
     "/v1/models",
     Access.KEY,
     _MODELS,
-    "List the names of the served model, with its context length.",
+    "List the names of the served model and its adapters, with its context length.",
     operation.ModelList,
 )
 MODEL = Route("GET", "/v1/models/{model_id:path}", Access.KEY, _MODELS, "Get one of them.", operation.Model)
@@ -240,9 +240,23 @@ RESET_PREFIX_CACHE = Route(
     "Clear the prefix cache, except prefixes that running requests use.",
     operation.Done,
 )
-LOAD_LORA = Route("POST", "/v1/load_lora_adapter", Access.ADMIN, _ADMIN, "Load an adapter.", None, missing=_NO_ADAPTERS)
+LOAD_LORA = Route(
+    "POST",
+    "/v1/load_lora_adapter",
+    Access.ADMIN,
+    _ADMIN,
+    "Load a LoRA adapter from a directory of the server, and serve it under its name.",
+    str,
+    LoadAdapterRequest,
+)
 UNLOAD_LORA = Route(
-    "POST", "/v1/unload_lora_adapter", Access.ADMIN, _ADMIN, "Unload an adapter.", None, missing=_NO_ADAPTERS
+    "POST",
+    "/v1/unload_lora_adapter",
+    Access.ADMIN,
+    _ADMIN,
+    "Unload a LoRA adapter. Requests that use it finish, and new ones get a 404.",
+    str,
+    UnloadAdapterRequest,
 )
 SLEEP = Route("POST", "/sleep", Access.ADMIN, _ADMIN, "Free the device's memory.", None, missing=_NO_SLEEP)
 WAKE_UP = Route("POST", "/wake_up", Access.ADMIN, _ADMIN, "Load the model into it again.", None, missing=_NO_SLEEP)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from inferd.engine.api.adapter import AUTO_RANK, MAX_ADAPTERS, MAX_RANK, adapter_space, check_adapters
 from inferd.engine.api.checkpoint import CONFIG_FILES, Checkpoint, read_config, read_json
 from inferd.engine.api.config import AUTO_BLOCK_SIZE, BLOCK_SIZES, auto_step_tokens
 from inferd.engine.api.cost.step_cost import WorkModel
@@ -21,7 +22,7 @@ from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.hub_header import without_weights
 from inferd.engine.api.locate import EMBEDDED_NAME, gguf_to_download, local_path, locate
 from inferd.engine.api.machine.cpu import Machine
-from inferd.engine.api.memory.activations import Draft, Part, Workload
+from inferd.engine.api.memory.activations import AdapterSpace, Draft, Part, Workload
 from inferd.engine.api.memory.capacity import longest_context, of_each_rank, options, plan_sequences, shortage, ways_out
 from inferd.engine.api.memory.planner import MemoryPlan, refusal
 from inferd.engine.api.memory.precision import DTYPE_BYTES, SHORT_KV, KVCache, Precision, Quantization
@@ -65,6 +66,10 @@ class PlanOptions:
     speculative: str = "none"
     """Source of guessed tokens, or a draft model or head. Steps that verify them draw more tokens, whose logits take
     memory."""
+    max_loras: int = 0
+    """Number of LoRA adapters to have memory for."""
+    max_lora_rank: int = AUTO_RANK
+    """Largest rank of an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +156,10 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     precision = _precision(asked, facts)
     work = _workload(asked, facts, machine)
     dtype, why = served_dtype(precision.dtype, machine)
-    work = replace(work, draft=_draft(asked, facts, replace(precision, dtype=dtype), work, machine))
-    plan = plan_sequences(facts.arch, precision, work, asked.batch)
     served = replace(precision, dtype=dtype, weights_dtype=served_weights_dtype(dtype, facts, machine)[0])
+    draft = _draft(asked, facts, replace(precision, dtype=dtype), work, machine)
+    work = replace(work, draft=draft, adapters=_adapters(asked, served, machine))
+    plan = plan_sequences(facts.arch, precision, work, asked.batch)
     fits, verdict = _verdict(facts, served, work, machine)
     rows = _rows(found, served, work, machine)
     return PlanReport(
@@ -256,6 +262,18 @@ def _draft(asked: PlanOptions, facts: ModelFacts, served: Precision, work: Workl
     check_draft(facts.arch, draft.arch, asked.tensor_parallel_size)
     check_draft_length(facts.arch, draft.arch, work.max_model_len)
     return Draft(draft.arch, draft_precision(served, asked.quantization, draft, machine))
+
+
+def _adapters(asked: PlanOptions, served: Precision, machine: Machine) -> AdapterSpace | None:
+    """Memory for adapters of a model in the precision `served`. Raises `ConfigError` if it cannot have any."""
+    for flag, value, low, high in (
+        ("--max-loras", asked.max_loras, 0, MAX_ADAPTERS), ("--max-lora-rank", asked.max_lora_rank, 1, MAX_RANK)
+    ):  # fmt: skip
+        if not low <= value <= high:
+            raise ConfigError(f"{flag} must be from {low} to {high}, but got {value}")
+    if asked.max_loras:
+        check_adapters(asked.tensor_parallel_size, machine.device)
+    return adapter_space(asked.max_loras, asked.max_lora_rank, machine.device, served)
 
 
 def _precisions(facts: ModelFacts, served: Precision, machine: Machine) -> tuple[Precision, ...]:

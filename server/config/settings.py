@@ -18,6 +18,7 @@ from pydantic import PrivateAttr, SecretStr, ValidationError, field_validator, m
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from inferd.engine.api.adapter import MAX_ADAPTERS, MAX_RANK
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.memory.precision import KVCache
 from inferd.engine.api.modelling import ModelImpl
@@ -171,6 +172,23 @@ class Settings(BaseSettings):
         "layer. Steps verify them: they change no token. auto is suffix on a CPU, and none on a GPU.",
         panel=_ENGINE,
     )
+    lora: Names = setting(
+        (), "LoRA adapter to serve under a name of its own, as name=directory; repeat for more.", panel=_ENGINE
+    )
+    max_loras: Annotated[int | None, Auto, Number] = setting(
+        None,
+        "Number of LoRA adapters that there is memory for; auto is 8 if --lora is given, otherwise 0.",
+        panel=_ENGINE,
+        ge=0,
+        le=MAX_ADAPTERS,
+    )
+    max_lora_rank: Annotated[int | None, Auto, Number] = setting(
+        None,
+        "Largest rank of a LoRA adapter; auto is 16, or the largest of those given.",
+        panel=_ENGINE,
+        ge=1,
+        le=MAX_RANK,
+    )
     standby: bool = setting(
         False, "Keep a second engine process ready, which replaces the first if that dies.", panel=_ENGINE
     )
@@ -296,6 +314,12 @@ class Settings(BaseSettings):
         return (Path(self.model).expanduser().resolve().name if is_path else self.model,)
 
     @property
+    def loras(self) -> dict[str, Path]:
+        """Name -> directory of each adapter that is served from the start."""
+        entries = (entry.partition("=") for entry in self.lora)
+        return {name: Path(path).expanduser() for name, _, path in entries}
+
+    @property
     def trusts_this_machine(self) -> bool:
         """Whether only this machine can reach the server, and may call without a key."""
         return is_loopback(self.host) and not (self.api_key or self.keys_file)
@@ -333,6 +357,16 @@ class Settings(BaseSettings):
     def _names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not all(value) or len(set(value)) < len(value):
             raise ValueError("must be different names, none of them empty")
+        return value
+
+    @field_validator("lora")
+    @classmethod
+    def _lora_shape(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        names = [entry.partition("=")[0] for entry in value]
+        if not all(name and path for name, _, path in (entry.partition("=") for entry in value)):
+            raise ValueError("must be a name and a directory, such as sql=adapters/sql")
+        if len(set(names)) < len(names):
+            raise ValueError("must be adapters of different names")
         return value
 
     @field_validator("allowed_origins")
@@ -379,6 +413,12 @@ class Settings(BaseSettings):
             raise ValueError(
                 "the same key is given as --api-key and as --admin-key: clients must not have an admin key"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_names(self) -> Self:
+        for name in self.loras.keys() & set(self.served_names):
+            raise ValueError(f"--lora names an adapter {name!r}, but this is a name of the model: give it another one")
         return self
 
     @model_validator(mode="after")

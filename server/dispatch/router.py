@@ -17,14 +17,17 @@ from typing import NoReturn
 
 from msgspec import structs
 
-from inferd.engine.api.errors import EngineDeadError, RequestError, start_error
+from inferd.engine.api.adapter import AdapterFiles
+from inferd.engine.api.errors import EngineDeadError, ModelError, RequestError, start_error
 from inferd.engine.api.wire.client import EngineClient
 from inferd.engine.api.wire.messages import (
     Abort,
+    AdapterLoaded,
     Delta,
     EngineStats,
     Failed,
     Failure,
+    LoadAdapter,
     Phase,
     Ready,
     ResetPrefixCache,
@@ -33,6 +36,7 @@ from inferd.engine.api.wire.messages import (
     SubmitChoices,
     ToEngine,
 )
+from inferd.server.dispatch.adapters import Adapters, ServedAdapter
 from inferd.server.dispatch.admission import Backlog, QueueBounds
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.token_stream import TokenStream
@@ -59,6 +63,10 @@ def _cost_of(output: StepOutput) -> int:
     return _READ_AT_ONCE if is_scored else len(output.deltas)
 
 
+def _loading(served: ServedAdapter) -> LoadAdapter:
+    return LoadAdapter(served.adapter, str(served.path))
+
+
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
     """Bounds on what may wait."""
@@ -80,8 +88,14 @@ class Router:
         metrics: Metrics,
         options: RouterOptions | None = None,
         quarantine: Quarantine | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """`client`: None until `attach` provides one; nothing can be sent before."""
+        self.adapters = adapters or Adapters()
+        self._starting: Ready | None = None
+        """Set while a new engine loads the adapters, before it is sent any request."""
+        self._num_awaited = 0
+        """Number of adapters that it has not loaded yet."""
         self._client = client
         self._quarantine = quarantine or Quarantine()
         self.is_up = False
@@ -162,6 +176,8 @@ class Router:
         if not is_admitted:
             self._check_open(first, num_choices or len(submits), num_tokens or len(first.prompt_ids))
         self._quarantine.check(first)
+        if first.params.adapter is not None:
+            self.adapters.hold(first.params.adapter, len(submits), is_admitted=is_admitted)
         # The queue counts the prompt once, with its first choice: the others find it computed.
         streams = [
             TokenStream(submit, self._abort, num_waiting_tokens=0 if i else len(submit.prompt_ids))
@@ -183,6 +199,27 @@ class Router:
     def reset_prefix_cache(self) -> None:
         if self.is_up:  # a new engine's cache is empty
             self._try_send(ResetPrefixCache())
+
+    async def load_adapter(self, name: str, files: AdapterFiles) -> None:
+        """Have the engine load an adapter, also each later engine. Raises `RequestError` if it cannot be loaded."""
+        served = self.adapters.add(name, files)
+        if self.is_up or self._starting is not None:
+            self._num_awaited += 1
+            self._try_send(_loading(served))
+        await served.settled.wait()
+        if served.error:
+            raise RequestError("invalid_value", served.error, "lora_path")
+
+    def adapter_requests(self) -> dict[str, tuple[int, int]]:
+        """Name of each adapter that has a place -> its sequences that (run, wait)."""
+        found = {served.name: (0, 0) for served in self.adapters}
+        for stream in self._streams.values():
+            adapter = stream.submit.params.adapter
+            served = None if adapter is None else self.adapters.find(adapter)
+            if served is not None:
+                running, waiting = found[served.name]
+                found[served.name] = running + stream.has_begun, waiting + (not stream.has_begun)
+        return found
 
     def leave(self) -> None:
         """Make probes send requests elsewhere."""
@@ -224,7 +261,11 @@ class Router:
                         self.on_phase(message)
                 case Ready():
                     self._metrics.engine_ready(message)
-                    await self._begin(message)
+                    self._load_adapters(message)
+                    await self._begin_if_loaded()
+                case AdapterLoaded():
+                    self._settle(message)
+                    await self._begin_if_loaded()
                 case Failed():
                     raise start_error(message.kind, message.message)
 
@@ -239,7 +280,7 @@ class Router:
         """
         if self.is_up:
             self._lost_s = time.monotonic()
-        self.is_up = False
+        self.is_up, self._starting = False, None
         self.stats = EngineStats()
         self._metrics.engine_down()
         self._backlog.forget_pace()
@@ -251,6 +292,34 @@ class Router:
             if stream.abort_reason is not None:
                 self._push(stream, Delta(request_id=stream.request_id, finish_reason="abort"))
         self._unsent = dict(self._streams)
+
+    def _load_adapters(self, ready: Ready) -> None:
+        """An engine can take requests: before those, it gets every adapter that one of them may use."""
+        self._starting, loads = ready, [_loading(served) for served in self.adapters]
+        self._num_awaited = len(loads)
+        for message in loads:
+            self._send(message)
+
+    def _settle(self, loaded: AdapterLoaded) -> None:
+        """The engine has loaded an adapter, or cannot. Raises `ModelError` if one is missing at the start."""
+        served = self.adapters.find(loaded.adapter)
+        assert served is not None, "an adapter lost its place while it was loaded"
+        self._num_awaited -= 1
+        if not loaded.error:
+            self.adapters.settle(served, "")
+            return
+        if not self.became_ready.is_set():
+            raise ModelError(f"--lora {served.name}: {loaded.error}")
+        logger.error("the adapter %s is no longer served: %s", served.name, loaded.error)
+        self.adapters.settle(served, loaded.error)
+        for stream in tuple(self._streams.values()):
+            if stream.submit.params.adapter == loaded.adapter:
+                self._fail(stream, Failure("engine_error", f"The adapter could not be loaded again: {loaded.error}"))
+
+    async def _begin_if_loaded(self) -> None:
+        if self._starting is not None and not self._num_awaited:
+            ready, self._starting = self._starting, None
+            await self._begin(ready)
 
     async def _begin(self, ready: Ready) -> None:
         """An engine takes requests: send it all live requests, in order of arrival."""
@@ -291,6 +360,9 @@ class Router:
         self._metrics.engine_down()
         for stream in tuple(self._streams.values()):
             self._fail(stream, _ABORTED)
+        for served in tuple(self.adapters):
+            if not served.settled.is_set():
+                self.adapters.settle(served, "the engine stopped while it was loaded")
 
     def _fail(self, stream: TokenStream, failure: Failure) -> None:
         self._push(stream, Delta(request_id=stream.request_id, finish_reason="error", failure=failure))
@@ -378,6 +450,8 @@ class Router:
             return
         del self._streams[stream.request_id]
         self._unsent.pop(stream.request_id, None)
+        if stream.submit.params.adapter is not None:
+            self.adapters.release(stream.submit.params.adapter)
         if not self._streams:
             self._is_idle.set()
         if not stream.has_begun:

@@ -14,7 +14,7 @@ from functools import partial
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Failure, Submit
-from inferd.engine.api.wire.params import Pooling, SamplingParams, SchedulingParams
+from inferd.engine.api.wire.params import Adapter, Pooling, SamplingParams, SchedulingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
@@ -67,7 +67,9 @@ class EmbedIntake:
     def __init__(self, prompts: PromptReader) -> None:
         self._prompts = prompts
 
-    async def take(self, wire: EmbeddingRequest, caller: Caller, hidden_size: int) -> EmbedRequest:
+    async def take(
+        self, wire: EmbeddingRequest, caller: Caller, hidden_size: int, adapter: Adapter | None = None
+    ) -> EmbedRequest:
         """`hidden_size`: components of the model's vectors; 0: it gives none. Raises `RequestError`."""
         if hidden_size == 0:
             message = "This server's engine gives no hidden states that embeddings could be made of."
@@ -95,7 +97,7 @@ class EmbedIntake:
         return EmbedRequest(
             engine_id=f"embd-{secrets.token_hex(8)}",
             inputs=inputs,
-            params=SamplingParams(max_tokens=0, seed=0, pooling=pooling),
+            params=SamplingParams(max_tokens=0, seed=0, pooling=pooling, adapter=adapter),
             scheduling=caller.scheduling(wire),
             account=caller.account,
         )

@@ -9,8 +9,11 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.wire.params import ParamError, SamplingParams
+from inferd.engine.api.wire.params import Adapter, ParamError, SamplingParams
+from inferd.server.dispatch.adapters import Adapters
 from inferd.server.errors import table as errors
 from inferd.server.generate import work
 from inferd.server.generate.prompts import CheckSize, Encoded, PromptReader
@@ -54,18 +57,33 @@ class Intake:
     """Takes requests for one model."""
 
     def __init__(
-        self, model: ServedModel, prompts: PromptReader, grammars: GrammarChecker, targets: Targets = NO_TARGETS
+        self,
+        model: ServedModel,
+        prompts: PromptReader,
+        grammars: GrammarChecker,
+        targets: Targets = NO_TARGETS,
+        adapters: Adapters | None = None,
     ) -> None:
-        """`targets`: the server's, for requests that name none."""
+        """`targets`: the server's, for requests that name none. `adapters`: those that requests may name."""
         self._model, self._prompts, self._grammars, self._targets = model, prompts, grammars, targets
+        self._adapters = adapters or Adapters()
 
     def check_model(self, name: str | None) -> str:
         """The name to answer under. Raises `RequestError` for a model that is not served here."""
         if name is None:
             return self._model.names[0]
-        if name not in self._model.names:
-            raise errors.model_not_found(name, self._model.names[0])
+        self.adapter_of(name)
         return name
+
+    def adapter_of(self, name: str | None) -> Adapter | None:
+        """The adapter of that name; None for a name of the model. Raises `RequestError` for a model that is not served
+        here."""
+        if name is None or name in self._model.names:
+            return None
+        served = self._adapters.named.get(name)
+        if served is None:
+            raise errors.model_not_found(name, self._model.names[0])
+        return served.adapter
 
     async def read_chat(
         self, wire: ChatRequest, check_size: CheckSize | None = None, kept: int | None = None
@@ -205,6 +223,9 @@ class Intake:
         params = sampling_params(
             wire, self._model, seed, max_tokens, logprobs.output, logprobs.prompt, bad_words, grammar
         )
+        adapter = self.adapter_of(wire.model)
+        if adapter is not None:
+            params = msgspec.structs.replace(params, adapter=adapter)
         self._check_params(wire, params)
         work.check_lists(params, num_choices)
         return params

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import shlex
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 
+from inferd.engine.api.adapter import AdapterFiles
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS
@@ -33,6 +35,8 @@ class StartupReport:
     model: ServedModel
     config: EngineConfig
     memory: MemoryPlan
+    adapters: Mapping[str, AdapterFiles] = field(default_factory=dict)
+    """Those served from the start, by name."""
 
 
 def describe_start(report: StartupReport) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import uvloop
 
+from inferd.engine.api.adapter import MAX_RANK, read_adapter, space_for
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.draft import read_draft, source_of
@@ -34,6 +35,7 @@ from inferd.engine.api.wire.messages import Phase
 from inferd.server.api.app import AppOptions, create_app
 from inferd.server.auth.keys_file import read_keys
 from inferd.server.config.settings import Settings, is_loopback
+from inferd.server.dispatch.adapters import Adapters
 from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.lifecycle.drain import Drain, DrainOptions
@@ -82,6 +84,15 @@ def _router_options(settings: Settings) -> RouterOptions:
     return RouterOptions(queue=queue, e2e_target_s=settings.e2e_target)
 
 
+def _adapters(report: StartupReport) -> Adapters:
+    """Places for adapters, with those that are served from the start."""
+    config, arch = report.config, report.facts.arch
+    adapters = Adapters(config.max_loras, lambda path: read_adapter(path, arch, config.max_lora_rank))
+    for name, files in report.adapters.items():
+        adapters.add(name, files)
+    return adapters
+
+
 def _process_started_s() -> float:
     """When this process began, on the monotonic clock. Without Linux's /proc, it is the time of this call."""
     now = time.monotonic()
@@ -101,6 +112,9 @@ def read_model(settings: Settings) -> StartupReport:
     checkpoint = Checkpoint.read(locate(settings.model, settings.revision), keeps_blocks=keeps_blocks)
     facts = ModelFacts.of(checkpoint, settings.model_impl)
     draft = read_draft(settings.speculative, checkpoint.path, keeps_blocks=keeps_blocks)
+    most = settings.max_lora_rank or MAX_RANK
+    adapters = {name: read_adapter(path, facts.arch, most) for name, path in settings.loras.items()}
+    max_loras, max_lora_rank = space_for(settings.max_loras, settings.max_lora_rank, tuple(adapters.values()))
     asked = EngineConfig(
         model_path=str(checkpoint.path),
         dtype=settings.dtype,
@@ -121,6 +135,8 @@ def read_model(settings: Settings) -> StartupReport:
         standby=settings.standby,
         speculative=source_of(settings.speculative),
         draft=None if draft is None else draft[0],
+        max_loras=max_loras,
+        max_lora_rank=max_lora_rank,
     )
     config, memory, decisions = resolve(asked, facts, machine, None if draft is None else draft[1])
     for decision in decisions:
@@ -151,7 +167,7 @@ def read_model(settings: Settings) -> StartupReport:
     )
     if model.template is not None and model.template.lacks_tools:
         logger.info("%s, and reads calls as %s", LACKS_TOOLS, model.format.tool_name)
-    return StartupReport(settings, facts, model, config, memory)
+    return StartupReport(settings, facts, model, config, memory, adapters)
 
 
 def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
@@ -200,7 +216,7 @@ class _Service:
         """Serve until a signal or the engine's end. `phases` are the phases of the start so far."""
         settings = self._settings
         self._metrics = Metrics(model_name=settings.served_names[0], compat=settings.metrics_compat)
-        self._router = Router(None, self._metrics, _router_options(settings))
+        self._router = Router(None, self._metrics, _router_options(settings), adapters=_adapters(self._report))
         self._router.on_phase = self._log_phase
         self._drain = Drain(self._router, _drain_options(settings), self._engine_is_stuck)
         self._drain.handle_signals()

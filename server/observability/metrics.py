@@ -169,6 +169,17 @@ class Metrics(ServerInstruments):
     def phase(self, phase: Phase) -> None:
         self.phases.set(phase.duration_s, phase.name)
 
+    def adapter_requests(self, requests: Mapping[str, tuple[int, int]], most: int) -> None:
+        """Adapter -> its sequences that (run, wait). `most`: number of adapters that there is memory for."""
+        states = ("running", "waiting")
+        self.adapters.values = {
+            (name, state): number
+            for name, numbers in requests.items()
+            for state, number in zip(states, numbers, strict=True)
+        }
+        running, waiting = (",".join(name for name, numbers in requests.items() if numbers[i]) for i in range(2))
+        self.adapters_info.values = {(str(most), running, waiting): time.time()}
+
     def http_request(self, route: str, method: str, status: int, duration_s: float) -> None:
         """`route` is the template of the route, or a constant for unknown paths. It is never a caller's path."""
         self.http.add(1, route, method if method in _METHODS else "OTHER", str(status))

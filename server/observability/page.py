@@ -72,6 +72,13 @@ def show_engine_names(seen: ServerInstruments) -> Export:
         seen.expert_peaks,
         "layer",
     )
+    page.gauge(
+        "inferd_lora_requests",
+        "Number of sequences that use each LoRA adapter: running in the batch, or waiting in the queue.",
+        seen.adapters,
+        "adapter",
+        "state",
+    )
     page.counter("inferd_requests_arrived", "Number of accepted requests, by API.", seen.arrived, "api")
     page.counter(
         "inferd_requests_finished", "Number of sequences that ended, by finish reason.", seen.finished, "finish_reason"
@@ -187,6 +194,14 @@ def show_vllm_names(seen: ServerInstruments) -> Export:
     page.gauge("vllm:num_requests_waiting", "Number of sequences in the queue.", seen.waiting)
     page.gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", seen.kv_usage)
     page.gauge("vllm:cache_config_info", "Size of the KV cache.", seen.cache_config, "block_size", "num_gpu_blocks")
+    page.gauge(
+        "vllm:lora_requests_info",
+        "Time, with the LoRA adapters that have sequences as labels.",
+        seen.adapters_info,
+        "max_lora",
+        "running_lora_adapters",
+        "waiting_lora_adapters",
+    )
     page.counter("vllm:prefix_cache_queries", "Number of prompt tokens looked up.", seen.prefix_queries)
     page.counter("vllm:prefix_cache_hits", "Number of prompt tokens found in the prefix cache.", seen.prefix_hits)
     page.counter("vllm:num_preemptions", "Number of sequences preempted to free KV blocks.", seen.preemptions)

@@ -73,6 +73,7 @@ class ServerInstruments:
         self.draft_rows, self.drafts, self.accepted_drafts = (Counter.zero() for _ in range(3))
         self.accepted_by_position = Counter()
         self.expert_peaks = Gauge()
+        self.adapters, self.adapters_info = Gauge(), Gauge()
         self.shed, self.goodput, self.goodput_tokens = Counter.zero(), Counter.zero(), Counter.zero()
         self.slo, self.step_error = Counter(), Gauge()
         self.tokens_waiting, self.prefill_rate = Gauge.zero(), Gauge.zero()

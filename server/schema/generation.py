@@ -237,7 +237,7 @@ class SharedFields(RequestModel):
 
     refused: ClassVar[Mapping[str, str]] = {
         **_REMOVED_GUIDED,
-        "lora_path": "No adapters are served.",
+        "lora_path": "Adapters are chosen by `model`.",
         "chat_template": "Only the model's own chat template is rendered; 'chat_template_kwargs' reach it.",
     }
 

@@ -30,6 +30,7 @@ from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import Delta, EngineStats, Failure, FinishReason, Ready, Submit, WireLogprobs
 from inferd.server.api.app import AppOptions, create_app
+from inferd.server.dispatch.adapters import Adapters
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
@@ -202,6 +203,7 @@ class ScriptedRouter:
     num_resets: int = 0
     hidden_size: int = HIDDEN_SIZE
     speculative: str = "none"
+    adapters: Adapters = field(default_factory=Adapters)
 
     @property
     def ready(self) -> Ready:

@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 DATES = {
     "server/text/model.py": "when a model was loaded, as `created`",
+    "server/dispatch/adapters.py": "when an adapter was loaded, as `created`",
+    "server/observability/metrics.py": "the value of `vllm:lora_requests_info`",
     "server/api/answer.py": "an answer's `created`",
     "server/api/responses/draft.py": "an answer's `created_at` and `completed_at`",
     "server/commands/bench/report.py": "the date of a report",

@@ -98,10 +98,12 @@ def test_what_is_no_adapter(tmp_path: Path) -> None:
         read_adapter(tmp_path, ARCH)
 
 
-def test_names_of_adapters_of_models_without_a_head(path: Path) -> None:
+@pytest.mark.parametrize("body", ["model.", "model.model.language_model.", "model.language_model.model."])
+def test_names_of_adapters_of_models_without_a_head_or_with_eyes(path: Path, body: str) -> None:
     expected = read_adapter(path, ARCH)
     tensors = load_file(path / WEIGHTS)
-    save_file({name.replace("model.model.model.", "model.model."): t for name, t in tensors.items()}, path / WEIGHTS)
+    renamed = {name.replace("model.model.model.", "model." + body): tensor for name, tensor in tensors.items()}
+    save_file(renamed, path / WEIGHTS)
     found = read_adapter(path, ARCH)
     assert [(low.matrix, low.part, low.rank) for low in found.updates] == [
         (low.matrix, low.part, low.rank) for low in expected.updates

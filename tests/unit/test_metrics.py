@@ -257,6 +257,7 @@ def busy(compat: Literal["none", "vllm"]) -> Metrics:
     metrics.request_finished(record(ttft_target_s=1.0))
     metrics.http_request("/x", "GET", 200, 0.1)
     metrics.phase(Phase("weights", 1.5, ""))
+    metrics.adapter_requests({"a": (2, 1), "b": (1, 0), "c": (0, 0)}, 4)
     return metrics
 
 
@@ -264,6 +265,14 @@ def samples(metrics: Metrics, accept: str) -> list[tuple[str, Sample]]:
     """(type, sample) of every sample, as a scraper with this Accept header reads them."""
     families = (openmetrics if accept else text_string_to_metric_families)(metrics.render(accept)[0].decode())
     return [(f.type, (s.name, tuple(sorted(s.labels.items())))) for f in families for s in f.samples]
+
+
+def test_adapters_with_sequences_are_labels_in_vllms_way() -> None:
+    metrics = busy("vllm")
+    assert value(metrics, "inferd_lora_requests", adapter="a", state="waiting") == 1
+    (labels,) = [dict(labels) for name, labels in scrape(metrics) if name == "vllm:lora_requests_info"]
+    of_adapters = {name: labels[name] for name in labels.keys() - {"model_name", "engine"}}
+    assert of_adapters == {"max_lora": "4", "running_lora_adapters": "a,b", "waiting_lora_adapters": "a"}
 
 
 @pytest.mark.parametrize("compat", ["none", "vllm"])

@@ -14,9 +14,9 @@ from zlib import crc32
 import msgspec
 
 from inferd.engine.api.cost.roofline import Peaks, StepPhase
-from inferd.engine.api.wire.params import NO_SCHEDULING, SamplingParams, SchedulingParams
+from inferd.engine.api.wire.params import NO_SCHEDULING, Adapter, SamplingParams, SchedulingParams
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -58,7 +58,14 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
     """Drop every cached block that no request holds."""
 
 
-ToEngine = Submit | SubmitChoices | Abort | ResetPrefixCache
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """Load a LoRA adapter in place of the one with this index, which no request uses any more."""
+
+    adapter: Adapter
+    path: str
+
+
+ToEngine = Submit | SubmitChoices | Abort | ResetPrefixCache | LoadAdapter
 
 
 class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -249,7 +256,14 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-FromEngine = StepOutput | Phase | Ready | Failed
+class AdapterLoaded(msgspec.Struct, frozen=True, tag="adapter_loaded"):
+    """Requests may use the adapter, or `error` says why it could not be loaded."""
+
+    adapter: Adapter
+    error: str = ""
+
+
+FromEngine = StepOutput | Phase | Ready | Failed | AdapterLoaded
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

@@ -10,7 +10,7 @@ from inferd.server.schema.answers.base import Answer
 
 
 class Model(Answer):
-    """A name of the served model."""
+    """A name of the served model, or an adapter."""
 
     id: str
     object: Literal["model"]
@@ -18,8 +18,9 @@ class Model(Answer):
     """Unix time in seconds."""
     owned_by: Literal["inferd"]
     root: str
-    """Name or path of the checkpoint."""
-    parent: None
+    """Name of the checkpoint, or of the adapter's directory."""
+    parent: str | None
+    """Name of the model that an adapter is for. Otherwise null."""
     max_model_len: int
     """Number of tokens of the context."""
     context_length: int

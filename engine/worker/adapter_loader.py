@@ -1,0 +1,50 @@
+"""Loads adapters while steps run: one thread reads their files, the worker's copies the weights between two steps."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from inferd.engine.api.errors import ModelError
+from inferd.engine.api.wire.messages import AdapterLoaded, LoadAdapter
+from inferd.engine.arch.description import Arch
+from inferd.engine.lora.adapters import Adapters
+from inferd.engine.lora.files import read_updates
+from inferd.engine.worker.executor import WorkerThread
+
+logger = logging.getLogger(__name__)
+
+
+class AdapterLoader:
+    """Gives adapters of one worker their weights, in the order of the messages."""
+
+    def __init__(self, adapters: Adapters, arch: Arch, thread: WorkerThread) -> None:
+        """`thread`: the one on which the worker runs its steps."""
+        self._adapters, self._arch, self._thread = adapters, arch, thread
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inferd-adapters")
+        self._loading: list[tuple[LoadAdapter, Future[None]]] = []
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `ended` will have something."""
+        return bool(self._loading)
+
+    def load(self, message: LoadAdapter) -> None:
+        """Load an adapter. Steps that were launched before find the weights that its index had."""
+        self._loading.append((message, self._reader.submit(self._load, message)))
+
+    def ended(self) -> list[AdapterLoaded]:
+        """The adapters that are loaded by now, or cannot be."""
+        found = []
+        while self._loading and self._loading[0][1].done():
+            message, future = self._loading.pop(0)
+            error = future.exception()
+            if error is not None and not isinstance(error, ModelError):
+                logger.error("adapter %s cannot be loaded", message.path, exc_info=error)
+            found.append(AdapterLoaded(message.adapter, "" if error is None else str(error) or type(error).__name__))
+        return found
+
+    def _load(self, message: LoadAdapter) -> None:
+        updates = read_updates(Path(message.path), message.adapter.digest, self._arch, self._adapters.max_rank)
+        self._thread.submit(self._adapters.put, message.adapter.index, updates).result()

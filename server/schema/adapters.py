@@ -1,0 +1,19 @@
+"""The requests that load and unload LoRA adapters, in the form of vLLM's."""
+
+from __future__ import annotations
+
+from inferd.server.schema.model import RequestModel, required
+from inferd.server.schema.values import Text
+
+
+class LoadAdapterRequest(RequestModel):
+    """An adapter on the server's disk."""
+
+    lora_name: Text = required("The name that requests send as `model`.")
+    lora_path: Text = required("The directory of the adapter, in PEFT's format, on the server.")
+
+
+class UnloadAdapterRequest(RequestModel):
+    """The name of a loaded adapter."""
+
+    lora_name: Text = required("The name of the adapter.")

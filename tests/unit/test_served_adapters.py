@@ -1,0 +1,210 @@
+"""Adapters of the server: an adapter keeps its place as long as a request uses it, and every engine loads it before it
+gets a request."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from inferd.engine.api.adapter import AdapterFiles, LowRank
+from inferd.engine.api.errors import ModelError, RequestError
+from inferd.engine.api.wire.messages import AdapterLoaded, Delta, LoadAdapter, Submit
+from inferd.engine.api.wire.params import Adapter
+from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.router import Router
+from inferd.server.observability.metrics import Metrics
+from tests.unit.test_router import READY, FakeClient, collect, step, submit
+
+
+def files(digest: str) -> AdapterFiles:
+    return AdapterFiles(Path("/adapters") / digest, digest, (LowRank("layers.0.mlp.down", 0, 4, 1.0, "a", "b"),))
+
+
+def with_adapter(name: str, adapter: Adapter) -> Submit:
+    plain = submit(name)
+    return structs.replace(plain, params=structs.replace(plain.params, adapter=adapter))
+
+
+class Scene:
+    """A router with places for two adapters, and the engine's end of the wire."""
+
+    def __init__(self, *names: str) -> None:
+        """`names`: adapters that are served from the start."""
+        self.adapters = Adapters(2, lambda path: files(path.name))
+        for name in names:
+            self.adapters.add(name, files(name))
+        self.client = FakeClient()
+        self.router = Router(self.client, Metrics("model"), adapters=self.adapters)  # type: ignore[arg-type]
+        self.running = asyncio.create_task(self.router.run())
+
+    async def turn(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def restart(self) -> None:
+        """Another engine takes the place of the last."""
+        self.router.lose({})
+        self.client.sent.clear()
+        self.client.inbox.put_nowait(READY)
+        await self.turn()
+
+    async def loaded(self, *names: str, error: str = "") -> None:
+        for served in tuple(self.adapters):
+            if served.name in names:
+                self.client.inbox.put_nowait(AdapterLoaded(served.adapter, error))
+        await self.turn()
+
+    async def load(self, name: str) -> None:
+        """An admin loads an adapter, and the engine does so too."""
+        asked = asyncio.create_task(self.router.load_adapter(name, files(name)))
+        await self.turn()
+        await self.loaded(name)
+        await asked
+
+    def adapter(self, name: str) -> Adapter:
+        return self.adapters.named[name].adapter
+
+    def sent(self) -> list[str]:
+        return [m.path if isinstance(m, LoadAdapter) else m.request_id for m in self.client.sent]  # type: ignore[union-attr]
+
+
+def run(scenario: object) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 20))  # type: ignore[operator]
+
+
+def test_an_engine_loads_adapters_before_it_gets_requests() -> None:
+    async def scenario() -> None:
+        scene = Scene("first")
+        scene.client.inbox.put_nowait(READY)
+        await scene.turn()
+        assert not scene.router.became_ready.is_set(), "an adapter is missing"
+        await scene.loaded("first")
+        assert scene.router.became_ready.is_set()
+        await scene.load("second")
+        stream = scene.router.submit(with_adapter("x", scene.adapter("second")))
+        assert scene.sent() == ["/adapters/first", "/adapters/second", "x"]
+        await scene.restart()
+        later = scene.router.submit(submit("y"))
+        assert scene.sent() == ["/adapters/first", "/adapters/second"]
+        await scene.loaded("first")
+        assert len(scene.client.sent) == 2
+        await scene.loaded("second")
+        assert scene.sent()[2:] == ["x", "y"]
+        scene.client.inbox.put_nowait(step(*(Delta(request_id=name, finish_reason="stop") for name in "xy")))
+        assert [(await collect(one))[-1].finish_reason for one in (stream, later)] == ["stop", "stop"]
+
+    run(scenario)
+
+
+def test_one_that_is_asked_for_between_engines_is_loaded_by_the_next() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        scene.client.inbox.put_nowait(READY)
+        await scene.turn()
+        scene.router.lose({})
+        asked = asyncio.create_task(scene.router.load_adapter("late", files("late")))
+        await scene.turn()
+        assert "late" not in scene.adapters.named
+        await scene.restart()
+        assert scene.sent() == ["/adapters/late"]
+        await scene.loaded("late")
+        await asked
+        assert "late" in scene.adapters.named
+
+    run(scenario)
+
+
+def test_a_place_is_free_when_the_last_request_has_ended() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        scene.client.inbox.put_nowait(READY)
+        await scene.turn()
+        await scene.load("a")
+        await scene.load("b")
+        old = scene.adapter("a")
+        streams = [scene.router.submit(with_adapter(name, old)) for name in ("x", "y")]
+        with pytest.raises(RequestError, match="all of it is used"):
+            await scene.router.load_adapter("c", files("c"))
+        scene.adapters.leave(scene.adapters.named["a"])
+        assert "a" not in scene.adapters.named
+        with pytest.raises(RequestError, match="was unloaded"):
+            scene.router.submit(with_adapter("z", old))
+        scene.router.submit(with_adapter("z", old), is_admitted=True).abort()
+        with pytest.raises(RequestError, match="1 of them are unloaded when"):
+            await scene.router.load_adapter("c", files("c"))
+        for name, stream in (("x", streams[0]), ("z", None), ("y", streams[1])):
+            scene.client.inbox.put_nowait(step(Delta(request_id=name, finish_reason="stop")))
+            if stream is not None:
+                await collect(stream)
+        await scene.load("c")
+        assert scene.adapter("c").index == old.index
+        with pytest.raises(RequestError, match="was unloaded"):
+            scene.router.submit(with_adapter("w", old), is_admitted=True)
+
+    run(scenario)
+
+
+def test_a_name_is_loaded_once() -> None:
+    async def scenario() -> None:
+        scene = Scene("a")
+        with pytest.raises(RequestError, match="'a' is loaded already"):
+            scene.adapters.add("a", files("other"))
+        with pytest.raises(RequestError, match="has no memory for adapters"):
+            Adapters().add("a", files("a"))
+
+    run(scenario)
+
+
+def test_an_adapter_that_cannot_be_loaded_again_fails_its_requests_alone() -> None:
+    async def scenario() -> None:
+        scene = Scene("a", "b")
+        scene.client.inbox.put_nowait(READY)
+        await scene.turn()
+        await scene.loaded("a", "b")
+        streams = {name: scene.router.submit(with_adapter(name, scene.adapter(name))) for name in ("a", "b")}
+        await scene.restart()
+        await scene.loaded("a", error="its file is gone")
+        await scene.loaded("b")
+        (delta,) = await collect(streams["a"])
+        assert delta.failure is not None and "its file is gone" in delta.failure.message
+        assert list(scene.adapters.named) == ["b"]
+        assert scene.sent()[2:] == ["b"]
+        assert scene.router.adapter_requests() == {"b": (0, 1)}
+
+    run(scenario)
+
+
+def test_a_start_ends_with_the_adapter_that_cannot_be_loaded() -> None:
+    async def scenario() -> None:
+        scene = Scene("a")
+        scene.client.inbox.put_nowait(READY)
+        await scene.turn()
+        await scene.loaded("a", error="it holds NaN")
+        with pytest.raises(ModelError, match="--lora a: it holds NaN"):
+            await scene.running
+
+    run(scenario)
+
+
+def test_a_refused_load_leaves_its_place_and_its_name() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        scene.client.inbox.put_nowait(READY)
+        await scene.turn()
+        asked = asyncio.create_task(scene.router.load_adapter("a", files("a")))
+        await scene.turn()
+        await scene.loaded("a", error="it holds NaN")
+        with pytest.raises(RequestError, match="it holds NaN"):
+            await asked
+        assert not list(scene.adapters)
+        await scene.load("a")
+        waiting = asyncio.create_task(scene.router.load_adapter("b", files("b")))
+        await scene.turn()
+        scene.router.fail_all("the engine died")
+        with pytest.raises(RequestError, match="stopped while it was loaded"):
+            await waiting
+
+    run(scenario)
