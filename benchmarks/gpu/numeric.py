@@ -295,6 +295,28 @@ def _linear_int(name: str, num_rows: int) -> Make:
     return make
 
 
+def _lora(inputs: Inputs) -> Numeric:
+    """Rows of three adapters, of none and of padding, for a matrix of two parts of which one adapter leaves one."""
+    weights_type: Any = _op("lora", "LoraWeights")
+    add_lora = _op("lora", "add_lora")
+    made = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        made[dtype] = weights_type.empty(3, 20, 200, (96, 70), dtype, inputs.device)
+    for adapter, part, rank in ((0, 0, 20), (0, 1, 3), (1, 1, 16), (2, 0, 7), (2, 1, 20)):
+        a, b = inputs.randn(rank, 200), inputs.randn((96, 70)[part], rank)
+        for weights in made.values():
+            weights.put(adapter, part, a, b, 0.1)
+    slots = torch.tensor([0, 1, 2, 3, -1, 2, *[0] * 20]).to(inputs.device)
+    adapters = torch.tensor([1, -1, 0, 2]).to(inputs.device)
+
+    def call(y: Tensor, x: Tensor) -> Tensor:
+        y = y.clone()
+        add_lora(y, x, made[y.dtype], slots, adapters)
+        return y
+
+    return Numeric(call, (inputs.randn(26, 166), inputs.randn(26, 200)))
+
+
 def _sample(inputs: Inputs) -> Numeric:
     """Ids must be equal."""
     scores = inputs.randn(6, 1003, dtype=torch.float32) * 3
@@ -469,6 +491,7 @@ CHECKS: dict[str, Make] = {
     "linear_int4": _linear_int("linear_int4", 3),
     "linear_int8_copy": _linear_int("linear_int8", 131),
     "linear_int4_copy": _linear_int("linear_int4", 131),
+    "lora": _lora,
     "sample": _sample,
     "top_k_top_p": _top_k_top_p,
     "mask_tokens": _mask_tokens,

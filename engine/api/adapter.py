@@ -124,15 +124,13 @@ def lora_dtype(device: str, precision: Precision) -> str:
     return "bfloat16" if has_few_bits else "float32"
 
 
-def check_adapters(num_ranks: int, device: str) -> None:
-    """Raises a `ConfigError` if adapters cannot be served so."""
+def check_adapters(num_ranks: int) -> None:
+    """Raises a `ConfigError` if so many ranks cannot serve adapters."""
     if num_ranks > 1:
         raise ConfigError(
             f"adapters are served by one process, but tensor_parallel_size is {num_ranks}; give "
             "--tensor-parallel-size 1, or --max-loras 0"
         )
-    if device == "cuda":
-        raise ConfigError("adapters are served on CPUs only; give --device cpu, or --max-loras 0")
 
 
 def _check_config(path: Path, config: Mapping[str, Any]) -> None:

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from inferd.kernels import gpu
 from inferd.kernels.lora import cpu, reference
 from inferd.kernels.lora.weights import LoraWeights
-from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 __all__ = ["LoraWeights", "add_lora"]
 
@@ -28,10 +29,17 @@ class Key(NamedTuple):
     weight_dtype: torch.dtype
 
 
+def _refuses_triton(key: Key) -> str | None:
+    if key.weight_dtype != key.dtype:
+        return f"multiplies {key.dtype} by weights of the same dtype, not by {key.weight_dtype}"
+    return gpu.refuses(key.device_type, key.dtype)
+
+
 LORA: Op[Key, Callable[[Tensor, Tensor, LoraWeights, Tensor, Tensor], None]] = Op(
     "lora",
     [
         Implementation("cpp", cpu.add_lora, lambda key: cpu.refuses(*key)),
+        Implementation("triton", Deferred(f"{__name__}.triton", "add_lora"), _refuses_triton),
         Implementation("reference", reference.add_lora, always),
     ],
 )

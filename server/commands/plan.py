@@ -272,7 +272,7 @@ def _adapters(asked: PlanOptions, served: Precision, machine: Machine) -> Adapte
         if not low <= value <= high:
             raise ConfigError(f"{flag} must be from {low} to {high}, but got {value}")
     if asked.max_loras:
-        check_adapters(asked.tensor_parallel_size, machine.device)
+        check_adapters(asked.tensor_parallel_size)
     return adapter_space(asked.max_loras, asked.max_lora_rank, machine.device, served)
 
 

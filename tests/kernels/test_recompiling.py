@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import Adapter, SamplingParams
+from inferd.engine.arch.registry import describe
+from inferd.engine.layers.placement import NO_LORAS
+from inferd.engine.lora.adapters import Adapters
 from inferd.engine.quant.recipe import recipes
 from inferd.engine.sample.sampler import Sampler, cuts_of
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
@@ -39,7 +43,7 @@ SMALL = {
 }  # fmt: skip
 CASES = (
     (Case("llama", "llama", SMALL), "none", "triton_few_rows"),
-    (Case("qwen3, deterministic", "qwen3", SMALL), "none", "triton_invariant"),
+    (Case("qwen3, deterministic, with adapters", "qwen3", SMALL), "none", "triton_invariant"),
     (Case("gemma2, its block tables two of an odd width", "gemma2", SMALL | {"sliding_window": 20}), "none", "torch"),
     (Case("llama, in fp8", "llama", SMALL), "fp8", "torch"),
     (Case("llama, in int8", "llama", SMALL), "int8", "torch"),
@@ -116,18 +120,23 @@ class _Run:
 
 
 def runner_of(case: Case, quantization: str, num_slots: int) -> Runner:
-    recipe = recipes(Choices(is_invariant=case.name.endswith("deterministic")))[quantization]
-    device, decoder = RunningDevice(1), random_decoder(case, torch.bfloat16, recipe)
+    recipe = recipes(Choices(is_invariant="deterministic" in case.name))[quantization]
+    device, adapters = RunningDevice(1), None
+    if case.name.endswith("adapters"):
+        adapters = Adapters.allocate(describe(case.config_json()), 2, 8, num_slots, torch.bfloat16)
+    loras = NO_LORAS if adapters is None else adapters.matrices
+    decoder = random_decoder(case, torch.bfloat16, recipe, loras=loras)
     num_groups = len(decoder.arch.cache_groups)
     kv_dtype = torch.float8_e4m3fn if quantization == "fp8" else torch.bfloat16
     kv = KVPool.allocate(decoder.arch, num_groups * num_slots * WIDTH, BLOCK, kv_dtype, device)
     slots = Slots(num_slots, WIDTH * BLOCK, BLOCK, device, num_groups)
-    return Runner(decoder, kv, slots, Sampler(num_slots, VOCAB, "cpu"), device)
+    return Runner(decoder, kv, slots, Sampler(num_slots, VOCAB, "cpu"), device, adapters=adapters)
 
 
-def steps(num_rows: int, num_groups: int) -> Iterator[StepPlan]:
+def steps(num_rows: int, num_groups: int, *, has_adapters: bool) -> Iterator[StepPlan]:
     """A step of prompts with as many tokens as rows, then a step of one token each."""
-    admissions = tuple(Admission(slot, f"r{slot}", (3,) * num_rows, num_rows, CUT) for slot in range(num_rows))
+    params = structs.replace(CUT, adapter=Adapter(1, "")) if has_adapters else CUT
+    admissions = tuple(Admission(slot, f"r{slot}", (3,) * num_rows, num_rows, params) for slot in range(num_rows))
     updates = tuple(
         TableUpdate(slot, group, 0, (group * num_rows + slot,))
         for slot in range(num_rows)
@@ -144,11 +153,12 @@ def test_steps(case: Case, quantization: str, multiply: str, forms: Forms) -> No
     known: Forms = {}
     for num_rows in (1, 2, 3, 4):
         runner = runner_of(case, quantization, num_rows)
-        for plan in steps(num_rows, len(runner.arch.cache_groups)):
+        for plan in steps(num_rows, len(runner.arch.cache_groups), has_adapters=runner.adapters is not None):
             runner.execute(plan)
         known = known or {key: set(found) for key, found in forms.items()}
     assert compiled_anew(forms, known) == set()
     assert len({kernel for kernel, _ in known}) >= 12
+    assert ("inferd.kernels.lora.triton._expand" in {kernel for kernel, _ in known}) == case.name.endswith("adapters")
 
 
 def test_drawing(forms: Forms) -> None:

@@ -40,6 +40,8 @@ CASES = (
     *(rows(op, "gate_up") for op in ("silu_mul", "gelu_mul", "silu_mul_fp8", "gelu_mul_fp8")),
     rows("argmax", "logits"),
     rows("experts_product"),
+    Case("lora", "lora_shrink", {"dtype": "x", "weight_dtype": "down"}),
+    Case("lora", "lora_expand", {"dtype": "y", "weight_dtype": "up"}),
     *(rows(op, "q", kv_dtype="kv") for op in ("rope_and_cache", "paged_attention")),
     Case("attention_split", "attention_parts", {"dtype": "q", "kv_dtype": "kv"}, "triton_parts"),
     Case("attention_split", "attention_parts_fp8", {"dtype": "q", "kv_dtype": "kv"}, "triton_parts_fp8"),
