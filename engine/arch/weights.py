@@ -47,6 +47,13 @@ class Neighbours:
     head_rows: int
     num_turned: int
 
+    def order(self, num_rows: int) -> list[int]:
+        """The stored rows of whole heads in the order that kernels turn: after the first elements of all pairs come the
+        second ones, and then those that do not turn."""
+        turned = range(self.num_turned)
+        head = [*turned[::2], *turned[1::2], *range(self.num_turned, self.head_rows)]
+        return [first + row for first in range(0, num_rows, self.head_rows) for row in head]
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -117,6 +124,7 @@ class Module:
     """Name in the checkpoint: `model.layers.0.self_attn.q_proj`."""
     out_size: int
     in_size: int
+    neighbours: Neighbours | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +185,7 @@ class WeightMap:
             matrix = PART_NAME.sub("", source.parameter.removesuffix(".weight"))
             if _OF_LAYER.fullmatch(matrix):
                 name = source.tensor.removesuffix(".weight") if isinstance(source, Source) else source.module
-                found.setdefault(matrix, []).append(Module(name, source.shape[0], source.shape[1]))
+                found.setdefault(matrix, []).append(Module(name, source.shape[0], source.shape[1], source.neighbours))
         return {matrix: tuple(modules) for matrix, modules in found.items()}
 
     @property

@@ -11,6 +11,7 @@ from torch import Tensor
 from inferd.engine.api.adapter import WEIGHTS, read_adapter
 from inferd.engine.api.errors import ModelError
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.registry import weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Update:
 def read_updates(path: Path, digest: str, arch: Arch, max_rank: int) -> list[Update]:
     """Raises `ModelError` if the files are not those that `digest` was made from, or hold NaN or infinities."""
     files, updates = read_adapter(path, arch, max_rank), list[Update]()
+    modules = weights(arch).modules()
     if files.digest != digest:
         raise ModelError(f"the adapter in {path} has changed since it was loaded: unload it, and load it again")
     try:
@@ -42,6 +44,8 @@ def read_updates(path: Path, digest: str, arch: Arch, max_rank: int) -> list[Upd
                         raise ModelError(
                             f"{path / WEIGHTS}: {name} must hold finite numbers, but holds NaN or infinity"
                         )
+                neighbours = modules[low.matrix][low.part].neighbours
+                b = b if neighbours is None else b[neighbours.order(len(b))]
                 updates.append(Update(low.matrix, low.part, a, b, low.scale))
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path / WEIGHTS} cannot be read: {error}") from error

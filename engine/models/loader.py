@@ -168,13 +168,8 @@ def _parts(tensor: TensorInfo) -> Iterator[tuple[int, Tensor]]:
 
 
 def _in_halves(neighbours: Neighbours | None, values: Tensor) -> Tensor:
-    """Rows of whole heads, in the order that kernels turn: after the first elements of all pairs come the second ones,
-    and then those that do not turn."""
-    if neighbours is None:
-        return values
-    heads = values.reshape(-1, neighbours.head_rows, *values.shape[1:])
-    turned, rest = heads[:, : neighbours.num_turned], heads[:, neighbours.num_turned :]
-    return torch.cat((turned[:, ::2], turned[:, 1::2], rest), dim=1).reshape(values.shape)
+    """Rows of whole heads, in the order that kernels turn."""
+    return values if neighbours is None else values[neighbours.order(len(values))]
 
 
 def _reordered(source: QuantizedSource, rows: Iterator[Rows]) -> Iterator[Rows]:

@@ -144,12 +144,12 @@ def test_other_weights_at_an_index_find_nothing_of_the_first(files: Path) -> Non
     assert output.deltas[0].failure.code == "model_not_found"
 
 
-UNLIKE = ("phi 3, long factors", "starcoder2, window", "gemma 2")
+UNLIKE = ("phi 3, long factors", "starcoder2, window", "gemma 2", "glm, no biases")
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in UNLIKE], ids=lambda case: case.name)
 def test_logits_are_those_of_merged_weights_in_transformers(case: Case, tmp_path: Path) -> None:
-    """Fused modules, biases, MLPs without a gate, and norms behind the branches."""
+    """Fused modules, biases, MLPs without a gate, norms behind the branches, and a rope that turns neighbours."""
     case.save(tmp_path / "base")
     deltas = write_adapter(tmp_path / "adapter", linear_modules(tmp_path / "base"), seed=3, strength=0.2)
     model = load_transformers(merge(tmp_path / "base", deltas, tmp_path / "merged"), torch.float32)

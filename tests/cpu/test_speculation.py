@@ -66,8 +66,11 @@ def core_of(engine: Engine, guesses: KnownAnswers | None, num_blocks: int = 0) -
         max_num_seqs=40, max_num_batched_tokens=64, max_model_len=config.max_model_len, max_draws=64
     )
     cache = KVCache(num_blocks or config.num_blocks, config.block_size, engine.runner.cache_windows, step_tokens=64)
+    scheduler = Scheduler(limits, cache, guesser=guesses)
+    if scheduler._drafting is not None:
+        scheduler._drafting.ignore_gains()
     return EngineCore(
-        Scheduler(limits, cache, guesser=guesses),
+        scheduler,
         ThreadExecutor(engine.runner, WorkerThread()),
         vocab_size=engine.runner.arch.vocab_size,
         guesses=guesses,
