@@ -78,7 +78,7 @@ def test_adapters_come_and_go(start: Callable[..., Daemon], adapters: Path) -> N
     assert {name: text(daemon, name) for name in answers} == answers, "after a crash"
     wait_until(lambda: restarts(daemon) == 1)
 
-    running = threading.Thread(target=lambda: endings.append(ask(daemon, "one", max_tokens=300, ignore_eos=True)))
+    running = threading.Thread(target=lambda: endings.append(ask(daemon, "one", max_tokens=1900, ignore_eos=True)))
     endings: list[httpx.Response] = []
     running.start()
     wait_until(lambda: 'running_lora_adapters="one"' in daemon.get("/metrics").text, what="the request")
@@ -87,7 +87,7 @@ def test_adapters_come_and_go(start: Callable[..., Daemon], adapters: Path) -> N
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
     assert change(daemon, "unload", lora_name="one").status_code == 404
     running.join()
-    assert endings[0].json()["usage"]["completion_tokens"] == 300
+    assert endings[0].json()["usage"]["completion_tokens"] == 1900
     wrong = change(daemon, "load", lora_name="x", lora_path=str(adapters / "none")).json()["error"]
     assert (wrong["param"], "is no directory" in wrong["message"]) == ("lora_path", True)
     assert change(daemon, "load", lora_name="tiny", lora_path=str(adapters / "one")).status_code == 400
