@@ -22,7 +22,7 @@ from inferd.engine.layers.gated_delta import States
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
-from inferd.engine.models.decoder import Decoder, kv_places
+from inferd.engine.models.decoder import Decoder, DecoderLayer, kv_places
 from inferd.engine.models.modelling import (
     AttentionCall,
     body_of,
@@ -71,6 +71,7 @@ class TransformersDecoder(Decoder):
         self._head_scheme = recipe.head
         self._head: Linear | None = None
         self._named = self._take_over(our_names(self._model))
+        self._layers: list[DecoderLayer] = []
         self._layers_read, self._is_read = (), False
         self._given = _Given()
         _replace(self._model, self._body, self._given)

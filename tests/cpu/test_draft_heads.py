@@ -54,8 +54,9 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Made:
 
 
 def share_right(made: Made, oracle: PlainHead | PlainMTPLayer) -> float:
-    """Share of rows whose drafts are the oracle's."""
-    right = [oracle.drafts(ids, len(drafts)) == drafts for ids, drafts in made]
+    """Share of rows whose drafts are the oracle's: of some rows, because it computes everything anew for each draft."""
+    some = made[:: max(1, len(made) // 8)]
+    right = [oracle.drafts(ids, len(drafts)) == drafts for ids, drafts in some]
     return sum(right) / len(right)
 
 
