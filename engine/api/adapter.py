@@ -124,8 +124,13 @@ def lora_dtype(device: str, precision: Precision) -> str:
     return "bfloat16" if has_few_bits else "float32"
 
 
-def check_adapters(num_ranks: int) -> None:
-    """Raises a `ConfigError` if so many ranks cannot serve adapters."""
+def check_adapters(arch: Arch, num_ranks: int) -> None:
+    """Raises a `ConfigError` if this model, shared by so many ranks, cannot have adapters."""
+    if not arch.is_native:
+        raise ConfigError(
+            f"adapters are served for native families alone, and {arch.architecture} is computed by transformers; "
+            "merge the adapter into the weights, or give --max-loras 0"
+        )
     if num_ranks > 1:
         raise ConfigError(
             f"adapters are served by one process, but tensor_parallel_size is {num_ranks}; give "

@@ -274,7 +274,7 @@ def resolve(
             "max_model_len if it was asked for, else the model's positions",
         )
     if config.max_loras:
-        check_adapters(config.tensor_parallel_size)
+        check_adapters(facts.arch, config.tensor_parallel_size)
     if draft is not None:
         chosen["draft"] = _draft_beside(config, dtype[0], facts.arch, draft, machine)
     settled = msgspec.structs.replace(config, **{field: value for field, (value, _) in chosen.items()})

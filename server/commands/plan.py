@@ -158,7 +158,7 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     dtype, why = served_dtype(precision.dtype, machine)
     served = replace(precision, dtype=dtype, weights_dtype=served_weights_dtype(dtype, facts, machine)[0])
     draft = _draft(asked, facts, replace(precision, dtype=dtype), work, machine)
-    work = replace(work, draft=draft, adapters=_adapters(asked, served, machine))
+    work = replace(work, draft=draft, adapters=_adapters(asked, facts, served, machine))
     plan = plan_sequences(facts.arch, precision, work, asked.batch)
     fits, verdict = _verdict(facts, served, work, machine)
     rows = _rows(found, served, work, machine)
@@ -264,7 +264,7 @@ def _draft(asked: PlanOptions, facts: ModelFacts, served: Precision, work: Workl
     return Draft(draft.arch, draft_precision(served, asked.quantization, draft, machine))
 
 
-def _adapters(asked: PlanOptions, served: Precision, machine: Machine) -> AdapterSpace | None:
+def _adapters(asked: PlanOptions, facts: ModelFacts, served: Precision, machine: Machine) -> AdapterSpace | None:
     """Memory for adapters of a model in the precision `served`. Raises `ConfigError` if it cannot have any."""
     for flag, value, low, high in (
         ("--max-loras", asked.max_loras, 0, MAX_ADAPTERS), ("--max-lora-rank", asked.max_lora_rank, 1, MAX_RANK)
@@ -272,7 +272,7 @@ def _adapters(asked: PlanOptions, served: Precision, machine: Machine) -> Adapte
         if not low <= value <= high:
             raise ConfigError(f"{flag} must be from {low} to {high}, but got {value}")
     if asked.max_loras:
-        check_adapters(asked.tensor_parallel_size)
+        check_adapters(facts.arch, asked.tensor_parallel_size)
     return adapter_space(asked.max_loras, asked.max_lora_rank, machine.device, served)
 
 

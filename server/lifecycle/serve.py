@@ -20,7 +20,7 @@ from pathlib import Path
 
 import uvloop
 
-from inferd.engine.api.adapter import MAX_RANK, read_adapter, space_for
+from inferd.engine.api.adapter import MAX_RANK, check_adapters, read_adapter, space_for
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.draft import read_draft, source_of
@@ -112,6 +112,8 @@ def read_model(settings: Settings) -> StartupReport:
     checkpoint = Checkpoint.read(locate(settings.model, settings.revision), keeps_blocks=keeps_blocks)
     facts = ModelFacts.of(checkpoint, settings.model_impl)
     draft = read_draft(settings.speculative, checkpoint.path, keeps_blocks=keeps_blocks)
+    if settings.lora or settings.max_loras:
+        check_adapters(facts.arch, settings.tensor_parallel_size)
     most = settings.max_lora_rank or MAX_RANK
     adapters = {name: read_adapter(path, facts.arch, most) for name, path in settings.loras.items()}
     max_loras, max_lora_rank = space_for(settings.max_loras, settings.max_lora_rank, tuple(adapters.values()))

@@ -448,3 +448,18 @@ def test_it_fits_its_width(mistral: str, model: str | None, width: int) -> None:
     starts = [text.rfind("\n", 0, end) for end in sizes]
     assert len(sizes) > 8
     assert len({end - start for end, start in zip(sizes, starts, strict=True)}) == 1
+
+
+def test_memory_for_adapters_is_a_part_of_the_plan(mistral: str) -> None:
+    said = report(mistral, max_loras=8, max_lora_rank=16)
+    (part,) = [part for part in said.plan.working if part.name == "adapters"]
+    # q, o and k, v: inputs and outputs of each; gate, up and down.
+    numbers = (4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 14336) * 3
+    assert part.num_bytes == 8 * 16 * 32 * numbers * 2
+    assert "8 adapters x rank 16 x" in part.formula.text
+    assert "adapters" in shown(said)
+    for asked in ({"max_loras": 257}, {"max_loras": 1, "max_lora_rank": 65}):
+        with pytest.raises(ConfigError, match="must be from"):
+            report(mistral, **asked)
+    with pytest.raises(ConfigError, match="adapters are served by one process, but tensor_parallel_size is 2"):
+        report(mistral, max_loras=1, tensor_parallel_size=2)
