@@ -163,6 +163,8 @@ class Experts:
     """Whether the weights of a token's experts are a softmax of the chosen logits, and not of all."""
     layers: tuple[int, ...]
     """Layers that have experts, ascending. The others have an MLP."""
+    shared_size: int = 0
+    """Intermediate size of the shared expert, whose result every token gets times the sigmoid of a gate; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,17 @@ below what exhausts memory."""
 
 
 def with_experts(
-    arch: Arch, fields: Fields, *, count: str, size: str, normalizes: bool, layers: tuple[int, ...] | None = None
+    arch: Arch,
+    fields: Fields,
+    *,
+    count: str,
+    size: str,
+    normalizes: bool,
+    layers: tuple[int, ...] | None = None,
+    shared_size: str = "",
 ) -> Arch:
-    """`arch` with experts in `layers` (default: all). `count` and `size` are names of fields: the number of experts,
-    and the intermediate size of each."""
+    """`arch` with experts in `layers` (default: all). `count`, `size` and `shared_size` are names of fields: the number
+    of experts, the intermediate size of each, and that of the shared expert, if there is one."""
     layers = tuple(range(arch.num_layers)) if layers is None else layers
     if not layers:
         return arch
@@ -26,5 +33,6 @@ def with_experts(
         raise fields.refuse("num_experts_per_tok", f"must be at most {count} ({num_experts})")
     if arch.activation is not Activation.SILU:
         raise fields.refuse("hidden_act", "must be silu in a model with experts")
-    experts = Experts(num_experts, num_chosen, fields.integer(size), normalizes, layers)
+    shared = fields.integer(shared_size) if shared_size else 0
+    experts = Experts(num_experts, num_chosen, fields.integer(size), normalizes, layers, shared)
     return dataclasses.replace(arch, experts=experts)

@@ -1,4 +1,5 @@
-"""Qwen 3.5, dense, without its vision part: Gated DeltaNet in most layers, attention with an output gate in the others.
+"""Qwen 3.5 without its vision part, dense or with experts and a shared one in every layer: Gated DeltaNet in most
+layers, attention with an output gate in the others.
 
 Norms multiply by 1 + their stored weight, but for the one behind a Gated DeltaNet. Rotary embedding turns a quarter of
 each head; for text its three kinds of positions are one.
@@ -10,6 +11,7 @@ import dataclasses
 
 from inferd.engine.arch.base import base
 from inferd.engine.arch.description import Arch, GatedDelta, NormKind, QKNorm
+from inferd.engine.arch.experts import with_experts
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.rope import read_rope
 
@@ -33,6 +35,13 @@ def describe(architecture: str, fields: Fields) -> Arch:
         delta=_delta(fields) if delta_layers else None,
         delta_layers=delta_layers,
     )
+
+
+def describe_with_experts(architecture: str, fields: Fields) -> Arch:
+    size = "moe_intermediate_size"
+    fields = fields.with_defaults(intermediate_size=fields.integer(size))
+    arch, shared_size = describe(architecture, fields), "shared_expert_intermediate_size"
+    return with_experts(arch, fields, count="num_experts", size=size, normalizes=True, shared_size=shared_size)
 
 
 def _delta_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:

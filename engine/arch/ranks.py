@@ -70,6 +70,8 @@ class Rank:
             case "router":
                 assert arch.experts is not None
                 return ((0, arch.experts.num_experts),)
+            case "shared_gate":
+                return ((0, 1),)
             case "o" | "down":
                 return ((0, arch.hidden_size),) if self.splits_inputs else (self.span(arch.hidden_size),)
             case "lm_head":
@@ -92,11 +94,12 @@ ONE_RANK = Rank()
 
 
 def _mlp_size(arch: Arch, matrix: str) -> int:
-    """The intermediate size of an expert, if the matrix is one of its, or of the MLP."""
-    if "experts." not in matrix:
-        return arch.intermediate_size
-    assert arch.experts is not None
-    return arch.experts.intermediate_size
+    """The intermediate size of an expert or of the shared one, if the matrix is one of its, or of the MLP."""
+    if arch.experts is not None and "experts." in matrix:
+        return arch.experts.intermediate_size
+    if arch.experts is not None and "shared." in matrix:
+        return arch.experts.shared_size
+    return arch.intermediate_size
 
 
 def _qkv_rows(arch: Arch, heads: Span, kv_heads: Span) -> Iterator[Span]:
@@ -138,6 +141,7 @@ def refuses(arch: Arch, count: int) -> str | None:
     sizes = {"hidden size": arch.hidden_size, "vocabulary": arch.vocab_size, "MLP": arch.intermediate_size}
     if arch.experts is not None:
         sizes["experts' MLP"] = arch.experts.intermediate_size
+        sizes["shared expert's MLP"] = arch.experts.shared_size or arch.hidden_size
     for what, size in sizes.items():
         if Rank(count - 1, count).span(size) == (size, size):
             return f"its {what} of {size} leaves nothing to the last of {count} ranks"
@@ -149,7 +153,10 @@ def _refuses_blocks(arch: Arch, count: int) -> str | None:
     if arch.stored is None or not any(form is not None and is_in_blocks(form) for form in _formats(arch)):
         return None
     rank = Rank(1, count)
-    experts = () if arch.experts is None else ("experts.gate_up", "experts.down")
+    experts: tuple[str, ...] = ()
+    if arch.experts is not None:
+        experts = ("experts.gate_up", "experts.down")
+        experts += ("shared.gate_up", "shared.down") if arch.experts.shared_size else ()
     for matrix in ("qkv", "o", "gate_up" if arch.has_gate else "up", "down", *experts):
         kept = rank.rows(arch, matrix)
         if any(start % BLOCK or (end - start) % BLOCK for start, end in kept):

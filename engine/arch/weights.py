@@ -32,6 +32,8 @@ KV_SCALE_SUFFIXES = (
 
 ROUTER = "router"
 """Our name of the matrix that gives the logits of a layer's experts."""
+SHARED_GATE = "shared_gate"
+"""Our name of the matrix of one row that gives the gate of the shared expert."""
 
 _NAMES_SHOWN = 8
 _OF_LAYER = re.compile(r"layers\.\d+\.(attention\.(qkv|o)|mlp\.(gate_up|up|down))")
@@ -69,9 +71,9 @@ class Source:
 
     @property
     def may_be_quantized(self) -> bool:
-        """Whether it is a matrix of a linear layer other than the head, and no router."""
+        """Whether it is a matrix of a linear layer other than the head, and no router or gate of experts."""
         is_in_layer = len(self.shape) == 2 and self.parameter.startswith("layers.")
-        return is_in_layer and not self.parameter.endswith(f".{ROUTER}.weight")
+        return is_in_layer and not self.parameter.endswith((f".{ROUTER}.weight", f".{SHARED_GATE}.weight"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +260,8 @@ class TensorNames:
     mlp: str = "mlp"
     """Name of the module that holds the MLP or the experts."""
     router: str = "gate"
+    shared: str = "shared_expert"
+    """Name of the shared expert. That of its gate has `_gate` behind it."""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     o: str = "o_proj"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
@@ -393,13 +397,18 @@ def _mlp(
 def _experts(
     arch: Arch, formats: _Formats, names: TensorNames, theirs: str, ours: str
 ) -> Iterator[Source | QuantizedSource]:
-    """A router, which is never quantized, and the gated MLP of each expert."""
+    """A router, which is never quantized, and the gated MLP of each expert, the shared one included."""
     experts, narrow = arch.experts, arch.hidden_size
     assert experts is not None and arch.has_gate
     wide = experts.intermediate_size
     yield Source(f"{theirs}.{names.router}.weight", (experts.num_experts, narrow), f"{ours}.{ROUTER}.weight")
     for expert in range(experts.num_experts):
         module, own = f"{theirs}.experts.{expert}", f"{ours}.experts.{expert}"
+        yield from _linear(formats, module, names.gate_up, (wide, wide), narrow, f"{own}.gate_up", False)
+        yield from _linear(formats, module, (names.down,), (narrow,), wide, f"{own}.down", False)
+    if experts.shared_size:
+        module, own, wide = f"{theirs}.{names.shared}", f"{ours}.shared", experts.shared_size
+        yield Source(f"{module}_gate.weight", (1, narrow), f"{ours}.{SHARED_GATE}.weight")
         yield from _linear(formats, module, names.gate_up, (wide, wide), narrow, f"{own}.gate_up", False)
         yield from _linear(formats, module, (names.down,), (narrow,), wide, f"{own}.down", False)
 

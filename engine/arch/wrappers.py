@@ -30,6 +30,7 @@ _TEXTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen2_5_vl": ("Qwen2ForCausalLM", {}),
     "qwen2_5_vl_text": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {}),
+    "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", {}),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
     "qwen3_vl_text": ("Qwen3ForCausalLM", {}),
 }
@@ -42,6 +43,7 @@ _WRAPPERS: Mapping[str, tuple[str, ...]] = {
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl", "qwen2_5_vl_text"),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
 }
 """Architecture of a wrapper -> the `model_type` that its text part may have. For text alone, each computes exactly what
 that text model computes."""

@@ -1,4 +1,5 @@
-"""Mixture of experts in the place of a layer's MLP: a router, and the gated MLP of each expert."""
+"""Mixture of experts in the place of a layer's MLP: a router, and the gated MLP of each expert. There may be a shared
+expert beside them, which every token goes to."""
 
 from __future__ import annotations
 
@@ -9,13 +10,14 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.weights import ROUTER
-from inferd.engine.layers.branch import Branch
+from inferd.engine.arch.weights import ROUTER, SHARED_GATE
+from inferd.engine.layers.branch import Act, Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import GATES
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.experts import Products, Routing, add_up, bind_experts, route
+from inferd.kernels.head_gate import add_gated
 
 MakeLinear = Callable[[Placement, Callable[[], None]], Linear]
 """Makes an expert's layer from its placement. The layer calls the function when its weights are there."""
@@ -48,8 +50,30 @@ class ExpertLinears:
         return self._products(x, routing, by_row)
 
 
+class SharedExpert:
+    """The MLP of an expert that every token goes to, times the sigmoid of a gate."""
+
+    def __init__(self, arch: Arch, place: Placement, act: Act, size: int) -> None:
+        own, hidden, self._ranks, self._act, self._size = place.ranks.own, arch.hidden_size, place.ranks, act, size
+        inner = place.within("shared.")
+        gate_up_rows, rows = own.rows(arch, "shared.gate_up"), own.rows(arch, "shared.down")
+        self._gate_up = Linear(hidden, 2 * size, inner.of("gate_up"), rows=gate_up_rows)
+        self._down = Linear(size, hidden, inner.of("down"), rows=rows, columns=own.columns(arch, "shared.down"))
+        self._gate = Linear(hidden, 1, replace(place, scheme=place.dense), out_dtype=torch.float32)
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        named = {"shared.gate_up": self._gate_up, "shared.down": self._down, SHARED_GATE: self._gate}
+        for name, linear in named.items():
+            yield from ((f"{name}.{part}", parameter) for part, parameter in linear.parameters())
+
+    def add_to(self, result: Tensor, x: Tensor) -> Tensor:
+        """This rank's outputs of the chosen experts, with those of this one for x [T, hidden] added."""
+        hidden = self._ranks.inputs(self._act.run(self._gate_up(x)), self._size)
+        return add_gated(result, self._down(hidden), self._gate(x))
+
+
 class MixtureOfExperts:
-    """The sum of the chosen experts' MLPs, each times its weight. x is [T, hidden]."""
+    """The sum of the chosen experts' MLPs, each times its weight, and of the shared one. x is [T, hidden]."""
 
     def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
         assert arch.experts is not None
@@ -67,6 +91,9 @@ class MixtureOfExperts:
 
         self._gate_up = ExpertLinears("gate_up", experts.num_experts, place, gate_up)
         self._down = ExpertLinears("down", experts.num_experts, place, down)
+        self._shared: SharedExpert | None = None
+        if experts.shared_size:
+            self._shared = SharedExpert(arch, place, self._act, experts.shared_size)
         self._size = hidden
         self.loads = torch.zeros(experts.num_experts, dtype=torch.int64, device=place.device)
         """Number of tokens that each expert has had, tokens that only pad a step included."""
@@ -75,6 +102,8 @@ class MixtureOfExperts:
         yield from ((f"{ROUTER}.{part}", parameter) for part, parameter in self._router.parameters())
         yield from self._gate_up.parameters()
         yield from self._down.parameters()
+        if self._shared is not None:
+            yield from self._shared.parameters()
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
@@ -84,4 +113,6 @@ class MixtureOfExperts:
         hidden = self._act.run(self._gate_up(normed, routing, by_row=True))
         hidden = self._ranks.inputs(hidden, self._experts.intermediate_size)
         result = add_up(self._down(hidden, routing, by_row=False), routing)
+        if self._shared is not None:
+            result = self._shared.add_to(result, normed)
         return self._branch.after(self._ranks.outputs(result, self._size)), stream

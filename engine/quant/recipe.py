@@ -51,7 +51,8 @@ def cut_groups(arch: Arch, recipe: Recipe, rank: Rank) -> str | None:
 def _downs(arch: Arch, layer: int) -> tuple[str, ...]:
     if arch.experts is None or not arch.has_experts(layer):
         return ("mlp.down",)
-    return tuple(f"mlp.experts.{expert}.down" for expert in range(arch.experts.num_experts))
+    own = tuple(f"mlp.experts.{expert}.down" for expert in range(arch.experts.num_experts))
+    return (*own, "mlp.shared.down") if arch.experts.shared_size else own
 
 
 def recipes(choices: Choices = ANY, narrow: torch.dtype | None = None) -> Mapping[str, Recipe]:

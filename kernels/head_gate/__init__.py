@@ -1,9 +1,11 @@
 """Heads multiplied by a gate: attention's output by a sigmoid, or normed heads by silu, as behind a gated delta rule.
+Also a sum with a token's gate, as behind a shared expert.
 
     sigmoid_gate: x * sigmoid(gate)
     norm_silu_gate: x / sqrt(mean(x^2) + eps) * weight * silu(gate)
+    add_gated: x + y * sigmoid(gate)
 
-Arithmetic is in fp32, with one rounding. A head's result depends on that head alone.
+Arithmetic is in fp32, with one rounding. A head's result depends on that head alone, and a token's on that token.
 """
 
 from __future__ import annotations
@@ -39,6 +41,14 @@ NORM_SILU_GATE: Op[Key, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = Op(
     ],
 )
 
+ADD_GATED: Op[Key, Callable[[Tensor, Tensor, Tensor], Tensor]] = Op(
+    "add_gated",
+    [
+        Implementation("cpp", cpu.add_gated, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", reference.add_gated, always),
+    ],
+)
+
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     """x, gate [T, H, D] in one dtype -> [T, H, D]. The elements of a head lie side by side."""
@@ -51,6 +61,14 @@ def norm_silu_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     _check(x, gate)
     assert weight.shape == x.shape[-1:] and weight.dtype == torch.float32
     return NORM_SILU_GATE.resolve(Key(x.device.type, x.dtype))(x, gate, weight, eps)
+
+
+def add_gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    """x, y [T, size] in one dtype and gate [T, 1] fp32 -> [T, size]."""
+    assert x.dim() == 2 and x.shape == y.shape and x.dtype == y.dtype
+    assert x.is_contiguous() and y.is_contiguous()
+    assert gate.shape == (len(x), 1) and gate.is_contiguous() and gate.dtype == torch.float32
+    return ADD_GATED.resolve(Key(x.device.type, x.dtype))(x, y, gate)
 
 
 def _check(x: Tensor, gate: Tensor) -> None:

@@ -1,5 +1,5 @@
 // Heads multiplied by the sigmoid of a gate, or normed and multiplied by its silu. A head is summed in one vector of
-// lanes, in order.
+// lanes, in order. Also sums in which one part is multiplied by the sigmoid of its token's gate.
 
 #include <cmath>
 
@@ -57,6 +57,23 @@ void run(const void* x, const void* gate, const float* weight, void* out, int64_
     });
 }
 
+template <class T>
+void add(const void* x, const void* y, const float* gate, void* out, int64_t tokens, int64_t size,
+         int64_t num_threads) {
+    const int team = int(tokens * size < 2 * ELEMENTS_A_THREAD ? 1 : num_threads);
+    parallel_for(tokens, team, [&](int64_t token) {
+        const T *own = static_cast<const T*>(x) + token * size, *other = static_cast<const T*>(y) + token * size;
+        T* goal = static_cast<T*>(out) + token * size;
+        const vf share = 1.0f / (1.0f + exp(splat(-gate[token])));
+        int64_t i = 0;
+        for (; i + LANES <= size; i += LANES) store(goal + i, mul_add(load(other + i), share, load(own + i)));
+        if (i < size) {
+            const int left = int(size - i);
+            store_part(goal + i, mul_add(load_part(other + i, left), share, load_part(own + i, left)), left);
+        }
+    });
+}
+
 }  // namespace
 
 // x, out [tokens, heads, size]; gate with strides from token to token and from head to head; weight [size] or null.
@@ -68,3 +85,11 @@ static void head_gate(const void* x, const void* gate, const float* weight, void
     else run<bf16>(x, gate, weight, out, tokens, heads, size, token_stride, head_stride, eps, num_threads);
 }
 INFERD_EXPORT(head_gate)
+
+// x, y, out [tokens, size]; gate [tokens] fp32. dtypes as above.
+static void add_gated(const void* x, const void* y, const float* gate, void* out, int64_t tokens, int64_t size,
+                      int64_t dtype, int64_t num_threads) {
+    if (dtype == 0) add<float>(x, y, gate, out, tokens, size, num_threads);
+    else add<bf16>(x, y, gate, out, tokens, size, num_threads);
+}
+INFERD_EXPORT(add_gated)

@@ -17,6 +17,20 @@ def norm_silu_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     return _run(x, gate, weight, eps)
 
 
+def add_gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype)
+    native.function("inferd_add_gated")(
+        x.data_ptr(),
+        y.data_ptr(),
+        gate.data_ptr(),
+        out.data_ptr(),
+        *x.shape,
+        native.DTYPE_CODES[x.dtype],
+        torch.get_num_threads(),
+    )
+    return out
+
+
 def _run(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype)
     native.function("inferd_head_gate")(

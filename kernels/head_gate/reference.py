@@ -18,6 +18,11 @@ def norm_silu_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     return (normed * (opened / _opened(opened))).to(x.dtype)
 
 
+def add_gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    opened = y.to(torch.float32) / _opened(gate)
+    return (x.to(torch.float32) + opened).to(x.dtype)
+
+
 def _opened(gate: Tensor) -> Tensor:
     """1 / sigmoid(gate)."""
     return torch.neg(gate).exp_().add_(1.0)

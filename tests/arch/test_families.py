@@ -199,6 +199,15 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 50304},
         6_919_161_856,
     ),
+    "Qwen1.5-MoE-A2.7B": (
+        {"architectures": ["Qwen2MoeForCausalLM"], "decoder_sparse_step": 1, "hidden_act": "silu", "hidden_size": 2048,
+         "intermediate_size": 5632, "max_position_embeddings": 8192, "max_window_layers": 21,
+         "moe_intermediate_size": 1408, "norm_topk_prob": False, "num_attention_heads": 16, "num_experts": 60,
+         "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 16, "rms_norm_eps": 1e-6,
+         "rope_theta": 1000000.0, "shared_expert_intermediate_size": 5632, "sliding_window": 32768,
+         "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_sliding_window": False, "vocab_size": 151936},
+        14_315_784_192,
+    ),
     "Qwen3-30B-A3B": (
         {"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128,
          "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960,
@@ -208,6 +217,19 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_sliding_window": False,
          "vocab_size": 151936},
         30_532_122_624,
+    ),
+    "Qwen3.5-35B-A3B": (
+        {"architectures": ["Qwen3_5MoeForCausalLM"], "attention_bias": False, "full_attention_interval": 4,
+         "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048, "linear_conv_kernel_dim": 4,
+         "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+         "linear_value_head_dim": 128, "max_position_embeddings": 262144, "moe_intermediate_size": 512,
+         "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 40,
+         "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+         "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+                             "rope_theta": 10000000, "rope_type": "default"},
+         "shared_expert_intermediate_size": 512, "tie_word_embeddings": False, "dtype": "bfloat16",
+         "vocab_size": 248320},
+        34_660_610_688,
     ),
     "starcoder2-3b": (
         {"architectures": ["Starcoder2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072,
@@ -437,7 +459,9 @@ def test_starcoder2() -> None:
     [
         ("Mixtral-8x7B-v0.1", Experts(8, 2, 14336, True, tuple(range(32))), 12.88e9),
         ("OLMoE-1B-7B-0924", Experts(64, 8, 1024, False, tuple(range(16))), 1.28e9),
+        ("Qwen1.5-MoE-A2.7B", Experts(60, 4, 1408, False, tuple(range(24)), 5632), 2.69e9),
         ("Qwen3-30B-A3B", Experts(128, 8, 768, True, tuple(range(48))), 3.35e9),
+        ("Qwen3.5-35B-A3B", Experts(256, 8, 512, True, tuple(range(40)), 512), 3.455e9),
     ],
 )
 def test_experts(name: str, experts: Experts, num_active: float) -> None:
@@ -460,6 +484,15 @@ def test_names_of_experts() -> None:
     )
 
 
+def test_names_of_a_shared_expert() -> None:
+    sources = {source.tensor: source for source in weights(arch_of("Qwen3.5-35B-A3B")).sources}
+    up, gate = (
+        sources[f"model.layers.3.mlp.{name}.weight"] for name in ("shared_expert.up_proj", "shared_expert_gate")
+    )
+    assert (up.parameter, up.row, up.may_be_quantized) == ("layers.3.mlp.shared.gate_up.weight", 512, True)
+    assert (gate.parameter, gate.shape, gate.may_be_quantized) == ("layers.3.mlp.shared_gate.weight", (1, 2048), False)
+
+
 def test_layers_without_experts() -> None:
     arch = arch_of("Qwen3-30B-A3B", decoder_sparse_step=2, mlp_only_layers=[1, 5])
     assert arch.experts is not None and arch.experts.layers[:3] == (3, 7, 9)
@@ -475,6 +508,7 @@ def test_layers_without_experts() -> None:
         ("Qwen3-30B-A3B", {"num_experts": 1400}, "num_experts must be at most 1365, but it is 1400"),
         ("Qwen3-30B-A3B", {"num_experts_per_tok": 129}, r"must be at most num_experts \(128\), but it is 129"),
         ("Qwen3-30B-A3B", {"mlp_only_layers": [True]}, "mlp_only_layers must be a list of whole numbers"),
+        ("Qwen3.5-35B-A3B", {"shared_expert_intermediate_size": None}, "lacks shared_expert_intermediate_size"),
         ("Mixtral-8x7B-v0.1", {"hidden_act": "gelu_pytorch_tanh"}, "hidden_act must be silu in a model with experts"),
         ("OLMoE-1B-7B-0924", {"clip_qkv": 8.0}, "clip_qkv must be null: limits of q, k and v are not supported"),
     ],

@@ -92,6 +92,20 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "vision_config": {"depth": 12}},
         752_393_024,
     ),
+    "Qwen3.5-35B-A3B": (
+        {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
+         "text_config": {"dtype": "bfloat16", "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+                         "linear_num_key_heads": 16, "linear_num_value_heads": 32, "max_position_embeddings": 262144,
+                         "model_type": "qwen3_5_moe_text", "moe_intermediate_size": 512, "num_attention_heads": 16,
+                         "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 40,
+                         "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+                         "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10],
+                                             "partial_rotary_factor": 0.25, "rope_theta": 10000000,
+                                             "rope_type": "default"},
+                         "shared_expert_intermediate_size": 512, "tie_word_embeddings": False, "vocab_size": 248320},
+         "tie_word_embeddings": False, "vision_config": {"depth": 27}},
+        34_660_610_688,
+    ),
 }  # fmt: skip
 
 

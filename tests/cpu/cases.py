@@ -219,6 +219,21 @@ CASES = (
     ),
     Case("olmoe", "olmoe", {"num_experts": 12, "num_experts_per_tok": 3}, {"norm_topk_prob": True}),
     Case(
+        "qwen2 moe, shared expert",
+        "qwen2_moe",
+        {
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 72,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 1,
+        },
+        {"sliding_window": 21},
+    ),
+    Case(
         "qwen3 moe, an MLP between experts",
         "qwen3_moe",
         {
@@ -246,21 +261,34 @@ QWEN35_ROPE = {
     "mrope_section": [1, 1, 0],
     "mrope_interleaved": True,
 }
+QWEN35 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 16,
+    "rope_parameters": QWEN35_ROPE,
+}
 HYBRIDS = (
     Case(
         "qwen 3.5",
         "qwen3_5_text",
-        {
-            "num_hidden_layers": 4,
-            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-            "head_dim": 32,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 24,
-            "linear_value_head_dim": 16,
-            "rope_parameters": QWEN35_ROPE,
-        },
+        QWEN35,
         {"rope_parameters": QWEN35_ROPE | {"partial_rotary_factor": 0.5}},
+    ),
+    Case(
+        "qwen 3.5 moe",
+        "qwen3_5_moe_text",
+        QWEN35
+        | {
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 72,
+            "num_experts": 8,
+            "num_experts_per_tok": 5,
+        },
+        {"num_experts_per_tok": 1},
     ),
 )
 """Models with recurrent layers, which ranks cannot share."""

@@ -25,11 +25,14 @@ from tests.cpu.paging import Pool, Request
 
 VOCAB = 199
 WIDE = {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3}
+EXPERTS = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 128
+}  # fmt: skip
 RECORDED = (
     (Case("llama", "llama", WIDE | {"attention_bias": True}), torch.bfloat16, "none"),
     (Case("llama", "llama", WIDE), torch.float32, "none"),
     (Case("qwen3", "qwen3", WIDE | {"head_dim": 48}), torch.bfloat16, "int8"),
-    (Case("olmoe", "olmoe", WIDE | {"num_experts": 6, "num_experts_per_tok": 2}), torch.bfloat16, "int4"),
+    (Case("qwen2 moe", "qwen2_moe", WIDE | EXPERTS), torch.bfloat16, "int4"),
     (Case("olmo2", "olmo2", WIDE), torch.bfloat16, "none"),
     (Case("starcoder2", "starcoder2", WIDE), torch.bfloat16, "none"),
     (Case("granite", "granite", WIDE | {"residual_multiplier": 0.5}), torch.bfloat16, "none"),

@@ -25,12 +25,15 @@ from tests.cpu.paging import Pool, Request
 
 VOCAB = 997
 WIDE = {"vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+EXPERTS = {
+    "num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "shared_expert_intermediate_size": 160
+}  # fmt: skip
 CASES = (
     Case("llama", "llama", WIDE | {"attention_bias": True}),
     Case("qwen3", "qwen3", WIDE | {"head_dim": 48, "tie_word_embeddings": True}),
     Case("gemma2", "gemma2", WIDE | {"head_dim": 32, "sliding_window": 70}),
     Case("starcoder2", "starcoder2", WIDE | {"sliding_window": 70}),
-    Case("olmoe", "olmoe", WIDE | {"intermediate_size": 96, "num_experts": 9, "num_experts_per_tok": 3}),
+    Case("qwen2 moe", "qwen2_moe", WIDE | EXPERTS),
 )
 PROMPT_LEN, OUTPUT_LEN = 270, 14
 BLOCK = 16

@@ -24,6 +24,7 @@ from inferd.engine.api.memory.precision import KV_FORMATS
 from inferd.engine.api.speculation import check_draft_length
 from inferd.server.commands.plan import PlanOptions, PlanReport, build, to_json
 from inferd.server.commands.plan_table import show
+from tests.arch.test_families import PUBLISHED
 
 GIB = 2**30
 MISTRAL_7B: dict[str, Any] = {
@@ -231,6 +232,17 @@ def test_a_mixture_of_experts_says_what_a_token_needs(mistral: str) -> None:
         "32 layers with 8 experts, of which a token goes to 2: it uses 12,879,925,248 parameters. A decode step reads "
         "23.7 GiB for 1 request and 78.3 GiB for 8 requests of weights."
     ) in " ".join(shown(mixtral).split())
+
+
+def test_a_shared_expert_counts_for_every_token(mistral: str) -> None:
+    (Path(mistral) / "config.json").write_text(json.dumps(PUBLISHED["Qwen1.5-MoE-A2.7B"][0] | {"num_hidden_layers": 2}))
+    qwen = report(mistral)
+    parts = {part["name"]: part["bytes"] for part in to_json(qwen)["weights"]}
+    assert parts["MLP"] == 2 * 2 * 3 * 2048 * 5632
+    assert parts["routers"] == 2 * 2 * 61 * 2048
+    assert "2 layers with 60 experts, of which a token goes to 4 and to a shared one: it uses" in " ".join(
+        shown(qwen).split()
+    )
 
 
 @pytest.mark.parametrize("kv_cache", KV_FORMATS)

@@ -235,7 +235,10 @@ def _activations(arch: Arch, precision: Precision, work: Workload) -> Formula:
     if arch.experts is not None:
         per_expert = _mlp(arch.experts.intermediate_size, arch, precision, work) + term(arch.hidden_size) * dtype_bytes
         needs = needs if len(arch.experts.layers) < arch.num_layers else []
-        needs.append(term(arch.experts.num_chosen, "experts") * per_expert)
+        of_experts = term(arch.experts.num_chosen, "experts") * per_expert
+        if arch.experts.shared_size:
+            of_experts += _mlp(arch.experts.shared_size, arch, precision, work) + term(arch.hidden_size) * dtype_bytes
+        needs.append(of_experts)
     return term(work.step_tokens, "tokens") * (per_token + max(needs, key=lambda formula: formula.value))
 
 
@@ -276,6 +279,8 @@ def _recorded(arch: Arch, precision: Precision, work: Workload) -> Formula:
     else:
         per_expert = factor * term(arch.experts.intermediate_size) + term(arch.hidden_size)
         width += term(arch.experts.num_chosen, "experts") * per_expert
+        if arch.experts.shared_size:
+            width += factor * term(arch.experts.shared_size) + term(arch.hidden_size)
     logits = term(2) * term(arch.vocab_size) * term(_FP32_BYTES, "B")
     cut = term(min(num_rows, CUT_ROWS), "rows") * term(arch.vocab_size) * term(_CUT_BYTES, "B")
     num_tokens = next((tokens for tokens in GPU_TOKEN_BUCKETS if tokens >= work.step_tokens), GPU_TOKEN_BUCKETS[-1])

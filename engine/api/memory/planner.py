@@ -220,7 +220,7 @@ def _part_of(parameter: str) -> str:
         return "norms"
     if name.startswith("mlp.experts."):
         return "experts"
-    if name.startswith("mlp.router."):
+    if name.startswith(("mlp.router.", "mlp.shared_gate.")):
         return "routers"
     return _PARTS[name.partition(".")[0]]
 
