@@ -29,6 +29,8 @@ class CheckpointPool:
     def __init__(self, rules: CheckpointRules) -> None:
         self.interval = rules.interval
         self.pool = BlockPool(rules.num_checkpoints)
+        self._kept: set[int] = set()
+        """Checkpoints that `supersede` leaves in their place."""
 
     def take(self, index: PrefixIndex, drop_blocks: Callable[[list[int]], None]) -> int | None:
         """A checkpoint to write, for which the one that was used least recently may be evicted. None if all are about
@@ -37,7 +39,9 @@ class CheckpointPool:
             if not self.pool.num_cached:
                 return None
             self._evict_oldest(index, drop_blocks)
-        return self.pool.take(1)[0]
+        (checkpoint_id,) = self.pool.take(1)
+        self._kept.discard(checkpoint_id)
+        return checkpoint_id
 
     def evict_all(self, index: PrefixIndex, drop_blocks: Callable[[list[int]], None]) -> None:
         """Drop every checkpoint that no launched step writes."""
@@ -49,10 +53,17 @@ class CheckpointPool:
         drop_blocks(index.evict_checkpoint(evicted))
         self.pool.clear_content(evicted)
 
-    def touch(self, checkpoint_id: int) -> None:
-        """Count a checkpoint as used now."""
-        self.pool.hold(checkpoint_id)
-        self.pool.release(checkpoint_id)
+    def keep(self, checkpoint_id: int) -> None:
+        """Count a checkpoint as used now, or if it is about to be written, as one that will be."""
+        self._kept.add(checkpoint_id)
+        if self.pool.has_content(checkpoint_id):
+            self.pool.hold(checkpoint_id)
+            self.pool.release(checkpoint_id)
+
+    def supersede(self, checkpoint_id: int) -> None:
+        """Evict this checkpoint next, because the same sequence has a later one. One that is kept stays."""
+        if checkpoint_id not in self._kept:
+            self.pool.make_oldest(checkpoint_id)
 
 
 class Boundaries:
@@ -64,16 +75,20 @@ class Boundaries:
         self._interval = interval
         self._wanted: list[int] = []
         """Ascending."""
-        self._launched: deque[tuple[int, int, bool]] = deque()
-        """(position, checkpoint, whether the next replaces it) of steps that were not applied."""
+        self._launched: deque[tuple[int, int]] = deque()
+        """(position, checkpoint) of steps that were not applied, ascending."""
 
     @property
     def launched(self) -> tuple[int, ...]:
         """Checkpoints that launched steps write."""
-        return tuple(checkpoint_id for _, checkpoint_id, _ in self._launched)
+        return tuple(checkpoint_id for _, checkpoint_id in self._launched)
+
+    def launched_before(self, position: int) -> int | None:
+        """The last checkpoint at `position` or before it that a launched step writes."""
+        return next((checkpoint_id for at, checkpoint_id in reversed(self._launched) if at <= position), None)
 
     def want(self, position: int) -> None:
-        """Leave a checkpoint at `position`, if no row was launched beyond it."""
+        """Leave a checkpoint at `position`, which no row has reached."""
         if position not in self._wanted:
             self._wanted = sorted([*self._wanted, position])
 
@@ -85,13 +100,13 @@ class Boundaries:
     def has(self, position: int) -> bool:
         return position % self._interval == 0 or position in self._wanted
 
-    def launch(self, position: int, checkpoint_id: int, *, is_moving: bool) -> None:
+    def launch(self, position: int, checkpoint_id: int) -> None:
         """Count a checkpoint as written once the step that ends at `position` is applied."""
-        self._launched.append((position, checkpoint_id, is_moving))
+        self._launched.append((position, checkpoint_id))
 
     def is_due(self, num_computed: int) -> bool:
         return bool(self._launched) and self._launched[0][0] <= num_computed
 
-    def take_due(self) -> tuple[int, int, bool]:
-        """The first (position, checkpoint, whether the next replaces it) that was launched."""
+    def take_due(self) -> tuple[int, int]:
+        """The first (position, checkpoint) that was launched."""
         return self._launched.popleft()

@@ -83,6 +83,10 @@ class BlockPool:
             del self._cached[block_id]
             self._empty.append(block_id)
 
+    def make_oldest(self, block_id: int) -> None:
+        """Let this cached block be the next to evict."""
+        self._cached.move_to_end(block_id, last=False)
+
     def oldest_cached(self) -> int:
         """The next block to evict. Raises `StopIteration` if none is cached."""
         return next(iter(self._cached))

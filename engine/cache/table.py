@@ -21,7 +21,7 @@ from inferd.engine.cache.prefix import GONE, HashBlock, Node, PrefixIndex, blake
 from inferd.engine.request import Request
 
 _NEVER = 1 << 62
-_MOVING_BLOCKS = 2
+_ANSWER_BLOCKS = 2
 """Blocks of an answer from one checkpoint to the next. With blocks of 32 tokens copies take a hundredth of the time of
 decodes: a state of 18.6 MiB 1.5 ms, a step of 32 requests 80 (2 cores, Zen 4, 2026-11-26)."""
 
@@ -121,13 +121,6 @@ class KVCache:
         """A checkpoint for a step to write, evicting another one if necessary; None if there is none."""
         return None if self.states is None else self.states.take(self.index, self._clear)
 
-    def drop_checkpoint(self, node: Node | str, checkpoint_id: int) -> None:
-        """Drop a node's checkpoint, if it still has it."""
-        if isinstance(node, Node) and node.is_live and node.checkpoint_id == checkpoint_id:
-            assert self.states is not None
-            self._clear(self.index.evict_checkpoint(checkpoint_id))
-            self.states.pool.clear_content(checkpoint_id)
-
     def reset(self) -> None:
         """Drop every cached block that no request holds, and every checkpoint."""
         while self.pool.num_cached:
@@ -173,7 +166,7 @@ class BlockTable:
         "_groups",
         "_is_sealed",
         "_keys",
-        "_moving",
+        "_newest_state",
         "_num_indexed",
         "_request",
         "_tail",
@@ -197,8 +190,8 @@ class BlockTable:
         states = self._cache.states
         self._boundaries = None if states is None else Boundaries(states.interval)
         """Positions at which it leaves checkpoints; None for a model without states."""
-        self._moving: tuple[Node | str, int] | None = None
-        """The node and the checkpoint at the end of the answer so far, which the next one replaces."""
+        self._newest_state: tuple[int, Node] | None = None
+        """(position, node) of the last checkpoint that this table let the index find."""
         self._num_indexed = 0
         self._is_sealed = not self._cache.shares_prefixes
         self._due = 0
@@ -320,12 +313,12 @@ class BlockTable:
         if self._cache.states is None:
             return
         if match.checkpoint_id != GONE:
-            self._cache.states.touch(match.checkpoint_id)
+            self._cache.states.keep(match.checkpoint_id)
         size = self._cache.block_size
         prompt_end = (self._request.num_prompt - 1) // size * size
         if prompt_end > match.num_tokens:
             self.want_checkpoint(prompt_end)
-        if match.num_known >= match.num_tokens + _MOVING_BLOCKS * size:
+        if match.num_known >= match.num_tokens + _ANSWER_BLOCKS * size:
             self.want_checkpoint(match.num_known)
 
     def _entries_at_start(self, match: PrefixMatch, num_tokens: int) -> list[int]:
@@ -381,38 +374,53 @@ class BlockTable:
         return () if self._boundaries is None else self._boundaries.launched
 
     def want_checkpoint(self, position: int) -> None:
-        """Leave a checkpoint at a multiple of the block size, if no row was launched beyond it."""
-        if self._boundaries is not None:
-            self._boundaries.want(position)
+        """Leave a checkpoint at a multiple of the block size. If a row was launched that far, keep the last checkpoint
+        before it instead."""
+        boundaries, states, newest = self._boundaries, self._cache.states, self._newest_state
+        if boundaries is None or states is None:
+            return
+        if position > self._request.scheduled:
+            boundaries.want(position)
+            return
+        checkpoint_id = boundaries.launched_before(position)
+        if checkpoint_id is None and newest is not None and newest[0] <= position:
+            checkpoint_id = _checkpoint_of(newest[1])
+        if checkpoint_id is not None:
+            states.keep(checkpoint_id)
 
     def chunk(self, start: int, num_tokens: int) -> int:
-        """Tokens of a row from `start` on that goes no further than the next checkpoint; at most `num_tokens`."""
+        """Tokens of a row from `start` on that goes no further than the next checkpoint; at most `num_tokens`. If more
+        are pending, it ends at a block's end, so that it can leave a checkpoint."""
         if self._boundaries is None:
             return num_tokens
-        return min(num_tokens, self._boundaries.after(start) - start)
+        end = min(start + num_tokens, self._boundaries.after(start))
+        if end < start + self._request.num_pending:
+            whole = end - end % self._cache.block_size
+            end = whole if whole > start else end
+        return end - start
 
     def leave_checkpoint(self, position: int, num_tokens: int) -> int | None:
         """The checkpoint that a row of `num_tokens` up to `position` has to write; None if it writes none.
 
-        Rows of one token of an answer also write one every few blocks, in place of the one before it. So the next
-        prompt of a chat begins near the end of the answer.
+        Chunks of a prompt leave one, because a later request may turn out to share the prompt so far. Rows of one token
+        of an answer leave one every few blocks, so that the next prompt of a chat begins near the end of the answer.
+        Each supersedes the one before it, unless that was wanted or used.
         """
-        boundaries, size = self._boundaries, self._cache.block_size
-        if boundaries is None or self._is_sealed:
+        boundaries, states, size = self._boundaries, self._cache.states, self._cache.block_size
+        if boundaries is None or states is None or self._is_sealed:
             return None
-        is_regular = boundaries.has(position)
+        is_wanted = boundaries.has(position)
         is_answer = num_tokens == 1 and position > self._request.num_prompt
-        is_moving = not is_regular and is_answer and position % (_MOVING_BLOCKS * size) == 0
-        if not is_regular and not is_moving:
+        if not is_wanted and position % (_ANSWER_BLOCKS * size if is_answer else size):
             return None
         if position <= len(self._request.ids) and self._cache.index.has_checkpoint(self.key(position // size - 1)):
             return None
-        if is_moving and self._moving is not None:
-            self._cache.drop_checkpoint(*self._moving)
-        self._moving = None
+        self._supersede_newest()
         checkpoint_id = self._cache.take_checkpoint()
         if checkpoint_id is not None:
-            boundaries.launch(position, checkpoint_id, is_moving=is_moving)
+            boundaries.launch(position, checkpoint_id)
+            if is_wanted:
+                states.keep(checkpoint_id)
         return checkpoint_id
 
     def _index_checkpoints(self, num_computed: int) -> None:
@@ -421,12 +429,19 @@ class BlockTable:
         if boundaries is None or states is None:
             return
         while boundaries.is_due(num_computed):
-            position, checkpoint_id, is_moving = boundaries.take_due()
+            position, checkpoint_id = boundaries.take_due()
             is_tail = not self._is_sealed and self._num_indexed * self._cache.block_size == position
-            if is_tail and self._cache.index.add_checkpoint(self._tail, checkpoint_id):
+            if is_tail and isinstance(self._tail, Node) and self._cache.index.add_checkpoint(self._tail, checkpoint_id):
                 states.pool.mark_content(checkpoint_id)
-                self._moving = (self._tail, checkpoint_id) if is_moving else None
+                self._newest_state = position, self._tail
             states.pool.release(checkpoint_id)
+            if boundaries.launched:
+                self._supersede_newest()
+
+    def _supersede_newest(self) -> None:
+        checkpoint_id = None if self._newest_state is None else _checkpoint_of(self._newest_state[1])
+        if checkpoint_id is not None and self._cache.states is not None:
+            self._cache.states.supersede(checkpoint_id)
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -508,3 +523,8 @@ class BlockTable:
             assert all(block_id == GONE for block_id in group.blocks[: group.first])
             num_dead = num_dead_blocks(group.window, self._request.computed, size)
             assert not held or group.first == num_dead, "a block that is seen was given back, or a dead one kept"
+
+
+def _checkpoint_of(node: Node) -> int | None:
+    """The node's checkpoint, if the index still finds one there."""
+    return node.checkpoint_id if node.is_live and node.checkpoint_id != GONE else None

@@ -89,6 +89,18 @@ def evicted_checkpoint_stays_in_its_node(patch: Patch) -> None:
 
 
 @plant
+def superseded_checkpoint_stays_in_its_node(patch: Patch) -> None:
+    """Shared state: a superseded checkpoint is given to another prefix, and the node still names it."""
+
+    def free(self: CheckpointPool, checkpoint_id: int) -> None:
+        if checkpoint_id not in self._kept:
+            self.pool.clear_content(checkpoint_id)
+
+    patch.setattr(CheckpointPool, "supersede", free)
+    _believe_everything(patch)
+
+
+@plant
 def checkpoint_is_taken_while_it_is_written(patch: Patch) -> None:
     """Shared state: two launched steps write the states of two prefixes to one checkpoint."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 
 from inferd.engine.api.wire.params import SamplingParams
@@ -19,28 +21,45 @@ NEVER = 1000 * BLOCK
 class Engine:
     """A scheduler over a cache with checkpoints, whose model draws token 0."""
 
-    def __init__(self, num_checkpoints: int = 50, interval: int = NEVER, budget: int = 64) -> None:
+    def __init__(self, num_checkpoints: int = 50, interval: int = NEVER, budget: int = 64, depth: int = 0) -> None:
         rules = CheckpointRules(num_checkpoints, interval)
         self.cache = KVCache(400, BLOCK, checkpoints=rules)
         limits = SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=budget, max_model_len=2000)
         self.scheduler = Scheduler(limits, self.cache)
         self.plans: list[StepPlan] = []
+        self.launched: deque[StepPlan] = deque()
+        self.depth = depth
+        """Number of steps that are launched before the one before them is applied."""
 
-    def run(self, *prompts: tuple[int, ...], max_tokens: int = 1) -> list[int]:
-        """Serve these requests together; returns the tokens that each hit."""
+    def add(self, *prompts: tuple[int, ...], max_tokens: int = 1) -> list[Request]:
         params = SamplingParams(max_tokens=max_tokens, seed=0)
         requests = [Request.create(f"r{i}", ids, params, max_model_len=2000) for i, ids in enumerate(prompts)]
         for request in requests:
             self.scheduler.add(request, 0.0)
-        while self.scheduler.has_work:
-            plan = self.scheduler.schedule(0.0)
-            assert plan is not None
+        return requests
+
+    def launch(self) -> bool:
+        plan = self.scheduler.schedule(0.0)
+        if plan is not None:
             self.plans.append(plan)
-            results = tuple(RowResult((0,) if row.samples else ()) for row in plan.rows)
-            for applied in self.scheduler.apply(StepResult(plan.step_id, results, 0.0)):
-                if applied.request.is_complete:
-                    self.scheduler.finish(applied.request)
-            self.scheduler.check()
+            self.launched.append(plan)
+        return plan is not None
+
+    def apply(self) -> None:
+        plan = self.launched.popleft()
+        results = tuple(RowResult((0,) if row.samples else ()) for row in plan.rows)
+        for applied in self.scheduler.apply(StepResult(plan.step_id, results, 0.0)):
+            if applied.request.is_complete:
+                self.scheduler.finish(applied.request)
+        self.scheduler.check()
+
+    def run(self, *prompts: tuple[int, ...], max_tokens: int = 1) -> list[int]:
+        """Serve these requests together, with those that wait; returns the tokens that each of these hit."""
+        requests = self.add(*prompts, max_tokens=max_tokens)
+        while self.scheduler.has_work:
+            while len(self.launched) <= self.depth and self.launch():
+                pass
+            self.apply()
         return [request.num_cached_tokens or 0 for request in requests]
 
     @property
@@ -69,11 +88,13 @@ def test_one_token_is_left_to_compute(length: int) -> None:
     assert [engine.run(ids(0, length)), engine.run(ids(0, length))] == [[0], [(length - 1) // BLOCK * BLOCK]]
 
 
-def test_a_branch_leaves_one_for_all_that_follow() -> None:
-    engine = Engine()
+@pytest.mark.parametrize(("budget", "chunk"), [(64, 0), (16, 32)])
+def test_a_branch_leaves_one_for_all_that_follow(budget: int, chunk: int) -> None:
+    """The second finds what the last chunk before the branch has left, if the prompt took several."""
+    engine = Engine(budget=budget)
     stem = ids(0, 40)
     hits = [engine.run((*stem, *ids(1000 * i, 10)))[0] for i in range(1, 17)]
-    assert hits == [0, 0, *[40] * 14]
+    assert hits == [0, chunk, *[40] * 14]
 
 
 def test_requests_that_wait_for_each_other_share_all() -> None:
@@ -81,6 +102,32 @@ def test_requests_that_wait_for_each_other_share_all() -> None:
     engine = Engine(budget=16)
     stem = ids(0, 40)
     assert engine.run(*((*stem, *ids(1000 * i, 10)) for i in range(1, 17))) == [0, *[40] * 15]
+
+
+@pytest.mark.parametrize(
+    ("num_shared", "num_applied", "num_hit"), [(40, 0, 40), (32, 0, 32), (24, 0, 16), (24, 1, 16), (12, 0, 0)]
+)
+def test_one_that_is_asked_for_late_is_kept(num_shared: int, num_applied: int, num_hit: int) -> None:
+    """When the other request comes, chunks up to 32 are launched. A request that shares 24 hits 16."""
+    engine = Engine(num_checkpoints=3, budget=16, depth=1)
+    engine.run(ids(500, 9))
+    engine.add((*ids(0, num_shared), *ids(1000, 70 - num_shared)))
+    engine.launch()
+    engine.launch()
+    for _ in range(num_applied):
+        engine.apply()
+    assert engine.run((*ids(0, num_shared), *ids(2000, 9))) == [num_hit]
+
+
+def test_chunks_evict_their_own_first() -> None:
+    engine = Engine(num_checkpoints=4, budget=16, depth=1)
+    others = [ids(100 * i, 9) for i in range(1, 7)]
+    for other in others:
+        engine.run(other)
+    engine.run(ids(2000, 70))
+    assert engine.saved_at[-5:] == [16, 32, 48, 64, 68]
+    engine.run(ids(3000, 9))
+    assert [engine.run(other) for other in others[-2:]] == [[8], [8]]
 
 
 def test_every_interval_leaves_one_also_in_an_answer() -> None:
@@ -91,21 +138,32 @@ def test_every_interval_leaves_one_also_in_an_answer() -> None:
     assert engine.run((*ids(0, 17), *[0] * 11, 5)) == [24]
 
 
-def test_the_end_of_an_answer_is_found_and_takes_one_place() -> None:
-    engine = Engine(num_checkpoints=4)
+def test_the_end_of_an_answer_is_found_and_evicts_its_own_first() -> None:
+    engine = Engine(num_checkpoints=3)
     other, prompt = ids(500, 9), ids(0, 17)
     engine.run(other)
     engine.run(prompt, max_tokens=30)
-    states = engine.cache.states
-    assert states is not None and states.pool.num_cached == 3
-    assert engine.run((*prompt, *[0] * 29, 7, 8, 9)) == [40]
+    assert engine.saved_at[-4:] == [16, 24, 32, 40]
     assert engine.run(other) == [8], "the answer evicted what others use"
+    assert engine.run((*prompt, *[0] * 29, 7)) == [40]
+
+
+def test_the_end_of_a_prompt_is_no_older_for_its_answer() -> None:
+    engine = Engine(num_checkpoints=3)
+    prompt = ids(0, 17)
+    engine.run(ids(500, 9))
+    engine.run(prompt, max_tokens=30)
+    engine.run(ids(700, 9))
+    assert engine.run(prompt) == [16]
 
 
 def test_a_chunk_ends_at_each() -> None:
     engine = Engine(interval=3 * BLOCK)
     engine.run(ids(0, 31))
     assert [plan.rows[0].num_tokens for plan in engine.plans] == [12, 12, 4, 3]
+    engine = Engine(budget=10)
+    engine.run(ids(0, 31))
+    assert [plan.rows[0].num_tokens for plan in engine.plans] == [8, 8, 8, 4, 3]
 
 
 def test_the_one_used_least_recently_is_evicted() -> None:
