@@ -33,6 +33,8 @@ Report = Callable[[Phase], None]
 
 _FIRST_ID, _NUM_IDS = 300, 1000
 """Ordinary tokens of the embedded model's tokenizer, each with a text."""
+_WEIGHT_BYTES = 2
+"""Bytes of a weight as it is served."""
 
 
 class FreeWorker:
@@ -40,6 +42,8 @@ class FreeWorker:
 
     cache_windows: tuple[int | None, ...] = (None,)
     """One group of layers, which all see the whole context."""
+    adapters = None
+    draft_arch = None
 
     def __init__(self, arch: Arch, step_s: float) -> None:
         self.arch, self._step_s = arch, step_s
@@ -93,7 +97,8 @@ def load_free(config: EngineConfig, started_s: float, report: Report, step_s: fl
         planned_kv_bytes=0,
         device="none",
         dtype=config.dtype,
-        peaks=Peaks(1e12, 1e15),
+        # The step-time model begins with what a step takes.
+        peaks=Peaks(facts.num_params * _WEIGHT_BYTES / step_s if step_s else 1e12, 1e15),
         speculative=config.speculative,
     )
 

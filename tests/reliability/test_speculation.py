@@ -13,8 +13,8 @@ from tests.reliability.conftest import WITHOUT_CACHE, count, faulty, restarts
 from tests.reliability.workloads import copies, free_answer
 
 STEP_MS = 2.0
-NUM_REQUESTS, NUM_TOKENS = 4, 150
-KILLED_AT = (2, 1, 2)
+NUM_REQUESTS, NUM_TOKENS = 4, 90
+KILLED_AT = (2, 1, 1)
 """For each engine in turn, the number of its step with drafts that it dies in."""
 
 
