@@ -6,10 +6,14 @@ tensors, and no weights.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -31,12 +35,27 @@ class _Answer(msgspec.Struct, frozen=True):
     refusal: str = ""
 
 
+def _is_listed(config: Mapping[str, Any]) -> bool:
+    """Whether transformers' list of models pairs the config's `model_type` with its architecture. The list is read as
+    text, because importing it imports torch."""
+    match config.get("model_type"), config.get("architectures"):
+        case str(kind), [str(architecture)]:
+            found = find_spec("transformers")
+            assert found is not None and found.origin is not None, "transformers is a dependency"
+            models = (Path(found.origin).parent / "models" / "auto" / "modeling_auto.py").read_text(encoding="utf-8")
+            return f'("{kind}", "{architecture}")' in models
+    return False
+
+
 def ask_modelled(config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]] | None) -> Modelled | str:
     """The model, or why transformers' code cannot serve it. `shapes`: those of the checkpoint's tensors, if known.
 
     Raises `ModelError` if there is no answer.
     """
-    question = msgspec.json.encode({"config": config, "shapes": shapes})
+    if not _is_listed(config):
+        return f"transformers {version('transformers')} lists no such causal language model for the config's model_type"
+    # Names of a config may hold surrogates, which only this encoder writes.
+    question = json.dumps({"config": config, "shapes": shapes}).encode()
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     try:
         done = subprocess.run(

@@ -34,6 +34,8 @@ from inferd.engine.models.modelling import (
 
 _TRACED_TOKENS = 3
 _MAX_LAYERS = 10_000
+_MAX_REASON = 500
+"""Most characters of a refusal: names in a config have any length."""
 
 
 def describe(config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]] | None) -> Modelled:
@@ -151,14 +153,20 @@ def _keys_of(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
 
 def main() -> int:
     asked = json.load(sys.stdin)
+    answer: dict[str, Any]
     try:
         answer = {"modelled": asdict(describe(asked["config"], asked["shapes"]))}
     except ModellingError as error:
-        answer = {"refusal": str(error)}  # type: ignore[dict-item]
+        answer = {"refusal": _one_line(error)}
     except Exception as error:
-        answer = {"refusal": f"transformers cannot make it: {type(error).__name__}: {str(error)[:500]}"}  # type: ignore[dict-item]
+        answer = {"refusal": f"transformers cannot make it: {type(error).__name__}: {_one_line(error)}"}
     sys.stdout.write(json.dumps(answer))
     return 0
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()).encode(errors="replace").decode()
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]} ..."
 
 
 if __name__ == "__main__":

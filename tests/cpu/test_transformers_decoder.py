@@ -23,6 +23,7 @@ from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.modelling import ask_modelled
 from inferd.engine.arch.modelled import ModellingError
 from inferd.engine.models import transformers_decoder
 from inferd.engine.models.describe import describe
@@ -268,8 +269,9 @@ def test_the_headers_are_compared_with_the_code(phi: Path, tmp_path: Path) -> No
 
 
 def test_a_family_that_neither_way_can_serve_is_refused_by_both(phi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"architectures": ["MambaForCausalLM"], "model_type": "llama", "lacks": "attention"}
+    assert "lists no such causal language model" in str(ask_modelled(config, None))
     monkeypatch.setattr("inferd.engine.api.model.ask_modelled", lambda config, shapes: f"it lacks {config['lacks']}")
-    config = {"architectures": ["MambaForCausalLM"], "lacks": "attention"}
     with pytest.raises(ModelError, match=r"unknown architecture 'MambaForCausalLM'.*serve it either: it lacks attent"):
         ModelFacts.of_config(phi, config, "auto")
     with pytest.raises(ModelError, match=r"own code cannot serve it: it lacks attention; give --model-impl auto"):
