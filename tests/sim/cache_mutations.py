@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec import structs
-
 from inferd.engine.cache.pool import BlockPool
 from inferd.engine.cache.prefix import Node, PrefixIndex
 from inferd.engine.cache.table import BlockTable, KVCache, PrefixMatch
@@ -149,7 +147,7 @@ def hash_ignores_the_salt(patch: Patch) -> None:
     open_table = KVCache.open
 
     def unsalted(self: KVCache, request: Request) -> BlockTable:
-        request.scheduling = structs.replace(request.scheduling, cache_salt="")
+        request.salt = ""
         return open_table(self, request)
 
     patch.setattr(KVCache, "open", unsalted)
