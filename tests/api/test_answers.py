@@ -204,7 +204,9 @@ def schema_in(document: dict[str, Any], route: Route, media: str) -> dict[str, A
 def test_every_route_answers_what_it_says(
     asked: Asking, document: dict[str, Any], validator: Draft202012Validator
 ) -> None:
-    assert set(asked.bodies) == {route for route in ROUTES if not route.missing}
+    # `tests/e2e/test_lora` asks these two: the server of this test has no room for adapters.
+    asked_elsewhere = {routes.LOAD_LORA, routes.UNLOAD_LORA}
+    assert set(asked.bodies) == {route for route in ROUTES if not route.missing} - asked_elsewhere
     assert set(asked.events) == {route for route in ROUTES if route.events is not None}
     for route, media, adapter, found in answers(asked):
         documented = validator.evolve(schema=schema_in(document, route, media))
