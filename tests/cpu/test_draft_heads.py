@@ -60,6 +60,7 @@ def share_right(made: Made, oracle: PlainHead | PlainMTPLayer) -> float:
     return sum(right) / len(right)
 
 
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize(("save", "read"), [(eagle.original, DEFAULT_READ), (eagle.speculators, (0, 4, 6))],
                          ids=["original", "speculators"])  # fmt: skip
 def test_drafts_are_those_of_plain_pytorch(
@@ -90,6 +91,7 @@ def test_drafts_are_those_of_plain_pytorch(
     assert share_right(made, oracle) == 1.0
 
 
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("fault", ["a layer too late", "the last layers first", "the token before", "no step followed"])
 def test_a_head_with_a_fault_is_seen(fault: str, served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers stay right, and the drafts are not those of plain PyTorch."""
@@ -202,6 +204,7 @@ def test_drafts_of_an_mtp_layer_are_those_of_plain_pytorch(tmp_path: Path, monke
     assert sum(drafted) == sum(own)
 
 
+@pytest.mark.long
 def test_hidden_states_of_another_layer_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = eagle.save_mimo(tmp_path)
     monkeypatch.setattr(parts, "layers_read_by", lambda head, num_layers: (2,))  # before the last norm

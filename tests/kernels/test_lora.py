@@ -74,6 +74,7 @@ def expected(y: Tensor, x: Tensor, deltas: Tensor, slots: Tensor) -> Tensor:
     return y.double() + torch.einsum("toi,ti->to", deltas[of_rows], x.double())
 
 
+@pytest.mark.sampled(keep=2, of="triton")
 @pytest.mark.parametrize(("dtype", "weight_dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize("num_rows", [1, 30])
 def test_equals_products_in_float64(
@@ -93,6 +94,7 @@ def test_equals_products_in_float64(
         assert torch.equal(got[one == 0, : PART_SIZES[0]], y[one == 0, : PART_SIZES[0]]), "of a part left alone"
 
 
+@pytest.mark.sampled(keep=1, of="triton")
 @pytest.mark.parametrize(("dtype", "weight_dtype"), [pair[:2] for pair in DTYPES])
 def test_a_row_has_its_bits_among_others(dtype: torch.dtype, weight_dtype: torch.dtype, implementation: str) -> None:
     weights, _ = made(weight_dtype)
