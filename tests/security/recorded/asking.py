@@ -271,11 +271,18 @@ def _asked_for(submits: list[Submit]) -> bytes:
             one.scheduling.priority,
             one.scheduling.ttft_target_s,
             one.scheduling.tpot_target_s,
-            msgspec.structs.replace(one.params, seed=0),
+            _without_adapter(msgspec.to_builtins(msgspec.structs.replace(one.params, seed=0))),
         )
         for one in submits
     )
     return b"".join(map(msgspec.json.encode, told))
+
+
+def _without_adapter(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters as they were recorded, before there were adapters. One that is asked for stays."""
+    if params["adapter"] is None:
+        del params["adapter"]
+    return params
 
 
 _NAME = r"[A-Za-z_][\w.\[\]-]*"
