@@ -279,7 +279,7 @@ def _asked_for(submits: list[Submit]) -> bytes:
 
 
 def _without_adapter(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters as they were recorded, before there were adapters. One that is asked for stays."""
+    """The parameters that requests had before there were adapters, and the adapter of a request that has one."""
     if params["adapter"] is None:
         del params["adapter"]
     return params
