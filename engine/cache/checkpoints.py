@@ -83,9 +83,9 @@ class Boundaries:
         """Checkpoints that launched steps write."""
         return tuple(checkpoint_id for _, checkpoint_id in self._launched)
 
-    def launched_before(self, position: int) -> int | None:
-        """The last checkpoint at `position` or before it that a launched step writes."""
-        return next((checkpoint_id for at, checkpoint_id in reversed(self._launched) if at <= position), None)
+    def launched_before(self, position: int) -> tuple[int, int] | None:
+        """(position, checkpoint) of the last one at `position` or before it that a launched step writes."""
+        return next((found for found in reversed(self._launched) if found[0] <= position), None)
 
     def want(self, position: int) -> None:
         """Leave a checkpoint at `position`, which no row has reached."""

@@ -373,20 +373,23 @@ class BlockTable:
         """Checkpoints that launched steps write. Only for checks."""
         return () if self._boundaries is None else self._boundaries.launched
 
-    def want_checkpoint(self, position: int) -> None:
+    def want_checkpoint(self, position: int) -> bool:
         """Leave a checkpoint at a multiple of the block size. If a row was launched that far, keep the last checkpoint
-        before it instead."""
+        before it instead. Returns whether there will be one at `position`."""
         boundaries, states, newest = self._boundaries, self._cache.states, self._newest_state
         if boundaries is None or states is None:
-            return
+            return False
         if position > self._request.scheduled:
             boundaries.want(position)
-            return
-        checkpoint_id = boundaries.launched_before(position)
-        if checkpoint_id is None and newest is not None and newest[0] <= position:
+            return True
+        found = boundaries.launched_before(position)
+        if found is None and newest is not None and newest[0] <= position:
             checkpoint_id = _checkpoint_of(newest[1])
-        if checkpoint_id is not None:
-            states.keep(checkpoint_id)
+            found = None if checkpoint_id is None else (newest[0], checkpoint_id)
+        if found is None:
+            return False
+        states.keep(found[1])
+        return found[0] == position
 
     def chunk(self, start: int, num_tokens: int) -> int:
         """Tokens of a row from `start` on that goes no further than the next checkpoint; at most `num_tokens`. If more

@@ -88,7 +88,8 @@ class PrefixSharing:
 
 class Branches:
     """The ends of what live prompts share, for a model with recurrent states: the first to come leaves a checkpoint
-    there. It may compute these blocks before the scheduler looks at the others."""
+    there. It may compute these blocks before the scheduler looks at the others. If it is too late for that, the next
+    one does."""
 
     def __init__(self) -> None:
         self._first: dict[bytes, Entry] = {}
@@ -105,7 +106,8 @@ class Branches:
                 shared = first, number
         if shared is not None:
             first, num_shared = shared
-            first.table.want_checkpoint(num_shared * block_size)
+            if not first.table.want_checkpoint(num_shared * block_size):
+                entry.table.want_checkpoint(num_shared * block_size)
 
     def remove(self, entry: Entry) -> None:
         for key in entry.table.keys(0, self._num_blocks.pop(entry)):

@@ -119,6 +119,15 @@ def test_one_that_is_asked_for_late_is_kept(num_shared: int, num_applied: int, n
     assert engine.run((*ids(0, num_shared), *ids(2000, 9))) == [num_hit]
 
 
+def test_those_that_come_late_leave_one_for_each_other() -> None:
+    """The shared tokens end one block behind the state that they find. All wait for one of them, not for each."""
+    engine = Engine(budget=16, depth=1)
+    engine.add((*ids(0, 20), *ids(1000, 50)))
+    engine.launch()
+    engine.launch()
+    assert engine.run(*((*ids(0, 20), *ids(2000 + 100 * i, 9)) for i in range(4))) == [16, 20, 20, 20]
+
+
 def test_chunks_evict_their_own_first() -> None:
     engine = Engine(num_checkpoints=4, budget=16, depth=1)
     others = [ids(100 * i, 9) for i in range(1, 7)]
