@@ -104,7 +104,7 @@ def test_vectors_are_as_near_to_fp64_as_transformers_own(
     allowed = RATIO[dtype] * error(exact, [theirs(same_model, ids, how) for ids in inputs])
     assert error(exact, ours) < allowed
     # One token more or less gives an error far above it.
-    assert error([theirs(exact_model, ids[:-1], how) for ids in inputs], ours) > 4 * allowed
+    assert error([theirs(exact_model, ids[:-1], how) for ids in inputs], ours) > 3 * allowed
 
 
 @pytest.mark.parametrize("how", KINDS)
