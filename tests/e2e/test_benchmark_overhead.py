@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import benchmark
 
 
@@ -17,6 +19,7 @@ def test_the_overhead_is_measured_on_a_free_model(tmp_path: Path) -> None:
     assert case["server_us"] > 0 and case["output_tokens_per_s"] >= case["events_per_s"] > 0
 
 
+@pytest.mark.long
 def test_grammars_are_measured_beside_free_text(shapes: Path) -> None:
     asked = ["--shape", "smoke", "--streams", "4", "--tokens", "12", "--rounds", "1"]
     printed = benchmark("structured.py", "--dir", shapes, *asked)

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.checkpoints import SHAPES
 from inferd.engine.api.checkpoint import Checkpoint
 from tests.e2e.conftest import Daemon, benchmark
 
 
+@pytest.mark.long
 def test_the_scenarios_run_beside_a_peer(daemon: Daemon, shapes: Path, tmp_path: Path) -> None:
     found, text = tmp_path / "found.json", tmp_path / "found.md"
     asked = ["--model", "smoke", "--scenarios", "i,iv", "--quick", "--peer", f"{daemon.url}=peer"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from benchmarks.checkpoints import SHAPES
 from tests.e2e.conftest import benchmark
 
@@ -24,6 +26,7 @@ def test_goodput_by_targets_beside_fixed_settings(tmp_path: Path) -> None:
     assert {"targets", "chunks of 8,192", "prefill first"} <= texts
 
 
+@pytest.mark.long
 def test_goodput_by_targets_of_the_real_worker(shapes: Path, tmp_path: Path) -> None:
     """One load of a second. It checks little, because the test's machine may be busy."""
     printed = benchmark("slo.py", "--setting", "cpu", "--quick", "--rates", "5", "--dir", shapes, "--out", tmp_path)

@@ -107,6 +107,7 @@ def test_a_rank_that_dies_is_a_pause(start: Callable[..., Daemon], tmp_path: Pat
     ],
     ids=["heads", "threads", "memory"],
 )  # fmt: skip
+@pytest.mark.sampled(keep=1)
 def test_ranks_that_cannot_be_are_refused_in_one_line(
     start: Callable[..., Daemon], flags: tuple[str, ...], code: int, line: str, tmp_path: Path
 ) -> None:
