@@ -13,7 +13,7 @@ import msgspec
 
 from inferd.engine.api.adapter import adapter_space, check_adapters, lora_dtype
 from inferd.engine.api.errors import CapacityError, ConfigError
-from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.machine.cpu import Machine, cpu_groups
 from inferd.engine.api.memory.activations import Draft, Workload, most_draws
 from inferd.engine.api.memory.capacity import (
     MIN_MODEL_LEN,
@@ -45,6 +45,7 @@ from inferd.engine.api.served import (
     check_quantization,
     check_rank_places,
     check_ranks,
+    check_replica_places,
     deterministic_on,
     draft_precision,
     quantization_of,
@@ -169,6 +170,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     results differ from those of one process."""
     standby: bool = False
     """Whether a standby process waits to take the engine's place."""
+    num_replicas: int = 1
+    """Number of engines that share the machine, each with a model of its own."""
+    first_gpu: int = 0
+    """Index of the first rank's GPU among the visible ones; those of the other ranks follow."""
+    cpus: tuple[int, ...] = ()
+    """Cores that the engine is bound to; none: all."""
     speculative: Speculative = "none"
     """Source of the guessed tokens that steps verify."""
     draft: DraftConfig | None = None
@@ -234,8 +241,9 @@ def resolve(
     device, why = served_device(config.device, quantization, machine, facts.arch)
     if device != config.device:
         chosen["device"] = (device, why)
+    check_replica_places(config.num_replicas, config.tensor_parallel_size, device, machine)
     check_rank_places(config.tensor_parallel_size, device, config.num_threads, machine)
-    machine, auto = machine.on(device).shared_by(config.tensor_parallel_size), _AUTO[device]
+    machine, auto = machine.on(device).shared_by(config.num_replicas * config.tensor_parallel_size), _AUTO[device]
     dtype = resolved_dtype(config.dtype, facts, machine)
     if dtype[0] != config.dtype:
         chosen["dtype"] = dtype[:2]
@@ -261,7 +269,8 @@ def resolve(
     if kv_cache != config.kv_cache_dtype:
         chosen["kv_cache_dtype"] = (kv_cache, why)
     if config.num_threads is None:
-        chosen["num_threads"] = (machine.num_cpus, "the cores this process may use")
+        share = f"a part of {config.num_replicas} of " if config.num_replicas > 1 else ""
+        chosen["num_threads"] = (machine.num_cpus // config.num_replicas or 1, f"{share}the cores this process may use")
     if config.max_num_seqs is None:
         chosen["max_num_seqs"] = _max_num_seqs(auto, facts.arch, Precision(dtype[0]), machine)
     if config.max_num_batched_tokens is None:
@@ -279,7 +288,13 @@ def resolve(
         chosen["draft"] = _draft_beside(config, dtype[0], facts.arch, draft, machine)
     settled = msgspec.structs.replace(config, **{field: value for field, (value, _) in chosen.items()})
     draft_arch = None if draft is None else draft.arch
-    memory = _fit(settled, facts.arch, machine, dtype[1] if dtype[0] != dtype[2] else "", draft_arch)
+    try:
+        memory = _fit(settled, facts.arch, machine, dtype[1] if dtype[0] != dtype[2] else "", draft_arch)
+    except CapacityError as error:
+        if config.num_replicas == 1:
+            raise
+        reason = f"each of {config.num_replicas} replicas has a model and a KV cache of its own"
+        raise CapacityError(f"{error}; {reason}: give fewer --replicas") from None
     chosen |= memory
     settled = msgspec.structs.replace(settled, **{field: value for field, (value, _) in memory.items()})
     decisions = tuple(Decision(field, getattr(config, field), value, why) for field, (value, why) in chosen.items())
@@ -287,6 +302,15 @@ def resolve(
         assert settled.max_model_len is not None
         check_draft_length(facts.arch, draft.arch, settled.max_model_len)
     return settled, plan_of(settled, facts.arch, draft_arch), decisions
+
+
+def replicas_of(config: EngineConfig) -> tuple[EngineConfig, ...]:
+    """The settings of each replica: its own GPUs, or on a machine with several NUMA nodes its own cores."""
+    groups = cpu_groups(config.num_replicas) if config.device == "cpu" else ((),) * config.num_replicas
+    return tuple(
+        msgspec.structs.replace(config, first_gpu=index * config.tensor_parallel_size, cpus=cpus)
+        for index, cpus in enumerate(groups)
+    )
 
 
 def _exchange(config: EngineConfig, device: str, *, deterministic: bool) -> dict[str, tuple[object, str]]:

@@ -102,6 +102,24 @@ def check_rank_places(num_ranks: int, device: str, num_threads: int | None, mach
         )
 
 
+def check_replica_places(num_replicas: int, num_ranks: int, device: str, machine: Machine) -> None:
+    """Raises a `ConfigError` if there is no core, or no GPU, for each rank of each replica."""
+    if num_replicas == 1:
+        return
+    if device == "cuda":
+        assert machine.accelerator is not None
+        what, count = "GPU", 1 + len(machine.accelerator.others_free_bytes)
+    else:
+        what, count = "core", machine.num_cpus
+    if num_replicas * num_ranks > count:
+        ranks = f" {num_ranks}" if num_ranks > 1 else " a"
+        raise ConfigError(
+            f"replicas must be at most {count // num_ranks} here, because each needs{ranks} "
+            f"{what}{'s' if num_ranks > 1 else ''} of its own and there {_be(count)} {count}, but got {num_replicas}; "
+            "give a smaller --replicas"
+        )
+
+
 def _be(count: int) -> str:
     return "is" if count == 1 else "are"
 

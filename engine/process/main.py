@@ -114,6 +114,8 @@ def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None)
     started already. Returns only if the engine cannot start."""
     launch = msgspec.json.decode(line, type=Launch)
     configure(launch.log_style)
+    if launch.config.cpus:
+        os.sched_setaffinity(0, launch.config.cpus)
     run_dir = Path(launch.run_dir)
     flight = FlightRecord(launch.flight_fd)
     with Heartbeat(launch.heartbeat_fd) as heartbeat:

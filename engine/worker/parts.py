@@ -64,7 +64,7 @@ def open_device(config: EngineConfig, index: int) -> Device:
             f"device cuda was asked for, but torch {torch.__version__} finds no GPU: give --device cpu, or install "
             "the build of torch for this driver"
         )
-    return CudaDevice(index)
+    return CudaDevice(config.first_gpu + index)
 
 
 def prepare_kernels() -> str:

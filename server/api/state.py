@@ -15,12 +15,14 @@ from inferd.engine.api.cost.roofline import StepPhase
 from inferd.engine.api.errors import EngineDeadError
 from inferd.engine.api.wire.messages import EngineStats, Ready, StepCosts
 from inferd.server.api.service import Service
+from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.efficiency import PHASES, PhaseSummary
 from inferd.server.schema.answers.operation import (
     EngineState,
     LoadState,
     PhaseState,
+    ReplicaState,
     SpeculationState,
     State,
     Status,
@@ -59,6 +61,7 @@ class StateApi:
                 "reasoning_format": service.model.format.reasoning_name,
             },
             "engine": None if ready is None else _engine(ready),
+            "replicas": [_replica(replica) for replica in router.replicas],
             "restarts": service.metrics.num_restarts,
             **_load(router.stats, ready),
             "last_minute": {phase: _phase(summaries.get(phase)) for phase in PHASES},
@@ -93,6 +96,20 @@ def _engine(ready: Ready) -> EngineState:
     }
 
 
+def _replica(replica: Replica) -> ReplicaState:
+    stats = replica.stats
+    return {
+        "status": "up" if replica.is_up else "failed" if replica.failure else "starting",
+        "reason": replica.failure or None,
+        "requests": {"running": stats.num_running, "waiting": stats.num_waiting},
+        "kv_cache_usage": _share(stats.num_blocks_used, stats.num_blocks),
+    }
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, _DIGITS) if whole else 0.0
+
+
 def _load(stats: EngineStats, ready: Ready | None) -> LoadState:
     return {
         "requests": {"running": stats.num_running, "waiting": stats.num_waiting},
@@ -100,7 +117,7 @@ def _load(stats: EngineStats, ready: Ready | None) -> LoadState:
             "blocks": stats.num_blocks,
             "used": stats.num_blocks_used,
             "cached": stats.num_blocks_cached,
-            "usage": round(stats.num_blocks_used / stats.num_blocks, _DIGITS) if stats.num_blocks else 0.0,
+            "usage": _share(stats.num_blocks_used, stats.num_blocks),
         },
         "prefix_cache": {
             "query_tokens": stats.prefix_query_tokens,

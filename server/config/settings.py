@@ -156,7 +156,17 @@ class Settings(BaseSettings):
         ge=1,
         le=128,
     )
-    kv_memory: Annotated[Size | None, Auto] = setting(None, "Memory for the KV cache.", panel=_ENGINE, ge=1024**2)
+    replicas: Annotated[int, Number] = setting(
+        1,
+        "Number of engines, each with the whole model and with its own GPUs or its part of the cores. If one dies, the "
+        "others take its requests over at once.",
+        panel=_ENGINE,
+        ge=1,
+        le=64,
+    )
+    kv_memory: Annotated[Size | None, Auto] = setting(
+        None, "Memory for the KV cache, of each replica.", panel=_ENGINE, ge=1024**2
+    )
     block_size: Annotated[BlockSize | None, Auto] = setting(None, "Number of tokens in a KV block.", panel=_ENGINE)
     prefix_caching: bool = setting(True, "Reuse the KV cache of prompts that begin alike.", panel=_ENGINE)
     max_num_seqs: Annotated[int | None, Auto, Number] = setting(

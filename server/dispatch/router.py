@@ -1,14 +1,14 @@
 """The async request router: admits requests, sends them to the engine, and hands each token to the stream awaiting it.
 
 It knows ids, deltas and finish reasons, not text and not HTTP. Every accepted request gets exactly one terminal delta.
-When the engine dies, the router sends all live requests to the next one, each behind the tokens already delivered. A
-stream sees a pause.
+There are one or more replicas, each with an engine, and the placement chooses one for each request. When an engine
+dies, the router sends its live requests to the other replicas, or else to its next engine, each behind the tokens
+already delivered. A stream sees a pause.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,11 +34,12 @@ from inferd.engine.api.wire.messages import (
     StepOutput,
     Submit,
     SubmitChoices,
-    ToEngine,
 )
 from inferd.server.dispatch.adapters import Adapters, ServedAdapter
 from inferd.server.dispatch.admission import Backlog, QueueBounds
+from inferd.server.dispatch.placement import Placement
 from inferd.server.dispatch.quarantine import Quarantine
+from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics
@@ -77,10 +78,11 @@ class RouterOptions:
     """Seconds without an engine after which new requests are refused; until then they wait for the next one."""
     e2e_target_s: float | None = None
     """Target from arrival to the last token; the metrics count the requests that meet it."""
+    num_replicas: int = 1
 
 
 class Router:
-    """Connects the HTTP side to one engine after another. Deltas arrive only while `run` runs."""
+    """Connects the HTTP side to one or more replicas. Deltas of a replica arrive only while `run` runs for it."""
 
     def __init__(
         self,
@@ -90,63 +92,83 @@ class Router:
         quarantine: Quarantine | None = None,
         adapters: Adapters | None = None,
     ) -> None:
-        """`client`: None until `attach` provides one; nothing can be sent before."""
+        """`client`: that of the first replica's engine; None until `attach` provides one."""
         self.adapters = adapters or Adapters()
-        self._starting: Ready | None = None
-        """Set while a new engine loads the adapters, before it is sent any request."""
-        self._num_awaited = 0
-        """Number of adapters that it has not loaded yet."""
-        self._client = client
-        self._quarantine = quarantine or Quarantine()
-        self.is_up = False
-        """Whether the engine takes requests."""
-        self._lost_s = 0.0
-        """When the last engine that took requests was lost."""
-        self.num_delivered = 0
-        """Tokens and ends delivered to streams so far: shows whether engines make progress."""
-        self.on_up: Callable[[], None] | None = None
-        """Called each time an engine begins to take requests."""
-        self.on_recovered: Callable[[int, float], None] | None = None
-        """Called with (requests sent again, seconds without an engine)."""
-        self._metrics = metrics
         self._options = options or RouterOptions()
+        self.replicas = tuple(Replica(index) for index in range(self._options.num_replicas))
+        self.replicas[0].client = client
+        self._placement = Placement(self.replicas)
+        self._quarantine = quarantine or Quarantine()
+        self.on_recovered: Callable[[int, float], None] | None = None
+        """Called with (requests sent again, seconds for which no engine computed them)."""
+        self._metrics = metrics
         self._streams: dict[str, TokenStream] = {}
         self._unsent: dict[str, TokenStream] = {}
-        """Streams that the engine does not know yet, in order of arrival; a subset of `_streams`."""
+        """Streams that no engine knows, in order of arrival; a subset of `_streams`."""
         self._backlog = Backlog(self._options.queue)
-        self._ready: Ready | None = None
         self._death: str | None = None
         self._is_draining = False
         self.is_leaving = False
         """Whether the server is about to stop: probes learn it, and requests may still be taken."""
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self.on_phase: Callable[[Phase], None] | None = None
+        self.on_phase: Callable[[int, Phase], None] | None = None
+        """Called with a replica and a phase of its start that has ended."""
         self.became_ready = asyncio.Event()
-        self.stats = EngineStats()
+        """Set once every replica had an engine that took requests."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether some engine takes requests."""
+        return any(replica.is_up for replica in self.replicas)
 
     @property
     def is_ready(self) -> bool:
         """Whether requests are taken. For a while they are taken without an engine too, and wait for the next one."""
-        if self._ready is None or self._death is not None or self._is_draining:
+        if not self._has_begun or self._death is not None or self._is_draining:
             return False
         return self.is_up or time.monotonic() - self._lost_s < self._options.outage_grace_s
 
     @property
     def is_recovering(self) -> bool:
-        """Whether an engine was lost and the next one does not take requests yet."""
-        return self._ready is not None and self._death is None and not self.is_up
+        """Whether all engines were lost and the next one does not take requests yet."""
+        return self._has_begun and self._death is None and not self.is_up
 
     @property
     def ready(self) -> Ready:
-        """The engine's measurements at start. Raises `EngineDeadError` before the first engine is ready."""
-        if self._ready is None:
+        """The first replica's measurements at start. Raises `EngineDeadError` before every replica is ready."""
+        ready = self.replicas[0].ready
+        if ready is None or not self._has_begun:
             raise EngineDeadError("the engine is not ready yet")
-        return self._ready
+        return ready
+
+    @property
+    def stats(self) -> EngineStats:
+        """The sums over all replicas."""
+        return EngineStats.total([replica.stats for replica in self.replicas])
 
     @property
     def num_active(self) -> int:
         return len(self._streams)
+
+    @property
+    def num_unsent(self) -> int:
+        """Number of streams that wait for an engine."""
+        return len(self._unsent)
+
+    @property
+    def num_delivered(self) -> int:
+        """Tokens and ends delivered to streams so far."""
+        return sum(replica.num_delivered for replica in self.replicas)
+
+    @property
+    def _has_begun(self) -> bool:
+        return all(replica.ready is not None for replica in self.replicas)
+
+    @property
+    def _lost_s(self) -> float:
+        """When the last engine that took requests was lost."""
+        return max(replica.lost_s for replica in self.replicas)
 
     def submit(self, submit: Submit, *, is_admitted: bool = False) -> TokenStream:
         """Send one choice to the engine. Raises `RequestError` if it cannot be taken now.
@@ -187,25 +209,31 @@ class Router:
             self._streams[stream.request_id] = stream
             self._backlog.add(first.scheduling.tenant, stream.num_waiting_tokens)
         self._is_idle.clear()
-        if not self.is_up or self._unsent:
+        replica = None if self._unsent else self._placement.place(first)
+        if replica is None:
             self._unsent.update((stream.request_id, stream) for stream in streams)
-        elif len(submits) == 1:
-            self._try_send(first)
+            return streams
+        replica.streams.update((stream.request_id, stream) for stream in streams)
+        if len(submits) == 1:
+            replica.try_send(first)
         else:
             others = tuple((submit.request_id, submit.params.seed) for submit in submits[1:])
-            self._try_send(SubmitChoices(first=first, others=others))
+            replica.try_send(SubmitChoices(first=first, others=others))
         return streams
 
     def reset_prefix_cache(self) -> None:
-        if self.is_up:  # a new engine's cache is empty
-            self._try_send(ResetPrefixCache())
+        for replica in self.replicas:
+            if replica.is_up:  # a new engine's cache is empty
+                replica.try_send(ResetPrefixCache())
+                self._placement.forget(replica)
 
     async def load_adapter(self, name: str, files: AdapterFiles) -> None:
         """Have the engine load an adapter, also each later engine. Raises `RequestError` if it cannot be loaded."""
         served = self.adapters.add(name, files)
-        if self.is_up or self._starting is not None:
-            self._num_awaited += 1
-            self._try_send(_loading(served))
+        for replica in self.replicas:
+            if replica.is_up or replica.starting is not None:
+                replica.awaited.append(served.adapter)
+                replica.try_send(_loading(served))
         await served.settled.wait()
         if served.error:
             raise RequestError("invalid_value", served.error, "lora_path")
@@ -239,17 +267,18 @@ class Router:
         for stream in tuple(self._streams.values()):
             stream.abort()
 
-    async def run(self) -> NoReturn:
-        """Receive until cancelled. Raises `EngineDeadError` if the engine's messages cannot be trusted, and
-        `StartError` if it cannot start.
+    async def run(self, index: int = 0) -> NoReturn:
+        """Receive from a replica's engine until cancelled. Raises `EngineDeadError` if the engine's messages cannot be
+        trusted, and `StartError` if it cannot start.
         """
-        assert self._client is not None, "no engine was attached"
-        client, num_read = self._client, 0
+        replica = self.replicas[index]
+        assert replica.client is not None, "no engine was attached"
+        client, num_read = replica.client, 0
         while True:
             message = await client.receive()
             match message:
                 case StepOutput():
-                    self._deliver(message)
+                    self._deliver(replica, message)
                     num_read += _cost_of(message)
                     if num_read >= _READ_AT_ONCE:
                         # Receiving messages that are already there gives other tasks no turn.
@@ -258,55 +287,64 @@ class Router:
                 case Phase():
                     self._metrics.phase(message)
                     if self.on_phase is not None:
-                        self.on_phase(message)
+                        self.on_phase(index, message)
                 case Ready():
-                    self._metrics.engine_ready(message)
-                    self._load_adapters(message)
-                    await self._begin_if_loaded()
+                    self._metrics.engine_ready(message, index)
+                    self._load_adapters(replica, message)
+                    await self._begin_if_loaded(replica)
                 case AdapterLoaded():
-                    self._settle(message)
-                    await self._begin_if_loaded()
+                    self._settle(replica, message)
+                    await self._begin_if_loaded(replica)
                 case Failed():
                     raise start_error(message.kind, message.message)
 
-    def attach(self, client: EngineClient) -> None:
-        """Use the `client` of another engine that is being started; call `run` again to receive from it."""
-        self._client = client
+    def attach(self, client: EngineClient, index: int = 0) -> None:
+        """A replica is to use the `client` of another engine that is being started; call `run` again to receive from
+        it."""
+        self.replicas[index].client = client
 
-    def lose(self, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
-        """The engine is gone and another will come. `in_flight`, `is_external_kill`: as in `Quarantine.judge`.
+    def lose(self, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0) -> None:
+        """A replica's engine is gone and another will come. `in_flight`, `is_external_kill`: as in `Quarantine.judge`.
 
-        Streams stay open, except those that were aborted and those that the quarantine fails: they end now.
+        Its streams stay open, except those that were aborted and those that the quarantine fails: they end now.
+        `send_waiting` sends the others to other replicas.
         """
-        if self.is_up:
-            self._lost_s = time.monotonic()
-        self.is_up, self._starting = False, None
-        self.stats = EngineStats()
-        self._metrics.engine_down()
+        replica = self.replicas[index]
+        lost = replica.lose(time.monotonic())
+        self._placement.forget(replica)
+        self._metrics.engine_down(index)
         self._backlog.forget_pace()
-        journals = [stream.journal for stream in self._streams.values()]
+        journals = [stream.journal for stream in lost.values()]
         for culprit in self._quarantine.judge(in_flight, journals, is_external_kill=is_external_kill):
             logger.error("request %s killed engines, also when it ran alone: it is failed", culprit.submit.request_id)
-            self._fail(self._streams[culprit.submit.request_id], _ENDED_ENGINES)
-        for stream in tuple(self._streams.values()):
-            if stream.abort_reason is not None:
+            self._fail(lost[culprit.submit.request_id], _ENDED_ENGINES)
+        for stream in lost.values():
+            if stream.abort_reason is not None and stream.request_id in self._streams:
                 self._push(stream, Delta(request_id=stream.request_id, finish_reason="abort"))
-        self._unsent = dict(self._streams)
+        if self._unsent or len(self.replicas) > 1:
+            lost = {name: stream for name, stream in self._streams.items() if name in lost or name in self._unsent}
+        self._unsent = {name: stream for name, stream in lost.items() if name in self._streams}
 
-    def _load_adapters(self, ready: Ready) -> None:
+    async def send_waiting(self, index: int) -> None:
+        """Send the streams of a replica whose engine is gone to the others, if one takes requests."""
+        if self._unsent and self.is_up:
+            self._recovered(await self._replay(), self.replicas[index].lost_s)
+
+    def _load_adapters(self, replica: Replica, ready: Ready) -> None:
         """An engine can take requests: before those, it gets every adapter that one of them may use."""
-        self._starting, loads = ready, [_loading(served) for served in self.adapters]
-        self._num_awaited = len(loads)
-        for message in loads:
-            self._send(message)
+        replica.starting, replica.awaited = ready, [served.adapter for served in self.adapters]
+        for served in self.adapters:
+            replica.send(_loading(served))
 
-    def _settle(self, loaded: AdapterLoaded) -> None:
-        """The engine has loaded an adapter, or cannot. Raises `ModelError` if one is missing at the start."""
+    def _settle(self, replica: Replica, loaded: AdapterLoaded) -> None:
+        """An engine has loaded an adapter, or cannot. Raises `ModelError` if one is missing at the start."""
+        replica.awaited.remove(loaded.adapter)
         served = self.adapters.find(loaded.adapter)
-        assert served is not None, "an adapter lost its place while it was loaded"
-        self._num_awaited -= 1
+        if served is None:
+            return  # it was unloaded meanwhile
         if not loaded.error:
-            self.adapters.settle(served, "")
+            if not any(loaded.adapter in other.awaited for other in self.replicas):
+                self.adapters.settle(served, "")
             return
         if not self.became_ready.is_set():
             raise ModelError(f"--lora {served.name}: {loaded.error}")
@@ -316,37 +354,46 @@ class Router:
             if stream.submit.params.adapter == loaded.adapter:
                 self._fail(stream, Failure("engine_error", f"The adapter could not be loaded again: {loaded.error}"))
 
-    async def _begin_if_loaded(self) -> None:
-        if self._starting is not None and not self._num_awaited:
-            ready, self._starting = self._starting, None
-            await self._begin(ready)
+    async def _begin_if_loaded(self, replica: Replica) -> None:
+        if replica.starting is not None and not replica.awaited:
+            ready, replica.starting = replica.starting, None
+            await self._begin(replica, ready)
 
-    async def _begin(self, ready: Ready) -> None:
-        """An engine takes requests: send it all live requests, in order of arrival."""
-        is_first, self._ready, self.is_up = self._ready is None, ready, True
-        if self.on_up is not None:
-            self.on_up()
+    async def _begin(self, replica: Replica, ready: Ready) -> None:
+        """An engine takes requests: send it the live requests that no other has, in order of arrival."""
+        is_first, was_up = replica.ready is None, self.is_up
+        replica.ready, replica.is_up, replica.failure = ready, True, ""
+        if replica.on_up is not None:
+            replica.on_up()
         num_replayed = await self._replay()
-        if is_first:
+        if not is_first and not was_up:
+            self._recovered(num_replayed, replica.lost_s)
+        if self._has_begun:
             self.became_ready.set()
-            return
-        outage_s = time.monotonic() - self._lost_s
+
+    def _recovered(self, num_replayed: int, lost_s: float) -> None:
+        outage_s = time.monotonic() - lost_s
         self._metrics.recovered(num_replayed, outage_s)
         if self.on_recovered is not None:
             self.on_recovered(num_replayed, outage_s)
 
     async def _replay(self) -> int:
-        """Send the engine every stream that it does not know, some at a time; returns how many those were.
+        """Send the engines every stream that none knows, some at a time; returns how many those were.
 
-        Meanwhile new requests wait behind them, and aborted ones end without reaching the engine. If this engine dies
+        Meanwhile new requests wait behind them, and aborted ones end without reaching an engine. If an engine dies
         too, `lose` begins anew.
         """
         num_replayed = num_ids = 0
         while self._unsent:
-            journal = self._unsent.pop(next(iter(self._unsent))).journal
-            self._send(self._quarantine.replay(journal))
+            stream = self._unsent[next(iter(self._unsent))]
+            replica = self._placement.place(stream.submit, stream.journal.emitted_ids)
+            if replica is None:
+                break
+            del self._unsent[stream.request_id]
+            replica.streams[stream.request_id] = stream
+            replica.send(self._quarantine.replay(stream.journal))
             num_replayed += 1
-            num_ids += len(journal.submit.prompt_ids) + len(journal.emitted_ids)
+            num_ids += len(stream.submit.prompt_ids) + stream.num_generated
             if num_ids >= _REPLAYED_AT_ONCE:
                 num_ids = 0
                 await asyncio.sleep(0)
@@ -355,9 +402,9 @@ class Router:
     def fail_all(self, reason: str) -> None:
         """The engine is gone and no other will come: end every stream with an error and take no more."""
         self._death = reason
-        self.is_up = False
-        self.stats = EngineStats()
-        self._metrics.engine_down()
+        for replica in self.replicas:
+            replica.lose(time.monotonic())
+            self._metrics.engine_down(replica.index)
         for stream in tuple(self._streams.values()):
             self._fail(stream, _ABORTED)
         for served in tuple(self.adapters):
@@ -366,16 +413,6 @@ class Router:
 
     def _fail(self, stream: TokenStream, failure: Failure) -> None:
         self._push(stream, Delta(request_id=stream.request_id, finish_reason="error", failure=failure))
-
-    def _send(self, message: ToEngine) -> None:
-        assert self._client is not None, "no engine was attached"
-        self._client.send(message)
-
-    def _try_send(self, message: ToEngine) -> None:
-        """Send, and ignore an engine that takes nothing: it is dead or hangs, the supervisor replaces it, and streams
-        wait for the next one."""
-        with contextlib.suppress(EngineDeadError):
-            self._send(message)
 
     def _check_id(self, submit: Submit) -> None:
         if submit.request_id in self._streams:
@@ -386,7 +423,7 @@ class Router:
     def _check_open(self, submit: Submit, num_choices: int, num_tokens: int) -> None:
         if self._is_draining:
             raise errors.leaving()
-        if self._ready is None:
+        if not self._has_begun:
             raise RequestError("server_is_overloaded", "The model is still loading; retry in a few seconds.")
         if not self.is_ready:
             raise RequestError("server_is_overloaded", "The engine is being restarted; retry in a few seconds.")
@@ -407,22 +444,28 @@ class Router:
         """Abort in the engine. A stream that no engine knows yet ends here."""
         if request_id in self._unsent:
             self._push(self._streams[request_id], Delta(request_id=request_id, finish_reason="abort"))
-        else:
-            self._try_send(Abort((request_id,)))
+            return
+        for replica in self.replicas:
+            if request_id in replica.streams:
+                replica.try_send(Abort((request_id,)))
 
-    def _deliver(self, output: StepOutput) -> None:
-        self.stats = output.stats
-        self._metrics.step(output)
+    def _deliver(self, replica: Replica, output: StepOutput) -> None:
+        replica.stats = output.stats
+        self._metrics.step(output, replica.index)
         for delta in output.deltas:
-            stream = self._streams.get(delta.request_id)
+            stream = replica.streams.get(delta.request_id)
             if stream is None and self._death is not None:
                 continue  # sent before the engine died, read after its streams were ended
             assert stream is not None, f"a delta for {delta.request_id}, which no stream waits for"
             if stream.num_generated and delta.num_cached_tokens != stream.journal.num_cached:
                 # Reported with the first token; the next engine has another cache.
                 delta = structs.replace(delta, num_cached_tokens=stream.journal.num_cached)
-            self.num_delivered += len(delta.token_ids) + (delta.finish_reason is not None)
+            replica.num_delivered += len(delta.token_ids) + (delta.finish_reason is not None)
             self._account(stream, delta, output.step_ended_s)
+            if delta.token_ids:
+                replica.waiting.pop(stream.request_id, None)
+            if delta.finish_reason is not None:
+                self._placement.ended(replica, stream.journal)
             self._push(stream, delta)
 
     def _account(self, stream: TokenStream, delta: Delta, step_ended_s: float | None) -> None:
@@ -450,6 +493,9 @@ class Router:
             return
         del self._streams[stream.request_id]
         self._unsent.pop(stream.request_id, None)
+        for replica in self.replicas:
+            replica.streams.pop(stream.request_id, None)
+            replica.waiting.pop(stream.request_id, None)
         if stream.submit.params.adapter is not None:
             self.adapters.release(stream.submit.params.adapter)
         if not self._streams:

@@ -46,7 +46,7 @@ def describe_start(report: StartupReport) -> str:
     return (
         f"{facts.arch.architecture}, {facts.num_params / 1e6:.1f} M parameters, "
         f"{_precision(config.dtype, config.quantization, config.kv_cache_dtype, facts.blocks)} on {config.device}"
-        f"{_ranks(config)}{scope}; memory plan{' of each rank' if config.tensor_parallel_size > 1 else ''}: "
+        f"{_ranks(config)}{scope}; memory plan{_of_each(config)}: "
         f"weights {format_bytes(memory.weights_bytes)}, KV cache {format_bytes(memory.kv_bytes)}, "
         f"working memory {format_bytes(memory.working_bytes)}"
     )
@@ -68,7 +68,15 @@ def _code(facts: ModelFacts) -> str:
 
 
 def _ranks(config: EngineConfig) -> str:
-    return f", {config.tensor_parallel_size} ranks" if config.tensor_parallel_size > 1 else ""
+    replicas = f", {config.num_replicas} replicas" if config.num_replicas > 1 else ""
+    ranks = (
+        f"{' of' if replicas else ','} {config.tensor_parallel_size} ranks" if config.tensor_parallel_size > 1 else ""
+    )
+    return replicas + ranks
+
+
+def _of_each(config: EngineConfig) -> str:
+    return " of each rank" if config.tensor_parallel_size > 1 else " of each replica" if config.num_replicas > 1 else ""
 
 
 def _precision(dtype: str, quantization: str, kv_cache_dtype: str, blocks: str) -> str:
@@ -83,7 +91,7 @@ def ready_card(report: StartupReport, ready: Ready, listener: socket.socket, tot
     settings, name = report.settings, report.settings.served_names[0]
     url = f"http://{_reachable_host(listener)}:{listener.getsockname()[1]}"
     # A block belongs to one cache group, and a sequence needs blocks in each.
-    kv_tokens = ready.num_blocks // len(report.facts.arch.cache_groups) * ready.block_size
+    kv_tokens = report.config.num_replicas * ready.num_blocks // len(report.facts.arch.cache_groups) * ready.block_size
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.keys_file else ""
     scope = f"  {report.facts.scope}\n" if report.facts.scope else ""
     body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}

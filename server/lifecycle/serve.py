@@ -15,14 +15,16 @@ import socket
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
 
 import uvloop
 
 from inferd.engine.api.adapter import MAX_RANK, check_adapters, read_adapter, space_for
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import EngineConfig, resolve
+from inferd.engine.api.config import EngineConfig, replicas_of, resolve
 from inferd.engine.api.draft import read_draft, source_of
 from inferd.engine.api.errors import ConfigError, EngineDeadError, StartError
 from inferd.engine.api.locate import locate
@@ -48,6 +50,7 @@ from inferd.server.transport.limits import ConnectionLimits, fit_open_files
 from inferd.server.transport.uvicorn_server import HttpServer, http_config
 
 logger = logging.getLogger("inferd")
+_Error = TypeVar("_Error", bound=Exception)
 
 EXIT_ENGINE_DIED = 70
 """EX_SOFTWARE, on which restart policies act."""
@@ -81,7 +84,7 @@ def serve(settings: Settings, early: EarlyProcess | None = None) -> int:
 
 def _router_options(settings: Settings) -> RouterOptions:
     queue = QueueBounds(settings.max_waiting, settings.max_wait)
-    return RouterOptions(queue=queue, e2e_target_s=settings.e2e_target)
+    return RouterOptions(queue=queue, e2e_target_s=settings.e2e_target, num_replicas=settings.replicas)
 
 
 def _adapters(report: StartupReport) -> Adapters:
@@ -134,6 +137,7 @@ def read_model(settings: Settings) -> StartupReport:
         prefix_caching=settings.prefix_caching,
         num_threads=settings.num_threads,
         tensor_parallel_size=settings.tensor_parallel_size,
+        num_replicas=settings.replicas,
         standby=settings.standby,
         speculative=source_of(settings.speculative),
         draft=None if draft is None else draft[0],
@@ -211,6 +215,8 @@ class _Service:
         self._settings, self._early = report.settings, early
         self._is_stopping = False
         """Whether the server ends the engine, so that its end is no failure."""
+        self._warm: frozenset[int] = frozenset()
+        """Replicas with a standby that waits to be promoted."""
         self._died: str | None = None
         self._start_error: StartError | None = None
 
@@ -224,7 +230,7 @@ class _Service:
         self._drain.handle_signals()
         for phase in phases:
             self._metrics.phase(phase)
-            self._log_phase(phase)
+            self._log_phase(0, phase)
         async with asyncio.TaskGroup() as group:
             engines = group.create_task(self._run_engines())
             server = self._make_http()
@@ -252,14 +258,25 @@ class _Service:
     async def _run_engines(self) -> None:
         """Keep an engine running until none can start, or until this task is cancelled, which ends the last one."""
         try:
-            style = LogStyle(self._settings.log_level, self._settings.log_format)
-            on_standby = self._metrics.standby.set
-            await EngineSupervisor(self._router, self._report.config, style, on_standby, self._early).run()
-        except StartError as error:
-            self._start_error = error
-            self._engine_died(str(error))
-        except EngineDeadError as error:
-            self._engine_died(str(error))
+            async with asyncio.TaskGroup() as group:
+                for index, config in enumerate(replicas_of(self._report.config)):
+                    group.create_task(self._supervisor(index, config).run())
+        except* StartError as errors:
+            self._start_error = _first(errors)
+            self._engine_died(str(self._start_error))
+        except* EngineDeadError as errors:
+            self._engine_died(str(_first(errors)))
+
+    def _supervisor(self, index: int, config: EngineConfig) -> EngineSupervisor:
+        """The supervisor of one replica. The process that was started early is the first one's."""
+        style = LogStyle(self._settings.log_level, self._settings.log_format)
+        early = None if index else self._early
+        on_standby = partial(self._standby_changed, index)
+        return EngineSupervisor(self._router, config, style, on_standby, early, index)
+
+    def _standby_changed(self, index: int, is_warm: bool) -> None:
+        self._warm = self._warm | {index} if is_warm else self._warm - {index}
+        self._metrics.standby.set(len(self._warm))
 
     def _engine_died(self, reason: str) -> None:
         if self._died is not None or self._is_stopping:
@@ -289,9 +306,15 @@ class _Service:
         else:
             print(card, flush=True)
 
-    def _log_phase(self, phase: Phase) -> None:
-        level = logging.DEBUG if self._router.became_ready.is_set() else logging.INFO
+    def _log_phase(self, index: int, phase: Phase) -> None:
+        """The replicas' phases are alike: only the first one's are shown."""
+        level = logging.DEBUG if index or self._router.became_ready.is_set() else logging.INFO
         logger.log(level, "%-10s %6.2f s  %s", phase.name, phase.duration_s, phase.detail)
+
+
+def _first(errors: ExceptionGroup[_Error]) -> _Error:
+    found = errors.exceptions[0]
+    return _first(found) if isinstance(found, ExceptionGroup) else found
 
 
 def _drain_options(settings: Settings) -> DrainOptions:

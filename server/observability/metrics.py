@@ -37,7 +37,9 @@ class Metrics(ServerInstruments):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(model_name, clock)
-        self._last = EngineStats()
+        self._stats: dict[int, EngineStats] = {}
+        """Replica that takes requests -> the last of its engine."""
+        self._ready: dict[int, Ready] = {}
         self._num_starts = 0
         self._registry = CollectorRegistry()
         self._registry.register(show_engine_names(self))
@@ -92,21 +94,16 @@ class Metrics(ServerInstruments):
             self.goodput.add(1)
             self.goodput_tokens.add(record.num_generation_tokens)
 
-    def step(self, output: StepOutput) -> None:
-        """Called once per message of the engine, however many streams there are. A message may report no step."""
+    def step(self, output: StepOutput, replica: int = 0) -> None:
+        """Called once per message of an engine, however many streams there are. A message may report no step."""
         if output.step_phase is not None:
             duration, schedule, tokens = self._step_cells
             duration.observe(output.step_duration_s)
             schedule.observe(output.schedule_duration_s)
             tokens.observe(output.step_num_tokens)
         self.efficiency.step(output)
-        stats, last, self._last = output.stats, self._last, output.stats
-        self.running.set(stats.num_running)
-        self.waiting.set(stats.num_waiting)
-        self.kv_usage.set(stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0)
-        self.blocks.set(stats.num_blocks_used, "used")
-        self.blocks.set(stats.num_blocks_cached, "cached")
-        self.blocks.set(stats.num_blocks - stats.num_blocks_used - stats.num_blocks_cached, "free")
+        stats, last = output.stats, self._stats.get(replica, EngineStats())
+        self._stats[replica] = stats
         computed = _grown(stats.num_prompt_tokens, last.num_prompt_tokens)
         hits = _grown(stats.prefix_hit_tokens, last.prefix_hit_tokens)
         self.computed_tokens.add(computed)
@@ -119,6 +116,21 @@ class Metrics(ServerInstruments):
         self.shed.add(_grown(stats.num_shed, last.num_shed))
         if stats.num_drafts:
             self._count_drafts(stats, last)
+        self._show_load(replica)
+
+    def _show_load(self, replica: int) -> None:
+        """Set the gauges of what runs, waits and is held: of the replica, and of all."""
+        own, label = self._stats.get(replica, EngineStats()), str(replica)
+        self.replica_requests.set(own.num_running, label, "running")
+        self.replica_requests.set(own.num_waiting, label, "waiting")
+        self.replica_kv_usage.set(_usage(own), label)
+        stats = EngineStats.total(list(self._stats.values()) or [own])
+        self.running.set(stats.num_running)
+        self.waiting.set(stats.num_waiting)
+        self.kv_usage.set(_usage(stats))
+        self.blocks.set(stats.num_blocks_used, "used")
+        self.blocks.set(stats.num_blocks_cached, "cached")
+        self.blocks.set(stats.num_blocks - stats.num_blocks_used - stats.num_blocks_cached, "free")
         for layer, peak in stats.expert_peaks:
             self.expert_peaks.set(peak, str(layer))
         self.tokens_waiting.set(stats.num_tokens_waiting)
@@ -134,21 +146,24 @@ class Metrics(ServerInstruments):
             self.accepted_drafts.add(num_accepted)
             self.accepted_by_position.add(num_accepted, str(position))
 
-    def engine_ready(self, ready: Ready) -> None:
+    def engine_ready(self, ready: Ready, replica: int = 0) -> None:
         """A new engine accepts requests. Its counters begin at zero, while the server's continue."""
-        self._last = EngineStats()
+        self._stats[replica] = EngineStats()
         self._num_starts += 1
-        if self._num_starts > 1:
+        if replica in self._ready:
             self.restarts.add(1)
+        self._ready[replica] = ready
         self.up.set(1)
+        self.replica_up.set(1, str(replica))
         for kind in ("weights", "kv"):
-            self.memory.set(getattr(ready, f"planned_{kind}_bytes"), kind, "planned")
-            self.memory.set(getattr(ready, f"{kind}_bytes"), kind, "measured")
+            for source, prefix in (("planned", "planned_"), ("measured", "")):
+                num_bytes = sum(getattr(each, f"{prefix}{kind}_bytes") for each in self._ready.values())
+                self.memory.set(num_bytes, kind, source)
         self.efficiency.engine_ready(ready.peaks)
         self.peak_reads.set(ready.peaks.read_bytes_per_s)
         self.peak_flops.set(ready.peaks.flops_per_s)
         self.cache_config.values.clear()
-        self.cache_config.set(1, str(ready.block_size), str(ready.num_blocks))
+        self.cache_config.set(1, str(ready.block_size), str(sum(each.num_blocks for each in self._ready.values())))
 
     def recovered(self, num_replayed: int, outage_s: float) -> None:
         """A new engine took over the sequences of the last one."""
@@ -158,13 +173,16 @@ class Metrics(ServerInstruments):
     @property
     def num_restarts(self) -> int:
         """Number of engines that replaced a dead one."""
-        return max(0, self._num_starts - 1)
+        return max(0, self._num_starts - len(self._ready))
 
-    def engine_down(self) -> None:
-        """There is no engine, so nothing runs, waits or holds blocks."""
-        for gauge in (self.up, self.running, self.waiting, self.kv_usage, self.tokens_waiting):
-            gauge.set(0)
-        self.blocks.values.clear()
+    def engine_down(self, replica: int = 0) -> None:
+        """The replica has no engine, so nothing runs, waits or holds blocks there."""
+        self._stats.pop(replica, None)
+        self.replica_up.set(0, str(replica))
+        self._show_load(replica)
+        if not self._stats:
+            self.up.set(0)
+            self.blocks.values.clear()
 
     def phase(self, phase: Phase) -> None:
         self.phases.set(phase.duration_s, phase.name)
@@ -219,6 +237,10 @@ class Metrics(ServerInstruments):
         return {
             family.name + suffix for family in self._registry.collect() for suffix in suffixes.get(family.type, ("",))
         }
+
+
+def _usage(stats: EngineStats) -> float:
+    return stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0
 
 
 def _grown(now: int, before: int) -> int:

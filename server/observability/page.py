@@ -38,6 +38,22 @@ def show_engine_names(seen: ServerInstruments) -> Export:
     )
     page.gauge("inferd_startup_phase_seconds", "Duration of each phase of the start.", seen.phases, "phase")
     page.gauge("inferd_engine_up", "1 if an engine accepts requests, otherwise 0.", seen.up)
+    page.gauge(
+        "inferd_replica_up", "1 if this replica's engine accepts requests, otherwise 0.", seen.replica_up, "replica"
+    )
+    page.gauge(
+        "inferd_replica_requests",
+        "Number of a replica's sequences: running in its batch, or waiting in its queue.",
+        seen.replica_requests,
+        "replica",
+        "state",
+    )
+    page.gauge(
+        "inferd_replica_kv_cache_usage_ratio",
+        "Share of a replica's KV blocks that requests hold, from 0 to 1.",
+        seen.replica_kv_usage,
+        "replica",
+    )
     page.gauge("inferd_standby_ready", "1 if a standby engine is ready, otherwise 0.", seen.standby)
     page.counter("inferd_engine_restarts", "Number of engines that replaced a dead one.", seen.restarts)
     page.counter("inferd_requests_replayed", "Number of sequences that were sent again to a new engine.", seen.replayed)

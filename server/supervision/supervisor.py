@@ -30,6 +30,8 @@ WINDOW_S = 60.0
 MAX_DEATHS = 5
 """Most deaths within `WINDOW_S` with no token delivered between them; one more ends the server."""
 
+RETRY_S = 60.0
+"""Seconds between the tries to start a replica whose engines kept dying while others serve."""
 _FIRST_DELAY_S = 0.05
 _MAX_DELAY_S = 2.0
 
@@ -72,30 +74,44 @@ class EngineSupervisor:
         log_style: LogStyle,
         on_standby: Callable[[bool], None],
         early: EarlyProcess | None = None,
+        index: int = 0,
     ) -> None:
-        """`on_standby` is called with whether a standby waits to be promoted. `early` becomes the first engine."""
+        """`on_standby` is called with whether a standby waits to be promoted. `early` becomes the first engine.
+        `index`: the router's replica that the engines serve."""
         self._router, self._config, self._log_style = router, config, log_style
+        self._replica = router.replicas[index]
+        self._name = f"replica {index}: " if len(router.replicas) > 1 else ""
         self._restart_policy = RestartPolicy()
         self._standby = Standby(lambda epoch: self._begin(epoch, is_standby=True), on_standby)
         self._epoch, self._early = 0, early
-        router.on_up, router.on_recovered = self._keep_standby, self._log_recovered
+        self._replica.on_up, router.on_recovered = self._keep_standby, self._log_recovered
 
     async def run(self) -> NoReturn:
-        """Raises `StartError` if the first engine cannot start, and `EngineDeadError` if engines keep dying."""
+        """Raises `StartError` if the first engine cannot start, and `EngineDeadError` if engines keep dying and those
+        of no other replica live."""
         try:
             while True:
                 reason = await self._run_one()
                 self._epoch += 1
                 if not self._router.became_ready.is_set():
                     raise EngineDeadError(reason)
-                delay_s = self._restart_policy.died(time.monotonic(), self._router.num_delivered)
-                if delay_s is None:
-                    raise EngineDeadError(f"{reason}; so did those before it, and none delivered a token")
-                waiting = f"{self._router.num_active} requests wait"
-                logger.error("%s: starting another%s; %s", reason, f" in {delay_s:.2g} s" if delay_s else "", waiting)
+                delay_s = self._restart_policy.died(time.monotonic(), self._replica.num_delivered)
+                if delay_s is None or self._replica.failure:
+                    delay_s = self._give_up(f"{reason}; so did those before it, and none delivered a token")
+                waiting = f"{self._router.num_unsent} requests wait"
+                soon = f" in {delay_s:.2g} s" if delay_s else ""
+                logger.error("%s%s: starting another%s; %s", self._name, reason, soon, waiting)
                 await asyncio.sleep(delay_s)
         finally:
             await self._drop_standby()
+
+    def _give_up(self, reason: str) -> float:
+        """Seconds to wait before the next try, if another replica serves meanwhile. Raises `EngineDeadError` if none
+        does."""
+        self._replica.failure = reason
+        if not any(other.is_up or not other.failure for other in self._router.replicas):
+            raise EngineDeadError(reason)
+        return RETRY_S
 
     async def _run_one(self) -> str:
         """Run one engine, from its start or promotion to its end; returns how it ended."""
@@ -108,7 +124,9 @@ class EngineSupervisor:
         try:
             reason = await self._end_of(handle)
             await handle.kill()
-            self._router.lose(handle.supervisor.in_flight(), is_external_kill=handle.is_external_kill)
+            in_flight, index = handle.supervisor.in_flight(), self._replica.index
+            self._router.lose(in_flight, is_external_kill=handle.is_external_kill, index=index)
+            await self._router.send_waiting(index)
             return reason
         except asyncio.CancelledError:
             await handle.supervisor.stop()
@@ -122,10 +140,10 @@ class EngineSupervisor:
         if handle is None:
             early, self._early = self._early, None
             handle = self._begin(self._epoch, is_standby=False, early=early)
-            self._router.attach(handle.client)
+            self._router.attach(handle.client, self._replica.index)
         else:
-            logger.info("the standby is promoted")
-            self._router.attach(handle.client)
+            logger.info("%sthe standby is promoted", self._name)
+            self._router.attach(handle.client, self._replica.index)
             handle.supervisor.promote()
         return handle
 
@@ -148,7 +166,7 @@ class EngineSupervisor:
         receive, ended = asyncio.create_task(self._receive()), asyncio.create_task(handle.ended())
         try:
             await asyncio.wait((receive, ended), return_when=asyncio.FIRST_COMPLETED)
-            if ended.done() and handle.supervisor.has_exited and not self._router.is_up:
+            if ended.done() and handle.supervisor.has_exited and not self._replica.is_up:
                 await asyncio.wait((receive,), timeout=_LAST_WORDS_S)
             return receive.result() if receive.done() else ended.result()
         finally:
@@ -159,7 +177,7 @@ class EngineSupervisor:
     async def _receive(self) -> str:
         """Why the engine's messages end. Raises `StartError` if the first one says that it cannot start."""
         try:
-            await self._router.run()
+            await self._router.run(self._replica.index)
         except StartError as error:
             if not self._router.became_ready.is_set():
                 raise

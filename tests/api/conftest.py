@@ -31,6 +31,7 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import Delta, EngineStats, Failure, FinishReason, Ready, Submit, WireLogprobs
 from inferd.server.api.app import AppOptions, create_app
 from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
@@ -204,6 +205,10 @@ class ScriptedRouter:
     hidden_size: int = HIDDEN_SIZE
     speculative: str = "none"
     adapters: Adapters = field(default_factory=Adapters)
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        return (Replica(0, is_up=self.is_ready, stats=self.stats),)
 
     @property
     def ready(self) -> Ready:

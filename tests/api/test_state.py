@@ -28,6 +28,9 @@ def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:
             "speculative": "none",
             "peaks": {"read_bytes_per_s": 10**10, "flops_per_s": 10**12},
         },
+        "replicas": [
+            {"status": "up", "reason": None, "requests": {"running": 0, "waiting": 0}, "kv_cache_usage": 0.0}
+        ],
         "restarts": 0,
         "requests": {"running": 0, "waiting": 0},
         "kv_cache": {"blocks": 0, "used": 0, "cached": 0, "usage": 0.0},
@@ -82,6 +85,8 @@ def test_load_and_the_last_minute(serve: Callable[..., str], router: Any) -> Non
     state = httpx.get(serve(AppOptions(), metrics=metrics) + "/state").json()
     assert state["requests"] == {"running": 3, "waiting": 2}
     assert state["kv_cache"] == {"blocks": 64, "used": 16, "cached": 8, "usage": 0.25}
+    requests = {"running": 3, "waiting": 2}
+    assert state["replicas"] == [{"status": "up", "reason": None, "requests": requests, "kv_cache_usage": 0.25}]
     assert state["last_minute"] == {
         "prefill": None,
         "decode": {

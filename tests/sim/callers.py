@@ -102,16 +102,15 @@ class Callers:
         tokens.abort()
 
     def _abort(self, tokens: TokenStream, reason: str) -> None:
-        self._run.history.aborted(tokens.request_id, self._run.lives[-1].epoch)
+        run, loop, process = self._run, asyncio.get_running_loop(), self._run.process_of(tokens.request_id)
+        run.history.aborted(tokens.request_id, process)
         tokens.abort(reason)  # type: ignore[arg-type]
-        run, loop, epoch = self._run, asyncio.get_running_loop(), self._run.lives[-1].epoch
 
         def check() -> None:
-            is_same = run.router.is_up and run.lives[-1].epoch == epoch and run.is_calm(loop.time())
-            if is_same and not tokens._closed:
+            if not tokens._closed and process is run.process_of(tokens.request_id) and run.is_calm(loop.time()):
                 run.failed(AssertionError(f"{tokens.request_id} was aborted {_ABORTED_S} s ago, and goes on"))
 
-        if run.router.is_up and run.is_calm(loop.time()):
+        if process is not None and run.is_calm(loop.time()):
             loop.call_later(_ABORTED_S, check)
 
     def _check_refusal(self, job: Job, error: RequestError, num_choices: int, *, is_refused: bool) -> None:

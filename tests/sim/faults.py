@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 from msgspec import structs
 
@@ -61,7 +62,10 @@ class FrontScenario:
     """Limits of the engine, and the positions of NaN logits. Its jobs are the callers'."""
     callers: tuple[Caller, ...]
     lives: dict[int, tuple[Fault, ...]] = field(default_factory=dict)
-    """Faults by engine epoch."""
+    """Faults by engine epoch, of the first replica."""
+    num_replicas: int = 1
+    other_lives: dict[int, tuple[Fault, ...]] = field(default_factory=dict)
+    """Faults by engine epoch, of each further replica."""
     wall_jumps_s: tuple[tuple[float, float], ...] = ()
     """(time, seconds) of each jump of the wall clock."""
     resets_s: tuple[float, ...] = ()
@@ -93,7 +97,15 @@ def make_front_scenario(seed: int) -> FrontScenario:
         max_waiting=rng.choice((2048, 2048, 3)),
         has_standby=rng.random() < 0.3,
         aborts_all_s=rng.random() if rng.random() < 0.04 else None,
+        **_replicas(Random(f"replicas {seed}")),
     )
+
+
+def _replicas(rng: Random) -> dict[str, Any]:
+    """In a third of the scenarios there are two replicas, each with faults of its own."""
+    if rng.random() >= 0.33:
+        return {}
+    return {"num_replicas": 2, "other_lives": _crash_loop(rng) if rng.random() < 0.04 else _lives(rng)}
 
 
 def _caller(rng: Random, core: Scenario, job: Job) -> Caller:

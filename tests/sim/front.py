@@ -128,14 +128,15 @@ class FrontRun:
         """The whole run: an engine, the callers, the end."""
         scenario = self.scenario
         self.metrics = CheckedMetrics(self._loop.time)
-        options = RouterOptions(QueueBounds(scenario.max_waiting), outage_grace_s=scenario.outage_grace_s)
+        options = RouterOptions(
+            QueueBounds(scenario.max_waiting),
+            outage_grace_s=scenario.outage_grace_s,
+            num_replicas=scenario.num_replicas,
+        )
         self.router = Router(None, self.metrics, options, Quarantine(self._loop.time))
-        config = SimpleNamespace(max_num_seqs=scenario.core.limits.max_num_seqs, standby=scenario.has_standby)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(life_module, "Supervisor", partial(SimulatedSupervisor, self))
-            recovery = asyncio.create_task(
-                EngineSupervisor(self.router, config, LogStyle(), lambda is_warm: None).run()
-            )
+            recovery = asyncio.create_task(self._recover())
             started = asyncio.create_task(self.router.became_ready.wait())
             await asyncio.wait((recovery, started), return_when=asyncio.FIRST_COMPLETED)
             started.cancel()
@@ -144,6 +145,21 @@ class FrontRun:
                 return
             await self._serve(recovery)
             await self._end(recovery)
+
+    async def _recover(self) -> None:
+        """Keep an engine running in every replica, as the server does."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for replica in range(self.scenario.num_replicas):
+                    config = SimpleNamespace(
+                        max_num_seqs=self.scenario.core.limits.max_num_seqs,
+                        standby=self.scenario.has_standby,
+                        replica=replica,
+                    )
+                    supervisor = EngineSupervisor(self.router, config, LogStyle(), lambda is_warm: None, index=replica)
+                    group.create_task(supervisor.run())
+        except* Exception as errors:
+            raise errors.exceptions[0] from None
 
     async def _serve(self, recovery: asyncio.Task[None]) -> None:
         callers = Callers(self)
@@ -179,7 +195,7 @@ class FrontRun:
         error = recovery.exception()
         if not isinstance(error, EngineDeadError):
             raise error or SimulationError("recovery has ended")
-        self.history.check_given_up()
+        self.history.check_given_up(self.scenario.num_replicas)
         self.router.fail_all(str(error))
 
     async def _end(self, recovery: asyncio.Task[None]) -> None:
@@ -189,11 +205,13 @@ class FrontRun:
         await asyncio.sleep(1.0)
         if self.error is not None:
             raise self.error
-        process = self.lives[-1].process
-        if self.router.is_up and process is not None and process.engine is not None and not process.harms:
-            process.engine.check_idle()
+        for replica in self.router.replicas:
+            process = self._serving(replica.index)
+            if replica.is_up and process is not None and process.engine is not None and not process.harms:
+                process.engine.check_idle()
         if not recovery.done():
-            self.history.check_not_given_up(self.router.num_delivered)
+            for replica in self.router.replicas:
+                self.history.check_not_given_up(replica.index, replica.num_delivered)
             recovery.cancel()
             await asyncio.gather(recovery, return_exceptions=True)
         assert all(life.is_discarded for life in self.lives), "something is left of an engine"
@@ -219,7 +237,7 @@ class FrontRun:
                 self.router.reset_prefix_cache()
             else:
                 for request_id in self.router._streams:
-                    self.history.aborted(request_id, self.lives[-1].epoch)
+                    self.history.aborted(request_id, self.process_of(request_id))
                 self.router.abort_all()
         await asyncio.Event().wait()
 
@@ -244,8 +262,21 @@ class FrontRun:
     def caller_of(self, request_id: str) -> Caller:
         return self._callers[request_id]
 
-    def old_frames(self, epoch: int, way: str) -> Sequence[bytes]:
-        before = [life.run_dir for life in self.lives if life.epoch == epoch - 1]
+    def process_of(self, request_id: str) -> SimulatedProcess | None:
+        """The engine that the router sent the request to; None if it waits for one."""
+        holding = (replica.index for replica in self.router.replicas if request_id in replica.streams)
+        index = next(holding, None)
+        return None if index is None else self._serving(index)
+
+    def _serving(self, replica: int) -> SimulatedProcess | None:
+        """The newest engine of a replica that was started or promoted."""
+        processes = [life.process for life in self.lives if life.replica == replica and life.process is not None]
+        return next((process for process in reversed(processes) if process.promoted.is_set()), None)
+
+    def old_frames(self, process: SimulatedProcess, way: str) -> Sequence[bytes]:
+        before = [
+            life.run_dir for life in self.lives if life.replica == process.replica and life.epoch == process.epoch - 1
+        ]
         if not before:
             return ()
         endpoint = to_engine_endpoint if way == "in" else from_engine_endpoint
@@ -253,15 +284,15 @@ class FrontRun:
 
     def taken(self, process: SimulatedProcess, message: ToEngine) -> None:
         if isinstance(message, Submit):
-            self.history.sent(message.request_id, process.epoch)
+            self.history.sent(message.request_id, process)
         elif isinstance(message, SubmitChoices):
             for request_id in (message.first.request_id, *(request_id for request_id, _ in message.others)):
-                self.history.sent(request_id, process.epoch)
+                self.history.sent(request_id, process)
 
     def ended(self, process: SimulatedProcess, in_flight: set[int]) -> None:
         names = {name for name in self._callers if tag_of(name) in in_flight}
         try:
-            self.history.died(process, names, self.router.num_delivered)
+            self.history.died(process, names, self.router.replicas[process.replica].num_delivered)
         except AssertionError as error:
             self.failed(error)
 

@@ -30,10 +30,11 @@ REFUSED_S = 600.0
 class Death:
     """The end of one engine."""
 
+    replica: int
     at_s: float
     in_flight: frozenset[str]
     num_delivered: int
-    """Tokens delivered by all engines until then."""
+    """Tokens delivered by all engines of its replica until then."""
     harms: tuple[str, ...]
     was_killed: bool
     """Whether it was killed from outside."""
@@ -56,7 +57,7 @@ class History:
         self.deaths: list[Death] = []
         self.num_sent: dict[str, int] = {}
         """Request -> number of engines that received it."""
-        self._aborted_in: dict[str, int] = {}
+        self._aborted_in: dict[str, SimulatedProcess | None] = {}
         self._guilty: list[tuple[float, Asked]] = []
         self.has_given_up = False
 
@@ -68,26 +69,36 @@ class History:
         assert harms or is_standby, "an engine was ended with which nothing was wrong"
         if not is_standby and harms != ["stopped"]:
             now, names = self._loop.time(), frozenset(in_flight)
-            self.deaths.append(Death(now, names, num_delivered, tuple(harms), process.was_killed))
+            self.deaths.append(Death(process.replica, now, names, num_delivered, tuple(harms), process.was_killed))
 
     def check_failed_start(self, recovery: asyncio.Task[None]) -> None:
-        """The first engine did not start, so the server must end at once."""
+        """The first engine of a replica did not start, so the server must end at once."""
         assert recovery.done() and isinstance(recovery.exception(), (EngineDeadError, StartError)), recovery
-        assert len(self.deaths) == 1, f"{len(self.deaths)} engines were tried where the first could not start"
+        tried = [death.replica for death in self.deaths]
+        assert tried and len(tried) == len(set(tried)), f"{tried} were tried where the first could not start"
 
-    def check_given_up(self) -> None:
-        """Check that no further engine starts after so many crashes in a minute with nothing delivered between them."""
+    def check_given_up(self, num_replicas: int) -> None:
+        """Check that no further engine starts after so many crashes in a minute with nothing delivered between them,
+        in any replica."""
         self.has_given_up = True
-        assert self._is_loop(self.deaths[-MAX_DEATHS - 1 :]), f"given up after {self.deaths}"
+        for replica in range(num_replicas):
+            deaths = self._of(replica)
+            ends = range(MAX_DEATHS + 1, len(deaths) + 1)
+            is_loop = any(self._is_loop(deaths[end - MAX_DEATHS - 1 : end]) for end in ends)
+            assert is_loop, f"given up after {deaths} of replica {replica}"
 
-    def check_not_given_up(self, num_delivered: int) -> None:
-        """`num_delivered`: at the end of the run."""
-        for end in range(len(self.deaths) + 1):
-            loop = self.deaths[max(0, end - MAX_DEATHS - 2) : end]
+    def check_not_given_up(self, replica: int, num_delivered: int) -> None:
+        """`num_delivered`: by the replica at the end of the run."""
+        deaths = self._of(replica)
+        for end in range(len(deaths) + 1):
+            loop = deaths[max(0, end - MAX_DEATHS - 2) : end]
             # A frame that the last engine sent may be delivered after its crash.
-            after = self.deaths[end].num_delivered if end < len(self.deaths) else num_delivered
+            after = deaths[end].num_delivered if end < len(deaths) else num_delivered
             is_over = bool(loop) and after > loop[-1].num_delivered
             assert is_over or not self._is_loop(loop, more=1), "a crash loop goes on"
+
+    def _of(self, replica: int) -> list[Death]:
+        return [death for death in self.deaths if death.replica == replica]
 
     def _is_loop(self, deaths: list[Death], more: int = 0) -> bool:
         if len(deaths) < MAX_DEATHS + 1 + more:
@@ -98,15 +109,15 @@ class History:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def sent(self, request_id: str, epoch: int) -> None:
+    def sent(self, request_id: str, process: SimulatedProcess) -> None:
         """Record that an engine received the request."""
         self.num_sent[request_id] = self.num_sent.get(request_id, 0) + 1
-        aborted_in = self._aborted_in.get(request_id, epoch)
-        assert epoch <= aborted_in, f"{request_id} was aborted before engine {aborted_in} died, and is sent again"
+        aborted_in = self._aborted_in.get(request_id, process)
+        assert aborted_in is process, f"{request_id} was aborted in another engine, and is sent again"
 
-    def aborted(self, request_id: str, epoch: int) -> None:
-        """Record that the caller disconnected while this engine was the newest."""
-        self._aborted_in.setdefault(request_id, epoch)
+    def aborted(self, request_id: str, process: SimulatedProcess | None) -> None:
+        """Record that the caller disconnected while this engine had the request, or none."""
+        self._aborted_in.setdefault(request_id, process)
 
     def given_up(self, request_id: str, what: Asked) -> None:
         """Check a request that was given up for crashing engines. Three engines crashed while they computed it, the

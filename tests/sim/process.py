@@ -56,9 +56,11 @@ class Killed(Exception):
 class SimulatedProcess:
     """One process, from its spawn to its end."""
 
-    def __init__(self, run: Watcher, run_dir: Path, shared: tuple[int, ...], epoch: int, *, is_standby: bool) -> None:
+    def __init__(
+        self, run: Watcher, run_dir: Path, shared: tuple[int, ...], epoch: int, *, replica: int, is_standby: bool
+    ) -> None:
         """`shared`: memory of its heartbeat and of its flight record."""
-        self.epoch = epoch
+        self.epoch, self.replica = epoch, replica
         self.run_dir = run_dir
         self.harms: list[str] = []
         """Faults that were applied to it and may end it."""
@@ -74,7 +76,8 @@ class SimulatedProcess:
             self.promoted.set()
         self._run, self._is_standby = run, is_standby
         self._loop = asyncio.get_running_loop()
-        self._faults = list(run.scenario.lives.get(epoch, ()))
+        lives = run.scenario.other_lives if replica else run.scenario.lives
+        self._faults = list(lives.get(epoch, ()))
         self._frozen_until = 0.0
         self._num_sent = self._num_received = self._num_steps = 0
         self._request_of: dict[int, str] = {}
@@ -307,7 +310,7 @@ class SimulatedProcess:
                 continue
             if fault.what == "delay":
                 self.calm_s = inf
-            old = self._run.old_frames(self.epoch, fault.where)
+            old = self._run.old_frames(self, fault.where)
             spoil_frame(pipes[fault.where], fault, old, self._run.rng, self.harms)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import msgspec
 from msgspec import structs
 
+from inferd.engine.api.errors import EngineDeadError
 from inferd.engine.api.process.flight_recorder import FlightReader, FlightRecord, Rows
 from inferd.engine.api.wire import messages as messages_module
 from inferd.engine.api.wire.client import EngineClient
@@ -18,6 +19,7 @@ from inferd.engine.process import step_watch as watch_module
 from inferd.server.dispatch import quarantine as quarantine_module
 from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.quarantine import Quarantine
+from inferd.server.dispatch.router import Router
 from inferd.server.supervision import watchdog as watchdog_module
 from inferd.server.supervision.supervisor import EngineSupervisor, RestartPolicy
 from inferd.server.supervision.watchdog import Watchdog
@@ -192,6 +194,35 @@ def progress_does_not_count(patch: Patch) -> None:
     """The server gives up although tokens came between the crashes."""
     died = RestartPolicy.died
     patch.setattr(RestartPolicy, "died", lambda self, now, num_delivered: died(self, now, 0))
+
+
+@plant
+def crash_loop_of_one_replica_ends_the_server(patch: Patch) -> None:
+    """The server gives up although another replica serves."""
+
+    def strict(self: EngineSupervisor, reason: str) -> float:
+        raise EngineDeadError(reason)
+
+    patch.setattr(EngineSupervisor, "_give_up", strict)
+
+
+@plant
+def tokens_of_another_replica_count_as_progress(patch: Patch) -> None:
+    """A replica whose engines crash at once is started again and again while another serves."""
+    begin = EngineSupervisor.__init__
+
+    class Shared(RestartPolicy):
+        router: Router
+
+        def died(self, now: float, num_delivered: int) -> float | None:
+            return super().died(now, self.router.num_delivered)
+
+    def shared(self: EngineSupervisor, router: Router, *args: object, **kwargs: object) -> None:
+        begin(self, router, *args, **kwargs)  # type: ignore[arg-type]
+        self._restart_policy = Shared()
+        self._restart_policy.router = router
+
+    patch.setattr(EngineSupervisor, "__init__", shared)
 
 
 @plant

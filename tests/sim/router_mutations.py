@@ -10,6 +10,8 @@ from inferd.engine.api.wire.messages import Abort, Delta, Ready, SubmitChoices, 
 from inferd.server.dispatch import token_stream as stream_module
 from inferd.server.dispatch.admission import Backlog
 from inferd.server.dispatch.journal import Journal
+from inferd.server.dispatch.quarantine import Quarantine
+from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
 from tests.sim.planting import Patch, Plants
@@ -20,13 +22,13 @@ plant = Plants()
 @plant
 def abort_never_reaches_the_engine(patch: Patch) -> None:
     """Lost abort: the caller is gone, and the engine still generates the whole answer."""
-    send = Router._send
+    send = Replica.send
 
-    def deaf(self: Router, message: ToEngine) -> None:
+    def deaf(self: Replica, message: ToEngine) -> None:
         if not isinstance(message, Abort):
             send(self, message)
 
-    patch.setattr(Router, "_send", deaf)
+    patch.setattr(Replica, "send", deaf)
 
 
 @plant
@@ -34,11 +36,11 @@ def aborted_streams_are_asked_of_the_next_engine(patch: Patch) -> None:
     """Lost abort: it was on its way to the engine that crashed."""
     lose = Router.lose
 
-    def forget(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
+    def forget(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0) -> None:
         reasons = {request_id: stream.abort_reason for request_id, stream in self._streams.items()}
         for stream in self._streams.values():
             stream.abort_reason = None
-        lose(self, in_flight, is_external_kill=is_external_kill)
+        lose(self, in_flight, is_external_kill=is_external_kill, index=index)
         for request_id, stream in self._streams.items():
             stream.abort_reason = reasons[request_id]
 
@@ -86,8 +88,10 @@ def begun_requests_are_not_sent_again(patch: Patch) -> None:
     """Lost request: the next engine gets only the requests that had not begun."""
     lose = Router.lose
 
-    def forgetful(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
-        lose(self, in_flight, is_external_kill=is_external_kill)
+    def forgetful(
+        self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0
+    ) -> None:
+        lose(self, in_flight, is_external_kill=is_external_kill, index=index)
         self._unsent = {name: stream for name, stream in self._unsent.items() if not stream.has_begun}
 
     patch.setattr(Router, "lose", forgetful)
@@ -98,9 +102,11 @@ def death_in_the_middle_of_the_replays_is_forgotten(patch: Patch) -> None:
     """Lost request: a request that was sent to an engine which then crashed is not sent to the next one."""
     lose = Router.lose
 
-    def forgetful(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
+    def forgetful(
+        self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0
+    ) -> None:
         untold = set(self._unsent)
-        lose(self, in_flight, is_external_kill=is_external_kill)
+        lose(self, in_flight, is_external_kill=is_external_kill, index=index)
         if untold:
             self._unsent = {name: stream for name, stream in self._unsent.items() if name in untold}
 
@@ -112,10 +118,10 @@ def everything_is_sent_twice(patch: Patch) -> None:
     """The next engine gets each request twice, and refuses the id that is in use."""
     begin = Router._begin
 
-    async def eager(self: Router, ready: Ready) -> None:
-        await begin(self, ready)
-        for stream in self._streams.values():
-            self._send(self._quarantine.replay(stream.journal))
+    async def eager(self: Router, replica: Replica, ready: Ready) -> None:
+        await begin(self, replica, ready)
+        for stream in replica.streams.values():
+            replica.send(self._quarantine.replay(stream.journal))
 
     patch.setattr(Router, "_begin", eager)
 
@@ -125,9 +131,9 @@ def dead_engine_counts_as_up(patch: Patch) -> None:
     """Requests taken in an outage are sent to the dead engine, and the next engine never receives them."""
     lose = Router.lose
 
-    def stay_up(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
-        lose(self, in_flight, is_external_kill=is_external_kill)
-        self.is_up = True
+    def stay_up(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0) -> None:
+        lose(self, in_flight, is_external_kill=is_external_kill, index=index)
+        self.replicas[index].is_up = True
 
     patch.setattr(Router, "lose", stay_up)
 
@@ -197,7 +203,7 @@ def deltas_go_to_the_newest_stream(patch: Patch) -> None:
     """Cross-talk: a lookup by anything but the id."""
     deliver = Router._deliver
 
-    def newest(self: Router, output: object) -> None:
+    def newest(self: Router, replica: Replica, output: object) -> None:
         deltas = output.deltas  # type: ignore[attr-defined]
         if len(deltas) > 1:
             swapped = [
@@ -205,7 +211,7 @@ def deltas_go_to_the_newest_stream(patch: Patch) -> None:
                 for first, second in zip(deltas, (*deltas[1:], deltas[0]), strict=True)
             ]
             output = structs.replace(output, deltas=tuple(swapped))  # type: ignore[type-var]
-        deliver(self, output)  # type: ignore[arg-type]
+        deliver(self, replica, output)  # type: ignore[arg-type]
 
     patch.setattr(Router, "_deliver", newest)
 
@@ -213,28 +219,28 @@ def deltas_go_to_the_newest_stream(patch: Patch) -> None:
 @plant
 def choices_share_a_seed(patch: Patch) -> None:
     """The engine gets further choices without their own seeds, so they are all the same."""
-    send = Router._send
+    send = Replica.send
 
-    def same(self: Router, message: ToEngine) -> None:
+    def same(self: Replica, message: ToEngine) -> None:
         if isinstance(message, SubmitChoices):
             seed = message.first.params.seed
             message = structs.replace(message, others=tuple((request_id, seed) for request_id, _ in message.others))
         send(self, message)
 
-    patch.setattr(Router, "_send", same)
+    patch.setattr(Replica, "send", same)
 
 
 @plant
 def last_choice_is_not_sent(patch: Patch) -> None:
     """Lost request: the last choice of a prompt never reaches the engine."""
-    send = Router._send
+    send = Replica.send
 
-    def short(self: Router, message: ToEngine) -> None:
+    def short(self: Replica, message: ToEngine) -> None:
         if isinstance(message, SubmitChoices):
             message = structs.replace(message, others=message.others[:-1])
         send(self, message)
 
-    patch.setattr(Router, "_send", short)
+    patch.setattr(Replica, "send", short)
 
 
 @plant
@@ -246,3 +252,58 @@ def choices_ask_for_one_place(patch: Patch) -> None:
         check(self, tenant, min(1, num_requests), *rest)  # type: ignore[arg-type]
 
     patch.setattr(Backlog, "check", alone)
+
+
+@plant
+def abort_goes_to_the_first_replica(patch: Patch) -> None:
+    """Lost abort: the replica that computes the request never hears of it."""
+
+    def first(self: Router, request_id: str) -> None:
+        if request_id in self._unsent:
+            self._push(self._streams[request_id], Delta(request_id=request_id, finish_reason="abort"))
+        else:
+            self.replicas[0].try_send(Abort((request_id,)))
+
+    patch.setattr(Router, "_abort", first)
+
+
+@plant
+def streams_of_a_lost_replica_are_left_there(patch: Patch) -> None:
+    """Lost request: those of a replica that died wait for it, and it does not know them."""
+    lose = Router.lose
+
+    def forgetful(
+        self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0
+    ) -> None:
+        lose(self, in_flight, is_external_kill=is_external_kill, index=index)
+        if self.is_up:
+            self._unsent = {}
+
+    patch.setattr(Router, "lose", forgetful)
+
+
+@plant
+def streams_move_without_their_tokens(patch: Patch) -> None:
+    """The other replica generates all tokens again."""
+    send_waiting = Router.send_waiting
+
+    async def bare(self: Router, index: int) -> None:
+        with Patch.context() as inner:
+            inner.setattr(Quarantine, "replay", staticmethod(lambda journal: journal.submit))
+            await send_waiting(self, index)
+
+    patch.setattr(Router, "send_waiting", bare)
+
+
+@plant
+def streams_of_other_replicas_are_sent_again(patch: Patch) -> None:
+    """Cross-talk: a request is computed in two replicas at once."""
+    lose = Router.lose
+
+    def all_of_them(
+        self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0
+    ) -> None:
+        lose(self, in_flight, is_external_kill=is_external_kill, index=index)
+        self._unsent = dict(self._streams)
+
+    patch.setattr(Router, "lose", all_of_them)

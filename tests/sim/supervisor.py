@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 from inferd.engine.api.process.flight_recorder import FlightReader, flight_bytes
 from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, HeartbeatReader, Pulse
@@ -17,7 +18,7 @@ class SimulatedSupervisor:
     def __init__(
         self,
         run: Watcher,
-        config: object,
+        config: SimpleNamespace,
         *,
         epoch: int,
         log_style: LogStyle,
@@ -25,6 +26,7 @@ class SimulatedSupervisor:
         early: None = None,
     ) -> None:
         self._run, self.epoch, self._is_standby = run, epoch, is_standby
+        self.replica: int = config.replica
         self.run_dir = Path(f"/simulated/{len(run.lives)}")
         self.process: SimulatedProcess | None = None
         self.is_discarded = False
@@ -48,7 +50,9 @@ class SimulatedSupervisor:
         return self._started().exited.is_set() and code is not None and code >= 0
 
     def spawn(self) -> None:
-        self.process = SimulatedProcess(self._run, self.run_dir, self._shared, self.epoch, is_standby=self._is_standby)
+        self.process = SimulatedProcess(
+            self._run, self.run_dir, self._shared, self.epoch, replica=self.replica, is_standby=self._is_standby
+        )
 
     def promote(self) -> None:
         self._started().promoted.set()

@@ -31,8 +31,8 @@ class Watcher(Protocol):
         """The caller of a request."""
         ...
 
-    def old_frames(self, epoch: int, way: str) -> Sequence[bytes]:
-        """Frames of the previous engine: "in" to it, or "out" of it."""
+    def old_frames(self, process: SimulatedProcess, way: str) -> Sequence[bytes]:
+        """Frames of the engine before it: "in" to it, or "out" of it."""
         ...
 
     def taken(self, process: SimulatedProcess, message: ToEngine) -> None:

@@ -23,6 +23,7 @@ from inferd.engine.api.wire.messages import (
     FromEngine,
     Phase,
     Ready,
+    ResetPrefixCache,
     StepOutput,
     Submit,
     SubmitChoices,
@@ -658,7 +659,7 @@ def test_phases_are_passed_on_and_a_failed_start_is_raised() -> None:
         client = FakeClient()
         router = Router(client, Metrics("model"))  # type: ignore[arg-type]
         seen: list[Phase] = []
-        router.on_phase = seen.append
+        router.on_phase = lambda _, phase: seen.append(phase)
         client.inbox.put_nowait(Phase("weights", 1.0, "all"))
         client.inbox.put_nowait(Failed("ModelError", "truncated"))
         with pytest.raises(ModelError, match="truncated"):
@@ -666,3 +667,107 @@ def test_phases_are_passed_on_and_a_failed_start_is_raised() -> None:
         assert [phase.name for phase in seen] == ["weights"]
 
     asyncio.run(main())
+
+
+# -- several replicas --------------------------------------------------------------------------------------------------
+
+
+def play_two(scenario: Callable[[Router, list[FakeClient]], Coroutine[Any, Any, None]]) -> None:
+    """Run a router with two replicas whose engines are ready."""
+
+    async def main() -> None:
+        clients = [FakeClient(), FakeClient()]
+        router = Router(clients[0], Metrics("model"), RouterOptions(num_replicas=2))  # type: ignore[arg-type]
+        router.attach(clients[1], 1)  # type: ignore[arg-type]
+        running = [asyncio.create_task(router.run(index)) for index in range(2)]
+        clients[1].inbox.put_nowait(READY)
+        await asyncio.sleep(0.01)
+        assert not router.became_ready.is_set() and not router.is_ready, "one replica has had no engine yet"
+        clients[0].inbox.put_nowait(READY)
+        await router.became_ready.wait()
+        await scenario(router, clients)
+        for task in running:
+            task.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def sent_to(client: FakeClient) -> list[str]:
+    return [message.request_id for message in client.sent if isinstance(message, Submit)]
+
+
+def test_replicas_share_the_requests_and_each_hears_of_its_own_aborts() -> None:
+    async def scenario(router: Router, clients: list[FakeClient]) -> None:
+        streams = [router.submit(submit(name)) for name in "abcd"]
+        assert sorted(sent_to(clients[0]) + sent_to(clients[1])) == [*"abcd"]
+        assert len(sent_to(clients[0])) == 2
+        for stream in streams:
+            stream.abort()
+        for client in clients:
+            assert [m.request_ids[0] for m in client.sent if isinstance(m, Abort)] == sent_to(client)
+        router.reset_prefix_cache()
+        assert all(isinstance(client.sent[-1], ResetPrefixCache) for client in clients)
+
+    play_two(scenario)
+
+
+def test_streams_of_a_lost_replica_go_on_in_the_other_at_once() -> None:
+    async def scenario(router: Router, clients: list[FakeClient]) -> None:
+        streams = {name: router.submit(submit(name)) for name in "abcd"}
+        lost, kept = sent_to(clients[0]), sent_to(clients[1])
+        clients[0].inbox.put_nowait(step(*(Delta(request_id=name, token_ids=(7,)) for name in lost)))
+        await until(lambda: all(streams[name].num_generated == 1 for name in lost))
+        told: list[tuple[int, float]] = []
+        router.on_recovered = lambda num_replayed, outage_s: told.append((num_replayed, outage_s))
+        router.lose({}, index=0)
+        await router.send_waiting(0)
+        assert sent_to(clients[1]) == kept + lost and told[0][0] == 2 and router.is_ready and not router.is_recovering
+        assert [m.emitted_ids for m in clients[1].sent if isinstance(m, Submit)] == [(), (), (7,), (7,)]
+        late = router.submit(submit("e"))
+        assert sent_to(clients[1])[-1] == "e"
+        clients[1].inbox.put_nowait(
+            step(*(Delta(request_id=n, token_ids=(8,), finish_reason="length") for n in (*"abcd", "e")))
+        )
+        for name, stream in (*streams.items(), ("e", late)):
+            assert merge(await collect(stream)).token_ids == ((7, 8) if name in lost else (8,))
+
+    play_two(scenario)
+
+
+def test_without_any_engine_streams_wait_for_the_first_that_comes() -> None:
+    async def scenario(router: Router, clients: list[FakeClient]) -> None:
+        streams = [router.submit(submit(name)) for name in "ab"]
+        router.lose({}, index=1)
+        await router.send_waiting(1)
+        router.lose({}, index=0)
+        await router.send_waiting(0)
+        assert router.is_recovering and router.num_unsent == 2
+        streams[0].abort()
+        assert (await collect(streams[0]))[-1].finish_reason == "abort"
+        clients[1].sent.clear()
+        clients[1].inbox.put_nowait(READY)
+        await until(lambda: router.is_up)
+        assert sent_to(clients[1]) == [streams[1].request_id]
+
+    play_two(scenario)
+
+
+def test_an_engine_that_dies_while_it_is_sent_requests_loses_none() -> None:
+    """Two replicas die one after the other in the middle of each other's replays."""
+
+    async def scenario(router: Router, clients: list[FakeClient]) -> None:
+        names = [f"r{i}" for i in range(6)]
+        streams = [router.submit(submit(name)) for name in names]
+        router.lose({}, index=0)
+        moving = asyncio.create_task(router.send_waiting(0))
+        router.lose({}, index=1)
+        await moving
+        await router.send_waiting(1)
+        for client in clients:
+            client.sent.clear()
+            client.inbox.put_nowait(READY)
+        await until(lambda: router.num_unsent == 0)
+        assert sorted(sent_to(clients[0]) + sent_to(clients[1])) == names
+        assert all(stream.num_generated == 0 for stream in streams)
+
+    play_two(scenario)

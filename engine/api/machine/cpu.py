@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -92,6 +93,40 @@ def num_cpus() -> int:
     if quota == "max":
         return count
     return max(1, min(count, int(quota) // int(period)))
+
+
+_NODES = Path("/sys/devices/system/node")
+
+
+def cpu_groups(count: int) -> tuple[tuple[int, ...], ...]:
+    """The cores of this process in so many groups, which do not cross NUMA nodes if that can be. Empty groups if there
+    is one node, or one group: the system then places threads better."""
+    nodes = _nodes()
+    if count == 1 or len(nodes) < 2:
+        return ((),) * count
+    cpus = [cpu for node in nodes for cpu in node]
+    bounds = [index * len(cpus) // count for index in range(count + 1)]
+    return tuple(tuple(cpus[start:end]) for start, end in pairwise(bounds))
+
+
+def _nodes() -> list[list[int]]:
+    """The cores of each NUMA node that this process may use, without nodes that have none."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    allowed, nodes = os.sched_getaffinity(0), []
+    for folder in sorted(_NODES.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
+        own = [cpu for cpu in _cpu_list((folder / "cpulist").read_text()) if cpu in allowed]
+        nodes += [own] if own else []
+    return nodes
+
+
+def _cpu_list(text: str) -> list[int]:
+    """Linux's list format: "0-3,8"."""
+    cpus: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cpus += range(int(first), int(last or first) + 1)
+    return cpus
 
 
 _BF16_FLAGS = ({"avx512bw", "avx512vl", "avx512dq"}, {"bf16"})

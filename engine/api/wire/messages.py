@@ -7,7 +7,8 @@ code. Knows no sockets: `client` and `engine/process` carry the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Literal
 from zlib import crc32
 
@@ -174,6 +175,29 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Number of prompt tokens whose KV was cached, with no recurrent state behind them."""
     num_checkpoints_cached: int = 0
     """Number of recurrent states that the prefix cache keeps."""
+
+    @classmethod
+    def total(cls, stats: Sequence[EngineStats]) -> EngineStats:
+        """The sums over several engines. Of the step-time models it has the first with the sum of the paces, and of the
+        experts the busiest."""
+        if len(stats) == 1:
+            return stats[0]
+        sums = {name: sum(getattr(each, name) for each in stats) for name in _SUMMED}
+        models = [each.step_model for each in stats if each.step_model.prefill_tokens_per_s] or [StepModel()]
+        pace = sum(model.prefill_tokens_per_s for model in models)
+        accepted = zip_longest(*(each.accepted_drafts for each in stats), fillvalue=0)
+        peaks: dict[int, float] = {}
+        for layer, peak in (pair for each in stats for pair in each.expert_peaks):
+            peaks[layer] = max(peak, peaks.get(layer, 0.0))
+        return cls(
+            **sums,
+            step_model=msgspec.structs.replace(models[0], prefill_tokens_per_s=pace),
+            accepted_drafts=tuple(map(sum, accepted)),
+            expert_peaks=tuple(peaks.items()),
+        )
+
+
+_SUMMED = tuple(field.name for field in msgspec.structs.fields(EngineStats) if field.type is int)
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):

@@ -201,6 +201,17 @@ class StepModelState(Answer):
 Status = Literal["starting", "ready", "recovering", "unavailable", "leaving"]
 
 
+class ReplicaState(Answer):
+    """One replica of the engine."""
+
+    status: Literal["up", "starting", "failed"]
+    reason: str | None
+    """Why it failed: its engines died one after another without a token. It is tried again every minute."""
+    requests: RequestsState
+    kv_cache_usage: float
+    """Share of its KV blocks that requests hold."""
+
+
 class State(LoadState):
     """An overview of the server."""
 
@@ -210,8 +221,9 @@ class State(LoadState):
     model: ServedModelState
     engine: EngineState | None
     """Null until the first engine is ready."""
+    replicas: list[ReplicaState]
     restarts: int
-    """Number of times that the engine was restarted."""
+    """Number of times that an engine was restarted."""
     last_minute: dict[StepPhase, PhaseState | None]
     """Summary of each phase. Null if it had no step."""
     speculation: SpeculationState
