@@ -12,6 +12,7 @@ table what `tests/kernels` proves at length.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
 import math
@@ -116,6 +117,10 @@ def _of_rows(folder: str, name: str, *, residual: bool = False, weights: int = 0
     return make
 
 
+def _limited_mul(inputs: Inputs) -> Numeric:
+    return Numeric(functools.partial(_op("gated_mul", "limited_mul"), limit=0.8, alpha=1.7), (inputs.randn(5, 400),))
+
+
 def _scaled_add(inputs: Inputs) -> Numeric:
     return Numeric(_op("scaled_add", "added"), (inputs.randn(5, 200), inputs.randn(5, 200)))
 
@@ -145,7 +150,8 @@ def _paged_attention(*, is_deterministic: bool) -> Make:
 
         def call(q: Tensor, kv: Tensor) -> Any:
             batch = paged.AttentionBatch.build(rows, tables, block, q.device, is_deterministic=is_deterministic)
-            return paged.paged_attention(q, kv, batch, size**-0.5)
+            sinks = torch.linspace(-2.0, 2.0, q.shape[1], device=q.device)
+            return tuple(paged.paged_attention(q, kv, batch, size**-0.5, sinks=own) for own in (None, sinks))
 
         tokens = sum(count for _, count in rows)
         kv = inputs.randn(len(rows) * width, 2, kv_heads, block, size)
@@ -192,7 +198,9 @@ def _attention_fp8(inputs: Inputs) -> Numeric:
 
     def call(q: Tensor, kv: Tensor, scales: Tensor) -> Any:
         batch = paged.AttentionBatch.build(rows, tables, block, q.device, is_deterministic=False)
-        return paged.paged_attention(q, kv, batch, size**-0.5, kv_scales=scales)
+        sinks = torch.linspace(-2.0, 2.0, q.shape[1], device=q.device)
+        attend = functools.partial(paged.paged_attention, q, kv, batch, size**-0.5, kv_scales=scales)
+        return tuple(attend(sinks=own) for own in (None, sinks))
 
     pool = inputs.randn(len(rows) * width, 2, kv_heads, block, size)
     q = inputs.randn(sum(count for _, count in rows), 6, size)
@@ -466,6 +474,7 @@ CHECKS: dict[str, Make] = {
     "add_layer_norm": _of_rows("layer_norm", "add_layer_norm", residual=True, weights=2),
     "experts_product": _experts,
     "silu_mul": _of_rows("gated_mul", "silu_mul", half=True),
+    "limited_mul": _limited_mul,
     "gelu_mul": _of_rows("gated_mul", "gelu_mul", half=True),
     "gelu": _of_rows("gelu", "gelu"),
     "scaled_add": _scaled_add,

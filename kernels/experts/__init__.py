@@ -39,7 +39,7 @@ class Key(NamedTuple):
     is_native: bool = False
     """For products: whether every expert's matrix is one C++ product."""
     is_dense: bool = False
-    """For products: whether every expert has a `Dense` layer without bias."""
+    """For products: whether every expert has a `Dense` layer, all with a bias or none."""
 
 
 def _refuses_cpp(key: Key) -> str | None:
@@ -89,8 +89,16 @@ def bind_experts(linears: Sequence[Apply], device: torch.device, dtype: torch.dt
     matrices of chosen experts are read. A row's bits do not depend on the other rows if the layers' do not.
     """
     is_native = all(isinstance(linear, native.Product) for linear in linears)
-    is_dense = all(isinstance(linear, Dense) and linear.bias is None and linear.scales is None for linear in linears)
+    kinds = {_has_dense_bias(linear) for linear in linears}
+    is_dense = len(kinds) == 1 and None not in kinds
     return PRODUCT.resolve(Key(device.type, dtype, is_native, is_dense))(linears, dtype)
+
+
+def _has_dense_bias(linear: Apply) -> bool | None:
+    """Whether a layer that keeps its weight as it is has a bias; None for other layers."""
+    if isinstance(linear, Dense) and linear.scales is None:
+        return linear.bias is not None
+    return None
 
 
 def add_up(parts: Tensor, routing: Routing) -> Tensor:

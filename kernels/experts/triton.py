@@ -46,6 +46,7 @@ def _tile_of(offsets, num_experts, tile, BLOCK_M: tl.constexpr, SCANNED: tl.cons
 def _product(
     x,
     weights,
+    biases,
     rows,
     offsets,
     out,
@@ -59,6 +60,7 @@ def _product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    """`biases` is None without biases."""
     tile, first_column = tl.program_id(0) % most_tiles, tl.program_id(0) // most_tiles * BLOCK_N
     expert, first, end = _tile_of(offsets, num_experts, tile, BLOCK_M, SCANNED)
     if end == 0:
@@ -74,15 +76,22 @@ def _product(
         x_tile = tl.load(x_place + start, mask=is_pair[:, None] & is_inner[None, :], other=0.0)
         weight_tile = tl.load(weight_place + start, mask=is_column[None, :] & is_inner[:, None], other=0.0)
         total = tl.dot(x_tile, weight_tile, total, input_precision="ieee")
+    if biases is not None:
+        own = tl.load(biases + expert.to(tl.int64) * out_size + column, mask=is_column, other=0.0)
+        total += own.to(tl.float32)[None, :]
     place = out + pair.to(tl.int64)[:, None] * out_size + column[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=is_pair[:, None] & is_column[None, :])
 
 
 def bind(linears: Sequence[Any], dtype: torch.dtype) -> Callable[[Tensor, Routing, bool], Tensor]:
-    """Stacks the weights. The layers keep views of the stack, so that each weight is held once."""
+    """Stacks the weights, and the biases if there are any. The layers keep views of the stack, so that each weight is
+    held once."""
     weights = torch.stack([linear.weight for linear in linears])
-    for linear, weight in zip(linears, weights, strict=True):
-        linear.weight = weight
+    biases = None if linears[0].bias is None else torch.stack([linear.bias for linear in linears])
+    for expert, linear in enumerate(linears):
+        linear.weight = weights[expert]
+        if biases is not None:
+            linear.bias = biases[expert]
     num_experts, out_size, in_size = weights.shape
 
     def apply(x: Tensor, routing: Routing, by_row: bool) -> Tensor:
@@ -93,6 +102,7 @@ def bind(linears: Sequence[Any], dtype: torch.dtype) -> Callable[[Tensor, Routin
         _product[(most_tiles * triton.cdiv(out_size, _BLOCK_N),)](
             x,
             weights,
+            biases,
             routing.rows,
             routing.offsets,
             out,
@@ -116,27 +126,33 @@ def bind(linears: Sequence[Any], dtype: torch.dtype) -> Callable[[Tensor, Routin
 def shipped() -> Iterator[Shipped]:
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
     for dtype, by_row, scanned in itertools.product(dtypes, (True, False), (_SCANNED, 2 * _SCANNED)):
-        name = DTYPES[dtype]
-        yield Shipped(
-            op="experts_product",
-            config=f"{name} {scanned} experts{' by row' if by_row else ''}",
-            kernel=_product,
-            signature={
-                **dict.fromkeys(("x", "weights"), f"*{name}"),
-                **dict.fromkeys(("rows", "offsets"), "*i32"),
-                "out": f"*{name}",
-                **dict.fromkeys(("most_tiles", "num_experts", "out_size", "in_size"), "i32"),
-            },
-            constants={
-                "BY_ROW": by_row,
-                "SCANNED": scanned,
-                "BLOCK_M": _BLOCK_M,
-                "BLOCK_N": _BLOCK_N,
-                "BLOCK_K": _STEP_BYTES // dtype.itemsize,
-            },
-            num_warps=_NUM_WARPS,
-            num_stages=_STAGES,
-            is_matrix=dtype != torch.float32,
-            is_streaming=True,
-            multiples=("out_size", "in_size"),
-        )
+        yield _shipped(dtype, by_row, scanned)
+    yield from (_shipped(torch.bfloat16, by_row, _SCANNED, has_bias=True) for by_row in (True, False))
+
+
+def _shipped(dtype: torch.dtype, by_row: bool, scanned: int, *, has_bias: bool = False) -> Shipped:
+    name = DTYPES[dtype]
+    return Shipped(
+        op="experts_product",
+        config=f"{name} {scanned} experts{' by row' if by_row else ''}{' bias' if has_bias else ''}",
+        kernel=_product,
+        signature={
+            **dict.fromkeys(("x", "weights", *(["biases"] if has_bias else ())), f"*{name}"),
+            **dict.fromkeys(("rows", "offsets"), "*i32"),
+            "out": f"*{name}",
+            **dict.fromkeys(("most_tiles", "num_experts", "out_size", "in_size"), "i32"),
+        },
+        constants={
+            **({} if has_bias else {"biases": None}),
+            "BY_ROW": by_row,
+            "SCANNED": scanned,
+            "BLOCK_M": _BLOCK_M,
+            "BLOCK_N": _BLOCK_N,
+            "BLOCK_K": _STEP_BYTES // dtype.itemsize,
+        },
+        num_warps=_NUM_WARPS,
+        num_stages=_STAGES,
+        is_matrix=dtype != torch.float32,
+        is_streaming=True,
+        multiples=("out_size", "in_size"),
+    )

@@ -1,4 +1,5 @@
-"""The activation of a gated MLP: activation(gate) * up, from [..., gate | up] (Shazeer 2020, arXiv:2002.05202)."""
+"""The activation of a gated MLP: activation(gate) * up, from [..., gate | up] (Shazeer 2020, arXiv:2002.05202); or with
+limits, as gpt-oss has it."""
 
 from __future__ import annotations
 
@@ -40,6 +41,16 @@ GELU_MUL: Op[Key, Callable[[Tensor], Tensor]] = Op(
 )
 
 
+LIMITED_MUL: Op[Key, Callable[[Tensor, float, float], Tensor]] = Op(
+    "limited_mul",
+    [
+        Implementation("cpp", cpu.limited_mul, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("triton", Deferred(f"{__name__}.triton", "limited_mul"), _refuses_triton),
+        Implementation("reference", reference.limited_mul, always),
+    ],
+)
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up: [..., 2I] -> [..., I], computed in fp32 and rounded once."""
     return SILU_MUL.resolve(_key(gate_up))(gate_up)
@@ -48,6 +59,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def gelu_mul(gate_up: Tensor) -> Tensor:
     """gelu(gate) * up with the tanh form of gelu: [..., 2I] -> [..., I], computed in fp32 and rounded once."""
     return GELU_MUL.resolve(_key(gate_up))(gate_up)
+
+
+def limited_mul(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
+    """(up + 1) * gate * sigmoid(alpha * gate), with the gate at most `limit`, and the up from -limit to limit:
+    [..., 2I] -> [..., I], computed in fp32 and rounded once. NaN stays NaN."""
+    return LIMITED_MUL.resolve(_key(gate_up))(gate_up, limit, alpha)
 
 
 def _key(gate_up: Tensor) -> Key:

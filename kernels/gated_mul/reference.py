@@ -23,6 +23,12 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
     return wide_gelu(gate).mul_(up).to(gate_up.dtype)
 
 
+def limited_mul(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
+    gate, up = _halves(gate_up)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (gate / (gate * -alpha).exp_().add_(1.0)).mul_(up.add_(1.0)).to(gate_up.dtype)
+
+
 def _halves(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     gate, up = gate_up.chunk(2, dim=-1)
     return gate.to(torch.float32).contiguous(), up.to(torch.float32)

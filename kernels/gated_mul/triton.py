@@ -7,6 +7,7 @@ exp(-2 t)) equals x/2 * (1 + tanh t). This needs no tanh, and is precise even wh
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import triton
@@ -38,20 +39,39 @@ def _gated_mul(gate_up, out, size, IS_SILU: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + row * size + column, result.to(out.dtype.element_ty), mask=is_inside)
 
 
+@triton.jit
+def _limited_mul(gate_up, out, size, limit, alpha, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = column < size
+    place = gate_up + row * (2 * size) + column
+    gate = tl.load(place, mask=is_inside, other=0.0).to(tl.float32)
+    up = tl.load(place + size, mask=is_inside, other=0.0).to(tl.float32)
+    # A comparison with NaN is false, so NaN stays.
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    result = gate / (1.0 + tl.exp(gate * -alpha)) * (up + 1.0)
+    tl.store(out + row * size + column, result.to(out.dtype.element_ty), mask=is_inside)
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
-    return _run(gate_up, is_silu=True)
+    return _run(gate_up, _gated_mul, IS_SILU=True)
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:
-    return _run(gate_up, is_silu=False)
+    return _run(gate_up, _gated_mul, IS_SILU=False)
 
 
-def _run(gate_up: Tensor, is_silu: bool) -> Tensor:
+def limited_mul(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
+    return _run(gate_up, _limited_mul, limit=limit, alpha=alpha)
+
+
+def _run(gate_up: Tensor, kernel: Any, **options: Any) -> Tensor:
     gate_up = gate_up.contiguous()
     size = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype, device=gate_up.device)
     grid = (out.numel() // size, triton.cdiv(size, _BLOCK))
-    _gated_mul[grid](gate_up, out, size, IS_SILU=is_silu, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
+    kernel[grid](gate_up, out, size, **options, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
     return out
 
 
@@ -68,3 +88,17 @@ def shipped() -> Iterator[Shipped]:
                 is_streaming=True,
                 multiples=("size",),
             )
+        yield Shipped(
+            op="limited_mul",
+            config=DTYPES[dtype],
+            kernel=_limited_mul,
+            signature={
+                **dict.fromkeys(("gate_up", "out"), f"*{DTYPES[dtype]}"),
+                "size": "i32",
+                **dict.fromkeys(("limit", "alpha"), "fp32"),
+            },
+            constants={"BLOCK": _BLOCK},
+            num_warps=_NUM_WARPS,
+            is_streaming=True,
+            multiples=("size",),
+        )

@@ -1,8 +1,8 @@
 """Causal attention over a paged KV pool. One call computes any mix of prompt chunks and decodes.
 
-It supports grouped-query and multi-query heads, a sliding window, and a soft cap of the scores. A row's result depends
-on its own sequence alone, bit for bit: neither on the batch, nor on how its tokens were split over steps. On a GPU that
-holds for batches that are deterministic.
+It supports grouped-query and multi-query heads, a sliding window, a soft cap of the scores, and sinks. A row's result
+depends on its own sequence alone, bit for bit: neither on the batch, nor on how its tokens were split over steps. On a
+GPU that holds for batches that are deterministic.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Key(NamedTuple):
     """Whether the step is recorded, so that only the device knows its lengths."""
     is_invariant: bool
     """Whether a row's bits must depend on its own sequence alone."""
+    has_sinks: bool = False
 
 
 def _refuses_triton(key: Key) -> str | None:
@@ -57,6 +58,8 @@ def _refuses_library(key: Key, module: str, *majors: int) -> str | None:
         return "runs on GPUs only"
     if key.is_invariant:
         return _CUTS_KEYS
+    if key.has_sinks:
+        return "is called without sinks"
     if not gpu.is_installed(module):
         return f"{module} is not installed"
     major, minor = torch.cuda.get_device_capability()
@@ -105,7 +108,7 @@ _LIBRARY_VARIES = f"the library {_CUTS_KEYS}"
 _CUDNN = 91_002
 """The first cuDNN without faults in paged attention that its front end knows of, as torch writes versions: 9.10.2."""
 
-Run = Callable[[Tensor, Tensor, AttentionBatch, float, int | None, float | None, Tensor | None], Tensor]
+Run = Callable[[Tensor, Tensor, AttentionBatch, float, int | None, float | None, Tensor | None, Tensor | None], Tensor]
 PAGED_ATTENTION: Op[Key, Run] = Op(
     "paged_attention",
     [
@@ -145,6 +148,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     kv_scales: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend each query to the positions up to its own: [T, Hq, D] in q's dtype.
 
@@ -156,10 +160,14 @@ def paged_attention(
     Exactly a pool of 8 bits (`kv_format`) has `kv_scales` [blocks, 2, G, block_size, groups]. Its elements are numbers
     times scales, rounded to q's dtype. For a deterministic batch, results have the bits of those over a pool of such
     elements.
+
+    `sinks` [Hq] fp32, contiguous: a score of each head that takes part in its softmax, beside those of the keys, and
+    has no value.
     """
     assert q.shape[0] == batch.num_tokens and q.shape[2] == kv.shape[4] and q.shape[1] % kv.shape[2] == 0
     assert kv.shape[1] == 2 and kv.shape[3] == batch.block_size and kv.is_contiguous()
     assert window is None or window >= 1
+    assert sinks is None or (sinks.shape == q.shape[1:2] and sinks.dtype == torch.float32 and sinks.is_contiguous())
     check_scales(kv, kv_scales)
     key = Key(
         q.device.type,
@@ -172,5 +180,6 @@ def paged_attention(
         softcap is not None,
         batch.kv_lens is None,
         batch.is_deterministic,
+        sinks is not None,
     )
-    return PAGED_ATTENTION.resolve(key)(q, kv, batch, scale, window, softcap, kv_scales)
+    return PAGED_ATTENTION.resolve(key)(q, kv, batch, scale, window, softcap, kv_scales, sinks)

@@ -85,10 +85,13 @@ class Worker {
     typename Products<T>::Many many_;
     float* partials_;  // of the tile's rows, if they are kept
 
+    // A sink is a key before all others whose values are 0, so tiles are added to it.
     void clear() {
         std::fill_n(s_.summed.begin(), t_.num_rows * t_.width, 0.0f);
         std::fill_n(s_.peak.begin(), t_.num_rows, LOWEST);
-        std::fill_n(s_.total.begin(), t_.num_rows, 0.0f);
+        std::fill_n(s_.total.begin(), t_.num_rows, p_.sinks ? 1.0f : 0.0f);
+        if (p_.sinks)
+            t_.for_heads([&](int row, int64_t place) { s_.peak[row] = p_.sinks[place / p_.head_dim % p_.num_heads]; });
     }
 
     void gather_queries() {
@@ -262,16 +265,16 @@ void attend_all(const Problem& p, int num_threads) {
 
 }  // namespace
 
-// q, out [T, Hq, D]; kv [blocks, 2, G, block_size, D], with scales if it has 8 bits; see the Python signature. dtype 0:
-// fp32, 1: bfloat16. kv_format 0: that of q; else as in kv_numbers.h.
-static void paged_attention(const void* q, const void* kv, const void* kv_scales, void* out, const int32_t* query_start,
-                            const int32_t* seq_lens, const int32_t* tables, int64_t num_requests,
+// q, out [T, Hq, D]; kv [blocks, 2, G, block_size, D], with scales if it has 8 bits; sinks [Hq] or null; see the Python
+// signature. dtype 0: fp32, 1: bfloat16. kv_format 0: that of q; else as in kv_numbers.h.
+static void paged_attention(const void* q, const void* kv, const void* kv_scales, const float* sinks, void* out,
+                            const int32_t* query_start, const int32_t* seq_lens, const int32_t* tables, int64_t num_requests,
                             int64_t max_blocks, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
                             int64_t block_size, int64_t window, float scale, float softcap, int64_t dtype,
                             int64_t kv_format, int64_t num_threads) {
     Problem p{static_cast<const char*>(q), static_cast<const char*>(kv), static_cast<const bf16*>(kv_scales),
               static_cast<char*>(out), query_start, seq_lens, tables, num_requests, max_blocks,
-              num_heads, num_kv_heads, head_dim, block_size, window, scale, softcap, kv_format};
+              num_heads, num_kv_heads, head_dim, block_size, window, scale, softcap, sinks, kv_format};
     if (dtype == 0) attend_all<float>(p, int(num_threads));
     else attend_all<bf16>(p, int(num_threads));
 }

@@ -34,6 +34,7 @@ def paged_attention(
     window: int | None,
     softcap: float | None,
     kv_scales: Tensor | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     assert q.is_contiguous()
     out = torch.empty_like(q)
@@ -42,6 +43,7 @@ def paged_attention(
         q.data_ptr(),
         kv.data_ptr(),
         0 if kv_scales is None else kv_scales.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
         batch.query_start.data_ptr(),
         batch.seq_lens.data_ptr(),

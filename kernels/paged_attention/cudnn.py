@@ -63,8 +63,9 @@ def paged_attention(
     window: int | None,
     softcap: float | None,
     kv_scales: Tensor | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    assert softcap is None and kv_scales is None and q.is_contiguous()
+    assert softcap is None and kv_scales is None and sinks is None and q.is_contiguous()
     num_rows, table_width = batch.page_table.shape
     shape = _Shape(q.dtype, num_rows, max(batch.query_lens), q.shape[1], kv.shape, table_width, scale, window)
     assert shape.is_packed or q.shape[0] == num_rows

@@ -21,9 +21,10 @@ def paged_attention(
     window: int | None,
     softcap: float | None,
     kv_scales: Tensor | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """It cuts no sequence: on compute capability 9.0 the library cannot."""
-    assert kv_scales is None
+    assert kv_scales is None and sinks is None
     k, v = kv.transpose(2, 3).unbind(1)
     out: Tensor = flash_attn_varlen_func(
         q,

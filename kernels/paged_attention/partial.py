@@ -7,6 +7,7 @@ the sum of the weights relative to that peak, and the values weighted by them. A
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import torch
@@ -20,6 +21,7 @@ from inferd.kernels.gpu import DTYPES, Shipped, dependent_options
 _ROWS = 16
 """Packed rows of one program of `_combine`."""
 _NUM_WARPS = 4
+_LOG2_E = tl.constexpr(math.log2(math.e))
 _STAGES = tl.constexpr(6)
 """Slots on their way in `_combine`: 42 KB with heads of 128."""
 
@@ -29,6 +31,14 @@ def no_result(BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexp
     """The partial result of no keys. `total` has as many equal columns as the sum is computed in."""
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     return peak, tl.zeros([BLOCK_M, COLUMNS], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+
+
+@triton.jit
+def sink_peak(sinks, packed, head, group, is_from_start):
+    """The peak of a unit's rows before its first key: their sinks as exponents of two. Their sum of weights is then 1.
+    -inf in parts behind the first."""
+    own = tl.load(sinks + head * group + packed % group) * _LOG2_E
+    return tl.where(is_from_start, own, float("-inf"))
 
 
 @triton.jit

@@ -22,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.paged_attention import passes
 from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT
-from inferd.kernels.paged_attention.partial import offset_of, store_slot
+from inferd.kernels.paged_attention.partial import offset_of, sink_peak, store_slot
 from inferd.kernels.paged_attention.passes import STEADY_ROWS, Form
 
 
@@ -124,8 +124,8 @@ def store_part(
 
 @triton.jit(do_not_specialize=["table_stride", "num_heads", "num_kv_heads", "block_shift", "window", "slot_rows"])
 def _attend_parts(
-    q, kv, out, slots, slot_stats, units, segments, tables, table_stride, num_heads, num_kv_heads, block_shift, window,
-    slot_rows, scale, cap,
+    q, kv, sinks, out, slots, slot_stats, units, segments, tables, table_stride, num_heads, num_kv_heads, block_shift,
+    window, slot_rows, scale, cap,
     HAS_CAP: tl.constexpr, IS_CUT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, TILE: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -156,6 +156,10 @@ def _attend_parts(
         table = tables + tl.load(unit).to(tl.int64) * table_stride
         peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
+        if sinks is not None:
+            is_from_start = begin == tl.load(unit + 6)
+            peak = sink_peak(sinks, packed, head, group, is_from_start)
+            total += tl.where(is_from_start, 1.0, 0.0)
         summed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         page = tl.load(table + (tl.minimum(full * BLOCK_N + o_key, high - 1) >> block_shift))
         for block in range(full, end_full):
@@ -214,11 +218,21 @@ def shipped() -> Iterator[Shipped]:
         yield _shipped(head_dim, bf16, passes.largest_whole(head_dim), is_cut=False, has_cap=has_cap)
     yield _shipped(128, fp16, 16, is_cut=True)
     yield _shipped(128, fp16, 128, is_cut=False)
+    yield _shipped(64, bf16, 16, is_cut=True, has_sinks=True)
+    yield _shipped(64, bf16, 128, is_cut=False, has_sinks=True)
 
 
-def _shipped(head_dim: int, dtype: torch.dtype, block_m: int, *, is_cut: bool, has_cap: bool = False) -> Shipped:
+def _shipped(
+    head_dim: int,
+    dtype: torch.dtype,
+    block_m: int,
+    *,
+    is_cut: bool,
+    has_cap: bool = False,
+    has_sinks: bool = False,
+) -> Shipped:
     form = passes.part_form(head_dim, block_m, kv_bytes=2)
-    kind = f"{'cut' if is_cut else 'whole'}{' cap' if has_cap else ''}"
+    kind = f"{'cut' if is_cut else 'whole'}{' cap' if has_cap else ''}{' sinks' if has_sinks else ''}"
     integers = ("table_stride", "num_heads", "num_kv_heads", "block_shift", "window", "slot_rows")
     return Shipped(
         op="attention_parts",
@@ -226,12 +240,16 @@ def _shipped(head_dim: int, dtype: torch.dtype, block_m: int, *, is_cut: bool, h
         kernel=_attend_parts,
         signature={
             **dict.fromkeys(("q", "kv", "out"), f"*{DTYPES[dtype]}"),
-            **dict.fromkeys(("slots", "slot_stats"), "*fp32"),
+            **dict.fromkeys(("slots", "slot_stats", *(["sinks"] if has_sinks else ())), "*fp32"),
             **dict.fromkeys(("units", "segments", "tables"), "*i32"),
             **dict.fromkeys(integers, "i32"),
             **dict.fromkeys(("scale", "cap"), "fp32"),
         },
-        constants={**constants(form, head_dim, has_cap=has_cap, is_cut=is_cut), "IS_DEPENDENT": False},
+        constants={
+            **constants(form, head_dim, has_cap=has_cap, is_cut=is_cut),
+            "IS_DEPENDENT": False,
+            **({} if has_sinks else {"sinks": None}),
+        },
         num_warps=form.num_warps,
         num_stages=form.num_stages,
         is_matrix=block_m > STEADY_ROWS,

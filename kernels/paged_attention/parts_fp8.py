@@ -20,7 +20,7 @@ from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.kv_format import KV_GROUP, KV_SCALE_DTYPE
 from inferd.kernels.paged_attention import passes
 from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT
-from inferd.kernels.paged_attention.partial import offset_of
+from inferd.kernels.paged_attention.partial import offset_of, sink_peak
 from inferd.kernels.paged_attention.parts import edges_of, span_of, store_part, weigh
 from inferd.kernels.paged_attention.passes import Form
 
@@ -96,7 +96,7 @@ def _add_block(
 
 @triton.jit(do_not_specialize=["table_stride", "num_heads", "num_kv_heads", "block_shift", "window", "slot_rows"])
 def _attend_parts_fp8(
-    q, kv, kv_scales, out, slots, slot_stats, units, segments, tables, table_stride, num_heads, num_kv_heads,
+    q, kv, kv_scales, sinks, out, slots, slot_stats, units, segments, tables, table_stride, num_heads, num_kv_heads,
     block_shift, window, slot_rows, scale, cap,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
     IS_COMPILED: tl.constexpr, IS_DEPENDENT: tl.constexpr,
@@ -130,6 +130,10 @@ def _attend_parts_fp8(
         table = tables + tl.load(unit).to(tl.int64) * table_stride
         peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
+        if sinks is not None:
+            is_from_start = begin == tl.load(unit + 6)
+            peak = sink_peak(sinks, packed, head, group, is_from_start)
+            total += tl.where(is_from_start, 1.0, 0.0)
         even = tl.zeros([BLOCK_M, PAIRS], tl.float32)
         odd = tl.zeros([BLOCK_M, PAIRS], tl.float32)
         page = tl.load(table + (tl.minimum(full * BLOCK_N + o_key, high - 1) >> block_shift))
@@ -185,25 +189,30 @@ def shipped() -> Iterator[Shipped]:
     for head_dim in (64, 128, 256):
         for block_m in (16, 32):
             yield _shipped(head_dim, block_m)
+    yield _shipped(64, 16, has_sinks=True)
 
 
-def _shipped(head_dim: int, block_m: int) -> Shipped:
+def _shipped(head_dim: int, block_m: int, *, has_sinks: bool = False) -> Shipped:
     form = passes.part_form(head_dim, block_m, kv_bytes=1)
     integers = ("table_stride", "num_heads", "num_kv_heads", "block_shift", "window", "slot_rows")
     return Shipped(
         op="attention_parts_fp8",
-        config=f"bf16 head {head_dim} rows {block_m} cut",
+        config=f"bf16 head {head_dim} rows {block_m} cut{' sinks' if has_sinks else ''}",
         kernel=_attend_parts_fp8,
         signature={
             **dict.fromkeys(("q", "out"), f"*{DTYPES[torch.bfloat16]}"),
             "kv": f"*{DTYPES[torch.float8_e4m3fn]}",
             "kv_scales": f"*{DTYPES[KV_SCALE_DTYPE]}",
-            **dict.fromkeys(("slots", "slot_stats"), "*fp32"),
+            **dict.fromkeys(("slots", "slot_stats", *(["sinks"] if has_sinks else ())), "*fp32"),
             **dict.fromkeys(("units", "segments", "tables"), "*i32"),
             **dict.fromkeys(integers, "i32"),
             **dict.fromkeys(("scale", "cap"), "fp32"),
         },
-        constants={**constants(form, head_dim, is_compiled=True), "IS_DEPENDENT": False},
+        constants={
+            **constants(form, head_dim, is_compiled=True),
+            "IS_DEPENDENT": False,
+            **({} if has_sinks else {"sinks": None}),
+        },
         num_warps=form.num_warps,
         num_stages=form.num_stages,
         is_warp_matrix=True,

@@ -29,10 +29,11 @@ def paged_attention(
     window: int | None,
     softcap: float | None,
     kv_scales: Tensor | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     out = torch.empty_like(q)
     for group in batch.groups:
-        attended = _attend(q.index_select(0, group.tokens), kv, kv_scales, group, scale, window, softcap)
+        attended = _attend(q.index_select(0, group.tokens), kv, kv_scales, group, scale, window, softcap, sinks)
         out.index_copy_(0, group.tokens, attended.to(q.dtype))
     return out
 
@@ -45,6 +46,7 @@ def _attend(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """[B * n, Hq, D] in fp32. Heads that share a KV head are rows of one matmul, with M = n * (Hq / G) padded."""
     num_runs, num_queries = group.positions.shape
@@ -57,6 +59,11 @@ def _attend(
 
     peak = packed.new_full((num_runs * num_kv_heads, num_rows, 1), _LOWEST)
     total = torch.zeros_like(peak)
+    if sinks is not None:
+        # A sink is a key before all others whose values are 0.
+        rows = _by_row(sinks, num_kv_heads, num_queries)
+        peak.view(num_runs, num_kv_heads, num_rows)[..., : rows.shape[1]] = rows
+        total.fill_(1.0)
     summed = torch.zeros_like(packed)
     for tile in range(_first_tile(group, window), group.num_tiles[0]):
         num_active = sum(num_tiles > tile for num_tiles in group.num_tiles)
@@ -107,6 +114,11 @@ def _row_positions(positions: Tensor, repeat: int, num_rows: int) -> Tensor:
     """[B, M]: the position of the query in each row of the matmul; padding repeats the last."""
     spread = positions.repeat_interleave(repeat, dim=1)
     return torch.cat([spread, spread[:, -1:].expand(-1, num_rows - spread.shape[1])], dim=1)
+
+
+def _by_row(sinks: Tensor, num_kv_heads: int, num_queries: int) -> Tensor:
+    """[Hq] -> [G, n * (Hq / G)]: the sink of each row of the matmul, without padding."""
+    return sinks.view(num_kv_heads, 1, -1).expand(-1, num_queries, -1).flatten(1)
 
 
 def _gather(

@@ -27,6 +27,7 @@ struct Problem {
     int64_t num_heads, num_kv_heads, head_dim, block_size;
     int64_t window;  // 0: none
     float scale, softcap;  // softcap 0: none
+    const float* sinks;    // [num_heads]; null: none
     int64_t kv_format;     // as in kv_numbers.h; 0: K and V have the type of the queries
     int repeat() const { return int(num_heads / num_kv_heads); }
 };

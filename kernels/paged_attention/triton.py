@@ -40,7 +40,7 @@ from inferd.kernels.gpu import DEPENDENT_MIN_SM, DTYPES, Shipped, dependent_opti
 from inferd.kernels.kv_format import KV_GROUP, KV_SCALE_DTYPE
 from inferd.kernels.paged_attention import partial, parts, parts_fp8, passes, work
 from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch
-from inferd.kernels.paged_attention.partial import merge, no_result, offset_of, store_slot
+from inferd.kernels.paged_attention.partial import merge, no_result, offset_of, sink_peak, store_slot
 from inferd.kernels.paged_attention.passes import STEADY_ROWS, Form, Shape
 from inferd.kernels.paged_attention.split import ATTENTION_SPLIT_KERNEL, Key, Launch, refuses_fp8
 from inferd.kernels.paged_attention.work import Work
@@ -103,13 +103,13 @@ def _store_result(out, unit, head, num_heads, group, total, summed, D: tl.conste
 
 @triton.jit(do_not_specialize=["table_stride", "num_heads", "num_kv_heads", "block_shift", "window", "slot_rows"])
 def _attend(
-    q, kv, kv_scales, out, slots, slot_stats, units, segments, tables, table_stride, num_heads, num_kv_heads,
-    block_shift, window, slot_rows, scale, cap,
+    q, kv, kv_scales, sinks, out, slots, slot_stats, units, segments, tables, table_stride, num_heads,
+    num_kv_heads, block_shift, window, slot_rows, scale, cap,
     HAS_CAP: tl.constexpr, IS_CUT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Scores count powers of two: `scale` includes log2(e). With a cap c, `scale` is that of 2 s / c, and `cap` is c
-    log2(e). K and V in 8 bits are multiplied by their scales, and rounded to q's dtype.
+    log2(e). K and V in 8 bits are multiplied by their scales, and rounded to q's dtype. Without sinks `sinks` is None.
     """
     if IS_DEPENDENT:
         gdc_launch_dependents()
@@ -150,6 +150,9 @@ def _attend(
         low, high = _visible_keys(first_position, first_packed, num_packed, group, window, first_key, end_key, BLOCK_M)
         table = tables + row.to(tl.int64) * table_stride
         peak, total, summed = no_result(BLOCK_M, 8, BLOCK_D)
+        if sinks is not None:
+            peak = sink_peak(sinks, packed, head, group, True)
+            total += 1.0
         tile_peak, tile_total, tile_summed = no_result(BLOCK_M, 8, BLOCK_D)
         slot = tl.where(is_from_start, last_slot - 1, first_slot)
         last_block = (high - 1) // BLOCK_N
@@ -213,6 +216,7 @@ def paged_attention(
     window: int | None,
     softcap: float | None,
     kv_scales: Tensor | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     assert kv_scales is None or kv_scales.numel() < 1 << 31
     q = q.contiguous()
@@ -225,7 +229,7 @@ def paged_attention(
         key = Key(q.device.type, q.dtype, kv.dtype, q.shape[2], has_cap, is_chunk, sm, is_invariant)
         launch = ATTENTION_SPLIT_KERNEL.resolve(key)
         assert part.part.is_in_parts == (ATTENTION_SPLIT_KERNEL.choice(key).chosen != "tiles")
-        _run(launch, part, q, kv, kv_scales, out, slots, batch, scale, window, softcap)
+        _run(launch, part, q, kv, kv_scales, sinks, out, slots, batch, scale, window, softcap)
     return out
 
 
@@ -274,6 +278,7 @@ def _run(
     q: Tensor,
     kv: Tensor,
     kv_scales: Tensor | None,
+    sinks: Tensor | None,
     out: Tensor,
     slots: tuple[Tensor, Tensor],
     batch: AttentionBatch,
@@ -289,6 +294,7 @@ def _run(
         q,
         kv,
         slots[1] if kv_scales is None else kv_scales,
+        sinks,
         out,
         *slots,
         listed.units,
@@ -371,6 +377,10 @@ def _forms() -> Iterator[Shipped]:
     yield _shipped(128, fp16, fp8, 16, is_cut=True, sm=90)
     yield _shipped(128, fp16, int8, 16, is_cut=True)
     yield _shipped(128, fp16, fp16, 16, is_cut=True)
+    yield _shipped(64, bf16, bf16, 16, is_cut=True, has_sinks=True)
+    yield _shipped(64, bf16, bf16, passes.largest_block(64), is_cut=False, has_sinks=True, max_sm=last)
+    for kv_dtype, sm in ((fp8, 90), (int8, 0)):
+        yield _shipped(64, bf16, kv_dtype, 16, is_cut=True, has_sinks=True, sm=sm)
 
 
 def _shipped(
@@ -381,11 +391,12 @@ def _shipped(
     *,
     is_cut: bool,
     has_cap: bool = False,
+    has_sinks: bool = False,
     sm: int = 0,
     max_sm: int = 999,
 ) -> Shipped:
     form = passes.form(head_dim, kv_dtype.itemsize, block_m)
-    kind = f"{'cut' if is_cut else 'whole'}{' cap' if has_cap else ''}"
+    kind = f"{'cut' if is_cut else 'whole'}{' cap' if has_cap else ''}{' sinks' if has_sinks else ''}"
     integers = ("table_stride", "num_heads", "num_kv_heads", "block_shift", "window", "slot_rows")
     return Shipped(
         op="paged_attention",
@@ -394,13 +405,17 @@ def _shipped(
         signature={
             **dict.fromkeys(("q", "out"), f"*{DTYPES[dtype]}"),
             "kv": f"*{DTYPES[kv_dtype]}",
-            **dict.fromkeys(("slots", "slot_stats"), "*fp32"),
+            **dict.fromkeys(("slots", "slot_stats", *(["sinks"] if has_sinks else ())), "*fp32"),
             "kv_scales": f"*{DTYPES[KV_SCALE_DTYPE if kv_dtype.itemsize == 1 else torch.float32]}",
             **dict.fromkeys(("units", "segments", "tables"), "*i32"),
             **dict.fromkeys(integers, "i32"),
             **dict.fromkeys(("scale", "cap"), "fp32"),
         },
-        constants={**_constants(form, head_dim, has_cap, is_cut), "IS_DEPENDENT": False},
+        constants={
+            **_constants(form, head_dim, has_cap, is_cut),
+            "IS_DEPENDENT": False,
+            **({} if has_sinks else {"sinks": None}),
+        },
         num_warps=form.num_warps,
         num_stages=form.num_stages,
         is_matrix=block_m > STEADY_ROWS,

@@ -340,6 +340,7 @@ def test_a_deterministic_step_takes_none(installed: set[str]) -> None:
         ({"head_dim": 264}, "takes head sizes that are multiples of 8, up to 256, not 264", LIBRARIES),
         ({"head_dim": 100}, "takes head sizes that are multiples of 8, up to 256, not 100", LIBRARIES),
         ({"has_softcap": True}, "does not cap scores", (CUDNN,)),
+        ({"has_sinks": True}, "is called without sinks", LIBRARIES),
         ({"is_recorded": False}, "makes a plan for each shape of a step", (CUDNN,)),
     ],
 )

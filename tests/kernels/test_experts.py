@@ -72,15 +72,15 @@ def test_a_row_without_numbers_gets_experts_and_stays_alone() -> None:
 def layers(kind: str, dtype: torch.dtype, shape: tuple[int, int] = (OUT, IN)) -> list[Layer]:
     made: list[Layer] = []
     for _ in range(NUM_EXPERTS):
-        weight = torch.randn(shape).to(dtype)
+        weight, bias = torch.randn(shape).to(dtype), torch.randn(shape[0]).to(dtype)
         match kind:
             case "dense":
-                made.append(linear(weight, None))
+                made.append(linear(weight, bias))
             case "int8":
-                made.append(linear_int8(*quantize_int8(weight), None, dtype))
+                made.append(linear_int8(*quantize_int8(weight), bias, dtype))
             case "int4":
                 q, scales, minimums = quantize_int4(weight)
-                made.append(linear_int4(q, scales, None, dtype, minimums=minimums))
+                made.append(linear_int4(q, scales, bias, dtype, minimums=minimums))
             case "fp8":
                 made.append(linear_fp8(*quantize_weight(weight), None, dtype))
     return made
@@ -89,18 +89,21 @@ def layers(kind: str, dtype: torch.dtype, shape: tuple[int, int] = (OUT, IN)) ->
 class Dense:
     """A layer as GPUs have it."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self.weight, self.bias, self.scales = weight, None, None
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias, self.scales = weight, bias, None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return (x.double() @ self.weight.double().T).to(x.dtype)
+        product = x.double() @ self.weight.double().T
+        return (product if self.bias is None else product + self.bias.double()).to(x.dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_of_weights_that_stay_as_they_are(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "has_bias"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_products_of_weights_that_stay_as_they_are(dtype: torch.dtype, has_bias: bool) -> None:
     """Triton multiplies a stack of them. Of 150 rows some experts have two tiles, and in most steps some have none."""
-    own: list[Layer] = [Dense(torch.randn(40, 72).to(dtype)) for _ in range(5)]
+    biases = torch.randn(5, 40).to(dtype)
+    own: list[Layer] = [Dense(torch.randn(40, 72).to(dtype), biases[e].clone() if has_bias else None) for e in range(5)]
     weights = [layer.weight.clone() for layer in own]  # type: ignore[attr-defined]
+    added = biases.double() if has_bias else torch.zeros(5, 40, dtype=torch.float64)
     products = bind_experts(own, CPU, dtype)
     for num_rows, num_chosen in ((1, 1), (3, 2), (150, 3)):
         x, logits = torch.randn(num_rows, 72).to(dtype), torch.randn(num_rows, 5) * torch.tensor([1.0, 1, 1, 9, 1])
@@ -110,7 +113,10 @@ def test_products_of_weights_that_stay_as_they_are(dtype: torch.dtype) -> None:
         assert torch.equal(products(inputs, routing, False), pairs)
         experts = torch.bucketize(torch.arange(len(inputs)), routing.offsets[1:], right=True).tolist()
         exact = torch.stack(
-            [weights[expert].double() @ row.double() for expert, row in zip(experts, inputs, strict=True)]
+            [
+                weights[expert].double() @ row.double() + added[expert]
+                for expert, row in zip(experts, inputs, strict=True)
+            ]
         )
         allowed = 2e-3 * exact.abs().max() if dtype == torch.bfloat16 else 1e-5
         assert (pairs - exact.to(dtype)).abs().max() <= 2 * allowed

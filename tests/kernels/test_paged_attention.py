@@ -93,12 +93,26 @@ class Sequences:
 
 
 def attend(
-    sequences: Sequences, q: Tensor, batch: AttentionBatch, scale: float, window: int | None, softcap: float | None
+    sequences: Sequences,
+    q: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    return paged_attention(q, sequences.kv, batch, scale, window, softcap, sequences.kv_scales)
+    return paged_attention(q, sequences.kv, batch, scale, window, softcap, sequences.kv_scales, sinks)
 
 
-def dense(q: Tensor, content: Tensor, start: int, scale: float, window: int | None, softcap: float | None) -> Tensor:
+def dense(
+    q: Tensor,
+    content: Tensor,
+    start: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """[n, Hq, D] fp64, from the whole score matrix at once, with repeated KV heads."""
     repeat = q.shape[1] // content.shape[1]
     k, v = content.repeat_interleave(repeat, dim=1)
@@ -110,21 +124,31 @@ def dense(q: Tensor, content: Tensor, start: int, scale: float, window: int | No
     is_hidden = kv_positions > query_positions
     if window is not None:
         is_hidden |= query_positions - kv_positions >= window
-    return torch.einsum("hqk,hkd->qhd", scores.masked_fill(is_hidden, float("-inf")).softmax(-1), v)
+    scores = scores.masked_fill(is_hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, q.shape[0], 1)], dim=2)
+    return torch.einsum("hqk,hkd->qhd", scores.softmax(-1)[..., : content.shape[2]], v)
+
+
+def sinks_of(heads: int) -> Tensor:
+    """Some below the scores of all keys, some above."""
+    return torch.linspace(-6.0, 8.0, heads)[torch.randperm(heads)]
 
 
 @pytest.mark.sampled(keep=6, of="triton")
 @pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "block_size", "window", "softcap"),
+    ("heads", "kv_heads", "head_dim", "block_size", "window", "softcap", "has_sinks"),
     [
-        (8, 2, 64, 16, None, None),
-        (4, 2, 128, 32, None, None),
-        (3, 1, 96, 32, 40, None),
-        (4, 1, 32, 32, 100, None),
-        (3, 3, 40, 64, None, 5.0),
-        (6, 1, 18, 16, 1, None),
-        (2, 1, 16, 128, SPLIT + 3, 3.0),
+        (8, 2, 64, 16, None, None, False),
+        (4, 2, 128, 32, None, None, False),
+        (3, 1, 96, 32, 40, None, False),
+        (4, 1, 32, 32, 100, None, False),
+        (3, 3, 40, 64, None, 5.0, False),
+        (6, 1, 18, 16, 1, None, False),
+        (2, 1, 16, 128, SPLIT + 3, 3.0, False),
+        (16, 2, 32, 16, None, None, True),
+        (6, 2, 24, 32, 128, None, True),
     ],
 )
 def test_equals_dense_attention(
@@ -137,17 +161,18 @@ def test_equals_dense_attention(
     block_size: int,
     window: int | None,
     softcap: float | None,
+    has_sinks: bool,
 ) -> None:
     rows = SHORT_ROWS if implementation == TRITON else ROWS
     sequences = Sequences(rows, kv_heads, head_dim, block_size, kv_dtype)
     batch = sequences.batch(range(len(rows)))
     q = torch.randn(batch.num_tokens, heads, head_dim).to(dtype)
-    scale = head_dim**-0.5
-    result = attend(sequences, q, batch, scale, window, softcap)
+    scale, sinks = head_dim**-0.5, sinks_of(heads) if has_sinks else None
+    result = attend(sequences, q, batch, scale, window, softcap, sinks)
     starts = batch.query_start.tolist()
     for row, (start, _) in enumerate(rows):
         tokens = slice(starts[row], starts[row + 1])
-        expected = dense(q[tokens], sequences.contents[row], start, scale, window, softcap)
+        expected = dense(q[tokens], sequences.contents[row], start, scale, window, softcap, sinks)
         assert (result[tokens].double() - expected).abs().max() < TOLERANCE[dtype], f"row {row}"
 
 
@@ -202,6 +227,20 @@ def test_the_tolerance_sees_a_wrong_window_cap_or_scale(window: int, softcap: fl
     assert (result.double() - wrong).abs().max() > 100 * TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sink_below_all_scores_changes_no_bit_and_others_show(implementation: str, dtype: torch.dtype) -> None:
+    rows = SHORT_ROWS if implementation == TRITON else ROWS
+    sequences = Sequences(rows, 2, 64, 16, dtype)
+    batch = sequences.batch(range(len(rows)))
+    q = torch.randn(batch.num_tokens, 4, 64).to(dtype)
+    plain = attend(sequences, q, batch, 0.125, 40, None)
+    assert torch.equal(attend(sequences, q, batch, 0.125, 40, None, torch.full((4,), -1e30)), plain)
+    wrong = attend(sequences, q, batch, 0.125, 40, None, torch.tensor([-1e30, 0.0, -1e30, -1e30]))
+    differs = (wrong != plain).any(2)
+    assert differs[:, 1].all() and not differs[:, [0, 2, 3]].any()
+    assert (wrong - plain)[:, 1].abs().max() > 10 * TOLERANCE[dtype]
+
+
 @pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
 @pytest.mark.parametrize(("heads", "kv_heads", "window"), [(8, 2, None), (3, 3, None), (5, 1, 90)])
 def test_a_row_is_its_own(
@@ -213,13 +252,14 @@ def test_a_row_is_its_own(
     sequences = Sequences(ROWS, kv_heads, 32, 16, kv_dtype)
     batch = sequences.batch(range(len(ROWS)))
     q = torch.randn(batch.num_tokens, heads, 32).to(dtype)
-    whole = attend(sequences, q, batch, 0.2, window, None)
+    sinks = sinks_of(heads) if window else None
+    whole = attend(sequences, q, batch, 0.2, window, None, sinks)
     starts = batch.query_start.tolist()
     parts = [(q[first:last], whole[first:last]) for first, last in itertools.pairwise(starts)]
 
     order = torch.randperm(len(ROWS)).tolist()
     shuffled = torch.cat([parts[row][0] for row in order])
-    result = attend(sequences, shuffled, sequences.batch(order), 0.2, window, None)
+    result = attend(sequences, shuffled, sequences.batch(order), 0.2, window, None, sinks)
     assert torch.equal(result, torch.cat([parts[row][1] for row in order]))
 
     for row, (start, count) in enumerate(ROWS):
@@ -227,7 +267,7 @@ def test_a_row_is_its_own(
             for first in range(0, count, chunk):
                 last = min(first + chunk, count)
                 split = AttentionBatch.build([(start + first, last - first)], sequences.tables[[row]], 16, "cpu")
-                result = attend(sequences, parts[row][0][first:last].clone(), split, 0.2, window, None)
+                result = attend(sequences, parts[row][0][first:last].clone(), split, 0.2, window, None, sinks)
                 assert torch.equal(result, parts[row][1][first:last]), f"row {row}, tokens {first}..{last}"
 
 
@@ -253,10 +293,11 @@ def test_few_queries_have_the_bits_of_a_prompt(
     length = SPLIT + 44
     sequences = Sequences([(0, length)], kv_heads, head_dim, 32, kv_dtype)
     q = torch.randn(length, heads, head_dim).to(dtype)
-    whole = attend(sequences, q, sequences.batch([0]), 0.2, window, softcap)
+    sinks = sinks_of(heads) if window == 90 else None
+    whole = attend(sequences, q, sequences.batch([0]), 0.2, window, softcap, sinks)
     for first, count in FEW:
         few = AttentionBatch.build([(first, count)], sequences.tables, 32, "cpu")
-        result = attend(sequences, q[first : first + count].clone(), few, 0.2, window, softcap)
+        result = attend(sequences, q[first : first + count].clone(), few, 0.2, window, softcap, sinks)
         assert torch.equal(result, whole[first : first + count]), f"tokens {first}..{first + count}"
 
 
@@ -290,12 +331,12 @@ def test_threads_do_not_change_a_bit(implementation: str, num_threads: int, rows
     num_kv_heads = 1 if rows is EVEN_ROWS else 2
     sequences = Sequences(rows, num_kv_heads, 64, 16, torch.float32)
     batch = sequences.batch(range(len(rows)))
-    q = torch.randn(batch.num_tokens, 4 * num_kv_heads, 64)
-    expected = paged_attention(q, sequences.kv, batch, 0.125)
+    q, sinks = torch.randn(batch.num_tokens, 4 * num_kv_heads, 64), sinks_of(4 * num_kv_heads)
+    expected = attend(sequences, q, batch, 0.125, None, None, sinks)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        assert torch.equal(paged_attention(q, sequences.kv, batch, 0.125), expected)
+        assert torch.equal(attend(sequences, q, batch, 0.125, None, None, sinks), expected)
     finally:
         torch.set_num_threads(before)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from inferd.kernels import gpu
 from inferd.kernels.paged_attention import PAGED_ATTENTION, paged_attention
 from tests.kernels import interpreter
-from tests.kernels.test_paged_attention import FP8, Sequences, dense
+from tests.kernels.test_paged_attention import FP8, Sequences, dense, sinks_of
 
 pytest.importorskip("triton")
 
@@ -116,11 +116,12 @@ def test_results_are_right(
     batch = dataclasses.replace(sequences.batch(range(len(ROWS))), is_deterministic=False)
     starts = batch.query_start.tolist()
     q = torch.randn(starts[-1], heads, head_dim).to(torch.bfloat16)
-    result = paged_attention(q, sequences.kv, batch, SCALE, window, None, sequences.kv_scales)
+    sinks = sinks_of(heads) if window else None
+    result = paged_attention(q, sequences.kv, batch, SCALE, window, None, sequences.kv_scales, sinks)
     assert len(launched) == 1
     for row, (start, _) in enumerate(ROWS):
         tokens = slice(starts[row], starts[row + 1])
-        expected = dense(q[tokens], sequences.contents[row], start, SCALE, window, None)
+        expected = dense(q[tokens], sequences.contents[row], start, SCALE, window, None, sinks)
         assert (result[tokens].double() - expected).abs().max() < TOLERANCE, f"row {row}"
 
 

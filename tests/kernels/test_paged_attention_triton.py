@@ -21,7 +21,7 @@ from inferd.kernels import gpu
 from inferd.kernels.paged_attention import PAGED_ATTENTION, AttentionBatch, paged_attention
 from tests.kernels import interpreter
 from tests.kernels.conftest import is_on_gpu
-from tests.kernels.test_paged_attention import FP8, INT8, Sequences, dense
+from tests.kernels.test_paged_attention import FP8, INT8, Sequences, dense, sinks_of
 
 pytest.importorskip("triton")
 
@@ -311,10 +311,16 @@ TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1.25 * 2**-7, torch.float16: 1
 
 
 def attend(
-    sequences: Sequences, q: Tensor, rows: Sequence[int], window: int | None, softcap: float | None, **changed: object
+    sequences: Sequences,
+    q: Tensor,
+    rows: Sequence[int],
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None = None,
+    **changed: object,
 ) -> Tensor:
     batch = dataclasses.replace(sequences.batch(rows), **changed)  # type: ignore[arg-type]
-    return paged_attention(q, sequences.kv, batch, SCALE, window, softcap, sequences.kv_scales)
+    return paged_attention(q, sequences.kv, batch, SCALE, window, softcap, sequences.kv_scales, sinks)
 
 
 @pytest.mark.sampled(keep=1)
@@ -339,15 +345,16 @@ def test_bits_depend_on_nothing_but_the_sequence(
     starts = sequences.batch(every).query_start.tolist()
     q = torch.randn(starts[-1], heads, head_dim).to(dtype)
     set_device(monkeypatch, 3 * kv_heads)
-    whole = attend(sequences, q, every, window, softcap)
+    sinks = sinks_of(heads) if window == 50 else None
+    whole = attend(sequences, q, every, window, softcap, sinks)
     for row, (start, _) in enumerate(ROWS):
         tokens = slice(starts[row], starts[row + 1])
-        expected = dense(q[tokens], sequences.contents[row], start, SCALE, window, softcap)
+        expected = dense(q[tokens], sequences.contents[row], start, SCALE, window, softcap, sinks)
         assert (whole[tokens].double() - expected).abs().max() < TOLERANCE[dtype], f"row {row}"
 
     for num_sms, sm, is_deterministic in ((1, 80, False), (40, 80, True)):
         set_device(monkeypatch, num_sms * kv_heads, sm)
-        again = attend(sequences, q, every, window, softcap, is_deterministic=is_deterministic)
+        again = attend(sequences, q, every, window, softcap, sinks, is_deterministic=is_deterministic)
         if is_deterministic or not is_on_gpu(request.config):
             assert torch.equal(again, whole)
         else:
@@ -361,7 +368,9 @@ def test_bits_depend_on_nothing_but_the_sequence(
                 [(start + first, last - first)], sequences.tables[[row]], block_size, "cpu", is_deterministic=False
             )
             tokens = slice(starts[row] + first, starts[row] + last)
-            result = paged_attention(q[tokens].clone(), sequences.kv, part, SCALE, window, softcap, sequences.kv_scales)
+            result = paged_attention(
+                q[tokens].clone(), sequences.kv, part, SCALE, window, softcap, sequences.kv_scales, sinks
+            )
             assert torch.equal(result, whole[tokens]), f"row {row}, tokens {first}..{last}"
 
 
@@ -394,10 +403,11 @@ def test_parts_give_the_same_results_but_for_roundings(
     starts = sequences.batch(every).query_start.tolist()
     q = torch.randn(starts[-1], heads, head_dim).to(dtype)
     set_device(monkeypatch, num_sms * kv_heads)
-    result = attend(sequences, q, every, window, softcap, is_deterministic=False)
+    sinks = sinks_of(heads) if window == 50 else None
+    result = attend(sequences, q, every, window, softcap, sinks, is_deterministic=False)
     for row, (start, _) in enumerate(ROWS):
         tokens = slice(starts[row], starts[row + 1])
-        expected = dense(q[tokens], sequences.contents[row], start, SCALE, window, softcap)
+        expected = dense(q[tokens], sequences.contents[row], start, SCALE, window, softcap, sinks)
         assert (result[tokens].double() - expected).abs().max() < TOLERANCE[dtype], f"row {row}"
 
 

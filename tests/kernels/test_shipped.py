@@ -37,7 +37,7 @@ def rows(op: str, argument: str = "x", **more: str) -> Case:
 CASES = (
     *(rows(op, weight_dtype="weight") for op in ("rms_norm", "add_rms_norm", "rms_norm_fp8", "add_rms_norm_fp8")),
     *(rows(op) for op in ("layer_norm", "add_layer_norm", "gelu", "scaled_add", "quantize_fp8")),
-    *(rows(op, "gate_up") for op in ("silu_mul", "gelu_mul", "silu_mul_fp8", "gelu_mul_fp8")),
+    *(rows(op, "gate_up") for op in ("silu_mul", "gelu_mul", "limited_mul", "silu_mul_fp8", "gelu_mul_fp8")),
     rows("argmax", "logits"),
     rows("experts_product"),
     Case("lora", "lora_shrink", {"dtype": "x", "weight_dtype": "down"}),
