@@ -59,14 +59,13 @@ class TensorInfo:
     """The part of a tensor in a safetensors file that it is; None: all."""
 
     def sliced(self, part: Slice) -> TensorInfo:
-        """One expert's matrix in a tensor of all experts' matrices."""
-        num_experts, num_rows, in_size = self.shape
-        shape = (part.num_rows, in_size)
-        num_bytes = self.num_bytes // (num_experts * num_rows) * part.num_rows
+        """One expert's tensor in a tensor of all experts."""
+        shape = part.shape
+        num_bytes = self.num_bytes * math.prod(shape) // math.prod(self.shape)
         if self.gguf is None:
             return replace(self, shape=shape, num_bytes=num_bytes, part=part)
         tensor = self.gguf.tensor
-        begin = tensor.begin + self.num_bytes // num_experts * part.expert
+        begin = tensor.begin + self.num_bytes // self.shape[0] * part.expert
         placed = replace(self.gguf, tensor=replace(tensor, shape=shape, begin=begin))
         return replace(self, shape=shape, num_bytes=num_bytes, gguf=placed)
 

@@ -151,6 +151,15 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class GateLimit:
+    """An activation of experts: (up + 1) * gate * sigmoid(alpha * gate), with the gate at most `limit`, and the up from
+    -`limit` to `limit` (gpt-oss)."""
+
+    limit: float
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """Mixture of experts: several MLPs in some layers, of which a router chooses a few for each token."""
 
@@ -165,6 +174,10 @@ class Experts:
     """Layers that have experts, ascending. The others have an MLP."""
     shared_size: int = 0
     """Intermediate size of the shared expert, whose result every token gets times the sigmoid of a gate; 0 for none."""
+    has_bias: bool = False
+    """Whether the router and the matrices of the experts have biases."""
+    limit: GateLimit | None = None
+    """The experts' activation in place of the model's; None: that of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +275,8 @@ class Arch:
     logits_divisor: float = 1.0
     has_output_gate: bool = False
     """Whether each attention head is multiplied by the sigmoid of a gate, whose projection follows that of its q."""
+    has_sinks: bool = False
+    """Whether each attention head has a learned score that takes part in its softmax and has no value."""
     delta: GatedDelta | None = None
     """The layers with a recurrent state; None if all layers have attention."""
     delta_layers: tuple[int, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from inferd.engine.arch.description import Activation, Arch, Experts
+from inferd.engine.arch.description import Activation, Arch, Experts, GateLimit
 from inferd.engine.arch.fields import Fields
 
 _MAX_EXPERTS = 2**16
@@ -21,9 +21,12 @@ def with_experts(
     normalizes: bool,
     layers: tuple[int, ...] | None = None,
     shared_size: str = "",
+    has_bias: bool = False,
+    limit: GateLimit | None = None,
 ) -> Arch:
     """`arch` with experts in `layers` (default: all). `count`, `size` and `shared_size` are names of fields: the number
-    of experts, the intermediate size of each, and that of the shared expert, if there is one."""
+    of experts, the intermediate size of each, and that of the shared expert, if there is one. `Experts` says what
+    `has_bias` and `limit` are."""
     layers = tuple(range(arch.num_layers)) if layers is None else layers
     if not layers:
         return arch
@@ -34,5 +37,5 @@ def with_experts(
     if arch.activation is not Activation.SILU:
         raise fields.refuse("hidden_act", "must be silu in a model with experts")
     shared = fields.integer(shared_size) if shared_size else 0
-    experts = Experts(num_experts, num_chosen, fields.integer(size), normalizes, layers, shared)
+    experts = Experts(num_experts, num_chosen, fields.integer(size), normalizes, layers, shared, has_bias, limit)
     return dataclasses.replace(arch, experts=experts)

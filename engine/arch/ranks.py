@@ -72,6 +72,8 @@ class Rank:
                 return ((0, arch.experts.num_experts),)
             case "shared_gate":
                 return ((0, 1),)
+            case "sinks":
+                return (self.heads(arch),)
             case "o" | "down":
                 return ((0, arch.hidden_size),) if self.splits_inputs else (self.span(arch.hidden_size),)
             case "lm_head":

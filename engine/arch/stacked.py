@@ -3,39 +3,63 @@ them each expert's matrix is. It knows names and shapes only."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from inferd.engine.arch.weights import TensorNames
 
-_STACKED = re.compile(r"(model\.layers\.\d+\.)(?:mlp|block_sparse_moe)\.experts\.(\w+?)_proj(?:\.weight)?")
+_STACKED = re.compile(r"(model\.layers\.\d+\.)(?:mlp|block_sparse_moe)\.experts\.(\w+?)_proj(?:\.(weight|bias))?")
+_ALTERNATING = re.compile(r"(model\.layers\.\d+\.)mlp\.experts\.(gate_up|down)_proj(|_bias|_blocks|_scales)")
 _ROUTER = re.compile(r"(model\.layers\.\d+\.)mlp\.gate\.weight")
+_ALTERNATING_KINDS = {
+    "": ("weight", 3), "_bias": ("bias", 2), "_blocks": ("weight_packed", 4), "_scales": ("weight_scale", 3)
+}  # fmt: skip
+"""End of the name of a tensor of all experts -> (end of the name of each expert's, number of axes): weights [experts,
+inputs, outputs], biases [experts, outputs], and in MXFP4 numbers [experts, outputs, groups, bytes] and scales [experts,
+outputs, groups]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows of one expert in a tensor [experts, rows, inputs]."""
+    """Rows of one expert in a tensor [experts, rows, ...]."""
 
     expert: int
     first_row: int
     num_rows: int
+    shape: tuple[int, ...]
+    """Shape of the expert's own tensor. Axes behind its rows become one."""
+    step: int = 1
+    """Distance of its rows from one another."""
+    is_transposed: bool = False
+    """Whether the tensor is [experts, ..., rows]."""
 
 
 def slices(name: str, shape: tuple[int, ...], names: TensorNames) -> Iterator[tuple[str, Slice]]:
-    """(name of an expert's matrix, its place) for all matrices in the tensor; nothing if it is no stack of matrices."""
-    match = _STACKED.fullmatch(name)
-    if match is None or len(shape) != 3 or len(names.gate_up) != 2:
+    """(name of an expert's tensor, its place) for all in the tensor; nothing if it is no stack of experts."""
+    if 0 in shape:
+        return
+    alternating = _ALTERNATING.fullmatch(name) if names.alternates_experts else None
+    match = alternating or _STACKED.fullmatch(name)
+    if match is None or len(names.gate_up) != 2:
         return
     gate, up = names.gate_up
     own = {"gate_up": (gate, up), "gate": (gate,), "up": (up,), "down": (names.down,)}.get(match[2], ())
-    if not own or shape[1] % len(own):
+    suffix, num_axes = _ALTERNATING_KINDS[match[3]] if alternating else (match[3] or "weight", 2 + (match[3] != "bias"))
+    is_transposed = alternating is not None and suffix == "weight"
+    if not own or len(shape) != num_axes:
         return
-    num_rows = shape[1] // len(own)
+    all_rows, inner = (shape[2], shape[1:2]) if is_transposed else (shape[1], shape[2:])
+    num_rows, left = divmod(all_rows, len(own))
+    if left:
+        return
+    own_shape = (num_rows, *([math.prod(inner)] if inner else []))
     for expert in range(shape[0]):
         for index, part in enumerate(own):
-            found = f"{match[1]}{names.mlp}.experts.{expert}.{part}.weight"
-            yield found, Slice(expert, index * num_rows, num_rows)
+            first, step = (index, len(own)) if alternating else (index * num_rows, 1)
+            place = Slice(expert, first, num_rows, own_shape, step, is_transposed)
+            yield f"{match[1]}{names.mlp}.experts.{expert}.{part}.{suffix}", place
 
 
 def router_name(name: str, names: TensorNames) -> str:

@@ -265,6 +265,8 @@ class TensorNames:
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     o: str = "o_proj"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    alternates_experts: bool = False
+    """Whether the outputs of gates and ups alternate in a tensor of all experts of a layer, and are its columns."""
     up: str = "up_proj"
     """Name in an MLP without a gate."""
     down: str = "down_proj"
@@ -346,6 +348,8 @@ def _attention(
     qkv = _linear(formats, theirs, names.qkv, arch.qkv_sizes, arch.attention_in_size, f"{ours}.qkv", arch.has_qkv_bias)
     yield from _reordered(arch, qkv, tuple(f"{theirs}.{name}" for name in names.qkv[:2]))
     yield from _linear(formats, theirs, (names.o,), (arch.hidden_size,), arch.q_size, f"{ours}.o", arch.has_o_bias)
+    if arch.has_sinks:
+        yield Source(f"{theirs}.sinks", (arch.num_heads,), f"{ours}.sinks.weight")
     if arch.qk_norm is not QKNorm.NONE:
         is_per_head = arch.qk_norm is QKNorm.HEAD
         for name, size in (("q_norm", arch.q_size), ("k_norm", arch.kv_size)):
@@ -400,12 +404,14 @@ def _experts(
     """A router, which is never quantized, and the gated MLP of each expert, the shared one included."""
     experts, narrow = arch.experts, arch.hidden_size
     assert experts is not None and arch.has_gate
-    wide = experts.intermediate_size
+    wide, has_bias = experts.intermediate_size, experts.has_bias
     yield Source(f"{theirs}.{names.router}.weight", (experts.num_experts, narrow), f"{ours}.{ROUTER}.weight")
+    if has_bias:
+        yield Source(f"{theirs}.{names.router}.bias", (experts.num_experts,), f"{ours}.{ROUTER}.bias")
     for expert in range(experts.num_experts):
         module, own = f"{theirs}.experts.{expert}", f"{ours}.experts.{expert}"
-        yield from _linear(formats, module, names.gate_up, (wide, wide), narrow, f"{own}.gate_up", False)
-        yield from _linear(formats, module, (names.down,), (narrow,), wide, f"{own}.down", False)
+        yield from _linear(formats, module, names.gate_up, (wide, wide), narrow, f"{own}.gate_up", has_bias)
+        yield from _linear(formats, module, (names.down,), (narrow,), wide, f"{own}.down", has_bias)
     if experts.shared_size:
         module, own, wide = f"{theirs}.{names.shared}", f"{ours}.shared", experts.shared_size
         yield Source(f"{module}_gate.weight", (1, narrow), f"{ours}.{SHARED_GATE}.weight")

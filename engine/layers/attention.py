@@ -60,6 +60,11 @@ class Attention:
             adds_bias=own.adds_bias,
             gather=place.ranks.outputs,
         )
+        self._sinks: Tensor | None = None
+        self._sink_parameter: Parameter | None = None
+        if arch.has_sinks:
+            shape, heads = (arch.num_heads,), own.rows(arch, "sinks")
+            self._sink_parameter = Parameter(shape, torch.float32, place.device, self._take_sinks, heads)
         self._head_norms: tuple[RMSNorm, RMSNorm] | None = None
         self._projection_norms: tuple[RMSNorm, RMSNorm] | None = None
         match arch.qk_norm:
@@ -73,8 +78,13 @@ class Attention:
         norms = self._head_norms or self._projection_norms
         if norms is not None:
             modules["q_norm"], modules["k_norm"] = norms
+        if self._sink_parameter is not None:
+            yield "sinks.weight", self._sink_parameter
         for name, module in modules.items():
             yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
+
+    def _take_sinks(self, sinks: Tensor) -> None:
+        self._sinks = sinks
 
     def __call__(self, x: Tensor, residual: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
@@ -95,7 +105,9 @@ class Attention:
             k = self._norm_of_all(norms[1], k, own.kv_heads(arch), arch.kv_size)
         q, k, v = (part if part.dim() == 3 else part.view(qkv.shape[0], -1, arch.head_dim) for part in (q, k, v))
         q = self._rotate(q, k, v, context)
-        attended = paged_attention(q, kv, batch, arch.attention_scale, self._window, arch.attention_softcap, kv_scales)
+        attended = paged_attention(
+            q, kv, batch, arch.attention_scale, self._window, arch.attention_softcap, kv_scales, self._sinks
+        )
         return (attended if gate is None else sigmoid_gate(attended, gate)).flatten(1)
 
     def _rotate(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:

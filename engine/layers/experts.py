@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from inferd.engine.layers.mlp import GATES
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.experts import Products, Routing, add_up, bind_experts, route
+from inferd.kernels.gated_mul import limited_mul
 from inferd.kernels.head_gate import add_gated
 
 MakeLinear = Callable[[Placement, Callable[[], None]], Linear]
@@ -77,17 +79,29 @@ class MixtureOfExperts:
 
     def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
         assert arch.experts is not None
-        self._branch, self._ranks, self._act, self._experts = branch, place.ranks, GATES[arch.activation], arch.experts
         own, experts, hidden = place.ranks.own, arch.experts, arch.hidden_size
-        self._router = Linear(hidden, experts.num_experts, replace(place, scheme=place.dense), out_dtype=torch.float32)
+        self._branch, self._ranks, self._experts = branch, place.ranks, experts
+        self._act, has_bias = GATES[arch.activation], experts.has_bias
+        if experts.limit is not None:
+            self._act = Act(partial(limited_mul, limit=experts.limit.limit, alpha=experts.limit.alpha))
+        dense = replace(place, scheme=place.dense)
+        self._router = Linear(hidden, experts.num_experts, dense, has_bias, out_dtype=torch.float32)
 
         def gate_up(of: Placement, when_bound: Callable[[], None]) -> Linear:
             rows = own.rows(arch, "experts.gate_up")
-            return Linear(hidden, 2 * experts.intermediate_size, of, rows=rows, when_bound=when_bound)
+            return Linear(hidden, 2 * experts.intermediate_size, of, has_bias, rows=rows, when_bound=when_bound)
 
         def down(of: Placement, when_bound: Callable[[], None]) -> Linear:
-            rows, columns = own.rows(arch, "experts.down"), own.columns(arch, "experts.down")
-            return Linear(experts.intermediate_size, hidden, of, rows=rows, columns=columns, when_bound=when_bound)
+            return Linear(
+                experts.intermediate_size,
+                hidden,
+                of,
+                has_bias,
+                rows=own.rows(arch, "experts.down"),
+                columns=own.columns(arch, "experts.down"),
+                adds_bias=own.adds_bias,
+                when_bound=when_bound,
+            )
 
         self._gate_up = ExpertLinears("gate_up", experts.num_experts, place, gate_up)
         self._down = ExpertLinears("down", experts.num_experts, place, down)

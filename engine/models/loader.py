@@ -231,6 +231,11 @@ def _read(stored: TensorInfo) -> Tensor:
         if stored.part is None:
             tensor: Tensor = handle.get_tensor(stored.name)
             return tensor
-        first = stored.part.first_row
-        part: Tensor = handle.get_slice(stored.name)[stored.part.expert, first : first + stored.part.num_rows]
-        return part
+        place, first = stored.part, stored.part.first_row
+        whole = handle.get_slice(stored.name)
+        if place.step == 1 and not place.is_transposed:
+            part: Tensor = whole[place.expert, first : first + place.num_rows]
+        else:
+            rows = whole[place.expert]
+            part = (rows.T if place.is_transposed else rows)[first :: place.step]
+        return part.reshape(place.shape)

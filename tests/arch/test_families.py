@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from inferd.engine.arch.description import (
     CacheGroup,
     Experts,
     GatedDelta,
+    GateLimit,
     LinearScaling,
     Llama3Scaling,
     NormKind,
@@ -95,6 +97,18 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
          "vocab_size": 200064},
         3_836_021_760,
+    ),
+    "gpt-oss-20b": (
+        {"architectures": ["GptOssForCausalLM"], "attention_bias": True, "experts_per_token": 4, "head_dim": 64,
+         "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880,
+         "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072,
+         "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+         "num_local_experts": 32, "output_router_logits": False, "rms_norm_eps": 1e-5,
+         "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+                          "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": False},
+         "rope_theta": 150000, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False,
+         "vocab_size": 201088},
+        20_914_757_184,
     ),
     "OLMo-2-1124-7B": (
         {"architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096,
@@ -240,6 +254,9 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         3_030_371_328,
     ),
 }  # fmt: skip
+
+
+LIMIT = GateLimit(7.0, 1.702)
 
 
 def arch_of(name: str, **changes: Any) -> Arch:
@@ -454,9 +471,30 @@ def test_starcoder2() -> None:
         arch_of("starcoder2-3b", hidden_act="silu")
 
 
+def test_gpt_oss() -> None:
+    arch = arch_of("gpt-oss-20b")
+    assert arch.windows == (128, None) * 12 and arch.has_sinks
+    factor = 0.1 * math.log(32) + 1
+    assert arch.ropes == (Rope(150000.0, 64, YarnScaling(32.0, 4096, 32.0, 1.0, False), factor),) * 24
+    assert (arch.has_qkv_bias, arch.has_o_bias, arch.max_positions) == (True, True, 131072)
+    bare = ("layer_types", "rope_scaling", "rope_theta", "swiglu_limit", "head_dim", "sliding_window", "attention_bias")
+    assert arch_of("gpt-oss-20b", **dict.fromkeys(bare, ...)) == arch
+    sources = {source.tensor: source for source in weights(arch).sources}
+    assert sources["model.layers.3.self_attn.sinks"].parameter == "layers.3.attention.sinks.weight"
+    for kind, shape in (("weight", (2880, 2880)), ("bias", (2880,))):
+        up = sources[f"model.layers.3.mlp.experts.31.up_proj.{kind}"]
+        assert (up.parameter, up.row, up.shape) == (f"layers.3.mlp.experts.31.gate_up.{kind}", 2880, shape)
+    assert sources["model.layers.3.mlp.router.bias"].parameter == "layers.3.mlp.router.bias"
+    with pytest.raises(ArchError, match="layer_types must be a list of 24"):
+        arch_of("gpt-oss-20b", layer_types=["full_attention"] * 23)
+    with pytest.raises(ArchError, match=r"swiglu_limit must be a finite number above 0, .* but it is 0"):
+        arch_of("gpt-oss-20b", swiglu_limit=0)
+
+
 @pytest.mark.parametrize(
     ("name", "experts", "num_active"),
     [
+        ("gpt-oss-20b", Experts(32, 4, 2880, True, tuple(range(24)), has_bias=True, limit=LIMIT), 4.19e9),
         ("Mixtral-8x7B-v0.1", Experts(8, 2, 14336, True, tuple(range(32))), 12.88e9),
         ("OLMoE-1B-7B-0924", Experts(64, 8, 1024, False, tuple(range(16))), 1.28e9),
         ("Qwen1.5-MoE-A2.7B", Experts(60, 4, 1408, False, tuple(range(24)), 5632), 2.69e9),
@@ -467,7 +505,8 @@ def test_starcoder2() -> None:
 def test_experts(name: str, experts: Experts, num_active: float) -> None:
     """The numbers of active parameters are the published ones, rounded."""
     arch = arch_of(name)
-    assert (arch.experts, arch.windows) == (experts, (None,) * arch.num_layers)
+    assert arch.experts == experts
+    assert all(window is None for window in arch.windows) == (arch.architecture != "GptOssForCausalLM")
     assert weights(arch).num_elements - arch.num_idle_weights == pytest.approx(num_active, rel=0.002)
 
 

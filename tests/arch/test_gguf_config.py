@@ -148,6 +148,7 @@ def test_every_family_has_files() -> None:
         "Ernie4_5ForCausalLM",
         "Glm4ForCausalLM",
         "GlmForCausalLM",
+        "GptOssForCausalLM",
         "MiMoForCausalLM",
         "Ministral3ForCausalLM",
         "Qwen2MoeForCausalLM",

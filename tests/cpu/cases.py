@@ -217,6 +217,19 @@ CASES = (
         {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 20},
         {"num_experts_per_tok": 1},
     ),
+    Case(
+        "gpt-oss",
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 4,
+            "sliding_window": 20,
+            "swiglu_limit": 0.7,
+            "rope_parameters": YARN_ROPE | {"truncate": False},
+        },
+        {"rope_parameters": YARN_ROPE | {"truncate": True}},
+    ),
     Case("olmoe", "olmoe", {"num_experts": 12, "num_experts_per_tok": 3}, {"norm_topk_prob": True}),
     Case(
         "qwen2 moe, shared expert",

@@ -62,7 +62,7 @@ class Case:
                     parameter.normal_(1.0 if is_factor else 0.0, 0.2)
                 else:
                     # If rounding makes a router choose another expert, that one shall have a small weight.
-                    is_sharp = "lm_head" in name or name.endswith(".gate.weight")
+                    is_sharp = "lm_head" in name or name.endswith((".gate.weight", ".router.weight"))
                     std = 0.5 if is_sharp else self.embedding_std if "embed" in name else 0.15
                     parameter.normal_(0.0, std)
         model.generation_config.eos_token_id = None

@@ -33,6 +33,11 @@ RECORDED = (
     (Case("llama", "llama", WIDE), torch.float32, "none"),
     (Case("qwen3", "qwen3", WIDE | {"head_dim": 48}), torch.bfloat16, "int8"),
     (Case("qwen2 moe", "qwen2_moe", WIDE | EXPERTS), torch.bfloat16, "int4"),
+    (
+        Case("gpt-oss", "gpt_oss", WIDE | {"num_local_experts": 5, "head_dim": 32, "sliding_window": 20}),
+        torch.bfloat16,
+        "int8",
+    ),
     (Case("olmo2", "olmo2", WIDE), torch.bfloat16, "none"),
     (Case("starcoder2", "starcoder2", WIDE), torch.bfloat16, "none"),
     (Case("granite", "granite", WIDE | {"residual_multiplier": 0.5}), torch.bfloat16, "none"),

@@ -117,6 +117,19 @@ def test_experts_may_be_stacked(tmp_path: Path) -> None:
     refused(tmp_path, r"1 missing: model.layers.1.block_sparse_moe.experts.2.w2.weight")
 
 
+def test_experts_of_gpt_oss_have_one_tensor(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.model_type == "gpt_oss")
+    case.save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert tensors["model.layers.1.mlp.experts.gate_up_proj"].shape == (6, 64, 208)
+    facts = ModelFacts.of(Checkpoint.read(tmp_path))
+    assert facts.num_params == sum(tensor.numel() for tensor in tensors.values())
+    rewrite(tmp_path, lambda tensors: tensors.update({"model.layers.1.mlp.experts.down_proj": torch.zeros(5, 104, 64)}))
+    refused(tmp_path, r"1 missing: model.layers.1.mlp.experts.5.down_proj.weight$")
+    rewrite(tmp_path, lambda tensors: tensors.update({"model.layers.1.mlp.experts.down_proj": torch.zeros(6, 64, 104)}))
+    refused(tmp_path, r"experts.0.down_proj.weight is \[104, 64\], by config.json \[64, 104\]")
+
+
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     EXPERTS.save(tmp_path)
     rewrite(tmp_path, lambda tensors: tensors.pop("model.layers.2.block_sparse_moe.experts.1.w3.weight"))

@@ -28,12 +28,20 @@ WIDE = {"vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 512, "num_
 EXPERTS = {
     "num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "shared_expert_intermediate_size": 160
 }  # fmt: skip
+GPT_OSS = {
+    "intermediate_size": 96,
+    "num_local_experts": 9,
+    "num_experts_per_tok": 3,
+    "head_dim": 32,
+    "sliding_window": 70,
+}
 CASES = (
     Case("llama", "llama", WIDE | {"attention_bias": True}),
     Case("qwen3", "qwen3", WIDE | {"head_dim": 48, "tie_word_embeddings": True}),
     Case("gemma2", "gemma2", WIDE | {"head_dim": 32, "sliding_window": 70}),
     Case("starcoder2", "starcoder2", WIDE | {"sliding_window": 70}),
     Case("qwen2 moe", "qwen2_moe", WIDE | EXPERTS),
+    Case("gpt-oss", "gpt_oss", WIDE | GPT_OSS),
 )
 PROMPT_LEN, OUTPUT_LEN = 270, 14
 BLOCK = 16
