@@ -54,10 +54,10 @@ class CallRules:
 
 
 def answer_with_calls(
-    rules: CallRules, syntax: CallSyntax, tokens: Tokens, answer: Language | None, before: Language
+    rules: CallRules, syntax: CallSyntax, tokens: Tokens, answer: Language | None, before: Language, opening: Language
 ) -> Language:
-    """The language of the whole output: `before` (reasoning), then calls or `answer` (None: free text with calls in
-    it).
+    """The language of the whole output: `before` (reasoning), then calls or `answer` (None: free text behind `opening`,
+    with calls in it if `opening` is empty).
 
     `tokens`: special tokens that markers may consist of. Raises `RequestError` for a tool whose parameters cannot be
     enforced.
@@ -67,6 +67,8 @@ def answer_with_calls(
         return sequence(before, writer.calls(""))
     if answer is not None:
         return sequence(before, either(writer.calls(""), answer))
+    if opening != literal(""):
+        return sequence(before, either(writer.calls(""), sequence(opening, free_text())))
     return sequence(before, writer.text_with_calls())
 
 

@@ -107,7 +107,7 @@ class ServedModel:
             tokenizer=tokenizer,
             template=template,
             defaults=_defaults_of(generation),
-            eos_token_ids=_eos_of(generation, config, tokenizer, vocab_size),
+            eos_token_ids=_eos_of(generation, config, tokenizer, vocab_size, found.ends),
             format=found,
             tokenizer_info=_written({**info, "chat_template": template.source if template else None}),
         )
@@ -184,13 +184,18 @@ _BOUNDS: dict[str, tuple[tuple[type, ...], float, float]] = {
 
 
 def _eos_of(
-    generation: dict[str, object], config: dict[str, object], tokenizer: Tokenizer, vocab_size: int
+    generation: dict[str, object],
+    config: dict[str, object],
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    ends: tuple[str, ...],
 ) -> tuple[int, ...]:
-    """Every id that ends an answer: the checkpoint's and the tokenizer's. Chat fine-tunes often change only the
-    latter."""
+    """Every id that ends an answer: the checkpoint's, the tokenizer's, and those of the special tokens `ends`. Chat
+    fine-tunes often change only the tokenizer's."""
     given = generation.get("eos_token_id", config.get("eos_token_id"))
     listed = given if isinstance(given, list) else [given]
-    found = [token_id for token_id in [*listed, tokenizer.eos_token_id] if token_id is not None]
+    own = [tokenizer.special_ids.get(end) for end in ends]
+    found = [token_id for token_id in [*listed, tokenizer.eos_token_id, *own] if token_id is not None]
     for token_id in found:
         if type(token_id) is not int or not 0 <= token_id < vocab_size:
             raise ModelError(f"eos_token_id must be from 0 to {vocab_size - 1}, but is {errors.shown(token_id)}")

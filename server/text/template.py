@@ -78,6 +78,7 @@ class ChatTemplate:
         self._with_tools = named.get("tool_use", self._default)
         self._special_tokens = {key: str(value) for key, value in special_tokens.items() if isinstance(value, str)}
         self._knows_developer = "developer" in self._default
+        self._reads_thinking = "message.thinking" in self._default
         self._fallback: Fallback | None = None
         # Functions and tokens of the template, too: another `raise_exception`, for example, would refuse nothing.
         self._reserved = _RESERVED | _compile_jinja_template("").environment.globals.keys() | special_tokens.keys()
@@ -145,9 +146,14 @@ class ChatTemplate:
 
     def _render_calls(self, conversation: Conversation, kwargs: Mapping[str, object]) -> str:
         """Render. Most templates write the arguments of calls as JSON themselves; some join them to text and need a
-        text."""
+        text. Some join a tool's description to text, which a tool may lack."""
         try:
             return self._render(conversation, kwargs)
+        except jinja2.UndefinedError:
+            described = [_described(tool) for tool in conversation.tools or ()]
+            if described == list(conversation.tools or ()):
+                raise
+            return self._render(replace(conversation, tools=described), kwargs)
         except TypeError:
             if not any(message.get("tool_calls") for message in conversation.messages):
                 raise
@@ -179,10 +185,14 @@ class ChatTemplate:
         return texts[0]
 
     def _for_template(self, message: Mapping[str, object]) -> dict[str, object]:
-        """The message, with role `system` instead of `developer` if the template does not know `developer`."""
+        """The message as the template takes it: role `system` if it does not know `developer`; and before a call one
+        text, reasoning included, if it reads reasoning as `thinking`. That is gpt-oss's, which refuses two."""
         copy = dict(message)
         if copy["role"] == "developer" and not self._knows_developer:
             copy["role"] = "system"
+        thought, content = copy.get("reasoning_content") or copy.get("reasoning"), copy.get("content")
+        if self._reads_thinking and copy.get("tool_calls") and thought and content:
+            copy |= {"content": f"{thought}\n{content}", "thinking": ""}
         return copy
 
 
@@ -206,6 +216,11 @@ def _join_counted(pieces: Iterable[str]) -> str:
             raise ValueError(f"it makes more than {MAX_RENDERED_CHARS} characters of them; send fewer, or shorter ones")
         kept.append(piece)
     return "".join(kept)
+
+
+def _described(tool: Mapping[str, object]) -> Mapping[str, object]:
+    function = tool.get("function")
+    return {**tool, "function": {"description": "", **function}} if isinstance(function, Mapping) else tool
 
 
 def _with_text_arguments(message: Mapping[str, object]) -> Mapping[str, object]:

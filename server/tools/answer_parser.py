@@ -97,6 +97,11 @@ class AnswerParser:
         return self._region_start if self._region is not None and self._region.role == "reasoning" else None
 
     @property
+    def is_in_answer(self) -> bool:
+        """Whether a marker of the answer itself is open."""
+        return self._region is not None and self._region.role == "content"
+
+    @property
     def is_full(self) -> bool:
         """Whether the answer ends here, because no further call is wanted."""
         return self._config.max_calls is not None and self.num_calls >= self._config.max_calls

@@ -15,7 +15,7 @@ from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.tool_choice import ToolChoice
 from inferd.server.structured.calls import CallRules, answer_with_calls, can_bound, paths_of, reasoning
 from inferd.server.structured.formats import AnswerLanguage
-from inferd.server.structured.language import Language, free_text, sequence
+from inferd.server.structured.language import Language, free_text, literal, marked, sequence
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
 from inferd.server.tools.detect import PLAIN_CALLS
@@ -132,13 +132,14 @@ def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: Ans
         names_function=choice.is_single,
     )
     is_read = form.reads_reasoning or (bool(tools) and form.reads_calls)
-    before = _before(config, tokens, budget)
+    before, opening = _before(config, tokens, budget)
+    wanted = None if answer is None else sequence(opening, answer.language)
     if is_enforced and form.call_syntax is not None:
-        language = answer_with_calls(rules, form.call_syntax, tokens, answer.language if answer else None, before)
+        language = answer_with_calls(rules, form.call_syntax, tokens, wanted, before, opening)
         answer = AnswerLanguage("tools" if answer is None else answer.param, language)
     elif form.reads_reasoning and (answer is not None or budget is not None):
-        rest = free_text() if answer is None else answer.language
-        answer = AnswerLanguage("thinking_token_budget" if answer is None else answer.param, sequence(before, rest))
+        rest = sequence(before, sequence(opening, free_text()) if wanted is None else wanted)
+        answer = AnswerLanguage("thinking_token_budget" if answer is None else answer.param, rest)
     return AnswerRules(config.with_prefill_parsed() if is_read else None, answer)
 
 
@@ -159,12 +160,17 @@ def _needs_plain_calls(form: Format, rules: CallRules, answer: AnswerLanguage | 
     return not form.reads_calls or rules.is_required or answer is not None
 
 
-def _before(config: ParserConfig, tokens: Mapping[str, int], budget: int | None) -> Language:
+def _before(config: ParserConfig, tokens: Mapping[str, int], budget: int | None) -> tuple[Language, Language]:
+    """(the language of reasoning, the marker between it and the answer), without what the prompt holds of them."""
     syntax = config.format.reasoning_syntax if config.format.reads_reasoning else None
     parser = AnswerParser(replace(config, prefill=""))
     parser.feed(config.prefill)
     is_done = bool(parser.reasoning_spans) or (syntax is not None and config.prefill.rstrip().endswith(syntax.end))
-    return reasoning(syntax, tokens, is_open=parser.reasoning_start is not None, is_done=is_done, budget=budget)
+    if syntax is None or parser.is_in_answer or (syntax.answer and config.prefill.endswith(syntax.answer)):
+        return literal(""), literal("")
+    opening = marked(syntax.answer, tokens) if syntax.answer else literal("")
+    is_open = parser.reasoning_start is not None
+    return reasoning(syntax, tokens, is_open=is_open, is_done=is_done, budget=budget), opening
 
 
 def _choice(wire: ChatRequest) -> ToolChoice:

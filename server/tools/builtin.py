@@ -54,6 +54,8 @@ class CallFormat:
     """Whether calls without a marker may begin an answer."""
     has_short_ids: bool = False
     """Whether the template accepts only call ids of nine letters and digits."""
+    ends: tuple[str, ...] = ()
+    """As in `Format`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ CALLS: dict[str, CallFormat] = {
     HARMONY: CallFormat(
         _named(
             r"(?:<\|start\|>assistant)?(?:<\|channel\|>(?:commentary|analysis))? ?to=functions\."
-            rf"{_NAME}(?:<\|channel\|>(?:commentary|analysis))?(?: ?(?:<\|constrain\|>)?json)?<\|message\|>",
+            rf"{_NAME}(?:<\|channel\|>(?:commentary|analysis))?(?: ?(?:<\|constrain\|>)?\w{{1,32}})?<\|message\|>",
             close_pattern=r"<\|call\|>",
         ),
         CallSyntax(
@@ -188,6 +190,7 @@ CALLS: dict[str, CallFormat] = {
             "",
             is_single=True,
         ),
+        ends=("<|return|>", "<|call|>"),
     ),
     PLAIN: CallFormat(None, PLAIN_SYNTAX, is_bare=True),
 }  # fmt: skip
@@ -218,6 +221,6 @@ REASONING: dict[str, ReasoningFormat] = {
                 "join": "\n",
             },
         },
-        ReasoningSyntax("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        ReasoningSyntax("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>final<|message|>"),
     ),
 }

@@ -128,6 +128,7 @@ def _composed(own: Mapping[str, object], tools: str, reasoning: str, source: str
         call_syntax=_own_calls(own_fields.get("tool_calls")) if tools == OWN else calls.syntax,
         reasoning_syntax=_own_reasoning(own_fields) if reasoning == OWN else _syntax_of(reasoning),
         has_short_ids=calls.has_short_ids,
+        ends=calls.ends,
     )
 
 

@@ -58,6 +58,8 @@ class ReasoningSyntax:
 
     begin: str
     end: str
+    answer: str = ""
+    """Marker before the answer itself; empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class Format:
     reasoning_syntax: ReasoningSyntax | None = None
     has_short_ids: bool = False
     """Whether the template accepts only call ids of nine letters and digits."""
+    ends: tuple[str, ...] = ()
+    """Special tokens that end the model's turn, if the vocabulary has them. A checkpoint may leave them out."""
 
     @classmethod
     def of_template(cls, spec: Mapping[str, object], tool_name: str, reasoning_name: str, source: str) -> Self:

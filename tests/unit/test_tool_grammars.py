@@ -172,6 +172,23 @@ def test_reasoning_comes_first_where_the_model_reasons() -> None:
     assert not follows(schema, model, "Hi")
 
 
+def test_an_answer_of_gpt_oss_has_its_marker() -> None:
+    model, start = served("harmony", "harmony"), "<|start|>assistant"
+    thought, final = f"<|channel|>analysis<|message|>Hm.<|end|>{start}", "<|channel|>final<|message|>"
+    schema = asked(model, prompt=start, tools=None, answer=SCHEMA)
+    for before in ("", thought):
+        assert follows(schema, model, before + final + '{"a": 1}')
+        assert not follows(schema, model, before + '{"a": 1}')
+    begun = asked(model, prompt=start + final, tools=None, answer=SCHEMA)
+    assert follows(begun, model, '{"a": 1}') and not follows(begun, model, final + '{"a": 1}')
+    strict, syntax = asked(model, prompt=start, tools=STRICT), CALLS["harmony"].syntax
+    assert syntax is not None
+    for text, is_right in ((written(syntax, PARIS), True), (f"{final}Hi", True), ("Hi", False)):
+        assert follows(strict, model, thought + text) == is_right
+    either = asked(model, prompt=start, answer=SCHEMA)
+    assert follows(either, model, written(syntax, PARIS)) and follows(either, model, final + '{"a": 1}')
+
+
 def test_a_format_that_is_not_known_is_written_as_json() -> None:
     model = served("none", "none")
     what = asked(model, tool_choice="required")
