@@ -485,6 +485,12 @@ def test_gpt_oss() -> None:
         up = sources[f"model.layers.3.mlp.experts.31.up_proj.{kind}"]
         assert (up.parameter, up.row, up.shape) == (f"layers.3.mlp.experts.31.gate_up.{kind}", 2880, shape)
     assert sources["model.layers.3.mlp.router.bias"].parameter == "layers.3.mlp.router.bias"
+    left_out = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": left_out}
+    packed = weights(arch_of("gpt-oss-20b", quantization_config=quantization))
+    assert len(packed.quantized) == 24 * 32 * 3 and packed.num_elements == weights(arch).num_elements
+    kept = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.mlp.experts.*"]}
+    assert arch_of("gpt-oss-20b", quantization_config=kept) == arch
     with pytest.raises(ArchError, match="layer_types must be a list of 24"):
         arch_of("gpt-oss-20b", layer_types=["full_attention"] * 23)
     with pytest.raises(ArchError, match=r"swiglu_limit must be a finite number above 0, .* but it is 0"):

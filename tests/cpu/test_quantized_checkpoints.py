@@ -3,6 +3,7 @@ hold, and damage is refused by the tensor's name."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Ernie4_5Config, Ernie4_5ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from benchmarks.quality.checkpoint_formats import FORMATS, FP8_FORMATS, Format
 from benchmarks.quality.formats import exact
@@ -27,6 +29,7 @@ from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load, recipe_of
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.checkpoints.registry import READERS
+from tests.cpu.checkpoints import Case, load_transformers, read_config
 from tests.cpu.paging import prompt_logits
 from tests.cpu.quantized_checkpoints import CONFIG, Saved, config_json, save, table_of_the_docs
 
@@ -256,6 +259,64 @@ def test_damage_is_refused_before_memory_is_taken(tmp_path: Path, name: str, cha
 def test_wrong_packing_is_refused_from_the_headers(tmp_path: Path, name: str, change: Change, match: str) -> None:
     with changed(name, tmp_path, change), pytest.raises(ModelError, match=match):
         ModelFacts.of(Files.read(tmp_path))
+
+
+GPT_OSS = Case(
+    "gpt-oss", "gpt_oss",
+    {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 3, "num_experts_per_tok": 2, "head_dim": 16,
+     "sliding_window": 20},
+)  # fmt: skip
+
+
+def packed_experts(directory: Path) -> Tensor:
+    """Packs random numbers in MXFP4 into the experts of a checkpoint, and returns the logits of transformers with the
+    weights that it reads from them."""
+    GPT_OSS.save(directory)
+    file = directory / "model.safetensors"
+    dense, packed = load_file(file), load_file(file)
+    for name in [name for name in dense if name.endswith(("gate_up_proj", "down_proj"))]:
+        num_experts, in_size, out_size = dense[name].shape
+        blocks = torch.randint(0, 256, (num_experts, out_size, in_size // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(120, 125, (num_experts, out_size, in_size // 32), dtype=torch.uint8)
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        del packed[name]
+        dense[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    save_file(dense, file, {"format": "pt"})
+    with torch.inference_mode():
+        logits: Tensor = load_transformers(directory, torch.float32)(torch.tensor([IDS])).logits[0]
+    save_file(packed, file, {"format": "pt"})
+    left_out = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": left_out}
+    config = read_config(directory) | {"quantization_config": quantization}
+    (directory / "config.json").write_text(json.dumps(config))
+    return logits
+
+
+def test_experts_in_mxfp4(tmp_path: Path) -> None:
+    expected = packed_experts(tmp_path)
+
+    def found() -> Tensor:
+        files = Files.read(tmp_path)
+        arch = ModelFacts.of(files).arch
+        decoder = Decoder(arch, torch.float32, "cpu", recipe=exact(recipe_of(arch, "none", torch.float32)))
+        load(decoder, files.tensors_of(arch))
+        return prompt_logits(decoder, IDS, [len(IDS)])
+
+    assert error(found(), expected) < 1e-5
+    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.1.mlp.experts.down_proj"
+
+    def with_changes(**changes: Tensor) -> None:
+        changed = {f"{name}_{kind}": tensor for kind, tensor in changes.items()}
+        save_file(tensors | changed, tmp_path / "model.safetensors", {"format": "pt"})
+
+    with_changes(blocks=tensors[f"{name}_blocks"].flip(1))
+    assert error(found(), expected) > 0.01
+    with_changes(scales=torch.full_like(tensors[f"{name}_scales"], 255))
+    with pytest.raises(CheckpointError, match=r"experts.0.down_proj.weight_scale must hold powers of two"):
+        found()
+    with_changes(scales=tensors[f"{name}_scales"][:, :, :2].contiguous())
+    with pytest.raises(ModelError, match=r"experts.0.down_proj.weight_scale is \[64, 2\], by config.json \[64, 3\]"):
+        found()
 
 
 def test_zero_points_of_version_1_borrow_from_their_neighbours(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.formats import Fp4, Fp8, Scales
-from inferd.engine.arch.quantization.modules import listed, names_of
+from inferd.engine.arch.quantization.modules import listed, names_of, with_wildcards
 from inferd.engine.arch.stored import Format, FormatOf
 
 _FORMATS: dict[str, Format] = {
@@ -22,14 +22,9 @@ def read(section: Fields, dtype: str) -> FormatOf:
     if section.has("group_size") and section.integer("group_size") != 16:
         raise section.refuse("group_size", "must be 16")
     texts = names_of(section, ("exclude_modules", "ignore"))
-    is_left_out = listed(section, [_expression(text) if "*" in text else text for text in texts])
+    is_left_out = listed(section, map(with_wildcards, texts))
 
     def format_of(module: str) -> Format | None:
         return None if is_left_out(module) else form
 
     return format_of
-
-
-def _expression(text: str) -> str:
-    """`model.layers.0*` as a regular expression. The whole name must match."""
-    return "re:" + text.replace(".", r"\.").replace("*", ".*") + "$"

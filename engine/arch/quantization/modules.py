@@ -60,6 +60,11 @@ def listed(section: Fields, texts: Iterable[str]) -> IsListed:
     return is_listed
 
 
+def with_wildcards(text: str) -> str:
+    """A name with wildcards, such as `model.layers.0*`, as `listed` takes it. The whole name must match."""
+    return "re:" + text.replace(".", r"\.").replace("*", ".*") + "$" if "*" in text else text
+
+
 def compiled(section: Fields, patterns: list[str]) -> list[re.Pattern[str]]:
     """Regular expressions that the modules' names are matched with. Raises `ArchError` if matching could take long."""
     check_time(section, patterns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.quantization import compressed_tensors, fp8, integers, modelopt
+from inferd.engine.arch.quantization import compressed_tensors, fp8, integers, modelopt, mxfp4
 from inferd.engine.arch.stored import FormatOf, Stored
 
 Read = Callable[[Fields, str], FormatOf]
@@ -23,6 +23,7 @@ _METHODS: dict[str, Read] = {
     "awq": integers.awq,
     "auto-round": integers.auto_round,
     "modelopt": modelopt.read,
+    "mxfp4": mxfp4.read,
 }
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
