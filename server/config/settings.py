@@ -86,6 +86,8 @@ class Settings(BaseSettings):
         "deepseek_v3",
         "deepseek_v31",
         "gemma4",
+        "glm45",
+        "glm47",
         "granite",
         "harmony",
         "hermes",

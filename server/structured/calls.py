@@ -25,7 +25,7 @@ from inferd.server.structured.language import (
 )
 from inferd.server.structured.schema import has_reference, read_schema
 from inferd.server.structured.tags import Tokens
-from inferd.server.tools.format import CallSyntax, ReasoningSyntax
+from inferd.server.tools.format import CallSyntax, ReasoningSyntax, Tags
 
 Tool = Mapping[str, object]
 
@@ -138,15 +138,15 @@ class _Writer:
         schema = _parameters(function.get("parameters"), path)
         arguments = read_schema(schema, path, is_strict=is_strict)
         self._size.add(len(arguments.expression))
-        if self._syntax.arguments == "xml":
-            arguments = self._tagged(schema, path, is_strict=is_strict)
+        if self._syntax.tags is not None:
+            arguments = self._tagged(self._syntax.tags, schema, path, is_strict=is_strict)
         parts = [marked(name + self._syntax.between, self._tokens), arguments]
         if self._syntax.end:
             parts.append(marked(self._syntax.end, self._tokens))
         return sequence(*parts)
 
-    def _tagged(self, schema: Mapping[str, object], path: str, *, is_strict: bool) -> Language:
-        """Arguments in the order of the schema: `<parameter=key>`, the value on its own lines, `</parameter>`."""
+    def _tagged(self, tags: Tags, schema: Mapping[str, object], path: str, *, is_strict: bool) -> Language:
+        """Arguments in tags, in the order of the schema."""
         properties, required = schema.get("properties", {}), schema.get("required", ())
         assert isinstance(properties, Mapping) and isinstance(required, (list, tuple))
         required_names = {name for name in required if isinstance(name, str)}
@@ -157,24 +157,21 @@ class _Writer:
             inner: Mapping[str, object] = value if isinstance(value, Mapping) else {}
             if has_reference(inner):
                 inner = {**inner, **definitions}
-            value_language = _tagged_value(inner, value_path, is_strict=is_strict)
+            value_language = _tagged_value(tags.end, inner, value_path, is_strict=is_strict)
             self._size.add(len(value_language.expression))
-            part = sequence(literal(f"<parameter={key}>\n"), value_language)
+            part = sequence(literal(f"{tags.before}{key}{tags.between}"), value_language)
             parts.append(part if key in required_names else repeat(part, 0, 1))
         return sequence(*parts) if parts else literal("")
 
 
-_END_OF_TAG = "\n</parameter>\n"
-
-
-def _tagged_value(schema: Mapping[str, object], path: str, *, is_strict: bool) -> Language:
+def _tagged_value(end: str, schema: Mapping[str, object], path: str, *, is_strict: bool) -> Language:
     """A string is written as it is, any other value as JSON."""
     listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(listed, list) and listed and all(isinstance(item, str) for item in listed):
-        return sequence(one_of(listed), literal(_END_OF_TAG))
+        return sequence(one_of(listed), literal(end))
     if schema.get("type") == "string":
-        return free_text_until(_END_OF_TAG)
-    return sequence(read_schema(schema, path, is_strict=is_strict), literal(_END_OF_TAG))
+        return free_text_until(end)
+    return sequence(read_schema(schema, path, is_strict=is_strict), literal(end))
 
 
 def _parameters(value: object, where: str) -> dict[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inferd.server.tools.format import CallSyntax, ReasoningSyntax
+from inferd.server.tools.format import CallSyntax, ReasoningSyntax, Tags
 
 Field = Mapping[str, object]
 """One field of a response template: its markers, its kind of content, and how a call is made from that content."""
@@ -87,7 +87,22 @@ def _functions(begin: str, end: str) -> CallFormat:
         },
         "transform": _NAMED,
     }
-    return CallFormat(field, CallSyntax(begin, f"{begin}\n<function=", ">\n", f"</function>\n{end}", arguments="xml"))
+    tags = Tags("<parameter=", ">\n", "\n</parameter>\n")
+    return CallFormat(field, CallSyntax(begin, f"{begin}\n<function=", ">\n", f"</function>\n{end}", tags=tags))
+
+
+def _pairs(line_end: str) -> CallFormat:
+    """Calls whose arguments are pairs of a key and a value, each in a tag, with `line_end` behind it."""
+    field = {
+        "open_pattern": r"<tool_call>\s*(?P<name>[^\s<>{]{1,128})\s*(?=<arg_key>|</tool_call>)",
+        "close": "</tool_call>",
+        "repeats": True,
+        "content": "xml-inline",
+        "content_args": {"tag_pattern": r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"},
+        "transform": _NAMED,
+    }
+    tags = Tags("<arg_key>", f"</arg_key>{line_end}<arg_value>", f"</arg_value>{line_end}")
+    return CallFormat(field, CallSyntax("<tool_call>", "<tool_call>", line_end, "</tool_call>", tags=tags))
 
 
 def _tagged(begin: str, end: str) -> ReasoningFormat:
@@ -111,6 +126,9 @@ CALLS: dict[str, CallFormat] = {
     "qwen3_coder": _functions("<tool_call>", "</tool_call>"),
     # Seed-OSS.
     "seed_oss": _functions("<seed:tool_call>", "</seed:tool_call>"),
+    # GLM-4.5 and 4.6, and GLM-4.7.
+    "glm45": _pairs("\n"),
+    "glm47": _pairs(""),
     # Llama 3.1, 3.2, 3.3.
     "llama3_json": CallFormat(
         _json("<|python_tag|>"), CallSyntax("", '{"name": "', '", "parameters": ', "}", separator="; "), is_bare=True
@@ -196,7 +214,7 @@ CALLS: dict[str, CallFormat] = {
 }  # fmt: skip
 
 REASONING: dict[str, ReasoningFormat] = {
-    # DeepSeek R1, Qwen 3, QwQ, SmolLM3, Phi-4-reasoning.
+    # DeepSeek R1, Qwen 3, QwQ, GLM-4.5, SmolLM3, Phi-4-reasoning.
     "think": _tagged("<think>", "</think>"),
     # Magistral and its successors.
     "mistral": _tagged("[THINK]", "[/THINK]"),

@@ -49,6 +49,8 @@ _CALL_RULES: tuple[_Rule, ...] = (
     (lambda clues: clues.has("[TOOL_CALLS]"), "mistral"),
     (lambda clues: clues.has("<seed:tool_call>", "<function="), "seed_oss"),
     (lambda clues: clues.has("<function=", "<parameter="), "qwen3_coder"),
+    (lambda clues: clues.has("</arg_key><arg_value>"), "glm47"),
+    (lambda clues: clues.has("<arg_key>", "<arg_value>"), "glm45"),
     (lambda clues: clues.has("<tool_call>"), "hermes"),
     (lambda clues: clues.has("<|tool_call|>", "<|/tool_call|>"), "phi4"),
     (lambda clues: clues.has("<|tool_call|>"), "granite"),

@@ -211,7 +211,7 @@ def _one_by_one(message: Message, calls: list[Message], results: list[Message]) 
 def tools_text(syntax: CallSyntax, tools: Sequence[Tool]) -> str:
     """Tells the model which tools there are and how to call them, in the words of Hermes models."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    arguments = "<arguments>" if syntax.arguments == "xml" else "<arguments as a JSON object>"
+    arguments = "<arguments>" if syntax.tags is not None else "<arguments as a JSON object>"
     form = _written_call(syntax, "<name of the function>", arguments)
     return (
         "# Tools\n\n"
@@ -239,10 +239,11 @@ def _written_call(syntax: CallSyntax, name: str, arguments: str) -> str:
 
 
 def _arguments(syntax: CallSyntax, arguments: object) -> str:
-    if syntax.arguments == "json" or not isinstance(arguments, Mapping):
+    tags = syntax.tags
+    if tags is None or not isinstance(arguments, Mapping):
         return json.dumps(arguments, ensure_ascii=False)
     texts = {
         key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for key, value in arguments.items()
     }
-    return "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+    return "".join(f"{tags.before}{key}{tags.between}{text}{tags.end}" for key, text in texts.items())

@@ -36,6 +36,16 @@ _LEADING_BLANKS = re.compile(r"^(\\s\*)+")
 
 
 @dataclass(frozen=True, slots=True)
+class Tags:
+    """How an argument of a call is written: `before` key `between` value `end`. A string is written as it is, any other
+    value as JSON."""
+
+    before: str
+    between: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallSyntax:
     """How calls are written: `begin` name `between` arguments `end` for each of them."""
 
@@ -47,7 +57,8 @@ class CallSyntax:
     separator: str = "\n"
     before_all: str = ""
     after_all: str = ""
-    arguments: Literal["json", "xml"] = "json"
+    tags: Tags | None = None
+    """Tags of each argument; None: arguments are one JSON object."""
     is_single: bool = False
     """Whether the model's turn ends after one call."""
 

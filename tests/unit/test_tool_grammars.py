@@ -123,15 +123,16 @@ def test_tools_beside_a_schema_are_calls_or_the_schema() -> None:
 
 def written(syntax: CallSyntax, *calls: tuple[str, dict[str, object]]) -> str:
     """The calls as the format spells them."""
-    tags = [
-        "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
-        if syntax.arguments == "xml"
-        else dumped(arguments)
+    tags = syntax.tags
+    parts = [
+        dumped(arguments)
+        if tags is None
+        else "".join(f"{tags.before}{key}{tags.between}{value}{tags.end}" for key, value in arguments.items())
         for _, arguments in calls
     ]
     each = [
         f"{syntax.begin}{name}{syntax.between}{arguments}{syntax.end}"
-        for (name, _), arguments in zip(calls, tags, strict=True)
+        for (name, _), arguments in zip(calls, parts, strict=True)
     ]
     return syntax.before_all + syntax.separator.join(each) + syntax.after_all
 
@@ -244,7 +245,7 @@ def test_reasoning_effort_has_the_templates_own_name(template: str, effort: str,
 
 # -- what small tools become -------------------------------------------------------------------------------------------
 
-XML = next(name for name, calls in CALLS.items() if calls.syntax is not None and calls.syntax.arguments == "xml")
+XML = next(name for name, calls in CALLS.items() if calls.syntax is not None and calls.syntax.tags is not None)
 
 
 def tool(name: str, parameters: dict[str, Any], *, strict: bool = True) -> dict[str, Any]:

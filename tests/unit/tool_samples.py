@@ -105,6 +105,19 @@ SAMPLES: dict[str, Sample] = {
         "</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
         "I look.", "A city.", (("get_weather", {"city": "Paris", "days": 3}),), "<seed:bos>assistant\n",
     ),
+    "glm 4.5, two calls behind its reasoning": Sample(
+        "glm45", "think",
+        "\n<think>A city.</think>\nI look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris"
+        "</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n<arg_key>hours</arg_key>\n<arg_value>[1, 2]"
+        "</arg_value>\n</tool_call>\n<tool_call>time.now\n</tool_call>",
+        "I look.", "A city.", (("get_weather", {"city": "Paris", "days": 3, "hours": [1, 2]}), NOW), "<|assistant|>",
+    ),
+    "glm 4.7, on one line": Sample(
+        "glm47", "think",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>a < b\n</arg_value></tool_call>"
+        "<tool_call>time.now</tool_call>",
+        calls=(("get_weather", {"city": "a < b\n"}), NOW), prompt="<|assistant|></think>",
+    ),
     "exaone 4, whose prompt begins to think": Sample(
         "hermes", "think", "A sum.\n</think>\n\nSeven.", "Seven.", "A sum.", prompt="[|assistant|]\n<think>\n"
     ),
@@ -213,6 +226,13 @@ TEMPLATES: dict[str, tuple[Clues, str, str]] = {
     "Qwen3-Coder": (
         Clues("<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>\nvalue_1\n</parameter>",
               (), "qwen3_moe"), "qwen3_coder", "none"),
+    "GLM-4.5": (
+        Clues("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>\n"
+              "{{ '\n<think></think>' if (enable_thinking is defined and not enable_thinking) else '' }}",
+              ("<think>", "<tool_call>"), "glm4_moe"), "glm45", "think"),
+    "GLM-4.7": (
+        Clues("<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}</arg_value>"
+              "{{- '</think>' -}}", ("<think>", "<tool_call>"), "glm4_moe"), "glm47", "think"),
     "Seed-OSS": (
         Clues("{%- set toolcall_begin_token = '<seed:tool_call>' %}{%- set think_begin_token = '<seed:think>' %}"
               "{%- set think_end_token = '</seed:think>' %}<function=example_function_name>\n"
