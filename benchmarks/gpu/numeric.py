@@ -239,8 +239,8 @@ class _Dense:
 
 
 def _experts(inputs: Inputs) -> Numeric:
-    bind, route = _op("experts", "bind_experts"), _op("experts", "route")
-    routing = route(inputs.randn(90, 5, dtype=torch.float32), 2, normalizes=True)
+    bind, route, router = (_op("experts", name) for name in ("bind_experts", "route", "Router"))
+    routing = route(inputs.randn(90, 5, dtype=torch.float32), router(2, True))
 
     def call(x: Tensor, weights: Tensor) -> Tensor:
         out: Tensor = bind([_Dense(weight) for weight in weights], x.device, x.dtype)(x, routing, True)

@@ -28,6 +28,7 @@ from inferd.engine.arch.registry import (
 from inferd.engine.arch.weights import KV_SCALE_SUFFIXES
 from inferd.engine.arch.wrappers import part_of, text_config, wrapper_of
 
+_MTP_LAYER = "MTP layer"
 _NAMES = {"BF16": "bfloat16", "F16": "float16"}
 
 
@@ -102,6 +103,10 @@ class ModelFacts:
         left_out = Counter[str]()
         for name, info in checkpoint.left_out.items():
             left_out[part_of(name)] += info.num_bytes
+        if arch.is_native and arch.draft_head is None:
+            unread = weights(arch).unread_in(checkpoint.tensors)
+            drafting = [info.num_bytes for name, info in checkpoint.tensors.items() if name.startswith(unread)]
+            left_out += Counter({_MTP_LAYER: sum(drafting)})
         return cls(
             checkpoint.path, arch, dtype, is_embedded, has_kv_scales, not has_own_head, blocks, matrix_dtype,
             checkpoint.wrapper, left_out,
@@ -129,7 +134,8 @@ class ModelFacts:
     def scope(self) -> str:
         """The part of the checkpoint that is served, and the parts that are not loaded; empty if all is served."""
         if not self.wrapper:
-            return ""
+            drafting = self.left_out_bytes.get(_MTP_LAYER)
+            return f"{self.arch.architecture} without its MTP layer ({format_bytes(drafting)})" if drafting else ""
         parts = [f"{name} ({format_bytes(num_bytes)})" for name, num_bytes in sorted(self.left_out_bytes.items())]
         left_out = f"; not loaded: {', '.join(parts)}" if parts else ""
         return f"the text part of {self.wrapper} alone{left_out}"

@@ -169,11 +169,24 @@ class Experts:
     intermediate_size: int
     """Intermediate size of each expert."""
     normalizes: bool
-    """Whether the weights of a token's experts are a softmax of the chosen logits, and not of all."""
+    """Whether the weights of a token's experts are divided by their sum."""
     layers: tuple[int, ...]
     """Layers that have experts, ascending. The others have an MLP."""
     shared_size: int = 0
-    """Intermediate size of the shared expert, whose result every token gets times the sigmoid of a gate; 0 for none."""
+    """Intermediate size of the shared expert, whose result every token gets; 0 for none."""
+    has_shared_gate: bool = True
+    """Whether that result is multiplied by the sigmoid of a gate."""
+    has_sigmoid: bool = False
+    """Whether an expert's score is the sigmoid of its logit, and not part of a softmax."""
+    has_score_bias: bool = False
+    """Whether experts are chosen by their scores plus a bias, which the weights do not have."""
+    num_groups: int = 1
+    """Number of equal groups of experts, of which a token chooses some first."""
+    num_chosen_groups: int = 1
+    factor: float = 1.0
+    """Factor of the weights of a token's experts."""
+    added: float = 0.0
+    """Number added to the sum that these weights are divided by."""
     has_bias: bool = False
     """Whether the router and the matrices of the experts have biases."""
     limit: GateLimit | None = None

@@ -20,13 +20,14 @@ def with_experts(
     size: str,
     normalizes: bool,
     layers: tuple[int, ...] | None = None,
-    shared_size: str = "",
+    shared_size: int = 0,
+    has_shared_gate: bool = True,
     has_bias: bool = False,
     limit: GateLimit | None = None,
 ) -> Arch:
-    """`arch` with experts in `layers` (default: all). `count`, `size` and `shared_size` are names of fields: the number
-    of experts, the intermediate size of each, and that of the shared expert, if there is one. `Experts` says what
-    `has_bias` and `limit` are."""
+    """`arch` with experts in `layers` (default: all). `count` and `size` are names of fields: the number of experts,
+    and the intermediate size of each. `shared_size`: that of the shared expert; 0 for none. `Experts` says what the
+    others are."""
     layers = tuple(range(arch.num_layers)) if layers is None else layers
     if not layers:
         return arch
@@ -36,6 +37,39 @@ def with_experts(
         raise fields.refuse("num_experts_per_tok", f"must be at most {count} ({num_experts})")
     if arch.activation is not Activation.SILU:
         raise fields.refuse("hidden_act", "must be silu in a model with experts")
-    shared = fields.integer(shared_size) if shared_size else 0
-    experts = Experts(num_experts, num_chosen, fields.integer(size), normalizes, layers, shared, has_bias, limit)
+    experts = Experts(
+        num_experts,
+        num_chosen,
+        fields.integer(size),
+        normalizes,
+        layers,
+        shared_size,
+        has_shared_gate,
+        has_bias=has_bias,
+        limit=limit,
+    )
+    return dataclasses.replace(arch, experts=experts)
+
+
+def with_sigmoid_router(arch: Arch, fields: Fields) -> Arch:
+    """`arch`, which has experts, with the router of DeepSeek V3: sigmoids with a bias, in groups."""
+    assert arch.experts is not None
+    fields.choice("scoring_func", {"sigmoid": None}, default="sigmoid")
+    fields.choice("topk_method", {"noaux_tc": None}, default="noaux_tc")
+    num_experts, num_chosen = arch.experts.num_experts, arch.experts.num_chosen
+    num_groups = fields.integer("n_group", default=1)
+    if num_experts % num_groups or (num_groups > 1 and num_experts < 2 * num_groups):
+        raise fields.refuse("n_group", f"must leave equal groups of two or more of {num_experts} experts")
+    num_chosen_groups = fields.integer("topk_group", default=1, maximum=num_groups)
+    if num_chosen > num_experts // num_groups * num_chosen_groups:
+        raise fields.refuse("topk_group", f"must be so many groups that they have {num_chosen} experts")
+    experts = dataclasses.replace(
+        arch.experts,
+        has_sigmoid=True,
+        has_score_bias=True,
+        num_groups=num_groups,
+        num_chosen_groups=num_chosen_groups,
+        factor=fields.positive("routed_scaling_factor", 1.0),
+        added=1e-20,
+    )
     return dataclasses.replace(arch, experts=experts)

@@ -40,7 +40,7 @@ def describe(architecture: str, fields: Fields) -> Arch:
 def describe_with_experts(architecture: str, fields: Fields) -> Arch:
     size = "moe_intermediate_size"
     fields = fields.with_defaults(intermediate_size=fields.integer(size))
-    arch, shared_size = describe(architecture, fields), "shared_expert_intermediate_size"
+    arch, shared_size = describe(architecture, fields), fields.integer("shared_expert_intermediate_size")
     return with_experts(arch, fields, count="num_experts", size=size, normalizes=True, shared_size=shared_size)
 
 

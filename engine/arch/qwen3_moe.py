@@ -49,7 +49,7 @@ def describe_qwen2(architecture: str, fields: Fields) -> Arch:
         size="moe_intermediate_size",
         normalizes=fields.boolean("norm_topk_prob", default=False),
         layers=_expert_layers(fields, arch.num_layers),
-        shared_size="shared_expert_intermediate_size",
+        shared_size=fields.integer("shared_expert_intermediate_size"),
     )
 
 

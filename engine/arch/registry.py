@@ -15,6 +15,7 @@ from inferd.engine.arch import (
     gemma2,
     gemma3,
     glm,
+    glm4_moe,
     gpt_oss,
     granite,
     llama,
@@ -59,6 +60,8 @@ class Family:
     names: TensorNames = LLAMA_NAMES
     has_mtp_layers: bool = False
     """Whether its checkpoints may hold MTP layers."""
+    has_layer_behind: bool = False
+    """Whether its checkpoints may hold an MTP layer that has the number behind the last layer's."""
 
 
 _FAMILIES: dict[str, Family] = {
@@ -67,6 +70,7 @@ _FAMILIES: dict[str, Family] = {
     "Gemma2ForCausalLM": Family(gemma2.describe, gemma2.NAMES),
     "Gemma3ForCausalLM": Family(gemma3.describe, gemma3.NAMES),
     "Glm4ForCausalLM": Family(glm.describe_with_post_norms, glm.NAMES_WITH_POST_NORMS),
+    "Glm4MoeForCausalLM": Family(glm4_moe.describe, glm4_moe.NAMES, has_layer_behind=True),
     "GlmForCausalLM": Family(glm.describe, glm.NAMES),
     "GptOssForCausalLM": Family(gpt_oss.describe, gpt_oss.NAMES),
     "GraniteForCausalLM": Family(granite.describe),
@@ -177,7 +181,11 @@ def weights(arch: Arch) -> WeightMap:
         return draft_head_weights(arch)
     family = _FAMILIES[arch.architecture]
     found = weight_map(arch, family.names)
-    return replace(found, unread=(MTP_LAYERS,)) if family.has_mtp_layers else found
+    return replace(
+        found,
+        unread=(MTP_LAYERS,) if family.has_mtp_layers else (),
+        mtp_layer=f"model.layers.{arch.num_layers}." if family.has_layer_behind else "",
+    )
 
 
 def describe_mtp_layer(config: Mapping[str, Any]) -> Arch:

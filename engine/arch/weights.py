@@ -32,6 +32,8 @@ KV_SCALE_SUFFIXES = (
 
 ROUTER = "router"
 """Our name of the matrix that gives the logits of a layer's experts."""
+SCORE_BIAS = f"{ROUTER}.score_bias"
+"""Our name of the bias of the scores by which experts are chosen."""
 SHARED_GATE = "shared_gate"
 """Our name of the matrix of one row that gives the gate of the shared expert."""
 
@@ -146,6 +148,9 @@ class WeightMap:
     ties: tuple[Tie, ...] = ()
     unread: tuple[str, ...] = ()
     """Beginnings of the names of tensors that a checkpoint may hold and that are not read."""
+    mtp_layer: str = ""
+    """Beginning of the names of an MTP layer's tensors, if it has the number behind the last layer's. They are not
+    read. Its projection `eh_proj` tells it from a layer that config.json does not count."""
 
     @property
     def all_sources(self) -> tuple[Source | QuantizedSource, ...]:
@@ -203,6 +208,11 @@ class WeightMap:
         pairs = [(name, dtype, known[name]) for name, dtype in sorted(found.items()) if name in known]
         return tuple(pair for pair in pairs if pair[1] not in pair[2])
 
+    def unread_in(self, found: Iterable[str]) -> tuple[str, ...]:
+        """Beginnings of the names among `found` that are not read."""
+        has_layer = self.mtp_layer and any(name.startswith(f"{self.mtp_layer}eh_proj.") for name in found)
+        return (*self.unread, self.mtp_layer) if has_layer else self.unread
+
     def compare(self, found: Mapping[str, Iterable[int]]) -> Contradictions:
         """Compares a checkpoint's tensor shapes with those that the config asks for."""
         wanted = {source.tensor: StoredTensor("", source.shape, source.dtypes) for source in self.sources}
@@ -211,8 +221,9 @@ class WeightMap:
         required = {name for name, tensor in wanted.items() if not tensor.is_optional}
         wanted |= {tie.tensor: wanted[tie.equals] for tie in self.ties}
         unread = (*IGNORED_SUFFIXES, *KV_SCALE_SUFFIXES)
+        left_out = self.unread_in(found)
         shapes = {name: tuple(shape) for name, shape in found.items() if not name.endswith(unread)}
-        shapes = {name: shape for name, shape in shapes.items() if not name.startswith(self.unread)}
+        shapes = {name: shape for name, shape in shapes.items() if not name.startswith(left_out)}
         return Contradictions(
             missing=tuple(sorted(required - shapes.keys())),
             unexpected=tuple(sorted(shapes.keys() - wanted.keys())),
@@ -260,6 +271,7 @@ class TensorNames:
     mlp: str = "mlp"
     """Name of the module that holds the MLP or the experts."""
     router: str = "gate"
+    score_bias: str = "gate.e_score_correction_bias"
     shared: str = "shared_expert"
     """Name of the shared expert. That of its gate has `_gate` behind it."""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
@@ -408,13 +420,16 @@ def _experts(
     yield Source(f"{theirs}.{names.router}.weight", (experts.num_experts, narrow), f"{ours}.{ROUTER}.weight")
     if has_bias:
         yield Source(f"{theirs}.{names.router}.bias", (experts.num_experts,), f"{ours}.{ROUTER}.bias")
+    if experts.has_score_bias:
+        yield Source(f"{theirs}.{names.score_bias}", (experts.num_experts,), f"{ours}.{SCORE_BIAS}")
     for expert in range(experts.num_experts):
         module, own = f"{theirs}.experts.{expert}", f"{ours}.experts.{expert}"
         yield from _linear(formats, module, names.gate_up, (wide, wide), narrow, f"{own}.gate_up", has_bias)
         yield from _linear(formats, module, (names.down,), (narrow,), wide, f"{own}.down", has_bias)
     if experts.shared_size:
         module, own, wide = f"{theirs}.{names.shared}", f"{ours}.shared", experts.shared_size
-        yield Source(f"{module}_gate.weight", (1, narrow), f"{ours}.{SHARED_GATE}.weight")
+        if experts.has_shared_gate:
+            yield Source(f"{module}_gate.weight", (1, narrow), f"{ours}.{SHARED_GATE}.weight")
         yield from _linear(formats, module, names.gate_up, (wide, wide), narrow, f"{own}.gate_up", False)
         yield from _linear(formats, module, (names.down,), (narrow,), wide, f"{own}.down", False)
 

@@ -10,16 +10,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.description import Arch
-from inferd.engine.arch.weights import ROUTER, SHARED_GATE
+from inferd.engine.arch.description import Arch, Experts
+from inferd.engine.arch.weights import ROUTER, SCORE_BIAS, SHARED_GATE
 from inferd.engine.layers.branch import Act, Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import GATES
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
-from inferd.kernels.experts import Products, Routing, add_up, bind_experts, route
+from inferd.kernels.experts import Products, Router, Routing, add_up, bind_experts, route
 from inferd.kernels.gated_mul import limited_mul
 from inferd.kernels.head_gate import add_gated
+from inferd.kernels.scaled_add import added
 
 MakeLinear = Callable[[Placement, Callable[[], None]], Linear]
 """Makes an expert's layer from its placement. The layer calls the function when its weights are there."""
@@ -53,29 +54,38 @@ class ExpertLinears:
 
 
 class SharedExpert:
-    """The MLP of an expert that every token goes to, times the sigmoid of a gate."""
+    """The MLP of an expert that every token goes to, in some families times the sigmoid of a gate."""
 
-    def __init__(self, arch: Arch, place: Placement, act: Act, size: int) -> None:
+    def __init__(self, arch: Arch, place: Placement, act: Act, experts: Experts) -> None:
+        size = experts.shared_size
         own, hidden, self._ranks, self._act, self._size = place.ranks.own, arch.hidden_size, place.ranks, act, size
         inner = place.within("shared.")
         gate_up_rows, rows = own.rows(arch, "shared.gate_up"), own.rows(arch, "shared.down")
         self._gate_up = Linear(hidden, 2 * size, inner.of("gate_up"), rows=gate_up_rows)
         self._down = Linear(size, hidden, inner.of("down"), rows=rows, columns=own.columns(arch, "shared.down"))
-        self._gate = Linear(hidden, 1, replace(place, scheme=place.dense), out_dtype=torch.float32)
+        self._gate: Linear | None = None
+        if experts.has_shared_gate:
+            self._gate = Linear(hidden, 1, replace(place, scheme=place.dense), out_dtype=torch.float32)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        named = {"shared.gate_up": self._gate_up, "shared.down": self._down, SHARED_GATE: self._gate}
+        named = {"shared.gate_up": self._gate_up, "shared.down": self._down}
+        if self._gate is not None:
+            named[SHARED_GATE] = self._gate
         for name, linear in named.items():
             yield from ((f"{name}.{part}", parameter) for part, parameter in linear.parameters())
 
     def add_to(self, result: Tensor, x: Tensor) -> Tensor:
         """This rank's outputs of the chosen experts, with those of this one for x [T, hidden] added."""
         hidden = self._ranks.inputs(self._act.run(self._gate_up(x)), self._size)
-        return add_gated(result, self._down(hidden), self._gate(x))
+        own = self._down(hidden)
+        return added(result, own) if self._gate is None else add_gated(result, own, self._gate(x))
 
 
 class MixtureOfExperts:
     """The sum of the chosen experts' MLPs, each times its weight, and of the shared one. x is [T, hidden]."""
+
+    _score_bias: Tensor | None = None
+    """[experts] fp32."""
 
     def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
         assert arch.experts is not None
@@ -86,6 +96,16 @@ class MixtureOfExperts:
             self._act = Act(partial(limited_mul, limit=experts.limit.limit, alpha=experts.limit.alpha))
         dense = replace(place, scheme=place.dense)
         self._router = Linear(hidden, experts.num_experts, dense, has_bias, out_dtype=torch.float32)
+        self._rule = Router(
+            experts.num_chosen,
+            experts.normalizes,
+            experts.has_sigmoid,
+            experts.num_groups,
+            experts.num_chosen_groups,
+            experts.factor,
+            experts.added,
+        )
+        self._bias = Parameter((experts.num_experts,), torch.float32, place.device, self._take_bias)
 
         def gate_up(of: Placement, when_bound: Callable[[], None]) -> Linear:
             rows = own.rows(arch, "experts.gate_up")
@@ -107,23 +127,27 @@ class MixtureOfExperts:
         self._down = ExpertLinears("down", experts.num_experts, place, down)
         self._shared: SharedExpert | None = None
         if experts.shared_size:
-            self._shared = SharedExpert(arch, place, self._act, experts.shared_size)
+            self._shared = SharedExpert(arch, place, self._act, experts)
         self._size = hidden
         self.loads = torch.zeros(experts.num_experts, dtype=torch.int64, device=place.device)
         """Number of tokens that each expert has had, tokens that only pad a step included."""
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield from ((f"{ROUTER}.{part}", parameter) for part, parameter in self._router.parameters())
+        if self._experts.has_score_bias:
+            yield SCORE_BIAS, self._bias
         yield from self._gate_up.parameters()
         yield from self._down.parameters()
         if self._shared is not None:
             yield from self._shared.parameters()
 
+    def _take_bias(self, bias: Tensor) -> None:
+        self._score_bias = bias
+
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
         normed, stream = self._branch.normed(x, residual)
-        chosen, normalizes = self._experts.num_chosen, self._experts.normalizes
-        routing = route(self._router(normed), chosen, normalizes=normalizes, loads=self.loads)
+        routing = route(self._router(normed), self._rule, self._score_bias, self.loads)
         hidden = self._act.run(self._gate_up(normed, routing, by_row=True))
         hidden = self._ranks.inputs(hidden, self._experts.intermediate_size)
         result = add_up(self._down(hidden, routing, by_row=False), routing)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from inferd.kernels import gpu, native
 from inferd.kernels.experts import cpu, reference
-from inferd.kernels.experts.reference import Routing
+from inferd.kernels.experts.reference import Router, Routing
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
-__all__ = ["Routing", "add_up", "bind_experts", "route"]
+__all__ = ["Router", "Routing", "add_up", "bind_experts", "route"]
 
 Apply = Callable[[Tensor], Tensor]
 Products = Callable[[Tensor, Routing, bool], Tensor]
@@ -54,7 +54,7 @@ def _refuses_triton(key: Key) -> str | None:
     return gpu.refuses(key.device_type, key.dtype) if key.is_dense else "multiplies by unquantized weights"
 
 
-ROUTE: Op[Key, Callable[[Tensor, int, bool, Tensor], Routing]] = Op(
+ROUTE: Op[Key, Callable[[Tensor, Router, Tensor | None, Tensor], Routing]] = Op(
     "experts_route",
     [Implementation("cpp", cpu.route, _refuses_cpp), Implementation("reference", reference.route, always)],
 )
@@ -72,14 +72,17 @@ ADD: Op[Key, Callable[[Tensor, Routing], Tensor]] = Op(
 )
 
 
-def route(logits: Tensor, num_chosen: int, *, normalizes: bool, loads: Tensor | None = None) -> Routing:
-    """Chooses the experts with the largest logits [T, experts] fp32 for each row. Of equal logits the lower index comes
-    first. Weights are a softmax of all logits, or of those chosen (`normalizes`). Each expert's number of rows is added
-    to `loads` [experts] int64."""
-    assert logits.dtype == torch.float32 and 0 < num_chosen <= logits.shape[1]
-    loads = torch.zeros(logits.shape[1], dtype=torch.int64, device=logits.device) if loads is None else loads
-    assert loads.shape == logits.shape[1:] and loads.dtype == torch.int64 and loads.is_contiguous()
-    return ROUTE.resolve(Key(logits.device.type, logits.dtype))(logits, num_chosen, normalizes, loads)
+def route(logits: Tensor, router: Router, bias: Tensor | None = None, loads: Tensor | None = None) -> Routing:
+    """Chooses experts for each row of logits [T, experts] fp32. Of equal ones the lower index comes first. `bias`
+    [experts] fp32 is added to the scores that are compared. Each expert's number of rows is added to `loads` [experts]
+    int64."""
+    num_experts, group_size = logits.shape[1], logits.shape[1] // router.num_groups
+    assert logits.dtype == torch.float32 and 0 < router.num_chosen <= group_size * router.num_chosen_groups
+    assert num_experts % router.num_groups == 0 and (router.num_groups == 1 or group_size >= 2)
+    assert bias is None or (bias.shape == (num_experts,) and bias.dtype == torch.float32 and bias.is_contiguous())
+    loads = torch.zeros(num_experts, dtype=torch.int64, device=logits.device) if loads is None else loads
+    assert loads.shape == (num_experts,) and loads.dtype == torch.int64 and loads.is_contiguous()
+    return ROUTE.resolve(Key(logits.device.type, logits.dtype))(logits, router, bias, loads)
 
 
 def bind_experts(linears: Sequence[Apply], device: torch.device, dtype: torch.dtype) -> Products:

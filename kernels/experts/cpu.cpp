@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "call.h"
@@ -21,34 +22,83 @@ constexpr int64_t ROWS_A_THREAD = 8;  // to route
 constexpr int64_t ELEMENTS_A_THREAD = 16384;  // to add up
 constexpr int64_t MAX_ARGUMENTS = 32;
 
-// Writes e^(logit - largest) for each expert.
-void exponentials(const float* logits, int64_t num_experts, float largest, float* out) {
+// As reference.py's `Router`.
+struct Router {
+    const float* bias;  // or null
+    int64_t num_experts, num_chosen;
+    bool normalizes, has_sigmoid;
+    int64_t num_groups, num_chosen_groups;
+    float factor, added;
+    bool compares_scores;
+};
+
+// Writes e^(logit - largest) for each expert, or the sigmoid of each logit.
+void write_scores(const float* logits, const Router& router, float* out) {
+    const int64_t num_experts = router.num_experts;
+    float largest = logits[0];
+    for (int64_t e = 1; e < num_experts; e++)
+        if (logits[e] > largest) largest = logits[e];
     for (int64_t i = 0; i < num_experts; i += LANES) {
         const int left = int(std::min<int64_t>(LANES, num_experts - i));
-        store_part(out + i, exp(load_part(logits + i, left) - largest), left);
+        const vf x = load_part(logits + i, left);
+        store_part(out + i, router.has_sigmoid ? 1.0f / (1.0f + exp(-x)) : exp(x - largest), left);
     }
 }
 
-// Chooses `num_chosen` experts of a row, the largest logits first. Of equal logits the lower index comes first. NaN is
-// no larger than any number, so a row of NaN gets valid experts too, with weights of NaN.
-void choose(const float* logits, int64_t num_experts, int64_t num_chosen, bool normalizes, float* weights,
-            int32_t* experts) {
-    static thread_local std::vector<float> powers;
-    static thread_local std::vector<char> is_taken;
-    is_taken.assign(num_experts, 0), powers.resize(num_experts);
-    for (int64_t i = 0; i < num_chosen; i++) {
-        int64_t best = -1;
-        for (int64_t e = 0; e < num_experts; e++)
-            if (!is_taken[e] && (best < 0 || logits[e] > logits[best])) best = e;
-        is_taken[best] = 1, experts[i] = int32_t(best);
+// The index of the largest number that is not taken; the lowest of equal ones. NaN is no larger than any number.
+int64_t best_of(const float* numbers, const char* is_taken, int64_t count) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < count; i++)
+        if (!is_taken[i] && (best < 0 || numbers[i] > numbers[best])) best = i;
+    return best;
+}
+
+// Takes all experts but those of the groups whose two largest numbers have the largest sums.
+void take_other_groups(const float* numbers, const Router& router, char* is_taken) {
+    static thread_local std::vector<float> sums;
+    static thread_local std::vector<char> is_chosen;
+    const int64_t size = router.num_experts / router.num_groups;
+    sums.resize(router.num_groups), is_chosen.assign(router.num_groups, 0);
+    for (int64_t g = 0; g < router.num_groups; g++) {
+        const float* own = numbers + g * size;
+        char* own_taken = is_taken + g * size;
+        const int64_t first = best_of(own, own_taken, size);
+        own_taken[first] = 1;
+        sums[g] = own[first] + own[best_of(own, own_taken, size)];
     }
-    exponentials(logits, num_experts, logits[experts[0]], powers.data());
-    float total = 0;
-    if (normalizes)
-        for (int64_t i = 0; i < num_chosen; i++) total += powers[experts[i]];
-    else
-        for (int64_t e = 0; e < num_experts; e++) total += powers[e];
-    for (int64_t i = 0; i < num_chosen; i++) weights[i] = powers[experts[i]] / total;
+    for (int64_t i = 0; i < router.num_chosen_groups; i++)
+        is_chosen[best_of(sums.data(), is_chosen.data(), router.num_groups)] = 1;
+    for (int64_t e = 0; e < router.num_experts; e++) is_taken[e] = !is_chosen[e / size];
+}
+
+// Chooses the experts of a row, the largest scores first. A row of NaN gets valid experts too, with weights of NaN.
+void choose(const float* logits, const Router& router, float* weights, int32_t* experts) {
+    static thread_local std::vector<float> scores, biased;
+    static thread_local std::vector<char> is_taken;
+    const int64_t num_experts = router.num_experts;
+    is_taken.assign(num_experts, 0), scores.resize(num_experts);
+    write_scores(logits, router, scores.data());
+    float all = 1;
+    if (!router.has_sigmoid && (router.compares_scores || !router.normalizes))
+        all = std::accumulate(scores.begin(), scores.end(), 0.0f);
+    const float* compared = logits;
+    if (router.compares_scores) {
+        biased.resize(num_experts);
+        for (int64_t e = 0; e < num_experts; e++) {
+            scores[e] /= all;
+            biased[e] = scores[e] + (router.bias ? router.bias[e] : 0.0f);
+        }
+        all = 1, compared = biased.data();
+        if (router.num_groups > 1) take_other_groups(compared, router, is_taken.data());
+    }
+    float chosen = 0;
+    for (int64_t i = 0; i < router.num_chosen; i++) {
+        const int64_t best = best_of(compared, is_taken.data(), num_experts);
+        is_taken[best] = 1, experts[i] = int32_t(best);
+        chosen += scores[best];
+    }
+    const float total = router.normalizes ? chosen + router.added : all;
+    for (int64_t i = 0; i < router.num_chosen; i++) weights[i] = scores[experts[i]] / total * router.factor;
 }
 
 // Sorts the pairs by expert: their experts in `places` become their places.
@@ -130,13 +180,15 @@ void add_up(const T* parts, const float* weights, const int32_t* places, T* out,
 
 // logits [rows, num_experts] fp32 -> weights [rows, num_chosen] fp32, and of the pairs sorted by expert: places [rows,
 // num_chosen], pair_rows [rows * num_chosen], and offsets [num_experts + 1] of each expert's first pair, all int32.
-// Adds each expert's number of pairs to `loads` [num_experts].
-static void experts_route(const float* logits, int64_t rows, int64_t num_experts, int64_t num_chosen,
-                          int64_t normalizes, float* weights, int32_t* places, int32_t* pair_rows, int32_t* offsets,
-                          int64_t* loads, int64_t num_threads) {
+// Adds each expert's number of pairs to `loads` [num_experts]. bias [num_experts] fp32, or null.
+static void experts_route(const float* logits, const float* bias, int64_t rows, int64_t num_experts,
+                          int64_t num_chosen, int64_t normalizes, int64_t has_sigmoid, int64_t num_groups,
+                          int64_t num_chosen_groups, float factor, float added, int64_t compares_scores, float* weights,
+                          int32_t* places, int32_t* pair_rows, int32_t* offsets, int64_t* loads, int64_t num_threads) {
+    const Router router{bias, num_experts, num_chosen, normalizes != 0, has_sigmoid != 0, num_groups, num_chosen_groups,
+                        factor, added, compares_scores != 0};
     parallel_for(rows, rows < 2 * ROWS_A_THREAD ? 1 : num_threads, [&](int64_t row) {
-        choose(logits + row * num_experts, num_experts, num_chosen, normalizes, weights + row * num_chosen,
-               places + row * num_chosen);
+        choose(logits + row * num_experts, router, weights + row * num_chosen, places + row * num_chosen);
     });
     sort_pairs(rows, num_experts, num_chosen, places, pair_rows, offsets);
     for (int64_t e = 0; e < num_experts; e++) loads[e] += offsets[e + 1] - offsets[e];

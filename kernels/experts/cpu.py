@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import native
-from inferd.kernels.experts.reference import Routing
+from inferd.kernels.experts.reference import Router, Routing
 
 
-def route(logits: Tensor, num_chosen: int, normalizes: bool, loads: Tensor) -> Routing:
+def route(logits: Tensor, router: Router, bias: Tensor | None, loads: Tensor) -> Routing:
     logits = logits.contiguous()
     rows, num_experts = logits.shape
+    num_chosen = router.num_chosen
     routing = Routing(
         torch.empty((rows, num_chosen), dtype=torch.float32),
         torch.empty((rows, num_chosen), dtype=torch.int32),
@@ -24,10 +25,11 @@ def route(logits: Tensor, num_chosen: int, normalizes: bool, loads: Tensor) -> R
     )
     native.function("inferd_experts_route")(
         logits.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
         rows,
         num_experts,
-        num_chosen,
-        normalizes,
+        *router,
+        router.compares_scores(bias),
         *(tensor.data_ptr() for tensor in routing),
         loads.data_ptr(),
         torch.get_num_threads(),

@@ -154,6 +154,16 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 151552},
         9_400_279_040,
     ),
+    "GLM-4.5-Air": (
+        {"architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "first_k_dense_replace": 1, "head_dim": 128,
+         "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 10944, "max_position_embeddings": 131072,
+         "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
+         "norm_topk_prob": True, "num_attention_heads": 96, "num_experts_per_tok": 8, "num_hidden_layers": 46,
+         "num_key_value_heads": 8, "num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5,
+         "rope_theta": 1000000, "routed_scaling_factor": 1.0, "tie_word_embeddings": False, "topk_group": 1,
+         "torch_dtype": "bfloat16", "use_qk_norm": False, "vocab_size": 151552},
+        106_852_251_264,  # without its MTP layer
+    ),
     "glm-4-9b-chat-hf": (
         {"architectures": ["GlmForCausalLM"], "attention_bias": True, "head_dim": 128, "hidden_act": "silu",
          "hidden_size": 4096, "intermediate_size": 13696, "max_position_embeddings": 131072,
@@ -418,6 +428,25 @@ def test_glm4() -> None:
     assert sources["v_proj.weight"].neighbours is sources["o_proj.weight"].neighbours is None
 
 
+def test_glm4_moe() -> None:
+    arch = arch_of("GLM-4.5-Air")
+    assert arch.ropes == (Rope(1e6, 64),) * 46
+    assert (arch.has_qkv_bias, arch.has_o_bias, arch.qk_norm) == (True, False, QKNorm.NONE)
+    assert arch_of("GLM-4.5-Air", use_qk_norm=True).qk_norm is QKNorm.HEAD
+    sources = {source.tensor.removeprefix("model.layers.1."): source for source in weights(arch).sources}
+    bias, up = sources["mlp.gate.e_score_correction_bias"], sources["mlp.shared_experts.up_proj.weight"]
+    assert (bias.parameter, bias.shape) == ("layers.1.mlp.router.score_bias", (128,))
+    assert (up.parameter, up.row) == ("layers.1.mlp.shared.gate_up.weight", 1408)
+
+
+def test_an_mtp_layer_behind_the_last_is_no_layer_too_many() -> None:
+    found = weights(arch_of("GLM-4.5-Air"))
+    shapes = {source.tensor: source.shape for source in found.sources}
+    behind = {name.replace("layers.45.", "layers.46."): shape for name, shape in shapes.items() if "layers.45." in name}
+    assert not found.compare(shapes | behind | {"model.layers.46.eh_proj.weight": (4096, 8192)})
+    assert found.compare(shapes | behind).unexpected == tuple(sorted(behind))
+
+
 def test_heads_are_not_reordered_within_blocks_of_fp8() -> None:
     fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     assert arch_of("ERNIE-4.5-0.3B-PT", quantization_config=fp8).stored is not None
@@ -504,6 +533,11 @@ def test_gpt_oss() -> None:
         ("Mixtral-8x7B-v0.1", Experts(8, 2, 14336, True, tuple(range(32))), 12.88e9),
         ("OLMoE-1B-7B-0924", Experts(64, 8, 1024, False, tuple(range(16))), 1.28e9),
         ("Qwen1.5-MoE-A2.7B", Experts(60, 4, 1408, False, tuple(range(24)), 5632), 2.69e9),
+        (
+            "GLM-4.5-Air",
+            Experts(128, 8, 1408, True, tuple(range(1, 46)), 1408, False, True, True, added=1e-20),
+            13.42e9,  # published without embedding and head: 12 billion
+        ),
         ("Qwen3-30B-A3B", Experts(128, 8, 768, True, tuple(range(48))), 3.35e9),
         ("Qwen3.5-35B-A3B", Experts(256, 8, 512, True, tuple(range(40)), 512), 3.455e9),
     ],
@@ -555,6 +589,14 @@ def test_layers_without_experts() -> None:
         ("Qwen3-30B-A3B", {"mlp_only_layers": [True]}, "mlp_only_layers must be a list of whole numbers"),
         ("Qwen3.5-35B-A3B", {"shared_expert_intermediate_size": None}, "lacks shared_expert_intermediate_size"),
         ("Mixtral-8x7B-v0.1", {"hidden_act": "gelu_pytorch_tanh"}, "hidden_act must be silu in a model with experts"),
+        ("GLM-4.5-Air", {"n_group": 3}, "n_group must leave equal groups of two or more of 128 experts, but it is 3"),
+        ("GLM-4.5-Air", {"n_group": 128}, "n_group must leave equal groups of two or more of 128 experts"),
+        ("GLM-4.5-Air", {"topk_group": 2}, "topk_group must be at most 1, but it is 2"),
+        ("GLM-4.5-Air", {"n_group": 32}, "topk_group must be so many groups that they have 8 experts, but it is 1"),
+        ("GLM-4.5-Air", {"first_k_dense_replace": 46}, "first_k_dense_replace must be at most 45, but it is 46"),
+        ("GLM-4.5-Air", {"scoring_func": "softmax"}, "scoring_func must be one of sigmoid, but it is 'softmax'"),
+        ("GLM-4.5-Air", {"topk_method": "greedy"}, "topk_method must be one of noaux_tc, but it is 'greedy'"),
+        ("GLM-4.5-Air", {"routed_scaling_factor": 0}, "routed_scaling_factor must be a finite number above 0"),
         ("OLMoE-1B-7B-0924", {"clip_qkv": 8.0}, "clip_qkv must be null: limits of q, k and v are not supported"),
     ],
 )

@@ -15,7 +15,8 @@ from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import HEAD_STATES
-from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.memory.planner import format_bytes
+from inferd.engine.api.model import ModelFacts, of_mtp_layer
 from inferd.engine.models.draft_head import EagleHead
 from inferd.engine.sched.plan import Row
 from inferd.engine.speculation.ports import MOST_DRAFTS
@@ -198,6 +199,9 @@ def test_drafts_of_an_mtp_layer_are_those_of_plain_pytorch(tmp_path: Path, monke
     first = int(oracle.served(torch.tensor([asked[1].prompt_ids])).logits[0, -1].argmax())
     assert plain["r1"].token_ids[0] == first, "the served model is Qwen2's"
     assert engine.ready.speculative == "MTP layer"
+    scope = ModelFacts.of(Checkpoint.read(path)).scope
+    num_bytes = sum(info.num_bytes for info in of_mtp_layer(Checkpoint.read(path)).tensors.values())
+    assert scope == f"MiMoForCausalLM without its MTP layer ({format_bytes(num_bytes)})"
     tensors = Checkpoint.read(path).tensors
     own = [info.num_bytes for name, info in tensors.items() if name.startswith(eagle.MTP)]
     drafted = [part.num_bytes for part in engine.planned.weights if part.name.startswith("draft ")]

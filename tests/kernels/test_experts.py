@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.experts import PRODUCT, Routing, add_up, bind_experts, route
+from inferd.kernels.experts import PRODUCT, Router, Routing, add_up, bind_experts, route
 from inferd.kernels.linear import linear
 from inferd.kernels.linear_fp8 import linear_fp8, quantize_weight
 from inferd.kernels.linear_int4 import linear_int4, quantize_int4
@@ -31,7 +31,7 @@ def experts_of(routing: Routing) -> Tensor:
 @pytest.mark.parametrize(("num_experts", "num_chosen"), [(NUM_EXPERTS, NUM_CHOSEN), (64, 8), (16, 16), (1, 1)])
 def test_routing_is_softmax_and_top_k(normalizes: bool, num_experts: int, num_chosen: int) -> None:
     logits = torch.randn(37, num_experts) * 3
-    routing = route(logits, num_chosen, normalizes=normalizes)
+    routing = route(logits, Router(num_chosen, normalizes))
     shares, chosen = logits.double().softmax(1).topk(num_chosen, 1)
     expected = shares / shares.sum(1, keepdim=True) if normalizes else shares
     error = (routing.weights - expected).abs().max()
@@ -46,23 +46,52 @@ def test_routing_is_softmax_and_top_k(normalizes: bool, num_experts: int, num_ch
     assert (rows.diff()[inside] > 0).all(), "the rows of an expert ascend"
 
 
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(
+    "router",
+    [
+        Router(3, True, has_sigmoid=True, factor=2.5, added=1e-20),
+        Router(4, False, has_sigmoid=True, num_groups=4, num_chosen_groups=2, added=1e-20),
+        Router(3, True, num_groups=3, num_chosen_groups=1, added=0.01),
+    ],
+    ids=["sigmoid", "groups", "softmax"],
+)
+def test_routing_by_biased_scores_of_groups(router: Router, has_bias: bool) -> None:
+    """As transformers chooses experts in DeepSeek V3: from the groups whose two best have the largest sums."""
+    logits, bias = torch.randn(37, 24) * 2, torch.randn(24) * 0.3 if has_bias else torch.zeros(24)
+    scores = logits.double().sigmoid() if router.has_sigmoid else logits.double().softmax(1)
+    groups = (scores + bias).view(37, router.num_groups, -1)
+    best = groups.topk(2, dim=2)[0].sum(2).topk(router.num_chosen_groups, 1)[1]
+    outside = torch.ones(37, router.num_groups, dtype=torch.bool).scatter_(1, best, value=False)
+    chosen = groups.masked_fill(outside[:, :, None], -torch.inf).flatten(1).topk(router.num_chosen, 1)[1]
+    expected = scores.gather(1, chosen)
+    if router.normalizes:
+        expected = expected / (expected.sum(1, keepdim=True) + router.added)
+    expected *= router.factor
+    routing = route(logits, router, bias if has_bias else None)
+    assert torch.equal(experts_of(routing), chosen)
+    error = (routing.weights - expected).abs().max()
+    assert error < 1e-6 < (routing.weights * 1.0001 - expected).abs().max()
+    assert not has_bias or not torch.equal(experts_of(route(logits, router, bias.roll(1))), chosen)
+
+
 def test_loads_count_the_rows_of_each_expert() -> None:
     loads = torch.zeros(NUM_EXPERTS, dtype=torch.int64)
-    counts = [route(torch.randn(9, NUM_EXPERTS), 3, normalizes=True, loads=loads).offsets.diff() for _ in range(2)]
+    counts = [route(torch.randn(9, NUM_EXPERTS), Router(3, True), loads=loads).offsets.diff() for _ in range(2)]
     assert torch.equal(loads, sum(counts, torch.zeros_like(loads))) and loads.sum() == 2 * 9 * 3
 
 
 def test_of_equal_logits_the_lower_index_comes_first() -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0], [0.0] * 5, [-torch.inf] * 4 + [0.0]])
-    chosen = experts_of(route(logits, 4, normalizes=True))
+    chosen = experts_of(route(logits, Router(4, True)))
     assert chosen.tolist() == [[1, 2, 4, 0], [0, 1, 2, 3], [4, 0, 1, 2]]
 
 
 def test_a_row_without_numbers_gets_experts_and_stays_alone() -> None:
     logits = torch.randn(5, NUM_EXPERTS)
-    sound = route(logits, NUM_CHOSEN, normalizes=False)
+    sound = route(logits, Router(NUM_CHOSEN, False))
     logits[2] = torch.nan
-    broken = route(logits, NUM_CHOSEN, normalizes=False)
+    broken = route(logits, Router(NUM_CHOSEN, False))
     others = [0, 1, 3, 4]
     assert broken.weights[2].isnan().all() and len(set(experts_of(broken)[2].tolist())) == NUM_CHOSEN
     assert torch.equal(broken.weights[others], sound.weights[others])
@@ -107,7 +136,7 @@ def test_products_of_weights_that_stay_as_they_are(dtype: torch.dtype, has_bias:
     products = bind_experts(own, CPU, dtype)
     for num_rows, num_chosen in ((1, 1), (3, 2), (150, 3)):
         x, logits = torch.randn(num_rows, 72).to(dtype), torch.randn(num_rows, 5) * torch.tensor([1.0, 1, 1, 9, 1])
-        routing = route(logits, num_chosen, normalizes=True)
+        routing = route(logits, Router(num_chosen, True))
         pairs = products(x, routing, True)
         inputs = x[routing.rows.long()]
         assert torch.equal(products(inputs, routing, False), pairs)
@@ -145,7 +174,7 @@ def test_products_are_those_of_each_experts_layer(
     products = bind_experts(own, CPU, dtype)
     for num_rows in (1, 2, 50):
         x, logits = torch.randn(num_rows, IN).to(dtype), torch.randn(num_rows, NUM_EXPERTS)
-        routing = route(logits, NUM_CHOSEN, normalizes=True)
+        routing = route(logits, Router(NUM_CHOSEN, True))
         pairs = products(x, routing, True)
         assert torch.equal(products(x[routing.rows.long()], routing, False), pairs)
         chosen = experts_of(routing)
@@ -164,7 +193,7 @@ def test_cpp_calls_every_format_that_it_multiplies(implementation: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_results_are_added_in_the_order_of_the_choices(dtype: torch.dtype) -> None:
-    routing = route(torch.randn(23, NUM_EXPERTS), NUM_CHOSEN, normalizes=False)
+    routing = route(torch.randn(23, NUM_EXPERTS), Router(NUM_CHOSEN, False))
     parts = torch.randn(23 * NUM_CHOSEN, 37).to(dtype)
     total = torch.zeros(23, 37)
     for index in range(NUM_CHOSEN):
