@@ -1,19 +1,15 @@
-// The gated delta rule, token by token. The columns of a state do not see each other. So a thread takes some columns of
-// one head of a row through all its tokens, with these columns in its first-level cache.
-//
-// First, for each token: q and k of each key head, normalised, and decay and beta of each value head.
+// The gated delta rule, token by token, as recurrence.h runs it. First, for each token: q and k of each key head,
+// normalised, and decay and beta of each value head.
 
 #include <cmath>
 
 #include "call.h"
-#include "parallel.h"
-#include "simd.h"
+#include "recurrence.h"
 
 namespace {
 
-using namespace simd;
+using namespace recurrence;
 
-constexpr int MAX_KEY_DIM = 256;
 constexpr int64_t TOKENS_A_THREAD = 4;  // fewer are not worth the start of a second thread
 constexpr float NORM_EPS = 1e-6f;
 
@@ -23,14 +19,10 @@ struct Problem {
     const void* a;
     const float* a_log;
     const float* dt_bias;
-    float* state;
-    const int32_t* query_start;
-    const int64_t* positions;
-    const int64_t* slots;
     float* normed;
     float* factors;
     void* out;
-    int64_t num_rows, num_tokens, key_heads, value_heads, key_dim, value_dim, b_stride, a_stride;
+    int64_t num_tokens, key_heads, value_heads, key_dim, value_dim, b_stride, a_stride;
 
     int64_t width() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
 };
@@ -69,19 +61,6 @@ void prepare(const Problem& p, int64_t token) {
     }
 }
 
-// Vectors of one token's columns: widened on the way in, rounded on the way out.
-template <class T>
-inline floats load_columns(const T* from) {
-    const vf wide = load(from);
-    return load_floats(&wide);
-}
-template <class T>
-inline void store_columns(T* to, floats columns) {
-    float wide[LANES];
-    store(static_cast<void*>(wide), columns);
-    store(to, load(wide));
-}
-
 // One token's effect on W vectors of columns of a head's state [key_dim, W * LANES]. Even and odd keys are added up
 // apart, and then together.
 template <int W, class T>
@@ -111,45 +90,19 @@ inline void advance(float* state, const float* k, const float* q, const T* v, T*
     for (int w = 0; w < W; w++) store_columns(out + w * LANES, result[0][w] + result[1][w]);
 }
 
-// W vectors of columns, from `column` on, of one head of a row.
-template <int W, class T>
-void run_columns(const Problem& p, int64_t row, int64_t head, int64_t column) {
-    const int64_t first = p.query_start[row], end = p.query_start[row + 1], size = p.value_dim;
-    const int64_t key_head = head / (p.value_heads / p.key_heads);
-    float* kept = p.state + (p.slots[row] * p.value_heads + head) * p.key_dim * size + column;
-    alignas(64) float state[MAX_KEY_DIM * W * LANES];
-    constexpr size_t BYTES = W * LANES * sizeof(float);
-    const bool begins = p.positions[first] == 0;
-    for (int64_t i = 0; i < p.key_dim; i++) {
-        if (begins) std::memset(state + i * W * LANES, 0, BYTES);
-        else std::memcpy(state + i * W * LANES, kept + i * size, BYTES);
-    }
-    for (int64_t token = first; token < end; token++) {
-        const float* q = p.normed + (token * 2 * p.key_heads + key_head) * p.key_dim;
+template <class T>
+void run_all(const Problem& p, const Rows& rows, int64_t num_threads) {
+    const int64_t team = p.num_tokens < 2 * TOKENS_A_THREAD ? 1 : num_threads;
+    parallel_for(p.num_tokens, team, [&](int64_t token) { prepare<T>(p, token); });
+    const int64_t size = p.value_dim, heads_a_key = p.value_heads / p.key_heads;
+    run(rows, num_threads, [&](auto w, float* state, int64_t token, int64_t head, int64_t column) {
+        const float* q = p.normed + (token * 2 * p.key_heads + head / heads_a_key) * p.key_dim;
         const float* factors = p.factors + (token * p.value_heads + head) * 2;
         const T* v = static_cast<const T*>(p.qkv) + token * p.width() + 2 * p.key_heads * p.key_dim + head * size;
         T* out = static_cast<T*>(p.out) + (token * p.value_heads + head) * size;
-        advance<W>(state, q + p.key_heads * p.key_dim, q, v + column, out + column, p.key_dim, factors[0], factors[1]);
-    }
-    for (int64_t i = 0; i < p.key_dim; i++) std::memcpy(kept + i * size, state + i * W * LANES, BYTES);
-}
-
-template <int W, class T>
-void run(const Problem& p, int64_t num_threads) {
-    const int64_t team = p.num_tokens < 2 * TOKENS_A_THREAD ? 1 : num_threads;
-    parallel_for(p.num_tokens, team, [&](int64_t token) { prepare<T>(p, token); });
-    const int64_t pieces = p.value_dim / (W * LANES);
-    parallel_for_dynamic(p.num_rows * p.value_heads * pieces, num_threads, [&](int64_t piece) {
-        const int64_t row = piece / (p.value_heads * pieces), head = piece / pieces % p.value_heads;
-        if (p.query_start[row] < p.query_start[row + 1])
-            run_columns<W, T>(p, row, head, piece % pieces * W * LANES);
+        advance<decltype(w)::value>(state, q + p.key_heads * p.key_dim, q, v + column, out + column, p.key_dim,
+                                    factors[0], factors[1]);
     });
-}
-
-template <class T>
-void run_any(const Problem& p, int64_t num_threads) {
-    if (p.value_dim % (2 * LANES) == 0) run<2, T>(p, num_threads);
-    else run<1, T>(p, num_threads);
 }
 
 }  // namespace
@@ -163,9 +116,10 @@ static void gated_delta(const void* qkv, const void* b, const void* a, const flo
                         float* normed, float* factors, void* out, int64_t num_rows, int64_t num_tokens,
                         int64_t key_heads, int64_t value_heads, int64_t key_dim, int64_t value_dim, int64_t b_stride,
                         int64_t a_stride, int64_t dtype, int64_t num_threads) {
-    const Problem p{qkv, b, a, a_log, dt_bias, state, query_start, positions, slots, normed, factors, out,
-                    num_rows, num_tokens, key_heads, value_heads, key_dim, value_dim, b_stride, a_stride};
-    if (dtype == 0) run_any<float>(p, num_threads);
-    else run_any<bf16>(p, num_threads);
+    const Problem p{qkv, b, a, a_log, dt_bias, normed, factors, out, num_tokens,
+                    key_heads, value_heads, key_dim, value_dim, b_stride, a_stride};
+    const Rows rows{state, query_start, positions, slots, num_rows, value_heads, key_dim, value_dim};
+    if (dtype == 0) run_all<float>(p, rows, num_threads);
+    else run_all<bf16>(p, rows, num_threads);
 }
 INFERD_EXPORT(gated_delta)

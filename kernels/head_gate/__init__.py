@@ -1,8 +1,9 @@
-"""Heads multiplied by a gate: attention's output by a sigmoid, or normed heads by silu, as behind a gated delta rule.
-Also a sum with a token's gate, as behind a shared expert.
+"""Heads multiplied by a gate: attention's output by a sigmoid, or by silu behind their norm, as behind a gated delta
+rule, or before it, as in Mamba-2. Also a sum with a token's gate, as behind a shared expert.
 
     sigmoid_gate: x * sigmoid(gate)
     norm_silu_gate: x / sqrt(mean(x^2) + eps) * weight * silu(gate)
+    silu_gate_norm: y / sqrt(mean(y^2) + eps) * weight, with y = x * silu(gate)
     add_gated: x + y * sigmoid(gate)
 
 Arithmetic is in fp32, with one rounding. A head's result depends on that head alone, and a token's on that token.
@@ -40,7 +41,13 @@ NORM_SILU_GATE: Op[Key, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = Op(
         Implementation("reference", reference.norm_silu_gate, always, varies=ROWS_SHARE_SUMS),
     ],
 )
-
+SILU_GATE_NORM: Op[Key, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = Op(
+    "silu_gate_norm",
+    [
+        Implementation("cpp", cpu.silu_gate_norm, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", reference.silu_gate_norm, always, varies=ROWS_SHARE_SUMS),
+    ],
+)
 ADD_GATED: Op[Key, Callable[[Tensor, Tensor, Tensor], Tensor]] = Op(
     "add_gated",
     [
@@ -53,14 +60,28 @@ ADD_GATED: Op[Key, Callable[[Tensor, Tensor, Tensor], Tensor]] = Op(
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     """x, gate [T, H, D] in one dtype -> [T, H, D]. The elements of a head lie side by side."""
     _check(x, gate)
+    assert x.dtype == gate.dtype
     return SIGMOID_GATE.resolve(Key(x.device.type, x.dtype))(x, gate)
 
 
 def norm_silu_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x, gate [T, H, D] in one dtype and weight [D] fp32 -> [T, H, D]. The elements of a head lie side by side."""
     _check(x, gate)
-    assert weight.shape == x.shape[-1:] and weight.dtype == torch.float32
+    assert x.dtype == gate.dtype and weight.shape == x.shape[-1:] and weight.dtype == torch.float32
     return NORM_SILU_GATE.resolve(Key(x.device.type, x.dtype))(x, gate, weight, eps)
+
+
+def silu_gate_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [T, H, D] fp32, gate [T, H, D] and weight [H, D] fp32 -> [T, H, D] in the gate's dtype. The elements of a head
+    lie side by side."""
+    _check(x, gate)
+    assert (
+        x.dtype == torch.float32
+        and weight.shape == x.shape[1:]
+        and weight.dtype == torch.float32
+        and weight.is_contiguous()
+    )
+    return SILU_GATE_NORM.resolve(Key(x.device.type, gate.dtype))(x, gate, weight, eps)
 
 
 def add_gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
@@ -72,5 +93,5 @@ def add_gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
 
 
 def _check(x: Tensor, gate: Tensor) -> None:
-    assert x.dim() == 3 and x.shape == gate.shape and x.dtype == gate.dtype
+    assert x.dim() == 3 and x.shape == gate.shape
     assert x.is_contiguous() and gate.stride(2) == 1

@@ -1,7 +1,9 @@
-// Heads multiplied by the sigmoid of a gate, or normed and multiplied by its silu. A head is summed in one vector of
-// lanes, in order. Also sums in which one part is multiplied by the sigmoid of its token's gate.
+// Heads multiplied by the sigmoid of a gate, or by its silu behind or before their norm. A head is summed in one vector
+// of lanes, in order. Also sums in which one part is multiplied by the sigmoid of its token's gate.
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "call.h"
 #include "parallel.h"
@@ -43,16 +45,36 @@ void gate_head(const T* x, const T* gate, const float* weight, T* out, int64_t s
     }
 }
 
+// The head times silu(gate), and then its norm.
 template <class T>
-void run(const void* x, const void* gate, const float* weight, void* out, int64_t tokens, int64_t heads, int64_t size,
-         int64_t token_stride, int64_t head_stride, float eps, int64_t num_threads) {
+void norm_gated(const float* x, const T* gate, const float* weight, T* out, int64_t size, float eps) {
+    static thread_local std::vector<float> kept;
+    kept.resize(size);
+    vf squares = {};
+    for (int64_t i = 0; i < size; i += LANES) {
+        const int left = int(std::min<int64_t>(LANES, size - i));
+        const vf g = load_part(gate + i, left);
+        const vf gated = load_part(x + i, left) * (g / (1.0f + exp(-g)));
+        store_part(kept.data() + i, gated, left);
+        squares = mul_add(gated, gated, squares);
+    }
+    const float scale = 1.0f / std::sqrt(sum(squares) / float(size) + eps);
+    for (int64_t i = 0; i < size; i += LANES) {
+        const int left = int(std::min<int64_t>(LANES, size - i));
+        store_part(out + i, load_part(kept.data() + i, left) * scale * load_part(weight + i, left), left);
+    }
+}
+
+template <class X, class T, class Head>
+void run(const void* x, const void* gate, void* out, int64_t tokens, int64_t heads, int64_t size,
+         int64_t token_stride, int64_t head_stride, int64_t num_threads, const Head& run_head) {
     const int team = int(tokens * heads * size < 2 * ELEMENTS_A_THREAD ? 1 : num_threads);
     parallel_for(tokens, team, [&](int64_t token) {
         for (int64_t head = 0; head < heads; head++) {
             const int64_t place = (token * heads + head) * size;
-            gate_head<T>(static_cast<const T*>(x) + place,
-                         static_cast<const T*>(gate) + token * token_stride + head * head_stride, weight,
-                         static_cast<T*>(out) + place, size, eps);
+            run_head(static_cast<const X*>(x) + place,
+                     static_cast<const T*>(gate) + token * token_stride + head * head_stride,
+                     static_cast<T*>(out) + place, head);
         }
     });
 }
@@ -81,10 +103,31 @@ void add(const void* x, const void* y, const float* gate, void* out, int64_t tok
 static void head_gate(const void* x, const void* gate, const float* weight, void* out, int64_t tokens, int64_t heads,
                       int64_t size, int64_t token_stride, int64_t head_stride, float eps, int64_t dtype,
                       int64_t num_threads) {
-    if (dtype == 0) run<float>(x, gate, weight, out, tokens, heads, size, token_stride, head_stride, eps, num_threads);
-    else run<bf16>(x, gate, weight, out, tokens, heads, size, token_stride, head_stride, eps, num_threads);
+    const auto run_as = [&](auto one) {
+        using T = decltype(one);
+        run<T, T>(x, gate, out, tokens, heads, size, token_stride, head_stride, num_threads,
+               [&](const T* own, const T* opened, T* goal, int64_t) { gate_head(own, opened, weight, goal, size, eps); });
+    };
+    if (dtype == 0) run_as(float());
+    else run_as(bf16());
 }
 INFERD_EXPORT(head_gate)
+
+// As above, with x in fp32 and weight [heads, size].
+static void silu_gate_norm(const void* x, const void* gate, const float* weight, void* out, int64_t tokens,
+                           int64_t heads, int64_t size, int64_t token_stride, int64_t head_stride, float eps,
+                           int64_t dtype, int64_t num_threads) {
+    const auto run_as = [&](auto one) {
+        using T = decltype(one);
+        run<float, T>(x, gate, out, tokens, heads, size, token_stride, head_stride, num_threads,
+               [&](const float* own, const T* opened, T* goal, int64_t head) {
+                   norm_gated(own, opened, weight + head * size, goal, size, eps);
+               });
+    };
+    if (dtype == 0) run_as(float());
+    else run_as(bf16());
+}
+INFERD_EXPORT(silu_gate_norm)
 
 // x, y, out [tokens, size]; gate [tokens] fp32. dtypes as above.
 static void add_gated(const void* x, const void* y, const float* gate, void* out, int64_t tokens, int64_t size,

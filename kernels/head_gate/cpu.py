@@ -9,12 +9,16 @@ from inferd.kernels import native
 
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
-    return _run(x, gate, None, 0.0)
+    return _run("inferd_head_gate", x, gate, None, 0.0)
 
 
 def norm_silu_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     assert weight.is_contiguous()
-    return _run(x, gate, weight, eps)
+    return _run("inferd_head_gate", x, gate, weight, eps)
+
+
+def silu_gate_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _run("inferd_silu_gate_norm", x, gate, weight, eps)
 
 
 def add_gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
@@ -31,9 +35,9 @@ def add_gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
     return out
 
 
-def _run(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype)
-    native.function("inferd_head_gate")(
+def _run(name: str, x: Tensor, gate: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    out = torch.empty(x.shape, dtype=gate.dtype)
+    native.function(name)(
         x.data_ptr(),
         gate.data_ptr(),
         0 if weight is None else weight.data_ptr(),
@@ -42,7 +46,7 @@ def _run(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         gate.stride(0),
         gate.stride(1),
         eps,
-        native.DTYPE_CODES[x.dtype],
+        native.DTYPE_CODES[gate.dtype],
         torch.get_num_threads(),
     )
     return out

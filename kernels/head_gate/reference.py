@@ -18,6 +18,12 @@ def norm_silu_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     return (normed * (opened / _opened(opened))).to(x.dtype)
 
 
+def silu_gate_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    opened = gate.to(torch.float32)
+    gated = x * (opened / _opened(opened))
+    return (gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + eps) * weight).to(gate.dtype)
+
+
 def add_gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
     opened = y.to(torch.float32) / _opened(gate)
     return (x.to(torch.float32) + opened).to(x.dtype)

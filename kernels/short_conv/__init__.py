@@ -1,6 +1,6 @@
 """Causal convolution over the last few tokens, channel by channel, with the earlier inputs kept as a state.
 
-    y[t, c] = act(sum over j < W of weight[j, c] * x[t - W + 1 + j, c])
+    y[t, c] = act(sum over j < W of weight[j, c] * x[t - W + 1 + j, c] + bias[c])
 
 Inputs before the row's first come from the state, and are zeros before position 0. A row's result depends on its own
 sequence alone, bit for bit, however its tokens were split over steps.
@@ -34,7 +34,7 @@ def _refuses_cpp(key: Key) -> str | None:
     return native.refuses(key.device_type, key.dtype)
 
 
-SHORT_CONV: Op[Key, Callable[[Tensor, Tensor, Tensor, StateRows, bool], Tensor]] = Op(
+SHORT_CONV: Op[Key, Callable[[Tensor, Tensor, Tensor | None, Tensor, StateRows, bool], Tensor]] = Op(
     "short_conv",
     [
         Implementation("cpp", cpu.short_conv, _refuses_cpp),
@@ -43,12 +43,15 @@ SHORT_CONV: Op[Key, Callable[[Tensor, Tensor, Tensor, StateRows, bool], Tensor]]
 )
 
 
-def short_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, *, has_silu: bool) -> Tensor:
+def short_conv(
+    x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, *, has_silu: bool, bias: Tensor | None = None
+) -> Tensor:
     """[T, C] in x's dtype, of sums in fp32 that are rounded once, after silu if `has_silu`.
 
-    x [T, C], its channels side by side; weight [W, C] fp32; state [slots, W - 1, C] in x's dtype, the last inputs of
-    each sequence, oldest first, written in place.
+    x [T, C], its channels side by side; weight [W, C] and bias [C] fp32; state [slots, W - 1, C] in x's dtype, the last
+    inputs of each sequence, oldest first, written in place.
     """
     assert x.dim() == 2 and x.stride(1) == 1 and weight.dtype == torch.float32
     assert state.shape[1:] == (weight.shape[0] - 1, x.shape[1]) and state.dtype == x.dtype
-    return SHORT_CONV.resolve(Key(x.device.type, x.dtype, weight.shape[0]))(x, weight, state, rows, has_silu)
+    assert bias is None or (bias.shape == x.shape[1:] and bias.dtype == torch.float32 and bias.is_contiguous())
+    return SHORT_CONV.resolve(Key(x.device.type, x.dtype, weight.shape[0]))(x, weight, bias, state, rows, has_silu)

@@ -15,6 +15,7 @@ constexpr int64_t CHANNELS = 64;  // a piece of work: 128 bytes or more of each 
 struct Problem {
     const void* x;
     const float* weight;
+    const float* bias;  // or null
     void* state;
     const int32_t* query_start;
     const int64_t* positions;
@@ -41,6 +42,7 @@ void convolve(const Problem& p, int64_t row, int64_t channel, int count) {
     T* state = static_cast<T*>(p.state) + p.slots[row] * (W - 1) * size + channel;
     const T* x = static_cast<const T*>(p.x) + channel;
     T* out = static_cast<T*>(p.out) + channel;
+    const vf bias = p.bias ? load_some(p.bias + channel, count) : vf{};
     vf weight[W], inputs[W] = {};
     for (int j = 0; j < W; j++) weight[j] = load_some(p.weight + j * size + channel, count);
     if (p.positions[first])
@@ -49,6 +51,7 @@ void convolve(const Problem& p, int64_t row, int64_t channel, int count) {
         inputs[W - 1] = load_some(x + token * p.stride, count);
         vf sum = inputs[0] * weight[0];
         for (int j = 1; j < W; j++) sum = mul_add(inputs[j], weight[j], sum);
+        if (p.bias) sum += bias;
         if (p.has_silu) sum = sum / (1.0f + exp(-sum));
         store_some(out + token * size, sum, count);
         for (int j = 0; j < W - 1; j++) inputs[j] = inputs[j + 1];
@@ -77,14 +80,14 @@ void run_width(const Problem& p, int64_t width, int64_t num_rows, int64_t num_to
 
 }  // namespace
 
-// x [tokens, channels] with `stride` elements from token to token; weight [width, channels] fp32; state [slots, width -
-// 1, channels]; query_start [rows + 1]; positions [tokens]; slots [rows]; out [tokens, channels]. dtypes 0: fp32, 1:
+// x [tokens, channels] with `stride` elements from token to token; weight [width, channels] fp32; bias [channels] fp32,
+// or null; state [slots, width - 1, channels]; query_start [rows + 1]; positions [tokens]; slots [rows]; out [tokens, channels]. dtypes 0: fp32, 1:
 // bfloat16.
-static void short_conv(const void* x, const float* weight, void* state, const int32_t* query_start,
+static void short_conv(const void* x, const float* weight, const float* bias, void* state, const int32_t* query_start,
                        const int64_t* positions, const int64_t* slots, void* out, int64_t num_rows, int64_t num_tokens,
                        int64_t num_channels, int64_t stride, int64_t width, int64_t has_silu, int64_t dtype,
                        int64_t num_threads) {
-    const Problem p{x, weight, state, query_start, positions, slots, out, num_channels, stride, has_silu != 0};
+    const Problem p{x, weight, bias, state, query_start, positions, slots, out, num_channels, stride, has_silu != 0};
     if (dtype == 0) run_width<float>(p, width, num_rows, num_tokens, num_threads);
     else run_width<bf16>(p, width, num_rows, num_tokens, num_threads);
 }

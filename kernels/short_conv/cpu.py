@@ -9,13 +9,16 @@ from inferd.kernels import native
 from inferd.kernels.states import StateRows
 
 
-def short_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, has_silu: bool) -> Tensor:
+def short_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: StateRows, has_silu: bool
+) -> Tensor:
     assert weight.is_contiguous() and state.is_contiguous()
     assert rows.query_start.is_contiguous() and rows.positions.is_contiguous() and rows.slots.is_contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     native.function("inferd_short_conv")(
         x.data_ptr(),
         weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
         state.data_ptr(),
         rows.query_start.data_ptr(),
         rows.positions.data_ptr(),

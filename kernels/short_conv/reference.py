@@ -11,7 +11,9 @@ from torch import Tensor
 from inferd.kernels.states import StateRows
 
 
-def short_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, has_silu: bool) -> Tensor:
+def short_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: StateRows, has_silu: bool
+) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     width = weight.shape[0]
     for tokens, slot, begins in rows.spans():
@@ -22,6 +24,7 @@ def short_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, has_si
         total = wide[:num_tokens] * weight[0]
         for place in range(1, width):
             total = total + wide[place : place + num_tokens] * weight[place]
+        total = total if bias is None else total + bias
         out[tokens] = (total / torch.neg(total).exp_().add_(1.0) if has_silu else total).to(x.dtype)
         state[slot] = inputs[num_tokens:]
     return out

@@ -20,7 +20,8 @@ pytest.importorskip("triton")
 
 NOT_CALLED = {
     "linear_16bit",  # runs on a CPU only
-    *("short_conv", "gated_delta", "norm_silu_gate", "sigmoid_gate"),  # belong to models that a GPU refuses so far
+    # belong to models that a GPU refuses so far
+    *("short_conv", "gated_delta", "mamba2", "norm_silu_gate", "silu_gate_norm", "sigmoid_gate"),
     *("norm_linear", "linear_residual", "gate_up_act"),  # belong to layers that are bound for few rows
 }
 """Ops that a deterministic GPU never calls; `test_decoder_kernels` counts the calls of the last three."""

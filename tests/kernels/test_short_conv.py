@@ -23,15 +23,18 @@ class Problem:
     def __init__(self, width: int, dtype: torch.dtype, *, has_silu: bool) -> None:
         self.x = torch.randn(sum(LENS), CHANNELS + 5).to(dtype)
         self.weight, self.has_silu = torch.randn(width, CHANNELS), has_silu
+        self.bias = torch.randn(CHANNELS) if has_silu else None
         self.state = torch.full((NUM_SLOTS, width - 1, CHANNELS), float("nan"), dtype=dtype)
 
     def step(self, tokens: Tensor, rows: StateRows) -> Tensor:
-        return short_conv(self.x[tokens][:, :CHANNELS], self.weight, self.state, rows, has_silu=self.has_silu)
+        x = self.x[tokens][:, :CHANNELS]
+        return short_conv(x, self.weight, self.state, rows, has_silu=self.has_silu, bias=self.bias)
 
     def theirs(self, first: int, end: int, weight: Tensor) -> Tensor:
         x = self.x[first:end, :CHANNELS].double().T[None]
         padded = functional.pad(x, (len(weight) - 1, 0))
-        out = functional.conv1d(padded, weight.double().T.unsqueeze(1), groups=CHANNELS)[0].T
+        bias = None if self.bias is None else self.bias.double()
+        out = functional.conv1d(padded, weight.double().T.unsqueeze(1), bias, groups=CHANNELS)[0].T
         return functional.silu(out) if self.has_silu else out
 
 

@@ -1,0 +1,74 @@
+// The rows of a step whose heads keep a state [key_dim, value_dim], which advances token by token. The columns of a
+// state do not see each other. So a thread takes some columns of one head of a row through all its tokens, with these
+// columns in its first-level cache.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include "parallel.h"
+#include "simd.h"
+
+namespace recurrence {
+
+using namespace simd;
+
+constexpr int MAX_KEY_DIM = 256;
+
+struct Rows {
+    float* state;  // [slots, heads, key_dim, value_dim]
+    const int32_t* query_start;  // [num_rows + 1]
+    const int64_t* positions;  // [tokens]
+    const int64_t* slots;  // [num_rows]
+    int64_t num_rows, heads, key_dim, value_dim;
+};
+
+// Vectors of one token's columns: widened on the way in, rounded on the way out.
+template <class T>
+inline floats load_columns(const T* from) {
+    const vf wide = load(from);
+    return load_floats(&wide);
+}
+template <class T>
+inline void store_columns(T* to, floats columns) {
+    float wide[LANES];
+    store(static_cast<void*>(wide), columns);
+    store(to, load(wide));
+}
+
+// W vectors of columns, from `column` on, of one head of a row.
+template <int W, class Advance>
+void run_columns(const Rows& rows, int64_t row, int64_t head, int64_t column, const Advance& advance) {
+    const int64_t first = rows.query_start[row], end = rows.query_start[row + 1], size = rows.value_dim;
+    float* kept = rows.state + (rows.slots[row] * rows.heads + head) * rows.key_dim * size + column;
+    alignas(64) float state[MAX_KEY_DIM * W * LANES];
+    constexpr size_t BYTES = W * LANES * sizeof(float);
+    const bool begins = rows.positions[first] == 0;
+    for (int64_t i = 0; i < rows.key_dim; i++) {
+        if (begins) std::memset(state + i * W * LANES, 0, BYTES);
+        else std::memcpy(state + i * W * LANES, kept + i * size, BYTES);
+    }
+    for (int64_t token = first; token < end; token++)
+        advance(std::integral_constant<int, W>(), state, token, head, column);
+    for (int64_t i = 0; i < rows.key_dim; i++) std::memcpy(kept + i * size, state + i * W * LANES, BYTES);
+}
+
+template <int W, class Advance>
+void run_pieces(const Rows& rows, int64_t num_threads, const Advance& advance) {
+    const int64_t pieces = rows.value_dim / (W * LANES);
+    parallel_for_dynamic(rows.num_rows * rows.heads * pieces, num_threads, [&](int64_t piece) {
+        const int64_t row = piece / (rows.heads * pieces), head = piece / pieces % rows.heads;
+        if (rows.query_start[row] < rows.query_start[row + 1])
+            run_columns<W>(rows, row, head, piece % pieces * W * LANES, advance);
+    });
+}
+
+// Calls advance(W as a constant, state, token, head, column) for each token of each row, in order, for all columns of
+// all heads. It advances the state [key_dim, W * LANES] of the columns from `column` on.
+template <class Advance>
+void run(const Rows& rows, int64_t num_threads, const Advance& advance) {
+    if (rows.value_dim % (2 * LANES) == 0) run_pieces<2>(rows, num_threads, advance);
+    else run_pieces<1>(rows, num_threads, advance);
+}
+
+}  // namespace recurrence
