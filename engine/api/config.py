@@ -470,7 +470,7 @@ def _settle_length(
         raise CapacityError(pool_shortage(arch, precision, work, num_blocks, why))
     kv_bytes = num_blocks * size * work.num_ranks
     chosen: dict[str, tuple[object, str]] = {"num_blocks": (num_blocks, why), "kv_memory_bytes": (kv_bytes, why)}
-    if arch.delta is not None:
+    if arch.recurrent is not None:
         chosen |= _checkpoints(config, checkpoints, num_blocks, work)
     if config.max_model_len is None:
         length = min(longest, work.max_model_len)

@@ -40,7 +40,7 @@ def check_draft(arch: Arch, draft: Arch, num_ranks: int) -> None:
             f"the {what} must have the vocabulary of the served model, {arch.vocab_size} tokens, but has "
             f"{draft.vocab_size}; give a {what} of the same family, or --speculative suffix"
         )
-    if draft.delta is not None:
+    if draft.recurrent is not None:
         raise ConfigError(
             f"the draft model must have attention in all layers: {_KEEPS_STATE}; give another draft model, or "
             "--speculative suffix"
@@ -113,7 +113,7 @@ def check_draft_length(arch: Arch, draft: Arch, max_model_len: int) -> None:
 
 def check_speculative(asked: Speculative, arch: Arch) -> None:
     """Raises a `ConfigError` if tokens of this model cannot be guessed."""
-    if arch.delta is not None:
+    if arch.recurrent is not None:
         raise ConfigError(
             f"speculative {asked} was asked for, but this model verifies no guesses: {_KEEPS_STATE}; "
             "give --speculative none, or auto"
@@ -122,7 +122,7 @@ def check_speculative(asked: Speculative, arch: Arch) -> None:
 
 def speculative_on(device: Literal["cpu", "cuda"], arch: Arch) -> tuple[Speculative, str]:
     """Meaning of "auto" on a device for a model, and the reason."""
-    if arch.delta is not None:
+    if arch.recurrent is not None:
         return "none", _KEEPS_STATE
     if device == "cpu":
         return "suffix", "tokens that repeat earlier ones are verified many at a time"

@@ -55,6 +55,11 @@ class GatedDelta:
     conv_width: int
 
     @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Heads, and the sizes of the matrix of each."""
+        return self.num_value_heads, self.key_dim, self.value_dim
+
+    @property
     def value_size(self) -> int:
         return self.num_value_heads * self.value_dim
 
@@ -68,6 +73,43 @@ class GatedDelta:
         """Outputs of the input projection: q, k and v, the gate z, b and a."""
         return self.conv_size, self.value_size, self.num_value_heads, self.num_value_heads
 
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """Sizes of Mamba-2 layers, which keep a state of fixed size in place of keys and values: for each head a matrix
+    [state_size, head_dim] in fp32, and the last inputs of a short convolution."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    """Number of groups of heads that share B and C."""
+    conv_width: int
+    has_conv_bias: bool
+    has_bias: bool
+    """Whether the projections have biases."""
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Heads, and the sizes of the matrix of each."""
+        return self.num_heads, self.state_size, self.head_dim
+
+    @property
+    def inner_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Channels of the convolution: x of all heads, B and C of all groups."""
+        return self.inner_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def in_sizes(self) -> tuple[int, int, int]:
+        """Outputs of the input projection: the gate z, the channels of the convolution, and dt."""
+        return self.inner_size, self.conv_size, self.num_heads
+
+
+Recurrent = GatedDelta | Mamba2
 
 _MAX_UNUSED_PLANES = 0.15
 """Share of the KV memory that may stay unused in order to have fewer block tables."""
@@ -290,9 +332,9 @@ class Arch:
     """Whether each attention head is multiplied by the sigmoid of a gate, whose projection follows that of its q."""
     has_sinks: bool = False
     """Whether each attention head has a learned score that takes part in its softmax and has no value."""
-    delta: GatedDelta | None = None
+    recurrent: Recurrent | None = None
     """The layers with a recurrent state; None if all layers have attention."""
-    delta_layers: tuple[int, ...] = ()
+    recurrent_layers: tuple[int, ...] = ()
     """Those layers. They have no rope and no window."""
     experts: Experts | None = None
     """None if every layer has one MLP."""
@@ -306,7 +348,7 @@ class Arch:
 
     def __post_init__(self) -> None:
         assert len(self.ropes) == len(self.windows) == self.num_layers
-        assert (self.delta is None) == (not self.delta_layers) and self.attention_layers
+        assert (self.recurrent is None) == (not self.recurrent_layers) and self.attention_layers
         assert self.residual_multiplier == 1.0 or not self.has_post_norms, "a factor or a norm before the add, not both"
 
     def has_experts(self, layer: int) -> bool:
@@ -322,7 +364,7 @@ class Arch:
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        return tuple(layer for layer in range(self.num_layers) if layer not in self.delta_layers)
+        return tuple(layer for layer in range(self.num_layers) if layer not in self.recurrent_layers)
 
     @property
     def is_native(self) -> bool:

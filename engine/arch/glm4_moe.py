@@ -12,7 +12,7 @@ from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.rope import read_rope
 from inferd.engine.arch.weights import TensorNames
 
-NAMES = TensorNames(shared="shared_experts")
+NAMES = TensorNames(shared="mlp.shared_experts")
 
 
 def describe(architecture: str, fields: Fields) -> Arch:

@@ -23,7 +23,7 @@ def describe(architecture: str, fields: Fields) -> Arch:
     num_heads, _ = fields.heads()
     rope = read_rope(fields, fields.head_dim(num_heads), has_partial_rotation=True)
     arch = base(architecture, fields, rope=rope)
-    delta_layers = _delta_layers(fields, arch.num_layers)
+    recurrent_layers = _recurrent_layers(fields, arch.num_layers)
     has_bias = fields.boolean("attention_bias", default=False)
     return dataclasses.replace(
         arch,
@@ -32,8 +32,8 @@ def describe(architecture: str, fields: Fields) -> Arch:
         has_output_gate=True,
         has_qkv_bias=has_bias,
         has_o_bias=has_bias,
-        delta=_delta(fields) if delta_layers else None,
-        delta_layers=delta_layers,
+        recurrent=_delta(fields) if recurrent_layers else None,
+        recurrent_layers=recurrent_layers,
     )
 
 
@@ -44,7 +44,7 @@ def describe_with_experts(architecture: str, fields: Fields) -> Arch:
     return with_experts(arch, fields, count="num_experts", size=size, normalizes=True, shared_size=shared_size)
 
 
-def _delta_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
+def _recurrent_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
     """All but those of `layer_types` with full attention; without that list all but every fourth, or as
     `full_attention_interval` says."""
     if fields.has("layer_types"):

@@ -132,7 +132,7 @@ def refuses(arch: Arch, count: int) -> str | None:
     """Why so many ranks cannot compute this model; None if they can."""
     if count == 1:
         return None
-    if arch.delta is not None:
+    if arch.recurrent is not None:
         return "its recurrent layers are computed by one process"
     if arch.num_heads % count:
         return f"{count} does not divide its {arch.num_heads} attention heads"

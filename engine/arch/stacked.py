@@ -12,6 +12,7 @@ from inferd.engine.arch.weights import TensorNames
 
 _STACKED = re.compile(r"(model\.layers\.\d+\.)(?:mlp|block_sparse_moe)\.experts\.(\w+?)_proj(?:\.(weight|bias))?")
 _ALTERNATING = re.compile(r"(model\.layers\.\d+\.)mlp\.experts\.(gate_up|down)_proj(|_bias|_blocks|_scales)")
+_GRANITE = re.compile(r"(model\.layers\.\d+\.)block_sparse_moe\.(input|output)_linear\.(weight)")
 _ROUTER = re.compile(r"(model\.layers\.\d+\.)mlp\.gate\.weight")
 _ALTERNATING_KINDS = {
     "": ("weight", 3), "_bias": ("bias", 2), "_blocks": ("weight_packed", 4), "_scales": ("weight_scale", 3)
@@ -41,11 +42,19 @@ def slices(name: str, shape: tuple[int, ...], names: TensorNames) -> Iterator[tu
     if 0 in shape:
         return
     alternating = _ALTERNATING.fullmatch(name) if names.alternates_experts else None
-    match = alternating or _STACKED.fullmatch(name)
-    if match is None or len(names.gate_up) != 2:
+    match = alternating or _STACKED.fullmatch(name) or _GRANITE.fullmatch(name)
+    if match is None:
         return
-    gate, up = names.gate_up
-    own = {"gate_up": (gate, up), "gate": (gate,), "up": (up,), "down": (names.down,)}.get(match[2], ())
+    gate_up, down = names.gate_up, (names.down,)
+    parts = {
+        "gate_up": gate_up,
+        "input": gate_up,
+        "gate": gate_up[:1],
+        "up": gate_up[-1:],
+        "down": down,
+        "output": down,
+    }
+    own = parts.get(match[2], ())
     suffix, num_axes = _ALTERNATING_KINDS[match[3]] if alternating else (match[3] or "weight", 2 + (match[3] != "bias"))
     is_transposed = alternating is not None and suffix == "weight"
     if not own or len(shape) != num_axes:
@@ -59,10 +68,10 @@ def slices(name: str, shape: tuple[int, ...], names: TensorNames) -> Iterator[tu
         for index, part in enumerate(own):
             first, step = (index, len(own)) if alternating else (index * num_rows, 1)
             place = Slice(expert, first, num_rows, own_shape, step, is_transposed)
-            yield f"{match[1]}{names.mlp}.experts.{expert}.{part}.{suffix}", place
+            yield f"{match[1]}{names.moe}.experts.{expert}.{part}.{suffix}", place
 
 
 def router_name(name: str, names: TensorNames) -> str:
     """The family's name of a router. Beside stacked experts it may have transformers' own name."""
     match = _ROUTER.fullmatch(name)
-    return name if match is None else f"{match[1]}{names.mlp}.{names.router}.weight"
+    return name if match is None else f"{match[1]}{names.moe}.{names.router}.weight"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeVar
 
-from inferd.engine.arch.description import Arch, ArchError, NormKind, QKNorm
+from inferd.engine.arch.description import Arch, ArchError, GatedDelta, Mamba2, NormKind, QKNorm
 from inferd.engine.arch.modelled import Modelled
 from inferd.engine.arch.stored import BLOCK, FLOATS, Format, Layout, Stored, StoredTensor, is_in_blocks
 
@@ -272,7 +272,9 @@ class TensorNames:
     """Name of the module that holds the MLP or the experts."""
     router: str = "gate"
     score_bias: str = "gate.e_score_correction_bias"
-    shared: str = "shared_expert"
+    experts: str | None = None
+    """Name of the module that holds router and experts, if it is not that of the MLP."""
+    shared: str = "mlp.shared_expert"
     """Name of the shared expert. That of its gate has `_gate` behind it."""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     o: str = "o_proj"
@@ -282,8 +284,13 @@ class TensorNames:
     up: str = "up_proj"
     """Name in an MLP without a gate."""
     down: str = "down_proj"
-    delta: str = "linear_attn"
-    """Name of a Gated DeltaNet layer, whose tensors have the names of Qwen's."""
+    recurrent: str = "linear_attn"
+    """Name of a Gated DeltaNet or of Mamba-2, whose tensors have the names of Qwen's or Mamba's."""
+
+    @property
+    def moe(self) -> str:
+        """Name of the module that holds router and experts."""
+        return self.mlp if self.experts is None else self.experts
 
 
 LLAMA_NAMES = TensorNames()
@@ -313,12 +320,13 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
             name = getattr(names, part)
             if name is not None:
                 sources.extend(_norm(arch, f"{theirs}.{name}", f"{ours}.{part}"))
-        if layer in arch.delta_layers:
-            sources.extend(_delta(arch, formats, f"{theirs}.{names.delta}", f"{ours}.delta"))
+        if layer in arch.recurrent_layers:
+            recurrent = _delta if isinstance(arch.recurrent, GatedDelta) else _mamba2
+            sources.extend(recurrent(arch, formats, f"{theirs}.{names.recurrent}", f"{ours}.recurrent"))
         else:
             sources.extend(_attention(arch, formats, names, f"{theirs}.self_attn", f"{ours}.attention"))
         mlp = _experts if arch.has_experts(layer) else _mlp
-        sources.extend(mlp(arch, formats, names, f"{theirs}.{names.mlp}", f"{ours}.mlp"))
+        sources.extend(mlp(arch, formats, names, theirs, f"{ours}.mlp"))
     ties = (Tie(HEAD, embedding.tensor),) if arch.tie_embeddings else ()
     if not ties:
         head = [("lm_head", None if arch.stored is None else arch.stored.head, arch.vocab_size)]
@@ -386,8 +394,9 @@ def _reordered(
 
 def _delta(arch: Arch, formats: _Formats, theirs: str, ours: str) -> Iterator[Source | QuantizedSource]:
     """A Gated DeltaNet layer. Its convolution has one row of weights for each channel."""
-    assert arch.delta is not None
-    delta, heads = arch.delta, (arch.delta.num_value_heads,)
+    delta = arch.recurrent
+    assert isinstance(delta, GatedDelta)
+    heads = (delta.num_value_heads,)
     tensors = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
     yield from _linear(formats, theirs, tensors, delta.in_sizes, arch.hidden_size, f"{ours}.in", has_bias=False)
     yield from _linear(
@@ -399,9 +408,26 @@ def _delta(arch: Arch, formats: _Formats, theirs: str, ours: str) -> Iterator[So
     yield Source(f"{theirs}.norm.weight", (delta.value_dim,), f"{ours}.norm.weight")
 
 
+def _mamba2(arch: Arch, formats: _Formats, theirs: str, ours: str) -> Iterator[Source | QuantizedSource]:
+    """A Mamba-2 layer. Its convolution has one row of weights for each channel."""
+    mamba = arch.recurrent
+    assert isinstance(mamba, Mamba2)
+    wide, narrow, heads = mamba.inner_size, arch.hidden_size, (mamba.num_heads,)
+    yield from _linear(formats, theirs, ("in_proj",), mamba.in_sizes, narrow, f"{ours}.in", mamba.has_bias)
+    yield from _linear(formats, theirs, ("out_proj",), (narrow,), wide, f"{ours}.out", mamba.has_bias)
+    yield Source(f"{theirs}.conv1d.weight", (mamba.conv_size, 1, mamba.conv_width), f"{ours}.conv.weight")
+    if mamba.has_conv_bias:
+        yield Source(f"{theirs}.conv1d.bias", (mamba.conv_size,), f"{ours}.conv.bias")
+    yield Source(f"{theirs}.A_log", heads, f"{ours}.a_log")
+    yield Source(f"{theirs}.dt_bias", heads, f"{ours}.dt_bias")
+    yield Source(f"{theirs}.D", heads, f"{ours}.d")
+    yield Source(f"{theirs}.norm.weight", (wide,), f"{ours}.norm.weight")
+
+
 def _mlp(
     arch: Arch, formats: _Formats, names: TensorNames, theirs: str, ours: str
 ) -> Iterator[Source | QuantizedSource]:
+    theirs = f"{theirs}.{names.mlp}"
     wide, narrow, has_bias = arch.intermediate_size, arch.hidden_size, arch.has_mlp_bias
     if arch.has_gate:
         yield from _linear(formats, theirs, names.gate_up, (wide, wide), narrow, f"{ours}.gate_up", has_bias)
@@ -417,6 +443,7 @@ def _experts(
     experts, narrow = arch.experts, arch.hidden_size
     assert experts is not None and arch.has_gate
     wide, has_bias = experts.intermediate_size, experts.has_bias
+    shared, theirs = f"{theirs}.{names.shared}", f"{theirs}.{names.moe}"
     yield Source(f"{theirs}.{names.router}.weight", (experts.num_experts, narrow), f"{ours}.{ROUTER}.weight")
     if has_bias:
         yield Source(f"{theirs}.{names.router}.bias", (experts.num_experts,), f"{ours}.{ROUTER}.bias")
@@ -427,7 +454,7 @@ def _experts(
         yield from _linear(formats, module, names.gate_up, (wide, wide), narrow, f"{own}.gate_up", has_bias)
         yield from _linear(formats, module, (names.down,), (narrow,), wide, f"{own}.down", has_bias)
     if experts.shared_size:
-        module, own, wide = f"{theirs}.{names.shared}", f"{ours}.shared", experts.shared_size
+        module, own, wide = shared, f"{ours}.shared", experts.shared_size
         if experts.has_shared_gate:
             yield Source(f"{module}_gate.weight", (1, narrow), f"{ours}.{SHARED_GATE}.weight")
         yield from _linear(formats, module, names.gate_up, (wide, wide), narrow, f"{own}.gate_up", False)

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.description import Arch
+from inferd.engine.arch.description import Arch, GatedDelta
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.parameter import Parameter
@@ -30,7 +30,7 @@ class StateContext:
 
     rows: StateRows
     matrices: Tensor
-    """[slots, value heads, key_dim, value_dim] fp32: holds the rows' states, and receives those behind them."""
+    """[slots, heads, ...] fp32: holds the rows' states, and receives those behind them."""
     inputs: Tensor
     """[slots, conv_width - 1, channels]: the last inputs of the convolution, likewise."""
 
@@ -57,16 +57,17 @@ class GatedDeltaNet:
     _norm: Tensor
 
     def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
-        assert arch.delta is not None
-        self._delta, self._eps, self._branch = arch.delta, arch.norm_eps, branch
-        self._in = Linear(arch.hidden_size, sum(arch.delta.in_sizes), place.of("in"))
-        self._out = Linear(arch.delta.value_size, arch.hidden_size, place.of("out"))
-        heads = (arch.delta.num_value_heads,)
+        delta = arch.recurrent
+        assert isinstance(delta, GatedDelta)
+        self._delta, self._eps, self._branch = delta, arch.norm_eps, branch
+        self._in = Linear(arch.hidden_size, sum(delta.in_sizes), place.of("in"))
+        self._out = Linear(delta.value_size, arch.hidden_size, place.of("out"))
+        heads = (delta.num_value_heads,)
         shapes = {
-            "conv.weight": (arch.delta.conv_size, 1, arch.delta.conv_width),
+            "conv.weight": (delta.conv_size, 1, delta.conv_width),
             "a_log": heads,
             "dt_bias": heads,
-            "norm.weight": (arch.delta.value_dim,),
+            "norm.weight": (delta.value_dim,),
         }
         self._small = {
             name: Parameter(shape, torch.float32, place.device, partial(self._take, name))

@@ -12,12 +12,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.description import Arch
+from inferd.engine.arch.description import Arch, GatedDelta
 from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.experts import MixtureOfExperts
 from inferd.engine.layers.gated_delta import GatedDeltaNet, StateContext, States
 from inferd.engine.layers.linear import Linear
+from inferd.engine.layers.mamba2 import Mamba2Layer
 from inferd.engine.layers.mlp import MLP
 from inferd.engine.layers.norm import stream_norm
 from inferd.engine.layers.parameter import Parameter
@@ -42,7 +43,7 @@ def kv_places(arch: Arch) -> dict[int, tuple[int, int]]:
 
 class DecoderLayer:
     """Norm, attention, add, norm, MLP, add. `Branch` decides which of them are fused into one kernel. A recurrent layer
-    has a Gated DeltaNet in place of attention.
+    has a Gated DeltaNet or Mamba-2 in place of attention.
 
     A family may norm or scale the results of attention and MLP before they are added, and may leave out the norms
     before attention and MLP.
@@ -50,11 +51,12 @@ class DecoderLayer:
 
     def __init__(self, arch: Arch, layer: int, place: Placement) -> None:
         self._attention_branch, self._mlp_branch = Branch(arch, place), Branch(arch, place)
-        self._mixer: Attention | GatedDeltaNet
-        if layer in arch.delta_layers:
-            self._mixer = GatedDeltaNet(arch, place.within("delta."), self._attention_branch)
-        else:
+        self._mixer: Attention | GatedDeltaNet | Mamba2Layer
+        if layer not in arch.recurrent_layers:
             self._mixer = self._attention = Attention(arch, layer, place.within("attention."), self._attention_branch)
+        else:
+            mixer = GatedDeltaNet if isinstance(arch.recurrent, GatedDelta) else Mamba2Layer
+            self._mixer = mixer(arch, place.within("recurrent."), self._attention_branch)
         mlp = MixtureOfExperts if arch.has_experts(layer) else MLP
         self._mlp = mlp(arch, place.within("mlp."), self._mlp_branch)
 
@@ -66,7 +68,7 @@ class DecoderLayer:
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         modules = (
             ("attention_norm", self._attention_branch.norm),
-            ("attention" if isinstance(self._mixer, Attention) else "delta", self._mixer),
+            ("attention" if isinstance(self._mixer, Attention) else "recurrent", self._mixer),
             ("attention_post_norm", self._attention_branch.after),
             ("mlp_norm", self._mlp_branch.norm),
             ("mlp", self._mlp),
@@ -80,7 +82,7 @@ class DecoderLayer:
     ) -> tuple[Tensor, Tensor | None]:
         """(x, residual) before the layer -> after it. The stream is their sum, or x alone if residual is None."""
         if isinstance(context, StateContext):
-            assert isinstance(self._mixer, GatedDeltaNet)
+            assert not isinstance(self._mixer, Attention)
             x, residual = self._mixer(x, residual, context)
         else:
             x, residual = self._attention(x, residual, context)
@@ -131,7 +133,7 @@ class Decoder:
             gather=ranks.gather_at_first,
         )
         self._kv_places = kv_places(arch)
-        self._state_planes = {layer: plane for plane, layer in enumerate(arch.delta_layers)}
+        self._state_planes = {layer: plane for plane, layer in enumerate(arch.recurrent_layers)}
         num_positions = max_positions or arch.max_positions
         tables = {rope: cos_sin_table(rope, num_positions, place.device, served_positions) for rope in set(arch.ropes)}
         query_tables = {rope: query_table(rope, table) for rope, table in tables.items()}

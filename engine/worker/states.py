@@ -23,7 +23,7 @@ class StatePool:
     """Places 0 .. num_slots - 1 are the working states, and the checkpoints follow."""
 
     matrices: Tensor
-    """[layers, places, value heads, key_dim, value_dim] fp32."""
+    """[layers, places, heads, ...] fp32: a matrix for each head."""
     inputs: Tensor
     """[layers, places, conv_width - 1, channels] in the model's dtype."""
     num_slots: int
@@ -33,12 +33,12 @@ class StatePool:
         cls, arch: Arch, num_slots: int, num_checkpoints: int, dtype: torch.dtype, device: Device
     ) -> StatePool | None:
         """The pool of a model with recurrent layers; None for another."""
-        delta = arch.delta
-        if delta is None:
+        recurrent = arch.recurrent
+        if recurrent is None:
             return None
-        places = (len(arch.delta_layers), num_slots + num_checkpoints)
-        matrices = (*places, delta.num_value_heads, delta.key_dim, delta.value_dim)
-        inputs = (*places, delta.conv_width - 1, delta.conv_size)
+        places = (len(arch.recurrent_layers), num_slots + num_checkpoints)
+        matrices = (*places, *recurrent.state_shape)
+        inputs = (*places, recurrent.conv_width - 1, recurrent.conv_size)
         return cls(device.empty_pool(matrices, torch.float32), device.empty_pool(inputs, dtype), num_slots)
 
     @property

@@ -249,7 +249,7 @@ def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Worklo
         has_standby=asked.standby,
         num_ranks=asked.tensor_parallel_size,
         speculates=kind != "none",
-        num_checkpoints=asked.batch if facts.arch.delta is not None else 0,
+        num_checkpoints=asked.batch if facts.arch.recurrent is not None else 0,
     )
 
 

@@ -90,7 +90,7 @@ def _head(report: PlanReport) -> list[str]:
     windows = [
         f", {_layers(count)} with a window of {window:,}" for window, count in Counter(arch.windows).items() if window
     ]
-    recurrent = f", {len(arch.delta_layers)} of them recurrent" if arch.delta_layers else ""
+    recurrent = f", {len(arch.recurrent_layers)} of them recurrent" if arch.recurrent_layers else ""
     lines = [
         f"{report.model}: {arch.architecture}{compatible}, {report.facts.num_params:,} parameters",
         f"{_layers(arch.num_layers)}{recurrent}, {heads}, {arch.max_positions:,} positions{''.join(windows)}",

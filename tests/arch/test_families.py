@@ -17,6 +17,7 @@ from inferd.engine.arch.description import (
     GateLimit,
     LinearScaling,
     Llama3Scaling,
+    Mamba2,
     NormKind,
     QKNorm,
     QueryGrowth,
@@ -25,6 +26,8 @@ from inferd.engine.arch.description import (
 )
 from inferd.engine.arch.registry import describe, known_architectures, weights
 from inferd.engine.arch.weights import Neighbours
+
+GRANITE4_LAYERS = ["mamba" if layer not in (5, 15, 25, 35) else "attention" for layer in range(40)]
 
 PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "Mistral-7B-v0.1": (
@@ -255,6 +258,18 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "vocab_size": 248320},
         34_660_610_688,
     ),
+    "granite-4.0-h-tiny": (
+        {"architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False, "attention_multiplier": 0.0078125,
+         "embedding_multiplier": 12, "hidden_act": "silu", "hidden_size": 1536, "intermediate_size": 512,
+         "layer_types": GRANITE4_LAYERS, "logits_scaling": 6, "mamba_chunk_size": 256, "mamba_conv_bias": True,
+         "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1,
+         "mamba_n_heads": 48, "mamba_proj_bias": False, "max_position_embeddings": 131072, "num_attention_heads": 12,
+         "num_experts_per_tok": 6, "num_hidden_layers": 40, "num_key_value_heads": 4, "num_local_experts": 64,
+         "position_embedding_type": "nope", "residual_multiplier": 0.22, "rms_norm_eps": 1e-5, "rope_theta": 10000,
+         "shared_intermediate_size": 1024, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+         "vocab_size": 100352},
+        6_939_037_248,
+    ),
     "starcoder2-3b": (
         {"architectures": ["Starcoder2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072,
          "intermediate_size": 12288, "max_position_embeddings": 16384, "mlp_type": "default", "norm_epsilon": 1e-5,
@@ -303,14 +318,14 @@ def test_qwen2() -> None:
 
 def test_qwen3_5() -> None:
     arch = arch_of("Qwen3.5-0.8B")
-    assert arch.attention_layers == (3, 7, 11, 15, 19, 23) and len(arch.delta_layers) == 18
-    assert arch.delta == GatedDelta(16, 16, 128, 128, 4)
+    assert arch.attention_layers == (3, 7, 11, 15, 19, 23) and len(arch.recurrent_layers) == 18
+    assert arch.recurrent == GatedDelta(16, 16, 128, 128, 4)
     assert (arch.has_output_gate, arch.qk_norm, arch.norm) == (True, QKNorm.HEAD, NormKind.RMS_ONE_PLUS)
     assert arch.ropes[3] == Rope(1e7, 64)
     assert arch.cache_groups == (CacheGroup(None, (3, 7, 11, 15, 19, 23)),)
     types = ["linear_attention", "full_attention"] * 12
     assert arch_of("Qwen3.5-0.8B", layer_types=types).attention_layers == tuple(range(1, 24, 2))
-    assert arch_of("Qwen3.5-0.8B", linear_num_value_heads=...).delta == GatedDelta(16, 32, 128, 128, 4)
+    assert arch_of("Qwen3.5-0.8B", linear_num_value_heads=...).recurrent == GatedDelta(16, 32, 128, 128, 4)
     with pytest.raises(ArchError, match="must name full_attention at least once"):
         arch_of("Qwen3.5-0.8B", layer_types=["linear_attention"] * 24)
     with pytest.raises(ArchError, match="linear_num_value_heads must be a multiple of linear_num_key_heads"):
@@ -487,6 +502,54 @@ def test_granite() -> None:
         arch_of("granite-3.1-2b-instruct", logits_scaling=0)
 
 
+def test_granite4() -> None:
+    arch = arch_of("granite-4.0-h-tiny")
+    assert arch.recurrent == Mamba2(48, 64, 128, 1, 4, has_conv_bias=True, has_bias=False)
+    assert (arch.attention_layers, set(arch.ropes)) == ((5, 15, 25, 35), {None})
+    assert (arch.attention_scale, arch.embedding_multiplier, arch.residual_multiplier) == (1 / 128, 12.0, 0.22)
+    newer = ["linear_attention" if kind == "mamba" else "full_attention" for kind in GRANITE4_LAYERS]
+    limit = {"time_step_limit": [0.0, {"__float__": "Infinity"}]}
+    assert arch_of("granite-4.0-h-tiny", layer_types=newer, mamba_d_head="auto", **limit) == arch
+    names = {source.tensor.removeprefix("model.layers.0."): source.parameter for source in weights(arch).sources}
+    assert names["mamba.D"] == "layers.0.recurrent.d"
+    assert names["block_sparse_moe.router.layer.weight"] == "layers.0.mlp.router.weight"
+    assert names["shared_mlp.input_linear.weight"] == "layers.0.mlp.shared.gate_up.weight"
+    dense = arch_of("granite-4.0-h-tiny", num_local_experts=0, layer_types=["attention"] * 40)
+    assert (dense.intermediate_size, dense.experts, dense.recurrent) == (1024, None, None)
+    roped = arch_of("granite-4.0-h-tiny", position_embedding_type="rope")
+    assert roped.ropes == (Rope(1e4, 128),) * 40
+
+
+def test_layers_of_another_kind_than_the_weights_are_named() -> None:
+    found = {source.tensor: source.shape for source in weights(arch_of("granite-4.0-h-tiny")).sources}
+    layers = ["attention", *GRANITE4_LAYERS[1:5], "mamba", *GRANITE4_LAYERS[6:]]
+    differences = weights(arch_of("granite-4.0-h-tiny", layer_types=layers)).compare(found)
+    assert {name.partition(".mamba.")[0] for name in differences.missing if ".mamba." in name} == {"model.layers.5"}
+    assert "12 unexpected: model.layers.0.mamba.A_log, " in str(differences)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["mamba"] * 40}, "layer_types must name attention at least once"),
+        ({"layer_types": ["mamba"] * 39}, "layer_types must be a list of 40, each one of mamba, attention, linear_at"),
+        ({"mamba_n_heads": 47}, "mamba_n_heads must divide mamba_expand . hidden_size, which is 3072, but it is 47"),
+        ({"mamba_d_head": 32}, "mamba_d_head must be 64, which is mamba_expand .*, but it is 32"),
+        ({"mamba_n_groups": 7}, "mamba_n_groups must divide mamba_n_heads, which is 48, but it is 7"),
+        (
+            {"time_step_limit": [0.0, 1.0]},
+            r"time_step_limit must be null or from 0 to infinity: .*, but it is \[0.0, 1",
+        ),
+        ({"hidden_act": "gelu_new", "num_local_experts": 0}, "hidden_act must be silu in a model with Mamba-2"),
+        ({"num_local_experts": ...}, "config.json lacks num_local_experts"),
+        ({"normalization_function": "layernorm"}, "normalization_function must be one of rmsnorm, but it is 'layern"),
+    ],
+)
+def test_what_granite4_refuses(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArchError, match=message):
+        arch_of("granite-4.0-h-tiny", **changes)
+
+
 def test_starcoder2() -> None:
     arch = arch_of("starcoder2-3b")
     assert (arch.norm, arch.has_gate, arch.norm_eps, arch.tie_embeddings) == (NormKind.LAYER, False, 1e-5, True)
@@ -537,6 +600,11 @@ def test_gpt_oss() -> None:
             "GLM-4.5-Air",
             Experts(128, 8, 1408, True, tuple(range(1, 46)), 1408, False, True, True, added=1e-20),
             13.42e9,  # published without embedding and head: 12 billion
+        ),
+        (
+            "granite-4.0-h-tiny",
+            Experts(64, 6, 512, True, tuple(range(40)), 1024, has_shared_gate=False),
+            1.4657e9,
         ),
         ("Qwen3-30B-A3B", Experts(128, 8, 768, True, tuple(range(48))), 3.35e9),
         ("Qwen3.5-35B-A3B", Experts(256, 8, 512, True, tuple(range(40)), 512), 3.455e9),

@@ -150,6 +150,7 @@ def test_every_family_has_files() -> None:
         "Glm4MoeForCausalLM",
         "GlmForCausalLM",
         "GptOssForCausalLM",
+        "GraniteMoeHybridForCausalLM",
         "MiMoForCausalLM",
         "Ministral3ForCausalLM",
         "Qwen2MoeForCausalLM",

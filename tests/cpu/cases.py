@@ -47,6 +47,12 @@ MINISTRAL3_ROPE = YARN_ROPE | {
     "mscale_all_dim": 1.0,
 }
 GLM_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+GRANITE = {
+    "embedding_multiplier": 3.3,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 1.7,
+}
 MIXED_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 CASES = (
@@ -200,16 +206,18 @@ CASES = (
         {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 20},
         {"no_rope_layers": [1, 1, 1]},
     ),
+    Case("granite", "granite", GRANITE, {"residual_multiplier": 0.8}),
     Case(
-        "granite",
-        "granite",
+        "granite 4, attention alone",
+        "granitemoehybrid",
         {
-            "embedding_multiplier": 3.3,
-            "attention_multiplier": 0.3,
-            "residual_multiplier": 0.7,
-            "logits_scaling": 1.7,
+            **GRANITE,
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 88,
+            "position_embedding_type": "rope",
         },
-        {"residual_multiplier": 0.8},
+        {"position_embedding_type": "nope"},
     ),
     Case(
         "mixtral, window",
@@ -302,6 +310,17 @@ QWEN35 = {
     "linear_value_head_dim": 16,
     "rope_parameters": QWEN35_ROPE,
 }
+GRANITE4 = {
+    **GRANITE,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "shared_intermediate_size": 88,
+    "intermediate_size": 40,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+}
 HYBRIDS = (
     Case(
         "qwen 3.5",
@@ -320,6 +339,13 @@ HYBRIDS = (
             "num_experts_per_tok": 5,
         },
         {"num_experts_per_tok": 1},
+    ),
+    Case("granite 4, experts", "granitemoehybrid", GRANITE4, {"position_embedding_type": "rope"}),
+    Case(
+        "granite 4, biases",
+        "granitemoehybrid",
+        GRANITE4 | {"num_local_experts": 0, "mamba_proj_bias": True, "mamba_conv_bias": False},
+        {"rms_norm_eps": 0.1},
     ),
 )
 """Models with recurrent layers, which ranks cannot share."""

@@ -69,10 +69,10 @@ class Pool:
         self.never_written = self.free.pop()
         self.states: States | None = None
         self._num_slots = 0
-        if arch.delta is not None:
-            delta, places = arch.delta, (len(arch.delta_layers), _NUM_STATES)
-            matrices = (*places, delta.num_value_heads, delta.key_dim, delta.value_dim)
-            inputs = (*places, delta.conv_width - 1, delta.conv_size)
+        if arch.recurrent is not None:
+            recurrent, places = arch.recurrent, (len(arch.recurrent_layers), _NUM_STATES)
+            matrices = (*places, *recurrent.state_shape)
+            inputs = (*places, recurrent.conv_width - 1, recurrent.conv_size)
             no_rows = StateRows(torch.zeros(1, dtype=torch.int32), *torch.zeros(2, 0, dtype=torch.int64))
             nan = float("nan")
             self.states = States(no_rows, torch.full(matrices, nan), torch.full(inputs, nan).to(decoder.dtype))

@@ -31,10 +31,10 @@ def prompt(seed: int, length: int) -> tuple[int, ...]:
     return tuple(torch.randint(0, VOCAB, (length,), generator=generator).tolist())
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["qwen 3.5", "granite 4, experts"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("hybrid")
-    HYBRIDS[0].save(directory)
+    next(case for case in HYBRIDS if case.name == request.param).save(directory)
     return directory
 
 

@@ -41,7 +41,7 @@ _PARTS = {
     "embed": "embedding",
     "fc": "projection",
     "attention": "attention",
-    "delta": "recurrent layers",
+    "recurrent": "recurrent layers",
     "mlp": "MLP",
     "lm_head": "head",
 }

@@ -5,6 +5,8 @@ Pure arithmetic, as in `planner`. A model without recurrent layers has no states
 
 from __future__ import annotations
 
+from math import prod
+
 from inferd.engine.api.memory.formula import NOTHING, Formula, term
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.description import Arch
@@ -20,19 +22,19 @@ _SLOT_SHARE = 0.1
 
 def num_state_numbers(arch: Arch) -> int:
     """Numbers in the matrices of one state."""
-    if arch.delta is None:
+    if arch.recurrent is None:
         return 0
-    return len(arch.delta_layers) * arch.delta.num_value_heads * arch.delta.key_dim * arch.delta.value_dim
+    return len(arch.recurrent_layers) * prod(arch.recurrent.state_shape)
 
 
 def state_bytes(arch: Arch, precision: Precision) -> Formula:
-    """Bytes of one state: a matrix for each value head, and the last inputs of the convolution, in each layer."""
-    if arch.delta is None:
+    """Bytes of one state: a matrix for each head, and the last inputs of the convolution, in each layer."""
+    if arch.recurrent is None:
         return NOTHING
-    delta = arch.delta
-    heads = term(delta.num_value_heads, "heads") * term(delta.key_dim) * term(delta.value_dim)
-    inputs = term(delta.conv_width - 1, "inputs") * term(delta.conv_size) * precision.dtype_bytes
-    return term(len(arch.delta_layers), "layers") * (heads * term(_STATE_BYTES, "B") + inputs)
+    num_heads, rows, columns = arch.recurrent.state_shape
+    heads = term(num_heads, "heads") * term(rows) * term(columns)
+    inputs = term(arch.recurrent.conv_width - 1, "inputs") * term(arch.recurrent.conv_size) * precision.dtype_bytes
+    return term(len(arch.recurrent_layers), "layers") * (heads * term(_STATE_BYTES, "B") + inputs)
 
 
 def most_slots(arch: Arch, precision: Precision, available_bytes: int) -> int | None:

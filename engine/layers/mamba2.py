@@ -1,0 +1,70 @@
+"""Mamba-2 of one layer: project, convolve, advance the state, gate and norm, project back.
+
+The matrix of the first projection has the rows of the gate z, then those of x, B and C, and then of dt. The last
+decides how much a token writes and forgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from inferd.engine.arch.description import Arch, Mamba2
+from inferd.engine.layers.branch import Branch
+from inferd.engine.layers.gated_delta import StateContext
+from inferd.engine.layers.linear import Linear
+from inferd.engine.layers.parameter import Parameter
+from inferd.engine.layers.placement import Placement
+from inferd.kernels.head_gate import silu_gate_norm
+from inferd.kernels.mamba2 import Weights, mamba2
+from inferd.kernels.short_conv import short_conv
+
+
+class Mamba2Layer:
+    """Mamba-2 of a step's tokens x [T, hidden]."""
+
+    def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
+        assert isinstance(arch.recurrent, Mamba2)
+        self._sizes, self._eps, self._branch = arch.recurrent, arch.norm_eps, branch
+        sizes = arch.recurrent
+        self._in = Linear(arch.hidden_size, sum(sizes.in_sizes), place.of("in"), sizes.has_bias)
+        self._out = Linear(sizes.inner_size, arch.hidden_size, place.of("out"), sizes.has_bias)
+        heads = (sizes.num_heads,)
+        shapes = {
+            "conv.weight": (sizes.conv_size, 1, sizes.conv_width),
+            **({"conv.bias": (sizes.conv_size,)} if sizes.has_conv_bias else {}),
+            "a_log": heads,
+            "dt_bias": heads,
+            "d": heads,
+            "norm.weight": (sizes.inner_size,),
+        }
+        self._small: dict[str, Tensor] = {}
+        self._parameters = {
+            name: Parameter(shape, torch.float32, place.device, partial(self._take, name))
+            for name, shape in shapes.items()
+        }
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        for name, linear in (("in", self._in), ("out", self._out)):
+            yield from ((f"{name}.{part}", parameter) for part, parameter in linear.parameters())
+        yield from self._parameters.items()
+
+    def _take(self, name: str, tensor: Tensor) -> None:
+        self._small[name] = tensor.squeeze(1).t().contiguous() if name == "conv.weight" else tensor
+
+    def __call__(self, x: Tensor, residual: Tensor | None, context: StateContext) -> tuple[Tensor, Tensor | None]:
+        """The stream (x, residual), [T, hidden] each, with this branch's result added."""
+        projected, stream = self._branch.enter(self._in, x, residual)
+        z, xbc, dt = torch.split(projected, list(self._sizes.in_sizes), dim=1)
+        small, rows = self._small, context.rows
+        bias = small.get("conv.bias")
+        xbc = short_conv(xbc, small["conv.weight"], context.inputs, rows, has_silu=True, bias=bias)
+        weights = Weights(small["a_log"], small["dt_bias"], small["d"])
+        out = mamba2(xbc, dt, weights, context.matrices, rows)
+        groups = (self._sizes.num_groups, self._sizes.inner_size // self._sizes.num_groups)
+        norm = small["norm.weight"].view(groups)
+        gated = silu_gate_norm(out.view(len(out), *groups), z.view(len(z), *groups), norm, self._eps)
+        return self._branch.leave(self._out, gated.flatten(1), stream)
