@@ -18,6 +18,7 @@ def with_experts(
     *,
     count: str,
     size: str,
+    chosen: str = "num_experts_per_tok",
     normalizes: bool,
     layers: tuple[int, ...] | None = None,
     shared_size: int = 0,
@@ -25,16 +26,16 @@ def with_experts(
     has_bias: bool = False,
     limit: GateLimit | None = None,
 ) -> Arch:
-    """`arch` with experts in `layers` (default: all). `count` and `size` are names of fields: the number of experts,
-    and the intermediate size of each. `shared_size`: that of the shared expert; 0 for none. `Experts` says what the
-    others are."""
+    """`arch` with experts in `layers` (default: all). `count`, `size` and `chosen` are names of fields: the number of
+    experts, the intermediate size of each, and how many a token goes to. `shared_size`: that of the shared expert; 0
+    for none. `Experts` says what the others are."""
     layers = tuple(range(arch.num_layers)) if layers is None else layers
     if not layers:
         return arch
     num_experts = fields.integer(count, maximum=_MAX_EXPERTS // len(layers))
-    num_chosen = fields.integer("num_experts_per_tok")
+    num_chosen = fields.integer(chosen)
     if num_chosen > num_experts:
-        raise fields.refuse("num_experts_per_tok", f"must be at most {count} ({num_experts})")
+        raise fields.refuse(chosen, f"must be at most {count} ({num_experts})")
     if arch.activation is not Activation.SILU:
         raise fields.refuse("hidden_act", "must be silu in a model with experts")
     experts = Experts(

@@ -59,14 +59,19 @@ class Family:
 
     describe: Callable[[str, Fields], Arch]
     names: TensorNames = LLAMA_NAMES
-    has_mtp_layers: bool = False
-    """Whether its checkpoints may hold MTP layers."""
+    mtp_layers: str = ""
+    """Beginning of the names of the tensors of MTP layers; empty if its checkpoints have none of such names."""
+    drafts: bool = False
+    """Whether the first MTP layer can draft."""
     has_layer_behind: bool = False
     """Whether its checkpoints may hold an MTP layer that has the number behind the last layer's."""
 
 
 _FAMILIES: dict[str, Family] = {
     "Ernie4_5ForCausalLM": Family(ernie45.describe),
+    "Ernie4_5_MoeForCausalLM": Family(
+        ernie45.describe_with_experts, ernie45.NAMES_WITH_EXPERTS, mtp_layers=ernie45.MTP_LAYERS
+    ),
     "Exaone4ForCausalLM": Family(exaone4.describe, exaone4.NAMES),
     "Gemma2ForCausalLM": Family(gemma2.describe, gemma2.NAMES),
     "Gemma3ForCausalLM": Family(gemma3.describe, gemma3.NAMES),
@@ -77,7 +82,7 @@ _FAMILIES: dict[str, Family] = {
     "GraniteForCausalLM": Family(granite.describe),
     "GraniteMoeHybridForCausalLM": Family(granite4.describe, granite4.NAMES),
     "LlamaForCausalLM": Family(llama.describe),
-    "MiMoForCausalLM": Family(mimo.describe, has_mtp_layers=True),
+    "MiMoForCausalLM": Family(mimo.describe, mtp_layers=MTP_LAYERS, drafts=True),
     "Ministral3ForCausalLM": Family(ministral3.describe),
     "MistralForCausalLM": Family(mistral.describe),
     "MixtralForCausalLM": Family(mixtral.describe, mixtral.NAMES),
@@ -185,7 +190,7 @@ def weights(arch: Arch) -> WeightMap:
     found = weight_map(arch, family.names)
     return replace(
         found,
-        unread=(MTP_LAYERS,) if family.has_mtp_layers else (),
+        unread=(family.mtp_layers,) if family.mtp_layers else (),
         mtp_layer=f"model.layers.{arch.num_layers}." if family.has_layer_behind else "",
     )
 
@@ -193,8 +198,8 @@ def weights(arch: Arch) -> WeightMap:
 def describe_mtp_layer(config: Mapping[str, Any]) -> Arch:
     """The first MTP layer of the model that a parsed config.json describes. Raises `ArchError` if there can be none."""
     arch = describe(config)
-    if arch.draft_head is not None or not _FAMILIES[arch.architecture].has_mtp_layers:
-        known = ", ".join(name for name, family in _FAMILIES.items() if family.has_mtp_layers)
+    if arch.draft_head is not None or not _FAMILIES[arch.architecture].drafts:
+        known = ", ".join(name for name, family in _FAMILIES.items() if family.drafts)
         raise ArchError(f"{arch.architecture} has no MTP layers that can draft; models with such layers are: {known}")
     if arch.stored is not None:
         raise ArchError(f"the MTP layer of a quantized checkpoint of {arch.architecture} is not supported")

@@ -75,7 +75,9 @@ class Source:
     def may_be_quantized(self) -> bool:
         """Whether it is a matrix of a linear layer other than the head, and no router or gate of experts."""
         is_in_layer = len(self.shape) == 2 and self.parameter.startswith("layers.")
-        return is_in_layer and not self.parameter.endswith((f".{ROUTER}.weight", f".{SHARED_GATE}.weight"))
+        return is_in_layer and not self.parameter.endswith(
+            (f".{ROUTER}.weight", f".{SHARED_GATE}.weight", f".{SCORE_BIAS}")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class WeightMap:
         layouts, rows = self.layouts(), dict[str, list[int]]()
         for source in self.all_sources:
             matrix = source.parameter.removesuffix(".weight")
-            if len(source.shape) == 2 and matrix != "embed":
+            if len(source.shape) == 2 and matrix != "embed" and not matrix.endswith(f".{SCORE_BIAS}"):
                 rows.setdefault(matrix, []).append(source.shape[0])
         found: dict[str, list[Part]] = {}
         for matrix, own in sorted(rows.items()):
@@ -448,7 +450,8 @@ def _experts(
     if has_bias:
         yield Source(f"{theirs}.{names.router}.bias", (experts.num_experts,), f"{ours}.{ROUTER}.bias")
     if experts.has_score_bias:
-        yield Source(f"{theirs}.{names.score_bias}", (experts.num_experts,), f"{ours}.{SCORE_BIAS}")
+        shape = (experts.num_experts,) if experts.has_sigmoid else (1, experts.num_experts)
+        yield Source(f"{theirs}.{names.score_bias}", shape, f"{ours}.{SCORE_BIAS}")
     for expert in range(experts.num_experts):
         module, own = f"{theirs}.experts.{expert}", f"{ours}.experts.{expert}"
         yield from _linear(formats, module, names.gate_up, (wide, wide), narrow, f"{own}.gate_up", has_bias)

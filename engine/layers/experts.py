@@ -105,7 +105,9 @@ class MixtureOfExperts:
             experts.factor,
             experts.added,
         )
-        self._bias = Parameter((experts.num_experts,), torch.float32, place.device, self._take_bias)
+        # Families with a softmax store the bias as a row.
+        bias_shape = (experts.num_experts,) if experts.has_sigmoid else (1, experts.num_experts)
+        self._bias = Parameter(bias_shape, torch.float32, place.device, self._take_bias)
 
         def gate_up(of: Placement, when_bound: Callable[[], None]) -> Linear:
             rows = own.rows(arch, "experts.gate_up")
@@ -142,7 +144,7 @@ class MixtureOfExperts:
             yield from self._shared.parameters()
 
     def _take_bias(self, bias: Tensor) -> None:
-        self._score_bias = bias
+        self._score_bias = bias.flatten()
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""

@@ -157,6 +157,15 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 151552},
         9_400_279_040,
     ),
+    "ERNIE-4.5-21B-A3B-PT": (
+        {"architectures": ["Ernie4_5_MoeForCausalLM"], "hidden_act": "silu", "hidden_size": 2560,
+         "intermediate_size": 12288, "max_position_embeddings": 131072, "moe_intermediate_size": 1536, "moe_k": 6,
+         "moe_layer_end_index": 27, "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 64,
+         "moe_num_shared_experts": 2, "num_attention_heads": 20, "num_hidden_layers": 28, "num_key_value_heads": 4,
+         "rms_norm_eps": 1e-5, "rope_theta": 500000, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+         "use_bias": False, "vocab_size": 103424},
+        21_825_437_888,
+    ),
     "GLM-4.5-Air": (
         {"architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "first_k_dense_replace": 1, "head_dim": 128,
          "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 10944, "max_position_embeddings": 131072,
@@ -454,6 +463,17 @@ def test_glm4_moe() -> None:
     assert (up.parameter, up.row) == ("layers.1.mlp.shared.gate_up.weight", 1408)
 
 
+def test_ernie_with_experts() -> None:
+    arch = arch_of("ERNIE-4.5-21B-A3B-PT", moe_layer_start_index=2, moe_layer_end_index=20, moe_layer_interval=3)
+    assert arch.experts is not None and arch.experts.layers == (2, 5, 8, 11, 14, 17, 20)
+    assert arch_of("ERNIE-4.5-21B-A3B-PT", moe_layer_end_index=-1) == arch_of("ERNIE-4.5-21B-A3B-PT")
+    found = weights(arch)
+    (bias,) = [source for source in found.sources if source.tensor.startswith("model.layers.2.mlp.moe_statics.")]
+    assert (bias.parameter, bias.shape, bias.may_be_quantized) == ("layers.2.mlp.router.score_bias", (1, 64), False)
+    shapes = {source.tensor: source.shape for source in found.sources}
+    assert not found.compare(shapes | {"model.mtp_block.0.mlp.up_proj.weight": (12288, 2560)})
+
+
 def test_an_mtp_layer_behind_the_last_is_no_layer_too_many() -> None:
     found = weights(arch_of("GLM-4.5-Air"))
     shapes = {source.tensor: source.shape for source in found.sources}
@@ -597,6 +617,11 @@ def test_gpt_oss() -> None:
         ("OLMoE-1B-7B-0924", Experts(64, 8, 1024, False, tuple(range(16))), 1.28e9),
         ("Qwen1.5-MoE-A2.7B", Experts(60, 4, 1408, False, tuple(range(24)), 5632), 2.69e9),
         (
+            "ERNIE-4.5-21B-A3B-PT",
+            Experts(64, 6, 1536, True, tuple(range(1, 28)), 3072, False, has_score_bias=True, added=1e-12),
+            3.352e9,
+        ),
+        (
             "GLM-4.5-Air",
             Experts(128, 8, 1408, True, tuple(range(1, 46)), 1408, False, True, True, added=1e-20),
             13.42e9,  # published without embedding and head: 12 billion
@@ -657,6 +682,13 @@ def test_layers_without_experts() -> None:
         ("Qwen3-30B-A3B", {"mlp_only_layers": [True]}, "mlp_only_layers must be a list of whole numbers"),
         ("Qwen3.5-35B-A3B", {"shared_expert_intermediate_size": None}, "lacks shared_expert_intermediate_size"),
         ("Mixtral-8x7B-v0.1", {"hidden_act": "gelu_pytorch_tanh"}, "hidden_act must be silu in a model with experts"),
+        ("ERNIE-4.5-21B-A3B-PT", {"use_bias": True}, "use_bias must be false in a model with experts, but it is True"),
+        (
+            "ERNIE-4.5-21B-A3B-PT",
+            {"moe_norm_min": 0.1},
+            "moe_norm_min must be at most 1e-06, so that .*, but it is 0.1",
+        ),
+        ("ERNIE-4.5-21B-A3B-PT", {"moe_k": 65}, r"moe_k must be at most moe_num_experts \(64\), but it is 65"),
         ("GLM-4.5-Air", {"n_group": 3}, "n_group must leave equal groups of two or more of 128 experts, but it is 3"),
         ("GLM-4.5-Air", {"n_group": 128}, "n_group must leave equal groups of two or more of 128 experts"),
         ("GLM-4.5-Air", {"topk_group": 2}, "topk_group must be at most 1, but it is 2"),

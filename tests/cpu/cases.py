@@ -201,6 +201,18 @@ CASES = (
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e3}},
     ),
     Case(
+        "ernie 4.5 moe, every second layer",
+        "ernie4_5_moe",
+        {
+            "num_hidden_layers": 4,
+            "moe_layer_interval": 2,
+            "moe_intermediate_size": 40,
+            "moe_num_experts": 6,
+            "moe_k": 2,
+        },
+        {"moe_k": 1},
+    ),
+    Case(
         "smollm3, window where there is no rope",
         "smollm3",
         {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 20},

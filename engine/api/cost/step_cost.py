@@ -51,6 +51,7 @@ from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.memory.states import num_state_numbers, state_bytes
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
+from inferd.engine.arch.weights import SCORE_BIAS
 
 _READ_BY_ALL = ("projection", "attention", "recurrent layers", "MLP", "routers", "norms")
 """Parts of the weights that each step reads whole."""
@@ -184,8 +185,8 @@ NO_WORK = WorkModel()
 
 def _active_weights(arch: Arch) -> int:
     """Number of weights in the layers' matrices that one token is multiplied by."""
-    shapes = weights(arch).parameters().items()
-    total = sum(prod(shape) for name, shape in shapes if name.startswith("layers.") and len(shape) == 2)
+    shapes = {name: shape for name, shape in weights(arch).parameters().items() if not name.endswith(SCORE_BIAS)}
+    total = sum(prod(shape) for name, shape in shapes.items() if name.startswith("layers.") and len(shape) == 2)
     return total - arch.num_idle_weights
 
 
