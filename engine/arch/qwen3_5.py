@@ -1,5 +1,6 @@
 """Qwen 3.5 without its vision part, dense or with experts and a shared one in every layer: Gated DeltaNet in most
-layers, attention with an output gate in the others.
+layers, attention with an output gate in the others. Qwen3-Next, before it, stores the projections of Gated DeltaNet by
+head, and may have an MLP in some layers.
 
 Norms multiply by 1 + their stored weight, but for the one behind a Gated DeltaNet. Rotary embedding turns a quarter of
 each head; for text its three kinds of positions are one.
@@ -13,7 +14,12 @@ from inferd.engine.arch.base import base
 from inferd.engine.arch.description import Arch, GatedDelta, NormKind, QKNorm
 from inferd.engine.arch.experts import with_experts
 from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.qwen3_moe import expert_layers
 from inferd.engine.arch.rope import read_rope
+from inferd.engine.arch.weights import TensorNames
+
+NAMES_OF_NEXT = TensorNames(delta_in=("in_proj_qkvz", "in_proj_ba"))
+MTP_LAYERS = "mtp."
 
 _IS_RECURRENT = {"linear_attention": True, "full_attention": False}
 
@@ -42,6 +48,19 @@ def describe_with_experts(architecture: str, fields: Fields) -> Arch:
     fields = fields.with_defaults(intermediate_size=fields.integer(size))
     arch, shared_size = describe(architecture, fields), fields.integer("shared_expert_intermediate_size")
     return with_experts(arch, fields, count="num_experts", size=size, normalizes=True, shared_size=shared_size)
+
+
+def describe_next(architecture: str, fields: Fields) -> Arch:
+    arch = describe(architecture, fields)
+    return with_experts(
+        arch,
+        fields,
+        count="num_experts",
+        size="moe_intermediate_size",
+        normalizes=fields.boolean("norm_topk_prob", default=True),
+        layers=expert_layers(fields, arch.num_layers),
+        shared_size=fields.integer("shared_expert_intermediate_size"),
+    )
 
 
 def _recurrent_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:

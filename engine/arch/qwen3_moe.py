@@ -28,7 +28,7 @@ def describe(architecture: str, fields: Fields) -> Arch:
         count="num_experts" if fields.has("num_experts") else "num_local_experts",
         size="moe_intermediate_size",
         normalizes=fields.boolean("norm_topk_prob", default=False),
-        layers=_expert_layers(fields, arch.num_layers),
+        layers=expert_layers(fields, arch.num_layers),
     )
 
 
@@ -48,12 +48,13 @@ def describe_qwen2(architecture: str, fields: Fields) -> Arch:
         count="num_experts",
         size="moe_intermediate_size",
         normalizes=fields.boolean("norm_topk_prob", default=False),
-        layers=_expert_layers(fields, arch.num_layers),
+        layers=expert_layers(fields, arch.num_layers),
         shared_size=fields.integer("shared_expert_intermediate_size"),
     )
 
 
-def _expert_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
+def expert_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
+    """Those that `decoder_sparse_step` and `mlp_only_layers` leave to experts."""
     step, without = fields.integer("decoder_sparse_step", default=1), fields.value("mlp_only_layers") or []
     if not isinstance(without, list) or not all(type(layer) is int for layer in without):
         raise fields.refuse("mlp_only_layers", "must be a list of whole numbers")

@@ -94,6 +94,7 @@ _FAMILIES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": Family(qwen3_moe.describe_qwen2),
     "Qwen3ForCausalLM": Family(qwen3.describe),
     "Qwen3MoeForCausalLM": Family(qwen3_moe.describe),
+    "Qwen3NextForCausalLM": Family(qwen3_5.describe_next, qwen3_5.NAMES_OF_NEXT, mtp_layers=qwen3_5.MTP_LAYERS),
     "Qwen3_5ForCausalLM": Family(qwen3_5.describe),
     "Qwen3_5MoeForCausalLM": Family(qwen3_5.describe_with_experts),
     "SeedOssForCausalLM": Family(seed_oss.describe),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 from typing import TypeVar
 
@@ -60,6 +61,23 @@ class Neighbours:
 
 
 @dataclass(frozen=True, slots=True)
+class ByKeyHead:
+    """Order of the stored rows of a Gated DeltaNet's projections that lie by key head: each has `sizes` rows, of q, k,
+    v and z, or of b and a."""
+
+    sizes: tuple[int, ...]
+
+    def order(self, num_rows: int) -> list[int]:
+        """The stored rows in the order of our matrix: those of q of all heads, then of k, and so on."""
+        starts = accumulate(self.sizes, initial=0)
+        parts = [range(start, start + size) for start, size in zip(starts, self.sizes, strict=False)]
+        return [first + row for part in parts for first in range(0, num_rows, sum(self.sizes)) for row in part]
+
+
+RowOrder = Neighbours | ByKeyHead
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """One tensor of the checkpoint that is not quantized; it becomes rows `row .. row + shape[0]` of `parameter`."""
 
@@ -67,7 +85,7 @@ class Source:
     shape: Shape
     parameter: str
     row: int = 0
-    neighbours: Neighbours | None = None
+    row_order: RowOrder | None = None
     dtypes: tuple[str, ...] = FLOATS
     """Dtypes that it may have, as safetensors headers name them."""
 
@@ -95,7 +113,7 @@ class QuantizedSource:
     """Number of sources of `matrix` before this one."""
     has_bias: bool = False
     """Whether the module has a bias, which is a `Source`. Some formats store zeros as a bias for one that has none."""
-    neighbours: Neighbours | None = None
+    row_order: RowOrder | None = None
 
     @property
     def parameter(self) -> str:
@@ -130,7 +148,7 @@ class Module:
     """Name in the checkpoint: `model.layers.0.self_attn.q_proj`."""
     out_size: int
     in_size: int
-    neighbours: Neighbours | None = None
+    row_order: RowOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +212,7 @@ class WeightMap:
             matrix = PART_NAME.sub("", source.parameter.removesuffix(".weight"))
             if _OF_LAYER.fullmatch(matrix):
                 name = source.tensor.removesuffix(".weight") if isinstance(source, Source) else source.module
-                found.setdefault(matrix, []).append(Module(name, source.shape[0], source.shape[1], source.neighbours))
+                found.setdefault(matrix, []).append(Module(name, source.shape[0], source.shape[1], source.row_order))
         return {matrix: tuple(modules) for matrix, modules in found.items()}
 
     @property
@@ -286,6 +304,8 @@ class TensorNames:
     up: str = "up_proj"
     """Name in an MLP without a gate."""
     down: str = "down_proj"
+    delta_in: tuple[str, ...] = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    """Names of a Gated DeltaNet's input projections. If they are two, their rows lie by key head."""
     recurrent: str = "linear_attn"
     """Name of a Gated DeltaNet or of Mamba-2, whose tensors have the names of Qwen's or Mamba's."""
 
@@ -324,7 +344,7 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
                 sources.extend(_norm(arch, f"{theirs}.{name}", f"{ours}.{part}"))
         if layer in arch.recurrent_layers:
             recurrent = _delta if isinstance(arch.recurrent, GatedDelta) else _mamba2
-            sources.extend(recurrent(arch, formats, f"{theirs}.{names.recurrent}", f"{ours}.recurrent"))
+            sources.extend(recurrent(arch, formats, names, f"{theirs}.{names.recurrent}", f"{ours}.recurrent"))
         else:
             sources.extend(_attention(arch, formats, names, f"{theirs}.self_attn", f"{ours}.attention"))
         mlp = _experts if arch.has_experts(layer) else _mlp
@@ -391,16 +411,20 @@ def _reordered(
             continue
         if isinstance(source, QuantizedSource) and is_in_blocks(source.format) and arch.head_dim % BLOCK:
             raise ArchError(f"{module}: heads must be whole FP8 blocks of {BLOCK} rows, but have {arch.head_dim}")
-        yield replace(source, neighbours=neighbours)
+        yield replace(source, row_order=neighbours)
 
 
-def _delta(arch: Arch, formats: _Formats, theirs: str, ours: str) -> Iterator[Source | QuantizedSource]:
+def _delta(
+    arch: Arch, formats: _Formats, names: TensorNames, theirs: str, ours: str
+) -> Iterator[Source | QuantizedSource]:
     """A Gated DeltaNet layer. Its convolution has one row of weights for each channel."""
     delta = arch.recurrent
     assert isinstance(delta, GatedDelta)
-    heads = (delta.num_value_heads,)
-    tensors = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-    yield from _linear(formats, theirs, tensors, delta.in_sizes, arch.hidden_size, f"{ours}.in", has_bias=False)
+    heads, by_head = (delta.num_value_heads,), len(names.delta_in) == 2
+    qkv, z, b, a = delta.in_sizes
+    in_sizes = (qkv + z, b + a) if by_head else (qkv, z, b, a)
+    projections = _linear(formats, theirs, names.delta_in, in_sizes, arch.hidden_size, f"{ours}.in", has_bias=False)
+    yield from _by_key_head(delta, projections) if by_head else projections
     yield from _linear(
         formats, theirs, ("out_proj",), (arch.hidden_size,), delta.value_size, f"{ours}.out", has_bias=False
     )
@@ -410,7 +434,24 @@ def _delta(arch: Arch, formats: _Formats, theirs: str, ours: str) -> Iterator[So
     yield Source(f"{theirs}.norm.weight", (delta.value_dim,), f"{ours}.norm.weight")
 
 
-def _mamba2(arch: Arch, formats: _Formats, theirs: str, ours: str) -> Iterator[Source | QuantizedSource]:
+def _by_key_head(
+    delta: GatedDelta, projections: Iterable[Source | QuantizedSource]
+) -> Iterator[Source | QuantizedSource]:
+    """Sources of q, k, v and z in one matrix, and of b and a in another, whose rows lie by key head."""
+    share = delta.num_value_heads // delta.num_key_heads
+    qkvz = ByKeyHead((delta.key_dim, delta.key_dim, share * delta.value_dim, share * delta.value_dim))
+    for source, order in zip(projections, (qkvz, ByKeyHead((share, share))), strict=True):
+        if isinstance(source, QuantizedSource) and is_in_blocks(source.format):
+            raise ArchError(
+                f"{source.module}: its rows lie by head, so FP8 blocks of {BLOCK} rows, which share scales, are not "
+                "supported; give a checkpoint with another format of this matrix"
+            )
+        yield replace(source, row_order=order)
+
+
+def _mamba2(
+    arch: Arch, formats: _Formats, _: TensorNames, theirs: str, ours: str
+) -> Iterator[Source | QuantizedSource]:
     """A Mamba-2 layer. Its convolution has one row of weights for each channel."""
     mamba = arch.recurrent
     assert isinstance(mamba, Mamba2)

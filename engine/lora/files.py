@@ -44,8 +44,8 @@ def read_updates(path: Path, digest: str, arch: Arch, max_rank: int) -> list[Upd
                         raise ModelError(
                             f"{path / WEIGHTS}: {name} must hold finite numbers, but holds NaN or infinity"
                         )
-                neighbours = modules[low.matrix][low.part].neighbours
-                b = b if neighbours is None else b[neighbours.order(len(b))]
+                row_order = modules[low.matrix][low.part].row_order
+                b = b if row_order is None else b[row_order.order(len(b))]
                 updates.append(Update(low.matrix, low.part, a, b, low.scale))
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path / WEIGHTS} cannot be read: {error}") from error

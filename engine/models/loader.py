@@ -20,7 +20,7 @@ from torch import Tensor
 from inferd.engine.api.checkpoint import TensorInfo
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
-from inferd.engine.arch.weights import Neighbours, QuantizedSource, Source, WeightMap
+from inferd.engine.arch.weights import QuantizedSource, RowOrder, Source, WeightMap
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.draft_head import DraftHead
@@ -121,12 +121,12 @@ class _Load:
         if isinstance(source, Source):
             parameter = parameters[source.parameter]
             for first, part in _parts(self.tensors[""]):
-                part = _in_halves(source.neighbours, part)
+                part = _in_order(source.row_order, part)
                 for row, values in parameter.needed(source.row + first, part):
                     yield _floats(source, row, values, parameter.dtype)
             return
         rows = READERS[source.format.name].read(source, self._read())
-        for suffix, row, values in rows if source.neighbours is None else _reordered(source, rows):
+        for suffix, row, values in rows if source.row_order is None else _reordered(source, rows):
             name = f"{source.matrix}.{suffix}"
             yield Rows(name, row, parameters[name].cut(values))
 
@@ -167,13 +167,13 @@ def _parts(tensor: TensorInfo) -> Iterator[tuple[int, Tensor]]:
         raise CheckpointError(f"cannot read {tensor.file}: {error}") from error
 
 
-def _in_halves(neighbours: Neighbours | None, values: Tensor) -> Tensor:
-    """Rows of whole heads, in the order that kernels turn."""
-    return values if neighbours is None else values[neighbours.order(len(values))]
+def _in_order(row_order: RowOrder | None, values: Tensor) -> Tensor:
+    """Rows of whole heads, in the order of our matrix."""
+    return values if row_order is None else values[row_order.order(len(values))]
 
 
 def _reordered(source: QuantizedSource, rows: Iterator[Rows]) -> Iterator[Rows]:
-    """The same rows, those of heads in the order that kernels turn. A reader may cut heads, so whole tensors are put
+    """The same rows, in the order of our matrix. A reader may cut heads, so whole tensors are put
     together. Tensors with another number of rows than the matrix, such as scales of blocks, stay as they are."""
     tensors: dict[str, list[Rows]] = {}
     for some in rows:
@@ -181,7 +181,7 @@ def _reordered(source: QuantizedSource, rows: Iterator[Rows]) -> Iterator[Rows]:
     for name, parts in tensors.items():
         values = torch.cat([part.values for part in parts])
         if len(values) == source.shape[0]:
-            values = _in_halves(source.neighbours, values)
+            values = _in_order(source.row_order, values)
         yield Rows(name, parts[0].row, values)
 
 

@@ -25,7 +25,7 @@ from inferd.engine.arch.description import (
     YarnScaling,
 )
 from inferd.engine.arch.registry import describe, known_architectures, weights
-from inferd.engine.arch.weights import Neighbours
+from inferd.engine.arch.weights import ByKeyHead, Neighbours
 
 GRANITE4_LAYERS = ["mamba" if layer not in (5, 15, 25, 35) else "attention" for layer in range(40)]
 
@@ -254,6 +254,18 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "vocab_size": 151936},
         30_532_122_624,
     ),
+    "Qwen3-Next-80B-A3B-Instruct": (
+        {"architectures": ["Qwen3NextForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1,
+         "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+         "intermediate_size": 5120, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+         "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+         "max_position_embeddings": 262144, "mlp_only_layers": [], "moe_intermediate_size": 512,
+         "norm_topk_prob": True, "num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10,
+         "num_hidden_layers": 48, "num_key_value_heads": 2, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-6,
+         "rope_scaling": None, "rope_theta": 10000000, "shared_expert_intermediate_size": 512,
+         "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 151936},
+        79_674_391_296,  # without its MTP layer
+    ),
     "Qwen3.5-35B-A3B": (
         {"architectures": ["Qwen3_5MoeForCausalLM"], "attention_bias": False, "full_attention_interval": 4,
          "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048, "linear_conv_kernel_dim": 4,
@@ -448,8 +460,8 @@ def test_glm4() -> None:
     assert not arch_of("glm-4-9b-chat-hf", attention_bias=False).has_qkv_bias
     sources = {source.tensor.removeprefix("model.layers.0.self_attn."): source for source in weights(arch).sources}
     order = Neighbours(head_rows=128, num_turned=64)
-    assert sources["q_proj.weight"].neighbours == sources["k_proj.bias"].neighbours == order
-    assert sources["v_proj.weight"].neighbours is sources["o_proj.weight"].neighbours is None
+    assert sources["q_proj.weight"].row_order == sources["k_proj.bias"].row_order == order
+    assert sources["v_proj.weight"].row_order is sources["o_proj.weight"].row_order is None
 
 
 def test_glm4_moe() -> None:
@@ -472,6 +484,20 @@ def test_ernie_with_experts() -> None:
     assert (bias.parameter, bias.shape, bias.may_be_quantized) == ("layers.2.mlp.router.score_bias", (1, 64), False)
     shapes = {source.tensor: source.shape for source in found.sources}
     assert not found.compare(shapes | {"model.mtp_block.0.mlp.up_proj.weight": (12288, 2560)})
+
+
+def test_qwen3_next() -> None:
+    arch = arch_of("Qwen3-Next-80B-A3B-Instruct", num_hidden_layers=8)
+    assert (arch.recurrent, arch.attention_layers) == (GatedDelta(16, 32, 128, 128, 4), (3, 7))
+    assert (arch.ropes[3], arch.norm, arch.has_output_gate) == (Rope(1e7, 64), NormKind.RMS_ONE_PLUS, True)
+    sources = {source.tensor.removeprefix("model.layers.0."): source for source in weights(arch).sources}
+    qkvz, ba = (sources[f"linear_attn.in_proj_{name}.weight"] for name in ("qkvz", "ba"))
+    assert (qkvz.row_order, ba.row_order) == (ByKeyHead((128, 128, 256, 256)), ByKeyHead((2, 2)))
+    assert (qkvz.row, ba.row, ba.parameter) == (0, 12288, "layers.0.recurrent.in.weight")
+    assert ByKeyHead((2, 1)).order(6) == [0, 1, 3, 4, 2, 5]
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    with pytest.raises(ArchError, match=r"in_proj_qkvz: its rows lie by head, so FP8 blocks of 128 rows, .* another"):
+        arch_of("Qwen3-Next-80B-A3B-Instruct", num_hidden_layers=4, quantization_config=fp8)
 
 
 def test_an_mtp_layer_behind_the_last_is_no_layer_too_many() -> None:
@@ -632,6 +658,7 @@ def test_gpt_oss() -> None:
             1.4657e9,
         ),
         ("Qwen3-30B-A3B", Experts(128, 8, 768, True, tuple(range(48))), 3.35e9),
+        ("Qwen3-Next-80B-A3B-Instruct", Experts(512, 10, 512, True, tuple(range(48)), 512), 3.875e9),
         ("Qwen3.5-35B-A3B", Experts(256, 8, 512, True, tuple(range(40)), 512), 3.455e9),
     ],
 )

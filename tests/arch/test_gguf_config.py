@@ -155,6 +155,7 @@ def test_every_family_has_files() -> None:
         "MiMoForCausalLM",
         "Ministral3ForCausalLM",
         "Qwen2MoeForCausalLM",
+        "Qwen3NextForCausalLM",
         "Qwen3_5ForCausalLM",
         "Qwen3_5MoeForCausalLM",
     }

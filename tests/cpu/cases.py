@@ -352,6 +352,20 @@ HYBRIDS = (
         },
         {"num_experts_per_tok": 1},
     ),
+    Case(
+        "qwen3 next, an MLP",
+        "qwen3_next",
+        QWEN35
+        | {
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 72,
+            "num_experts": 8,
+            "num_experts_per_tok": 5,
+            "mlp_only_layers": [1],
+            "rope_parameters": GLM_ROPE,
+        },
+        {"num_experts_per_tok": 1},
+    ),
     Case("granite 4, experts", "granitemoehybrid", GRANITE4, {"position_embedding_type": "rope"}),
     Case(
         "granite 4, biases",
