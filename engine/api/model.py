@@ -14,7 +14,6 @@ from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.modelling import ModelImpl, ask_modelled
 from inferd.engine.arch.description import Arch, ArchError
-from inferd.engine.arch.draft_heads import MTP_LAYER
 from inferd.engine.arch.gguf.formats import in_words, with_blocks
 from inferd.engine.arch.modelled import Modelled
 from inferd.engine.arch.registry import (
@@ -149,9 +148,11 @@ class ModelFacts:
 
 def of_mtp_layer(checkpoint: Checkpoint) -> Checkpoint:
     """The part of a served model's checkpoint that is its first MTP layer. Raises `ModelError` if there is none."""
-    tensors = {name: info for name, info in checkpoint.tensors.items() if name.startswith(MTP_LAYER)}
+    head = _describe(checkpoint.path, checkpoint.config, describe_mtp_layer).draft_head
+    assert head is not None
+    tensors = {name: info for name, info in checkpoint.tensors.items() if name.startswith(head.layer)}
     if not tensors:
-        raise ModelError(f"{checkpoint.path} holds no MTP layer: no tensor's name begins with {MTP_LAYER}")
+        raise ModelError(f"{checkpoint.path} holds no MTP layer: no tensor's name begins with {head.layer}")
     return replace(checkpoint, tensors=tensors)
 
 

@@ -277,6 +277,8 @@ class DraftHead:
     """Whether it has an embedding of its own. Otherwise it has the served model's."""
     maps_tokens: bool = False
     """Whether its tokens have other ids than in the served vocabulary."""
+    reads_embedding_first: bool = False
+    """For an MTP layer: whether the inputs of its projection are the embedding, and then the hidden state."""
     body: str = ""
     """Prefix of the names of its tensors."""
     layer: str = "midlayer."

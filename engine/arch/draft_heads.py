@@ -8,22 +8,56 @@ paper's authors, or that of the library speculators. An MTP layer is part of the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inferd.engine.arch import llama
 from inferd.engine.arch.description import Arch, ArchError, DraftHead, DraftHeadKind
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.weights import LLAMA_NAMES, Source, TensorNames, WeightMap, weight_map
+from inferd.engine.arch.weights import Source, TensorNames, WeightMap, weight_map
 
 EAGLE3_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 _NAMES = TensorNames(attention_norm=None)
 _LAYER = "model.layers.0."
 _LAYERS = ("midlayer.", "layers.0.")
-MTP_LAYERS, MTP_LAYER = "model.mtp_layers.", "model.mtp_layers.0."
-"""Prefixes of the names of all MTP layers' tensors, and of those of the first."""
 _MOST_READ = 64
 """Most hidden states that a head may read."""
+
+
+@dataclass(frozen=True, slots=True)
+class MTPNames:
+    """A family's names of the first MTP layer's tensors."""
+
+    layer: str
+    """Beginning of all of them. `{}` stands for the number of the model's layers."""
+    projection: str
+    embedding_norm: str
+    state_norm: str
+    norm: str
+    reads_embedding_first: bool = False
+    """Whether the inputs of the projection are the embedding, and then the hidden state."""
+    copies: tuple[str, ...] = ()
+    """Tensors that are copies of the model's. They are not read."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the layer has the number behind the last layer's."""
+        return "{}" in self.layer
+
+
+MTP_LAYERS = "model.mtp_layers."
+"""Beginning of the names of the tensors of all MTP layers of MiMo."""
+MIMO = MTPNames(f"{MTP_LAYERS}0.", "input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
+DEEPSEEK = MTPNames(
+    "model.layers.{}.",
+    "eh_proj",
+    "enorm",
+    "hnorm",
+    "shared_head.norm",
+    reads_embedding_first=True,
+    copies=("embed_tokens.", "shared_head.head."),
+)
+"""Names of DeepSeek V3, which GLM-4.5 has too."""
 
 
 def is_draft_head(config: Mapping[str, Any]) -> bool:
@@ -60,11 +94,24 @@ def describe_draft_head(config: Mapping[str, Any]) -> Arch:
     return replace(arch, tie_embeddings=False, draft_head=draft_head)
 
 
-def mtp_layer(arch: Arch) -> Arch:
+def mtp_layer(arch: Arch, names: MTPNames) -> Arch:
     """The first MTP layer of a served model of `arch`."""
-    draft_head = DraftHead(DraftHeadKind.MTP, arch.hidden_size, layers_read=(), num_tokens=arch.vocab_size)
+    draft_head = DraftHead(
+        DraftHeadKind.MTP,
+        arch.hidden_size,
+        layers_read=(),
+        num_tokens=arch.vocab_size,
+        reads_embedding_first=names.reads_embedding_first,
+        layer=names.layer.format(arch.num_layers),
+    )
     return replace(
-        arch, num_layers=1, ropes=arch.ropes[-1:], windows=(None,), tie_embeddings=False, draft_head=draft_head
+        arch,
+        num_layers=1,
+        ropes=arch.ropes[-1:],
+        windows=(None,),
+        tie_embeddings=False,
+        experts=None if arch.experts is None else replace(arch.experts, layers=(0,)),
+        draft_head=draft_head,
     )
 
 
@@ -118,31 +165,27 @@ def as_stored(arch: Arch, tensors: Mapping[str, Any]) -> Arch:
     return replace(arch, draft_head=found)
 
 
-def draft_head_weights(arch: Arch) -> WeightMap:
-    """Every tensor of a draft head."""
+def mtp_weights(arch: Arch, names: MTPNames, of_layer: TensorNames) -> WeightMap:
+    """Every tensor of an MTP layer. `of_layer`: the names of the family's layers."""
     assert arch.draft_head is not None
-    return _mtp_weights(arch) if arch.draft_head.kind is DraftHeadKind.MTP else _eagle3_weights(arch, arch.draft_head)
-
-
-def _mtp_weights(arch: Arch) -> WeightMap:
-    size = arch.hidden_size
+    size, layer = arch.hidden_size, arch.draft_head.layer
     sources = [
-        replace(
-            source, tensor=source.tensor.replace(_LAYER, MTP_LAYER).replace("model.norm", f"{MTP_LAYER}final_layernorm")
-        )
-        for source in weight_map(arch, LLAMA_NAMES).sources
+        replace(source, tensor=source.tensor.replace(_LAYER, layer).replace("model.norm", f"{layer}{names.norm}"))
+        for source in weight_map(arch, of_layer).sources
         if source.parameter not in ("lm_head.weight", "embed.weight")
     ]
     sources += [
-        Source(f"{MTP_LAYER}input_proj.weight", (size, 2 * size), "layers.0.fc.weight"),
-        Source(f"{MTP_LAYER}token_layernorm.weight", (size,), "layers.0.embedding_norm.weight"),
-        Source(f"{MTP_LAYER}hidden_layernorm.weight", (size,), "layers.0.state_norm.weight"),
+        Source(f"{layer}{names.projection}.weight", (size, 2 * size), "layers.0.fc.weight"),
+        Source(f"{layer}{names.embedding_norm}.weight", (size,), "layers.0.embedding_norm.weight"),
+        Source(f"{layer}{names.state_norm}.weight", (size,), "layers.0.state_norm.weight"),
     ]
-    return WeightMap(tuple(sources))
+    return WeightMap(tuple(sources), unread=tuple(layer + name for name in names.copies))
 
 
-def _eagle3_weights(arch: Arch, head: DraftHead) -> WeightMap:
-    size = arch.hidden_size
+def eagle3_weights(arch: Arch) -> WeightMap:
+    """Every tensor of an EAGLE-3 head."""
+    assert arch.draft_head is not None
+    head, size = arch.draft_head, arch.hidden_size
     sources = [
         replace(source, tensor=source.tensor.replace(_LAYER, head.layer).replace("model.", head.body))
         for source in weight_map(arch, _NAMES).sources

@@ -38,12 +38,16 @@ from inferd.engine.arch import (
 )
 from inferd.engine.arch.description import Activation, Arch, ArchError
 from inferd.engine.arch.draft_heads import (
+    DEEPSEEK,
+    MIMO,
     MTP_LAYERS,
+    MTPNames,
     as_stored,
     describe_draft_head,
-    draft_head_weights,
+    eagle3_weights,
     is_draft_head,
     mtp_layer,
+    mtp_weights,
 )
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.modelled import Modelled
@@ -61,10 +65,8 @@ class Family:
     names: TensorNames = LLAMA_NAMES
     mtp_layers: str = ""
     """Beginning of the names of the tensors of MTP layers; empty if its checkpoints have none of such names."""
-    drafts: bool = False
-    """Whether the first MTP layer can draft."""
-    has_layer_behind: bool = False
-    """Whether its checkpoints may hold an MTP layer that has the number behind the last layer's."""
+    mtp: MTPNames | None = None
+    """Names of the first MTP layer's tensors, if it can draft."""
 
 
 _FAMILIES: dict[str, Family] = {
@@ -76,13 +78,13 @@ _FAMILIES: dict[str, Family] = {
     "Gemma2ForCausalLM": Family(gemma2.describe, gemma2.NAMES),
     "Gemma3ForCausalLM": Family(gemma3.describe, gemma3.NAMES),
     "Glm4ForCausalLM": Family(glm.describe_with_post_norms, glm.NAMES_WITH_POST_NORMS),
-    "Glm4MoeForCausalLM": Family(glm4_moe.describe, glm4_moe.NAMES, has_layer_behind=True),
+    "Glm4MoeForCausalLM": Family(glm4_moe.describe, glm4_moe.NAMES, mtp=DEEPSEEK),
     "GlmForCausalLM": Family(glm.describe, glm.NAMES),
     "GptOssForCausalLM": Family(gpt_oss.describe, gpt_oss.NAMES),
     "GraniteForCausalLM": Family(granite.describe),
     "GraniteMoeHybridForCausalLM": Family(granite4.describe, granite4.NAMES),
     "LlamaForCausalLM": Family(llama.describe),
-    "MiMoForCausalLM": Family(mimo.describe, mtp_layers=MTP_LAYERS, drafts=True),
+    "MiMoForCausalLM": Family(mimo.describe, mtp_layers=MTP_LAYERS, mtp=MIMO),
     "Ministral3ForCausalLM": Family(ministral3.describe),
     "MistralForCausalLM": Family(mistral.describe),
     "MixtralForCausalLM": Family(mixtral.describe, mixtral.NAMES),
@@ -185,26 +187,30 @@ def weights(arch: Arch) -> WeightMap:
     """The tensors that a checkpoint of `arch` must hold."""
     if arch.modelled is not None:
         return modelled_weights(arch.modelled)
+    family = _FAMILIES.get(arch.architecture)
     if arch.draft_head is not None:
-        return draft_head_weights(arch)
-    family = _FAMILIES[arch.architecture]
+        if family is None or family.mtp is None:
+            return eagle3_weights(arch)
+        return mtp_weights(arch, family.mtp, family.names)
+    assert family is not None
     found = weight_map(arch, family.names)
     return replace(
         found,
         unread=(family.mtp_layers,) if family.mtp_layers else (),
-        mtp_layer=f"model.layers.{arch.num_layers}." if family.has_layer_behind else "",
+        mtp_layer=family.mtp.layer.format(arch.num_layers) if family.mtp is not None and family.mtp.is_behind else "",
     )
 
 
 def describe_mtp_layer(config: Mapping[str, Any]) -> Arch:
     """The first MTP layer of the model that a parsed config.json describes. Raises `ArchError` if there can be none."""
     arch = describe(config)
-    if arch.draft_head is not None or not _FAMILIES[arch.architecture].drafts:
-        known = ", ".join(name for name, family in _FAMILIES.items() if family.drafts)
+    names = None if arch.draft_head is not None else _FAMILIES[arch.architecture].mtp
+    if names is None:
+        known = ", ".join(name for name, family in _FAMILIES.items() if family.mtp is not None)
         raise ArchError(f"{arch.architecture} has no MTP layers that can draft; models with such layers are: {known}")
     if arch.stored is not None:
         raise ArchError(f"the MTP layer of a quantized checkpoint of {arch.architecture} is not supported")
-    return mtp_layer(arch)
+    return mtp_layer(arch, names)
 
 
 def as_found(arch: Arch, dtypes: Mapping[str, str]) -> Arch:

@@ -150,7 +150,9 @@ class MTPLayer:
         self, arch: Arch, served: Decoder, max_positions: int | None = None, recipe: Recipe = UNQUANTIZED
     ) -> None:
         """`max_positions`: most positions of a sequence (default: all that the model knows)."""
+        assert arch.draft_head is not None
         size, num_positions = arch.hidden_size, max_positions or arch.max_positions
+        self._reads_embedding_first = arch.draft_head.reads_embedding_first
         self.arch, self.dtype, self._served = arch, served.dtype, served
         place = Placement(served.dtype, served.device, recipe.layers)
         self._fc, self._layer = Linear(2 * size, size, place), DecoderLayer(arch, 0, place)
@@ -177,7 +179,8 @@ class MTPLayer:
     ) -> Tensor:
         """As of `EagleHead`."""
         embedded = self._embedding_norm(embed(token_ids, self._served.embedding, self.dtype))
-        x = self._fc(join([self._state_norm(states), embedded]))
+        normed = self._state_norm(states)
+        x = self._fc(join([embedded, normed] if self._reads_embedding_first else [normed, embedded]))
         context = Context(batch, self._cos_sin, None, kv[0], None if kv_scales is None else kv_scales[0])
         x, residual = self._layer(x, None, context)
         return self._norm(x) if residual is None else self._norm.add(x, residual)[0]

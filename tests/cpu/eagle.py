@@ -14,7 +14,15 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from transformers.modeling_layers import MtpModel
 
 EPS = 1e-6
 SHAPE: dict[str, Any] = {
@@ -221,6 +229,67 @@ class PlainMTPLayer:
         gate, up = (x @ own[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         stream = stream + (torch.nn.functional.silu(gate) * up) @ own["mlp.down_proj.weight"].T
         return _norm(stream, own["final_layernorm.weight"])
+
+
+GLM: dict[str, Any] = {
+    **SHAPE,
+    "num_hidden_layers": 2,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "attention_bias": True,
+    "pad_token_id": None,
+}
+
+
+def save_glm(path: Path) -> Path:
+    """A random model of GLM-4.5's family with an MTP layer, which also has copies of embedding and head."""
+    torch.manual_seed(12)
+    served = Glm4MoeForCausalLM(Glm4MoeConfig(**GLM))
+    layer = MtpModel(served, num_mtp_layers=1).layers[0]
+    for parameter in (*served.parameters(), *layer.parameters()):
+        is_matrix = parameter.dim() > 1
+        parameter.data.normal_(0.0 if is_matrix else 1.0, 2.0 * parameter.shape[-1] ** -0.5 if is_matrix else 0.3)
+    served.save_pretrained(path)
+    own = Glm4MoeForCausalLM(Glm4MoeConfig(**GLM))
+    own.model.layers[1] = layer.mtp_block
+    own.save_pretrained(path / "layer")
+    tensors, stored = load_file(path / "model.safetensors"), load_file(path / "layer" / "model.safetensors")
+    behind = "model.layers.2."
+    tensors |= {name.replace("model.layers.1.", behind): t for name, t in stored.items() if "model.layers.1." in name}
+    for name in ("enorm", "hnorm", "eh_proj", "post_norm"):
+        stored_name = "shared_head.norm" if name == "post_norm" else name
+        tensors[f"{behind}{stored_name}.weight"] = getattr(layer, name).weight.data.clone()
+    tensors[f"{behind}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[f"{behind}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+@dataclass
+class PlainGlmLayer:
+    """The MTP layer of GLM-4.5 in transformers: it computes everything anew for each draft."""
+
+    served: Glm4MoeForCausalLM
+    layer: MtpModel
+
+    @classmethod
+    def load(cls, path: Path) -> PlainGlmLayer:
+        served = Glm4MoeForCausalLM.from_pretrained(path, attn_implementation="eager", experts_implementation="eager")
+        served._keys_to_ignore_on_load_unexpected = [r"model\.layers\.2.*"]
+        return cls(served.eval(), MtpModel.from_pretrained(served).eval())
+
+    def drafts(self, ids: Sequence[int], count: int) -> list[int]:
+        """The likeliest `count` tokens behind `ids`, whose last token the served model has not computed."""
+        states = self.served.model(torch.tensor([list(ids[:-1])])).last_hidden_state
+        following, made = list(ids[1:]), list[int]()
+        for _ in range(count):
+            positions = torch.arange(len(following))[None]
+            last = self.layer.forward_layer(0, states, positions, None, input_ids=torch.tensor([following]))[:, -1:]
+            made.append(int(self.served.lm_head(last).argmax()))
+            states = torch.cat([states, last], 1)
+            following.append(made[-1])
+        return made
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from inferd.engine.speculation.ports import MOST_DRAFTS
 from inferd.engine.worker import parts
 from inferd.engine.worker.draft_heads import HeadDrafts
 from tests.cpu import eagle
-from tests.cpu.eagle import DEFAULT_READ, PlainHead, PlainMTPLayer
+from tests.cpu.eagle import DEFAULT_READ, PlainGlmLayer, PlainHead, PlainMTPLayer
 from tests.cpu.test_draft_model import Drafted, accepted, renamed
 from tests.cpu.test_engine import prompt, request, run
 from tests.cpu.test_speculation import OPTIONS
@@ -54,7 +54,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Made:
     return made
 
 
-def share_right(made: Made, oracle: PlainHead | PlainMTPLayer) -> float:
+def share_right(made: Made, oracle: PlainHead | PlainMTPLayer | PlainGlmLayer) -> float:
     """Share of rows whose drafts are the oracle's: of some rows, because it computes everything anew for each draft."""
     some = made[:: max(1, len(made) // 8)]
     right = [oracle.drafts(ids, len(drafts)) == drafts for ids, drafts in some]
@@ -184,10 +184,20 @@ def test_tokens_that_the_served_model_lacks_are_refused(last: int | None, served
         Drafted(served, head, dtype="float32")
 
 
-def test_drafts_of_an_mtp_layer_are_those_of_plain_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("save", "oracle_of"),
+    [(eagle.save_mimo, PlainMTPLayer.load), (eagle.save_glm, PlainGlmLayer.load)],
+    ids=["mimo", "glm 4.5"],
+)
+def test_drafts_of_an_mtp_layer_are_those_of_plain_pytorch(
+    save: Callable[[Path], Path],
+    oracle_of: Callable[[Path], PlainMTPLayer | PlainGlmLayer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Answers are those without the layer, which the served model's own loader passes over."""
-    path = eagle.save_mimo(tmp_path)
-    engine, oracle = Drafted(path, path, dtype="float32", is_mtp=True), PlainMTPLayer.load(path)
+    path = save(tmp_path)
+    engine, oracle = Drafted(path, path, dtype="float32", is_mtp=True), oracle_of(path)
     asked = [request(f"r{i}", prompt(i, length), max_tokens=9) for i, length in enumerate((1, 40, 90))]
     made, core = watch(monkeypatch), engine.core(drafts=True)
     plain = run(engine.core(drafts=False), *asked)
@@ -197,22 +207,9 @@ def test_drafts_of_an_mtp_layer_are_those_of_plain_pytorch(tmp_path: Path, monke
     assert core.stats().prefix_hit_tokens > 100
     assert len(made) > 10 and share_right(made, oracle) == 1.0
     first = int(oracle.served(torch.tensor([asked[1].prompt_ids])).logits[0, -1].argmax())
-    assert plain["r1"].token_ids[0] == first, "the served model is Qwen2's"
+    assert plain["r1"].token_ids[0] == first, "the served model is transformers'"
     assert engine.ready.speculative == "MTP layer"
-    scope = ModelFacts.of(Checkpoint.read(path)).scope
-    num_bytes = sum(info.num_bytes for info in of_mtp_layer(Checkpoint.read(path)).tensors.values())
-    assert scope == f"MiMoForCausalLM without its MTP layer ({format_bytes(num_bytes)})"
-    tensors = Checkpoint.read(path).tensors
-    own = [info.num_bytes for name, info in tensors.items() if name.startswith(eagle.MTP)]
-    drafted = [part.num_bytes for part in engine.planned.weights if part.name.startswith("draft ")]
-    assert sum(drafted) == sum(own)
-
-
-@pytest.mark.long
-def test_hidden_states_of_another_layer_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = eagle.save_mimo(tmp_path)
-    monkeypatch.setattr(parts, "layers_read_by", lambda head, num_layers: (2,))  # before the last norm
-    engine, oracle = Drafted(path, path, dtype="float32", is_mtp=True), PlainMTPLayer.load(path)
-    made = watch(monkeypatch)
-    run(engine.core(drafts=True), request("r", prompt(1, 20), max_tokens=9))
-    assert share_right(made, oracle) < 0.5
+    found = Checkpoint.read(path)
+    num_bytes = sum(info.num_bytes for info in of_mtp_layer(found).tensors.values())
+    scope = f"{found.config['architectures'][0]} without its MTP layer ({format_bytes(num_bytes)})"
+    assert ModelFacts.of(found).scope == scope
