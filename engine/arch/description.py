@@ -109,7 +109,27 @@ class Mamba2:
         return self.inner_size, self.conv_size, self.num_heads
 
 
-Recurrent = GatedDelta | Mamba2
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """Sizes of gated short convolutions, whose state is their last inputs alone."""
+
+    size: int
+    """Number of channels: the hidden size."""
+    conv_width: int
+    has_bias: bool
+    """Whether the convolution and the projections have biases."""
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """There is no matrix."""
+        return 0, 0, 0
+
+    @property
+    def conv_size(self) -> int:
+        return self.size
+
+
+Recurrent = GatedDelta | Mamba2 | ShortConv
 
 _MAX_UNUSED_PLANES = 0.15
 """Share of the KV memory that may stay unused in order to have fewer block tables."""

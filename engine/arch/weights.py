@@ -7,13 +7,13 @@ report every difference between a checkpoint and its config.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 from typing import TypeVar
 
-from inferd.engine.arch.description import Arch, ArchError, GatedDelta, Mamba2, NormKind, QKNorm
+from inferd.engine.arch.description import Arch, ArchError, GatedDelta, Mamba2, NormKind, QKNorm, ShortConv
 from inferd.engine.arch.modelled import Modelled
 from inferd.engine.arch.stored import BLOCK, FLOATS, Format, Layout, Stored, StoredTensor, is_in_blocks
 
@@ -298,6 +298,8 @@ class TensorNames:
     """Name of the shared expert. That of its gate has `_gate` behind it."""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     o: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     alternates_experts: bool = False
     """Whether the outputs of gates and ups alternate in a tensor of all experts of a layer, and are its columns."""
@@ -307,7 +309,10 @@ class TensorNames:
     delta_in: tuple[str, ...] = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
     """Names of a Gated DeltaNet's input projections. If they are two, their rows lie by key head."""
     recurrent: str = "linear_attn"
-    """Name of a Gated DeltaNet or of Mamba-2, whose tensors have the names of Qwen's or Mamba's."""
+    """Name of a Gated DeltaNet, of Mamba-2 or of a short convolution, whose tensors have the names of Qwen's, Mamba's
+    or LFM2's."""
+    final_norm: str = "norm"
+    """Name of the norm behind the layers."""
 
     @property
     def moe(self) -> str:
@@ -334,7 +339,7 @@ def named_in_full(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
     """Every tensor of `arch` in a checkpoint that uses `names`."""
     embedding = Source(EMBEDDING, (arch.vocab_size, arch.hidden_size), "embed.weight")
-    sources: list[Source | QuantizedSource] = [embedding, *_norm(arch, "model.norm", "norm")]
+    sources: list[Source | QuantizedSource] = [embedding, *_norm(arch, f"model.{names.final_norm}", "norm")]
     formats = _Formats(arch.stored)
     for layer in range(arch.num_layers):
         theirs, ours = f"model.layers.{layer}", f"layers.{layer}"
@@ -343,7 +348,7 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
             if name is not None:
                 sources.extend(_norm(arch, f"{theirs}.{name}", f"{ours}.{part}"))
         if layer in arch.recurrent_layers:
-            recurrent = _delta if isinstance(arch.recurrent, GatedDelta) else _mamba2
+            recurrent = _RECURRENT[type(arch.recurrent)]
             sources.extend(recurrent(arch, formats, names, f"{theirs}.{names.recurrent}", f"{ours}.recurrent"))
         else:
             sources.extend(_attention(arch, formats, names, f"{theirs}.self_attn", f"{ours}.attention"))
@@ -394,8 +399,8 @@ def _attention(
         yield Source(f"{theirs}.sinks", (arch.num_heads,), f"{ours}.sinks.weight")
     if arch.qk_norm is not QKNorm.NONE:
         is_per_head = arch.qk_norm is QKNorm.HEAD
-        for name, size in (("q_norm", arch.q_size), ("k_norm", arch.kv_size)):
-            yield Source(f"{theirs}.{name}.weight", (arch.head_dim if is_per_head else size,), f"{ours}.{name}.weight")
+        for name, own, size in ((names.q_norm, "q_norm", arch.q_size), (names.k_norm, "k_norm", arch.kv_size)):
+            yield Source(f"{theirs}.{name}.weight", (arch.head_dim if is_per_head else size,), f"{ours}.{own}.weight")
 
 
 def _reordered(
@@ -465,6 +470,27 @@ def _mamba2(
     yield Source(f"{theirs}.dt_bias", heads, f"{ours}.dt_bias")
     yield Source(f"{theirs}.D", heads, f"{ours}.d")
     yield Source(f"{theirs}.norm.weight", (wide,), f"{ours}.norm.weight")
+
+
+def _short_conv(
+    arch: Arch, formats: _Formats, _: TensorNames, theirs: str, ours: str
+) -> Iterator[Source | QuantizedSource]:
+    """A gated short convolution, with one row of weights for each channel."""
+    conv, size = arch.recurrent, arch.hidden_size
+    assert isinstance(conv, ShortConv)
+    yield from _linear(formats, theirs, ("in_proj",), (3 * size,), size, f"{ours}.in", conv.has_bias)
+    yield from _linear(formats, theirs, ("out_proj",), (size,), size, f"{ours}.out", conv.has_bias)
+    yield Source(f"{theirs}.conv.weight", (size, 1, conv.conv_width), f"{ours}.conv.weight")
+    if conv.has_bias:
+        yield Source(f"{theirs}.conv.bias", (size,), f"{ours}.conv.bias")
+
+
+_RECURRENT: Mapping[type, Callable[..., Iterator[Source | QuantizedSource]]] = {
+    GatedDelta: _delta,
+    Mamba2: _mamba2,
+    ShortConv: _short_conv,
+}
+"""Sources of a recurrent layer, by its kind."""
 
 
 def _mlp(

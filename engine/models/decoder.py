@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.description import Arch, GatedDelta
+from inferd.engine.arch.description import Arch, GatedDelta, Mamba2, ShortConv
 from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.experts import MixtureOfExperts
@@ -25,6 +25,7 @@ from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import NO_LORAS, Lora, Placement
 from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.layers.rotary import cos_sin_table, query_table
+from inferd.engine.layers.short_conv import ShortConvLayer
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
 from inferd.kernels.embed import embed
 from inferd.kernels.join import join
@@ -41,9 +42,16 @@ def kv_places(arch: Arch) -> dict[int, tuple[int, int]]:
     }
 
 
+_RECURRENT: Mapping[type, type[GatedDeltaNet] | type[Mamba2Layer] | type[ShortConvLayer]] = {
+    GatedDelta: GatedDeltaNet,
+    Mamba2: Mamba2Layer,
+    ShortConv: ShortConvLayer,
+}
+
+
 class DecoderLayer:
     """Norm, attention, add, norm, MLP, add. `Branch` decides which of them are fused into one kernel. A recurrent layer
-    has a Gated DeltaNet or Mamba-2 in place of attention.
+    has a Gated DeltaNet, Mamba-2 or a short convolution in place of attention.
 
     A family may norm or scale the results of attention and MLP before they are added, and may leave out the norms
     before attention and MLP.
@@ -51,12 +59,11 @@ class DecoderLayer:
 
     def __init__(self, arch: Arch, layer: int, place: Placement) -> None:
         self._attention_branch, self._mlp_branch = Branch(arch, place), Branch(arch, place)
-        self._mixer: Attention | GatedDeltaNet | Mamba2Layer
+        self._mixer: Attention | GatedDeltaNet | Mamba2Layer | ShortConvLayer
         if layer not in arch.recurrent_layers:
             self._mixer = self._attention = Attention(arch, layer, place.within("attention."), self._attention_branch)
         else:
-            mixer = GatedDeltaNet if isinstance(arch.recurrent, GatedDelta) else Mamba2Layer
-            self._mixer = mixer(arch, place.within("recurrent."), self._attention_branch)
+            self._mixer = _RECURRENT[type(arch.recurrent)](arch, place.within("recurrent."), self._attention_branch)
         mlp = MixtureOfExperts if arch.has_experts(layer) else MLP
         self._mlp = mlp(arch, place.within("mlp."), self._mlp_branch)
 

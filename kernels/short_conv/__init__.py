@@ -2,6 +2,8 @@
 
     y[t, c] = act(sum over j < W of weight[j, c] * x[t - W + 1 + j, c] + bias[c])
 
+With gates x is multiplied by the first one, and rounded, before it is an input. y is multiplied by the second one.
+
 Inputs before the row's first come from the state, and are zeros before position 0. A row's result depends on its own
 sequence alone, bit for bit, however its tokens were split over steps.
 """
@@ -22,6 +24,10 @@ from inferd.kernels.states import StateRows
 MAX_WIDTH = 4
 
 
+Gates = tuple[Tensor, Tensor] | None
+"""[T, C] each, in x's dtype and strides."""
+
+
 class Key(NamedTuple):
     device_type: str
     dtype: torch.dtype
@@ -34,7 +40,7 @@ def _refuses_cpp(key: Key) -> str | None:
     return native.refuses(key.device_type, key.dtype)
 
 
-SHORT_CONV: Op[Key, Callable[[Tensor, Tensor, Tensor | None, Tensor, StateRows, bool], Tensor]] = Op(
+SHORT_CONV: Op[Key, Callable[[Tensor, Tensor, Tensor | None, Gates, Tensor, StateRows, bool], Tensor]] = Op(
     "short_conv",
     [
         Implementation("cpp", cpu.short_conv, _refuses_cpp),
@@ -44,7 +50,14 @@ SHORT_CONV: Op[Key, Callable[[Tensor, Tensor, Tensor | None, Tensor, StateRows, 
 
 
 def short_conv(
-    x: Tensor, weight: Tensor, state: Tensor, rows: StateRows, *, has_silu: bool, bias: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    state: Tensor,
+    rows: StateRows,
+    *,
+    has_silu: bool,
+    bias: Tensor | None = None,
+    gates: Gates = None,
 ) -> Tensor:
     """[T, C] in x's dtype, of sums in fp32 that are rounded once, after silu if `has_silu`.
 
@@ -53,5 +66,8 @@ def short_conv(
     """
     assert x.dim() == 2 and x.stride(1) == 1 and weight.dtype == torch.float32
     assert state.shape[1:] == (weight.shape[0] - 1, x.shape[1]) and state.dtype == x.dtype
+    assert gates is None or all(gate.shape == x.shape and gate.dtype == x.dtype for gate in gates)
     assert bias is None or (bias.shape == x.shape[1:] and bias.dtype == torch.float32 and bias.is_contiguous())
-    return SHORT_CONV.resolve(Key(x.device.type, x.dtype, weight.shape[0]))(x, weight, bias, state, rows, has_silu)
+    return SHORT_CONV.resolve(Key(x.device.type, x.dtype, weight.shape[0]))(
+        x, weight, bias, gates, state, rows, has_silu
+    )

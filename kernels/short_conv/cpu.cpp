@@ -14,6 +14,8 @@ constexpr int64_t CHANNELS = 64;  // a piece of work: 128 bytes or more of each 
 
 struct Problem {
     const void* x;
+    const void* before;  // gates, or null
+    const void* behind;
     const float* weight;
     const float* bias;  // or null
     void* state;
@@ -35,12 +37,23 @@ inline void store_some(T* p, vf v, int count) {
     else store_part(p, v, count);
 }
 
+// As T holds it: a product is an input of later steps too, which find it in the state.
+template <class T>
+inline vf rounded(vf v, int count) {
+    T kept[LANES];
+    store_some(kept, v, count);
+    return load_some(kept, count);
+}
+
 // The channels `channel` .. `channel` + count - 1 of a row.
 template <int W, class T>
 void convolve(const Problem& p, int64_t row, int64_t channel, int count) {
     const int64_t first = p.query_start[row], end = p.query_start[row + 1], size = p.num_channels;
     T* state = static_cast<T*>(p.state) + p.slots[row] * (W - 1) * size + channel;
     const T* x = static_cast<const T*>(p.x) + channel;
+    const auto gate = [&](const void* gates, int64_t token) {
+        return load_some(static_cast<const T*>(gates) + token * p.stride + channel, count);
+    };
     T* out = static_cast<T*>(p.out) + channel;
     const vf bias = p.bias ? load_some(p.bias + channel, count) : vf{};
     vf weight[W], inputs[W] = {};
@@ -49,10 +62,12 @@ void convolve(const Problem& p, int64_t row, int64_t channel, int count) {
         for (int j = 0; j < W - 1; j++) inputs[j] = load_some(state + j * size, count);
     for (int64_t token = first; token < end; token++) {
         inputs[W - 1] = load_some(x + token * p.stride, count);
+        if (p.before) inputs[W - 1] = rounded<T>(inputs[W - 1] * gate(p.before, token), count);
         vf sum = inputs[0] * weight[0];
         for (int j = 1; j < W; j++) sum = mul_add(inputs[j], weight[j], sum);
         if (p.bias) sum += bias;
         if (p.has_silu) sum = sum / (1.0f + exp(-sum));
+        if (p.behind) sum = sum * gate(p.behind, token);
         store_some(out + token * size, sum, count);
         for (int j = 0; j < W - 1; j++) inputs[j] = inputs[j + 1];
     }
@@ -80,14 +95,14 @@ void run_width(const Problem& p, int64_t width, int64_t num_rows, int64_t num_to
 
 }  // namespace
 
-// x [tokens, channels] with `stride` elements from token to token; weight [width, channels] fp32; bias [channels] fp32,
+// x and the gates `before` and `behind`, or null, [tokens, channels] with `stride` elements from token to token; weight [width, channels] fp32; bias [channels] fp32,
 // or null; state [slots, width - 1, channels]; query_start [rows + 1]; positions [tokens]; slots [rows]; out [tokens, channels]. dtypes 0: fp32, 1:
 // bfloat16.
-static void short_conv(const void* x, const float* weight, const float* bias, void* state, const int32_t* query_start,
-                       const int64_t* positions, const int64_t* slots, void* out, int64_t num_rows, int64_t num_tokens,
+static void short_conv(const void* x, const void* before, const void* behind, const float* weight, const float* bias,
+                       void* state, const int32_t* query_start, const int64_t* positions, const int64_t* slots, void* out, int64_t num_rows, int64_t num_tokens,
                        int64_t num_channels, int64_t stride, int64_t width, int64_t has_silu, int64_t dtype,
                        int64_t num_threads) {
-    const Problem p{x, weight, bias, state, query_start, positions, slots, out, num_channels, stride, has_silu != 0};
+    const Problem p{x, before, behind, weight, bias, state, query_start, positions, slots, out, num_channels, stride, has_silu != 0};
     if (dtype == 0) run_width<float>(p, width, num_rows, num_tokens, num_threads);
     else run_width<bf16>(p, width, num_rows, num_tokens, num_threads);
 }

@@ -10,13 +10,21 @@ from inferd.kernels.states import StateRows
 
 
 def short_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: StateRows, has_silu: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gates: tuple[Tensor, Tensor] | None,
+    state: Tensor,
+    rows: StateRows,
+    has_silu: bool,
 ) -> Tensor:
+    assert gates is None or all(gate.stride() == x.stride() for gate in gates)
     assert weight.is_contiguous() and state.is_contiguous()
     assert rows.query_start.is_contiguous() and rows.positions.is_contiguous() and rows.slots.is_contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     native.function("inferd_short_conv")(
         x.data_ptr(),
+        *((0, 0) if gates is None else (gate.data_ptr() for gate in gates)),
         weight.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         state.data_ptr(),

@@ -12,8 +12,15 @@ from inferd.kernels.states import StateRows
 
 
 def short_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: StateRows, has_silu: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gates: tuple[Tensor, Tensor] | None,
+    state: Tensor,
+    rows: StateRows,
+    has_silu: bool,
 ) -> Tensor:
+    x = x if gates is None else x * gates[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     width = weight.shape[0]
     for tokens, slot, begins in rows.spans():
@@ -25,6 +32,7 @@ def short_conv(
         for place in range(1, width):
             total = total + wide[place : place + num_tokens] * weight[place]
         total = total if bias is None else total + bias
-        out[tokens] = (total / torch.neg(total).exp_().add_(1.0) if has_silu else total).to(x.dtype)
+        total = total / torch.neg(total).exp_().add_(1.0) if has_silu else total
+        out[tokens] = (total if gates is None else total * gates[1][tokens].to(torch.float32)).to(x.dtype)
         state[slot] = inputs[num_tokens:]
     return out

@@ -22,6 +22,7 @@ from inferd.engine.arch.description import (
     QKNorm,
     QueryGrowth,
     Rope,
+    ShortConv,
     YarnScaling,
 )
 from inferd.engine.arch.registry import describe, known_architectures, weights
@@ -290,6 +291,24 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "shared_intermediate_size": 1024, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
          "vocab_size": 100352},
         6_939_037_248,
+    ),
+    "LFM2-1.2B": (
+        {"architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 2048,
+         "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "block_use_swiglu": True,
+         "conv_L_cache": 3, "conv_bias": False, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size": 2048,
+         "max_position_embeddings": 128000, "norm_eps": 1e-5, "num_attention_heads": 32, "num_hidden_layers": 16,
+         "num_key_value_heads": 8, "rope_theta": 1000000.0, "torch_dtype": "bfloat16", "vocab_size": 65536},
+        1_170_340_608,
+    ),
+    "LFM2-8B-A1B": (
+        {"architectures": ["Lfm2MoeForCausalLM"], "conv_L_cache": 3, "conv_bias": False, "dtype": "bfloat16",
+         "hidden_size": 2048, "intermediate_size": 7168,
+         "layer_types": ["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
+         "max_position_embeddings": 128000, "moe_intermediate_size": 1792, "norm_eps": 1e-5, "norm_topk_prob": True,
+         "num_attention_heads": 32, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
+         "num_hidden_layers": 24, "num_key_value_heads": 8, "rope_theta": 1000000.0, "routed_scaling_factor": 1.0,
+         "tie_embedding": True, "use_expert_bias": True, "vocab_size": 65536},
+        8_339_930_560,
     ),
     "starcoder2-3b": (
         {"architectures": ["Starcoder2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072,
@@ -596,6 +615,38 @@ def test_what_granite4_refuses(changes: dict[str, Any], message: str) -> None:
         arch_of("granite-4.0-h-tiny", **changes)
 
 
+def test_lfm2() -> None:
+    arch = arch_of("LFM2-1.2B")
+    assert (arch.recurrent, arch.attention_layers) == (ShortConv(2048, 3, has_bias=False), (2, 5, 8, 10, 12, 14))
+    assert (arch.intermediate_size, arch.qk_norm, arch.tie_embeddings) == (8192, QKNorm.HEAD, True)
+    types = ["full_attention" if layer in arch.attention_layers else "conv" for layer in range(16)]
+    assert arch_of("LFM2-1.2B", layer_types=types, full_attn_idxs=...) == arch
+    assert arch_of("LFM2-1.2B", block_auto_adjust_ff_dim=False).intermediate_size == 12288
+    assert arch_of("LFM2-1.2B", block_ffn_dim_multiplier=1.01).intermediate_size == 8448
+    names = {source.tensor: source.parameter for source in weights(arch).sources}
+    assert names["model.embedding_norm.weight"] == "norm.weight"
+    assert names["model.layers.0.conv.conv.weight"] == "layers.0.recurrent.conv.weight"
+    assert names["model.layers.2.self_attn.k_layernorm.weight"] == "layers.2.attention.k_norm.weight"
+    names = {source.tensor: source.parameter for source in weights(arch_of("LFM2-8B-A1B")).sources}
+    assert names["model.layers.2.feed_forward.expert_bias"] == "layers.2.mlp.router.score_bias"
+    assert names["model.layers.2.feed_forward.experts.31.w2.weight"] == "layers.2.mlp.experts.31.down.weight"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"full_attn_idxs": [16]}, r"full_attn_idxs must be a list of layers, from 0 to 15, but it is \[16\]"),
+        ({"full_attn_idxs": []}, "layer_types must name full_attention at least once"),
+        ({"layer_types": ["mamba"] * 16}, "layer_types must be a list of 16, each one of conv, full_attention"),
+        ({"block_use_swiglu": False}, "block_use_swiglu must be true"),
+        ({"conv_L_cache": 1}, "conv_L_cache must be a whole number of at least 2, but it is 1"),
+    ],
+)
+def test_what_lfm2_refuses(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArchError, match=message):
+        arch_of("LFM2-1.2B", **changes)
+
+
 def test_starcoder2() -> None:
     arch = arch_of("starcoder2-3b")
     assert (arch.norm, arch.has_gate, arch.norm_eps, arch.tie_embeddings) == (NormKind.LAYER, False, 1e-5, True)
@@ -656,6 +707,11 @@ def test_gpt_oss() -> None:
             "granite-4.0-h-tiny",
             Experts(64, 6, 512, True, tuple(range(40)), 1024, has_shared_gate=False),
             1.4657e9,
+        ),
+        (
+            "LFM2-8B-A1B",
+            Experts(32, 4, 1792, True, tuple(range(2, 24)), has_sigmoid=True, has_score_bias=True, added=1e-6),
+            1.558e9,
         ),
         ("Qwen3-30B-A3B", Experts(128, 8, 768, True, tuple(range(48))), 3.35e9),
         ("Qwen3-Next-80B-A3B-Instruct", Experts(512, 10, 512, True, tuple(range(48)), 512), 3.875e9),

@@ -152,6 +152,8 @@ def test_every_family_has_files() -> None:
         "GlmForCausalLM",
         "GptOssForCausalLM",
         "GraniteMoeHybridForCausalLM",
+        "Lfm2ForCausalLM",
+        "Lfm2MoeForCausalLM",
         "MiMoForCausalLM",
         "Ministral3ForCausalLM",
         "Qwen2MoeForCausalLM",

@@ -366,6 +366,30 @@ HYBRIDS = (
         },
         {"num_experts_per_tok": 1},
     ),
+    Case(
+        "lfm2, biases",
+        "lfm2",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_multiple_of": 40,
+        },
+        {"norm_eps": 0.1},
+    ),
+    Case(
+        "lfm2 moe",
+        "lfm2_moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 2,
+            "num_experts": 8,
+            "num_experts_per_tok": 5,
+            "moe_intermediate_size": 40,
+            "routed_scaling_factor": 1.3,
+        },
+        {"num_experts_per_tok": 1},
+    ),
     Case("granite 4, experts", "granitemoehybrid", GRANITE4, {"position_embedding_type": "rope"}),
     Case(
         "granite 4, biases",

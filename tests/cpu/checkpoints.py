@@ -66,7 +66,7 @@ class Case:
                     std = 0.5 if is_sharp else self.embedding_std if "embed" in name else 0.15
                     parameter.normal_(0.0, std)
             for name, buffer in model.named_buffers():
-                if name.endswith("e_score_correction_bias"):
+                if name.endswith(("e_score_correction_bias", "expert_bias")):
                     buffer.normal_()  # sums with scores are seldom near one another
         model.generation_config.eos_token_id = None
         model.to(dtype).save_pretrained(directory, max_shard_size=self.max_shard_size)

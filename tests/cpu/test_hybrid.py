@@ -31,7 +31,9 @@ def prompt(seed: int, length: int) -> tuple[int, ...]:
     return tuple(torch.randint(0, VOCAB, (length,), generator=generator).tolist())
 
 
-@pytest.fixture(scope="module", params=["qwen 3.5", "granite 4, experts"])
+@pytest.fixture(
+    scope="module", params=["qwen 3.5", "granite 4, experts", pytest.param("lfm2 moe", marks=pytest.mark.long)]
+)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("hybrid")
     next(case for case in HYBRIDS if case.name == request.param).save(directory)

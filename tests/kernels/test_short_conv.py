@@ -20,22 +20,32 @@ CHANNELS = 83
 class Problem:
     """Random inputs of all sequences, within wider rows, and a pool of states."""
 
-    def __init__(self, width: int, dtype: torch.dtype, *, has_silu: bool) -> None:
-        self.x = torch.randn(sum(LENS), CHANNELS + 5).to(dtype)
+    def __init__(self, width: int, dtype: torch.dtype, *, has_silu: bool, has_gates: bool = False) -> None:
+        before, behind, self.x = torch.randn(sum(LENS), 3 * (CHANNELS + 5)).to(dtype).chunk(3, 1)
+        self.gates = (before, behind) if has_gates else None
         self.weight, self.has_silu = torch.randn(width, CHANNELS), has_silu
         self.bias = torch.randn(CHANNELS) if has_silu else None
         self.state = torch.full((NUM_SLOTS, width - 1, CHANNELS), float("nan"), dtype=dtype)
 
     def step(self, tokens: Tensor, rows: StateRows) -> Tensor:
         x = self.x[tokens][:, :CHANNELS]
-        return short_conv(x, self.weight, self.state, rows, has_silu=self.has_silu, bias=self.bias)
+        gates = None
+        if self.gates is not None:
+            gates = self.gates[0][tokens][:, :CHANNELS], self.gates[1][tokens][:, :CHANNELS]
+        return short_conv(x, self.weight, self.state, rows, has_silu=self.has_silu, bias=self.bias, gates=gates)
+
+    def inputs(self, first: int, end: int) -> Tensor:
+        """The inputs of the convolution."""
+        x = self.x if self.gates is None else self.x * self.gates[0]
+        return x[first:end, :CHANNELS]
 
     def theirs(self, first: int, end: int, weight: Tensor) -> Tensor:
-        x = self.x[first:end, :CHANNELS].double().T[None]
+        x = self.inputs(first, end).double().T[None]
         padded = functional.pad(x, (len(weight) - 1, 0))
         bias = None if self.bias is None else self.bias.double()
         out = functional.conv1d(padded, weight.double().T.unsqueeze(1), bias, groups=CHANNELS)[0].T
-        return functional.silu(out) if self.has_silu else out
+        out = functional.silu(out) if self.has_silu else out
+        return out if self.gates is None else out * self.gates[1][first:end, :CHANNELS].double()
 
 
 def error(result: Tensor, expected: Tensor) -> float:
@@ -43,15 +53,15 @@ def error(result: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("width", "has_silu"), [(4, True), (3, False), (2, True)])
-def test_equals_torch_in_fp64(width: int, has_silu: bool, dtype: torch.dtype) -> None:
-    problem = Problem(width, dtype, has_silu=has_silu)
+@pytest.mark.parametrize(("width", "has_silu", "has_gates"), [(4, True, False), (3, False, True), (2, True, False)])
+def test_equals_torch_in_fp64(width: int, has_silu: bool, has_gates: bool, dtype: torch.dtype) -> None:
+    problem = Problem(width, dtype, has_silu=has_silu, has_gates=has_gates)
     result, first = whole(problem.step), 0
     for slot, count in zip(SLOTS, LENS, strict=True):
         own = result[first : first + count]
         assert error(own, problem.theirs(first, first + count, problem.weight)) < TOLERANCE[dtype]
         assert error(own, problem.theirs(first, first + count, problem.weight * 1.01)) > TOLERANCE[dtype]
-        inputs = functional.pad(problem.x[first : first + count, :CHANNELS], (0, 0, width - 1, 0))
+        inputs = functional.pad(problem.inputs(first, first + count), (0, 0, width - 1, 0))
         assert torch.equal(problem.state[slot], inputs[count:])
         first += count
 
@@ -59,7 +69,7 @@ def test_equals_torch_in_fp64(width: int, has_silu: bool, dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_same_bits_in_any_steps(dtype: torch.dtype, threads: int) -> None:
-    problem = Problem(4, dtype, has_silu=True)
+    problem = Problem(4, dtype, has_silu=True, has_gates=True)
     torch.set_num_threads(threads)
     result = whole(problem.step)
     states = problem.state.clone()

@@ -16,6 +16,7 @@ from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.memory.states import checkpoint_interval, most_slots, num_checkpoints, state_bytes
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.registry import describe
+from tests.arch.test_families import PUBLISHED
 from tests.unit.test_config import GIB, facts, gpu_machine, machine
 from tests.unit.test_step_cost import QWEN35_08B
 
@@ -30,6 +31,10 @@ def test_a_state_has_matrices_and_inputs() -> None:
     assert state_bytes(ARCH, BF16).value == STATE
     assert state_bytes(facts().arch, BF16).value == 0
     assert block_bytes(ARCH, BF16, 32) == BLOCK
+    lfm2 = state_bytes(describe(PUBLISHED["LFM2-1.2B"][0]), BF16)
+    assert lfm2.text == "10 layers x 2 inputs x 2,048 x 2 B"
+    granite = state_bytes(describe(PUBLISHED["granite-4.0-h-tiny"][0]), BF16)
+    assert granite.value == 36 * (48 * 128 * 64 * 4 + 3 * 3328 * 2)
 
 
 def test_checkpoints_take_half_of_the_memory_for_prefixes() -> None:

@@ -28,13 +28,14 @@ def num_state_numbers(arch: Arch) -> int:
 
 
 def state_bytes(arch: Arch, precision: Precision) -> Formula:
-    """Bytes of one state: a matrix for each head, and the last inputs of the convolution, in each layer."""
+    """Bytes of one state: a matrix for each head, if there are any, and the last inputs of the convolution, in each
+    layer."""
     if arch.recurrent is None:
         return NOTHING
     num_heads, rows, columns = arch.recurrent.state_shape
-    heads = term(num_heads, "heads") * term(rows) * term(columns)
+    matrices = term(num_heads, "heads") * term(rows) * term(columns) * term(_STATE_BYTES, "B")
     inputs = term(arch.recurrent.conv_width - 1, "inputs") * term(arch.recurrent.conv_size) * precision.dtype_bytes
-    return term(len(arch.recurrent_layers), "layers") * (heads * term(_STATE_BYTES, "B") + inputs)
+    return term(len(arch.recurrent_layers), "layers") * (matrices + inputs if num_heads else inputs)
 
 
 def most_slots(arch: Arch, precision: Precision, available_bytes: int) -> int | None:

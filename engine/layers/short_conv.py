@@ -1,0 +1,66 @@
+"""The short convolution of one layer of LFM2: project, gate, convolve, gate again, project back.
+
+The matrix of the first projection has the rows of the gate before the convolution, of the gate behind it, and of its
+input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from inferd.engine.arch.description import Arch, ShortConv
+from inferd.engine.layers.branch import Branch
+from inferd.engine.layers.gated_delta import StateContext
+from inferd.engine.layers.linear import Linear
+from inferd.engine.layers.parameter import Parameter
+from inferd.engine.layers.placement import Placement
+from inferd.kernels.short_conv import short_conv
+
+
+class ShortConvLayer:
+    """Gated short convolution of a step's tokens x [T, hidden]."""
+
+    _weight: Tensor
+    """[conv_width, hidden] fp32."""
+    _bias: Tensor | None = None
+
+    def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
+        conv, size = arch.recurrent, arch.hidden_size
+        assert isinstance(conv, ShortConv)
+        self._branch = branch
+        self._in = Linear(size, 3 * size, place.of("in"), conv.has_bias)
+        self._out = Linear(size, size, place.of("out"), conv.has_bias)
+        shapes: dict[str, tuple[int, ...]] = {"weight": (size, 1, conv.conv_width)}
+        if conv.has_bias:
+            shapes["bias"] = (size,)
+        self._conv = {
+            name: Parameter(shape, torch.float32, place.device, partial(self._take, name))
+            for name, shape in shapes.items()
+        }
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        for name, linear in (("in", self._in), ("out", self._out)):
+            yield from ((f"{name}.{part}", parameter) for part, parameter in linear.parameters())
+        yield from ((f"conv.{name}", parameter) for name, parameter in self._conv.items())
+
+    def _take(self, name: str, tensor: Tensor) -> None:
+        setattr(self, f"_{name}", tensor.squeeze(1).t().contiguous() if name == "weight" else tensor)
+
+    def __call__(self, x: Tensor, residual: Tensor | None, context: StateContext) -> tuple[Tensor, Tensor | None]:
+        """The stream (x, residual), [T, hidden] each, with this branch's result added."""
+        projected, stream = self._branch.enter(self._in, x, residual)
+        before, behind, inputs = projected.chunk(3, dim=1)
+        convolved = short_conv(
+            inputs,
+            self._weight,
+            context.inputs,
+            context.rows,
+            has_silu=False,
+            bias=self._bias,
+            gates=(before, behind),
+        )
+        return self._branch.leave(self._out, convolved, stream)
