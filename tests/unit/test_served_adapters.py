@@ -177,6 +177,32 @@ def test_an_adapter_that_cannot_be_loaded_again_fails_its_requests_alone() -> No
     run(scenario)
 
 
+@pytest.mark.parametrize("error", ["", "its file is gone"])
+def test_one_may_be_unloaded_while_the_next_engine_loads_it(error: str) -> None:
+    async def scenario() -> None:
+        scene = Scene("a", "b")
+        scene.client.inbox.put_nowait(READY)
+        await scene.turn()
+        await scene.loaded("a", "b")
+        place, used = scene.adapter("a"), scene.adapters.named["b"]
+        stream = scene.router.submit(with_adapter("x", used.adapter))
+        await scene.restart()
+        for name in ("a", "b"):
+            scene.adapters.leave(scene.adapters.named[name])
+        stream.abort()
+        assert not list(scene.adapters), "nothing uses them any more"
+        for adapter in (place, used.adapter):
+            scene.client.inbox.put_nowait(AdapterLoaded(adapter, error))
+        later = scene.router.submit(submit("y"))
+        await scene.turn()
+        assert scene.sent()[2:] == ["y"], "the engine takes requests"
+        scene.client.inbox.put_nowait(step(Delta(request_id="y", finish_reason="stop")))
+        assert (await collect(later))[-1].finish_reason == "stop"
+        await scene.load("c")
+
+    run(scenario)
+
+
 def test_a_start_ends_with_the_adapter_that_cannot_be_loaded() -> None:
     async def scenario() -> None:
         scene = Scene("a")
