@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,6 +114,18 @@ class Adapters:
         assert served is not None and served.num_requests > 0, "an adapter lost its place while it was used"
         served.num_requests -= 1
         self._free(served)
+
+    @contextmanager
+    def held(self, adapter: Adapter | None) -> Iterator[None]:
+        """Keep an adapter in its place while a request sends one piece after another. Raises as `hold`."""
+        if adapter is None:
+            yield
+            return
+        self.hold(adapter, 1, is_admitted=False)
+        try:
+            yield
+        finally:
+            self.release(adapter)
 
     def _free(self, served: ServedAdapter) -> None:
         if served.is_leaving and not served.num_requests and self.find(served.adapter) is served:

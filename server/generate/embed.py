@@ -113,6 +113,11 @@ async def embed(router: Router, request: EmbedRequest) -> tuple[bytes, ...]:
 
     Raises `RequestError` or `EngineDeadError` if an input fails, and `RequestError` if one is not taken.
     """
+    with router.adapters.held(request.params.adapter):
+        return await _embed(router, request)
+
+
+async def _embed(router: Router, request: EmbedRequest) -> tuple[bytes, ...]:
     request.account.take(request.num_tokens)
     vectors = [b""] * len(request.inputs)
     waiting = enumerate(request.submits())

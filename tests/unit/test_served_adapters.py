@@ -12,9 +12,10 @@ from msgspec import structs
 from inferd.engine.api.adapter import AdapterFiles, LowRank
 from inferd.engine.api.errors import ModelError, RequestError
 from inferd.engine.api.wire.messages import AdapterLoaded, Delta, LoadAdapter, Submit
-from inferd.engine.api.wire.params import Adapter
+from inferd.engine.api.wire.params import Adapter, Pooling, SamplingParams
 from inferd.server.dispatch.adapters import Adapters
 from inferd.server.dispatch.router import Router
+from inferd.server.generate.embed import MAX_TOKENS_AT_ONCE, EmbedRequest, embed
 from inferd.server.observability.metrics import Metrics
 from tests.unit.test_router import READY, FakeClient, collect, step, submit
 
@@ -199,6 +200,27 @@ def test_one_may_be_unloaded_while_the_next_engine_loads_it(error: str) -> None:
         scene.client.inbox.put_nowait(step(Delta(request_id="y", finish_reason="stop")))
         assert (await collect(later))[-1].finish_reason == "stop"
         await scene.load("c")
+
+    run(scenario)
+
+
+def test_a_request_for_embeddings_keeps_its_adapter_between_inputs() -> None:
+    async def scenario() -> None:
+        scene = Scene("a")
+        scene.client.inbox.put_nowait(READY)
+        await scene.turn()
+        await scene.loaded("a")
+        params = SamplingParams(max_tokens=0, seed=0, pooling=Pooling(), adapter=scene.adapter("a"))
+        inputs = tuple((i,) * MAX_TOKENS_AT_ONCE for i in range(2))
+        asked = EmbedRequest(engine_id="e", inputs=inputs, params=params, scheduling=submit("x").scheduling)
+        vectors = asyncio.create_task(embed(scene.router, asked))
+        await scene.turn()
+        scene.adapters.leave(scene.adapters.named["a"])
+        for name in ("e-0", "e-1"):
+            scene.client.inbox.put_nowait(step(Delta(request_id=name, finish_reason="stop", embedding=b"1234")))
+            await scene.turn()
+        assert await vectors == (b"1234", b"1234")
+        assert not list(scene.adapters)
 
     run(scenario)
 
