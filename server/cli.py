@@ -163,6 +163,9 @@ def plan(
             help="Format that linear layers store their weights in: auto, none, fp8, int8, int4.", metavar="WORD"
         ),
     ] = "auto",
+    model_impl: Annotated[
+        str, typer.Option(help="Code that computes the model: auto, native, transformers.", metavar="WORD")
+    ] = "auto",
     kv_cache_dtype: Annotated[
         str, typer.Option(help="Format of the KV cache: auto, fp8, int8.", metavar="WORD")
     ] = "auto",
@@ -203,6 +206,7 @@ def plan(
         revision=revision,
         dtype=dtype,
         quantization=quantization,
+        model_impl=model_impl,
         kv_cache_dtype=kv_cache_dtype,
         batch=batch,
         context=context,

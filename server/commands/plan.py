@@ -27,6 +27,7 @@ from inferd.engine.api.memory.capacity import longest_context, of_each_rank, opt
 from inferd.engine.api.memory.planner import MemoryPlan, refusal
 from inferd.engine.api.memory.precision import DTYPE_BYTES, SHORT_KV, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.modelling import ModelImpl
 from inferd.engine.api.served import (
     auto_dtype,
     check_quantization,
@@ -70,6 +71,7 @@ class PlanOptions:
     """Number of LoRA adapters to have memory for."""
     max_lora_rank: int = AUTO_RANK
     """Largest rank of an adapter."""
+    model_impl: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,7 @@ def _read(asked: PlanOptions) -> _Found:
     a GGUF file of the Hub, the header is read."""
     found = None if asked.model == EMBEDDED_NAME else local_path(asked.model)
     if found is not None and found.is_file() and not is_gguf(found):
-        return _Found(ModelFacts.of_config(found, read_json(found), "auto"))
+        return _Found(ModelFacts.of_config(found, read_json(found), _impl(asked)))
     repo_id, files = gguf_to_download(asked.model, asked.revision)
     if files:
         with without_weights(repo_id, files) as path:
@@ -189,8 +191,17 @@ def _read(asked: PlanOptions) -> _Found:
     path = locate(asked.model, asked.revision, files=CONFIG_FILES)
     is_hub = asked.model != EMBEDDED_NAME and found is None
     if not is_gguf(path) and (is_hub or not any(path.glob("*.safetensors*"))):
-        return _Found(ModelFacts.of_config(path, read_config(path), "auto"))
+        return _Found(ModelFacts.of_config(path, read_config(path), _impl(asked)))
     return _of_headers(path, asked)
+
+
+def _impl(asked: PlanOptions) -> ModelImpl:
+    """Raises `ConfigError`."""
+    kinds: tuple[ModelImpl, ...] = get_args(ModelImpl)
+    found = next((kind for kind in kinds if kind == asked.model_impl), None)
+    if found is None:
+        raise ConfigError(f"--model-impl must be one of {', '.join(kinds)}, but got {asked.model_impl!r}")
+    return found
 
 
 def _of_headers(path: Path, asked: PlanOptions) -> _Found:
@@ -198,7 +209,7 @@ def _of_headers(path: Path, asked: PlanOptions) -> _Found:
     by_dtype = Counter[str]()
     for info in checkpoint.tensors.values():
         by_dtype[info.dtype] += info.num_bytes
-    facts = ModelFacts.of(checkpoint, "auto")
+    facts = ModelFacts.of(checkpoint, _impl(asked))
     dequantized = None
     if checkpoint.keeps_blocks and facts.arch.stored is not None:
         dequantized = ModelFacts.of(replace(checkpoint, keeps_blocks=False))

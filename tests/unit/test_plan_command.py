@@ -377,6 +377,7 @@ def test_a_hub_model_is_planned_without_its_weights(mistral: str, monkeypatch: p
         ({"dtype": "fp8"}, "--dtype must be one of auto, float32, bfloat16, float16, but got 'fp8'"),
         ({"kv_cache_dtype": "int4"}, "--kv-cache-dtype must be one of auto, fp8, int8, but got 'int4'"),
         ({"quantization": "int2"}, "--quantization must be one of auto, none, fp8, int8, int4, but got 'int2'"),
+        ({"model_impl": "vllm"}, "--model-impl must be one of auto, native, transformers, but got 'vllm'"),
         ({"block_size": 48}, "--block-size must be one of (16, 32, 64, 128), but got 48"),
         (
             {"overhead": "20-10"},
@@ -390,6 +391,14 @@ def test_options_are_refused_by_name(mistral: str, asked: dict[str, Any], messag
     with pytest.raises(ConfigError) as told:
         report(mistral, **asked)
     assert message in str(told.value)
+
+
+def test_the_code_that_computes_the_model_is_chosen_as_by_serve(mistral: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.engine.api.model.ask_modelled", lambda config, shapes: "it was asked")
+    for model in (mistral, str(Path(mistral) / "config.json")):
+        assert report(model, model_impl="native").plan == report(model).plan
+        with pytest.raises(ModelError, match="it was asked; give --model-impl auto"):
+            report(model, model_impl="transformers")
 
 
 @pytest.mark.parametrize(("text", "shares"), [("10-20", (0.1, 0.2)), ("12.5%", (0.125, 0.125)), ("0", (0.0, 0.0))])
