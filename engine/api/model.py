@@ -73,6 +73,8 @@ class ModelFacts:
         elif is_mtp:
             described = _describe(path, config, describe_mtp_layer)
         elif is_gguf(path) or _is_native(config, model_impl):
+            if model_impl == "transformers":
+                raise ModelError(f"{path} is a GGUF file, which only native families read: give --model-impl auto")
             described = _describe(path, config)
         else:
             shapes = {name: info.shape for name, info in checkpoint.tensors.items()}

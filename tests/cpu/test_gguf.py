@@ -303,6 +303,8 @@ def test_a_file_without_blocks_stays_as_it_is(tmp_path: Path) -> None:
     Case("llama", "llama", {"tie_word_embeddings": True}).save(tmp_path)
     file = convert(tmp_path, tmp_path / "model.gguf", lambda _: as_f16)
     assert ModelFacts.of(Checkpoint.read(file, keeps_blocks=True)) == ModelFacts.of(Checkpoint.read(file))
+    with pytest.raises(ModelError, match="is a GGUF file, which only native families read: give --model-impl auto"):
+        ModelFacts.of(Checkpoint.read(file), "transformers")
 
 
 def test_a_scale_that_is_no_number_is_refused_by_the_tensors_name(tmp_path: Path) -> None:
