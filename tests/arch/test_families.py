@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,11 +27,13 @@ from inferd.engine.arch.description import (
     ShortConv,
     YarnScaling,
 )
+from inferd.engine.arch.ranks import refuses
 from inferd.engine.arch.registry import describe, known_architectures, weights
 from inferd.engine.arch.weights import ByKeyHead, Neighbours
 
 GRANITE4_LAYERS = ["mamba" if layer not in (5, 15, 25, 35) else "attention" for layer in range(40)]
 
+MODELS = Path(__file__).parents[2] / "docs" / "models.md"
 PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "Mistral-7B-v0.1": (
         {"architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096,
@@ -338,6 +342,14 @@ def test_the_number_of_parameters_is_the_published_one(name: str) -> None:
 def test_no_family_is_left_out() -> None:
     found = {config["architectures"][0] for config, _ in PUBLISHED.values()}
     assert found | {"LlamaForCausalLM", "Qwen3ForCausalLM"} == set(known_architectures())
+
+
+def test_the_table_in_the_docs_says_which_families_ranks_can_share() -> None:
+    rows = [line.split(" | ") for line in MODELS.read_text().splitlines() if "ForCausalLM`" in line and line[0] == "|"]
+    said = {name: row[3].startswith("yes") for row in rows for name in re.findall(r"`(\w+ForCausalLM)`", row[1])}
+    shared = {config["architectures"][0]: refuses(describe(config), 2) is None for config, _ in PUBLISHED.values()}
+    assert {name: said[name] for name in shared} == shared
+    assert said.keys() == {name for name in known_architectures() if name.endswith("ForCausalLM")}
 
 
 def test_mistral() -> None:
