@@ -35,9 +35,13 @@ _WEIGHT = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 _PATTERN = re.compile(r"\^?[\w.]+")
 _UNSUPPORTED = (
     "use_dora", "use_qalora", "lora_bias", "fan_in_fan_out", "modules_to_save", "trainable_token_indices",
-    "layer_replication", "target_parameters", "alora_invocation_tokens", "arrow_config",
+    "layer_replication", "target_parameters", "alora_invocation_tokens", "arrow_config", "use_bdlora", "kasa_config",
+    "monteclora_config",
 )  # fmt: skip
 """Options that change what an adapter computes, and are not computed here."""
+_BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
+"""Values of `init_lora_weights` with which PEFT leaves the model's own weights as they are. It replaces them with the
+others, such as "pissa", each time it loads the adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,13 @@ class AdapterFiles:
 
 def read_adapter(path: Path, arch: Arch, max_rank: int = MAX_RANK) -> AdapterFiles:
     """Check an adapter against the model. Raises a `ModelError` that says which part of it cannot be served."""
+    try:
+        return _read(path, arch, max_rank)
+    except OSError as error:
+        raise ModelError(f"the adapter in {path} cannot be read: {error.strerror}") from error
+
+
+def _read(path: Path, arch: Arch, max_rank: int) -> AdapterFiles:
     if not path.is_dir():
         raise ModelError(f"{path} is no directory: an adapter is a directory with {CONFIG} and {WEIGHTS}")
     config, file = read_json(path / CONFIG), path / WEIGHTS
@@ -148,6 +159,11 @@ def _check_config(path: Path, config: Mapping[str, Any]) -> None:
             raise ModelError(
                 f"{path / CONFIG}: {name} is not supported, but is {config[name]!r}; merge the adapter into the weights"
             )
+    if config.get("init_lora_weights") not in _BEGINNINGS:
+        raise ModelError(
+            f"{path / CONFIG}: init_lora_weights is {config['init_lora_weights']!r}, with which PEFT changes the "
+            "model's own weights; save the adapter with path_initial_model_for_weight_conversion, or merge it"
+        )
 
 
 def _updates(path: Path, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], arch: Arch) -> list[LowRank]:
@@ -163,13 +179,16 @@ def _updates(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor
         if match is None:
             raise ModelError(f"{path / WEIGHTS}: {name} is no A or B of a linear module, and nothing else is supported")
         names.setdefault(match["module"], {})[match["factor"]] = name
-    found = []
+    found, seen = [], dict[str, str]()
     for theirs, pair in names.items():
         module = _BODY + text_name(theirs.removeprefix(_PREFIX)).removeprefix(_BODY)
         if module not in places:
             raise ModelError(f"{path / WEIGHTS}: {theirs} is no linear module of the layers of {_base(arch, config)}")
         if len(pair) < 2:
             raise ModelError(f"{path / WEIGHTS}: {theirs} must have lora_A and lora_B, but has only {min(pair)}")
+        if module in seen:
+            raise ModelError(f"{path / WEIGHTS}: {theirs} and {seen[module]} are the same module; keep one of them")
+        seen[module] = theirs
         matrix, part, shape = places[module]
         rank = _rank(path, arch, config, tensors[pair["A"]], tensors[pair["B"]], (shape.out_size, shape.in_size))
         found.append(LowRank(matrix, part, rank, _scale(path, config, module, rank), pair["A"], pair["B"]))

@@ -42,6 +42,10 @@ def path(tmp_path: Path) -> Path:
         ({"rank_pattern": ["q_proj"]}, "rank_pattern must be an object"),
         ({"lora_alpha": "much"}, "lora_alpha must be a number below 1,000,000, but is 'much'"),
         ({"lora_alpha": 1e7}, "lora_alpha must be a number below"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            "init_lora_weights is 'pissa_niter_4', with which PEFT changes the model",
+        ),
     ],
 )
 def test_a_configuration_that_is_not_served(path: Path, config: dict[str, Any], message: str) -> None:
@@ -76,6 +80,14 @@ def test_weights_that_do_not_fit(path: Path, name: str, tensor: torch.Tensor | N
         read_adapter(path, ARCH)
 
 
+def test_a_module_that_is_named_twice(path: Path) -> None:
+    tensors = load_file(path / WEIGHTS)
+    other = {name.replace("model.model.model.", "model.model."): tensor + 1 for name, tensor in tensors.items()}
+    save_file({**tensors, **other}, path / WEIGHTS)
+    with pytest.raises(ModelError, match=r"down_proj and base_model.*down_proj are the same module; keep one of them"):
+        read_adapter(path, ARCH)
+
+
 def test_a_rank_that_there_is_no_space_for(path: Path) -> None:
     with pytest.raises(ModelError, match=r"must be at most 2, but .* has 4; start the server with --max-lora-rank 4"):
         read_adapter(path, ARCH, 2)
@@ -87,6 +99,8 @@ def test_a_rank_that_there_is_no_space_for(path: Path) -> None:
 def test_what_is_no_adapter(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"is no directory: an adapter is a directory with {CONFIG}"):
         read_adapter(tmp_path / "none", ARCH)
+    with pytest.raises(ModelError, match="cannot be read: File name too long"):
+        read_adapter(tmp_path / ("long" * 100), ARCH)
     with pytest.raises(ModelError, match=f"holds no {CONFIG}"):
         read_adapter(tmp_path, ARCH)
     (tmp_path / CONFIG).write_text('{"peft_type": "LORA"}')
