@@ -220,8 +220,8 @@ def serve(core: EngineCore, link: EngineLink, heartbeat: Heartbeat, adapters: Ad
     """Step for ever; the process ends with its standard input."""
     while True:
         is_loading = adapters is not None and adapters.is_busy
-        waiting_ms = _COMPILING_POLL_MS if core.is_compiling or is_loading else _IDLE_POLL_MS
-        messages = link.receive(0 if core.has_work else waiting_ms)
+        is_awaiting = core.is_compiling or is_loading
+        messages = link.receive(0 if core.has_work else _COMPILING_POLL_MS if is_awaiting else _IDLE_POLL_MS)
         for message in messages:
             _dispatch(core, message, adapters)
         if adapters is not None and is_loading:
@@ -229,7 +229,7 @@ def serve(core: EngineCore, link: EngineLink, heartbeat: Heartbeat, adapters: Ad
                 if not loaded.error:
                     core.add_adapter(loaded.adapter)
                 link.send(loaded)
-        if not messages and not core.has_work and not core.is_compiling:
+        if not messages and not core.has_work and not is_awaiting:
             # To check a large pool takes a fifth of a second, so this runs only when the engine has been idle for a
             # while.
             core.check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint
 from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.registry import weights
+from inferd.engine.process.main import serve
 from tests.cpu.adapters import write_adapter
 
 ARCH = ModelFacts.of(Checkpoint.read(EMBEDDED_PATH)).arch
@@ -123,6 +125,27 @@ def test_names_of_adapters_of_models_without_a_head_or_with_eyes(path: Path, bod
         (low.matrix, low.part, low.rank) for low in expected.updates
     ]
     assert found.digest != expected.digest, "of the content"
+
+
+def test_an_idle_engine_takes_requests_while_it_reads_an_adapter() -> None:
+    """Its check of the whole pool, which takes long, waits until nothing is read."""
+    link, core, adapters, waits = Mock(), Mock(is_compiling=False, has_work=False), Mock(is_busy=True), list[int]()
+    core.flush.return_value = None
+    adapters.ended.return_value = []
+
+    def receive(timeout_ms: int) -> list[object]:
+        waits.append(timeout_ms)
+        if len(waits) == 3:
+            adapters.is_busy = False
+        if len(waits) == 5:
+            raise StopAsyncIteration
+        return []
+
+    link.receive = receive
+    with pytest.raises(StopAsyncIteration):
+        serve(core, link, Mock(), adapters)
+    assert waits == [1, 1, 1, 1000, 1000]
+    assert core.check.call_count == 1, "only once nothing was read"
 
 
 def test_space_for_the_adapters_that_are_given(path: Path) -> None:
