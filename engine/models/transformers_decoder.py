@@ -40,8 +40,11 @@ _VECTOR = 64
 _GRAIN = 32768
 """Most numbers that torch gives to a thread of an elementwise operation before it uses another."""
 _ROUNDED = frozenset(
-    ("cos", "sin", "exp", "expm1", "log", "log1p", "erf", "tanh", "sigmoid", "silu", "gelu", "softplus", "elu", "mish")
-)
+    (
+        "cos", "sin", "exp", "exp2", "expm1", "log", "log1p", "erf", "rsqrt", "tanh", "sigmoid", "silu", "gelu",
+        "softplus", "elu", "selu", "celu", "mish",
+    )
+)  # fmt: skip
 """Functions that torch rounds in one way in whole vectors, and in another way behind the last of them."""
 _TOLERANCE = 0.05
 """Most difference between a prompt at once and token by token, as a share of the largest number: 6 steps of bfloat16.
