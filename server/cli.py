@@ -183,6 +183,9 @@ def plan(
     tensor_parallel_size: Annotated[
         int, typer.Option(help="Number of processes that share the model; sizes are those of each.", metavar="N")
     ] = 1,
+    replicas: Annotated[
+        int, typer.Option(help="Number of engines that share the machine; sizes are those of each.", metavar="N", min=1)
+    ] = 1,
     speculative: Annotated[
         str,
         typer.Option(
@@ -214,6 +217,7 @@ def plan(
         block_size=block_size,
         standby=standby,
         tensor_parallel_size=tensor_parallel_size,
+        replicas=replicas,
         speculative=speculative,
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,

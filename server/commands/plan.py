@@ -32,6 +32,7 @@ from inferd.engine.api.served import (
     auto_dtype,
     check_quantization,
     check_ranks,
+    check_replica_places,
     deterministic_on,
     draft_precision,
     kv_refusal,
@@ -64,6 +65,8 @@ class PlanOptions:
     standby: bool = False
     tensor_parallel_size: int = 1
     """Number of ranks that share the model. The report is about each of them."""
+    replicas: int = 1
+    """Number of engines that share the machine. The report is about each of them."""
     speculative: str = "none"
     """Source of guessed tokens, or a draft model or head. Steps that verify them draw more tokens, whose logits take
     memory."""
@@ -123,6 +126,8 @@ class PlanReport:
     """Whether the model fits this machine, in one sentence."""
     deterministic: tuple[bool, str]
     """Whether results are deterministic by default, and why."""
+    replicas: int
+    """Number of engines that share the machine; all sizes are of each."""
 
     @property
     def chosen(self) -> str:
@@ -149,7 +154,9 @@ class PlanReport:
 
 def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     """Compute the report. Raises `ModelError` if the model cannot be read, and `ConfigError` for a wrong option."""
-    machine = machine.on(machine.best_device).shared_by(max(asked.tensor_parallel_size, 1))
+    machine = machine.on(machine.best_device)
+    check_replica_places(asked.replicas, max(asked.tensor_parallel_size, 1), machine.device, machine)
+    machine = machine.shared_by(max(asked.tensor_parallel_size, 1) * asked.replicas)
     overhead = _overhead(asked.overhead)
     found = _read(asked)
     facts = found.facts
@@ -166,7 +173,7 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     rows = _rows(found, served, work, machine)
     return PlanReport(
         asked.model, facts, found.files, precision, work, plan, overhead, rows, machine, served, why, fits, verdict,
-        deterministic_on(None, machine.device),
+        deterministic_on(None, machine.device), asked.replicas,
     )  # fmt: skip
 
 
@@ -256,7 +263,7 @@ def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Worklo
         step_tokens=auto_step_tokens(machine.device),
         block_size=asked.block_size,
         device=machine.device,
-        num_threads=max(machine.num_cpus // asked.tensor_parallel_size, 1),
+        num_threads=max(machine.num_cpus // (asked.tensor_parallel_size * asked.replicas), 1),
         has_standby=asked.standby,
         num_ranks=asked.tensor_parallel_size,
         speculates=kind != "none",
@@ -352,6 +359,7 @@ def to_json(report: PlanReport) -> dict[str, Any]:
         "context": work.max_model_len,
         "block_size": work.block_size,
         "tensor_parallel_size": work.num_ranks,
+        "replicas": report.replicas,
         "speculates": work.speculates,
         "files": None if files is None else {"bytes": files.num_bytes, "bytes_by_dtype": files.bytes_by_dtype},
         "weights": [_part(part) for part in plan.weights],

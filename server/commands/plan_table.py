@@ -158,7 +158,9 @@ def _precisions(report: PlanReport) -> Table:
     unit = _Unit.of(max(row.plan.total_bytes for row in report.rows if row.plan is not None))
     available = format_bytes(report.machine.memory_available_bytes)
     num_ranks = report.work.num_ranks
-    has = f"each of {num_ranks} ranks has" if num_ranks > 1 else "this machine has"
+    ranks, replicas = (f"each of {num_ranks} ranks", f"each of {report.replicas} replicas")
+    each = [what for what, count in ((ranks, num_ranks), (replicas, report.replicas)) if count > 1]
+    has = f"{' of '.join(each) or 'this machine'} has"
     table = _table(f"All precisions; {has} {available} available")
     table.add_column("precision", no_wrap=True)
     sized = [f"{name} {unit.decimal_name}" for name in ("weights", "KV", "total")]

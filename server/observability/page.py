@@ -54,7 +54,7 @@ def show_engine_names(seen: ServerInstruments) -> Export:
         seen.replica_kv_usage,
         "replica",
     )
-    page.gauge("inferd_standby_ready", "1 if a standby engine is ready, otherwise 0.", seen.standby)
+    page.gauge("inferd_standby_ready", "Number of replicas with a standby that is ready.", seen.standby)
     page.counter("inferd_engine_restarts", "Number of engines that replaced a dead one.", seen.restarts)
     page.counter("inferd_requests_replayed", "Number of sequences that were sent again to a new engine.", seen.replayed)
     page.histogram(

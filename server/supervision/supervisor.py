@@ -32,6 +32,8 @@ MAX_DEATHS = 5
 
 RETRY_S = 60.0
 """Seconds between the tries to start a replica whose engines kept dying while others serve."""
+_BESIDE_OTHERS_S = 1.0
+"""Seconds to wait before a start while another replica takes over the streams: it needs the cores."""
 _FIRST_DELAY_S = 0.05
 _MAX_DELAY_S = 2.0
 
@@ -98,6 +100,8 @@ class EngineSupervisor:
                 delay_s = self._restart_policy.died(time.monotonic(), self._replica.num_delivered)
                 if delay_s is None or self._replica.failure:
                     delay_s = self._give_up(f"{reason}; so did those before it, and none delivered a token")
+                if self._router.is_up:
+                    delay_s = max(delay_s, _BESIDE_OTHERS_S)
                 waiting = f"{self._router.num_unsent} requests wait"
                 soon = f" in {delay_s:.2g} s" if delay_s else ""
                 logger.error("%s%s: starting another%s; %s", self._name, reason, soon, waiting)
@@ -136,14 +140,16 @@ class EngineSupervisor:
 
     async def _next(self) -> EngineHandle:
         """The standby if it can be promoted, else a newly started process. Raises `StartError`."""
-        handle = await self._standby.take()
+        handle, early = await self._standby.take(), self._early
+        self._early = None
+        # An engine that starts beside serving ones imports its libraries at low priority, as a standby does.
+        is_standby = handle is not None or self._router.is_up
         if handle is None:
-            early, self._early = self._early, None
-            handle = self._begin(self._epoch, is_standby=False, early=early)
-            self._router.attach(handle.client, self._replica.index)
+            handle = self._begin(self._epoch, is_standby=is_standby, early=early)
         else:
             logger.info("%sthe standby is promoted", self._name)
-            self._router.attach(handle.client, self._replica.index)
+        self._router.attach(handle.client, self._replica.index)
+        if is_standby:
             handle.supervisor.promote()
         return handle
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inferd.engine.api.config import EngineConfig, resolve
+from inferd.engine.api.config import EngineConfig, replicas_of, resolve
 from inferd.engine.api.errors import CapacityError, ConfigError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
@@ -391,6 +391,28 @@ def test_ranks_share_the_memory_and_the_kv_cache() -> None:
     assert 2 * plan.weights_bytes == whole.weights_bytes + embedding + norms
     with pytest.raises(CapacityError, match=r"7.2 GiB on each of 2 ranks for .* 5.0 GiB of memory are available to"):
         resolve(two, facts(), machine(10))
+
+
+def test_each_replica_has_its_part_of_the_machine() -> None:
+    two = msgspec.structs.replace(ASKED, num_replicas=2, max_model_len=1024)
+    config, plan, _ = resolve(two, facts(), machine(64))
+    alone, whole, _ = resolve(msgspec.structs.replace(two, num_replicas=1), facts(), machine(64))
+    half, _, _ = resolve(msgspec.structs.replace(two, num_replicas=1), facts(), machine(32))
+    assert (config.num_threads, alone.num_threads) == (1, 2)
+    assert plan.weights_bytes == whole.weights_bytes and config.num_blocks == half.num_blocks
+    with pytest.raises(CapacityError, match=r"10.0 GiB of memory are .*each of 2 replicas .*: give fewer --replicas"):
+        resolve(two, facts(), machine(32 - 12))
+    with pytest.raises(ConfigError, match=r"at most 2 here, because each needs a core .* there are 2, but got 3"):
+        resolve(msgspec.structs.replace(two, num_replicas=3), facts(), machine(64))
+
+
+def test_replicas_on_gpus_have_gpus_of_their_own() -> None:
+    four = msgspec.structs.replace(ASKED, num_replicas=2, tensor_parallel_size=2)
+    config, _, _ = resolve(four, facts(), gpu_machine(others_free_gib=(140.0,) * 3))
+    assert [each.first_gpu for each in replicas_of(config)] == [0, 2]
+    assert [each.cpus for each in replicas_of(config)] == [(), ()]
+    with pytest.raises(ConfigError, match=r"at most 1 here, because each needs 2 GPUs .* there are 3, but got 2"):
+        resolve(four, facts(), gpu_machine(others_free_gib=(140.0,) * 2))
 
 
 def test_a_model_of_one_position_is_refused() -> None:

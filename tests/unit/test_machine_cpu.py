@@ -35,3 +35,25 @@ def test_page_cache_can_be_had(container: Path) -> None:
 def test_without_a_limit_the_host_counts(container: Path) -> None:
     (container / "memory.max").write_text("max\n")
     assert Machine.detect().memory_available_bytes == 60 * GIB
+
+
+@pytest.mark.parametrize(
+    ("nodes", "count", "groups"),
+    [
+        (["0-3", "4-7"], 2, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (["0-1,4-5", "2-3,6-7"], 4, [[0, 1], [4, 5], [2, 3], [6, 7]]),
+        (["0-3", "4-7", ""], 1, [[]]),
+        (["0-7"], 2, [[], []]),
+        (["0-3", "8-11"], 2, [[], []]),
+    ],
+    ids=["two nodes", "halves of two nodes", "one group", "one node", "the other node is not allowed"],
+)
+def test_replicas_are_bound_to_nodes(
+    nodes: list[str], count: int, groups: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index, cpus in enumerate(nodes):
+        (tmp_path / f"node{index}").mkdir()
+        (tmp_path / f"node{index}" / "cpulist").write_text(f"{cpus}\n")
+    monkeypatch.setattr(machine, "_NODES", tmp_path)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(8)))
+    assert [list(group) for group in machine.cpu_groups(count)] == groups

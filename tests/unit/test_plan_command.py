@@ -73,6 +73,15 @@ def test_the_plan_of_each_rank(mistral: str) -> None:
         report(mistral, tensor_parallel_size=12)
 
 
+def test_the_plan_of_each_replica(mistral: str) -> None:
+    alone, one_of_two = report(mistral), report(mistral, replicas=2)
+    assert to_json(one_of_two)["replicas"] == 2
+    assert one_of_two.plan.weights_bytes == alone.plan.weights_bytes
+    assert "each of 2 replicas has 32.0 GiB available" in shown(one_of_two)
+    with pytest.raises(ConfigError, match=r"replicas must be at most 2 here, .* there are 2, but got 17"):
+        report(mistral, replicas=17)
+
+
 @pytest.mark.parametrize(("batch", "num_rows"), [(1, 32), (8, 32), (40, 40)])
 def test_guessed_tokens_have_logits(mistral: str, batch: int, num_rows: int) -> None:
     """A step of few requests draws up to 32 tokens if it verifies guesses."""
@@ -204,7 +213,8 @@ def test_json_adds_up_and_its_keys_stay(mistral: str) -> None:
     said = to_json(report(mistral, quantization="int4", batch=3, context=100))
     assert list(said) == [
         "model", "architecture", "num_params", "num_active_params", "decode_reads", "dtype", "quantization",
-        "kv_cache_dtype", "batch", "context", "block_size", "tensor_parallel_size", "speculates", "files", "weights",
+        "kv_cache_dtype", "batch", "context", "block_size", "tensor_parallel_size", "replicas", "speculates", "files",
+        "weights",
         "kv", "working", "loading",
         "weights_bytes", "kv_bytes", "working_bytes", "total_bytes", "overhead", "precisions", "machine", "wrapper",
         "left_out_bytes", "is_native",

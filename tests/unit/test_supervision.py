@@ -23,7 +23,7 @@ from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.process.step_watch import StepWatch
 from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.quarantine import REFUSED_S, Quarantine
-from inferd.server.dispatch.router import Router
+from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision import supervisor as supervisor_module
 from inferd.server.supervision.engine_handle import EngineHandle
@@ -172,6 +172,36 @@ def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch:
     with pytest.raises(EngineDeadError, match="could not start: no room"):
         asyncio.run(run(has_served=True))
     assert asked == list(range(MAX_DEATHS + 1))
+
+
+def test_a_replica_that_cannot_start_is_tried_again_beside_one_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router knows why. Once the other one fails too, the server ends."""
+    for name in ("_FIRST_DELAY_S", "_BESIDE_OTHERS_S", "RETRY_S"):
+        monkeypatch.setattr(supervisor_module, name, 0.0)
+    asked, is_enough = [], asyncio.Event()
+
+    def refuse(config: EngineConfig, epoch: int, log_style: LogStyle, *, is_standby: bool, early: None) -> EngineHandle:
+        asked.append(is_standby)
+        if len(asked) == MAX_DEATHS + 4:
+            is_enough.set()
+        raise StartError("no room")
+
+    async def run() -> None:
+        router = Router(None, Metrics("tiny"), RouterOptions(num_replicas=2))
+        router.became_ready.set()
+        router.replicas[1].is_up = True
+        trying = asyncio.create_task(
+            EngineSupervisor(router, EngineConfig(model_path="x"), LogStyle(), lambda _: None, index=0).run()
+        )
+        await asyncio.wait_for(is_enough.wait(), 10)
+        assert "no room" in router.replicas[0].failure
+        router.replicas[1].is_up, router.replicas[1].failure = False, "the same"
+        with pytest.raises(EngineDeadError, match="could not start: no room"):
+            await asyncio.wait_for(trying, 10)
+
+    monkeypatch.setattr(EngineHandle, "begin", refuse)
+    asyncio.run(run())
+    assert all(asked[: MAX_DEATHS + 4]), "beside one that serves it imports at low priority"
 
 
 # -- hangs -------------------------------------------------------------------------------------------------------------
