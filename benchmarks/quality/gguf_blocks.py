@@ -14,9 +14,10 @@ from torch import Tensor
 
 F32, F16, BF16 = 0, 1, 30
 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 = 2, 3, 6, 7, 8
-Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS = 10, 11, 12, 13, 14, 20, 23
+Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4 = 10, 11, 12, 13, 14, 20, 23, 39
 
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _LEAST = 1e-9
 
 
@@ -79,6 +80,16 @@ def as_iq4_nl(values: Tensor) -> Stored:
     return _blocks(values, IQ4_NL, scale.unsqueeze(1), _packed_nibbles(_nearest_in_table(blocks, scale.float())))
 
 
+def as_mxfp4(values: Tensor) -> Stored:
+    """The power of two is that of the largest number, by which it becomes 4 to 8, as the specification has it."""
+    blocks = values.to(torch.float32).reshape(-1, 32)
+    exponent = blocks.abs().amax(1, keepdim=True).clamp(min=2.0**-120).log2().floor() - 2
+    table = torch.tensor(_E2M1_VALUES)
+    q = torch.bucketize((blocks / exponent.exp2()).abs(), (table[1:] + table[:-1]) / 2).to(torch.uint8)
+    code = (exponent + 127).to(torch.uint8)
+    return _blocks(values, MXFP4, code, _packed_nibbles(q | (blocks < 0).to(torch.uint8) << 3))
+
+
 # -- blocks of 256: a scale of 4, 6 or 8 bits for each group -----------------------------------------------------------
 
 
@@ -133,7 +144,7 @@ def as_iq4_xs(values: Tensor) -> Stored:
 PACKS: Mapping[str, Pack] = {
     "F32": as_f32, "F16": as_f16, "BF16": as_bf16, "Q8_0": as_q8_0, "Q6_K": as_q6_k, "Q5_K": as_q5_k, "Q5_1": as_q5_1,
     "Q5_0": as_q5_0, "Q4_K": as_q4_k, "Q4_1": as_q4_1, "Q4_0": as_q4_0, "IQ4_NL": as_iq4_nl, "IQ4_XS": as_iq4_xs,
-    "Q3_K": as_q3_k, "Q2_K": as_q2_k,
+    "MXFP4": as_mxfp4, "Q3_K": as_q3_k, "Q2_K": as_q2_k,
 }  # fmt: skip
 """A writer for each type."""
 

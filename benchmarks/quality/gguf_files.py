@@ -86,8 +86,9 @@ _ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "olmo3": "olmo2",
     "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
 }
-_WINDOWED = ("exaone4", "gemma2", "gemma3_text", "mistral", "olmo3", "phi3", "starcoder2")
+_WINDOWED = ("exaone4", "gemma2", "gemma3_text", "gpt_oss", "mistral", "olmo3", "phi3", "starcoder2")
 _PERMUTED = ("llama", "smollm3", "granite")
 _OUTSIDE = {
     "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
@@ -100,11 +101,14 @@ _IN_LAYER = {
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
     "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm", "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
 }  # fmt: skip
 _EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight")
+_ALTERNATING = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
 _EXPERT_PARTS = {
     "w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "down_proj": "down", "up_proj": "up",
 }  # fmt: skip
+_WITH_POST_NORMS = ("exaone4", "gemma2", "gemma3", "gpt-oss", "olmo2", "seed_oss")
 _POST_NORMS = {**_IN_LAYER, "post_attention_layernorm": "post_attention_norm"}
 
 
@@ -117,8 +121,10 @@ def name_of(name: str, architecture: str) -> str:
     """The name in a GGUF file of a tensor of a checkpoint."""
     if name in _OUTSIDE or name.startswith("blk."):
         return _OUTSIDE.get(name, name)
+    if name.endswith(".sinks"):
+        return f"blk.{name.split('.')[2]}.attn_sinks.weight"
     _, _, layer, *module, kind = name.split(".")
-    names = _POST_NORMS if architecture in ("exaone4", "gemma2", "gemma3", "olmo2", "seed_oss") else _IN_LAYER
+    names = _POST_NORMS if architecture in _WITH_POST_NORMS else _IN_LAYER
     return f"blk.{layer}.{names['.'.join(module)]}.{kind}"
 
 
@@ -160,8 +166,13 @@ def with_stacked_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors, with each part of a layer's experts as one of three axes, by its name in a GGUF file."""
     found, parts = dict[str, Tensor](), dict[str, dict[int, Tensor]]()
     for name, values in tensors.items():
-        match = _EXPERT.fullmatch(name)
-        if match is None:
+        match, alternating = _EXPERT.fullmatch(name), _ALTERNATING.fullmatch(name)
+        if alternating is not None:
+            # Weights are [experts, inputs, outputs], biases [experts, outputs]; outputs of gate and up alternate.
+            kind, rows = ("bias", values) if alternating[3] else ("weight", values.transpose(1, 2))
+            both = {"gate": rows[:, ::2], "up": rows[:, 1::2]} if alternating[2] == "gate_up" else {"down": rows}
+            found |= {f"blk.{alternating[1]}.ffn_{part}_exps.{kind}": own for part, own in both.items()}
+        elif match is None:
             found[name] = values
         else:
             stacked = f"blk.{match[1]}.ffn_{_EXPERT_PARTS[match[3]]}_exps.weight"
@@ -206,7 +217,7 @@ def metadata_of(config: Mapping[str, Any]) -> dict[str, Any]:
         found |= {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim}
     if kind == "phi3":
         found["rope.dimension_count"] = int(full.get("partial_rotary_factor", 1.0) * head_dim)
-    if kind in ("llama", "mistral", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "seed_oss"):
+    if kind in ("llama", "mistral", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss", "seed_oss"):
         found |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     if config.get("sliding_window") and kind in _WINDOWED:
         found["attention.sliding_window"] = config["sliding_window"]
@@ -217,6 +228,8 @@ def metadata_of(config: Mapping[str, Any]) -> dict[str, Any]:
         found |= {"expert_count": num_experts, "expert_used_count": config["num_experts_per_tok"]}
     if "moe_intermediate_size" in config:
         found["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    if kind == "gpt_oss":
+        found["expert_feed_forward_length"] = config["intermediate_size"]
     found |= _caps_and_scales(config, kind) | _rope_scaling(config, full)
     return {"general.architecture": architecture} | {f"{architecture}.{key}": item for key, item in found.items()}
 

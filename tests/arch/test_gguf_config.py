@@ -90,6 +90,14 @@ FILES: dict[str, tuple[str, Keys, int]] = {
         "attention.head_count": 16, "attention.head_count_kv": 16, "rope.freq_base": 10000.0, "expert_count": 64,
         "expert_used_count": 8, "attention.layer_norm_rms_epsilon": 1e-5,
     }, 50304),
+    "gpt-oss-20b": ("gpt-oss", {
+        "block_count": 24, "context_length": 131072, "embedding_length": 2880, "feed_forward_length": 2880,
+        "attention.head_count": 64, "attention.head_count_kv": 8, "attention.key_length": 64,
+        "attention.value_length": 64, "attention.layer_norm_rms_epsilon": 1e-5, "attention.sliding_window": 128,
+        "rope.freq_base": 150000.0, "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0,
+        "rope.scaling.original_context_length": 4096, "expert_count": 32, "expert_used_count": 4,
+        "expert_feed_forward_length": 2880,
+    }, 201088),
     "Qwen3-30B-A3B": ("qwen3moe", {
         "block_count": 48, "context_length": 40960, "embedding_length": 2048, "feed_forward_length": 6144,
         "attention.head_count": 32, "attention.head_count_kv": 4, "attention.key_length": 128,
@@ -106,7 +114,7 @@ FILES: dict[str, tuple[str, Keys, int]] = {
 
 UNTIED = (
     "Mistral-7B-v0.1", "Phi-3-mini-4k-instruct", "OLMo-2-1124-7B", "Olmo-3-7B-Instruct", "Seed-OSS-36B-Instruct",
-    "Mixtral-8x7B-v0.1", "OLMoE-1B-7B-0924",
+    "Mixtral-8x7B-v0.1", "OLMoE-1B-7B-0924", "gpt-oss-20b",
     "Qwen3-30B-A3B",
 )  # fmt: skip
 SMALL: Keys = {
@@ -136,7 +144,7 @@ def test_a_published_file_describes_the_published_model(name: str) -> None:
     architecture, keys, rows = FILES[name]
     others = ["output.weight"] if name in UNTIED else []
     others += ["blk.0.attn_q.bias", "blk.0.ffn_up.bias"] if architecture == "starcoder2" else []
-    others += ["blk.0.attn_q.bias"] if architecture in ("qwen2", "seed_oss") else []
+    others += ["blk.0.attn_q.bias"] if architecture in ("gpt-oss", "qwen2", "seed_oss") else []
     original = describe(PUBLISHED[name][0])
     assert arch_of(architecture, keys, *others, rows=rows) == dataclasses.replace(original, dtype="bfloat16")
 
@@ -150,7 +158,6 @@ def test_every_family_has_files() -> None:
         "Glm4ForCausalLM",
         "Glm4MoeForCausalLM",
         "GlmForCausalLM",
-        "GptOssForCausalLM",
         "GraniteMoeHybridForCausalLM",
         "Lfm2ForCausalLM",
         "Lfm2MoeForCausalLM",
@@ -167,20 +174,22 @@ def test_every_family_has_files() -> None:
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_tensor_of_a_layer_has_a_name(architecture: str) -> None:
     """No two names in a file are one tensor, and every tensor of the model has one."""
-    experts = EXPERTS if "moe" in architecture else {}
+    window: Keys = {"attention.sliding_window": 128} if architecture == "gpt-oss" else {}
+    experts = EXPERTS | window if "moe" in architecture or window else {}
     arch = arch_of(architecture, SMALL | experts | {"attention.key_length": 16, "attention.value_length": 16})
     original = OriginalNames(FAMILIES[architecture], tensor_names(arch.architecture), 4, 2)
     theirs = (
         "attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm", "attn_q", "attn_k", "attn_v", "attn_qkv",
         "attn_output", "attn_q_norm", "attn_k_norm", "ffn_gate", "ffn_up", "ffn_down",
-        "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps",
+        "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "attn_sinks",
     )  # fmt: skip
     names = [f"blk.{layer}.{name}.{kind}" for layer in range(2) for name in theirs for kind in ("weight", "bias")]
     names += ["token_embd.weight", "output_norm.weight", "output_norm.bias", "output.weight"]
     found = [named[0] for named in map(original.of, names) if named is not None]
     assert len(set(found)) == len(found)
     own = tensor_names(arch.architecture)
-    of_experts = {part for name in found for part, _ in slices(name, (EXPERTS["expert_count"], 32, 64), own)}
+    shapes = ((EXPERTS["expert_count"], 32, 64), (EXPERTS["expert_count"], 32))
+    of_experts = {part for name in found for shape in shapes for part, _ in slices(name, shape, own)}
     assert {source.tensor for source in weights(arch).sources} <= set(found) | of_experts
 
 
@@ -219,7 +228,7 @@ def test_the_largest_gemmas_scale_scores_by_another_number() -> None:
 @pytest.mark.parametrize(
     ("architecture", "keys", "words"),
     [
-        ("gpt-neox", {}, "unknown architecture 'gpt-neox'; known are: exaone4, gemma2, gemma3, granite, llama"),
+        ("gpt-neox", {}, "unknown architecture 'gpt-neox'; known are: exaone4, gemma2, gemma3, gpt-oss, granite"),
         ("llama", {"block_count": None}, "the metadata lacks llama.block_count"),
         ("llama", {"block_count": 10**9}, r"llama.block_count must be at most the number of tensors, 65, but is 10"),
         ("llama", {"block_count": "two"}, "llama.block_count must be a whole number of at least 1, but is 'two'"),

@@ -115,6 +115,12 @@ CASES = (
     ),
     Case("smollm3", "smollm3", {"num_hidden_layers": 5}),
     Case(
+        "gpt-oss",
+        "gpt_oss",
+        {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 20,
+         "rope_parameters": YARN_ROPE | {"truncate": False}},
+    ),
+    Case(
         "granite",
         "granite",
         {"embedding_multiplier": 3.5, "attention_multiplier": 0.25, "residual_multiplier": 0.75,
@@ -234,7 +240,8 @@ def test_a_kernel_gets_the_numbers_of_the_blocks(kind: str, heads: int, tmp_path
     whole = {name: torch.cat(parts) for name, parts in rows.items()}
     layout = LAYOUTS[kind]
     assert ("minimums" in whole) == (layout.offsets == "minimums")
-    assert str(whole["scales"].dtype) == {"F16": "torch.float16", "F32": "torch.float32"}[layout.scale_dtype]
+    dtypes = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+    assert whole["scales"].dtype == dtypes[layout.scale_dtype]
     matrix = Matrix(whole["q"], whole["scales"], None, minimums=whole.get("minimums"), table=layout.table)
     assert matrix.group_size == layout.group_size
     found = matrix.dequantized()

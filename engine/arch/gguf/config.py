@@ -126,6 +126,18 @@ def _olmoe(of: Metadata) -> Config:
     return {"num_experts": of.required("expert_count"), "norm_topk_prob": False, **_chosen(of)}
 
 
+def _gpt_oss(of: Metadata) -> Config:
+    """llama.cpp has in its code that the ends of YaRN's interpolation are not rounded."""
+    scaling = _rope_scaling(of)
+    return {
+        "num_local_experts": of.required("expert_count"),
+        "intermediate_size": of.required("expert_feed_forward_length"),
+        "sliding_window": of.required("attention.sliding_window"),
+        "rope_scaling": scaling and {**scaling, "truncate": False},
+        **_chosen(of),
+    }
+
+
 def _qwen3_moe(of: Metadata) -> Config:
     sizes = {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
     return {name: of.required(key) for name, key in sizes.items()} | {"norm_topk_prob": True, **_chosen(of)}
@@ -214,6 +226,7 @@ FAMILIES: dict[str, GgufFamily] = {
         "Gemma2ForCausalLM", _gemma2, norm_excess=1.0, reads=_WINDOW | _CAP | {"attn_logit_softcapping"}
     ),
     "gemma3": GgufFamily("Gemma3ForCausalLM", _gemma3, norm_excess=1.0, reads=_WINDOW | _CAP),
+    "gpt-oss": GgufFamily("GptOssForCausalLM", _gpt_oss, mlp_norm="post_attention_norm", reads=_WINDOW | _EXPERTS),
     "granite": GgufFamily(
         "GraniteForCausalLM",
         _granite,

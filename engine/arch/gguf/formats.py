@@ -20,6 +20,7 @@ LAYOUTS: Mapping[str, IntLayout] = {
     "Q4_K": IntLayout(4, 32, "F32", "minimums"),
     "IQ4_NL": IntLayout(4, 32, "F16", table="iq4nl"),
     "IQ4_XS": IntLayout(4, 32, "F32", table="iq4nl"),
+    "MXFP4": IntLayout(4, 32, "BF16", table="e2m1"),
     "Q8_0": IntLayout(8, 32, "F16"),
     "Q2_K": IntLayout(8, 16, "F32", "minimums"),
     "Q3_K": IntLayout(8, 16, "F32"),

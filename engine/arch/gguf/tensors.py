@@ -13,6 +13,8 @@ from inferd.engine.arch.gguf.header import GgufTensor
 from inferd.engine.arch.weights import TensorNames
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)\.(weight|bias)")
+_SINKS = ("attn_sinks", "weight")
+"""Their original name has no ending."""
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
@@ -50,6 +52,8 @@ class OriginalNames:
         if name in FACTOR_TENSORS:
             return None
         layer = _LAYER.fullmatch(name)
+        if layer is not None and (layer[2], layer[3]) == _SINKS:
+            return f"model.layers.{int(layer[1])}.self_attn.sinks", Conversion()
         if layer is not None and layer[2] in self._in_layer:
             original = f"model.layers.{int(layer[1])}.{self._in_layer[layer[2]]}.{layer[3]}"
             return original, Conversion(self._heads.get(layer[2], 0), self._excess(layer[2], layer[3]))

@@ -49,10 +49,14 @@ def _scales(form: Fp4, tensors: Tensors) -> Tensor:
     """In bf16, which holds every power of two of MXFP4, or in fp32 for NVFP4."""
     scales = tensors["weight_scale"]
     if form.global_scale is None:
-        exponents = scales.view(torch.uint8).to(torch.float64) - _E8M0_BIAS
-        return torch.exp2(exponents).to(torch.bfloat16)
+        return powers_of_two(scales.view(torch.uint8))
     whole, own = tensors[form.global_scale].reshape(()), scales.to(torch.float32)
     return own / whole if form.is_divisor else own * whole
+
+
+def powers_of_two(codes: Tensor) -> Tensor:
+    """Numbers in e8m0, given as bytes, in bf16. The code of NaN becomes infinity."""
+    return torch.exp2(codes.to(torch.float64) - _E8M0_BIAS).to(torch.bfloat16)
 
 
 READER = Reader(_check, _read)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.gguf.formats import LAYOUTS
-from inferd.kernels.quantized import TABLES
+from inferd.engine.quant.checkpoints.fp4 import powers_of_two
+from inferd.kernels.quantized import TABLES, UNITS
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -23,7 +24,7 @@ class Groups(NamedTuple):
     q: Tensor
     """[n, groups, values of a group]: uint8 in 0..15, or int8."""
     scales: Tensor
-    """[n, groups] fp16 or fp32."""
+    """[n, groups] fp16, bf16 or fp32."""
     minimums: Tensor | None = None
     """[n, groups] of the scales' dtype."""
 
@@ -38,9 +39,9 @@ def dequantize(blocks: Tensor, kind: str) -> Tensor:
     if kind in _FLOATS:
         return blocks.view(_FLOATS[kind]).to(torch.float32)
     q, scales, minimums = unpack(blocks, kind)
-    numbers = q.to(torch.float32)
-    if LAYOUTS[kind].table == "iq4nl":
-        numbers = torch.tensor(TABLES["iq4nl"], dtype=torch.float32, device=q.device)[q.long()]
+    numbers, table = q.to(torch.float32), LAYOUTS[kind].table
+    if table != "centred":
+        numbers = torch.tensor(TABLES[table], dtype=torch.float32, device=q.device)[q.long()] * UNITS[table]
     elif q.dtype == torch.uint8 and minimums is None:
         numbers = numbers - 8
     values = scales.to(torch.float32).unsqueeze(2) * numbers
@@ -116,9 +117,14 @@ def _iq4_xs(blocks: Tensor) -> Groups:
     return Groups(q, _half(blocks, 0).float() * (scales.float() - 32))
 
 
+def _mxfp4(blocks: Tensor) -> Groups:
+    return Groups(_nibbles(blocks[:, 1:]), powers_of_two(blocks[:, :1]))
+
+
 _BY_TYPE: Mapping[str, Callable[[Tensor], Groups]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k,
     "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }  # fmt: skip
 
 
