@@ -99,17 +99,19 @@ def head(service: Service, request: GenerateRequest, shape: Shape) -> AnswerHead
     return {
         "created": int(time.time()),
         "model": shape.name,
-        "system_fingerprint": fingerprint(service),
+        "system_fingerprint": fingerprint(service, request),
         "seed": request.seed,
     }
 
 
-def fingerprint(service: Service) -> str:
+def fingerprint(service: Service, request: GenerateRequest) -> str:
     """`system_fingerprint`, which changes if the same request may get another answer. Needs a ready engine."""
-    ready = service.router.ready
+    ready, adapter = service.router.ready, request.params.adapter
     seen = (service.version, service.model.root, ready.device, ready.dtype, ready.vocab_size, ready.kernels)
     if ready.model_impl != "native":
         seen += (ready.model_impl,)  # type: ignore[assignment]
+    if adapter is not None:
+        seen += (adapter.digest,)  # type: ignore[assignment]
     return "fp_" + hashlib.sha256(repr(seen).encode()).hexdigest()[:10]
 
 

@@ -45,6 +45,13 @@ def text(daemon: Daemon, model: str) -> str:
     return str(answer["choices"][0]["text"])
 
 
+def fingerprint(daemon: Daemon, model: str) -> object:
+    """The fingerprint in the answers of both APIs that show one."""
+    response = httpx.post(daemon.url + "/v1/responses", json={"model": model, "input": "Hi", "max_output_tokens": 16})
+    assert response.json()["system_fingerprint"] == ask(daemon, model).json()["system_fingerprint"]
+    return response.json()["system_fingerprint"]
+
+
 def change(daemon: Daemon, verb: str, **fields: object) -> httpx.Response:
     return httpx.post(f"{daemon.url}/v1/{verb}_lora_adapter", json=fields, headers=ADMIN, timeout=60)
 
@@ -66,6 +73,7 @@ def test_adapters_come_and_go(start: Callable[..., Daemon], adapters: Path) -> N
         assert httpx.post(daemon.url + path, json=message, timeout=60).json()["model"] == "one"
     response = httpx.post(daemon.url + "/v1/responses", json={"model": "two", "input": "Hi", "max_output_tokens": 16})
     assert response.json()["model"] == "two"
+    assert len({fingerprint(daemon, name) for name in answers}) == 3
     vectors = [
         httpx.post(daemon.url + "/v1/embeddings", json={"model": name, "input": "Hi"}).json()["data"][0]["embedding"]
         for name in ("tiny", "one")

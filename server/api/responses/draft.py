@@ -61,7 +61,7 @@ class ResponseDraft:
         )
         self._error: ResponseFailure | None = None
         self._completed_at: int | None = None
-        self._asked = _asked(wire, taken, model, fingerprint(service))
+        self._asked = _asked(wire, taken, model, fingerprint(service, taken))
 
     def feed(self, event: Event) -> Iterator[OutputEvent]:
         """The stream's events for an event of the choice. Must be read to its end."""
