@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,8 @@ from inferd.server.errors import table as errors
 from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from inferd.server.schema.answers.operation import Done
 from inferd.server.text.json_bytes import any_json
+
+logger = logging.getLogger(__name__)
 
 Handler = Callable[..., Awaitable[Response]]
 
@@ -57,6 +60,7 @@ class AdminApi:
         except ModelError as error:
             raise RequestError("invalid_value", f"{error}.", "lora_path") from error
         await service.router.load_adapter(name, files)
+        logger.info("adapter %r is served from %s", name, files.path)
         return Response(f"Success: LoRA adapter '{name}' added successfully.", media_type="text/plain")
 
     async def unload_adapter(
@@ -70,6 +74,7 @@ class AdminApi:
             message = f"The LoRA adapter '{errors.clip(name, errors.MAX_ECHO)}' is not loaded."
             raise RequestError("model_not_found", message, "lora_name")
         adapters.leave(served)
+        logger.info("adapter %r is unloaded; %d sequences that use it go on", name, served.num_requests)
         return Response(f"Success: LoRA adapter '{name}' removed successfully.", media_type="text/plain")
 
 

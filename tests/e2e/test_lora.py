@@ -62,6 +62,7 @@ def test_adapters_come_and_go(start: Callable[..., Daemon], adapters: Path) -> N
     assert change(daemon, "load", lora_name="two", lora_path=str(adapters / "two")).text == (
         "Success: LoRA adapter 'two' added successfully."
     )
+    wait_until(lambda: f"adapter 'two' is served from {adapters / 'two'}" in daemon.output)
     cards = {card["id"]: card for card in daemon.get("/v1/models").json()["data"]}
     assert {name: (card["parent"], card["root"]) for name, card in cards.items()} == {
         "tiny": (None, "tiny"), "one": ("tiny", "one"), "two": ("tiny", "two")
@@ -91,6 +92,7 @@ def test_adapters_come_and_go(start: Callable[..., Daemon], adapters: Path) -> N
     running.start()
     wait_until(lambda: 'running_lora_adapters="one"' in daemon.get("/metrics").text, what="the request")
     assert change(daemon, "unload", lora_name="one").status_code == 200
+    wait_until(lambda: "adapter 'one' is unloaded; 1 sequences that use it go on" in daemon.output)
     refused = ask(daemon, "one")
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
     assert change(daemon, "unload", lora_name="one").status_code == 404
