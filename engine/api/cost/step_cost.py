@@ -34,6 +34,7 @@ The count is what a perfect implementation must do too. Left out are:
 - biases, norms, rotations, activation functions, softmax and sampling: about a percent of the FLOPs of a large model,
   and not done by the units that multiply matrices;
 - activations between kernels, which caches hold;
+- LoRA adapters, of which the model's description knows nothing;
 - rows that only pad a recorded step.
 """
 
