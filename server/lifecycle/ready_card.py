@@ -94,6 +94,7 @@ def ready_card(report: StartupReport, ready: Ready, listener: socket.socket, tot
     kv_tokens = report.config.num_replicas * ready.num_blocks // len(report.facts.arch.cache_groups) * ready.block_size
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.keys_file else ""
     scope = f"  {report.facts.scope}\n" if report.facts.scope else ""
+    adapters = f"  LoRA adapters: {', '.join(report.adapters)}\n" if report.adapters else ""
     body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
     return (
         f"\nREADY in {total_s:.1f} s: {name} at {url}/v1 (inferd {version('inferd')}, "
@@ -103,7 +104,7 @@ def ready_card(report: StartupReport, ready: Ready, listener: socket.socket, tot
         f"{f'{ready.num_checkpoints} recurrent states, ' if ready.num_checkpoints else ''}"
         f"{'deterministic' if ready.deterministic else 'not deterministic'}"
         f"{'' if ready.speculative == 'none' else f', speculative: {ready.speculative}'})\n"
-        f"{scope}  {report.model.format.words}\n"
+        f"{scope}{adapters}  {report.model.format.words}\n"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     )
 

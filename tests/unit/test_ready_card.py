@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from inferd.engine.api.adapter import AdapterFiles
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.machine.cpu import Machine
@@ -130,6 +131,15 @@ def test_the_card_says_that_a_family_is_not_native(report: StartupReport) -> Non
         listener.bind(("127.0.0.1", 0))
         card = ready_card(replace(report, facts=facts), READY, listener, 1.0)
     assert ", bfloat16, compatible (transformers), not native, context 64 tokens, " in card
+
+
+def test_the_card_names_the_adapters(report: StartupReport) -> None:
+    files = AdapterFiles(Path("adapters"), "digest", ())
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        card = ready_card(replace(report, adapters={"sql": files, "french": files}), READY, listener, 1.0)
+        assert "\n  LoRA adapters: sql, french\n" in card
+        assert "LoRA" not in ready_card(report, READY, listener, 1.0)
 
 
 @pytest.mark.parametrize(
