@@ -35,6 +35,7 @@ from inferd.engine.api.wire.messages import (
     Submit,
     SubmitChoices,
 )
+from inferd.engine.api.wire.params import Adapter
 from inferd.server.dispatch.adapters import Adapters, ServedAdapter
 from inferd.server.dispatch.admission import Backlog, QueueBounds
 from inferd.server.dispatch.placement import Placement
@@ -310,8 +311,12 @@ class Router:
         `send_waiting` sends the others to other replicas.
         """
         replica = self.replicas[index]
+        awaited = tuple(replica.awaited)
         lost = replica.lose(time.monotonic())
         self._placement.forget(replica)
+        if self.is_up:
+            for adapter in awaited:
+                self._settle_if_loaded(adapter)
         self._metrics.engine_down(index)
         self._backlog.forget_pace()
         journals = [stream.journal for stream in lost.values()]
@@ -343,16 +348,22 @@ class Router:
         if served is None:
             return  # it was unloaded meanwhile
         if not loaded.error:
-            if not any(loaded.adapter in other.awaited for other in self.replicas):
-                self.adapters.settle(served, "")
+            self._settle_if_loaded(loaded.adapter)
             return
         if not self.became_ready.is_set():
             raise ModelError(f"--lora {served.name}: {loaded.error}")
         logger.error("the adapter %s is no longer served: %s", served.name, loaded.error)
         self.adapters.settle(served, loaded.error)
-        for stream in tuple(self._streams.values()):
+        # Those that another replica computes go on.
+        for stream in tuple(self._unsent.values()):
             if stream.submit.params.adapter == loaded.adapter:
                 self._fail(stream, Failure("engine_error", f"The adapter could not be loaded again: {loaded.error}"))
+
+    def _settle_if_loaded(self, adapter: Adapter) -> None:
+        """Let requests name an adapter, if every engine that takes requests has loaded it."""
+        served = self.adapters.find(adapter)
+        if served is not None and not any(adapter in replica.awaited for replica in self.replicas):
+            self.adapters.settle(served, "")
 
     async def _begin_if_loaded(self, replica: Replica) -> None:
         if replica.starting is not None and not replica.awaited:

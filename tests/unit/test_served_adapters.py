@@ -14,7 +14,7 @@ from inferd.engine.api.errors import ModelError, RequestError
 from inferd.engine.api.wire.messages import AdapterLoaded, Delta, LoadAdapter, Submit
 from inferd.engine.api.wire.params import Adapter, Pooling, SamplingParams
 from inferd.server.dispatch.adapters import Adapters
-from inferd.server.dispatch.router import Router
+from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.generate.embed import MAX_TOKENS_AT_ONCE, EmbedRequest, embed
 from inferd.server.observability.metrics import Metrics
 from tests.unit.test_router import READY, FakeClient, collect, step, submit
@@ -200,6 +200,67 @@ def test_one_may_be_unloaded_while_the_next_engine_loads_it(error: str) -> None:
         scene.client.inbox.put_nowait(step(Delta(request_id="y", finish_reason="stop")))
         assert (await collect(later))[-1].finish_reason == "stop"
         await scene.load("c")
+
+    run(scenario)
+
+
+class TwoReplicas(Scene):
+    """A scene in which both replicas have an engine. `client` is that of the first."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(*names)
+        self.running.cancel()
+        self.other = FakeClient()
+        options = RouterOptions(num_replicas=2)
+        self.router = Router(self.client, Metrics("model"), options, adapters=self.adapters)  # type: ignore[arg-type]
+        self.router.attach(self.other, 1)  # type: ignore[arg-type]
+        self.tasks = [asyncio.create_task(self.router.run(index)) for index in range(2)]
+
+    async def begin(self) -> None:
+        for client in (self.client, self.other):
+            client.inbox.put_nowait(READY)
+            await self.turn()
+            for served in self.adapters:
+                client.inbox.put_nowait(AdapterLoaded(served.adapter))
+            await self.turn()
+        assert self.router.became_ready.is_set()
+
+
+def test_a_replica_that_cannot_load_an_adapter_again_fails_no_request_of_another() -> None:
+    async def scenario() -> None:
+        scene = TwoReplicas("a")
+        await scene.begin()
+        adapter = scene.adapter("a")
+        stream = scene.router.submit(with_adapter("x", adapter))
+        assert scene.sent() == ["/adapters/a", "x"]
+        scene.router.lose({}, index=1)
+        scene.other.inbox.put_nowait(READY)
+        await scene.turn()
+        scene.other.inbox.put_nowait(AdapterLoaded(adapter, "its file is gone"))
+        await scene.turn()
+        assert "a" not in scene.adapters.named, "no new requests"
+        for delta in (Delta(request_id="x", token_ids=(1,)), Delta(request_id="x", finish_reason="stop")):
+            scene.client.inbox.put_nowait(step(delta))
+        assert (await collect(stream))[-1].finish_reason == "stop"
+        assert not list(scene.adapters)
+        assert not any(task.done() for task in scene.tasks)
+
+    run(scenario)
+
+
+def test_a_load_does_not_wait_for_a_replica_that_was_lost() -> None:
+    async def scenario() -> None:
+        scene = TwoReplicas()
+        await scene.begin()
+        asked = asyncio.create_task(scene.router.load_adapter("a", files("a")))
+        await scene.turn()
+        (served,) = scene.adapters
+        scene.client.inbox.put_nowait(AdapterLoaded(served.adapter))
+        await scene.turn()
+        assert not asked.done()
+        scene.router.lose({}, index=1)
+        await asked
+        assert "a" in scene.adapters.named
 
     run(scenario)
 
