@@ -336,7 +336,7 @@ def test_the_commands_defaults_are_those_of_the_options(monkeypatch: pytest.Monk
     monkeypatch.setattr(session, "run_bench", run)
     monkeypatch.setenv("INFERD_API_KEY", "a, b")
     assert CliRunner().invoke(bench_app, ["serve"]).exit_code == 5
-    assert given == [(LoadOptions(base_url="http://127.0.0.1:8000"), "a", None)]
+    assert given == [(LoadOptions(base_url="http://127.0.0.1:8000"), "a", None, None)]
 
 
 def test_failed_requests_make_the_exit_code(server: tuple[FakeServer, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -353,6 +353,8 @@ def test_a_run_that_cannot_begin_says_why(server: tuple[FakeServer, str], tmp_pa
         run_bench(options(server[1]), None, tmp_path / "absent" / "out.json")
     with pytest.raises(ConfigError, match=r"--json must be a file, but .* is a directory"):
         run_bench(options(server[1]), None, tmp_path)
+    with pytest.raises(ConfigError, match=r"--report must be a file, but .* is a directory"):
+        run_bench(options(server[1]), None, None, tmp_path)
     server[0].pages["/v1/models"] = b'{"data": []}'
     with pytest.raises(ConfigError, match="/v1/models lists no model; give --model"):
         run_bench(options(server[1]), None, None)

@@ -117,6 +117,14 @@ def bench_serve(
             "--json", metavar="FILE", help="Write settings and figures to this file.", rich_help_panel="Report"
         ),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a page with plots to this HTML file. It works offline.",
+            rich_help_panel="Report",
+        ),
+    ] = None,
 ) -> None:
     """Send load to a server, and report TTFT, TPOT, ITL and throughput.
 
@@ -147,7 +155,23 @@ def bench_serve(
 
     from inferd.server.commands.bench.session import run_bench  # noqa: PLC0415
 
-    raise typer.Exit(run_bench(options, first_key(api_key), json_file))
+    raise typer.Exit(run_bench(options, first_key(api_key), json_file, report))
+
+
+@bench_app.command("compare")
+def bench_compare(
+    files: Annotated[list[Path], typer.Argument(help="Reports that `inferd bench serve --json` wrote.")],
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write an HTML page with the table. Runs at several rates get plots over it."
+        ),
+    ] = None,
+) -> None:
+    """Put the figures of several runs beside each other, with ratios to the first."""
+    from inferd.server.commands.bench.compare import compare  # noqa: PLC0415
+
+    raise typer.Exit(compare(files, report))
 
 
 def _concurrency(given: int | None, rate: float | None) -> int:

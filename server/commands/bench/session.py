@@ -15,6 +15,7 @@ from inferd.server.commands.bench.answer import Outcome
 from inferd.server.commands.bench.client import Client, ClientError
 from inferd.server.commands.bench.load import LoadRun, closed_loop, run_load
 from inferd.server.commands.bench.options import LoadOptions
+from inferd.server.commands.bench.page import run_page
 from inferd.server.commands.bench.prompts import LoadRequest, load_requests, make_prompts
 from inferd.server.commands.bench.report import (
     Drafts,
@@ -40,12 +41,10 @@ class Session:
     """Draft tokens that the server verified meanwhile; None if its metrics do not say."""
 
 
-def run_bench(options: LoadOptions, api_key: str | None, json_file: Path | None) -> int:
+def run_bench(options: LoadOptions, api_key: str | None, json_file: Path | None, page: Path | None = None) -> int:
     """Run and print. Returns 0, or 1 if any request failed. Raises `ConfigError` if the run cannot begin."""
-    if json_file is not None and not json_file.resolve().parent.is_dir():
-        raise ConfigError(f"--json: there is no directory {json_file.resolve().parent}")
-    if json_file is not None and json_file.is_dir():
-        raise ConfigError(f"--json must be a file, but {json_file} is a directory")
+    _check_file("--json", json_file)
+    _check_file("--report", page)
     session = measure(options, api_key)
     report = summarize(session.run, options.goodput, session.drafts)
     console = Console(highlight=False)
@@ -61,10 +60,20 @@ def run_bench(options: LoadOptions, api_key: str | None, json_file: Path | None)
         problems.print(told, style="bold red", markup=False, soft_wrap=True)
     for warning in warnings(report):
         problems.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+    content = as_json(report, options, session.model, session.server_version)
     if json_file is not None:
-        content = as_json(report, options, session.model, session.server_version)
         json_file.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2))
+    if page is not None:
+        page.write_text(run_page(session.run, report, options, content))
     return 1 if report.num_failed else 0
+
+
+def _check_file(flag: str, file: Path | None) -> None:
+    """Raises `ConfigError` before the load if a file could not be written after it."""
+    if file is not None and not file.resolve().parent.is_dir():
+        raise ConfigError(f"{flag}: there is no directory {file.resolve().parent}")
+    if file is not None and file.is_dir():
+        raise ConfigError(f"{flag} must be a file, but {file} is a directory")
 
 
 def measure(options: LoadOptions, api_key: str | None = None) -> Session:
