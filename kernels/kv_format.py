@@ -52,7 +52,7 @@ def check_scales(kv: Tensor, kv_scales: Tensor | None) -> None:
     assert (kv_scales is not None) == (kv.dtype in KV_FORMATS)
     if kv_scales is not None:
         assert kv_scales.shape == (*kv.shape[:4], num_kv_groups(kv.shape[4]))
-        assert kv_scales.dtype == KV_SCALE_DTYPE and kv_scales.is_contiguous()
+        assert kv_scales.dtype == KV_SCALE_DTYPE and (kv_scales.is_contiguous() or kv_scales[0].is_contiguous())
 
 
 def refuses_kv(dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:

@@ -27,8 +27,8 @@ class Pages:
         """Pages for sequences of up to `length` tokens."""
         arch, device = decoder.arch, decoder.device
         width, num_groups = -(-length // BLOCK_SIZE), len(arch.cache_groups)
-        num_planes = max(len(group.layers) for group in arch.cache_groups)
-        shape = (num_planes, num_groups * num_rows * width + 1, 2, arch.num_kv_heads, BLOCK_SIZE, arch.head_dim)
+        num_planes, heads = max(group.num_planes for group in arch.cache_groups), arch.widest_heads
+        shape = (num_planes, num_groups * num_rows * width + 1, 2, heads.num_kv_heads, BLOCK_SIZE, heads.head_dim)
         blocks = torch.arange(num_groups * num_rows * width, device=device, dtype=torch.int32)
         return cls(torch.randn(shape, device=device).to(decoder.dtype), blocks.reshape(num_groups, num_rows, width))
 

@@ -43,6 +43,8 @@ def served_device(
         have, need = (".".join(map(str, version)) for version in (gpu.capability, _FP8_CAPABILITY))
         unserved = f"fp8 needs compute capability {need} or higher, and {gpu.name} has {have}"
         way_out = "give --device cpu, or another --quantization"
+    if arch.layer_heads:
+        unserved, way_out = "layers with heads of different sizes are computed on processors alone", "give --device cpu"
     if arch.recurrent is not None:
         unserved, way_out = "recurrent layers are computed on processors alone", "give --device cpu"
     if not unserved:

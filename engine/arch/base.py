@@ -10,6 +10,10 @@ _MAX_LAYERS = 10_000
 """A description has an entry for each layer. The bound is far above any model, and far below what exhausts memory."""
 
 
+def num_layers_of(fields: Fields) -> int:
+    return fields.integer("num_hidden_layers", maximum=_MAX_LAYERS)
+
+
 def base(
     architecture: str,
     fields: Fields,
@@ -24,7 +28,7 @@ def base(
     """
     num_heads, num_kv_heads = fields.heads()
     head_dim = fields.head_dim(num_heads)
-    num_layers = fields.integer("num_hidden_layers", maximum=_MAX_LAYERS)
+    num_layers = num_layers_of(fields)
     rope = rope or read_rope(fields, head_dim)
     return Arch(
         architecture=architecture,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from inferd.engine.arch import paging
+from inferd.engine.arch.heads import CacheGroup, Heads, grouped
 from inferd.engine.arch.modelled import Modelled
 from inferd.engine.arch.stored import Stored
 
@@ -131,9 +131,6 @@ class ShortConv:
 
 Recurrent = GatedDelta | Mamba2 | ShortConv
 
-_MAX_UNUSED_PLANES = 0.15
-"""Share of the KV memory that may stay unused in order to have fewer block tables."""
-
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
@@ -175,6 +172,14 @@ class LongRopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Only the first `num_turned` pairs of elements turn, by frequencies divided by `factor`."""
+
+    num_turned: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class Llama3Scaling:
     """Low frequencies are divided by `factor`, high ones kept, those between them interpolated (Llama 3.1)."""
 
@@ -184,7 +189,7 @@ class Llama3Scaling:
     original_max_positions: int
 
 
-RopeScaling = LinearScaling | DynamicScaling | YarnScaling | LongRopeScaling | Llama3Scaling
+RopeScaling = LinearScaling | DynamicScaling | YarnScaling | LongRopeScaling | ProportionalScaling | Llama3Scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,22 +260,6 @@ class Experts:
     """The experts' activation in place of the model's; None: that of the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class CacheGroup:
-    """Layers that share one block table per request, because they see the same positions.
-
-    Any block can serve any group of the model: it has a plane of memory for each layer of the largest group, and layer
-    `layers[i]` uses plane i.
-    """
-
-    window: int | None
-    layers: tuple[int, ...]
-
-    def max_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
-        """Most blocks of this group that a sequence of `num_tokens` needs at once, at up to `step_tokens` a step."""
-        return paging.max_blocks(self.window, num_tokens, step_tokens, block_size)
-
-
 class DraftHeadKind(StrEnum):
     """Kind of a draft head."""
 
@@ -331,12 +320,18 @@ class Arch:
     """Dtype of the stored weights, as config.json names it: float32, bfloat16 or float16."""
     windows: tuple[int | None, ...]
     """Number of last positions that each layer's attention sees; None for all."""
+    layer_heads: tuple[Heads, ...] = ()
+    """Heads of each layer, if they differ; then the three fields above are those of some layer."""
     norm: NormKind = NormKind.RMS
     has_pre_norms: bool = True
     """Whether a norm comes before attention and before the MLP."""
     has_post_norms: bool = False
     """Whether the outputs of attention and MLP pass a norm before they are added."""
     qk_norm: QKNorm = QKNorm.NONE
+    has_v_norm: bool = False
+    """Whether each head of v is divided by its RMS."""
+    has_layer_scalars: bool = False
+    """Whether the stream is multiplied by a stored number after each layer."""
     has_gate: bool = True
     """Whether the MLP is down(activation(gate(x)) * up(x)); without a gate it is down(activation(up(x)))."""
     has_qkv_bias: bool = False
@@ -393,22 +388,24 @@ class Arch:
         """Whether our own decoder computes this model."""
         return self.modelled is None
 
-    @property
-    def q_size(self) -> int:
-        return self.num_heads * self.head_dim
+    def heads(self, layer: int) -> Heads:
+        """The heads of a layer with attention."""
+        return self.layer_heads[layer] if self.layer_heads else Heads(self.num_heads, self.num_kv_heads, self.head_dim)
 
     @property
-    def kv_size(self) -> int:
-        return self.num_kv_heads * self.head_dim
+    def widest_heads(self) -> Heads:
+        """The heads of a layer with the largest K and V, which the pool's planes have space for."""
+        return max((self.heads(layer) for layer in self.attention_layers), key=lambda heads: heads.kv_size)
 
-    @property
-    def qkv_sizes(self) -> tuple[int, int, int]:
+    def qkv_sizes(self, layer: int) -> tuple[int, ...]:
         """Outputs of the projections of q, with its gates, and of k and v."""
-        return self.q_size * (2 if self.has_output_gate else 1), self.kv_size, self.kv_size
+        heads = self.heads(layer)
+        return heads.q_size * (2 if self.has_output_gate else 1), *(heads.kv_size,) * (2 if heads.has_v else 1)
 
     @property
     def qkv_size(self) -> int:
-        return sum(self.qkv_sizes)
+        """Most outputs of these projections in a layer."""
+        return max(sum(self.qkv_sizes(layer)) for layer in self.attention_layers)
 
     @property
     def attention_in_size(self) -> int:
@@ -423,24 +420,5 @@ class Arch:
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """The layers with attention, grouped by the positions they see: all of them first, then windows, widest first.
-
-        One pool serves all groups, and a block holds as many layers as the largest group has. So each kind of layer is
-        cut into groups of one size: the largest that leaves at most `_MAX_UNUSED_PLANES` of the memory unused.
-        """
-        kinds: dict[int | None, list[int]] = {}
-        for layer in self.attention_layers:
-            kinds.setdefault(self.windows[layer], []).append(layer)
-        ordered = sorted(kinds, key=lambda window: (window is not None, -(window or 0)))
-
-        def planes(size: int) -> int:
-            return sum(-(-len(layers) // size) * size for layers in kinds.values())
-
-        smallest = min(len(layers) for layers in kinds.values())
-        allowed = len(self.attention_layers) * (1 + _MAX_UNUSED_PLANES)
-        size = next(size for size in range(smallest, 0, -1) if planes(size) <= allowed)
-        return tuple(
-            CacheGroup(window, tuple(kinds[window][first : first + size]))
-            for window in ordered
-            for first in range(0, len(kinds[window]), size)
-        )
+        """The layers with attention, grouped by the positions that they see and the sizes of their K."""
+        return grouped({layer: (self.windows[layer], self.heads(layer).kv_size) for layer in self.attention_layers})

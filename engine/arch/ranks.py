@@ -10,12 +10,15 @@ up their parts of the outputs, and exchange half as often. Knows no process and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from inferd.engine.arch.description import Arch, QKNorm
+from inferd.engine.arch.heads import Heads
 from inferd.engine.arch.stored import BLOCK, Format, is_in_blocks
 
+_LAYER = re.compile(r"layers\.(\d+)\.")
 Span = tuple[int, int]
 """Rows from the first to before the second."""
 
@@ -47,20 +50,20 @@ class Rank:
         """The heads that this rank computes."""
         return self.span(arch.num_heads)
 
-    def kv_heads(self, arch: Arch) -> Span:
+    def kv_heads(self, heads: Heads) -> Span:
         """The heads of K and V that this rank computes and caches. If there are more ranks than such heads, several
         ranks have the same one."""
-        if self.count <= arch.num_kv_heads:
-            return self.span(arch.num_kv_heads)
-        head = self.index * arch.num_kv_heads // self.count
+        if self.count <= heads.num_kv_heads:
+            return self.span(heads.num_kv_heads)
+        head = self.index * heads.num_kv_heads // self.count
         return head, head + 1
 
     def rows(self, arch: Arch, matrix: str) -> tuple[Span, ...]:
-        """The rows that this rank keeps of a matrix, ascending. `matrix` is our name of it, with or without its
-        layer."""
+        """The rows that this rank keeps of a matrix, ascending. `matrix` is our name of it. It may lack its layer if
+        all layers are alike."""
         match matrix.rpartition(".")[2]:
             case "qkv":
-                return tuple(_qkv_rows(arch, self.heads(arch), self.kv_heads(arch)))
+                return tuple(self._qkv_rows(arch, _layer_of(arch, matrix)))
             case "gate_up":
                 size = _mlp_size(arch, matrix)
                 start, end = self.span(size)
@@ -89,7 +92,16 @@ class Rank:
             return self.span(_mlp_size(arch, matrix))
         assert kind == "o"
         first, last = self.heads(arch)
-        return first * arch.head_dim, last * arch.head_dim
+        head_dim = arch.heads(_layer_of(arch, matrix)).head_dim
+        return first * head_dim, last * head_dim
+
+    def _qkv_rows(self, arch: Arch, layer: int) -> Iterator[Span]:
+        heads, first = arch.heads(layer), 0
+        counts = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
+        spans = (self.heads(arch), self.kv_heads(heads), self.kv_heads(heads))
+        for (start, end), size, count in zip(spans, arch.qkv_sizes(layer), counts, strict=False):
+            yield first + start * size // count, first + end * size // count
+            first += size
 
 
 ONE_RANK = Rank()
@@ -104,13 +116,11 @@ def _mlp_size(arch: Arch, matrix: str) -> int:
     return arch.intermediate_size
 
 
-def _qkv_rows(arch: Arch, heads: Span, kv_heads: Span) -> Iterator[Span]:
-    first = 0
-    for (start, end), size, count in zip(
-        (heads, kv_heads, kv_heads), arch.qkv_sizes, (arch.num_heads, *(arch.num_kv_heads,) * 2), strict=True
-    ):
-        yield first + start * size // count, first + end * size // count
-        first += size
+def _layer_of(arch: Arch, matrix: str) -> int:
+    """The layer of a matrix, or one like it."""
+    found = _LAYER.match(matrix)
+    assert found is not None or not arch.layer_heads, f"the rows of {matrix} depend on its layer"
+    return arch.attention_layers[0] if found is None else int(found[1])
 
 
 def num_rows(spans: tuple[Span, ...]) -> int:
@@ -136,10 +146,8 @@ def refuses(arch: Arch, count: int) -> str | None:
         return "its recurrent layers are computed by one process"
     if arch.num_heads % count:
         return f"{count} does not divide its {arch.num_heads} attention heads"
-    if arch.num_kv_heads % count and count % arch.num_kv_heads:
-        return f"{count} ranks cannot share its {arch.num_kv_heads} heads of K and V evenly"
-    if arch.qk_norm is QKNorm.PROJECTION and arch.kv_size % count:
-        return f"its norm of k needs equal parts of {arch.kv_size} numbers from {count} ranks"
+    if (reason := _refuses_kv(arch, count)) is not None:
+        return reason
     sizes = {"hidden size": arch.hidden_size, "vocabulary": arch.vocab_size, "MLP": arch.intermediate_size}
     if arch.experts is not None:
         sizes["experts' MLP"] = arch.experts.intermediate_size
@@ -148,6 +156,25 @@ def refuses(arch: Arch, count: int) -> str | None:
         if Rank(count - 1, count).span(size) == (size, size):
             return f"its {what} of {size} leaves nothing to the last of {count} ranks"
     return _refuses_blocks(arch, count)
+
+
+def _refuses_kv(arch: Arch, count: int) -> str | None:
+    for heads in dict.fromkeys(arch.heads(layer) for layer in arch.attention_layers):
+        num_kv_heads = heads.num_kv_heads
+        if num_kv_heads % count and count % num_kv_heads:
+            return f"{count} ranks cannot share its {num_kv_heads} heads of K and V evenly"
+        if arch.qk_norm is QKNorm.PROJECTION and heads.kv_size % count:
+            return f"its norm of k needs equal parts of {heads.kv_size} numbers from {count} ranks"
+    plane = _own_kv_size(arch.widest_heads, count)
+    if any(group.num_sharing * _own_kv_size(arch.heads(group.layers[0]), count) > plane for group in arch.cache_groups):
+        return f"{count} ranks would have heads of K and V of some layers twice, and these fit no space of the others"
+    return None
+
+
+def _own_kv_size(heads: Heads, count: int) -> int:
+    """Size of K of one of so many ranks."""
+    start, end = Rank(0, count).kv_heads(heads)
+    return (end - start) * heads.head_dim
 
 
 def _refuses_blocks(arch: Arch, count: int) -> str | None:
@@ -159,10 +186,12 @@ def _refuses_blocks(arch: Arch, count: int) -> str | None:
     if arch.experts is not None:
         experts = ("experts.gate_up", "experts.down")
         experts += ("shared.gate_up", "shared.down") if arch.experts.shared_size else ()
-    for matrix in ("qkv", "o", "gate_up" if arch.has_gate else "up", "down", *experts):
+    layers = arch.attention_layers if arch.layer_heads else arch.attention_layers[:1]
+    qkv = (f"layers.{layer}.attention.qkv" for layer in layers)
+    for matrix in (*qkv, "o", "gate_up" if arch.has_gate else "up", "down", *experts):
         kept = rank.rows(arch, matrix)
         if any(start % BLOCK or (end - start) % BLOCK for start, end in kept):
-            return f"{count} ranks would cut its FP8 blocks of {BLOCK} rows in {matrix}"
+            return f"{count} ranks would cut its FP8 blocks of {BLOCK} rows in {matrix.rpartition('.')[2]}"
     return None
 
 

@@ -15,6 +15,7 @@ from inferd.engine.arch.description import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     Rope,
     RopeScaling,
     YarnScaling,
@@ -22,6 +23,8 @@ from inferd.engine.arch.description import (
 from inferd.engine.arch.fields import MAX_WHOLE, Fields
 
 ROPE_TYPES: Mapping[str, str] = {name: name for name in ("default", "linear", "dynamic", "yarn", "longrope", "llama3")}
+PROPORTIONAL: Mapping[str, str] = {**ROPE_TYPES, "proportional": "proportional"}
+"""The types of a family that may turn the first part of each head alone."""
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -64,6 +67,11 @@ def rope_of(
             return Rope(theta, rotary_dim, _llama3(section, fields))
         case "yarn":
             return Rope(theta, rotary_dim, _yarn(section, fields), _yarn_attention_factor(section))
+        case "proportional":
+            num_turned = int(rotary_dim * section.positive("partial_rotary_factor", 1.0) // 2)
+            if not 1 <= num_turned <= rotary_dim // 2:
+                raise section.refuse("partial_rotary_factor", f"must turn 1 to {rotary_dim // 2} pairs of elements")
+            return Rope(theta, rotary_dim, ProportionalScaling(num_turned, section.positive("factor", 1.0)))
         case "longrope":
             return _longrope(section, fields, theta, rotary_dim)
         case _:

@@ -351,7 +351,9 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
             recurrent = _RECURRENT[type(arch.recurrent)]
             sources.extend(recurrent(arch, formats, names, f"{theirs}.{names.recurrent}", f"{ours}.recurrent"))
         else:
-            sources.extend(_attention(arch, formats, names, f"{theirs}.self_attn", f"{ours}.attention"))
+            sources.extend(_attention(arch, layer, formats, names, f"{theirs}.self_attn", f"{ours}.attention"))
+        if arch.has_layer_scalars:
+            sources.append(Source(f"{theirs}.layer_scalar", (1,), f"{ours}.scalar.weight"))
         mlp = _experts if arch.has_experts(layer) else _mlp
         sources.extend(mlp(arch, formats, names, theirs, f"{ours}.mlp"))
     ties = (Tie(HEAD, embedding.tensor),) if arch.tie_embeddings else ()
@@ -390,17 +392,19 @@ def _norm(arch: Arch, tensor: str, parameter: str) -> Iterator[Source]:
 
 
 def _attention(
-    arch: Arch, formats: _Formats, names: TensorNames, theirs: str, ours: str
+    arch: Arch, layer: int, formats: _Formats, names: TensorNames, theirs: str, ours: str
 ) -> Iterator[Source | QuantizedSource]:
-    qkv = _linear(formats, theirs, names.qkv, arch.qkv_sizes, arch.attention_in_size, f"{ours}.qkv", arch.has_qkv_bias)
+    heads, sizes = arch.heads(layer), arch.qkv_sizes(layer)
+    projections = names.qkv[: len(sizes)]
+    qkv = _linear(formats, theirs, projections, sizes, arch.attention_in_size, f"{ours}.qkv", arch.has_qkv_bias)
     yield from _reordered(arch, qkv, tuple(f"{theirs}.{name}" for name in names.qkv[:2]))
-    yield from _linear(formats, theirs, (names.o,), (arch.hidden_size,), arch.q_size, f"{ours}.o", arch.has_o_bias)
+    yield from _linear(formats, theirs, (names.o,), (arch.hidden_size,), heads.q_size, f"{ours}.o", arch.has_o_bias)
     if arch.has_sinks:
         yield Source(f"{theirs}.sinks", (arch.num_heads,), f"{ours}.sinks.weight")
     if arch.qk_norm is not QKNorm.NONE:
         is_per_head = arch.qk_norm is QKNorm.HEAD
-        for name, own, size in ((names.q_norm, "q_norm", arch.q_size), (names.k_norm, "k_norm", arch.kv_size)):
-            yield Source(f"{theirs}.{name}.weight", (arch.head_dim if is_per_head else size,), f"{ours}.{own}.weight")
+        for name, own, size in ((names.q_norm, "q_norm", heads.q_size), (names.k_norm, "k_norm", heads.kv_size)):
+            yield Source(f"{theirs}.{name}.weight", (heads.head_dim if is_per_head else size,), f"{ours}.{own}.weight")
 
 
 def _reordered(

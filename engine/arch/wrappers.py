@@ -21,8 +21,19 @@ _GEMMA3 = {
 }
 """Fields that the published Gemma 3 4B leaves to the defaults of transformers."""
 
+_GEMMA4 = {
+    "vocab_size": 262_144,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 8,
+    "rms_norm_eps": 1e-6,
+}
+_GEMMA4_UNIFIED = {"max_position_embeddings": 262_144, "sliding_window": 1024, "hidden_size_per_layer_input": 0}
+"""The same of Gemma 4."""
+
 _TEXTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gemma3_text": ("Gemma3ForCausalLM", _GEMMA3),
+    "gemma4_text": ("Gemma4ForCausalLM", _GEMMA4),
+    "gemma4_unified_text": ("Gemma4ForCausalLM", _GEMMA4 | _GEMMA4_UNIFIED),
     "llama": ("LlamaForCausalLM", {}),
     "ministral3": ("Ministral3ForCausalLM", {}),
     "mistral": ("MistralForCausalLM", {}),
@@ -38,6 +49,8 @@ _TEXTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 _WRAPPERS: Mapping[str, tuple[str, ...]] = {
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
+    "Gemma4ForConditionalGeneration": ("gemma4_text",),
+    "Gemma4UnifiedForConditionalGeneration": ("gemma4_unified_text",),
     "InternVLForConditionalGeneration": ("llama", "qwen2", "qwen3"),
     "Mistral3ForConditionalGeneration": ("ministral3", "mistral"),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl", "qwen2_5_vl_text"),
@@ -55,7 +68,10 @@ _PREFIXES = {
 }
 """Beginnings of the names of a text part's tensors, and what they are in a text model. Files have the first two or the
 third. Lists of modules may have the others."""
-_OTHER_PARTS = ("mtp.", "multi_modal_projector.", "vision_tower.", "visual.")
+_OTHER_PARTS = (
+    "audio_tower.", "embed_audio.", "embed_vision.", "mtp.", "multi_modal_projector.", "vision_embedder.",
+    "vision_tower.", "visual.",
+)  # fmt: skip
 """Beginnings of the names of the other parts' tensors, with or without `model.` before them."""
 _QUANTIZATION = "quantization_config"
 _MAX_DEPTH = 8

@@ -35,8 +35,8 @@ class Context:
     query_cos_sin: Tensor | None
     """[P, rotary_dim] for queries; None: they are rotated by `cos_sin` like keys."""
     kv: Tensor
-    """[blocks, 2, G, block_size, D]: holds the KV of earlier tokens, and receives the KV of this step's tokens. G is
-    the number of this rank's KV heads."""
+    """[blocks, 2, G, block_size, D], with blocks that may lie apart: holds the KV of earlier tokens, and receives the
+    KV of this step's tokens. G is the number of this rank's KV heads."""
     kv_scales: Tensor | None
     """[blocks, 2, G, block_size, groups], if K and V are stored in 8 bits."""
 
@@ -46,32 +46,34 @@ class Attention:
 
     def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
         self._arch, self._window, self._branch = arch, arch.windows[layer], branch
-        self._ranks, own = place.ranks, place.ranks.own
-        q_rows, k_rows, v_rows = rows = own.rows(arch, "qkv")
-        self._sizes = [end - start for start, end in (q_rows, k_rows, v_rows)]
-        self._qkv = Linear(arch.attention_in_size, arch.qkv_size, place.of("qkv"), arch.has_qkv_bias, rows=rows)
+        self._ranks, own, self._heads = place.ranks, place.ranks.own, arch.heads(layer)
+        heads, name = self._heads, f"layers.{layer}.attention"
+        rows = own.rows(arch, f"{name}.qkv")
+        self._sizes = [end - start for start, end in rows]
+        num_outputs = sum(arch.qkv_sizes(layer))
+        self._qkv = Linear(arch.attention_in_size, num_outputs, place.of("qkv"), arch.has_qkv_bias, rows=rows)
         self._o = Linear(
-            arch.q_size,
+            heads.q_size,
             arch.hidden_size,
             place.of("o"),
             arch.has_o_bias,
-            rows=own.rows(arch, "o"),
-            columns=own.columns(arch, "o"),
+            rows=own.rows(arch, f"{name}.o"),
+            columns=own.columns(arch, f"{name}.o"),
             adds_bias=own.adds_bias,
             gather=place.ranks.outputs,
         )
         self._sinks: Tensor | None = None
         self._sink_parameter: Parameter | None = None
         if arch.has_sinks:
-            shape, heads = (arch.num_heads,), own.rows(arch, "sinks")
-            self._sink_parameter = Parameter(shape, torch.float32, place.device, self._take_sinks, heads)
+            shape, own_sinks = (arch.num_heads,), own.rows(arch, "sinks")
+            self._sink_parameter = Parameter(shape, torch.float32, place.device, self._take_sinks, own_sinks)
         self._head_norms: tuple[RMSNorm, RMSNorm] | None = None
         self._projection_norms: tuple[RMSNorm, RMSNorm] | None = None
         match arch.qk_norm:
             case QKNorm.HEAD:
-                self._head_norms = rms_norm_of(arch, arch.head_dim, place), rms_norm_of(arch, arch.head_dim, place)
+                self._head_norms = rms_norm_of(arch, heads.head_dim, place), rms_norm_of(arch, heads.head_dim, place)
             case QKNorm.PROJECTION:
-                self._projection_norms = rms_norm_of(arch, arch.q_size, place), rms_norm_of(arch, arch.kv_size, place)
+                self._projection_norms = rms_norm_of(arch, heads.q_size, place), rms_norm_of(arch, heads.kv_size, place)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         modules: dict[str, Linear | RMSNorm] = {"qkv": self._qkv, "o": self._o}
@@ -89,21 +91,22 @@ class Attention:
     def __call__(self, x: Tensor, residual: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
         qkv, stream = self._branch.enter(self._qkv, x, residual)
-        heads = self._ranks.inputs(self._attend(qkv, context), self._arch.q_size)
+        heads = self._ranks.inputs(self._attend(qkv, context), self._heads.q_size)
         return self._branch.leave(self._o, heads, stream)
 
     def _attend(self, qkv: Tensor, context: Context) -> Tensor:
         """[T, q, k and v of this rank's heads] -> [T, this rank's heads]."""
         arch, batch, kv, kv_scales = self._arch, context.batch, context.kv, context.kv_scales
-        q, k, v = torch.split(qkv, self._sizes, dim=1)
+        heads, parts = self._heads, torch.split(qkv, self._sizes, dim=1)
+        q, k, v = parts[0], parts[1], parts[-1]
         gate: Tensor | None = None
         if arch.has_output_gate:
-            q, gate = q.view(qkv.shape[0], -1, 2, arch.head_dim).unbind(2)
+            q, gate = q.view(qkv.shape[0], -1, 2, heads.head_dim).unbind(2)
         if self._projection_norms is not None:
             norms, own = self._projection_norms, self._ranks.own
-            q = self._norm_of_all(norms[0], q, own.heads(arch), arch.q_size)
-            k = self._norm_of_all(norms[1], k, own.kv_heads(arch), arch.kv_size)
-        q, k, v = (part if part.dim() == 3 else part.view(qkv.shape[0], -1, arch.head_dim) for part in (q, k, v))
+            q = self._norm_of_all(norms[0], q, own.heads(arch), heads.q_size)
+            k = self._norm_of_all(norms[1], k, own.kv_heads(heads), heads.kv_size)
+        q, k, v = (part if part.dim() == 3 else part.view(qkv.shape[0], -1, heads.head_dim) for part in (q, k, v))
         q = self._rotate(q, k, v, context)
         attended = paged_attention(
             q, kv, batch, arch.attention_scale, self._window, arch.attention_softcap, kv_scales, self._sinks
@@ -121,8 +124,9 @@ class Attention:
 
         def rotate(cos_sin: Tensor) -> Tensor:
             return rope_and_cache(
-                q, k, v, cos_sin, batch.positions, batch.write_slots, kv, q_norm, k_norm, self._arch.norm_eps, kv_scales
-            )
+                q, k, v, cos_sin, batch.positions, batch.write_slots, kv, q_norm, k_norm, self._arch.norm_eps,
+                kv_scales, norms_v=self._arch.has_v_norm,
+            )  # fmt: skip
 
         if context.query_cos_sin is None:
             return rotate(context.cos_sin)
@@ -133,7 +137,7 @@ class Attention:
     def _norm_of_all(self, norm: RMSNorm, part: Tensor, heads: Span, size: int) -> Tensor:
         """The norm of all heads, of which this rank has `heads`: [T, those] -> [T, those]. `size` counts the numbers of
         all. If several ranks have a head, each gives a part of it to the others."""
-        first, last = (head * self._arch.head_dim for head in heads)
+        first, last = (head * self._heads.head_dim for head in heads)
         start, end = self._ranks.own.span(size)
         whole = self._ranks.gather(part[:, start - first : end - first], size)
         return norm(whole)[:, first:last]

@@ -1,4 +1,4 @@
-"""Norms of the stream of hidden states, alone or fused with the add before them, and stand-ins for a norm."""
+"""Norms of the stream of hidden states, alone or fused with the add before them, stand-ins for a norm, and factors."""
 
 from __future__ import annotations
 
@@ -114,6 +114,22 @@ class Scale:
 
     def __call__(self, x: Tensor) -> Tensor:
         return scaled(x, self._multiplier)
+
+
+class LayerScalar:
+    """Multiplies the stream by a stored number."""
+
+    _multiplier: float
+
+    def __init__(self, place: Placement) -> None:
+        self.parameter = Parameter((1,), place.dtype, place.device, self._take)
+
+    def _take(self, scalar: Tensor) -> None:
+        self._multiplier = float(scalar)
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The stream (x, residual), [T, hidden] each, times the number."""
+        return scaled(x if residual is None else added(x, residual), self._multiplier)
 
 
 def stream_norm(arch: Arch, place: Placement) -> Norm:

@@ -21,6 +21,7 @@ from inferd.engine.arch.description import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     Rope,
     YarnScaling,
 )
@@ -72,6 +73,9 @@ def inverse_frequencies(rope: Rope, served_positions: int) -> Tensor:
             is_long = served_positions > scaling.original_max_positions
             factors = scaling.long_factors if is_long else scaling.short_factors
             return 1.0 / (torch.tensor(factors) * periods)
+        case ProportionalScaling(num_turned, factor):
+            is_turned = torch.arange(len(frequencies)) < num_turned
+            return torch.where(is_turned, frequencies, 0.0) / factor
         case Llama3Scaling() as scaling:
             return _scale_llama3(frequencies, scaling)
 

@@ -7,12 +7,13 @@ and no files: `loader` fills the parameters that it names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, GatedDelta, Mamba2, ShortConv
+from inferd.engine.arch.ranks import ONE_RANK, Rank
 from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.experts import MixtureOfExperts
@@ -20,7 +21,7 @@ from inferd.engine.layers.gated_delta import GatedDeltaNet, StateContext, States
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mamba2 import Mamba2Layer
 from inferd.engine.layers.mlp import MLP
-from inferd.engine.layers.norm import stream_norm
+from inferd.engine.layers.norm import LayerScalar, stream_norm
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import NO_LORAS, Lora, Placement
 from inferd.engine.layers.ranks import ALONE, Ranks
@@ -29,17 +30,45 @@ from inferd.engine.layers.short_conv import ShortConvLayer
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
 from inferd.kernels.embed import embed
 from inferd.kernels.join import join
+from inferd.kernels.kv_format import KV_GROUP
 from inferd.kernels.paged_attention import AttentionBatch
 from inferd.kernels.scaled_add import added, scaled
 
 
-def kv_places(arch: Arch) -> dict[int, tuple[int, int]]:
-    """Layer -> (its cache group, its plane of the pool)."""
-    return {
-        layer: (group, plane)
-        for group, members in enumerate(arch.cache_groups)
-        for plane, layer in enumerate(members.layers)
-    }
+@dataclass(frozen=True, slots=True)
+class KVPlace:
+    """Where a layer's K and V lie in the pool."""
+
+    group: int
+    """Its cache group."""
+    plane: int
+    part: int
+    """Part of the plane, if the group's layers share planes."""
+    heads: tuple[int, int] | None
+    """(this rank's KV heads, their size), if they are not those of the planes."""
+
+    def of(self, pool: Tensor, group_size: int = 1) -> Tensor:
+        """[planes, blocks, 2, G, block_size, D] -> the layer's part [blocks, 2, G, block_size, D], a view. `group_size`
+        divides the size of a head, for scales."""
+        plane = pool[self.plane]
+        if self.heads is None:
+            return plane
+        num_heads, size = self.heads[0], self.heads[1] // group_size
+        num_blocks, block_size = plane.shape[0], plane.shape[3]
+        own = 2 * num_heads * block_size * size
+        blocks = plane.view(num_blocks, -1)[:, self.part * own : (self.part + 1) * own]
+        return blocks.view(num_blocks, 2, num_heads, block_size, size)
+
+
+def kv_places(arch: Arch, rank: Rank = ONE_RANK) -> dict[int, KVPlace]:
+    """Layer -> its place."""
+    found: dict[int, KVPlace] = {}
+    for group, members in enumerate(arch.cache_groups):
+        for index, layer in enumerate(members.layers):
+            heads, (first, end) = arch.heads(layer), rank.kv_heads(arch.heads(layer))
+            shape = (end - first, heads.head_dim) if arch.layer_heads else None
+            found[layer] = KVPlace(group, index // members.num_sharing, index % members.num_sharing, shape)
+    return found
 
 
 _RECURRENT: Mapping[type, type[GatedDeltaNet] | type[Mamba2Layer] | type[ShortConvLayer]] = {
@@ -54,7 +83,7 @@ class DecoderLayer:
     has a Gated DeltaNet, Mamba-2 or a short convolution in place of attention.
 
     A family may norm or scale the results of attention and MLP before they are added, and may leave out the norms
-    before attention and MLP.
+    before attention and MLP. It may scale the stream at the end.
     """
 
     def __init__(self, arch: Arch, layer: int, place: Placement) -> None:
@@ -64,6 +93,7 @@ class DecoderLayer:
             self._mixer = self._attention = Attention(arch, layer, place.within("attention."), self._attention_branch)
         else:
             self._mixer = _RECURRENT[type(arch.recurrent)](arch, place.within("recurrent."), self._attention_branch)
+        self._scalar = LayerScalar(place) if arch.has_layer_scalars else None
         mlp = MixtureOfExperts if arch.has_experts(layer) else MLP
         self._mlp = mlp(arch, place.within("mlp."), self._mlp_branch)
 
@@ -83,6 +113,8 @@ class DecoderLayer:
         )
         for name, module in modules:
             yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
+        if self._scalar is not None:
+            yield "scalar.weight", self._scalar.parameter
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, context: Context | StateContext
@@ -93,7 +125,8 @@ class DecoderLayer:
             x, residual = self._mixer(x, residual, context)
         else:
             x, residual = self._attention(x, residual, context)
-        return self._mlp(x, residual)
+        x, residual = self._mlp(x, residual)
+        return (x, residual) if self._scalar is None else (self._scalar(x, residual), None)
 
 
 class Decoder:
@@ -139,7 +172,7 @@ class Decoder:
             rows=ranks.own.rows(arch, "lm_head"),
             gather=ranks.gather_at_first,
         )
-        self._kv_places = kv_places(arch)
+        self._kv_places = kv_places(arch, ranks.own)
         self._state_planes = {layer: plane for plane, layer in enumerate(arch.recurrent_layers)}
         num_positions = max_positions or arch.max_positions
         tables = {rope: cos_sin_table(rope, num_positions, place.device, served_positions) for rope in set(arch.ropes)}
@@ -177,9 +210,9 @@ class Decoder:
 
         token_ids [T] int64. batches: one for each cache group; they differ in their block tables only. kv [planes,
         blocks, 2, G, block_size, D] holds the KV of the earlier positions that a row's layers see, and receives the KV
-        of this step's positions. G is the number of this rank's KV heads. kv_scales [planes, blocks, 2, G, block_size,
-        groups], only for a KV cache in 8 bits. states: those of the recurrent layers, which receive the states behind
-        this step's rows; None if there are no such layers.
+        of this step's positions. G and D are those of the widest layer, with this rank's KV heads. kv_scales [planes,
+        blocks, 2, G, block_size, groups], only for a KV cache in 8 bits. states: those of the recurrent layers, which
+        receive the states behind this step's rows; None if there are no such layers.
         A row's result depends on its own tokens alone.
         """
         return self.run_layers(self.embed(token_ids), batches, kv, kv_scales, states)
@@ -207,10 +240,10 @@ class Decoder:
                 assert states is not None
                 x, residual = layer(x, residual, states.of(self._state_planes[index]))
                 continue
-            group, plane = self._kv_places[index]
-            scales = None if kv_scales is None else kv_scales[plane]
+            place = self._kv_places[index]
+            scales = None if kv_scales is None else place.of(kv_scales, KV_GROUP)
             tables = self._cos_sin[index], self._query_cos_sin[index]
-            x, residual = layer(x, residual, Context(batches[group], *tables, kv[plane], scales))
+            x, residual = layer(x, residual, Context(batches[place.group], *tables, place.of(kv), scales))
         if residual is None:
             hidden, read[len(self._layers)] = self._norm(x), x
         else:

@@ -146,12 +146,12 @@ class TransformersDecoder(Decoder):
 
     def _attend(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         assert self._kv is not None and self._at_first is not None
-        (group, plane), (kv, kv_scales) = self._kv_places[call.layer], self._kv
-        batch, window = self._batches[group], self.arch.windows[call.layer]
-        scales = None if kv_scales is None else kv_scales[plane]
+        place, (kv, kv_scales) = self._kv_places[call.layer], self._kv
+        batch, window = self._batches[place.group], self.arch.windows[call.layer]
+        pages, scales = place.of(kv), None if kv_scales is None else place.of(kv_scales)
         # Its code has rotated q and k: position 0 has no angle.
-        q = rope_and_cache(q, k, v, self._no_angles, self._at_first, batch.write_slots, kv[plane], kv_scales=scales)
-        return paged_attention(q, kv[plane], batch, call.scale, window, call.softcap, scales)
+        q = rope_and_cache(q, k, v, self._no_angles, self._at_first, batch.write_slots, pages, kv_scales=scales)
+        return paged_attention(q, pages, batch, call.scale, window, call.softcap, scales)
 
     def _take_over(self, names: Mapping[str, str]) -> dict[str, Parameter]:
         """Replace the linear layers. Returns all parameters by our names."""

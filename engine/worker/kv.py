@@ -1,7 +1,8 @@
 """The KV pool: one tensor for all layers, laid out so that one head's part of a block is contiguous. A pool in 8 bits
 (`kernels/kv_format`) has a second tensor for scales.
 
-A block belongs to one cache group at a time. Layer i of the group uses plane i; the largest group uses all planes.
+A block belongs to one cache group at a time. Layer i of the group uses plane i; the largest group uses all planes. If
+layers have different heads, a block's planes have the shape of the largest, and smaller layers share them.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ class KVPool:
         rank: Rank = ONE_RANK,
     ) -> KVPool:
         """A pool of `num_blocks` for requests, and one more block if the device pads steps. K and V are in `dtype`."""
-        num_planes = max(len(group.layers) for group in arch.cache_groups)
+        num_planes = max(group.num_planes for group in arch.cache_groups)
+        heads = arch.widest_heads
         pads = len(device.row_buckets) < device.row_buckets[-1]
-        first_head, end_head = rank.kv_heads(arch)
+        first_head, end_head = rank.kv_heads(heads)
         shape = (num_planes, num_blocks + pads, 2, end_head - first_head, block_size)
         scales = None
         if dtype in KV_FORMATS:
-            scales = device.empty_pool((*shape, num_kv_groups(arch.head_dim)), KV_SCALE_DTYPE)
-        data = device.empty_pool((*shape, arch.head_dim), dtype)
+            scales = device.empty_pool((*shape, num_kv_groups(heads.head_dim)), KV_SCALE_DTYPE)
+        data = device.empty_pool((*shape, heads.head_dim), dtype)
         return cls(data, num_blocks if pads else None, scales)
 
     @property

@@ -152,10 +152,11 @@ def paged_attention(
 ) -> Tensor:
     """Attend each query to the positions up to its own: [T, Hq, D] in q's dtype.
 
-    q [T, Hq, D], contiguous. kv [blocks, 2 (k, v), G, block_size, D], contiguous, in q's dtype or in 8 bits, holds this
-    step's tokens already. G divides Hq, and query head h reads KV head h // (Hq / G). With a `window` w a query sees
-    the last w positions, its own included. `softcap` c turns a score s into c * tanh(s / c). Slots that no query sees
-    may hold anything, NaN included. But a library needs numbers in the slots of the blocks that a row uses.
+    q [T, Hq, D], contiguous. kv [blocks, 2 (k, v), G, block_size, D], in q's dtype or in 8 bits, holds this step's
+    tokens already. Each block is contiguous; on a CPU blocks may lie apart. G divides Hq, and query head h reads KV
+    head h // (Hq / G). With a `window` w a query sees the last w positions, its own included. `softcap` c turns a
+    score s into c * tanh(s / c). Slots that no query sees may hold anything, NaN included. But a library needs numbers
+    in the slots of the blocks that a row uses.
 
     Exactly a pool of 8 bits (`kv_format`) has `kv_scales` [blocks, 2, G, block_size, groups]. Its elements are numbers
     times scales, rounded to q's dtype. For a deterministic batch, results have the bits of those over a pool of such
@@ -165,7 +166,8 @@ def paged_attention(
     has no value.
     """
     assert q.shape[0] == batch.num_tokens and q.shape[2] == kv.shape[4] and q.shape[1] % kv.shape[2] == 0
-    assert kv.shape[1] == 2 and kv.shape[3] == batch.block_size and kv.is_contiguous()
+    assert kv.shape[1] == 2 and kv.shape[3] == batch.block_size
+    assert kv.is_contiguous() or (kv[0].is_contiguous() and kv.device.type == "cpu")
     assert window is None or window >= 1
     assert sinks is None or (sinks.shape == q.shape[1:2] and sinks.dtype == torch.float32 and sinks.is_contiguous())
     check_scales(kv, kv_scales)

@@ -266,15 +266,17 @@ void attend_all(const Problem& p, int num_threads) {
 }  // namespace
 
 // q, out [T, Hq, D]; kv [blocks, 2, G, block_size, D], with scales if it has 8 bits; sinks [Hq] or null; see the Python
-// signature. dtype 0: fp32, 1: bfloat16. kv_format 0: that of q; else as in kv_numbers.h.
+// signature. Blocks lie `kv_stride` and `scale_stride` elements apart. dtype 0: fp32, 1: bfloat16. kv_format 0: that of
+// q; else as in kv_numbers.h.
 static void paged_attention(const void* q, const void* kv, const void* kv_scales, const float* sinks, void* out,
                             const int32_t* query_start, const int32_t* seq_lens, const int32_t* tables, int64_t num_requests,
                             int64_t max_blocks, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                            int64_t block_size, int64_t window, float scale, float softcap, int64_t dtype,
-                            int64_t kv_format, int64_t num_threads) {
+                            int64_t block_size, int64_t kv_stride, int64_t scale_stride, int64_t window, float scale,
+                            float softcap, int64_t dtype, int64_t kv_format, int64_t num_threads) {
     Problem p{static_cast<const char*>(q), static_cast<const char*>(kv), static_cast<const bf16*>(kv_scales),
               static_cast<char*>(out), query_start, seq_lens, tables, num_requests, max_blocks,
-              num_heads, num_kv_heads, head_dim, block_size, window, scale, softcap, sinks, kv_format};
+              num_heads, num_kv_heads, head_dim, block_size, kv_stride, scale_stride, window, scale, softcap, sinks,
+              kv_format};
     if (dtype == 0) attend_all<float>(p, int(num_threads));
     else attend_all<bf16>(p, int(num_threads));
 }

@@ -54,6 +54,8 @@ def paged_attention(
         kv.shape[2],
         q.shape[2],
         batch.block_size,
+        kv.stride(0),
+        0 if kv_scales is None else kv_scales.stride(0),
         window or 0,
         scale,
         softcap or 0.0,

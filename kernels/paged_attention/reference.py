@@ -124,17 +124,14 @@ def _by_row(sinks: Tensor, num_kv_heads: int, num_queries: int) -> Tensor:
 def _gather(
     kv: Tensor, kv_scales: Tensor | None, tile_tables: Tensor, tile: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """K and V of one tile, each [B * G, ATTENTION_SPLIT, D] in fp32. Pages of a head are contiguous in the pool."""
-    _, _, num_kv_heads, block_size, head_dim = kv.shape
+    """K and V of one tile, each [B * G, ATTENTION_SPLIT, D] in fp32."""
+    _, _, _, block_size, head_dim = kv.shape
     num_blocks = ATTENTION_SPLIT // block_size
     blocks = tile_tables[:, tile * num_blocks : (tile + 1) * num_blocks]
-    planes = torch.arange(2 * num_kv_heads, device=kv.device).view(2, 1, num_kv_heads, 1)
-    page_ids = blocks[None, :, None, :] * (2 * num_kv_heads) + planes
-    pages = kv.view(-1, block_size, head_dim).index_select(0, page_ids.flatten())
+    pages = kv[blocks]
     if kv_scales is not None:
-        scales = kv_scales.view(-1, block_size, kv_scales.shape[-1]).index_select(0, page_ids.flatten())
-        pages = dequantize_heads(pages, scales).to(dtype)
-    tiles = pages.to(torch.float32).view(2, -1, ATTENTION_SPLIT, head_dim)
+        pages = dequantize_heads(pages, kv_scales[blocks]).to(dtype)
+    tiles = pages.to(torch.float32).permute(2, 0, 3, 1, 4, 5).reshape(2, -1, ATTENTION_SPLIT, head_dim)
     return tiles[0], tiles[1]
 
 

@@ -25,6 +25,7 @@ struct Problem {
     const int32_t* tables;       // [R, max_blocks]
     int64_t num_requests, max_blocks;
     int64_t num_heads, num_kv_heads, head_dim, block_size;
+    int64_t kv_stride, scale_stride;  // elements from block to block
     int64_t window;  // 0: none
     float scale, softcap;  // softcap 0: none
     const float* sinks;    // [num_heads]; null: none

@@ -256,9 +256,9 @@ class Tile {
     void find_pages() {
         for (int key = begin / LANES * LANES; key < end; key += LANES) {
             const int64_t position = start + key, slot = position % p.block_size;
-            const int64_t planes = p.tables[item.request * p.max_blocks + position / p.block_size] * 2 * p.num_kv_heads;
-            const int64_t place = planes * p.block_size + slot;
-            pages_[key / LANES] = {p.kv + place * p.head_dim * number_bytes(), p.kv_scales + place * num_scales()};
+            const int64_t block = p.tables[item.request * p.max_blocks + position / p.block_size];
+            pages_[key / LANES] = {p.kv + (block * p.kv_stride + slot * p.head_dim) * number_bytes(),
+                                   p.kv_scales + block * p.scale_stride + slot * num_scales()};
         }
     }
 };

@@ -1,4 +1,4 @@
-// RMS norm of each head (optional), rotation of q and k by their positions, and the write of k and v into the paged
+// RMS norm of each head (optional, of v without weights), rotation of q and k by their positions, and the write of k and v into the paged
 // pool: one pass over a token's heads, in fp32, rounded once. In a pool of 8 bits each group of a head has a scale.
 
 #include <cmath>
@@ -30,8 +30,7 @@ void narrow_head(const float* from, T* to, int64_t size) {
     if (i < size) store_part(to + i, load_part(from + i, int(size - i)), int(size - i));
 }
 
-template <class W>
-void normalise(float* head, const W* weight, int64_t size, float eps) {
+float find_scale(const float* head, int64_t size, float eps) {
     vf squares = {};
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES) squares = squares + load(head + i) * load(head + i);
@@ -39,8 +38,14 @@ void normalise(float* head, const W* weight, int64_t size, float eps) {
         vf v = load_part(head + i, int(size - i));
         squares = squares + v * v;
     }
-    const float scale = 1.0f / std::sqrt(sum(squares) / float(size) + eps);
-    for (i = 0; i + LANES <= size; i += LANES) store(head + i, load(head + i) * scale * load(weight + i));
+    return 1.0f / std::sqrt(sum(squares) / float(size) + eps);
+}
+
+template <class W>
+void normalise(float* head, const W* weight, int64_t size, float eps) {
+    const float scale = find_scale(head, size, eps);
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) store(head + i, load(head + i) * scale * load(weight + i));
     if (i < size) {
         const int left = int(size - i);
         store_part(head + i, load_part(head + i, left) * scale * load_part(weight + i, left), left);
@@ -73,7 +78,9 @@ struct Problem {
     int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, block_size;
     int64_t q_stride, k_stride, v_stride;  // elements from token to token
     int64_t q_head_stride;                 // elements from head to head; those of k and v lie side by side
+    int64_t kv_stride, scale_stride;       // elements from block to block
     float eps;
+    int64_t norms_v;    // whether each head of v is divided by its RMS
     int64_t kv_format;  // as in kv_numbers.h; 0: K and V have the heads' type
 };
 
@@ -131,6 +138,15 @@ void turn_any_heads(const Problem& p, const T* from, O* to, int64_t num_heads, i
     }
 }
 
+// A value of fp32 in a buffer, normed if the model norms its values.
+template <class T>
+void widen_value(const Problem& p, const T* from, float* to, int64_t size) {
+    widen_head(from, to, size);
+    if (!p.norms_v) return;
+    const float scale = find_scale(to, size, p.eps);
+    for (int64_t i = 0; i < size; i++) to[i] *= scale;
+}
+
 // N: vectors in a head; 0 for heads of any size.
 template <int N, class T, class W>
 void run_token(const Problem& p, int64_t token) {
@@ -145,26 +161,32 @@ void run_token(const Problem& p, int64_t token) {
             turn_any_heads(p, from, to, num_heads, from_stride, to_stride, weight, cos_sin);
     };
     const int64_t block = p.write_slots[token] / p.block_size, offset = p.write_slots[token] % p.block_size;
-    const int64_t first = block * 2 * p.num_kv_heads * p.block_size + offset;  // slot of the first head
     const T* k = static_cast<const T*>(p.k) + token * p.k_stride;
     const T* v = static_cast<const T*>(p.v) + token * p.v_stride;
     turn(static_cast<const T*>(p.q) + token * p.q_stride, static_cast<T*>(p.out) + token * p.num_heads * size,
          p.num_heads, p.q_head_stride, size, p.q_norm);
-    const int64_t plane = p.block_size * size, heads = p.num_kv_heads;
+    const int64_t plane = p.block_size * size, heads = p.num_kv_heads, place = block * p.kv_stride + offset * size;
+    float head[MAX_HEAD_DIM];
     if (!p.kv_format) {
-        T* keys = static_cast<T*>(p.kv) + first * size;
+        T* keys = static_cast<T*>(p.kv) + place;
         T* values = keys + heads * plane;
         turn(k, keys, heads, size, plane, p.k_norm);
-        for (int64_t h = 0; h < heads; h++) std::memcpy(values + h * plane, v + h * size, size * sizeof(T));
+        for (int64_t h = 0; h < heads; h++) {
+            if (p.norms_v) {
+                widen_value(p, v + h * size, head, size);
+                narrow_head(head, values + h * plane, size);
+            } else {
+                std::memcpy(values + h * plane, v + h * size, size * sizeof(T));
+            }
+        }
         return;
     }
-    const int64_t num_scales = num_kv_groups(size);
-    float head[MAX_HEAD_DIM];
+    const int64_t num_scales = num_kv_groups(size), scales = block * p.scale_stride + offset * num_scales;
     for (int64_t h = 0; h < 2 * heads; h++) {
         if (h < heads) turn(k + h * size, head, 1, size, size, p.k_norm);
-        else widen_head(v + (h - heads) * size, head, size);
-        const int64_t slot = first + h * p.block_size;
-        QUANTIZE[p.kv_format](head, static_cast<char*>(p.kv) + slot * size, p.kv_scales + slot * num_scales, size);
+        else widen_value(p, v + (h - heads) * size, head, size);
+        QUANTIZE[p.kv_format](head, static_cast<char*>(p.kv) + place + h * plane,
+                              p.kv_scales + scales + h * p.block_size * num_scales, size);
     }
 }
 
@@ -195,11 +217,12 @@ static void rope_and_cache(const void* q, const void* k, const void* v, const fl
                            const int64_t* positions, const int64_t* write_slots, void* kv, void* kv_scales, void* out,
                            const void* q_norm, const void* k_norm, int64_t num_tokens, int64_t num_heads,
                            int64_t num_kv_heads, int64_t head_dim, int64_t rotary_dim, int64_t block_size,
-                           int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t q_head_stride, float eps,
-                           int64_t dtype, int64_t norm_dtype, int64_t kv_format, int64_t num_threads) {
+                           int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t q_head_stride,
+                           int64_t kv_stride, int64_t scale_stride, float eps, int64_t norms_v, int64_t dtype,
+                           int64_t norm_dtype, int64_t kv_format, int64_t num_threads) {
     Problem p{q, k, v, cos_sin, positions, write_slots, kv, static_cast<bf16*>(kv_scales), out, q_norm, k_norm,
               num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, block_size,
-              q_stride, k_stride, v_stride, q_head_stride, eps, kv_format};
+              q_stride, k_stride, v_stride, q_head_stride, kv_stride, scale_stride, eps, norms_v, kv_format};
     if (dtype == 0)
         run<float, float>(p, num_threads);
     else if (norm_dtype == 0)

@@ -31,9 +31,10 @@ def rope_and_cache(
     k_norm: Tensor | None,
     eps: float,
     kv_scales: Tensor | None,
+    norms_v: bool,
 ) -> Tensor:
     k, v = (_with_heads_together(heads) for heads in (k, v))
-    assert kv.is_contiguous() and q.stride(2) == 1
+    assert q.stride(2) == 1
     assert all(norm is None or norm.is_contiguous() for norm in (q_norm, k_norm))
     assert q_norm is None or q_norm.dtype in (q.dtype, torch.float32)
     assert positions.is_contiguous() and write_slots.is_contiguous() and cos_sin.is_contiguous()
@@ -60,7 +61,10 @@ def rope_and_cache(
         k.stride(0),
         v.stride(0),
         q.stride(1),
+        kv.stride(0),
+        0 if kv_scales is None else kv_scales.stride(0),
         eps,
+        norms_v,
         native.DTYPE_CODES[q.dtype],
         native.DTYPE_CODES[q.dtype if q_norm is None else q_norm.dtype],
         kv_code(kv.dtype),

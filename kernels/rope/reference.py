@@ -21,11 +21,16 @@ def rope_and_cache(
     k_norm: Tensor | None,
     eps: float,
     kv_scales: Tensor | None,
+    norms_v: bool,
 ) -> Tensor:
     dtype = q.dtype
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q.to(torch.float32), q_norm, eps), rms_norm(k.to(torch.float32), k_norm, eps)
+    if norms_v:
+        v = rms_norm(v.to(torch.float32), v.new_ones(v.shape[-1], dtype=torch.float32), eps)
     cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+    if not k.shape[1]:
+        return _rotate(q, cos, sin).to(dtype)
     block_size = kv.shape[3]
     block_ids, offsets = write_slots // block_size, write_slots % block_size
     for plane, heads in enumerate((_rotate(k, cos, sin), v)):

@@ -232,9 +232,10 @@ def rope_and_cache(
     k_norm: Tensor | None,
     eps: float,
     kv_scales: Tensor | None,
+    norms_v: bool,
 ) -> Tensor:
     q, k, v = (_with_heads_together(heads) for heads in (q, k, v))
-    assert kv.is_contiguous()
+    assert kv.is_contiguous() and not norms_v
     assert all(norm is None or norm.is_contiguous() for norm in (q_norm, k_norm))
     assert positions.is_contiguous() and write_slots.is_contiguous() and cos_sin.is_contiguous()
     num_tokens, num_heads, head_dim = q.shape

@@ -86,7 +86,8 @@ def _requests(count: int) -> str:
 def _head(report: PlanReport) -> list[str]:
     arch, files = report.facts.arch, report.files
     compatible = "" if arch.is_native else " (compatible: computed by transformers' own code)"
-    heads = f"{arch.num_heads} heads on {arch.num_kv_heads} KV heads of {arch.head_dim}"
+    kinds = dict.fromkeys(arch.heads(layer) for layer in arch.attention_layers)
+    heads = " or ".join(f"{kind.num_heads} heads on {kind.num_kv_heads} KV heads of {kind.head_dim}" for kind in kinds)
     windows = [
         f", {_layers(count)} with a window of {window:,}" for window, count in Counter(arch.windows).items() if window
     ]

@@ -65,7 +65,7 @@ def test_defaults_of_llama_2() -> None:
 def test_qwen3() -> None:
     arch = describe(QWEN3)
     assert (arch.head_dim, arch.qk_norm, arch.ropes[0]) == (128, QKNorm.HEAD, Rope(1e6, 128))
-    assert arch.q_size == 4096
+    assert arch.heads(0).q_size == 4096
     windowed = describe(changed(QWEN3, use_sliding_window=True, sliding_window=512, max_window_layers=14))
     assert windowed.windows == (None,) * 14 + (512,) * 2
     listed = ["full_attention", "sliding_attention"] * 8

@@ -13,7 +13,6 @@ from inferd.engine.arch.description import (
     Activation,
     Arch,
     ArchError,
-    CacheGroup,
     Experts,
     GatedDelta,
     GateLimit,
@@ -21,12 +20,14 @@ from inferd.engine.arch.description import (
     Llama3Scaling,
     Mamba2,
     NormKind,
+    ProportionalScaling,
     QKNorm,
     QueryGrowth,
     Rope,
     ShortConv,
     YarnScaling,
 )
+from inferd.engine.arch.heads import CacheGroup, Heads
 from inferd.engine.arch.ranks import refuses
 from inferd.engine.arch.registry import describe, known_architectures, weights
 from inferd.engine.arch.weights import ByKeyHead, Neighbours
@@ -87,6 +88,20 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "torch_dtype": "bfloat16",
          "vocab_size": 262144},
         999_885_952,
+    ),
+    "gemma-4-31B, text alone": (
+        {"architectures": ["Gemma4ForCausalLM"], "attention_bias": False, "attention_k_eq_v": True, "dtype": "bfloat16",
+         "enable_moe_block": False, "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+         "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 5376, "hidden_size_per_layer_input": 0,
+         "intermediate_size": 21504, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
+         "max_position_embeddings": 262144, "num_attention_heads": 32, "num_global_key_value_heads": 4,
+         "num_hidden_layers": 60, "num_key_value_heads": 16, "num_kv_shared_layers": 0, "rms_norm_eps": 1e-6,
+         "rope_parameters": {
+             "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+             "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+         "sliding_window": 1024, "tie_word_embeddings": True, "use_bidirectional_attention": "vision",
+         "vocab_size": 262144},
+        30_697_345_340,
     ),
     "Phi-3-mini-4k-instruct": (
         {"architectures": ["Phi3ForCausalLM"], "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 8192,
@@ -384,6 +399,51 @@ def test_qwen3_5() -> None:
         arch_of("Qwen3.5-0.8B", linear_num_value_heads=24)
 
 
+GEMMA4 = "gemma-4-31B, text alone"
+
+
+def test_gemma4() -> None:
+    arch, wide, local = arch_of(GEMMA4), Heads(32, 4, 512, has_v=False), Heads(32, 16, 256)
+    assert arch.layer_heads == ((local,) * 5 + (wide,)) * 10
+    assert arch.windows == ((1024,) * 5 + (None,)) * 10
+    assert set(arch.ropes) == {Rope(1e6, 512, ProportionalScaling(64, 1.0)), Rope(1e4, 256)}
+    assert (arch.attention_scale, arch.final_softcap, arch.norm) == (1.0, 30.0, NormKind.RMS)
+    # Two wide layers have the K and V of one other, so no plane is left unused.
+    assert [(group.window, len(group.layers), group.num_planes) for group in arch.cache_groups] == [
+        (None, 10, 5), *[(1024, 5, 5)] * 10
+    ]  # fmt: skip
+    assert arch_of(GEMMA4, layer_types=..., rope_parameters=..., global_head_dim=..., head_dim=...) == arch
+    written = {str(layer): {"head_dim": 512, "num_key_value_heads": 4} for layer in range(5, 60, 6)}
+    assert arch_of(GEMMA4, num_global_key_value_heads=..., per_layer_config=written) == arch
+    assert arch_of(GEMMA4, attention_k_eq_v=False).heads(5) == Heads(32, 16, 512)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_bidirectional_attention": "all"}, 'must be null or "vision": a token of text sees no later one'),
+        ({"layer_types": ["full_attention"] * 59 + ["sliding_attention"]}, "layer_types must end with full_attention"),
+        ({"num_global_key_value_heads": 5}, "num_attention_heads must be divided by the KV heads of every layer, of"),
+        ({"global_head_dim": 100}, "head_dim and global_head_dim must be multiples of 32, but one is 100"),
+        ({"per_layer_config": {"5": {"sliding_window": 3}}}, "5 must set head_dim and num_key_value_heads alone"),
+        ({"per_layer_config": {"5": {"head_dim": 512}}}, "must give all layers of a type in layer_types the same"),
+        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters must hold sliding_attention"),
+        (
+            {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.5, "rope_theta": 1e4}}},
+            "partial_rotary_factor must be 1 unless rope_type is proportional",
+        ),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "proportional", "rope_theta": 1e4,
+                                                       "partial_rotary_factor": 1.5}}},
+            "partial_rotary_factor must turn 1 to 128 pairs of elements",
+        ),
+    ],
+)  # fmt: skip
+def test_gemma4_configs_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArchError, match=message):
+        arch_of(GEMMA4, **changes)
+
+
 def test_gemma2() -> None:
     arch = arch_of("gemma-2-2b")
     assert arch.windows == (4096, None) * 13
@@ -478,7 +538,7 @@ def test_exaone4() -> None:
 
 def test_seed_oss() -> None:
     arch = arch_of("Seed-OSS-36B-Instruct")
-    assert (arch.has_qkv_bias, arch.has_o_bias, arch.has_mlp_bias, arch.q_size) == (True, False, False, 10240)
+    assert (arch.has_qkv_bias, arch.has_o_bias, arch.has_mlp_bias, arch.heads(0).q_size) == (True, False, False, 10240)
     assert arch_of("Seed-OSS-36B-Instruct", attention_bias=..., head_dim=...) == arch
     assert arch_of("Seed-OSS-36B-Instruct", attention_out_bias=True).has_o_bias
 

@@ -32,6 +32,18 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "torch_dtype": "bfloat16", "vision_config": VISION},
         27_009_346_304,
     ),
+    "gemma-4-31B-it": (
+        {"architectures": ["Gemma4ForConditionalGeneration"], "dtype": "bfloat16", "model_type": "gemma4",
+         "audio_config": None,
+         "text_config": {"attention_k_eq_v": True, "final_logit_softcapping": 30.0, "hidden_size": 5376,
+                         "hidden_size_per_layer_input": 0, "intermediate_size": 21504,
+                         "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
+                         "max_position_embeddings": 262144, "model_type": "gemma4_text", "num_attention_heads": 32,
+                         "num_global_key_value_heads": 4, "num_hidden_layers": 60, "num_key_value_heads": 16,
+                         "sliding_window": 1024, "use_bidirectional_attention": "vision"},
+         "vision_config": {"model_type": "gemma4_vision"}},
+        30_697_345_340,
+    ),
     "Mistral-Small-3.1-24B-Instruct-2503": (
         {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
          "text_config": {"head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 32768,

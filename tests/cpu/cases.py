@@ -36,6 +36,19 @@ GEMMA3_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
 }
 
+PROPORTIONAL_ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e4}
+GEMMA4_ROPES = {
+    "full_attention": PROPORTIONAL_ROPE,
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+}
+GEMMA4 = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 20,
+    "final_logit_softcapping": 8.0,
+    "rope_parameters": GEMMA4_ROPES,
+}
 OLMO3_ROPES = {
     "full_attention": YARN_ROPE,
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -148,6 +161,21 @@ CASES = (
             "rope_parameters": GEMMA3_ROPES,
         },
         {"rope_parameters": GEMMA3_ROPES | {"sliding_attention": GEMMA3_ROPES["full_attention"]}},
+        embedding_std=0.02,
+    ),
+    Case(
+        "gemma 4, k is v in wide layers",
+        "gemma4_text",
+        GEMMA4
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_key_value_heads": 8,
+            "num_global_key_value_heads": 2,
+            "attention_k_eq_v": True,
+            "use_bidirectional_attention": "vision",
+        },
+        {"rope_parameters": GEMMA4_ROPES | {"full_attention": PROPORTIONAL_ROPE | {"partial_rotary_factor": 0.5}}},
         embedding_std=0.02,
     ),
     Case(

@@ -58,7 +58,11 @@ class Case:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 1:
-                    is_factor = name.endswith("norm.weight") and not self.model_type.startswith("gemma")
+                    is_factor = (
+                        "norm" in name
+                        and name.endswith(".weight")
+                        and not self.model_type.startswith(("gemma2", "gemma3"))
+                    )
                     parameter.normal_(1.0 if is_factor else 0.0, 0.2)
                 else:
                     # If rounding makes a router choose another expert, that one shall have a small weight.
@@ -68,6 +72,8 @@ class Case:
             for name, buffer in model.named_buffers():
                 if name.endswith(("e_score_correction_bias", "expert_bias")):
                     buffer.normal_()  # sums with scores are seldom near one another
+                if name.endswith("layer_scalar"):
+                    buffer.normal_(1.0, 0.2)
         model.generation_config.eos_token_id = None
         model.to(dtype).save_pretrained(directory, max_shard_size=self.max_shard_size)
 

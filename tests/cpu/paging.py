@@ -58,10 +58,10 @@ class Pool:
     ) -> None:
         arch = decoder.arch
         self.groups = arch.cache_groups
-        num_planes = max(len(group.layers) for group in self.groups)
+        num_planes, heads = max(group.num_planes for group in self.groups), arch.widest_heads
         num_blocks = num_blocks * len(self.groups) + 1
-        first_head, end_head = decoder.rank.kv_heads(arch)
-        shape = (num_planes, num_blocks, 2, end_head - first_head, block_size, arch.head_dim)
+        first_head, end_head = decoder.rank.kv_heads(heads)
+        shape = (num_planes, num_blocks, 2, end_head - first_head, block_size, heads.head_dim)
         self.decoder, self.block_size, self.table_width = decoder, block_size, table_width
         self.kv = torch.full(shape, float("nan")).to(kv_dtype or decoder.dtype)
         self.kv_scales = nan_scales(self.kv)

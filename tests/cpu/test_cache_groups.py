@@ -20,7 +20,7 @@ from tests.cpu.test_parity import generate
 VOCAB = 211
 BLOCK = 16
 WINDOW = 20
-WINDOWED = ("mistral, window", "qwen3, biases, late windows", "gemma 3, tied")
+WINDOWED = ("mistral, window", "qwen3, biases, late windows", "gemma 4, k is v in wide layers")
 LONGEST = 300
 
 
@@ -49,7 +49,9 @@ def most_blocks(engine: Engine, num_tokens: int, step_tokens: int) -> int:
 def test_the_cases_are_what_they_should_be(engine: Engine, path: Path) -> None:
     windows = engine.runner.cache_windows
     assert WINDOW in windows
-    assert engine.runner._kv.data.shape[0] * len(windows) == engine.runner._decoder.arch.num_layers
+    arch = engine.runner._decoder.arch
+    assert sum(len(group.layers) for group in arch.cache_groups) == arch.num_layers
+    assert engine.runner._kv.data.shape[0] * len(windows) == sum(group.num_planes for group in arch.cache_groups)
 
 
 def test_ids_are_those_of_generate(engine: Engine, path: Path) -> None:

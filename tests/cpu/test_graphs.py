@@ -20,6 +20,7 @@ from inferd.engine.worker.slots import Slots
 from inferd.kernels.paged_attention import AttentionBatch
 from inferd.kernels.tape import NotRecordableError
 from tests.cpu.capturing import CapturingDevice
+from tests.cpu.cases import GEMMA4
 from tests.cpu.checkpoints import Case, random_decoder
 from tests.cpu.paging import Pool, Request
 
@@ -27,6 +28,10 @@ VOCAB = 199
 WIDE = {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3}
 EXPERTS = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 128
+}  # fmt: skip
+UNLIKE_HEADS = {
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"], "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1, "num_key_value_heads": 4,
 }  # fmt: skip
 RECORDED = (
     (Case("llama", "llama", WIDE | {"attention_bias": True}), torch.bfloat16, "none"),
@@ -41,6 +46,7 @@ RECORDED = (
     (Case("olmo2", "olmo2", WIDE), torch.bfloat16, "none"),
     (Case("starcoder2", "starcoder2", WIDE), torch.bfloat16, "none"),
     (Case("granite", "granite", WIDE | {"residual_multiplier": 0.5}), torch.bfloat16, "none"),
+    (Case("gemma4", "gemma4_text", WIDE | GEMMA4 | UNLIKE_HEADS), torch.bfloat16, "none"),
     (Case("gemma2", "gemma2", WIDE | {"head_dim": 32, "sliding_window": 20}), torch.bfloat16, "int4"),
 )
 BLOCK, TABLE_WIDTH, MAX_REQUESTS = 16, 8, 5

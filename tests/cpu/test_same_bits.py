@@ -20,6 +20,7 @@ from inferd.engine.models.decoder import Decoder
 from inferd.engine.quant.recipe import RECIPES
 from inferd.engine.sample.sampler import Sampler
 from inferd.kernels.kv_format import KV_FORMATS
+from tests.cpu.cases import GEMMA4
 from tests.cpu.checkpoints import Case, random_decoder
 from tests.cpu.paging import Pool, Request
 
@@ -35,6 +36,7 @@ GPT_OSS = {
     "head_dim": 32,
     "sliding_window": 70,
 }
+MIXED = ["sliding_attention", "full_attention"]
 CASES = (
     Case("llama", "llama", WIDE | {"attention_bias": True}),
     Case("qwen3", "qwen3", WIDE | {"head_dim": 48, "tie_word_embeddings": True}),
@@ -42,6 +44,7 @@ CASES = (
     Case("starcoder2", "starcoder2", WIDE | {"sliding_window": 70}),
     Case("qwen2 moe", "qwen2_moe", WIDE | EXPERTS),
     Case("gpt-oss", "gpt_oss", WIDE | GPT_OSS),
+    Case("gemma4", "gemma4_text", WIDE | GEMMA4 | {"sliding_window": 70, "layer_types": MIXED}),
 )
 PROMPT_LEN, OUTPUT_LEN = 270, 14
 BLOCK = 16
@@ -188,7 +191,8 @@ class Setup:
 FP8, INT8 = KV_FORMATS
 SETUPS = [
     *itertools.product(CASES[:1], (torch.float32, torch.bfloat16), (GREEDY, SAMPLED), ("none",), (None,)),
-    *((case, torch.bfloat16, SAMPLED, "none", None) for case in CASES[1:]),
+    *((case, torch.bfloat16, SAMPLED, "none", None) for case in CASES[1:6]),
+    (CASES[6], torch.bfloat16, SAMPLED, "none", INT8),
     (CASES[0], torch.bfloat16, SAMPLED, "int8", None),
     (CASES[0], torch.bfloat16, SAMPLED, "int4", None),
     (CASES[0], torch.bfloat16, SAMPLED, "fp8", None),

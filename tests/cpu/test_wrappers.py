@@ -25,7 +25,7 @@ from tests.cpu.paging import prompt_logits
 VISION = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14, "depth": 1, "num_heads": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0],
-    "num_position_embeddings": 16,
+    "num_position_embeddings": 16, "num_key_value_heads": 2, "head_dim": 16,
 }  # fmt: skip
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 CHUNKS = (20, 1, 14)
@@ -56,6 +56,12 @@ CASES = (
     Case(
         "gemma3", "gemma3_text", "siglip_vision_model",
         {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        {"sliding_window": 21},
+    ),
+    Case(
+        "gemma4", "gemma4_text", None,
+        {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2,
+         "head_dim": 32, "global_head_dim": 64, "hidden_size_per_layer_input": 0, "pad_token_id": 0},
         {"sliding_window": 21},
     ),
     Case("mistral3", "mistral", "pixtral", {"sliding_window": None}, {"sliding_window": 20}),

@@ -218,6 +218,30 @@ def test_a_pool_of_8_bits_has_the_bits_of_a_pool_of_its_elements(
     assert torch.equal(result, paged_attention(q, sequences.plain(dtype), batch, 0.2, window, softcap))
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, *KV_FORMATS])
+def test_blocks_may_lie_apart(implementation: str, kv_dtype: torch.dtype) -> None:
+    """As parts of larger blocks, whose other parts hold NaN. Heads are of 512."""
+    if implementation == TRITON:
+        pytest.skip("the Triton kernel takes pools without gaps")
+    sequences = Sequences(SHORT_ROWS, 2, 512, 16, kv_dtype)
+    batch = sequences.batch(range(len(SHORT_ROWS)))
+    q = torch.randn(batch.num_tokens, 4, 512).to(torch.bfloat16)
+    expected = attend(sequences, q, batch, 0.05, 40, None)
+    starts = batch.query_start.tolist()
+    for row, (start, _) in enumerate(SHORT_ROWS):
+        own = slice(starts[row], starts[row + 1])
+        exact = dense(q[own], sequences.contents[row], start, 0.05, 40, None)
+        assert (expected[own].double() - exact).abs().max() < TOLERANCE[torch.bfloat16], f"row {row}"
+    kv, scales = _apart(sequences.kv), None if sequences.kv_scales is None else _apart(sequences.kv_scales)
+    assert not kv.is_contiguous()
+    assert torch.equal(paged_attention(q, kv, batch, 0.05, 40, None, scales), expected)
+
+
+def _apart(blocks: Tensor) -> Tensor:
+    nothing = torch.full(blocks.shape, float("nan")).to(blocks.dtype)
+    return torch.stack([nothing, blocks, nothing], 1)[:, 1]
+
+
 @pytest.mark.parametrize(("window", "softcap", "scale"), [(101, 4.0, 0.25), (100, None, 0.25), (100, 4.0, 0.3)])
 def test_the_tolerance_sees_a_wrong_window_cap_or_scale(window: int, softcap: float | None, scale: float) -> None:
     sequences = Sequences([(200, 60)], 1, 16, 16, torch.float32)

@@ -12,6 +12,7 @@ from torch import Tensor
 from inferd.kernels.kv_format import KV_FORMATS, KV_GROUP, KV_SCALE_DTYPE
 from inferd.kernels.rope import rope_and_cache
 from tests.cpu.paging import nan_scales
+from tests.kernels.conftest import TRITON
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -39,6 +40,7 @@ class Case:
     block_size: int = 16
     kv_dtype: torch.dtype | None = None
     """Dtype of the pool; None: that of the heads."""
+    norms_v: bool = False
 
     def __post_init__(self) -> None:
         self.q = torch.randn(self.num_tokens, self.num_heads, self.head_dim).to(self.dtype)
@@ -59,8 +61,9 @@ class Case:
     def run(self) -> Tensor:
         q, k, v = self.q.clone(), self.k.clone(), self.v.clone()
         return rope_and_cache(
-            q, k, v, self.cos_sin, self.positions, self.slots, self.kv, *self.norms, EPS, self.kv_scales
-        )
+            q, k, v, self.cos_sin, self.positions, self.slots, self.kv, *self.norms, EPS, self.kv_scales,
+            norms_v=self.norms_v,
+        )  # fmt: skip
 
     def stored(self, plane: int) -> tuple[Tensor, Tensor]:
         """K (0) or V (1) of each token as an 8-bit pool holds them, and the scale of each: [T, G, D]."""
@@ -214,6 +217,36 @@ def nearest_numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
     order = torch.argsort(codes[keeps] % 2, stable=True)
     candidates = numbers[keeps][order]
     return candidates[(x.double()[..., None] - candidates).abs().argmin(-1)]
+
+
+@pytest.mark.parametrize("kv_dtype", [None, *KV_FORMATS])
+@pytest.mark.parametrize("head_dim", [24, 64, 512])
+def test_v_is_divided_by_its_rms_if_the_model_norms_it(
+    implementation: str, head_dim: int, kv_dtype: torch.dtype | None
+) -> None:
+    if implementation == TRITON:
+        pytest.skip("the Triton kernel does not norm v")
+    case = Case(4, 2, head_dim, head_dim, torch.bfloat16, has_norm=True, kv_dtype=kv_dtype)
+    case.v *= 3
+    expected = case.v.double() / (case.v.double().square().mean(-1, keepdim=True) + EPS).sqrt()
+    plain = case.run()
+    case.norms_v = True
+    assert torch.equal(case.run(), plain)
+    if kv_dtype is None:
+        found = case.kv[case.slots // case.block_size, 1, :, case.slots % case.block_size].double()
+        assert error(found, expected) < TOLERANCE[torch.bfloat16] < error(case.v.double(), expected)
+    else:
+        numbers, scales = case.stored(1)
+        assert float((numbers * scales - expected).abs().max() / expected.abs().max()) < 2**-4
+
+
+def test_q_alone_is_rotated_if_there_are_no_heads_of_k() -> None:
+    case = Case(4, 2, 64, 64, torch.float32, has_norm=True)
+    expected = case.run()
+    case.kv.fill_(float("nan"))
+    case.k = case.v = case.k[:, :0]
+    assert torch.equal(case.run(), expected)
+    assert bool(case.kv.isnan().all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

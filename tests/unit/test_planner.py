@@ -156,7 +156,7 @@ def test_every_formula_comes_to_the_bytes_beside_it(
     assert {part.name: evaluated(part.formula.text) for part in parts} == {part.name: part.num_bytes for part in parts}
     num_kept = min(length, changes["sliding_window"] or length)
     number_bytes = 1 if precision.kv_cache != "auto" else DTYPE_BYTES[precision.dtype]
-    assert plan.kv_bytes >= num_seqs * num_kept * arch.num_layers * 2 * arch.kv_size * number_bytes
+    assert plan.kv_bytes >= num_seqs * num_kept * arch.num_layers * 2 * arch.heads(0).kv_size * number_bytes
 
 
 def counted(arch: Arch, dtype: str, quantization: Quantization) -> int:

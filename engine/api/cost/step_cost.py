@@ -5,7 +5,7 @@ A row starts at position s and has n tokens. A step has T tokens, and R of them 
 
 - 2 T (weights of the layers' matrices; of experts those that a token goes to)
 - 2 R hidden vocabulary
-- 4 heads head_dim (pairs, over all layers)
+- 4 heads head_dim (pairs), over all layers
 - 6 T (numbers in the recurrent state, over all layers)
 
 Bytes are the sum of:
@@ -40,7 +40,6 @@ The count is what a perfect implementation must do too. Left out are:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -51,6 +50,7 @@ from inferd.engine.api.memory.planner import weight_parts
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.memory.states import num_state_numbers, state_bytes
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.heads import Heads
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import SCORE_BIAS
 
@@ -111,12 +111,11 @@ class WorkModel:
         """Costs of a model. A window that is at least `max_model_len` long counts as none."""
         dtype_bytes = precision.dtype_bytes.value
         parts = {part.name: part.num_bytes for part in weight_parts(arch, precision)}
-        kv_bytes = 2 * arch.num_kv_heads * precision.head_bytes(arch.head_dim).value
-        own = [arch.windows[layer] for layer in arch.attention_layers]
-        windows = Counter(None if window is None or window >= max_model_len else window for window in own)
+        layers = arch.attention_layers
+        kv_bytes = {layer: _kv_bytes(arch.heads(layer), precision) for layer in layers}
         return cls(
             token_flops=2 * _active_weights(arch) + _STATE_FLOPS * num_state_numbers(arch),
-            token_bytes=arch.hidden_size * dtype_bytes + len(own) * kv_bytes,
+            token_bytes=arch.hidden_size * dtype_bytes + sum(kv_bytes.values()),
             row_bytes=2 * state_bytes(arch, precision).value,
             logits_flops=2 * arch.hidden_size * arch.num_logits,
             logits_bytes=_LOGIT_BYTES * arch.vocab_size,
@@ -124,8 +123,12 @@ class WorkModel:
             **_experts_of(arch, parts.get("experts", 0)),
             head_bytes=parts.get("head", 0),
             attention=tuple(
-                AttentionCost(window, 4 * arch.q_size * num_layers, kv_bytes * num_layers)
-                for window, num_layers in windows.items()
+                AttentionCost(
+                    window,
+                    sum(4 * arch.heads(layer).q_size for layer in own),
+                    sum(kv_bytes[layer] for layer in own),
+                )
+                for window, own in _by_window(arch, max_model_len).items()
             ),
         )
 
@@ -182,6 +185,20 @@ class WorkModel:
 
 NO_WORK = WorkModel()
 """Costs of an engine without a model."""
+
+
+def _kv_bytes(heads: Heads, precision: Precision) -> int:
+    """Bytes of a position's K and V in one layer."""
+    return 2 * heads.num_kv_heads * precision.head_bytes(heads.head_dim).value
+
+
+def _by_window(arch: Arch, max_model_len: int) -> dict[int | None, list[int]]:
+    """The layers with attention, by their windows. A window as long as the longest sequence counts as none."""
+    found: dict[int | None, list[int]] = {}
+    for layer in arch.attention_layers:
+        window = arch.windows[layer]
+        found.setdefault(None if window is None or window >= max_model_len else window, []).append(layer)
+    return found
 
 
 def _active_weights(arch: Arch) -> int:

@@ -262,7 +262,8 @@ def _partials(arch: Arch, work: Workload) -> Formula:
         return NOTHING
     num_heads = Rank(0, work.num_ranks).width(arch.num_heads)
     num_rows = min(PARTIAL_ROWS_PER_THREAD * work.num_threads, work.step_tokens * num_heads)
-    width = term(-(-arch.head_dim // 16) * 16) + term(2)
+    head_dim = max(arch.heads(layer).head_dim for layer in arch.attention_layers)
+    width = term(-(-head_dim // 16) * 16) + term(2)
     return term(num_rows, "rows") * term(num_tiles, "tiles") * width * term(_FP32_BYTES, "B")
 
 

@@ -43,6 +43,7 @@ _PARTS = {
     "attention": "attention",
     "recurrent": "recurrent layers",
     "mlp": "MLP",
+    "scalar": "norms",
     "lm_head": "head",
 }
 """Part of the plan by the first name of a parameter, without its layer."""
@@ -269,13 +270,13 @@ def _label(parameter: str) -> str:
 
 def _kv(arch: Arch, precision: Precision, pool: Formula, num_ranks: int = 1) -> Formula:
     """Bytes of K and V on each rank for `pool` tokens. A block can serve any cache group, so it has planes for the
-    largest one."""
-    num_planes = max(len(group.layers) for group in arch.cache_groups)
-    start, end = Rank(0, num_ranks).kv_heads(arch)
-    heads = term(2) * term(num_planes, "layers") * term(end - start, "KV heads")
+    largest one, each as large as the largest layer's K and V."""
+    num_planes = max(group.num_planes for group in arch.cache_groups)
+    start, end = Rank(0, num_ranks).kv_heads(arch.widest_heads)
+    heads, head_dim = term(2) * term(num_planes, "layers") * term(end - start, "KV heads"), arch.widest_heads.head_dim
     if precision.kv_cache == "auto":
-        return heads * term(arch.head_dim).named("head") * pool * precision.dtype_bytes
-    return heads * precision.head_bytes(arch.head_dim) * pool
+        return heads * term(head_dim).named("head") * pool * precision.dtype_bytes
+    return heads * precision.head_bytes(head_dim) * pool
 
 
 def _loading(arch: Arch, precision: Precision, num_ranks: int) -> Part:
