@@ -305,6 +305,7 @@ class Arch:
     """Number of rows of the embedding."""
     hidden_size: int
     intermediate_size: int
+    """Size of an MLP between its matrices, of the widest if they differ."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -332,6 +333,10 @@ class Arch:
     """Whether each head of v is divided by its RMS."""
     has_layer_scalars: bool = False
     """Whether the stream is multiplied by a stored number after each layer."""
+    mlp_sizes: tuple[int, ...] = ()
+    """Intermediate size of each layer's MLP, if they differ."""
+    layer_input_size: int = 0
+    """Size of the input that each layer gets from the token itself, beside the stream; 0 for none."""
     has_gate: bool = True
     """Whether the MLP is down(activation(gate(x)) * up(x)); without a gate it is down(activation(up(x)))."""
     has_qkv_bias: bool = False
@@ -397,10 +402,20 @@ class Arch:
         """The heads of a layer with the largest K and V, which the pool's planes have space for."""
         return max((self.heads(layer) for layer in self.attention_layers), key=lambda heads: heads.kv_size)
 
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """The layers with K and V of their own."""
+        return tuple(layer for layer in self.attention_layers if self.heads(layer).kv_layer is None)
+
     def qkv_sizes(self, layer: int) -> tuple[int, ...]:
-        """Outputs of the projections of q, with its gates, and of k and v."""
+        """Outputs of the projections of q, with its gates, and of those of k and v that the layer has."""
         heads = self.heads(layer)
-        return heads.q_size * (2 if self.has_output_gate else 1), *(heads.kv_size,) * (2 if heads.has_v else 1)
+        num_others = 0 if heads.kv_layer is not None else 2 if heads.has_v else 1
+        return heads.q_size * (2 if self.has_output_gate else 1), *(heads.kv_size,) * num_others
+
+    def mlp_size(self, layer: int) -> int:
+        """Intermediate size of a layer's MLP."""
+        return self.mlp_sizes[layer] if self.mlp_sizes else self.intermediate_size
 
     @property
     def qkv_size(self) -> int:
@@ -420,5 +435,5 @@ class Arch:
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """The layers with attention, grouped by the positions that they see and the sizes of their K."""
-        return grouped({layer: (self.windows[layer], self.heads(layer).kv_size) for layer in self.attention_layers})
+        """The layers with K and V, grouped by the positions that they see and the sizes of their K."""
+        return grouped({layer: (self.windows[layer], self.heads(layer).kv_size) for layer in self.kv_layers})

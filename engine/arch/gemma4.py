@@ -1,7 +1,8 @@
 """Gemma 4, text only: Gemma 3 with RMS norms of the common kind, a norm of v, and a factor behind each layer.
 
 Full layers have heads of another size than windowed ones, may have fewer of K and V, and may take v from the projection
-of k. Of their heads the first part turns alone.
+of k. Of their heads the first part turns alone. The last layers may read the K and V of earlier ones, and have wider
+MLPs. Each layer may have an input from the token itself.
 """
 
 from __future__ import annotations
@@ -45,17 +46,19 @@ def describe(architecture: str, fields: Fields) -> Arch:
         )
     if fields.boolean("enable_moe_block", default=False):
         raise fields.refuse("enable_moe_block", "must be false: experts of this family are not supported")
-    for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
-        if fields.integer(name, default=0, minimum=0):
-            raise fields.refuse(name, "must be 0: such layers are not supported")
     windowed = _windowed(fields)
-    heads = _heads(fields, windowed)
+    heads = _sharing(fields, windowed, _heads(fields, windowed))
     ropes = {kind: _rope(fields, kind, own.head_dim) for kind, own in zip(windowed, heads, strict=True)}
     arch = base(architecture, fields, activation="hidden_activation", rope=ropes[windowed[-1]])
     has_bias = fields.boolean("attention_bias", default=False)
+    is_wide = fields.boolean("use_double_wide_mlp", default=False)
+    mlp_sizes = tuple(arch.intermediate_size * (2 if is_wide and own.kv_layer is not None else 1) for own in heads)
     return dataclasses.replace(
         arch,
         layer_heads=heads,
+        intermediate_size=max(mlp_sizes),
+        mlp_sizes=mlp_sizes if is_wide else (),
+        layer_input_size=_layer_input_size(fields, arch),
         ropes=tuple(ropes[kind] for kind in windowed),
         windows=windows_of(fields, windowed, arch.max_positions),
         attention_scale=1.0,
@@ -101,6 +104,31 @@ def _heads(fields: Fields, windowed: tuple[bool, ...]) -> tuple[Heads, ...]:
     for heads in found.values():
         _check(fields, heads)
     return tuple(found[is_windowed] for is_windowed in windowed)
+
+
+def _sharing(fields: Fields, windowed: tuple[bool, ...], heads: tuple[Heads, ...]) -> tuple[Heads, ...]:
+    """The same heads. The last `num_kv_shared_layers` read the K and V of the last layer of their type before them."""
+    num_shared = fields.integer("num_kv_shared_layers", default=0, minimum=0)
+    num_own = len(windowed) - num_shared
+    if not num_shared:
+        return heads
+    last = {is_windowed: layer for layer, is_windowed in enumerate(windowed[: max(0, num_own)])}
+    if set(last) != set(windowed):
+        raise fields.refuse(
+            "num_kv_shared_layers", "must leave a layer of each type in layer_types before the shared ones"
+        )
+    shared = (
+        dataclasses.replace(own, kv_layer=last[kind])
+        for own, kind in zip(heads[num_own:], windowed[num_own:], strict=True)
+    )
+    return (*heads[:num_own], *shared)
+
+
+def _layer_input_size(fields: Fields, arch: Arch) -> int:
+    size = fields.integer("hidden_size_per_layer_input", default=0, minimum=0)
+    if size and fields.integer("vocab_size_per_layer_input", default=arch.vocab_size) != arch.vocab_size:
+        raise fields.refuse("vocab_size_per_layer_input", f"must be vocab_size ({arch.vocab_size})")
+    return size
 
 
 def _overridden(given: Fields, layer: str, head_dim: int, num_kv_heads: int) -> tuple[int, int]:

@@ -23,6 +23,8 @@ class Heads:
     head_dim: int
     has_v: bool = True
     """Whether v has a projection. Otherwise it is the projection of k, before k's norm and rotation."""
+    kv_layer: int | None = None
+    """Layer whose K and V this one reads, because it has none of its own."""
 
     @property
     def q_size(self) -> int:

@@ -70,6 +70,8 @@ class Rank:
                 return (start, end), (size + start, size + end)
             case "up":
                 return (self.span(arch.intermediate_size),)
+            case "gate" | "projection" | "layer_projection":
+                return ((0, _layer_input_size(arch, matrix)),)
             case "router":
                 assert arch.experts is not None
                 return ((0, arch.experts.num_experts),)
@@ -113,7 +115,14 @@ def _mlp_size(arch: Arch, matrix: str) -> int:
         return arch.experts.intermediate_size
     if arch.experts is not None and "shared." in matrix:
         return arch.experts.shared_size
-    return arch.intermediate_size
+    return arch.mlp_size(_layer_of(arch, matrix))
+
+
+def _layer_input_size(arch: Arch, matrix: str) -> int:
+    """Number of rows of a matrix that computes or uses the inputs of layers, which every rank has whole."""
+    if matrix == "layer_projection":
+        return arch.num_layers * arch.layer_input_size
+    return arch.layer_input_size if matrix.endswith(".gate") else arch.hidden_size
 
 
 def _layer_of(arch: Arch, matrix: str) -> int:
@@ -148,7 +157,8 @@ def refuses(arch: Arch, count: int) -> str | None:
         return f"{count} does not divide its {arch.num_heads} attention heads"
     if (reason := _refuses_kv(arch, count)) is not None:
         return reason
-    sizes = {"hidden size": arch.hidden_size, "vocabulary": arch.vocab_size, "MLP": arch.intermediate_size}
+    mlp_size = min((arch.intermediate_size, *arch.mlp_sizes))
+    sizes = {"hidden size": arch.hidden_size, "vocabulary": arch.vocab_size, "MLP": mlp_size}
     if arch.experts is not None:
         sizes["experts' MLP"] = arch.experts.intermediate_size
         sizes["shared expert's MLP"] = arch.experts.shared_size or arch.hidden_size
@@ -188,7 +198,8 @@ def _refuses_blocks(arch: Arch, count: int) -> str | None:
         experts += ("shared.gate_up", "shared.down") if arch.experts.shared_size else ()
     layers = arch.attention_layers if arch.layer_heads else arch.attention_layers[:1]
     qkv = (f"layers.{layer}.attention.qkv" for layer in layers)
-    for matrix in (*qkv, "o", "gate_up" if arch.has_gate else "up", "down", *experts):
+    mlp = (f"layers.{layer}.mlp.{'gate_up' if arch.has_gate else 'up'}" for layer in layers)
+    for matrix in (*qkv, *mlp, "o", "down", *experts):
         kept = rank.rows(arch, matrix)
         if any(start % BLOCK or (end - start) % BLOCK for start, end in kept):
             return f"{count} ranks would cut its FP8 blocks of {BLOCK} rows in {matrix.rpartition('.')[2]}"

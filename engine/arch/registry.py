@@ -201,7 +201,7 @@ def weights(arch: Arch) -> WeightMap:
     found = weight_map(arch, family.names)
     return replace(
         found,
-        unread=(family.mtp_layers,) if family.mtp_layers else (),
+        unread=(*found.unread, family.mtp_layers) if family.mtp_layers else found.unread,
         mtp_layer=family.mtp.layer.format(arch.num_layers) if family.mtp is not None and family.mtp.is_behind else "",
     )
 

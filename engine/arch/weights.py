@@ -354,8 +354,14 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
             sources.extend(_attention(arch, layer, formats, names, f"{theirs}.self_attn", f"{ours}.attention"))
         if arch.has_layer_scalars:
             sources.append(Source(f"{theirs}.layer_scalar", (1,), f"{ours}.scalar.weight"))
-        mlp = _experts if arch.has_experts(layer) else _mlp
-        sources.extend(mlp(arch, formats, names, theirs, f"{ours}.mlp"))
+        if arch.layer_input_size:
+            sources.extend(_layer_input(arch, formats, theirs, ours))
+        if arch.has_experts(layer):
+            sources.extend(_experts(arch, formats, names, theirs, f"{ours}.mlp"))
+        else:
+            sources.extend(_mlp(arch, arch.mlp_size(layer), formats, names, theirs, f"{ours}.mlp"))
+    if arch.layer_input_size:
+        sources.extend(_layer_inputs(arch))
     ties = (Tie(HEAD, embedding.tensor),) if arch.tie_embeddings else ()
     if not ties:
         head = [("lm_head", None if arch.stored is None else arch.stored.head, arch.vocab_size)]
@@ -364,7 +370,15 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
         tuple(source for source in sources if isinstance(source, Source)),
         tuple(source for source in sources if isinstance(source, QuantizedSource)),
         ties,
+        _unread(arch),
     )
+
+
+def _unread(arch: Arch) -> tuple[str, ...]:
+    """Layers that read the K and V of others may be stored with projections and norms of their own."""
+    layers = [layer for layer in arch.attention_layers if layer not in arch.kv_layers]
+    names = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+    return tuple(f"model.layers.{layer}.self_attn.{name}" for layer in layers for name in names)
 
 
 def modelled_weights(modelled: Modelled) -> WeightMap:
@@ -403,7 +417,8 @@ def _attention(
         yield Source(f"{theirs}.sinks", (arch.num_heads,), f"{ours}.sinks.weight")
     if arch.qk_norm is not QKNorm.NONE:
         is_per_head = arch.qk_norm is QKNorm.HEAD
-        for name, own, size in ((names.q_norm, "q_norm", heads.q_size), (names.k_norm, "k_norm", heads.kv_size)):
+        norms = (names.q_norm, "q_norm", heads.q_size), (names.k_norm, "k_norm", heads.kv_size)
+        for name, own, size in norms[: len(sizes)]:
             yield Source(f"{theirs}.{name}.weight", (heads.head_dim if is_per_head else size,), f"{ours}.{own}.weight")
 
 
@@ -498,15 +513,31 @@ _RECURRENT: Mapping[type, Callable[..., Iterator[Source | QuantizedSource]]] = {
 
 
 def _mlp(
-    arch: Arch, formats: _Formats, names: TensorNames, theirs: str, ours: str
+    arch: Arch, wide: int, formats: _Formats, names: TensorNames, theirs: str, ours: str
 ) -> Iterator[Source | QuantizedSource]:
     theirs = f"{theirs}.{names.mlp}"
-    wide, narrow, has_bias = arch.intermediate_size, arch.hidden_size, arch.has_mlp_bias
+    narrow, has_bias = arch.hidden_size, arch.has_mlp_bias
     if arch.has_gate:
         yield from _linear(formats, theirs, names.gate_up, (wide, wide), narrow, f"{ours}.gate_up", has_bias)
     else:
         yield from _linear(formats, theirs, (names.up,), (wide,), narrow, f"{ours}.up", has_bias)
     yield from _linear(formats, theirs, (names.down,), (narrow,), wide, f"{ours}.down", has_bias)
+
+
+def _layer_inputs(arch: Arch) -> Iterator[Source]:
+    """The table and the projection that give all layers their inputs, side by side."""
+    size = arch.num_layers * arch.layer_input_size
+    yield Source("model.embed_tokens_per_layer.weight", (arch.vocab_size, size), "layer_embed.weight")
+    yield Source("model.per_layer_model_projection.weight", (size, arch.hidden_size), "layer_projection.weight")
+    yield Source("model.per_layer_projection_norm.weight", (arch.layer_input_size,), "layer_projection_norm.weight")
+
+
+def _layer_input(arch: Arch, formats: _Formats, theirs: str, ours: str) -> Iterator[Source | QuantizedSource]:
+    """What one layer does with its input."""
+    size, hidden = arch.layer_input_size, arch.hidden_size
+    yield from _linear(formats, theirs, ("per_layer_input_gate",), (size,), hidden, f"{ours}.input.gate", False)
+    yield from _linear(formats, theirs, ("per_layer_projection",), (hidden,), size, f"{ours}.input.projection", False)
+    yield Source(f"{theirs}.post_per_layer_input_norm.weight", (hidden,), f"{ours}.input.norm.weight")
 
 
 def _experts(

@@ -71,7 +71,9 @@ class Attention:
         self._projection_norms: tuple[RMSNorm, RMSNorm] | None = None
         match arch.qk_norm:
             case QKNorm.HEAD:
-                self._head_norms = rms_norm_of(arch, heads.head_dim, place), rms_norm_of(arch, heads.head_dim, place)
+                q_norm = rms_norm_of(arch, heads.head_dim, place)
+                has_k = heads.kv_layer is None
+                self._head_norms = q_norm, rms_norm_of(arch, heads.head_dim, place) if has_k else q_norm
             case QKNorm.PROJECTION:
                 self._projection_norms = rms_norm_of(arch, heads.q_size, place), rms_norm_of(arch, heads.kv_size, place)
 
@@ -79,7 +81,9 @@ class Attention:
         modules: dict[str, Linear | RMSNorm] = {"qkv": self._qkv, "o": self._o}
         norms = self._head_norms or self._projection_norms
         if norms is not None:
-            modules["q_norm"], modules["k_norm"] = norms
+            modules["q_norm"] = norms[0]
+            if self._heads.kv_layer is None:
+                modules["k_norm"] = norms[1]
         if self._sink_parameter is not None:
             yield "sinks.weight", self._sink_parameter
         for name, module in modules.items():
@@ -98,7 +102,7 @@ class Attention:
         """[T, q, k and v of this rank's heads] -> [T, this rank's heads]."""
         arch, batch, kv, kv_scales = self._arch, context.batch, context.kv, context.kv_scales
         heads, parts = self._heads, torch.split(qkv, self._sizes, dim=1)
-        q, k, v = parts[0], parts[1], parts[-1]
+        q, k, v = parts[0], parts[min(1, len(parts) - 1)], parts[-1]
         gate: Tensor | None = None
         if arch.has_output_gate:
             q, gate = q.view(qkv.shape[0], -1, 2, heads.head_dim).unbind(2)
@@ -107,6 +111,8 @@ class Attention:
             q = self._norm_of_all(norms[0], q, own.heads(arch), heads.q_size)
             k = self._norm_of_all(norms[1], k, own.kv_heads(heads), heads.kv_size)
         q, k, v = (part if part.dim() == 3 else part.view(qkv.shape[0], -1, heads.head_dim) for part in (q, k, v))
+        if heads.kv_layer is not None:
+            k = v = q[:, :0]
         q = self._rotate(q, k, v, context)
         attended = paged_attention(
             q, kv, batch, arch.attention_scale, self._window, arch.attention_softcap, kv_scales, self._sinks
@@ -114,7 +120,7 @@ class Attention:
         return (attended if gate is None else sigmoid_gate(attended, gate)).flatten(1)
 
     def _rotate(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
-        """q rotated; k, rotated, and v are written into the pool.
+        """q rotated; k, rotated, and v are written into the pool, if the layer has them.
 
         The kernel turns q and k by one table. If they have different ones, a first call is made for q alone, and the
         second call writes over what the first one wrote into the pool.

@@ -26,27 +26,27 @@ class MLP:
     """down(activation(gate(x)) * up(x)) with gate and up in one matrix; in a family without a gate down(gelu(up(x))).
     x is [T, hidden]."""
 
-    def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
+    def __init__(self, arch: Arch, place: Placement, branch: Branch, layer: int = 0) -> None:
         assert arch.has_gate or arch.activation is Activation.GELU_TANH
         self._in_name, self._act = ("gate_up", GATES[arch.activation]) if arch.has_gate else ("up", Act(gelu))
-        self._branch, self._ranks, self._size = branch, place.ranks, arch.intermediate_size
-        own, in_rows = place.ranks.own, 2 * arch.intermediate_size if arch.has_gate else arch.intermediate_size
+        self._branch, self._ranks, self._size = branch, place.ranks, arch.mlp_size(layer)
+        own, in_rows, name = place.ranks.own, self._size * (2 if arch.has_gate else 1), f"layers.{layer}.mlp"
         self._in = Linear(
             arch.hidden_size,
             in_rows,
             place.of(self._in_name),
             arch.has_mlp_bias,
-            rows=own.rows(arch, self._in_name),
+            rows=own.rows(arch, f"{name}.{self._in_name}"),
         )
         self._gathers_inputs = own.count > 1 and not own.splits_inputs
         """Then the inputs of `down` are quantized when all are there."""
         self._down = Linear(
-            arch.intermediate_size,
+            self._size,
             arch.hidden_size,
             place.of("down"),
             arch.has_mlp_bias,
-            rows=own.rows(arch, "down"),
-            columns=own.columns(arch, "down"),
+            rows=own.rows(arch, f"{name}.down"),
+            columns=own.columns(arch, f"{name}.down"),
             adds_bias=own.adds_bias,
             gather=place.ranks.outputs,
         )

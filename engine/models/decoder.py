@@ -18,6 +18,7 @@ from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.experts import MixtureOfExperts
 from inferd.engine.layers.gated_delta import GatedDeltaNet, StateContext, States
+from inferd.engine.layers.layer_inputs import LayerInput, LayerInputs
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mamba2 import Mamba2Layer
 from inferd.engine.layers.mlp import MLP
@@ -68,7 +69,8 @@ def kv_places(arch: Arch, rank: Rank = ONE_RANK) -> dict[int, KVPlace]:
             heads, (first, end) = arch.heads(layer), rank.kv_heads(arch.heads(layer))
             shape = (end - first, heads.head_dim) if arch.layer_heads else None
             found[layer] = KVPlace(group, index // members.num_sharing, index % members.num_sharing, shape)
-    return found
+    shared = {layer: arch.heads(layer).kv_layer for layer in arch.attention_layers}
+    return found | {layer: found[source] for layer, source in shared.items() if source is not None}
 
 
 _RECURRENT: Mapping[type, type[GatedDeltaNet] | type[Mamba2Layer] | type[ShortConvLayer]] = {
@@ -94,8 +96,12 @@ class DecoderLayer:
         else:
             self._mixer = _RECURRENT[type(arch.recurrent)](arch, place.within("recurrent."), self._attention_branch)
         self._scalar = LayerScalar(place) if arch.has_layer_scalars else None
-        mlp = MixtureOfExperts if arch.has_experts(layer) else MLP
-        self._mlp = mlp(arch, place.within("mlp."), self._mlp_branch)
+        self._mlp: MLP | MixtureOfExperts
+        if arch.has_experts(layer):
+            self._mlp = MixtureOfExperts(arch, place.within("mlp."), self._mlp_branch)
+        else:
+            self._mlp = MLP(arch, place.within("mlp."), self._mlp_branch, layer)
+        self._input = LayerInput(arch, place.within("input.")) if arch.layer_input_size else None
 
     @property
     def expert_loads(self) -> Tensor | None:
@@ -113,19 +119,25 @@ class DecoderLayer:
         )
         for name, module in modules:
             yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
+        if self._input is not None:
+            yield from ((f"input.{part}", parameter) for part, parameter in self._input.parameters())
         if self._scalar is not None:
             yield "scalar.weight", self._scalar.parameter
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, context: Context | StateContext
+        self, x: Tensor, residual: Tensor | None, context: Context | StateContext, own_input: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(x, residual) before the layer -> after it. The stream is their sum, or x alone if residual is None."""
+        """(x, residual) before the layer -> after it. The stream is their sum, or x alone if residual is None.
+        own_input [T, layer_input_size]: the layer's input from each token, if it has one."""
         if isinstance(context, StateContext):
             assert not isinstance(self._mixer, Attention)
             x, residual = self._mixer(x, residual, context)
         else:
             x, residual = self._attention(x, residual, context)
         x, residual = self._mlp(x, residual)
+        if self._input is not None:
+            assert own_input is not None
+            x, residual = self._input(x, residual, own_input)
         return (x, residual) if self._scalar is None else (self._scalar(x, residual), None)
 
 
@@ -140,6 +152,7 @@ class Decoder:
     unrecordable: str | None = None
     """Why no step of this decoder can be recorded; None if an attempt may be made."""
     _embedding: Tensor
+    _layer_inputs: LayerInputs | None = None
 
     def __init__(
         self,
@@ -160,6 +173,7 @@ class Decoder:
         self._layers_read, self._is_read = tuple(layers_read or ()), layers_read is not None
         table = (arch.vocab_size, arch.hidden_size)
         self._embed = Parameter(table, recipe.narrow or dtype, place.device, self._take_embedding)
+        self._layer_inputs = LayerInputs(arch, place, recipe.narrow) if arch.layer_input_size else None
         layers = range(arch.num_layers)
         self._layers = [DecoderLayer(arch, layer, place.within(f"layers.{layer}.")) for layer in layers]
         self._norm = stream_norm(arch, place)
@@ -187,6 +201,8 @@ class Decoder:
         """Every parameter, by its name in the weight map. A head tied to the embedding has none of its own."""
         named = {"embed.weight": self._embed}
         named.update((f"norm.{name}", parameter) for name, parameter in self._norm.parameters())
+        if self._layer_inputs is not None:
+            named.update(self._layer_inputs.parameters())
         for index, layer in enumerate(self._layers):
             named.update((f"layers.{index}.{name}", parameter) for name, parameter in layer.parameters())
         if not self.arch.tie_embeddings:
@@ -215,7 +231,9 @@ class Decoder:
         receive the states behind this step's rows; None if there are no such layers.
         A row's result depends on its own tokens alone.
         """
-        return self.run_layers(self.embed(token_ids), batches, kv, kv_scales, states)
+        x = self.embed(token_ids)
+        inputs = None if self._layer_inputs is None else self._layer_inputs(token_ids, x)
+        return self.run_layers(x, batches, kv, kv_scales, states, inputs)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[T] int64 -> [T, hidden]: the first part of `forward`."""
@@ -229,8 +247,10 @@ class Decoder:
         kv: Tensor,
         kv_scales: Tensor | None = None,
         states: States | None = None,
+        inputs: Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """The rest of `forward`, from the result of `embed`."""
+        """The rest of `forward`, from the result of `embed`. inputs: of each layer [T, layer_input_size], if they have
+        any."""
         residual: Tensor | None = None
         read: dict[int, Tensor] = {}
         for index, layer in enumerate(self._layers):
@@ -243,7 +263,8 @@ class Decoder:
             place = self._kv_places[index]
             scales = None if kv_scales is None else place.of(kv_scales, KV_GROUP)
             tables = self._cos_sin[index], self._query_cos_sin[index]
-            x, residual = layer(x, residual, Context(batches[place.group], *tables, place.of(kv), scales))
+            context = Context(batches[place.group], *tables, place.of(kv), scales)
+            x, residual = layer(x, residual, context, None if inputs is None else inputs[index])
         if residual is None:
             hidden, read[len(self._layers)] = self._norm(x), x
         else:

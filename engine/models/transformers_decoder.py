@@ -100,6 +100,7 @@ class TransformersDecoder(Decoder):
         kv: Tensor,
         kv_scales: Tensor | None = None,
         states: States | None = None,
+        inputs: Sequence[Tensor] | None = None,
     ) -> Tensor:
         assert states is None, "no layer has a recurrent state"
         self._batches, self._kv = batches, (kv, kv_scales)

@@ -296,6 +296,4 @@ class StepGraphs:
         states = None
         if self._state_pool is not None:
             states = self._state_pool.of(StateRows(self._query_start[: num_rows + 1], positions, slots))
-        return self._decoder.run_layers(
-            self._decoder.embed(inputs.token_ids), batches, self._kv.data, self._kv.scales, states
-        )
+        return self._decoder.forward(inputs.token_ids, batches, self._kv.data, self._kv.scales, states)

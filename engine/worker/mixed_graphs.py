@@ -128,7 +128,7 @@ class MixedGraphs:
             for tables in self._slots.block_tables
         ]
         token_ids = self._slots.gather_ids(sources, positions)
-        return self._decoder.run_layers(self._decoder.embed(token_ids), batches, self._kv.data, self._kv.scales)
+        return self._decoder.forward(token_ids, batches, self._kv.data, self._kv.scales)
 
     def _write_slots(self, block_ids: Tensor, positions: Tensor, is_padding: Tensor) -> Tensor:
         assert self._kv.padding_block is not None, "a device that records whole steps pads them"

@@ -15,7 +15,8 @@ def join(parts: Sequence[Tensor]) -> Tensor:
     out = torch.empty((num_rows, width), dtype=parts[0].dtype)
     copy, start, size = native.function("inferd_join"), 0, out.element_size()
     for part in parts:
-        part = part.contiguous()
-        copy(part.data_ptr(), part.shape[1] * size, num_rows, out.data_ptr() + start * size, width * size)
+        part = part if part.stride(1) == 1 else part.contiguous()
+        row_bytes, place = part.shape[1] * size, out.data_ptr() + start * size
+        copy(part.data_ptr(), part.stride(0) * size, row_bytes, num_rows, place, width * size)
         start += part.shape[1]
     return out

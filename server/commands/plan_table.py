@@ -86,15 +86,18 @@ def _requests(count: int) -> str:
 def _head(report: PlanReport) -> list[str]:
     arch, files = report.facts.arch, report.files
     compatible = "" if arch.is_native else " (compatible: computed by transformers' own code)"
-    kinds = dict.fromkeys(arch.heads(layer) for layer in arch.attention_layers)
-    heads = " or ".join(f"{kind.num_heads} heads on {kind.num_kv_heads} KV heads of {kind.head_dim}" for kind in kinds)
+    own = [arch.heads(layer) for layer in arch.attention_layers]
+    texts = (f"{kind.num_heads} heads on {kind.num_kv_heads} KV heads of {kind.head_dim}" for kind in own)
+    heads = " or ".join(dict.fromkeys(texts))
     windows = [
         f", {_layers(count)} with a window of {window:,}" for window, count in Counter(arch.windows).items() if window
     ]
-    recurrent = f", {len(arch.recurrent_layers)} of them recurrent" if arch.recurrent_layers else ""
+    unlike = f", {len(arch.recurrent_layers)} of them recurrent" if arch.recurrent_layers else ""
+    num_shared = len(arch.attention_layers) - len(arch.kv_layers)
+    unlike += f", {num_shared} of them with the K and V of others" if num_shared else ""
     lines = [
         f"{report.model}: {arch.architecture}{compatible}, {report.facts.num_params:,} parameters",
-        f"{_layers(arch.num_layers)}{recurrent}, {heads}, {arch.max_positions:,} positions{''.join(windows)}",
+        f"{_layers(arch.num_layers)}{unlike}, {heads}, {arch.max_positions:,} positions{''.join(windows)}",
     ]
     if arch.experts is not None:
         lines.append(_experts(report))

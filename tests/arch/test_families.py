@@ -28,7 +28,7 @@ from inferd.engine.arch.description import (
     YarnScaling,
 )
 from inferd.engine.arch.heads import CacheGroup, Heads
-from inferd.engine.arch.ranks import refuses
+from inferd.engine.arch.ranks import counts_of, refuses
 from inferd.engine.arch.registry import describe, known_architectures, weights
 from inferd.engine.arch.weights import ByKeyHead, Neighbours
 
@@ -102,6 +102,17 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "sliding_window": 1024, "tie_word_embeddings": True, "use_bidirectional_attention": "vision",
          "vocab_size": 262144},
         30_697_345_340,
+    ),
+    "gemma-4-E2B, text alone": (
+        {"architectures": ["Gemma4ForCausalLM"], "attention_k_eq_v": False, "dtype": "bfloat16",
+         "enable_moe_block": False, "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+         "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1536, "hidden_size_per_layer_input": 256,
+         "intermediate_size": 6144, "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+         "max_position_embeddings": 131072, "num_attention_heads": 8, "num_global_key_value_heads": None,
+         "num_hidden_layers": 35, "num_key_value_heads": 1, "num_kv_shared_layers": 20, "rms_norm_eps": 1e-6,
+         "sliding_window": 512, "tie_word_embeddings": True, "use_bidirectional_attention": None,
+         "use_double_wide_mlp": True, "vocab_size": 262144, "vocab_size_per_layer_input": 262144},
+        4_628_569_379,
     ),
     "Phi-3-mini-4k-instruct": (
         {"architectures": ["Phi3ForCausalLM"], "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 8192,
@@ -399,7 +410,7 @@ def test_qwen3_5() -> None:
         arch_of("Qwen3.5-0.8B", linear_num_value_heads=24)
 
 
-GEMMA4 = "gemma-4-31B, text alone"
+GEMMA4, GEMMA4_E2B = "gemma-4-31B, text alone", "gemma-4-E2B, text alone"
 
 
 def test_gemma4() -> None:
@@ -416,6 +427,36 @@ def test_gemma4() -> None:
     written = {str(layer): {"head_dim": 512, "num_key_value_heads": 4} for layer in range(5, 60, 6)}
     assert arch_of(GEMMA4, num_global_key_value_heads=..., per_layer_config=written) == arch
     assert arch_of(GEMMA4, attention_k_eq_v=False).heads(5) == Heads(32, 16, 512)
+    assert counts_of(arch) == (1, 2, 4)
+    assert "8 ranks would have heads of K and V of some layers twice" in str(refuses(arch, 8))
+
+
+def test_gemma4_with_inputs_of_layers() -> None:
+    arch = arch_of(GEMMA4_E2B)
+    assert (arch.kv_layers, arch.layer_input_size) == (tuple(range(15)), 256)
+    assert [arch.heads(layer).kv_layer for layer in (14, 15, 19, 34)] == [None, 13, 14, 14]
+    assert {arch.mlp_size(layer) for layer in range(15)} == {6144}
+    assert {arch.mlp_size(layer) for layer in range(15, 35)} == {12288}
+    assert counts_of(arch) == (1, 2, 4, 8)
+    # K and V of a full layer are as large as those of two others, and no plane is left unused.
+    assert [(group.window, len(group.layers), group.num_planes) for group in arch.cache_groups] == [
+        (None, 3, 3), (512, 6, 3), (512, 6, 3)
+    ]  # fmt: skip
+
+
+def test_tensors_of_gemma4_that_contradict_its_config() -> None:
+    """Layers that read the K and V of others may be stored with projections that nobody reads."""
+    found = weights(arch_of(GEMMA4_E2B))
+    shapes = {source.tensor: source.shape for source in found.sources}
+    assert not found.compare({**shapes, "model.layers.20.self_attn.k_proj.weight": (256, 1536)})
+    layer = "model.layers.4"
+    shapes[f"{layer}.self_attn.q_norm.weight"] = (256,)
+    shapes[f"{layer}.self_attn.v_norm.weight"] = (512,)
+    del shapes[f"{layer}.per_layer_input_gate.weight"]
+    assert str(found.compare(shapes)) == (
+        f"1 missing: {layer}.per_layer_input_gate.weight; 1 unexpected: {layer}.self_attn.v_norm.weight; "
+        f"1 of another shape: {layer}.self_attn.q_norm.weight is [256], by config.json [512]"
+    )
 
 
 @pytest.mark.parametrize(
@@ -437,6 +478,9 @@ def test_gemma4() -> None:
                                                        "partial_rotary_factor": 1.5}}},
             "partial_rotary_factor must turn 1 to 128 pairs of elements",
         ),
+        ({"num_kv_shared_layers": 55}, "num_kv_shared_layers must leave a layer of each type in layer_types before"),
+        ({"num_kv_shared_layers": 61}, "num_kv_shared_layers must leave a layer of each type in layer_types before"),
+        ({"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 9}, "must be vocab_size .262144., but it"),
     ],
 )  # fmt: skip
 def test_gemma4_configs_that_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -863,7 +907,7 @@ def test_experts_that_are_refused(name: str, changes: dict[str, Any], message: s
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_what_the_planner_counts_by(name: str) -> None:
     arch = arch_of(name)
-    assert sorted(layer for group in arch.cache_groups for layer in group.layers) == list(arch.attention_layers)
+    assert sorted(layer for group in arch.cache_groups for layer in group.layers) == list(arch.kv_layers)
     embedding = weights(arch).parameters()["embed.weight"]
     assert embedding == (arch.vocab_size, arch.hidden_size)
 

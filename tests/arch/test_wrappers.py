@@ -44,6 +44,16 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "vision_config": {"model_type": "gemma4_vision"}},
         30_697_345_340,
     ),
+    "gemma-4-E4B-it": (
+        {"architectures": ["Gemma4ForConditionalGeneration"], "dtype": "bfloat16", "model_type": "gemma4",
+         "audio_config": {"model_type": "gemma4_audio"},
+         "text_config": {"final_logit_softcapping": 30.0, "hidden_size": 2560, "intermediate_size": 10240,
+                         "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 7,
+                         "model_type": "gemma4_text", "num_hidden_layers": 42, "num_key_value_heads": 2,
+                         "num_kv_shared_layers": 18},
+         "vision_config": {"model_type": "gemma4_vision"}},
+        7_463_013_418,
+    ),
     "Mistral-Small-3.1-24B-Instruct-2503": (
         {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
          "text_config": {"head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 32768,

@@ -179,6 +179,22 @@ CASES = (
         embedding_std=0.02,
     ),
     Case(
+        "gemma 4, inputs of layers, shared k and v",
+        "gemma4_text",
+        GEMMA4
+        | {
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "num_key_value_heads": 2,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 24,
+            "vocab_size_per_layer_input": 211,
+        },
+        {"num_kv_shared_layers": 3, "sliding_window": 21},
+        embedding_std=0.02,
+    ),
+    Case(
         "phi 3, short factors, window",
         "phi3",
         {

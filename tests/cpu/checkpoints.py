@@ -128,7 +128,9 @@ def random_decoder(
     decoder = Decoder(describe(case.config_json()), dtype, "cpu", recipe=recipe, ranks=ranks, loras=loras)
     generator = torch.Generator().manual_seed(2)
     for parameter_name, parameter in decoder.parameters().items():
-        is_factor = parameter_name.endswith("norm.weight") and decoder.arch.norm is not NormKind.RMS_ONE_PLUS
+        is_factor = (
+            parameter_name.endswith(("norm.weight", "scalar.weight")) and decoder.arch.norm is not NormKind.RMS_ONE_PLUS
+        )
         weight = _random_weight(parameter_name, parameter.shape, generator)
         parameter.write(0, parameter.cut(weight + 1.0 if is_factor else weight))
     return decoder

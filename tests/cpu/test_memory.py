@@ -146,7 +146,17 @@ GROWING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("changes", [{}, {"use_sliding_window": False}, {"max_window_layers": 5}, GROWING])
+LAYER_TYPES = ["full_attention", "sliding_attention"]
+UNLIKE_HEADS = {
+    "architectures": ["Gemma4ForCausalLM"], "head_dim": 32, "global_head_dim": 64, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 50, "num_kv_shared_layers": 1, "layer_types": [*LAYER_TYPES, *LAYER_TYPES[::-1]] * 2,
+    "num_hidden_layers": 8, "rope_scaling": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"use_sliding_window": False}, {"max_window_layers": 5}, GROWING, UNLIKE_HEADS]
+)
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("kv_cache", ["float32", *KV_FORMATS])
 def test_tables_slots_and_cache_are_exactly_as_planned(changes: dict[str, object], kind: str, kv_cache: str) -> None:

@@ -18,3 +18,5 @@ def test_equals_torch(dtype: torch.dtype, widths: tuple[int, ...], num_rows: int
     assert torch.equal(join(parts), torch.cat(parts, 1))
     wide = [torch.randn(num_rows, 2 * width).to(dtype)[:, ::2] for width in widths]
     assert torch.equal(join(wide), torch.cat(wide, 1))
+    columns = [torch.randn(num_rows, 2 * width).to(dtype)[:, :width] for width in widths]
+    assert torch.equal(join(columns), torch.cat(columns, 1))

@@ -13,8 +13,8 @@ Bytes are the sum of:
 - weights of the layers, as stored                 (once a step, without experts)
 - E (1 - (1 - k / E)^T) (an expert's weights)      (experts that T tokens choose)
 - weights of the head, as stored                   (once a step with R > 0)
-- T hidden dtype                                   (embedding rows)
-- T 2 KV heads head layers                         (KV written)
+- T (hidden + inputs of layers) dtype              (embedding rows)
+- T 2 KV heads head                                (KV written, over all layers with their own)
 - 2 state                                          (recurrent state of each row, read and written)
 - 2 KV heads head (keys, over all layers)          (KV read)
 - 8 R vocabulary                                   (fp32 logits, written and read)
@@ -54,8 +54,10 @@ from inferd.engine.arch.heads import Heads
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import SCORE_BIAS
 
-_READ_BY_ALL = ("projection", "attention", "recurrent layers", "MLP", "routers", "norms")
+_READ_BY_ALL = ("projection", "attention", "recurrent layers", "MLP", "layer inputs", "routers", "norms")
 """Parts of the weights that each step reads whole."""
+_MULTIPLIED = ("layers.", "layer_projection.")
+"""Beginnings of the names of matrices that every token is multiplied by."""
 _STATE_FLOPS = 6
 """Operations for each number of a recurrent state and each token: two to read it by the key, to change it, and to read
 it by the query. Forgetting is left out, as activation functions are."""
@@ -111,11 +113,11 @@ class WorkModel:
         """Costs of a model. A window that is at least `max_model_len` long counts as none."""
         dtype_bytes = precision.dtype_bytes.value
         parts = {part.name: part.num_bytes for part in weight_parts(arch, precision)}
-        layers = arch.attention_layers
+        layers, embedded = arch.attention_layers, arch.hidden_size + arch.num_layers * arch.layer_input_size
         kv_bytes = {layer: _kv_bytes(arch.heads(layer), precision) for layer in layers}
         return cls(
             token_flops=2 * _active_weights(arch) + _STATE_FLOPS * num_state_numbers(arch),
-            token_bytes=arch.hidden_size * dtype_bytes + sum(kv_bytes.values()),
+            token_bytes=embedded * dtype_bytes + sum(kv_bytes[layer] for layer in arch.kv_layers),
             row_bytes=2 * state_bytes(arch, precision).value,
             logits_flops=2 * arch.hidden_size * arch.num_logits,
             logits_bytes=_LOGIT_BYTES * arch.vocab_size,
@@ -204,7 +206,7 @@ def _by_window(arch: Arch, max_model_len: int) -> dict[int | None, list[int]]:
 def _active_weights(arch: Arch) -> int:
     """Number of weights in the layers' matrices that one token is multiplied by."""
     shapes = {name: shape for name, shape in weights(arch).parameters().items() if not name.endswith(SCORE_BIAS)}
-    total = sum(prod(shape) for name, shape in shapes.items() if name.startswith("layers.") and len(shape) == 2)
+    total = sum(prod(shape) for name, shape in shapes.items() if name.startswith(_MULTIPLIED) and len(shape) == 2)
     return total - arch.num_idle_weights
 
 

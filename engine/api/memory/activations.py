@@ -231,6 +231,7 @@ def _activations(arch: Arch, precision: Precision, work: Workload) -> Formula:
     the MLP's tensors, and gathers the whole of the last."""
     dtype_bytes = precision.dtype_bytes
     per_token = term(3) * term(arch.hidden_size) * dtype_bytes
+    inputs = term(arch.num_layers) * term(arch.layer_input_size) * dtype_bytes
     needs = [_mlp(arch.intermediate_size, arch, precision, work)]
     if arch.experts is not None:
         per_expert = _mlp(arch.experts.intermediate_size, arch, precision, work) + term(arch.hidden_size) * dtype_bytes
@@ -239,6 +240,9 @@ def _activations(arch: Arch, precision: Precision, work: Workload) -> Formula:
         if arch.experts.shared_size:
             of_experts += _mlp(arch.experts.shared_size, arch, precision, work) + term(arch.hidden_size) * dtype_bytes
         needs.append(of_experts)
+    if arch.layer_input_size:
+        # Two more than the sum, while it is computed.
+        per_token, needs = per_token + inputs, [*needs, term(2) * inputs]
     return term(work.step_tokens, "tokens") * (per_token + max(needs, key=lambda formula: formula.value))
 
 

@@ -36,9 +36,16 @@ _OWNER = re.compile(r"layers\.\d+\.(mlp\.experts\.\d+\.)?")
 """Beginning of the name of a layer's parameter, or of an expert's."""
 _NEVER_QUANTIZED = ("embedding", "routers", "norms")
 """Parts of the plan that stay in the dtype."""
+_ORDER = (
+    "embedding", "projection", "attention", "recurrent layers", "MLP", "layer inputs", "routers", "experts", "norms"
+)  # fmt: skip
+"""The parts of the weights before the head."""
 _TIED_HEAD = "packed copy of the embedding.weight"
 _PARTS = {
     "embed": "embedding",
+    "layer_embed": "embedding",
+    "layer_projection": "layer inputs",
+    "input": "layer inputs",
     "fc": "projection",
     "attention": "attention",
     "recurrent": "recurrent layers",
@@ -99,13 +106,13 @@ def plan_memory(arch: Arch, precision: Precision, work: Workload, pool: Formula)
 def weight_parts(
     arch: Arch, precision: Precision, device: Literal["cpu", "cuda"] = "cpu", num_ranks: int = 1
 ) -> tuple[Part, ...]:
-    """Embedding, attention, MLP, routers, experts, norms and head, without those that take no memory of their own. A
-    draft head has a projection of hidden states too."""
+    """Embedding, attention, MLP, inputs of layers, routers, experts, norms and head, without those that take no memory
+    of their own. A draft head has a projection of hidden states too."""
     shapes: dict[str, dict[str, Shape]] = {}
     for name, shape in _parameters(arch, num_ranks).items():
         shapes.setdefault(_part_of(name), {})[name] = shape
     parts = []
-    for name in ("embedding", "projection", "attention", "recurrent layers", "MLP", "routers", "experts", "norms"):
+    for name in _ORDER:
         parts.append(Part(name, _total(arch, precision, shapes.pop(name, {}))))
     head = shapes.pop("head", {})
     assert not shapes, f"parameters that no part of the plan holds: {shapes}"

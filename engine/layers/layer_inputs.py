@@ -1,0 +1,69 @@
+"""Inputs that each layer gets from the token itself, beside the stream (Gemma 4's per-layer embeddings): how they are
+computed, and what a layer does with its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from inferd.engine.arch.description import Arch
+from inferd.engine.layers.linear import Linear
+from inferd.engine.layers.mlp import GATES
+from inferd.engine.layers.norm import rms_norm_of, stream_norm
+from inferd.engine.layers.parameter import Parameter
+from inferd.engine.layers.placement import Placement
+from inferd.kernels.embed import embed
+from inferd.kernels.join import join
+from inferd.kernels.scaled_add import added, scaled
+
+
+class LayerInputs:
+    """The inputs of all layers: a row of a table and a normed projection of the token's embedding, added up. Every rank
+    computes them whole."""
+
+    _table: Tensor
+
+    def __init__(self, arch: Arch, place: Placement, narrow: torch.dtype | None) -> None:
+        """`narrow`: dtype with 16 bits that the table keeps; None: the placement's."""
+        own, total = arch.layer_input_size, arch.num_layers * arch.layer_input_size
+        self._dtype, self._own, self._total = place.dtype, own, total
+        self._embed = Parameter((arch.vocab_size, total), narrow or place.dtype, place.device, self._take_table)
+        self._projection = Linear(arch.hidden_size, total, place.of("layer_projection"))
+        self._norm = rms_norm_of(arch, own, place)
+        self._table_multiplier = float(torch.tensor(own**0.5, dtype=place.dtype))
+        self._projection_multiplier = arch.hidden_size**-0.5
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        yield "layer_embed.weight", self._embed
+        yield from ((f"layer_projection.{part}", parameter) for part, parameter in self._projection.parameters())
+        yield from ((f"layer_projection_norm.{part}", parameter) for part, parameter in self._norm.parameters())
+
+    def _take_table(self, table: Tensor) -> None:
+        self._table = table
+
+    def __call__(self, token_ids: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        """Each layer's [T, layer_input_size], from token_ids [T] and their embeddings x [T, hidden]."""
+        projected = scaled(self._projection(x), self._projection_multiplier)
+        normed = self._norm(projected.view(-1, self._own)).view(-1, self._total)
+        rows = scaled(embed(token_ids, self._table, self._dtype), self._table_multiplier)
+        return torch.split(scaled(added(normed, rows), 0.5**0.5), self._own, dim=1)
+
+
+class LayerInput:
+    """Adds norm(projection(activation(gate(stream)) * input)) to the stream, for one layer's input."""
+
+    def __init__(self, arch: Arch, place: Placement) -> None:
+        self._gate = Linear(arch.hidden_size, arch.layer_input_size, place.of("gate"))
+        self._projection = Linear(arch.layer_input_size, arch.hidden_size, place.of("projection"))
+        self._norm, self._act = stream_norm(arch, place), GATES[arch.activation]
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        for name, module in (("gate", self._gate), ("projection", self._projection), ("norm", self._norm)):
+            yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
+
+    def __call__(self, x: Tensor, residual: Tensor | None, own_input: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream (x, residual), [T, hidden] each, with the result for own_input [T, layer_input_size] added."""
+        stream = x if residual is None else added(x, residual)
+        return self._norm(self._projection(self._act.run(join([self._gate(stream), own_input])))), stream
