@@ -258,6 +258,9 @@ class Experts:
     """Whether the router and the matrices of the experts have biases."""
     limit: GateLimit | None = None
     """The experts' activation in place of the model's; None: that of the model."""
+    beside_mlp: bool = False
+    """Whether these layers have an MLP too, whose result is added. MLP and experts then have norms of their own. The
+    router has a norm of the stream, and its weights are multiplied by a stored number of each expert."""
 
 
 class DraftHeadKind(StrEnum):
@@ -375,6 +378,9 @@ class Arch:
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer in self.experts.layers
+
+    def has_mlp(self, layer: int) -> bool:
+        return self.experts is None or self.experts.beside_mlp or layer not in self.experts.layers
 
     @property
     def num_idle_weights(self) -> int:

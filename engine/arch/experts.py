@@ -25,6 +25,8 @@ def with_experts(
     has_shared_gate: bool = True,
     has_bias: bool = False,
     limit: GateLimit | None = None,
+    activation: Activation = Activation.SILU,
+    beside_mlp: bool = False,
 ) -> Arch:
     """`arch` with experts in `layers` (default: all). `count`, `size` and `chosen` are names of fields: the number of
     experts, the intermediate size of each, and how many a token goes to. `shared_size`: that of the shared expert; 0
@@ -36,8 +38,8 @@ def with_experts(
     num_chosen = fields.integer(chosen)
     if num_chosen > num_experts:
         raise fields.refuse(chosen, f"must be at most {count} ({num_experts})")
-    if arch.activation is not Activation.SILU:
-        raise fields.refuse("hidden_act", "must be silu in a model with experts")
+    if arch.activation is not activation:
+        raise fields.refuse("hidden_act", f"must be {activation} in a model with experts")
     experts = Experts(
         num_experts,
         num_chosen,
@@ -48,6 +50,7 @@ def with_experts(
         has_shared_gate,
         has_bias=has_bias,
         limit=limit,
+        beside_mlp=beside_mlp,
     )
     return dataclasses.replace(arch, experts=experts)
 

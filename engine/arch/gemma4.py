@@ -2,7 +2,7 @@
 
 Full layers have heads of another size than windowed ones, may have fewer of K and V, and may take v from the projection
 of k. Of their heads the first part turns alone. The last layers may read the K and V of earlier ones, and have wider
-MLPs. Each layer may have an input from the token itself.
+MLPs. Each layer may have an input from the token itself, and experts beside its MLP.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from collections.abc import Mapping
 
 from inferd.engine.arch.base import base, num_layers_of
 from inferd.engine.arch.description import Arch, ArchError, QKNorm, Rope
+from inferd.engine.arch.experts import with_experts
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.gemma2 import NAMES
+from inferd.engine.arch.gemma2 import NAMES as GEMMA2_NAMES
 from inferd.engine.arch.heads import Heads
 from inferd.engine.arch.rope import PROPORTIONAL, rope_of
 from inferd.engine.arch.windows import windowed_layers, windows_of
 
 __all__ = ["NAMES", "describe"]
 
+NAMES = dataclasses.replace(GEMMA2_NAMES, experts="", router="router.proj")
 _HEAD_GROUP = 32
 """Elements of K or V that share a scale in a cache of 8 bits. Layers of different sizes share planes by whole ones."""
 _ROPES: Mapping[str, Mapping[str, object]] = {
@@ -44,8 +46,23 @@ def describe(architecture: str, fields: Fields) -> Arch:
         raise fields.refuse(
             "use_bidirectional_attention", 'must be null or "vision": a token of text sees no later one'
         )
-    if fields.boolean("enable_moe_block", default=False):
-        raise fields.refuse("enable_moe_block", "must be false: experts of this family are not supported")
+    arch = _layers(architecture, fields)
+    if not fields.boolean("enable_moe_block", default=False):
+        return arch
+    return with_experts(
+        arch,
+        fields,
+        count="num_experts",
+        size="moe_intermediate_size",
+        chosen="top_k_experts",
+        normalizes=True,
+        activation=arch.activation,
+        beside_mlp=True,
+    )
+
+
+def _layers(architecture: str, fields: Fields) -> Arch:
+    """The description without experts."""
     windowed = _windowed(fields)
     heads = _sharing(fields, windowed, _heads(fields, windowed))
     ropes = {kind: _rope(fields, kind, own.head_dim) for kind, own in zip(windowed, heads, strict=True)}

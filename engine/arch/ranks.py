@@ -72,7 +72,7 @@ class Rank:
                 return (self.span(arch.intermediate_size),)
             case "gate" | "projection" | "layer_projection":
                 return ((0, _layer_input_size(arch, matrix)),)
-            case "router":
+            case "router" | "expert_scales":
                 assert arch.experts is not None
                 return ((0, arch.experts.num_experts),)
             case "shared_gate":

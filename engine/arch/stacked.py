@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from inferd.engine.arch.weights import TensorNames
 
-_STACKED = re.compile(r"(model\.layers\.\d+\.)(?:mlp|block_sparse_moe)\.experts\.(\w+?)_proj(?:\.(weight|bias))?")
+_STACKED = re.compile(r"(model\.layers\.\d+\.)(?:(?:mlp|block_sparse_moe)\.)?experts\.(\w+?)_proj(?:\.(weight|bias))?")
 _ALTERNATING = re.compile(r"(model\.layers\.\d+\.)mlp\.experts\.(gate_up|down)_proj(|_bias|_blocks|_scales)")
 _GRANITE = re.compile(r"(model\.layers\.\d+\.)block_sparse_moe\.(input|output)_linear\.(weight)")
 _ROUTER = re.compile(r"(model\.layers\.\d+\.)mlp\.gate\.weight")
@@ -68,10 +68,10 @@ def slices(name: str, shape: tuple[int, ...], names: TensorNames) -> Iterator[tu
         for index, part in enumerate(own):
             first, step = (index, len(own)) if alternating else (index * num_rows, 1)
             place = Slice(expert, first, num_rows, own_shape, step, is_transposed)
-            yield f"{match[1]}{names.moe}.experts.{expert}.{part}.{suffix}", place
+            yield f"{match[1]}{names.of_experts}experts.{expert}.{part}.{suffix}", place
 
 
 def router_name(name: str, names: TensorNames) -> str:
     """The family's name of a router. Beside stacked experts it may have transformers' own name."""
     match = _ROUTER.fullmatch(name)
-    return name if match is None else f"{match[1]}{names.moe}.{names.router}.weight"
+    return name if match is None else f"{match[1]}{names.of_experts}{names.router}.weight"

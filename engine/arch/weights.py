@@ -38,6 +38,17 @@ SCORE_BIAS = f"{ROUTER}.score_bias"
 SHARED_GATE = "shared_gate"
 """Our name of the matrix of one row that gives the gate of the shared expert."""
 
+EXPERT_SCALES = "expert_scales"
+"""Our name of the numbers that the weights of experts are multiplied by."""
+_BESIDE_MLP = {
+    "post_feedforward_layernorm_1.weight": "post_norm",
+    "pre_feedforward_layernorm_2.weight": "experts_norm",
+    "post_feedforward_layernorm_2.weight": "experts_post_norm",
+    "router.scale": "router_norm",
+    "router.per_expert_scale": EXPERT_SCALES,
+}
+"""Gemma 4's names, and ours, of what a layer has if it has both an MLP and experts."""
+
 _NAMES_SHOWN = 8
 _OF_LAYER = re.compile(r"layers\.\d+\.(attention\.(qkv|o)|mlp\.(gate_up|up|down))")
 PART_NAME = re.compile(r"\.part\d+$")
@@ -293,7 +304,7 @@ class TensorNames:
     router: str = "gate"
     score_bias: str = "gate.e_score_correction_bias"
     experts: str | None = None
-    """Name of the module that holds router and experts, if it is not that of the MLP."""
+    """Name of the module that holds router and experts, if it is not that of the MLP; empty: the layer."""
     shared: str = "mlp.shared_expert"
     """Name of the shared expert. That of its gate has `_gate` behind it."""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
@@ -315,9 +326,10 @@ class TensorNames:
     """Name of the norm behind the layers."""
 
     @property
-    def moe(self) -> str:
-        """Name of the module that holds router and experts."""
-        return self.mlp if self.experts is None else self.experts
+    def of_experts(self) -> str:
+        """Beginning of the names of a layer's router and experts."""
+        module = self.mlp if self.experts is None else self.experts
+        return f"{module}." if module else ""
 
 
 LLAMA_NAMES = TensorNames()
@@ -358,7 +370,7 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
             sources.extend(_layer_input(arch, formats, theirs, ours))
         if arch.has_experts(layer):
             sources.extend(_experts(arch, formats, names, theirs, f"{ours}.mlp"))
-        else:
+        if arch.has_mlp(layer):
             sources.extend(_mlp(arch, arch.mlp_size(layer), formats, names, theirs, f"{ours}.mlp"))
     if arch.layer_input_size:
         sources.extend(_layer_inputs(arch))
@@ -533,7 +545,7 @@ def _layer_inputs(arch: Arch) -> Iterator[Source]:
 
 
 def _layer_input(arch: Arch, formats: _Formats, theirs: str, ours: str) -> Iterator[Source | QuantizedSource]:
-    """What one layer does with its input."""
+    """The matrices and the norm by which a layer adds its input to the stream."""
     size, hidden = arch.layer_input_size, arch.hidden_size
     yield from _linear(formats, theirs, ("per_layer_input_gate",), (size,), hidden, f"{ours}.input.gate", False)
     yield from _linear(formats, theirs, ("per_layer_projection",), (hidden,), size, f"{ours}.input.projection", False)
@@ -547,15 +559,19 @@ def _experts(
     experts, narrow = arch.experts, arch.hidden_size
     assert experts is not None and arch.has_gate
     wide, has_bias = experts.intermediate_size, experts.has_bias
-    shared, theirs = f"{theirs}.{names.shared}", f"{theirs}.{names.moe}"
-    yield Source(f"{theirs}.{names.router}.weight", (experts.num_experts, narrow), f"{ours}.{ROUTER}.weight")
+    shared, theirs = f"{theirs}.{names.shared}", f"{theirs}.{names.of_experts}"
+    yield Source(f"{theirs}{names.router}.weight", (experts.num_experts, narrow), f"{ours}.{ROUTER}.weight")
     if has_bias:
-        yield Source(f"{theirs}.{names.router}.bias", (experts.num_experts,), f"{ours}.{ROUTER}.bias")
+        yield Source(f"{theirs}{names.router}.bias", (experts.num_experts,), f"{ours}.{ROUTER}.bias")
     if experts.has_score_bias:
         shape = (experts.num_experts,) if experts.has_sigmoid else (1, experts.num_experts)
-        yield Source(f"{theirs}.{names.score_bias}", shape, f"{ours}.{SCORE_BIAS}")
+        yield Source(f"{theirs}{names.score_bias}", shape, f"{ours}.{SCORE_BIAS}")
+    if experts.beside_mlp:
+        for name, own in _BESIDE_MLP.items():
+            size = experts.num_experts if own == EXPERT_SCALES else narrow
+            yield Source(f"{theirs}{name}", (size,), f"{ours}.{own}.weight")
     for expert in range(experts.num_experts):
-        module, own = f"{theirs}.experts.{expert}", f"{ours}.experts.{expert}"
+        module, own = f"{theirs}experts.{expert}", f"{ours}.experts.{expert}"
         yield from _linear(formats, module, names.gate_up, (wide, wide), narrow, f"{own}.gate_up", has_bias)
         yield from _linear(formats, module, (names.down,), (narrow,), wide, f"{own}.down", has_bias)
     if experts.shared_size:

@@ -1,5 +1,5 @@
-"""Mixture of experts in the place of a layer's MLP: a router, and the gated MLP of each expert. There may be a shared
-expert beside them, which every token goes to."""
+"""Mixture of experts in the place of a layer's MLP, or beside it: a router, and the gated MLP of each expert. There may
+be a shared expert beside them, which every token goes to."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, Experts
-from inferd.engine.arch.weights import ROUTER, SCORE_BIAS, SHARED_GATE
+from inferd.engine.arch.weights import EXPERT_SCALES, ROUTER, SCORE_BIAS, SHARED_GATE
 from inferd.engine.layers.branch import Act, Branch
 from inferd.engine.layers.linear import Linear
-from inferd.engine.layers.mlp import GATES
+from inferd.engine.layers.mlp import GATES, MLP
+from inferd.engine.layers.norm import RMSNorm
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.experts import Products, Router, Routing, add_up, bind_experts, route
@@ -130,6 +131,13 @@ class MixtureOfExperts:
         self._shared: SharedExpert | None = None
         if experts.shared_size:
             self._shared = SharedExpert(arch, place, self._act, experts)
+        self._router_norm: RMSNorm | None = None
+        self._scales: Tensor | None = None
+        self._scale_parameter: Parameter | None = None
+        if experts.beside_mlp:
+            self._router_norm = RMSNorm(hidden, arch.norm_eps, place, factor=hidden**-0.5)
+            shape = (experts.num_experts,)
+            self._scale_parameter = Parameter(shape, torch.float32, place.device, self._take_scales)
         self._size = hidden
         self.loads = torch.zeros(experts.num_experts, dtype=torch.int64, device=place.device)
         """Number of tokens that each expert has had, tokens that only pad a step included."""
@@ -142,6 +150,13 @@ class MixtureOfExperts:
         yield from self._down.parameters()
         if self._shared is not None:
             yield from self._shared.parameters()
+        if self._router_norm is not None:
+            yield from ((f"router_norm.{part}", parameter) for part, parameter in self._router_norm.parameters())
+        if self._scale_parameter is not None:
+            yield f"{EXPERT_SCALES}.weight", self._scale_parameter
+
+    def _take_scales(self, scales: Tensor) -> None:
+        self._scales = scales
 
     def _take_bias(self, bias: Tensor) -> None:
         self._score_bias = bias.flatten()
@@ -149,10 +164,40 @@ class MixtureOfExperts:
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
         normed, stream = self._branch.normed(x, residual)
-        routing = route(self._router(normed), self._rule, self._score_bias, self.loads)
+        logits = self._router(normed if self._router_norm is None else self._router_norm(stream))
+        routing = route(logits, self._rule, self._score_bias, self.loads, self._scales)
         hidden = self._act.run(self._gate_up(normed, routing, by_row=True))
         hidden = self._ranks.inputs(hidden, self._experts.intermediate_size)
         result = add_up(self._down(hidden, routing, by_row=False), routing)
         if self._shared is not None:
             result = self._shared.add_to(result, normed)
         return self._branch.after(self._ranks.outputs(result, self._size)), stream
+
+
+class ExpertsBesideMLP:
+    """An MLP and a mixture of experts, each of the stream's own norm, and both results normed and added up."""
+
+    def __init__(self, arch: Arch, place: Placement, branch: Branch, layer: int) -> None:
+        self._branch, self._of_mlp, self._of_experts = branch, Branch(arch, place), Branch(arch, place)
+        self._of_mlp.norm = branch.norm
+        self._mlp = MLP(arch, place, self._of_mlp, layer)
+        self._experts = MixtureOfExperts(arch, place, self._of_experts)
+        self.loads = self._experts.loads
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        yield from self._mlp.parameters()
+        yield from self._experts.parameters()
+        norms = {
+            "post_norm": self._of_mlp.after,
+            "experts_norm": self._of_experts.norm,
+            "experts_post_norm": self._of_experts.after,
+        }
+        for name, norm in norms.items():
+            yield from ((f"{name}.{part}", parameter) for part, parameter in norm.parameters())
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The stream (x, residual), [T, hidden] each, with this branch's result added."""
+        of_mlp, stream = self._mlp(x, residual)
+        assert stream is not None, "the MLP's result is normed, and not added yet"
+        of_experts, _ = self._experts(stream, None)
+        return self._branch.after(added(of_mlp, of_experts)), stream

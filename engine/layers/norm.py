@@ -32,20 +32,21 @@ class Norm(Step, Protocol):
 
 
 class RMSNorm:
-    """RMS norm over the last dimension, which has `size` entries. The weight is the stored one plus `offset`; with an
-    offset it is kept in fp32."""
+    """RMS norm over the last dimension, which has `size` entries. The weight is `factor` times the stored one, plus
+    `offset`. If they change it, it is kept in fp32."""
 
     weight: Tensor
 
-    def __init__(self, size: int, eps: float, place: Placement, offset: float = 0.0) -> None:
-        self.eps, self._offset = eps, offset
-        dtype = torch.float32 if offset else place.dtype
+    def __init__(self, size: int, eps: float, place: Placement, offset: float = 0.0, factor: float = 1.0) -> None:
+        self.eps, self._offset, self._factor = eps, offset, factor
+        dtype = torch.float32 if offset or factor != 1.0 else place.dtype
         self._parameter = Parameter((size,), dtype, place.device, self._take)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield "weight", self._parameter
 
     def _take(self, weight: Tensor) -> None:
+        weight = weight if self._factor == 1.0 else weight.mul_(self._factor)
         self.weight = weight.add_(self._offset) if self._offset else weight
 
     def __call__(self, x: Tensor) -> Tensor:

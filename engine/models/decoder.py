@@ -16,7 +16,7 @@ from inferd.engine.arch.description import Arch, GatedDelta, Mamba2, ShortConv
 from inferd.engine.arch.ranks import ONE_RANK, Rank
 from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Branch
-from inferd.engine.layers.experts import MixtureOfExperts
+from inferd.engine.layers.experts import ExpertsBesideMLP, MixtureOfExperts
 from inferd.engine.layers.gated_delta import GatedDeltaNet, StateContext, States
 from inferd.engine.layers.layer_inputs import LayerInput, LayerInputs
 from inferd.engine.layers.linear import Linear
@@ -38,7 +38,7 @@ from inferd.kernels.scaled_add import added, scaled
 
 @dataclass(frozen=True, slots=True)
 class KVPlace:
-    """Where a layer's K and V lie in the pool."""
+    """Place of a layer's K and V in the pool."""
 
     group: int
     """Its cache group."""
@@ -96,17 +96,13 @@ class DecoderLayer:
         else:
             self._mixer = _RECURRENT[type(arch.recurrent)](arch, place.within("recurrent."), self._attention_branch)
         self._scalar = LayerScalar(place) if arch.has_layer_scalars else None
-        self._mlp: MLP | MixtureOfExperts
-        if arch.has_experts(layer):
-            self._mlp = MixtureOfExperts(arch, place.within("mlp."), self._mlp_branch)
-        else:
-            self._mlp = MLP(arch, place.within("mlp."), self._mlp_branch, layer)
+        self._mlp = _mlp_of(arch, layer, place.within("mlp."), self._mlp_branch)
         self._input = LayerInput(arch, place.within("input.")) if arch.layer_input_size else None
 
     @property
     def expert_loads(self) -> Tensor | None:
         """Number of tokens that each expert has had; None without experts."""
-        return self._mlp.loads if isinstance(self._mlp, MixtureOfExperts) else None
+        return None if isinstance(self._mlp, MLP) else self._mlp.loads
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         modules = (
@@ -139,6 +135,14 @@ class DecoderLayer:
             assert own_input is not None
             x, residual = self._input(x, residual, own_input)
         return (x, residual) if self._scalar is None else (self._scalar(x, residual), None)
+
+
+def _mlp_of(arch: Arch, layer: int, place: Placement, branch: Branch) -> MLP | MixtureOfExperts | ExpertsBesideMLP:
+    if not arch.has_experts(layer):
+        return MLP(arch, place, branch, layer)
+    return (
+        ExpertsBesideMLP(arch, place, branch, layer) if arch.has_mlp(layer) else MixtureOfExperts(arch, place, branch)
+    )
 
 
 class Decoder:

@@ -54,7 +54,7 @@ def _refuses_triton(key: Key) -> str | None:
     return gpu.refuses(key.device_type, key.dtype) if key.is_dense else "multiplies by unquantized weights"
 
 
-ROUTE: Op[Key, Callable[[Tensor, Router, Tensor | None, Tensor], Routing]] = Op(
+ROUTE: Op[Key, Callable[[Tensor, Router, Tensor | None, Tensor, Tensor | None], Routing]] = Op(
     "experts_route",
     [Implementation("cpp", cpu.route, _refuses_cpp), Implementation("reference", reference.route, always)],
 )
@@ -72,17 +72,24 @@ ADD: Op[Key, Callable[[Tensor, Routing], Tensor]] = Op(
 )
 
 
-def route(logits: Tensor, router: Router, bias: Tensor | None = None, loads: Tensor | None = None) -> Routing:
+def route(
+    logits: Tensor,
+    router: Router,
+    bias: Tensor | None = None,
+    loads: Tensor | None = None,
+    scales: Tensor | None = None,
+) -> Routing:
     """Chooses experts for each row of logits [T, experts] fp32. Of equal ones the lower index comes first. `bias`
     [experts] fp32 is added to the scores that are compared. Each expert's number of rows is added to `loads` [experts]
-    int64."""
+    int64. Weights are multiplied by `scales` [experts] fp32 of the experts."""
     num_experts, group_size = logits.shape[1], logits.shape[1] // router.num_groups
     assert logits.dtype == torch.float32 and 0 < router.num_chosen <= group_size * router.num_chosen_groups
     assert num_experts % router.num_groups == 0 and (router.num_groups == 1 or group_size >= 2)
     assert bias is None or (bias.shape == (num_experts,) and bias.dtype == torch.float32 and bias.is_contiguous())
     loads = torch.zeros(num_experts, dtype=torch.int64, device=logits.device) if loads is None else loads
     assert loads.shape == (num_experts,) and loads.dtype == torch.int64 and loads.is_contiguous()
-    return ROUTE.resolve(Key(logits.device.type, logits.dtype))(logits, router, bias, loads)
+    assert scales is None or (scales.shape == loads.shape and scales.dtype == torch.float32 and scales.is_contiguous())
+    return ROUTE.resolve(Key(logits.device.type, logits.dtype))(logits, router, bias, loads, scales)
 
 
 def bind_experts(linears: Sequence[Apply], device: torch.device, dtype: torch.dtype) -> Products:

@@ -24,7 +24,7 @@ constexpr int64_t MAX_ARGUMENTS = 32;
 
 // As reference.py's `Router`.
 struct Router {
-    const float* bias;  // or null
+    const float *bias, *scales;  // or null
     int64_t num_experts, num_chosen;
     bool normalizes, has_sigmoid;
     int64_t num_groups, num_chosen_groups;
@@ -98,7 +98,10 @@ void choose(const float* logits, const Router& router, float* weights, int32_t* 
         chosen += scores[best];
     }
     const float total = router.normalizes ? chosen + router.added : all;
-    for (int64_t i = 0; i < router.num_chosen; i++) weights[i] = scores[experts[i]] / total * router.factor;
+    for (int64_t i = 0; i < router.num_chosen; i++) {
+        weights[i] = scores[experts[i]] / total * router.factor;
+        if (router.scales) weights[i] *= router.scales[experts[i]];
+    }
 }
 
 // Sorts the pairs by expert: their experts in `places` become their places.
@@ -180,12 +183,12 @@ void add_up(const T* parts, const float* weights, const int32_t* places, T* out,
 
 // logits [rows, num_experts] fp32 -> weights [rows, num_chosen] fp32, and of the pairs sorted by expert: places [rows,
 // num_chosen], pair_rows [rows * num_chosen], and offsets [num_experts + 1] of each expert's first pair, all int32.
-// Adds each expert's number of pairs to `loads` [num_experts]. bias [num_experts] fp32, or null.
-static void experts_route(const float* logits, const float* bias, int64_t rows, int64_t num_experts,
-                          int64_t num_chosen, int64_t normalizes, int64_t has_sigmoid, int64_t num_groups,
+// Adds each expert's number of pairs to `loads` [num_experts]. bias and scales [num_experts] fp32, or null.
+static void experts_route(const float* logits, const float* bias, const float* scales, int64_t rows,
+                          int64_t num_experts, int64_t num_chosen, int64_t normalizes, int64_t has_sigmoid, int64_t num_groups,
                           int64_t num_chosen_groups, float factor, float added, int64_t compares_scores, float* weights,
                           int32_t* places, int32_t* pair_rows, int32_t* offsets, int64_t* loads, int64_t num_threads) {
-    const Router router{bias, num_experts, num_chosen, normalizes != 0, has_sigmoid != 0, num_groups, num_chosen_groups,
+    const Router router{bias, scales, num_experts, num_chosen, normalizes != 0, has_sigmoid != 0, num_groups, num_chosen_groups,
                         factor, added, compares_scores != 0};
     parallel_for(rows, rows < 2 * ROWS_A_THREAD ? 1 : num_threads, [&](int64_t row) {
         choose(logits + row * num_experts, router, weights + row * num_chosen, places + row * num_chosen);

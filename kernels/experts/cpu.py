@@ -13,7 +13,7 @@ from inferd.kernels import native
 from inferd.kernels.experts.reference import Router, Routing
 
 
-def route(logits: Tensor, router: Router, bias: Tensor | None, loads: Tensor) -> Routing:
+def route(logits: Tensor, router: Router, bias: Tensor | None, loads: Tensor, scales: Tensor | None) -> Routing:
     logits = logits.contiguous()
     rows, num_experts = logits.shape
     num_chosen = router.num_chosen
@@ -26,6 +26,7 @@ def route(logits: Tensor, router: Router, bias: Tensor | None, loads: Tensor) ->
     native.function("inferd_experts_route")(
         logits.data_ptr(),
         0 if bias is None else bias.data_ptr(),
+        0 if scales is None else scales.data_ptr(),
         rows,
         num_experts,
         *router,

@@ -47,7 +47,7 @@ class Routing(NamedTuple):
     """[experts + 1] int32: the place of each expert's first pair, and the number of pairs."""
 
 
-def route(logits: Tensor, router: Router, bias: Tensor | None, loads: Tensor) -> Routing:
+def route(logits: Tensor, router: Router, bias: Tensor | None, loads: Tensor, scales: Tensor | None) -> Routing:
     num_experts, num_chosen = logits.shape[1], router.num_chosen
     scores, total = _scores(logits, router.has_sigmoid)
     compared = logits
@@ -57,6 +57,7 @@ def route(logits: Tensor, router: Router, bias: Tensor | None, loads: Tensor) ->
     chosen = compared.sort(dim=1, descending=True, stable=True)[1][:, :num_chosen]
     own = scores.gather(1, chosen)
     weights = own / (_sum_in_order(own) + router.added if router.normalizes else total)
+    weights = weights * router.factor if scales is None else weights * router.factor * scales[chosen]
     experts = chosen.flatten()
     order = experts.argsort(stable=True)
     places = torch.empty_like(order)
@@ -65,7 +66,7 @@ def route(logits: Tensor, router: Router, bias: Tensor | None, loads: Tensor) ->
     loads += counts
     offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
     return Routing(
-        weights * router.factor,
+        weights,
         places.reshape(-1, num_chosen).to(torch.int32),
         (order // num_chosen).to(torch.int32),
         offsets.to(torch.int32),

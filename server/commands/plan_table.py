@@ -71,7 +71,7 @@ def _experts(report: PlanReport) -> str:
     reads = " and ".join(
         f"{format_bytes(num_bytes)} for {_requests(count)}" for count, num_bytes in report.decode_reads.items()
     )
-    shared = " and to a shared one" if experts.shared_size else ""
+    shared = " and to a shared one" if experts.shared_size else " and to an MLP" if experts.beside_mlp else ""
     return (
         f"{_layers(len(experts.layers))} with {experts.num_experts} experts, of which a token goes to "
         f"{experts.num_chosen}{shared}: it uses {report.facts.num_active_params:,} parameters. A decode step reads "

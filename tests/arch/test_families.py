@@ -114,6 +114,17 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "use_double_wide_mlp": True, "vocab_size": 262144, "vocab_size_per_layer_input": 262144},
         4_628_569_379,
     ),
+    "gemma-4-26B-A4B, text alone": (
+        {"architectures": ["Gemma4ForCausalLM"], "attention_k_eq_v": True, "dtype": "bfloat16",
+         "enable_moe_block": True, "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+         "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2816, "hidden_size_per_layer_input": 0,
+         "intermediate_size": 2112, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+         "max_position_embeddings": 262144, "moe_intermediate_size": 704, "num_attention_heads": 16,
+         "num_experts": 128, "num_global_key_value_heads": 2, "num_hidden_layers": 30, "num_key_value_heads": 8,
+         "num_kv_shared_layers": 0, "rms_norm_eps": 1e-6, "sliding_window": 1024, "tie_word_embeddings": True,
+         "top_k_experts": 8, "use_bidirectional_attention": "vision", "vocab_size": 262144},
+        25_233_141_790,
+    ),
     "Phi-3-mini-4k-instruct": (
         {"architectures": ["Phi3ForCausalLM"], "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 8192,
          "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
@@ -442,6 +453,20 @@ def test_gemma4_with_inputs_of_layers() -> None:
     assert [(group.window, len(group.layers), group.num_planes) for group in arch.cache_groups] == [
         (None, 3, 3), (512, 6, 3), (512, 6, 3)
     ]  # fmt: skip
+
+
+def test_gemma4_with_experts() -> None:
+    arch = arch_of("gemma-4-26B-A4B, text alone")
+    assert arch.experts == Experts(128, 8, 704, True, tuple(range(30)), beside_mlp=True)
+    assert all(arch.has_experts(layer) and arch.has_mlp(layer) for layer in range(30))
+    # Five full layers have the K and V of two and a half others.
+    assert [(group.window, len(group.layers), group.num_planes) for group in arch.cache_groups] == [
+        (None, 5, 3), *[(1024, 3, 3)] * 8, (1024, 1, 1)
+    ]  # fmt: skip
+    with pytest.raises(ArchError, match=r"top_k_experts must be at most num_experts \(128\), but it is 129"):
+        arch_of("gemma-4-26B-A4B, text alone", top_k_experts=129)
+    with pytest.raises(ArchError, match=r"config\.json lacks num_experts"):
+        arch_of("gemma-4-26B-A4B, text alone", num_experts=None)
 
 
 def test_tensors_of_gemma4_that_contradict_its_config() -> None:

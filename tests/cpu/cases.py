@@ -191,7 +191,24 @@ CASES = (
             "hidden_size_per_layer_input": 24,
             "vocab_size_per_layer_input": 211,
         },
-        {"num_kv_shared_layers": 3, "sliding_window": 21},
+        {"sliding_window": 21},
+        embedding_std=0.02,
+    ),
+    Case(
+        "gemma 4, experts beside an MLP",
+        "gemma4_text",
+        GEMMA4
+        | {
+            "layer_types": [*MIXED_LAYERS[:2], "full_attention"],
+            "num_global_key_value_heads": 2,
+            "num_key_value_heads": 4,
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "moe_intermediate_size": 40,
+            "num_experts": 8,
+            "top_k_experts": 5,
+        },
+        {"top_k_experts": 1},
         embedding_std=0.02,
     ),
     Case(

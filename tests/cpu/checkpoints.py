@@ -58,15 +58,12 @@ class Case:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 1:
-                    is_factor = (
-                        "norm" in name
-                        and name.endswith(".weight")
-                        and not self.model_type.startswith(("gemma2", "gemma3"))
-                    )
-                    parameter.normal_(1.0 if is_factor else 0.0, 0.2)
+                    parameter.normal_(self._mean(name), 0.2)
                 else:
                     # If rounding makes a router choose another expert, that one shall have a small weight.
-                    is_sharp = "lm_head" in name or name.endswith((".gate.weight", ".router.weight"))
+                    is_sharp = "lm_head" in name or name.endswith(
+                        (".gate.weight", ".router.weight", "router.proj.weight")
+                    )
                     std = 0.5 if is_sharp else self.embedding_std if "embed" in name else 0.15
                     parameter.normal_(0.0, std)
             for name, buffer in model.named_buffers():
@@ -76,6 +73,13 @@ class Case:
                     buffer.normal_(1.0, 0.2)
         model.generation_config.eos_token_id = None
         model.to(dtype).save_pretrained(directory, max_shard_size=self.max_shard_size)
+
+    def _mean(self, name: str) -> float:
+        """Mean of a random vector: factors are near 1, but that of a router's norm makes its logits differ."""
+        if name.endswith("router.scale"):
+            return 8.0
+        is_norm = "norm" in name and name.endswith(".weight") and not self.model_type.startswith(("gemma2", "gemma3"))
+        return 1.0 if is_norm or name.endswith("per_expert_scale") else 0.0
 
     def config_json(self) -> dict[str, Any]:
         """The config.json that `save` writes."""

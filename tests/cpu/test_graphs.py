@@ -29,9 +29,11 @@ WIDE = {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 256, "num_
 EXPERTS = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 128
 }  # fmt: skip
-UNLIKE_HEADS = {
-    "layer_types": ["sliding_attention", "full_attention", "full_attention"], "attention_k_eq_v": True,
-    "num_global_key_value_heads": 1, "num_key_value_heads": 4,
+ALL_OF_GEMMA4 = {
+    "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_key_value_heads": 4,
+    "num_global_key_value_heads": 1, "attention_k_eq_v": True, "num_kv_shared_layers": 2, "enable_moe_block": True,
+    "num_experts": 6, "top_k_experts": 2, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB,
+    "moe_intermediate_size": 96,
 }  # fmt: skip
 RECORDED = (
     (Case("llama", "llama", WIDE | {"attention_bias": True}), torch.bfloat16, "none"),
@@ -46,7 +48,7 @@ RECORDED = (
     (Case("olmo2", "olmo2", WIDE), torch.bfloat16, "none"),
     (Case("starcoder2", "starcoder2", WIDE), torch.bfloat16, "none"),
     (Case("granite", "granite", WIDE | {"residual_multiplier": 0.5}), torch.bfloat16, "none"),
-    (Case("gemma4", "gemma4_text", WIDE | GEMMA4 | UNLIKE_HEADS), torch.bfloat16, "none"),
+    (Case("gemma4", "gemma4_text", WIDE | GEMMA4 | ALL_OF_GEMMA4), torch.bfloat16, "none"),
     (Case("gemma2", "gemma2", WIDE | {"head_dim": 32, "sliding_window": 20}), torch.bfloat16, "int4"),
 )
 BLOCK, TABLE_WIDTH, MAX_REQUESTS = 16, 8, 5

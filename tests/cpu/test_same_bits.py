@@ -36,7 +36,13 @@ GPT_OSS = {
     "head_dim": 32,
     "sliding_window": 70,
 }
-MIXED = ["sliding_attention", "full_attention"]
+ALL_OF_GEMMA4 = {
+    "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_key_value_heads": 4,
+    "num_global_key_value_heads": 1, "attention_k_eq_v": True, "num_kv_shared_layers": 2, "enable_moe_block": True,
+    "num_experts": 6, "top_k_experts": 2, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB,
+    "moe_intermediate_size": 96,
+    "sliding_window": 70,
+}  # fmt: skip
 CASES = (
     Case("llama", "llama", WIDE | {"attention_bias": True}),
     Case("qwen3", "qwen3", WIDE | {"head_dim": 48, "tie_word_embeddings": True}),
@@ -44,7 +50,7 @@ CASES = (
     Case("starcoder2", "starcoder2", WIDE | {"sliding_window": 70}),
     Case("qwen2 moe", "qwen2_moe", WIDE | EXPERTS),
     Case("gpt-oss", "gpt_oss", WIDE | GPT_OSS),
-    Case("gemma4", "gemma4_text", WIDE | GEMMA4 | {"sliding_window": 70, "layer_types": MIXED}),
+    Case("gemma4", "gemma4_text", WIDE | GEMMA4 | ALL_OF_GEMMA4),
 )
 PROMPT_LEN, OUTPUT_LEN = 270, 14
 BLOCK = 16

@@ -37,6 +37,10 @@ def test_routing_is_softmax_and_top_k(normalizes: bool, num_experts: int, num_ch
     error = (routing.weights - expected).abs().max()
     assert error < 1e-6 < (routing.weights - expected.roll(1, 0)).abs().max() or num_experts == 1
     assert torch.equal(experts_of(routing), chosen)
+    scales = torch.randn(num_experts)
+    scaled = route(logits, Router(num_chosen, normalizes), scales=scales)
+    assert torch.equal(scaled.weights, routing.weights * scales[chosen])
+    assert torch.equal(scaled.places, routing.places)
     assert sorted(routing.places.flatten().tolist()) == list(range(37 * num_chosen))
     rows = torch.empty(37 * num_chosen, dtype=torch.int32)
     rows[routing.places.flatten().long()] = torch.arange(37, dtype=torch.int32).repeat_interleave(num_chosen)

@@ -235,10 +235,12 @@ def _activations(arch: Arch, precision: Precision, work: Workload) -> Formula:
     needs = [_mlp(arch.intermediate_size, arch, precision, work)]
     if arch.experts is not None:
         per_expert = _mlp(arch.experts.intermediate_size, arch, precision, work) + term(arch.hidden_size) * dtype_bytes
-        needs = needs if len(arch.experts.layers) < arch.num_layers else []
+        needs = needs if any(arch.has_mlp(layer) for layer in range(arch.num_layers)) else []
         of_experts = term(arch.experts.num_chosen, "experts") * per_expert
         if arch.experts.shared_size:
             of_experts += _mlp(arch.experts.shared_size, arch, precision, work) + term(arch.hidden_size) * dtype_bytes
+        if arch.experts.beside_mlp:
+            of_experts += term(2) * term(arch.hidden_size) * dtype_bytes
         needs.append(of_experts)
     if arch.layer_input_size:
         # Two more than the sum, while it is computed.

@@ -228,7 +228,7 @@ def _part_of(parameter: str) -> str:
         return "norms"
     if name.startswith("mlp.experts."):
         return "experts"
-    if name.startswith(("mlp.router.", "mlp.shared_gate.")):
+    if name.startswith(("mlp.router.", "mlp.shared_gate.", "mlp.expert_scales.")):
         return "routers"
     return _PARTS[name.partition(".")[0]]
 
