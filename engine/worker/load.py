@@ -184,6 +184,9 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     timer.done("warm-up", f"{len(kernels)} kernels: {_tally(kernels)}")
     return runner, Ready(
         num_blocks=config.num_blocks,
+        num_groups=len(arch.cache_groups),
+        num_ranks=config.tensor_parallel_size,
+        max_num_seqs=config.max_num_seqs or 1,
         block_size=config.block_size,
         max_model_len=config.max_model_len,
         vocab_size=arch.vocab_size,

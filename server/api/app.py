@@ -30,6 +30,7 @@ from inferd.server.api.body import WARNING_HEADER
 from inferd.server.api.chat import ChatApi
 from inferd.server.api.completions import CompletionsApi
 from inferd.server.api.embeddings import EmbeddingsApi
+from inferd.server.api.gateways import GatewaysApi
 from inferd.server.api.health import HealthApi
 from inferd.server.api.models import ModelsApi
 from inferd.server.api.openapi import OpenApi, operation_of
@@ -189,7 +190,7 @@ def handlers_of(service: Service) -> dict[Route, Handler]:
     chat, text, tokens = ChatApi(service), CompletionsApi(service), TokensApi(service)
     models, health, admin = ModelsApi(service), HealthApi(service), AdminApi(service)
     render, messages = RenderApi(service), MessagesApi(service)
-    responses = ResponsesApi(service)
+    responses, gateways = ResponsesApi(service), GatewaysApi(service)
     return {
         routes.CHAT: chat.create,
         routes.CHAT_RENDER: render.chat,
@@ -214,6 +215,9 @@ def handlers_of(service: Service) -> dict[Route, Handler]:
         routes.VERSION: health.version,
         routes.METRICS: health.metrics,
         routes.STATE: StateApi(service).get,
+        routes.LOADS: gateways.loads,
+        routes.SERVER_INFO: gateways.server_info,
+        routes.MODEL_INFO: gateways.model_info,
         routes.OPENAPI: OpenApi(service).get,
         routes.DOCS: docs_page.page,
         **dict.fromkeys(routes.DOCS_FILES, docs_page.file),

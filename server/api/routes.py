@@ -217,6 +217,20 @@ METRICS = Route("GET", "/metrics", Access.PUBLIC, _OPERATE, "Prometheus metrics.
 STATE = Route(
     "GET", "/state", Access.PUBLIC, _OPERATE, "What runs and waits, and how well the device is used.", operation.State
 )
+LOADS = Route(
+    "GET",
+    "/v1/loads",
+    Access.PUBLIC,
+    _OPERATE,
+    "Load of each replica, as SGLang's gateway reads it.",
+    operation.Loads,
+)
+SERVER_INFO = Route(
+    "GET", "/server_info", Access.PUBLIC, _OPERATE, "What is served, for gateways.", operation.ServerInfo
+)
+MODEL_INFO = Route(
+    "GET", "/model_info", Access.PUBLIC, _OPERATE, "The model's kind, for gateways.", operation.ModelInfo
+)
 OPENAPI = Route("GET", "/openapi.json", Access.PUBLIC, _OPERATE, "This interface as OpenAPI 3.1.", dict[str, object])
 DOCS = Route("GET", "/docs", Access.PUBLIC, _OPERATE, "This interface as a page to read and to try.", str)
 DOCS_FILES = tuple(
@@ -267,7 +281,8 @@ ROUTES = (
     CHAT, CHAT_RENDER, COMPLETIONS, COMPLETIONS_RENDER, MESSAGES, COUNT_TOKENS,
     RESPONSES, RESPONSE, DELETE_RESPONSE, CANCEL_RESPONSE, RESPONSE_ITEMS,
     EMBEDDINGS, TOKENIZE, DETOKENIZE, TOKENIZER_INFO, MODELS, MODEL,
-    HEALTH, READY, LIVE, VERSION, METRICS, STATE, OPENAPI, DOCS, *DOCS_FILES, CONFIG, RESET_PREFIX_CACHE,
+    HEALTH, READY, LIVE, VERSION, METRICS, STATE,
+    LOADS, SERVER_INFO, MODEL_INFO, OPENAPI, DOCS, *DOCS_FILES, CONFIG, RESET_PREFIX_CACHE,
     LOAD_LORA, UNLOAD_LORA, SLEEP, WAKE_UP, START_PROFILE, STOP_PROFILE,
 )  # fmt: skip
 

@@ -91,7 +91,7 @@ def ready_card(report: StartupReport, ready: Ready, listener: socket.socket, tot
     settings, name = report.settings, report.settings.served_names[0]
     url = f"http://{_reachable_host(listener)}:{listener.getsockname()[1]}"
     # A block belongs to one cache group, and a sequence needs blocks in each.
-    kv_tokens = report.config.num_replicas * ready.num_blocks // len(report.facts.arch.cache_groups) * ready.block_size
+    kv_tokens = report.config.num_replicas * ready.num_blocks // ready.num_groups * ready.block_size
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.keys_file else ""
     scope = f"  {report.facts.scope}\n" if report.facts.scope else ""
     adapters = f"  LoRA adapters: {', '.join(report.adapters)}\n" if report.adapters else ""

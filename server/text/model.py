@@ -59,6 +59,9 @@ class ServedModel:
     template: ChatTemplate | None
     defaults: GenerationDefaults
     eos_token_ids: tuple[int, ...]
+    model_type: str = ""
+    architectures: tuple[str, ...] = ()
+    """`model_type` and `architectures` of config.json."""
     format: Format = NO_FORMAT
     """How the model writes reasoning and tool calls."""
     tokenizer_info: bytes = b"{}"
@@ -107,6 +110,8 @@ class ServedModel:
             tokenizer=tokenizer,
             template=template,
             defaults=_defaults_of(generation),
+            model_type=str(config.get("model_type", "")),
+            architectures=tuple(map(str, config.get("architectures") or ())),
             eos_token_ids=_eos_of(generation, config, tokenizer, vocab_size, found.ends),
             format=found,
             tokenizer_info=_written({**info, "chat_template": template.source if template else None}),

@@ -208,7 +208,7 @@ class ScriptedRouter:
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        return (Replica(0, is_up=self.is_ready, stats=self.stats),)
+        return (Replica(0, is_up=self.is_ready, ready=self.ready if self.has_engine else None, stats=self.stats),)
 
     @property
     def ready(self) -> Ready:

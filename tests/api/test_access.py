@@ -17,7 +17,19 @@ from inferd.server.observability.metrics import Metrics
 
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
 KEYS = ("first-key", "second-key")
-PUBLIC = {"/health", "/live", "/ready", "/version", "/metrics", "/state", "/openapi.json", "/docs"}
+PUBLIC = {
+    "/health",
+    "/live",
+    "/ready",
+    "/version",
+    "/metrics",
+    "/state",
+    "/v1/loads",
+    "/server_info",
+    "/model_info",
+    "/openapi.json",
+    "/docs",
+}
 PUBLIC |= {f"/docs/{name}" for name in ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png")}
 
 

@@ -239,6 +239,11 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """The engine accepts requests. Has the measured sizes, beside those of the memory plan."""
 
     num_blocks: int
+    num_groups: int = 1
+    """Number of groups of layers with tables of their own. A token takes a place in a block of each."""
+    num_ranks: int = 1
+    max_num_seqs: int = 1
+    """Most sequences in one step."""
     block_size: int
     max_model_len: int
     vocab_size: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NotRequired
 
 from inferd.engine.api.cost.roofline import Bound, StepPhase
 from inferd.server.schema.answers.base import Answer
@@ -44,6 +44,63 @@ class Readiness(Answer):
 class Version(Answer):
     version: str
     """Version of inferd."""
+
+
+class Load(Answer):
+    """The load of one replica, as SGLang's gateway reads it."""
+
+    dp_rank: int
+    """Index of the replica."""
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_waiting_uncached_tokens: int
+    """Prompt tokens in the queue."""
+    num_total_reqs: int
+    num_used_tokens: int
+    """Places of tokens in the KV cache that requests hold."""
+    max_total_num_tokens: int
+    token_usage: float
+    """Share of the places that requests hold."""
+    max_running_requests: int
+    """Most sequences in one step."""
+    utilization: float
+    """Running sequences as a share of that."""
+    cache_hit_rate: NotRequired[float]
+    """Share of looked up prompt tokens that the prefix cache had. Missing before the first lookup."""
+
+
+class Loads(Answer):
+    timestamp: float
+    """Unix time in seconds."""
+    version: str
+    """Version of inferd."""
+    dp_rank_count: int
+    """Number of replicas."""
+    loads: list[Load]
+    """One item for each replica that takes requests."""
+
+
+class ServerInfo(Answer):
+    version: str
+    """Version of inferd."""
+    model_path: str
+    """Name of the checkpoint's directory or file, without its path."""
+    served_model_name: str
+    tp_size: int
+    """Number of ranks that share the model."""
+    dp_size: int
+    """Number of replicas."""
+
+
+class ModelInfo(Answer):
+    model_path: str
+    """Name of the checkpoint's directory or file, without its path."""
+    model_type: str
+    """`model_type` of the checkpoint's config.json."""
+    architectures: list[str]
+    """`architectures` of the checkpoint's config.json."""
+    max_model_len: int
+    """Number of tokens of the context."""
 
 
 class Done(Answer):
