@@ -83,7 +83,8 @@ def reasoning(
     if syntax is None or (is_done and not is_open):
         return literal("")
     text = _until(syntax.end, tokens) if budget is None else sequence(_bounded(budget), marked(syntax.end, tokens))
-    rest = sequence(text, _BLANKS)
+    # Blanks before a marker of the answer would part it from the start of its message.
+    rest = text if syntax.answer else sequence(text, _BLANKS)
     return rest if is_open else either(literal(""), sequence(marked(syntax.begin, tokens), rest))
 
 

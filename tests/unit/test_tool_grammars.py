@@ -180,6 +180,7 @@ def test_an_answer_of_gpt_oss_has_its_marker() -> None:
     for before in ("", thought):
         assert follows(schema, model, before + final + '{"a": 1}')
         assert not follows(schema, model, before + '{"a": 1}')
+    assert not follows(schema, model, f'{thought} {final}{{"a": 1}}')
     begun = asked(model, prompt=start + final, tools=None, answer=SCHEMA)
     assert follows(begun, model, '{"a": 1}') and not follows(begun, model, final + '{"a": 1}')
     strict, syntax = asked(model, prompt=start, tools=STRICT), CALLS["harmony"].syntax
