@@ -3,6 +3,7 @@ checkpoints of states too."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,8 @@ from tests.cpu.test_parity import generate
 VOCAB = 211
 BLOCK = 16
 NEVER = 1000 * BLOCK
+IN_WHOLE_GROUPS = {"intermediate_size": 96, "moe_intermediate_size": 64, "shared_intermediate_size": 96}
+"""Sizes that int4 can store."""
 
 
 def prompt(seed: int, length: int) -> tuple[int, ...]:
@@ -36,11 +39,12 @@ def prompt(seed: int, length: int) -> tuple[int, ...]:
 )
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("hybrid")
-    next(case for case in HYBRIDS if case.name == request.param).save(directory)
+    case = next(case for case in HYBRIDS if case.name == request.param)
+    replace(case, config=case.config | IN_WHOLE_GROUPS).save(directory)
     return directory
 
 
-@pytest.fixture(scope="module", params=[("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")], ids="-".join)
+@pytest.fixture(scope="module", params=[("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int4")], ids="-".join)
 def engine(request: pytest.FixtureRequest, path: Path) -> Engine:
     dtype, quantization = request.param
     return Engine.load(path, dtype, quantization=quantization)

@@ -212,6 +212,8 @@ def test_what_cannot_be_stored_is_named() -> None:
         "layers.0.mlp.down has 65568 inputs, and the sum of more than 65536 may not fit 32 bits"
     )
     assert refusal(arch, "int4") == "layers.0.mlp.down has 14340 inputs, which must be a multiple of the group size 32"
+    hybrid = arch_of(MISTRAL_7B, architectures=["Qwen3_5ForCausalLM"])
+    assert refusal(hybrid, "int4") is None, "a convolution is no matrix"
 
 
 @given(st.sampled_from([MISTRAL_7B, LLAMA_2_7B, GEMMA_LIKE]), st.integers(12 * GIB, 40 * GIB), st.integers(1, 4))

@@ -131,7 +131,7 @@ def refusal(arch: Arch, quantization: Quantization) -> str | None:
     for name, shape in _parameters(arch).items():
         part = _part_of(name)
         stored_as = (HEAD_STORED_AS if part == "head" else LINEARS_STORED_AS)[quantization]
-        if stored_as is None or part in _NEVER_QUANTIZED or len(shape) < 2:
+        if stored_as is None or part in _NEVER_QUANTIZED or len(shape) != 2:
             continue
         reason = stored_as.refuses(shape[1])
         if reason is not None:
