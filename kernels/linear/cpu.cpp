@@ -185,6 +185,7 @@ class Panel {
         lanes_ = lanes_of(p.k, Lane<X, X>::SIZE);
         column_ = index * PANEL;
         vectors_ = int(std::min<int64_t>(VECTORS, (p.n - column_ + LANES - 1) / LANES));
+        is_plain_ = !p.bias && column_ + vectors_ * LANES <= p.n;
     }
 
     // Multiplies rows by weights of type W.
@@ -204,6 +205,7 @@ class Panel {
     std::vector<float>& chains_;
     int64_t lanes_, column_;
     int vectors_;
+    bool is_plain_;  // whether sums are results, of whole vectors
 
     template <class W, int V>
     void run_blocks(int64_t first_row, int64_t end_row) {
@@ -237,6 +239,14 @@ class Panel {
         for (; vector < vectors_; vector++) run_block<W, R, 1>(block, vector);
     }
 
+    // Writes the sums of whole vectors, without a bias. A call of `put` for each vector would take a tenth of the time of
+    // a product: 256 rows, 7,168 x 1,024, 393 -> 434 GFLOP/s (2 cores, Zen 4, 2026-11-26).
+    template <int R, int V, class Out>
+    void put_block(Out* out, int64_t row, const reg (&acc)[R][V * REGISTERS]) const {
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) store(out + (row + r) * p_.n + column_ + v * LANES, acc[r][v]);
+    }
+
     // By itself: in a function of many blocks GCC spills sums.
     template <class W, int R, int V>
     __attribute__((noinline)) void run_block(const Block& block, int vector) {
@@ -263,6 +273,10 @@ class Panel {
         const char* next = reinterpret_cast<const char*>(weights) +
                            (is_alone ? BYTES_AHEAD : num * (V + fetched) * int64_t(LANES * sizeof(Unit)));
         multiply<L, R, V>(x, weights, lanes_ * LANES, num, acc, next, fetched < V ? num_ahead : 0);
+        if constexpr (ALTERNATE)
+            if (is_last && is_plain_)
+                return p_.is_wide ? put_block<R, V>(static_cast<float*>(p_.out), row, acc)
+                                  : put_block<R, V>(static_cast<X*>(p_.out), row, acc);
         for (int r = 0; r < R; r++)
             for (int v = 0; v < V; v++) {
                 float sums[LANES];
