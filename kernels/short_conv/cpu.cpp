@@ -1,6 +1,8 @@
 // Causal convolution over W tokens, channel by channel. A thread takes some channels of a row through all its tokens,
 // so each channel's sum is one chain from the oldest input to the newest, and its state has one writer.
 
+#include <algorithm>
+
 #include "call.h"
 #include "parallel.h"
 #include "simd.h"
@@ -11,6 +13,7 @@ using namespace simd;
 
 constexpr int64_t ELEMENTS_A_THREAD = 16384;
 constexpr int64_t CHANNELS = 64;  // a piece of work: 128 bytes or more of each token
+constexpr int TOGETHER = 2;  // vectors of channels: a cache line of 16-bit numbers
 
 struct Problem {
     const void* x;
@@ -45,33 +48,37 @@ inline vf rounded(vf v, int count) {
     return load_some(kept, count);
 }
 
-// The channels `channel` .. `channel` + count - 1 of a row.
-template <int W, class T>
+// V vectors of a row's channels, from `channel` on. The last one has `count` of them.
+template <int W, int V, class T>
 void convolve(const Problem& p, int64_t row, int64_t channel, int count) {
     const int64_t first = p.query_start[row], end = p.query_start[row + 1], size = p.num_channels;
     T* state = static_cast<T*>(p.state) + p.slots[row] * (W - 1) * size + channel;
     const T* x = static_cast<const T*>(p.x) + channel;
-    const auto gate = [&](const void* gates, int64_t token) {
-        return load_some(static_cast<const T*>(gates) + token * p.stride + channel, count);
+    const auto part = [&](int v) { return v < V - 1 ? LANES : count; };
+    const auto gate = [&](const void* gates, int64_t token, int v) {
+        return load_some(static_cast<const T*>(gates) + token * p.stride + channel + v * LANES, part(v));
     };
     T* out = static_cast<T*>(p.out) + channel;
-    const vf bias = p.bias ? load_some(p.bias + channel, count) : vf{};
-    vf weight[W], inputs[W] = {};
-    for (int j = 0; j < W; j++) weight[j] = load_some(p.weight + j * size + channel, count);
+    vf weight[W][V], inputs[W][V] = {};
+    for (int j = 0; j < W; j++)
+        for (int v = 0; v < V; v++) weight[j][v] = load_some(p.weight + j * size + channel + v * LANES, part(v));
     if (p.positions[first])
-        for (int j = 0; j < W - 1; j++) inputs[j] = load_some(state + j * size, count);
-    for (int64_t token = first; token < end; token++) {
-        inputs[W - 1] = load_some(x + token * p.stride, count);
-        if (p.before) inputs[W - 1] = rounded<T>(inputs[W - 1] * gate(p.before, token), count);
-        vf sum = inputs[0] * weight[0];
-        for (int j = 1; j < W; j++) sum = mul_add(inputs[j], weight[j], sum);
-        if (p.bias) sum += bias;
-        if (p.has_silu) sum = sum / (1.0f + exp(-sum));
-        if (p.behind) sum = sum * gate(p.behind, token);
-        store_some(out + token * size, sum, count);
-        for (int j = 0; j < W - 1; j++) inputs[j] = inputs[j + 1];
-    }
-    for (int j = 0; j < W - 1; j++) store_some(state + j * size, inputs[j], count);
+        for (int j = 0; j < W - 1; j++)
+            for (int v = 0; v < V; v++) inputs[j][v] = load_some(state + j * size + v * LANES, part(v));
+    for (int64_t token = first; token < end; token++)
+        for (int v = 0; v < V; v++) {
+            inputs[W - 1][v] = load_some(x + token * p.stride + v * LANES, part(v));
+            if (p.before) inputs[W - 1][v] = rounded<T>(inputs[W - 1][v] * gate(p.before, token, v), part(v));
+            vf sum = inputs[0][v] * weight[0][v];
+            for (int j = 1; j < W; j++) sum = mul_add(inputs[j][v], weight[j][v], sum);
+            if (p.bias) sum += load_some(p.bias + channel + v * LANES, part(v));
+            if (p.has_silu) sum = sum / (1.0f + exp(-sum));
+            if (p.behind) sum = sum * gate(p.behind, token, v);
+            store_some(out + token * size + v * LANES, sum, part(v));
+            for (int j = 0; j < W - 1; j++) inputs[j][v] = inputs[j + 1][v];
+        }
+    for (int j = 0; j < W - 1; j++)
+        for (int v = 0; v < V; v++) store_some(state + j * size + v * LANES, inputs[j][v], part(v));
 }
 
 template <int W, class T>
@@ -79,10 +86,13 @@ void run(const Problem& p, int64_t num_rows, int64_t num_tokens, int64_t num_thr
     const int64_t size = p.num_channels, pieces = (size + CHANNELS - 1) / CHANNELS;
     const int team = int(num_tokens * size < 2 * ELEMENTS_A_THREAD ? 1 : num_threads);
     parallel_for(num_rows * pieces, team, [&](int64_t piece) {
-        const int64_t row = piece / pieces, begin = piece % pieces * CHANNELS;
+        const int64_t row = piece / pieces, end = std::min(size, (piece % pieces + 1) * CHANNELS);
         if (p.query_start[row] == p.query_start[row + 1]) return;
-        for (int64_t channel = begin; channel < begin + CHANNELS && channel < size; channel += LANES)
-            convolve<W, T>(p, row, channel, int(size - channel < LANES ? size - channel : LANES));
+        int64_t channel = piece % pieces * CHANNELS;
+        for (; channel + TOGETHER * LANES <= end; channel += TOGETHER * LANES)
+            convolve<W, TOGETHER, T>(p, row, channel, LANES);
+        for (; channel < end; channel += LANES)
+            convolve<W, 1, T>(p, row, channel, int(std::min<int64_t>(LANES, end - channel)));
     });
 }
 
