@@ -61,11 +61,11 @@ void prepare(const Problem& p, int64_t token) {
     }
 }
 
-// One token's effect on W vectors of columns of a head's state [key_dim, W * LANES]. Even and odd keys are added up
-// apart, and then together.
+// One token's effect on W vectors of columns of a head's state, with `stride` numbers from key to key. Even and odd keys
+// are added up apart, and then together.
 template <int W, class T>
-inline void advance(float* state, const float* k, const float* q, const T* v, T* out, int64_t key_dim, float decay,
-                    float beta) {
+inline void advance(float* state, int64_t stride, const float* k, const float* q, const T* v, T* out, int64_t key_dim,
+                    float decay, float beta) {
     floats held[2][W], change[W], result[2][W];
     for (int half = 0; half < 2; half++)
         for (int w = 0; w < W; w++) held[half][w] = result[half][w] = splat_floats(0.0f);
@@ -73,7 +73,7 @@ inline void advance(float* state, const float* k, const float* q, const T* v, T*
         for (int half = 0; half < 2; half++) {
             const floats key = splat_floats(k[i + half]);
             for (int w = 0; w < W; w++)
-                held[half][w] = mul_add(load_floats(state + ((i + half) * W + w) * LANES), key, held[half][w]);
+                held[half][w] = mul_add(load_floats(state + (i + half) * stride + w * LANES), key, held[half][w]);
         }
     for (int w = 0; w < W; w++)
         change[w] = mul_add(held[0][w] + held[1][w], splat_floats(-(decay * beta)), load_columns(v + w * LANES) * beta);
@@ -81,7 +81,7 @@ inline void advance(float* state, const float* k, const float* q, const T* v, T*
         for (int half = 0; half < 2; half++) {
             const floats key = splat_floats(k[i + half]), query = splat_floats(q[i + half]);
             for (int w = 0; w < W; w++) {
-                float* place = state + ((i + half) * W + w) * LANES;
+                float* place = state + (i + half) * stride + w * LANES;
                 const floats next = mul_add(change[w], key, load_floats(place) * decay);
                 store(static_cast<void*>(place), next);
                 result[half][w] = mul_add(next, query, result[half][w]);
@@ -95,12 +95,12 @@ void run_all(const Problem& p, const Rows& rows, int64_t num_threads) {
     const int64_t team = p.num_tokens < 2 * TOKENS_A_THREAD ? 1 : num_threads;
     parallel_for(p.num_tokens, team, [&](int64_t token) { prepare<T>(p, token); });
     const int64_t size = p.value_dim, heads_a_key = p.value_heads / p.key_heads;
-    run(rows, num_threads, [&](auto w, float* state, int64_t token, int64_t head, int64_t column) {
+    run(rows, num_threads, [&](auto w, float* state, int64_t stride, int64_t token, int64_t head, int64_t column) {
         const float* q = p.normed + (token * 2 * p.key_heads + head / heads_a_key) * p.key_dim;
         const float* factors = p.factors + (token * p.value_heads + head) * 2;
         const T* v = static_cast<const T*>(p.qkv) + token * p.width() + 2 * p.key_heads * p.key_dim + head * size;
         T* out = static_cast<T*>(p.out) + (token * p.value_heads + head) * size;
-        advance<decltype(w)::value>(state, q + p.key_heads * p.key_dim, q, v + column, out + column, p.key_dim,
+        advance<decltype(w)::value>(state, stride, q + p.key_heads * p.key_dim, q, v + column, out + column, p.key_dim,
                                     factors[0], factors[1]);
     });
 }

@@ -42,11 +42,11 @@ void prepare(const Problem& p, const Rows& rows, int64_t token) {
     }
 }
 
-// One token's effect on W vectors of columns of a head's state [key_dim, W * LANES]. Even and odd rows are added up
-// apart, and then together.
+// One token's effect on W vectors of columns of a head's state, with `stride` numbers from row to row. Even and odd rows
+// are added up apart, and then together.
 template <int W, class T>
-inline void advance(float* state, const float* b, const float* c, const T* x, float* out, int64_t key_dim, float decay,
-                    float step, float d) {
+inline void advance(float* state, int64_t stride, const float* b, const float* c, const T* x, float* out,
+                    int64_t key_dim, float decay, float step, float d) {
     floats input[W], change[W], result[2][W];
     for (int w = 0; w < W; w++) {
         input[w] = load_columns(x + w * LANES);
@@ -57,7 +57,7 @@ inline void advance(float* state, const float* b, const float* c, const T* x, fl
         for (int half = 0; half < 2; half++) {
             const floats written = splat_floats(b[i + half]), read = splat_floats(c[i + half]);
             for (int w = 0; w < W; w++) {
-                float* place = state + ((i + half) * W + w) * LANES;
+                float* place = state + (i + half) * stride + w * LANES;
                 const floats next = mul_add(change[w], written, load_floats(place) * decay);
                 store(static_cast<void*>(place), next);
                 result[half][w] = mul_add(next, read, result[half][w]);
@@ -71,12 +71,12 @@ void run_all(const Problem& p, const Rows& rows, int64_t num_threads) {
     const int64_t team = p.num_tokens < 2 * TOKENS_A_THREAD ? 1 : num_threads;
     parallel_for(p.num_tokens, team, [&](int64_t token) { prepare<T>(p, rows, token); });
     const int64_t size = rows.value_dim, heads_a_group = rows.heads / p.groups;
-    run(rows, num_threads, [&](auto w, float* state, int64_t token, int64_t head, int64_t column) {
+    run(rows, num_threads, [&](auto w, float* state, int64_t stride, int64_t token, int64_t head, int64_t column) {
         const float* b = p.wide + token * p.bc_size(rows) + head / heads_a_group * rows.key_dim;
         const float* factors = p.factors + (token * rows.heads + head) * 2;
         const T* x = static_cast<const T*>(p.xbc) + token * p.width(rows) + head * size + column;
         float* out = p.out + (token * rows.heads + head) * size + column;
-        advance<decltype(w)::value>(state, b, b + p.groups * rows.key_dim, x, out, rows.key_dim, factors[0],
+        advance<decltype(w)::value>(state, stride, b, b + p.groups * rows.key_dim, x, out, rows.key_dim, factors[0],
                                     factors[1], p.d[head]);
     });
 }

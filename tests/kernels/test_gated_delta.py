@@ -16,8 +16,8 @@ HAS_TRITON = False
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 """Largest error, as a part of the largest result of a sequence."""
-SHAPES = ((2, 4, 16, 32), (1, 2, 24, 16), (3, 3, 16, 48))
-"""Key heads, value heads, and their sizes."""
+SHAPES = ((2, 4, 16, 32), (1, 2, 24, 16), (3, 3, 16, 48), (1, 2, 16, 160))
+"""Key heads, value heads, and their sizes. A row with one token takes 128 columns at a time, and then the rest."""
 
 
 class Problem:
@@ -73,9 +73,9 @@ def test_equals_transformers(shape: tuple[int, int, int, int], dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_same_bits_in_any_steps(dtype: torch.dtype, threads: int) -> None:
-    problem = Problem(SHAPES[0], dtype)
+@pytest.mark.parametrize(("threads", "shape"), [(1, SHAPES[0]), (2, SHAPES[3])])
+def test_the_same_bits_in_any_steps(dtype: torch.dtype, threads: int, shape: tuple[int, int, int, int]) -> None:
+    problem = Problem(shape, dtype)
     torch.set_num_threads(threads)
     result = whole(problem.step)
     states = problem.state.clone()
