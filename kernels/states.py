@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inferd.kernels import native
+
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
@@ -35,3 +37,18 @@ class StateRows:
             for first, end, slot in zip(ends, ends[1:], self.slots.tolist(), strict=False)
             if first < end
         ]
+
+
+def copy_state(pool: Tensor, source: int, goal: int) -> None:
+    """pool[:, goal] = pool[:, source], for a contiguous pool [layers, places, ...].
+
+    On 2 busy cores torch took 12 ms for the 19 MB of a state of Qwen3.5-0.8B, and 0.8 ms on idle ones (Zen 4,
+    2026-11-26).
+    """
+    assert pool.is_contiguous()
+    if native.refuses(pool.device.type, pool.dtype) is not None:
+        pool[:, goal].copy_(pool[:, source])
+        return
+    layer_bytes, num_bytes = (stride * pool.element_size() for stride in pool.stride()[:2])
+    copy = native.function("inferd_copy_state")
+    copy(pool.data_ptr(), len(pool), layer_bytes, num_bytes, source, goal, torch.get_num_threads())

@@ -15,7 +15,7 @@ from inferd.engine.arch.description import Arch
 from inferd.engine.layers.gated_delta import States
 from inferd.engine.sched.plan import StateCopy
 from inferd.engine.worker.device import Device
-from inferd.kernels.states import StateRows
+from inferd.kernels.states import StateRows, copy_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +68,4 @@ class StatePool:
 
     def _copy(self, source: int, goal: int) -> None:
         for tensor in (self.matrices, self.inputs):
-            tensor[:, goal].copy_(tensor[:, source])
+            copy_state(tensor, source, goal)

@@ -9,6 +9,7 @@ from torch.nn import functional
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
 from inferd.kernels.gated_delta import Gates, gated_delta
+from inferd.kernels.states import copy_state
 from tests.kernels.recurrent import LENS, NUM_SLOTS, SLOTS, StateRows, alone, in_steps, whole
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -92,3 +93,13 @@ def test_a_state_is_read_again() -> None:
     problem.state.zero_()
     rows = StateRows(torch.tensor([0, 1], dtype=torch.int32), torch.tensor([7]), torch.tensor([2]))
     assert not torch.equal(problem.step(torch.tensor([sum(LENS) - 1]), rows)[0], result[-1])
+
+
+@pytest.mark.parametrize("size", [5, 300_001])
+def test_a_state_is_copied_in_each_layer(size: int) -> None:
+    """Also one that is copied in several pieces."""
+    pool = torch.randn(3, 4, size).bfloat16()
+    expected = pool.clone()
+    expected[:, 1] = pool[:, 3]
+    copy_state(pool, 3, 1)
+    assert torch.equal(pool, expected)
