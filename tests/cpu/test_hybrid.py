@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 
+from inferd.engine.api.wire.messages import Submit
 from inferd.engine.cache.checkpoints import CheckpointRules
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
@@ -17,6 +18,7 @@ from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.states import StatePool
+from tests.cpu import test_engine
 from tests.cpu.cases import HYBRIDS
 from tests.cpu.checkpoints import load_transformers
 from tests.cpu.test_engine import NUM_NEW, Engine, request, run
@@ -32,6 +34,14 @@ IN_WHOLE_GROUPS = {"intermediate_size": 96, "moe_intermediate_size": 64, "shared
 def prompt(seed: int, length: int) -> tuple[int, ...]:
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randint(0, VOCAB, (length,), generator=generator).tolist())
+
+
+def neighbours(count: int) -> list[Submit]:
+    """Those of other models' tests, in this vocabulary."""
+    return [
+        msgspec.structs.replace(one, prompt_ids=tuple(i % VOCAB for i in one.prompt_ids))
+        for one in test_engine.neighbours(count)
+    ]
 
 
 @pytest.fixture(
@@ -69,19 +79,20 @@ def core_of(
 
 
 def test_ids_are_those_of_generate(path: Path) -> None:
-    """Alone, many at once, chunked, behind hits, and preempted."""
+    """Alone, 32 at once, chunked, behind hits, and preempted."""
     engine, model = Engine.load(path, "float32"), load_transformers(path, torch.float32)
     stem = prompt(1, 130)
     prompts = {f"p{i}": (*stem[: 40 * (i % 4)], *prompt(2 + i, 5 + 7 * (i % 3))) for i in range(5)}
     expected = {name: tuple(generate(model, list(ids), NUM_NEW)[len(ids) :]) for name, ids in prompts.items()}
     submits = [request(name, ids) for name, ids in prompts.items()]
     cores = {
-        "roomy": core_of(engine),
+        "among 32": core_of(engine),
         "chunked": core_of(engine, budget=40, interval=3 * BLOCK),
         "tight": core_of(engine, budget=40, num_blocks=14, checkpoints=3),
     }
     for name, core in cores.items():
-        assert {own: answer.token_ids for own, answer in run(core, *submits).items()} == expected, name
+        found = run(core, *(neighbours(27) if name == "among 32" else ()), *submits)
+        assert {own: found[own].token_ids for own in expected} == expected, name
     assert cores["chunked"].stats().prefix_hit_tokens > 0
     assert cores["tight"].stats().num_preemptions > 0
     alone = run(core_of(engine), submits[3])
@@ -97,6 +108,8 @@ def test_the_same_bits(engine: Engine, params: dict[str, object]) -> None:
     for budget, depth in ((7, 0), (33, 1)):
         core = core_of(engine, budget=budget, depth=depth, interval=2 * BLOCK)
         assert run(core, submit)["x"] == alone, f"in chunks of {budget}, depth {depth}"
+    crowd = neighbours(31)
+    assert run(core_of(engine), *crowd[:17], submit, *crowd[17:])["x"] == alone, "among 32"
 
     warm = core_of(engine)
     for num_shared, num_hit in ((119, 0), (119, 112), (70, 112)):
