@@ -52,6 +52,7 @@ PLAIN = (
     "tests/deploy",
     "tests/kernels",
     "tests/mutants",
+    "tests/prometheus",
     "tests/sim",
     "server/lifecycle",
     "server/errors",
