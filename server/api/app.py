@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from fastapi import Depends, FastAPI
 from starlette.exceptions import HTTPException
@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.config import EngineConfig
-from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.engine.api.errors import ConfigError, EngineDeadError, RequestError
 from inferd.server.api import docs_page, middleware, routes
 from inferd.server.api.admin import AdminApi, Handler, admin_only, at_port, not_served
 from inferd.server.api.anthropic.routes import MessagesApi
@@ -59,6 +59,9 @@ from inferd.server.text.model import ServedModel
 from inferd.server.transport.loop_probe import LoopProbe
 from inferd.server.transport.sse import KEEP_ALIVE_S, ClientGoneError
 
+if TYPE_CHECKING:
+    from inferd.server.observability.tracing import Tracing
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppOptions:
@@ -85,6 +88,8 @@ class AppOptions:
     has_access_log: bool = True
     config: Config = field(default_factory=dict)
     """The answer of /config."""
+    otlp_traces_endpoint: str | None = None
+    """URL of a collector of traces; None: there are no traces."""
 
     @classmethod
     def from_settings(cls, settings: Settings, config: EngineConfig | None = None) -> Self:
@@ -103,6 +108,7 @@ class AppOptions:
             e2e_target_s=settings.e2e_target,
             has_access_log=settings.access_log,
             config=settled(settings, config),
+            otlp_traces_endpoint=settings.otlp_traces_endpoint,
         )
 
 
@@ -129,6 +135,16 @@ _READ_BY_PAGES = (
 """Headers of answers that the scripts of a web page may read."""
 
 
+_OPERATIONS = {
+    routes.CHAT.path: "chat",
+    routes.MESSAGES.path: "chat",
+    routes.RESPONSES.path: "chat",
+    routes.COMPLETIONS.path: "text_completion",
+    routes.EMBEDDINGS.path: "embeddings",
+}
+"""Path -> name of its operation in traces."""
+
+
 def create_app(model: ServedModel, router: Router, metrics: Metrics, options: AppOptions) -> FastAPI:
     """The ASGI application for one model. Its threads and processes end with its lifespan."""
     lanes = Lanes()
@@ -137,6 +153,7 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
     background = Background()
     probe = LoopProbe(metrics.loop_lag)
     keyring = Keyring(options.api_keys, options.admin_keys, options.keys_file, metrics.keys_read, metrics.keys_age)
+    tracing = _tracing(options, model.names[0])
     service = Service(
         model=model,
         router=router,
@@ -166,6 +183,8 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
                 task.cancel()
             await background.close()
             await grammars.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
             lanes.close()
 
     app = FastAPI(
@@ -173,7 +192,7 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
         openapi_url=None,  # the table of routes has the document
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=_middleware(options, metrics, keyring),
+        middleware=_middleware(options, metrics, keyring, tracing),
     )
     app.state.service = service
     add_routes(app, handlers_of(service), options.admin_port)
@@ -255,7 +274,22 @@ def check_labels(app: FastAPI) -> None:
         raise RuntimeError(f"these routes have no access label: {unlabelled}")
 
 
-def _middleware(options: AppOptions, metrics: Metrics, keyring: Keyring) -> list[Middleware]:
+def _tracing(options: AppOptions, model: str) -> Tracing | None:
+    """Raises `ConfigError` if the options ask for traces and their library is missing."""
+    if options.otlp_traces_endpoint is None:
+        return None
+    try:
+        from inferd.server.observability.tracing import Tracing  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(
+            f"--otlp-traces-endpoint needs OpenTelemetry ({error}): pip install 'inferd[otel]', or leave it out"
+        ) from error
+    return Tracing(options.otlp_traces_endpoint, model, version("inferd"))
+
+
+def _middleware(
+    options: AppOptions, metrics: Metrics, keyring: Keyring, tracing: Tracing | None = None
+) -> list[Middleware]:
     """The middleware, outermost first. CORS comes before the check of keys, because preflights carry no key. It lets
     web pages read all later answers, errors included."""
     public_paths = [route.path for route in routes.ROUTES if route.access is Access.PUBLIC]
@@ -264,6 +298,10 @@ def _middleware(options: AppOptions, metrics: Metrics, keyring: Keyring) -> list
         Middleware(middleware.RequestIds),
         Middleware(middleware.AnswerMetrics, metrics=metrics, templates=templates),
     ]
+    if tracing is not None:
+        from inferd.server.observability.tracing import Traces  # noqa: PLC0415
+
+        layers.append(Middleware(Traces, tracing=tracing, operations=_OPERATIONS))
     if options.has_access_log:
         layers.append(Middleware(middleware.AccessLog, quiet_paths=public_paths))
     origins = options.allowed_origins

@@ -120,6 +120,11 @@ class Settings(BaseSettings):
     allow_unauthenticated: bool = setting(
         False, "Serve other machines although no key is set: anybody who reaches the port may call.", panel=_SERVER
     )
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        "URL of an OpenTelemetry collector, such as http://127.0.0.1:4318/v1/traces. It gets a span a request.",
+        panel=_SERVER,
+    )
     allowed_origins: Names = setting(
         (),
         "Origin of web pages that may call from a browser, such as https://app.example, or * for any; repeat for more.",

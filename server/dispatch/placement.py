@@ -26,7 +26,7 @@ _KEY_BYTES = 16
 
 
 class Placement:
-    """The choice among replicas. It computes nothing if there is only one."""
+    """The choice among replicas."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
@@ -41,8 +41,8 @@ class Placement:
         The request counts as waiting there until `began` or `ended`.
         """
         up = [replica for replica in self._replicas if replica.is_up]
-        if not up or len(self._replicas) == 1:
-            return up[0] if up else None
+        if not up:
+            return None
         keys = self._keys(submit, emitted_ids)
         num_tokens = len(submit.prompt_ids) + len(emitted_ids)
         uncached = {replica.index: self._uncached(replica, keys, num_tokens) for replica in up}
@@ -55,7 +55,7 @@ class Placement:
 
     def ended(self, replica: Replica, journal: Journal) -> None:
         """A request has ended there: the next turn of its conversation finds its answer too."""
-        if len(self._replicas) > 1 and journal.emitted_ids:
+        if journal.emitted_ids:
             self._remember(replica, self._keys(journal.submit, journal.emitted_ids))
 
     def forget(self, replica: Replica) -> None:

@@ -98,7 +98,7 @@ class Router:
         self._options = options or RouterOptions()
         self.replicas = tuple(Replica(index) for index in range(self._options.num_replicas))
         self.replicas[0].client = client
-        self._placement = Placement(self.replicas)
+        self._placement = Placement(self.replicas) if len(self.replicas) > 1 else None
         self._quarantine = quarantine or Quarantine()
         self.on_recovered: Callable[[int, float], None] | None = None
         """Called with (requests sent again, seconds for which no engine computed them)."""
@@ -210,7 +210,7 @@ class Router:
             self._streams[stream.request_id] = stream
             self._backlog.add(first.scheduling.tenant, stream.num_waiting_tokens)
         self._is_idle.clear()
-        replica = None if self._unsent else self._placement.place(first)
+        replica = None if self._unsent else self._place(first)
         if replica is None:
             self._unsent.update((stream.request_id, stream) for stream in streams)
             return streams
@@ -226,7 +226,18 @@ class Router:
         for replica in self.replicas:
             if replica.is_up:  # a new engine's cache is empty
                 replica.try_send(ResetPrefixCache())
-                self._placement.forget(replica)
+                self._forget_prefixes(replica)
+
+    def _place(self, submit: Submit, emitted_ids: Sequence[int] = ()) -> Replica | None:
+        """The replica for a request; None if no engine takes requests."""
+        if self._placement is not None:
+            return self._placement.place(submit, emitted_ids)
+        return self.replicas[0] if self.is_up else None
+
+    def _forget_prefixes(self, replica: Replica) -> None:
+        """A replica's prefix cache is empty."""
+        if self._placement is not None:
+            self._placement.forget(replica)
 
     async def load_adapter(self, name: str, files: AdapterFiles) -> None:
         """Have the engine load an adapter, also each later engine. Raises `RequestError` if it cannot be loaded."""
@@ -313,12 +324,14 @@ class Router:
         replica = self.replicas[index]
         awaited = tuple(replica.awaited)
         lost = replica.lose(time.monotonic())
-        self._placement.forget(replica)
+        self._forget_prefixes(replica)
         if self.is_up:
             for adapter in awaited:
                 self._settle_if_loaded(adapter)
         self._metrics.engine_down(index)
         self._backlog.forget_pace()
+        for stream in lost.values():
+            stream.num_restarts += 1
         journals = [stream.journal for stream in lost.values()]
         for culprit in self._quarantine.judge(in_flight, journals, is_external_kill=is_external_kill):
             logger.error("request %s killed engines, also when it ran alone: it is failed", culprit.submit.request_id)
@@ -397,7 +410,7 @@ class Router:
         num_replayed = num_ids = 0
         while self._unsent:
             stream = self._unsent[next(iter(self._unsent))]
-            replica = self._placement.place(stream.submit, stream.journal.emitted_ids)
+            replica = self._place(stream.submit, stream.journal.emitted_ids)
             if replica is None:
                 break
             del self._unsent[stream.request_id]
@@ -475,7 +488,7 @@ class Router:
             self._account(stream, delta, output.step_ended_s)
             if delta.token_ids:
                 replica.waiting.pop(stream.request_id, None)
-            if delta.finish_reason is not None:
+            if delta.finish_reason is not None and self._placement is not None:
                 self._placement.ended(replica, stream.journal)
             self._push(stream, delta)
 
@@ -513,16 +526,17 @@ class Router:
             self._is_idle.set()
         if not stream.has_begun:
             self._backlog.remove(stream.submit.scheduling.tenant, stream.num_waiting_tokens, has_begun=False)
-        self._metrics.request_finished(
-            RequestRecord(
-                scheduling=stream.submit.scheduling,
-                scheduled_s=stream.scheduled_s,
-                first_token_s=stream.first_token_s,
-                finished_s=time.monotonic() if stream.last_token_s is None else stream.last_token_s,
-                num_prompt_tokens=len(stream.submit.prompt_ids),
-                num_generation_tokens=stream.num_generated,
-                num_cached_tokens=stream.journal.num_cached,
-                finish_reason=stream.abort_reason or delta.finish_reason,
-                e2e_target_s=self._options.e2e_target_s,
-            )
+        record = RequestRecord(
+            scheduling=stream.submit.scheduling,
+            scheduled_s=stream.scheduled_s,
+            first_token_s=stream.first_token_s,
+            finished_s=time.monotonic() if stream.last_token_s is None else stream.last_token_s,
+            num_prompt_tokens=len(stream.submit.prompt_ids),
+            num_generation_tokens=stream.num_generated,
+            num_cached_tokens=stream.journal.num_cached,
+            finish_reason=stream.abort_reason or delta.finish_reason,
+            e2e_target_s=self._options.e2e_target_s,
         )
+        self._metrics.request_finished(record)
+        if stream.trace is not None:
+            stream.trace.ended(record, stream.num_restarts)

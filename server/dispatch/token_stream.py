@@ -14,6 +14,7 @@ import msgspec
 
 from inferd.engine.api.wire.messages import Delta, FinishReason, Submit
 from inferd.server.dispatch.journal import Journal
+from inferd.server.observability.request_trace import current_trace
 from inferd.server.text.json_bytes import exact
 
 _MANY_DELTAS, _MANY_SCORED = 64, 8
@@ -35,6 +36,9 @@ class TokenStream:
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.abort_reason: FinishReason | None = None
+        self.trace = current_trace.get()
+        self.num_restarts = 0
+        """Engines that died while they had it."""
         self._abort = abort
         self._pending: list[Delta | bytes] = []
         self._num_single = 0

@@ -134,6 +134,9 @@ def ask_for_responses(asking: Asking) -> None:
 
 
 def ask_the_operators_routes(asking: Asking) -> None:
+    asking.router.stats = EngineStats(prefix_query_tokens=2, prefix_hit_tokens=1)
+    asking.ask(routes.LOADS)
+    asking.router.stats = EngineStats()
     for route in ROUTES:
         if route.method == "GET" and "{" not in route.path:
             asking.ask(route)

@@ -15,6 +15,8 @@ DATES = {
     "server/text/model.py": "when a model was loaded, as `created`",
     "server/dispatch/adapters.py": "when an adapter was loaded, as `created`",
     "server/observability/metrics.py": "the value of `vllm:lora_requests_info`",
+    "server/observability/tracing.py": "the times of spans",
+    "server/api/gateways.py": "the `timestamp` of /v1/loads",
     "server/api/answer.py": "an answer's `created`",
     "server/api/responses/draft.py": "an answer's `created_at` and `completed_at`",
     "server/commands/bench/report.py": "the date of a report",

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("server", "engine", "kernels")
 
 SERVER_LIBRARIES = (
-    "fastapi", "httptools", "httpx", "msgspec", "orjson", "packaging", "prometheus_client", "pydantic", "pydantic_core",
-    "pydantic_settings",
+    "fastapi", "httptools", "httpx", "msgspec", "opentelemetry", "orjson", "packaging", "prometheus_client",
+    "pydantic", "pydantic_core", "pydantic_settings",
     "rich", "starlette", "tokenizers", "typer", "typing_extensions", "click", "uvicorn", "uvloop", "yaml",
     "huggingface_hub",
     "transformers.tokenization_utils_tokenizers", "transformers.utils.chat_template_utils",
