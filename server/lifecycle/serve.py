@@ -42,6 +42,7 @@ from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.lifecycle.drain import Drain, DrainOptions
 from inferd.server.lifecycle.ready_card import StartupReport, describe_start, deviation, ready_card
+from inferd.server.lifecycle.systemd import Systemd
 from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision.supervisor import EngineSupervisor
 from inferd.server.text.model import ServedModel
@@ -213,6 +214,7 @@ class _Service:
             started_s,
         )
         self._settings, self._early = report.settings, early
+        self._systemd = Systemd(os.environ)
         self._is_stopping = False
         """Whether the server ends the engine, so that its end is no failure."""
         self._warm: frozenset[int] = frozenset()
@@ -235,12 +237,14 @@ class _Service:
             engines = group.create_task(self._run_engines())
             server = self._make_http()
             http = group.create_task(server.serve(sockets=[self._listener, *([self._admin] if self._admin else [])]))
-            ready = group.create_task(self._announce())
+            others = [group.create_task(task) for task in (self._announce(), self._systemd.keep_alive())]
+            await self._drain.begun.wait()
+            self._systemd.tell("STOPPING=1")
             await self._drain.run(server)
             server.should_exit = True
             await http
             self._is_stopping = True
-            for task in (engines, ready):
+            for task in (engines, *others):
                 task.cancel()
         if self._start_error is not None:
             raise self._start_error
@@ -292,6 +296,7 @@ class _Service:
 
     async def _announce(self) -> None:
         await self._router.became_ready.wait()
+        self._systemd.tell("READY=1")
         garbage.freeze_objects()
         warning = deviation(self._router.ready)
         if warning is not None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -135,10 +136,15 @@ def streaming(url: str, path: str) -> Iterator[Iterator[str]]:
         yield lines
 
 
-def test_a_server_that_leaves(start: Callable[..., Daemon]) -> None:
-    """The server is not ready at once, answers for a while and closes connections, refuses, then closes idle ones."""
+def test_a_server_that_leaves(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    """The server is not ready at once, answers for a while and closes connections, refuses, then closes idle ones.
+    It tells systemd about both ends."""
     flags = ("--shutdown-delay-s", str(LONG_DELAY_S), "--shutdown-timeout-s", "300")
-    daemon = start(*flags, program=free_model(STEP_MS))
+    systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    systemd.settimeout(30)
+    systemd.bind(f"{tmp_path}/notify")
+    daemon = start(*flags, program=free_model(STEP_MS), env={"NOTIFY_SOCKET": f"{tmp_path}/notify"})
+    assert systemd.recv(100) == b"READY=1"
     question = {"prompt": "Hello", "max_tokens": 4}
     # It still runs when the delay is over.
     finished = {**ENDLESS, "prompt": "Hello", "max_tokens": 800}
@@ -152,6 +158,7 @@ def test_a_server_that_leaves(start: Callable[..., Daemon]) -> None:
         told_s = time.monotonic()
         daemon.process.send_signal(signal.SIGTERM)
         wait_until(lambda: http.get("/ready").status_code == 503, what="not ready")
+        assert systemd.recv(100) == b"STOPPING=1"
         assert http.get("/live").status_code == 200
         served = http.post("/v1/completions", json=question)
         assert served.status_code == 200, served.text
@@ -174,6 +181,7 @@ def test_a_server_that_leaves(start: Callable[..., Daemon]) -> None:
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]" and '"finish_reason":"length"' in rest[-2], rest[-3:]
     assert daemon.stop() == 0
+    systemd.close()
     last = daemon.output.strip().splitlines()[-1]
     assert "stopped; " in last and last.endswith(" finished, 0 unfinished"), last
 
