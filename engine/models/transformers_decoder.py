@@ -47,9 +47,11 @@ _ROUNDED = frozenset(
 )  # fmt: skip
 """Functions that torch rounds in one way in whole vectors, and in another way behind the last of them."""
 _TOLERANCE = 0.05
-"""Most difference between a prompt at once and token by token, as a share of the largest number: 6 steps of bfloat16.
+"""Most difference between a prompt at once and in parts, as a share of the largest number: 6 steps of bfloat16.
 Another result of more than that was computed from other tokens."""
-_CHECKED_TOKENS = 16
+_CHECKED_SINGLES, _CHECKED_TOGETHER = 8, 64
+"""Tokens of the checked prompt that its second run computes one by one, and those behind them, at once. The whole
+prompt ends behind a whole vector of one number a token, and those at once with one."""
 
 
 class TransformersDecoder(Decoder):
@@ -121,25 +123,29 @@ class TransformersDecoder(Decoder):
 
     @torch.inference_mode()
     def refuses_rows(self, kv: Tensor, kv_scales: Tensor | None, *, is_exact: bool) -> str | None:
-        """Compares a prompt that is computed at once with the same token by token, in the first blocks of the pool. A
+        """Compares a prompt that is computed at once with the same in parts, in the first blocks of the pool. A
         difference beyond rounding shows code that computes a token from others without attention."""
-        num_tokens = min(_CHECKED_TOKENS, self.arch.max_positions)
+        num_places = kv.shape[1] // len(self.arch.cache_groups) * kv.shape[4]
+        num_tokens = min(_CHECKED_SINGLES + _CHECKED_TOGETHER, self.arch.max_positions, num_places)
         ids = torch.arange(num_tokens, device=self.device) * 7919 % self.arch.vocab_size
-        whole = self._computed(ids, (len(ids),), kv, kv_scales)
-        single = self._computed(ids, (1,) * len(ids), kv, kv_scales)
-        difference = float((whole - single).abs().max() / whole.abs().max())
-        told = f"logits of a prompt at once and token by token differ by {difference:.1e} of the largest"
+        num_singles = min(_CHECKED_SINGLES, num_tokens)
+        rest = [num_tokens - num_singles] * (num_tokens > num_singles)
+        whole = self._computed(ids, (num_tokens,), kv, kv_scales)
+        parted = self._computed(ids, (*[1] * num_singles, *rest), kv, kv_scales)
+        difference = float((whole - parted).abs().max() / whole.abs().max())
+        told = f"logits of a prompt at once and in parts differ by {difference:.1e} of the largest"
         if not difference <= _TOLERANCE:
             return f"it computes a token from others outside of attention: {told}"
-        if is_exact and not torch.equal(whole, single):
+        if is_exact and not torch.equal(whole, parted):
             return f"the bits of a row depend on the other rows of a step: {told}"
         return None
 
     def _computed(self, ids: Tensor, counts: Sequence[int], kv: Tensor, kv_scales: Tensor | None) -> Tensor:
-        """Logits of a prompt in steps of `counts` tokens. Cache group g has block g."""
+        """Logits of a prompt in steps of `counts` tokens. Cache groups have the first blocks, one behind the other."""
         parts, start, block_size = [], 0, kv.shape[4]
+        num_groups, num_blocks = len(self.arch.cache_groups), -(-sum(counts) // block_size)
+        tables = torch.arange(num_groups * num_blocks, device=self.device).view(num_groups, 1, num_blocks)
         for count in counts:
-            tables = (torch.tensor([[group]], device=self.device) for group in range(len(self.arch.cache_groups)))
             batches = [AttentionBatch.build([(start, count)], table, block_size, self.device) for table in tables]
             parts.append(self.logits(self.forward(ids[start : start + count], batches, kv, kv_scales)))
             start += count
