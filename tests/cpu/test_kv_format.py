@@ -57,8 +57,8 @@ CHANGES = (one_bit_less, scales_of_another_head, scales_of_another_group, values
 def change_pools(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     write = attention.rope_and_cache
 
-    def write_and_change(*arguments: Any) -> Tensor:
-        q, kv, kv_scales = write(*arguments), arguments[6], arguments[-1]
+    def write_and_change(*arguments: Any, **keywords: Any) -> Tensor:
+        q, kv, kv_scales = write(*arguments, **keywords), arguments[6], arguments[-1]
         change(kv, kv_scales)
         return q
 

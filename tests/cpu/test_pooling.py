@@ -103,8 +103,9 @@ def test_vectors_are_as_near_to_fp64_as_transformers_own(
     exact = [theirs(exact_model, ids, how) for ids in inputs]
     allowed = RATIO[dtype] * error(exact, [theirs(same_model, ids, how) for ids in inputs])
     assert error(exact, ours) < allowed
-    # One token more or less gives an error far above it.
-    assert error([theirs(exact_model, ids[:-1], how) for ids in inputs], ours) > 3 * allowed
+    # One token less, or half of them in a mean, gives an error far above it.
+    wrong = [ids[: len(ids) // 2] if how == "mean" else ids[:-1] for ids in inputs]
+    assert error([theirs(exact_model, ids, how) for ids in wrong], ours) > 2 * allowed
 
 
 @pytest.mark.parametrize("how", KINDS)
