@@ -31,8 +31,9 @@ from tests.cpu.test_engine import Engine, neighbours, prompt, request, save
 from tests.cpu.test_no_waiting import nothing_is_read
 
 KINDS: tuple[PoolingKind, ...] = ("last", "mean")
-RATIO = {torch.float32: 1.5, torch.bfloat16: 1.25}
-"""Our error may be so many times that of transformers' own run in the dtype, because few numbers make a noisy ratio."""
+RATIO = {torch.float32: 1.5, torch.bfloat16: 1.7}
+"""Our error may be so many times that of transformers' own run in the dtype. Few numbers make a noisy ratio, and in
+bfloat16 a router may choose another expert of two that are nearly alike."""
 LENGTHS = (17, 18, 31, 100)
 """Length above the original context of a case for which transformers chooses frequencies by the length."""
 MAX_LEN, BLOCK, NUM_SLOTS = 128, 16, 4
