@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,6 +51,7 @@ from inferd.server.generate.intake import Intake
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.lifecycle.freed_memory import FreedMemory
 from inferd.server.observability.metrics import Metrics
+from inferd.server.playground import page as playground
 from inferd.server.schema.answers.operation import Config
 from inferd.server.schema.latency import NO_TARGETS, Targets
 from inferd.server.structured.checker import GrammarChecker
@@ -86,6 +87,8 @@ class AppOptions:
     targets: Targets = NO_TARGETS
     e2e_target_s: float | None = None
     has_access_log: bool = True
+    has_playground: bool = True
+    """Whether the page at / is served."""
     config: Config = field(default_factory=dict)
     """The answer of /config."""
     otlp_traces_endpoint: str | None = None
@@ -107,6 +110,7 @@ class AppOptions:
             targets=Targets(settings.ttft_target, settings.tpot_target),
             e2e_target_s=settings.e2e_target,
             has_access_log=settings.access_log,
+            has_playground=settings.playground,
             config=settled(settings, config),
             otlp_traces_endpoint=settings.otlp_traces_endpoint,
         )
@@ -187,16 +191,17 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
                 await asyncio.to_thread(tracing.close)
             lanes.close()
 
+    table = routes.ROUTES + (routes.PAGE if options.has_playground else ())
     app = FastAPI(
         title="inferd",
         openapi_url=None,  # the table of routes has the document
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=_middleware(options, metrics, keyring, tracing),
+        middleware=_middleware(options, metrics, keyring, table, tracing),
     )
     app.state.service = service
-    add_routes(app, handlers_of(service), options.admin_port)
-    check_labels(app)
+    add_routes(app, table, handlers_of(service), options.admin_port)
+    check_labels(app, table)
     app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(EngineDeadError, _on_refusal)
     app.add_exception_handler(ClientGoneError, _on_client_gone)
@@ -240,6 +245,7 @@ def handlers_of(service: Service) -> dict[Route, Handler]:
         routes.OPENAPI: OpenApi(service).get,
         routes.DOCS: docs_page.page,
         **dict.fromkeys(routes.DOCS_FILES, docs_page.file),
+        **dict.fromkeys(routes.PAGE, playground.file),
         routes.CONFIG: admin.config,
         routes.RESET_PREFIX_CACHE: admin.reset_prefix_cache,
         routes.LOAD_LORA: admin.load_adapter,
@@ -247,13 +253,15 @@ def handlers_of(service: Service) -> dict[Route, Handler]:
     }
 
 
-def add_routes(app: FastAPI, handlers: Mapping[Route, Handler], admin_port: int | None = None) -> None:
+def add_routes(
+    app: FastAPI, table: Sequence[Route], handlers: Mapping[Route, Handler], admin_port: int | None = None
+) -> None:
     """Serve every route of the table with its access label. Raises `RuntimeError` if table and handlers differ."""
-    served = {route for route in routes.ROUTES if not route.missing}
+    served = {route for route in (*table, *routes.PAGE) if not route.missing}
     if set(handlers) != served:
         paths = sorted(f"{route.method} {route.path}" for route in set(handlers) ^ served)
         raise RuntimeError(f"a row of the table without a handler, or a handler without a row: {', '.join(paths)}")
-    for route in routes.ROUTES:
+    for route in table:
         handler = not_served(route.missing) if route.missing else handlers[route]
         checks = []
         if admin_port is not None and route.access is not Access.PUBLIC:
@@ -261,14 +269,14 @@ def add_routes(app: FastAPI, handlers: Mapping[Route, Handler], admin_port: int 
         if route.access is Access.ADMIN:
             checks.append(Depends(admin_only))
         add = partial(app.router.add_api_route, route.path, handler, dependencies=checks, response_class=Response)
-        add(methods=[route.method], **operation_of(route))
+        add(methods=[route.method], include_in_schema=route not in routes.PAGE, **operation_of(route))
         if route.method == "GET":
             add(methods=["HEAD"], include_in_schema=False)
 
 
-def check_labels(app: FastAPI) -> None:
+def check_labels(app: FastAPI, table: Sequence[Route]) -> None:
     """Raises `RuntimeError` if the app serves a route that is not in the table."""
-    labelled = {route.path for route in routes.ROUTES}
+    labelled = {route.path for route in table}
     unlabelled = [getattr(route, "path", route) for route in app.routes if getattr(route, "path", None) not in labelled]
     if unlabelled:
         raise RuntimeError(f"these routes have no access label: {unlabelled}")
@@ -288,12 +296,12 @@ def _tracing(options: AppOptions, model: str) -> Tracing | None:
 
 
 def _middleware(
-    options: AppOptions, metrics: Metrics, keyring: Keyring, tracing: Tracing | None = None
+    options: AppOptions, metrics: Metrics, keyring: Keyring, table: Sequence[Route], tracing: Tracing | None = None
 ) -> list[Middleware]:
     """The middleware, outermost first. CORS comes before the check of keys, because preflights carry no key. It lets
     web pages read all later answers, errors included."""
-    public_paths = [route.path for route in routes.ROUTES if route.access is Access.PUBLIC]
-    templates = [route.path for route in routes.ROUTES]
+    public_paths = [route.path for route in table if route.access is Access.PUBLIC]
+    templates = [route.path for route in table]
     layers = [
         Middleware(middleware.RequestIds),
         Middleware(middleware.AnswerMetrics, metrics=metrics, templates=templates),
@@ -321,7 +329,7 @@ def _middleware(
         )
     layers.append(Middleware(middleware.LastResort))
     layers.append(Middleware(Keys, keyring=keyring, public_paths=public_paths))
-    layers.append(Middleware(Quotas, paths=[route.path for route in routes.ROUTES if route.is_metered]))
+    layers.append(Middleware(Quotas, paths=[route.path for route in table if route.is_metered]))
     layers.append(Middleware(middleware.BodyLimit, max_bytes=options.max_body_bytes, idle_s=options.body_idle_s))
     return layers
 

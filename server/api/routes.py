@@ -286,7 +286,18 @@ ROUTES = (
     LOAD_LORA, UNLOAD_LORA, SLEEP, WAKE_UP, START_PROFILE, STOP_PROFILE,
 )  # fmt: skip
 
-_PATTERNS = tuple((compile_path(route.path)[0], route.method) for route in ROUTES)
+PLAYGROUND = Route("GET", "/", Access.PUBLIC, _OPERATE, "A page to chat with the model and to watch the engine.", str)
+PLAYGROUND_FILES = tuple(
+    Route("GET", f"/playground/{name}", Access.PUBLIC, _OPERATE, "A file of that page.", bytes)
+    for name in (
+        "app.js", "api.js", "conversation.js", "answer.js", "tokens.js", "options.js", "engine.js", "page.css",
+        "icon.svg", "preact.js", "marked.js", "purify.js",
+    )
+)  # fmt: skip
+PAGE = (PLAYGROUND, *PLAYGROUND_FILES)
+"""The page at / and its files. They are no part of the interface, so /openapi.json does not list them."""
+
+_PATTERNS = tuple((compile_path(route.path)[0], route.method) for route in ROUTES + PAGE)
 
 
 def methods_of(path: str) -> list[str]:

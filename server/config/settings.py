@@ -136,6 +136,7 @@ class Settings(BaseSettings):
         "repeat for more.",
         panel=_SERVER,
     )
+    playground: bool = setting(True, "Serve a page at / to chat with the model and to watch the engine.", panel=_SERVER)
     unknown_fields: Literal["refuse", "warn"] = setting(
         "refuse",
         "Answer to a request with an unknown field. warn serves it with a warning header, refuse answers 400.",

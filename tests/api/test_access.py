@@ -12,7 +12,7 @@ import pytest
 from starlette.routing import Route
 
 from inferd.server.api.app import AppOptions, add_routes, check_labels, create_app
-from inferd.server.api.routes import CHAT, ROUTES, Access
+from inferd.server.api.routes import CHAT, PAGE, ROUTES, Access
 from inferd.server.observability.metrics import Metrics
 
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
@@ -46,7 +46,8 @@ def bearer(key: str) -> dict[str, str]:
 def test_every_route_is_labelled_and_the_label_holds(locked: str) -> None:
     assert {route.path for route in ROUTES if route.access is Access.PUBLIC} == PUBLIC
     expected = {Access.PUBLIC: set(), Access.KEY: {401}, Access.ADMIN: {401}}
-    for route in ROUTES:
+    assert all(route.access is Access.PUBLIC for route in PAGE)
+    for route in ROUTES + PAGE:
         path = route.path.replace("{model_id:path}", "tiny")
         status = httpx.request(route.method, locked + path).status_code
         assert ({status} & {401, 403}) == expected[route.access], path
@@ -57,14 +58,15 @@ def test_a_route_without_a_label_is_not_built(model: Any, router: Any) -> None:
     served = {
         (method, route.path) for route in app.routes if isinstance(route, Route) for method in route.methods or ()
     }
-    assert served - {("HEAD", route.path) for route in ROUTES} == {(route.method, route.path) for route in ROUTES}
+    table = ROUTES + PAGE
+    assert served - {("HEAD", route.path) for route in table} == {(route.method, route.path) for route in table}
     app.router.add_route("/forgotten", app.routes[0].endpoint)  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match=r"these routes have no access label: .*/forgotten"):
-        check_labels(app)
-    handlers = dict.fromkeys((route for route in ROUTES if not route.missing), app.routes[0])
+        check_labels(app, table)
+    handlers = dict.fromkeys((route for route in table if not route.missing), app.routes[0])
     handlers.pop(CHAT)
     with pytest.raises(RuntimeError, match="POST /v1/chat/completions"):
-        add_routes(app, handlers)  # type: ignore[arg-type]
+        add_routes(app, table, handlers)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ PLAIN = (
     "engine/worker",
     "engine/api",
     "server/observability",
+    "server/playground",
     "server/transport",
     "tests/api",
     "tests/e2e",

@@ -1,0 +1,144 @@
+// Shows the messages of a conversation: texts, reasoning, calls of tools, errors, and the buttons of each message.
+
+import { marked } from "./marked.js";
+import { html, useEffect, useMemo, useState } from "./preact.js";
+import { Tokens } from "./tokens.js";
+
+const TAGS = ["a", "b", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "input",
+  "li", "ol", "p", "pre", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"];
+const escaped = (text) => text.replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`);
+
+// HTML and images in an answer are shown as they were written: nothing is loaded, and nothing can look like the page.
+marked.use({
+  async: false,
+  renderer: { html: ({ text }) => escaped(text), image: ({ raw }) => escaped(raw), checkbox: ({ checked }) => (checked ? "☑ " : "☐ ") },
+});
+DOMPurify.addHook("afterSanitizeAttributes", (node) => {
+  if (node.tagName !== "A") return;
+  node.setAttribute("target", "_blank");
+  node.setAttribute("rel", "noopener noreferrer");
+});
+
+function Markdown({ text }) {
+  const __html = useMemo(
+    () => DOMPurify.sanitize(marked.parse(text), { ALLOWED_TAGS: TAGS, ALLOWED_ATTR: ["href", "title", "start"] }), [text],
+  );
+  return html`<div class="markdown" dangerouslySetInnerHTML=${{ __html }}></div>`;
+}
+
+export function Message({ message, act }) {
+  const shown = { user: UserMessage, assistant: Answer, tool: Results }[message.role];
+  return html`<li class="message ${message.role}" data-role=${message.role}><${shown} message=${message} act=${act} /></li>`;
+}
+
+function Branches({ message, act }) {
+  const siblings = message.parent.children;
+  if (siblings.length < 2) return null;
+  const at = siblings.indexOf(message);
+  return html`
+    <span class="branches">
+      <button type="button" aria-label="Earlier branch" disabled=${at === 0} onClick=${() => act.show(message, -1)}>‹</button>
+      <span>${at + 1} of ${siblings.length}</span>
+      <button type="button" aria-label="Later branch" disabled=${at === siblings.length - 1}
+        onClick=${() => act.show(message, 1)}>›</button>
+    </span>`;
+}
+
+function UserMessage({ message, act }) {
+  const [draft, setDraft] = useState(null); // text while it is edited
+  if (draft !== null) {
+    const send = (event) => { event.preventDefault(); act.edit(message, draft); setDraft(null); };
+    return html`
+      <form class="edit" onSubmit=${send}>
+        <textarea aria-label="Edited message" rows="3" value=${draft} onInput=${(event) => setDraft(event.target.value)}></textarea>
+        <div class="buttons">
+          <button class="main" disabled=${!draft.trim()}>Send</button>
+          <button type="button" onClick=${() => setDraft(null)}>Cancel</button>
+        </div>
+      </form>`;
+  }
+  return html`
+    <div class="bubble">${message.text}</div>
+    <div class="buttons">
+      <${Branches} message=${message} act=${act} />
+      <button type="button" onClick=${() => setDraft(message.text)}>Edit</button>
+    </div>`;
+}
+
+function Answer({ message, act }) {
+  const [showsTokens, setShowsTokens] = useState(Boolean(message.prefix));
+  const { isRunning, tokens, text, error } = message;
+  const isPlain = !isRunning && !message.reasoning && !message.calls.length && !message.isConstrained;
+  return html`
+    ${message.reasoning && html`<details class="reasoning"><summary>Reasoning${isRunning && !text ? " …" : ""}</summary>
+      <div>${message.reasoning}</div></details>`}
+    ${showsTokens && tokens.length
+      ? html`${message.prefix && html`<p class="prefix">${message.prefix}</p>`}
+        <${Tokens} tokens=${tokens} branch=${isPlain ? (index, other) => act.branch(message, index, other) : null} />`
+      : html`<${Markdown} text=${text} />`}
+    ${isRunning && html`<p class="waiting" role="status">${text || message.reasoning ? "Writing" : "Waiting for the first token"}</p>`}
+    ${message.calls.length > 0 && html`<${Calls} message=${message} act=${act} />`}
+    ${error && html`<${Failure} error=${error} retry=${() => act.again(message)} />`}
+    <div class="buttons">
+      <${Branches} message=${message} act=${act} />
+      ${!isRunning && html`<button type="button" onClick=${() => act.again(message)}>Again</button>`}
+      ${tokens.length > 0 && html`<button type="button" aria-pressed=${showsTokens}
+        onClick=${() => setShowsTokens(!showsTokens)}>Tokens</button>`}
+      <span class="facts">${factsOf(message)}</span>
+    </div>`;
+}
+
+const ENDS = { length: "cut at the most tokens", stopped: "stopped", content_filter: "filtered" };
+
+function factsOf({ usage, ttftMs, tpotMs, finishReason }) {
+  const facts = [];
+  if (usage) facts.push(`${usage.completion_tokens} tokens`);
+  if (ttftMs != null) facts.push(`first after ${Math.round(ttftMs)} ms`);
+  if (tpotMs != null) facts.push(`${(1000 / tpotMs).toFixed(0)} tokens/s`);
+  if (ENDS[finishReason]) facts.push(ENDS[finishReason]);
+  return facts.join(" · ");
+}
+
+// Calls of tools, each with a box for its result.
+function Calls({ message, act }) {
+  const [results, setResults] = useState({});
+  const textOf = (call) => results[call.id] ?? "";
+  const send = (event) => {
+    event.preventDefault();
+    act.answerCalls(message, message.calls.map((call) => ({ id: call.id, name: call.name, text: textOf(call) })));
+  };
+  return html`
+    <form class="calls" onSubmit=${send}>
+      ${message.calls.map((call) => html`
+        <div class="call">
+          <code>${call.name}(${call.text})</code>
+          <label>Result of ${call.name}
+            <textarea class="code" rows="2" value=${textOf(call)} disabled=${message.isRunning}
+              onInput=${(event) => setResults({ ...results, [call.id]: event.target.value })}></textarea>
+          </label>
+        </div>`)}
+      <button class="main" disabled=${message.isRunning || !message.calls.every(textOf)}>Send results</button>
+    </form>`;
+}
+
+function Results({ message, act }) {
+  return html`
+    ${message.results.map(({ name, text }) => html`<div class="bubble"><b>${name}</b> gave ${text}</div>`)}
+    <div class="buttons"><${Branches} message=${message} act=${act} /></div>`;
+}
+
+// An error, with a button to try again. After a 429 the button counts down to the time that the server named.
+function Failure({ error, retry }) {
+  const [leftS, setLeftS] = useState(error.retryAfterS ?? 0);
+  useEffect(() => {
+    if (leftS <= 0) return undefined;
+    const timer = setTimeout(() => setLeftS(leftS - 1), 1000);
+    return () => clearTimeout(timer);
+  }, [leftS]);
+  return html`
+    <div class="failure" role="alert">
+      <p>${error.message}</p>
+      ${error.code && html`<p class="code">${[error.status, error.code].filter(Boolean).join(" ")}</p>`}
+      <button type="button" disabled=${leftS > 0} onClick=${retry}>Try again${leftS > 0 ? ` in ${Math.ceil(leftS)} s` : ""}</button>
+    </div>`;
+}

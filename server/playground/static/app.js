@@ -1,0 +1,172 @@
+// The page: its state, and what its buttons do. Answers are streamed into the conversation and drawn as they come.
+
+import { get, Refusal, storedKey, storeKey, stream } from "./api.js";
+import { Message } from "./answer.js";
+import { add, messagesUpTo, newAnswer, newConversation, newMessage, show, shownPath, take, textWith } from "./conversation.js";
+import { Engine, Status, useEngineState } from "./engine.js";
+import { fieldsOf, Options, storedOptions, storeOptions } from "./options.js";
+import { html, render, useEffect, useRef, useState } from "./preact.js";
+
+const DRAW_MS = 60; // shortest time between two drawings of an answer that grows
+
+// Asks for the answer and adds what comes to it. Ends with its error in it, if there was one.
+async function fill(answer, options, changed) {
+  const begunMs = performance.now();
+  answer.abort = new AbortController();
+  answer.isRunning = true;
+  try {
+    const fields = fieldsOf(options);
+    answer.isConstrained = Boolean(fields.response_format);
+    const messages = messagesUpTo(answer.parent, options.system);
+    if (answer.prefix) {
+      messages.push({ role: "assistant", content: answer.prefix });
+      Object.assign(fields, { continue_final_message: true, add_generation_prompt: false });
+    }
+    for await (const chunk of stream("v1/chat/completions", { ...fields, messages }, answer.abort.signal)) {
+      take(answer, chunk);
+      changed();
+    }
+  } catch (error) {
+    if (error.name === "AbortError") answer.finishReason = "stopped";
+    else answer.error = error;
+  }
+  answer.isRunning = false;
+  time(answer, begunMs);
+  changed();
+}
+
+// Times as the reader of the page sees them, so that they contain the network.
+function time(answer, begunMs) {
+  if (answer.firstTokenMs === undefined) return;
+  answer.ttftMs = answer.firstTokenMs - begunMs;
+  const further = (answer.usage?.completion_tokens ?? 0) - 1;
+  if (further > 0) answer.tpotMs = (performance.now() - answer.firstTokenMs) / further;
+}
+
+// Draws the page again, soon, and at most every `DRAW_MS`.
+function useDrawing() {
+  const [, setCount] = useState(0);
+  const timer = useRef(null);
+  return () => {
+    timer.current ??= setTimeout(() => { timer.current = null; setCount((count) => count + 1); }, DRAW_MS);
+  };
+}
+
+function App() {
+  const root = useRef(newConversation());
+  const [options, setOptions] = useState(storedOptions);
+  const [tab, setTab] = useState("Engine");
+  const [asksKey, setAsksKey] = useState(null); // the server's words, if it wants a key
+  const [models, setModels] = useState([]);
+  const changed = useDrawing();
+  const seen = useEngineState();
+
+  const changeOptions = (next) => { setOptions(next); storeOptions(next); };
+  const readModels = async () => {
+    try {
+      const { data } = await get("v1/models");
+      setModels(data.map((model) => model.id));
+      setAsksKey(null);
+      if (!data.some((model) => model.id === options.model)) changeOptions({ ...options, model: data[0].id });
+    } catch (error) {
+      if (error instanceof Refusal && error.status === 401) setAsksKey(storedKey() ? error.message : "");
+    }
+  };
+  useEffect(() => { readModels(); }, []);
+
+  const ask = async (parent, fields = {}) => {
+    const answer = add(parent, newAnswer(fields));
+    changed();
+    await fill(answer, options, changed);
+    if (answer.error?.status === 401) setAsksKey(answer.error.message);
+  };
+  const say = (parent, text) => ask(add(parent, newMessage("user", { text })));
+  const act = {
+    show: (message, step) => { show(message, step); changed(); },
+    again: (message) => ask(message.parent, { prefix: message.prefix, text: message.prefix }),
+    edit: (message, text) => say(message.parent, text),
+    answerCalls: (message, results) => ask(add(message, newMessage("tool", { results }))),
+    branch: (message, index, other) => {
+      const prefix = textWith(message, index, other);
+      if (prefix !== null) ask(message.parent, { prefix, text: prefix });
+    },
+  };
+
+  const path = shownPath(root.current);
+  const last = path.at(-1) ?? root.current;
+  const running = last.isRunning ? last : null;
+  return html`
+    <header>
+      <h1>inferd</h1>
+      <${Status} status=${seen.status} />
+      <button type="button" disabled=${path.length === 0}
+        onClick=${() => { running?.abort.abort(); root.current = newConversation(); changed(); }}>New chat</button>
+    </header>
+    <main>
+      ${asksKey !== null && html`<${KeyForm} why=${asksKey} done=${readModels} />`}
+      <${Messages} path=${path} act=${act} />
+      <${Composer} send=${(text) => say(last, text)} running=${running} isBlocked=${last.calls?.length > 0} />
+    </main>
+    <aside aria-label="Engine and settings">
+      <div class="tabs">
+        ${["Engine", "Settings"].map((name) => html`
+          <button type="button" aria-pressed=${tab === name} onClick=${() => setTab(name)}>${name}</button>`)}
+      </div>
+      ${tab === "Engine"
+        ? html`<${Engine} seen=${seen} answers=${path.filter((one) => one.role === "assistant")} />`
+        : html`<${Options} options=${options} models=${models} change=${changeOptions} />`}
+    </aside>`;
+}
+
+function Messages({ path, act }) {
+  const box = useRef(null);
+  const follows = useRef(true); // whether the reader is at the end
+  useEffect(() => { if (follows.current) box.current.scrollTop = box.current.scrollHeight; });
+  const scrolled = ({ currentTarget: { scrollHeight, scrollTop, clientHeight } }) => {
+    follows.current = scrollHeight - scrollTop - clientHeight < 40;
+  };
+  return html`
+    <div class="scroll" ref=${box} onScroll=${scrolled} tabindex="0" role="region" aria-label="Conversation">
+      ${path.length === 0 && html`<p class="empty">Write a message to begin. Everything stays on this server.</p>`}
+      <ol class="messages">${path.map((message) => html`<${Message} key=${message.id} message=${message} act=${act} />`)}</ol>
+    </div>`;
+}
+
+function Composer({ send, running, isBlocked }) {
+  const [text, setText] = useState("");
+  const canSend = text.trim() && !running && !isBlocked;
+  const submit = (event) => {
+    event.preventDefault();
+    if (!canSend) return;
+    send(text);
+    setText("");
+  };
+  const onKeyDown = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+  };
+  return html`
+    <form class="composer" onSubmit=${submit}>
+      <textarea aria-label="Message" rows="3" value=${text} onKeyDown=${onKeyDown}
+        placeholder=${isBlocked ? "Send the results of the calls first" : "Message (Enter sends, Shift+Enter begins a line)"}
+        onInput=${(event) => setText(event.target.value)}></textarea>
+      ${running
+        ? html`<button type="button" class="main" onClick=${() => running.abort.abort()}>Stop</button>`
+        : html`<button class="main" disabled=${!canSend}>Send</button>`}
+    </form>`;
+}
+
+// Asks for an API key. The browser forgets it with the tab.
+function KeyForm({ why, done }) {
+  const [key, setKey] = useState("");
+  const submit = (event) => { event.preventDefault(); storeKey(key.trim()); done(); };
+  return html`
+    <form class="key-form" onSubmit=${submit}>
+      ${why && html`<p role="alert">${why}</p>`}
+      <label>This server needs an API key. This tab keeps it until it is closed.
+        <input type="password" autocomplete="off" value=${key} onInput=${(event) => setKey(event.target.value)} />
+      </label>
+      <button class="main" disabled=${!key.trim()}>Use key</button>
+    </form>`;
+}
+
+render(html`<${App} />`, document.getElementById("app"));

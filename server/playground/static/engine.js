@@ -1,0 +1,142 @@
+// A live view of the engine: reads /state every second while the page is visible, and keeps the last two minutes.
+
+import { get } from "./api.js";
+import { html, useEffect, useState } from "./preact.js";
+
+const PERIOD_MS = 1000;
+const NUM_KEPT = 120;
+const STATUS = {
+  ready: "ready", recovering: "starting another engine; requests wait", starting: "starting",
+  unavailable: "no engine", leaving: "shutting down", unreachable: "cannot be reached",
+};
+const BOUND_BY = { compute: "by compute", memory: "by memory bandwidth", host: "by the host" };
+
+// The newest state (null before the first) and the history of some of its numbers.
+export function useEngineState() {
+  const [seen, setSeen] = useState({ state: null, history: [], status: "starting" });
+  useEffect(() => {
+    const poll = async () => {
+      if (document.hidden) return;
+      try {
+        const state = await get("state", AbortSignal.timeout(5000));
+        setSeen(({ history }) => ({ state, status: state.status, history: [...history, sampleOf(state)].slice(-NUM_KEPT) }));
+      } catch {
+        setSeen((last) => ({ ...last, status: "unreachable" }));
+      }
+    };
+    poll();
+    const timer = setInterval(poll, PERIOD_MS);
+    document.addEventListener("visibilitychange", poll);
+    return () => { clearInterval(timer); document.removeEventListener("visibilitychange", poll); };
+  }, []);
+  return seen;
+}
+
+const sampleOf = ({ requests, kv_cache }) => ({ running: requests.running, waiting: requests.waiting, used: kv_cache.used });
+
+export const Status = ({ status }) =>
+  html`<span class="status ${status}" role="status"><i aria-hidden="true"></i>${STATUS[status]}</span>`;
+
+export function Engine({ seen, answers }) {
+  const { state, history } = seen;
+  if (!state) return html`<p class="quiet">Nothing is known of the engine yet.</p>`;
+  return html`
+    <dl class="facts">
+      <dt>Model</dt><dd>${state.model.id}</dd>
+      ${state.engine && html`<dt>Computes on</dt><dd>${state.engine.device}, ${precisionOf(state.engine)}</dd>`}
+      <dt>Context</dt><dd>${state.model.max_model_len.toLocaleString()} tokens</dd>
+      <dt>Restarts</dt><dd>${state.restarts}</dd>
+    </dl>
+    <${Requests} requests=${state.requests} history=${history} />
+    <${Blocks} cache=${state.kv_cache} prefix=${state.prefix_cache} history=${history} />
+    <${LastMinute} phases=${state.last_minute} />
+    <${Times} targets=${state.targets} answers=${answers} />
+    <${Replicas} replicas=${state.replicas} />`;
+}
+
+const precisionOf = ({ dtype, quantization }) => (quantization === "none" ? dtype : `${quantization} weights, ${dtype}`);
+
+function Requests({ requests, history }) {
+  return html`
+    <section><h3>Requests</h3>
+      <p class="numbers"><b>${requests.running}</b> running <b>${requests.waiting}</b> waiting</p>
+      <${Line} values=${history.map((one) => one.running)} label="Running requests in the last two minutes" />
+    </section>`;
+}
+
+function Blocks({ cache, prefix, history }) {
+  const free = Math.max(cache.blocks - cache.used - cache.cached, 0);
+  const parts = [["used", cache.used], ["cached", cache.cached], ["free", free]];
+  const hits = prefix.query_tokens ? `${Math.round((100 * prefix.hit_tokens) / prefix.query_tokens)}%` : "none";
+  return html`
+    <section><h3>KV blocks</h3>
+      <div class="bar" role="img" aria-label=${parts.map(([name, count]) => `${count} ${name}`).join(", ")}>
+        ${parts.map(([name, count]) => html`<span class=${name} style=${{ flexGrow: count }}></span>`)}
+      </div>
+      <p class="key">${parts.map(([name, count]) => html`<span><i class=${name}></i>${count.toLocaleString()} ${name}</span>`)}</p>
+      <${Line} values=${history.map((one) => one.used)} most=${cache.blocks / 10} label="Used KV blocks in the last two minutes" />
+      <p class="quiet">Prompt tokens found in the cache: ${hits}</p>
+    </section>`;
+}
+
+// A line of at most two minutes. Its top is the largest of the values, `most` and 1.
+function Line({ values, label, most = 0 }) {
+  const top = Math.max(1, most, ...values);
+  const first = NUM_KEPT - values.length;
+  const points = values.map((value, i) => `${first + i},${(30 - (28 * value) / top).toFixed(1)}`).join(" ");
+  return html`
+    <svg class="line" viewBox="0 0 ${NUM_KEPT - 1} 31" preserveAspectRatio="none" role="img" aria-label=${label}>
+      <polyline points=${points} vector-effect="non-scaling-stroke" />
+    </svg>`;
+}
+
+function LastMinute({ phases }) {
+  const rows = Object.entries(phases).filter(([, phase]) => phase);
+  return html`
+    <section><h3>Steps in the last minute</h3>
+      ${rows.length === 0 ? html`<p class="quiet">None.</p>` : html`
+        <table>
+          <thead><tr><th>Phase</th><th>Steps</th><th>Median</th><th>Bound</th></tr></thead>
+          <tbody>${rows.map(([name, phase]) => html`
+            <tr><td>${name}</td><td>${phase.steps}</td><td>${phase.median_step_ms.toFixed(1)} ms</td>
+              <td>${BOUND_BY[phase.bound_by] ?? phase.bound_by}</td></tr>`)}
+          </tbody>
+        </table>`}
+    </section>`;
+}
+
+// Times of this page's answers beside the server's targets.
+function Times({ targets, answers }) {
+  const rows = [
+    ["First token", "ttftMs", targets.ttft_ms], ["Each further token", "tpotMs", targets.tpot_ms],
+  ];
+  return html`
+    <section><h3>Times of this page's answers</h3>
+      <table>
+        <thead><tr><th></th><th>Median</th><th>Target</th></tr></thead>
+        <tbody>${rows.map(([name, field, target]) => {
+          const value = median(answers.map((answer) => answer[field]).filter((one) => one != null));
+          const isLate = target !== null && value > target;
+          return html`<tr><td>${name}</td><td class=${isLate ? "late" : ""}>${ms(value)}${isLate ? " (late)" : ""}</td>
+            <td>${target === null ? "none" : ms(target)}</td></tr>`;
+        })}</tbody>
+      </table>
+    </section>`;
+}
+
+const median = (values) => (values.length ? values.sort((a, b) => a - b)[Math.floor(values.length / 2)] : null);
+const ms = (value) => (value === null ? "–" : `${value.toFixed(value < 10 ? 1 : 0)} ms`);
+
+function Replicas({ replicas }) {
+  return html`
+    <section><h3>${replicas.length === 1 ? "Replica" : "Replicas"}</h3>
+      <table>
+        <thead><tr><th>No.</th><th>Status</th><th>Running</th><th>Waiting</th><th>KV in use</th></tr></thead>
+        <tbody>${replicas.map((replica, i) => html`
+          <tr><td>${i}</td><td class=${replica.status}>${replica.status}</td><td>${replica.requests.running}</td>
+            <td>${replica.requests.waiting}</td><td>${(100 * replica.kv_cache_usage).toFixed(1)}%</td></tr>
+          ${replica.reason && html`<tr><td></td><td colspan="4" class="failed">${replica.reason}</td></tr>`}`)}
+        </tbody>
+      </table>
+    </section>`;
+}
