@@ -4,32 +4,53 @@
 
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
-FROM ${PYTHON_IMAGE} AS build
-# torch's default wheel for Linux includes CUDA, which GPUs need, and is 3 GB. For an image without GPU support, use the
-# index of PyTorch's CPU wheels: docker build --build-arg TORCH_INDEX_URL=...
+FROM ${PYTHON_IMAGE} AS dependencies
+# torch's default wheel for Linux includes CUDA and brings Triton, which GPUs need: several GB. For an image without GPU
+# support, use the index of PyTorch's CPU wheels: deploy/build.sh --build-arg TORCH_INDEX_URL=...
 ARG TORCH_INDEX_URL=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN ["python", "-m", "venv", "/opt/inferd"]
 WORKDIR /src
 COPY constraints.txt ./
-RUN /opt/inferd/bin/pip install --constraint constraints.txt ${TORCH_INDEX_URL:+--extra-index-url "${TORCH_INDEX_URL}"} torch
-COPY pyproject.toml setup.py README.md LICENSE ./
+RUN /opt/inferd/bin/pip install --no-compile --constraint constraints.txt \
+        ${TORCH_INDEX_URL:+--extra-index-url "${TORCH_INDEX_URL}"} torch
+COPY pyproject.toml ./
+# Only pyproject.toml and constraints.txt decide about this layer, so a change of the sources keeps it. torch's headers,
+# tests and programs are 190 MB that no server reads; of the programs it needs torch_shm_manager. Bytecode of packages
+# that a start does not import would be another 100 MB.
+RUN /opt/inferd/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+        > requirements.txt \
+    && /opt/inferd/bin/pip install --no-compile --constraint constraints.txt --requirement requirements.txt \
+    && cd /opt/inferd/lib/python3*/site-packages \
+    && rm -rf torch/test torch/include && find torch/bin -type f ! -name torch_shm_manager -delete \
+    && { /opt/inferd/bin/python -m compileall -q -x '/(pip|setuptools|sympy|triton|transformers/models|torch/(_inductor|onnx|testing))/' . \
+        || echo 'a file has no bytecode'; }
+
+FROM dependencies AS build
+# Build the C++ kernels for every instruction set that a host may have: the final image has no C++ compiler. Only a
+# change of the kernels repeats these minutes.
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY inferd inferd
+COPY kernels kernels
+RUN ["/opt/inferd/bin/python", "-m", "inferd.kernels.native"]
+COPY setup.py README.md LICENSE ./
 COPY server server
 COPY engine engine
-COPY kernels kernels
-RUN /opt/inferd/bin/pip install --constraint constraints.txt .
-# Build the C++ kernels for every instruction set that a host may have: the final image has no C++ compiler.
-RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/* \
-    && /opt/inferd/bin/python -m inferd.kernels.native
+# /product is laid over /opt/inferd below, so that the sources have a layer of their own.
+RUN /opt/inferd/bin/pip install --constraint constraints.txt --no-deps --prefix /product . \
+    && cp -r kernels/built /product/lib/python3*/site-packages/inferd/kernels/
 
 FROM ${PYTHON_IMAGE}
+ARG REVISION=unknown
 LABEL org.opencontainers.image.title="inferd" \
       org.opencontainers.image.description="An OpenAI-compatible LLM serving daemon" \
       org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=dependencies /opt/inferd /opt/inferd
 # Triton compiles kernels for the GPU that it finds. It needs this C compiler for the code that launches each kernel.
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
-COPY --from=build /opt/inferd /opt/inferd
+# torch's CPU build brings no Triton, and its image gets no compiler.
+RUN if [ -e /opt/inferd/lib/python3*/site-packages/triton ]; then apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; fi
+COPY --from=build /product /opt/inferd
 ENV PATH=/opt/inferd/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
@@ -45,13 +66,17 @@ ENV PATH=/opt/inferd/bin:$PATH \
 # Writable for group 0 and for others: some platforms choose the uid themselves, with group 0 or with any group.
 RUN mkdir /cache && chmod 0777 /cache
 VOLUME ["/cache"]
-USER 10001:0
 WORKDIR /cache
-# Without this check, kernels that this user cannot load would only make the server slow.
+# Without this check, kernels that a user cannot load would only make the server slow. This user has no rights but those
+# of all users.
+USER 65534:65534
 RUN ["python", "-m", "inferd.kernels.native", "--check"]
+USER 10001:0
 EXPOSE 8000
 # /health answers 503 until the model is loaded, and while the server drains.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen('http://127.0.0.1:' + os.environ['INFERD_PORT'] + '/health', timeout=4)"]
 ENTRYPOINT ["inferd"]
 CMD ["serve"]
+# Last, because it differs in every commit.
+LABEL org.opencontainers.image.revision="${REVISION}"

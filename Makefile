@@ -13,10 +13,10 @@ DOCS_STAMP := $(VENV)/.installed-docs
 SMOLLM2 := engine/api/smollm2.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve quick test long mutants chaos soak clients check format shape bench gpu docs train clean
+.PHONY: help install serve quick test long mutants chaos soak clients check format shape bench gpu docs train image image-test clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt $(SMOLLM2)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -89,6 +89,12 @@ docs: $(DOCS_STAMP) ## Write the tables of docs/ anew and build the site in buil
 
 train: $(STAMP) ## Train the embedded model again (about an hour on two cores)
 	@$(BIN)/python -m examples.tiny.train
+
+image: ## Build the container image with docker, podman or buildah: make image ARGS='--build-arg TORCH_INDEX_URL=...'
+	@deploy/build.sh $(ARGS)
+
+image-test: ## Run the image as any user on a read-only root, and check its start, a chat and its end
+	@deploy/test_image.sh
 
 clean: ## Remove build outputs and the virtual environment
 	rm -rf build dist *.egg-info $(VENV)

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from inferd.kernels import native
+from inferd.kernels.gpu import is_installed
 from inferd.kernels.linear import few_rows_refuse
 from inferd.kernels.linear.tuning import Table, read, write
 
@@ -71,5 +72,5 @@ def _device_name() -> str:
     """Name of the GPU, with the versions that a measurement on it depends on."""
     return (
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}, "
-        f"Triton {version('triton')}"
+        f"Triton {version('triton') if is_installed('triton') else 'none'}"
     )

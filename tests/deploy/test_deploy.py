@@ -39,6 +39,10 @@ def one(instruction: str) -> str:
     return found
 
 
+def users() -> list[str]:
+    return [arguments for name, arguments in instructions() if name == "USER"]
+
+
 def environment() -> dict[str, str]:
     pairs = " ".join(arguments for name, arguments in instructions() if name == "ENV")
     return dict(pair.split("=", 1) for pair in pairs.split())
@@ -150,15 +154,28 @@ def test_the_container_has_no_rights_it_does_not_need() -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    user, group = one("USER").split(":")
+    user, group = users()[-1].split(":")
     assert int(user) > 0
     assert group == "0"
 
 
-def test_the_image_is_not_built_unless_its_user_can_load_the_kernels() -> None:
-    names = [name for name, _ in instructions()]
+def test_the_image_is_not_built_unless_any_user_can_load_the_kernels() -> None:
     check = ("RUN", '["python", "-m", "inferd.kernels.native", "--check"]')
-    assert instructions().index(check) > names.index("USER") > names.index("COPY")
+    before = instructions()[: instructions().index(check)]
+    user, group = [arguments for name, arguments in before if name == "USER"][-1].split(":")
+    assert user == group == "65534", "nobody: neither an owner nor a group gives it a right"
+    assert max(index for index, (name, _) in enumerate(before) if name == "COPY") < before.index(
+        ("USER", "65534:65534")
+    )
+
+
+def test_a_change_of_the_sources_installs_no_dependency_and_compiles_no_kernel() -> None:
+    """The builder repeats what follows the first changed COPY."""
+    text = (ROOT / "Dockerfile").read_text()
+    installs, compiles = text.index("--requirement requirements.txt"), text.index('"inferd.kernels.native"]')
+    assert installs < text.index("COPY kernels") < compiles < text.index("COPY server") < text.index("COPY engine")
+    last = [arguments for name, arguments in instructions() if name == "COPY"]
+    assert last == ["--from=dependencies /opt/inferd /opt/inferd", "--from=build /product /opt/inferd"]
 
 
 def test_a_drain_has_time_to_end() -> None:
@@ -215,6 +232,7 @@ def test_triton_can_compile_in_the_image() -> None:
     installed = next(
         arguments for name, arguments in instructions() if name == "RUN" and "apt-get install" in arguments
     )
+    assert installed.startswith("if [ -e /opt/inferd/lib/python3*/site-packages/triton ]")
     assert variables["CC"] in installed.split() and "libc6-dev" in installed.split()
 
 
