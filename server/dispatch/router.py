@@ -339,9 +339,8 @@ class Router:
         for stream in lost.values():
             if stream.abort_reason is not None and stream.request_id in self._streams:
                 self._push(stream, Delta(request_id=stream.request_id, finish_reason="abort"))
-        if self._unsent or len(self.replicas) > 1:
-            lost = {name: stream for name, stream in self._streams.items() if name in lost or name in self._unsent}
-        self._unsent = {name: stream for name, stream in lost.items() if name in self._streams}
+        waiting = lost.keys() | self._unsent.keys()
+        self._unsent = {name: stream for name, stream in self._streams.items() if name in waiting}
 
     async def send_waiting(self, index: int) -> None:
         """Send the streams of a replica whose engine is gone to the others, if one takes requests."""
@@ -415,7 +414,7 @@ class Router:
                 break
             del self._unsent[stream.request_id]
             replica.streams[stream.request_id] = stream
-            replica.send(self._quarantine.replay(stream.journal))
+            replica.try_send(self._quarantine.replay(stream.journal))
             num_replayed += 1
             num_ids += len(stream.submit.prompt_ids) + stream.num_generated
             if num_ids >= _REPLAYED_AT_ONCE:

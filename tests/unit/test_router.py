@@ -771,3 +771,22 @@ def test_an_engine_that_dies_while_it_is_sent_requests_loses_none() -> None:
         assert all(stream.num_generated == 0 for stream in streams)
 
     play_two(scenario)
+
+
+def test_a_replica_that_takes_nothing_does_not_end_the_move_to_it() -> None:
+    """It hangs. Its own supervisor will notice, and its streams go on elsewhere then."""
+
+    async def scenario(router: Router, clients: list[FakeClient]) -> None:
+        streams = [router.submit(submit(name)) for name in "ab"]
+
+        def refuse(message: object) -> None:
+            raise EngineDeadError("it leaves its messages unread")
+
+        clients[1].send = refuse  # type: ignore[method-assign]
+        router.lose({}, index=0)
+        await router.send_waiting(0)
+        assert router.num_unsent == 0
+        router.lose({}, index=1)
+        assert router.num_unsent == len(streams)
+
+    play_two(scenario)
