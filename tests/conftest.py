@@ -58,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
         " a seed from the commit; all with --long",
     )
     config.addinivalue_line("markers", "long: run with --long only")
+    config.addinivalue_line("markers", "browser: needs Chromium and Playwright; skipped by name without them")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -45,7 +45,14 @@ TIERS = (
     Tier("cpu models + aot", 90, ("cpu", "aot"), workers=2, threads=1),
     Tier("cpu models in plain PyTorch", 600, ("cpu",), options=("--kernels", "reference"), is_long=True),
     Tier("kernels", 120, ("kernels",), workers=2, threads=1),
-    Tier("api + deploy + benchmarks", 80, ("api", "deploy", "benchmarks"), workers=2, threads=1),
+    Tier(
+        "api + page + deploy + benchmarks",
+        80,
+        ("api", "page", "deploy", "benchmarks"),
+        workers=2,
+        threads=1,
+        options=("-rs",),
+    ),
     Tier("real model", 60, ("real",), workers=2, threads=1, by="loadfile"),
     Tier("e2e", 60, ("e2e", "prometheus"), workers=2, threads=1, by="loadfile"),
     # There are more processes than cores, because waiting for a daemon takes no processor time. Engines with two

@@ -62,6 +62,7 @@ PLAIN = (
     "server/playground",
     "server/transport",
     "tests/api",
+    "tests/page",
     "tests/e2e",
     "tests/reliability",
     "tests/security",

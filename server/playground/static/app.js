@@ -35,12 +35,12 @@ async function fill(answer, options, changed) {
   changed();
 }
 
-// Times as the reader of the page sees them, so that they contain the network.
+// The first token's time is that of the page's reader, so it contains the network. Chunks may hold several tokens, so
+// the server says how long each further token took.
 function time(answer, begunMs) {
   if (answer.firstTokenMs === undefined) return;
   answer.ttftMs = answer.firstTokenMs - begunMs;
-  const further = (answer.usage?.completion_tokens ?? 0) - 1;
-  if (further > 0) answer.tpotMs = (performance.now() - answer.firstTokenMs) / further;
+  answer.tpotMs = answer.metrics?.mean_itl_ms ?? null;
 }
 
 // Draws the page again, soon, and at most every `DRAW_MS`.
@@ -93,19 +93,19 @@ function App() {
   };
 
   const path = shownPath(root.current);
-  const last = path.at(-1) ?? root.current;
+  const last = lastOf(root.current);
   const running = last.isRunning ? last : null;
   return html`
     <header>
       <h1>inferd</h1>
       <${Status} status=${seen.status} />
       <button type="button" disabled=${path.length === 0}
-        onClick=${() => { running?.abort.abort(); root.current = newConversation(); changed(); }}>New chat</button>
+        onClick=${() => { lastOf(root.current).abort?.abort(); root.current = newConversation(); changed(); }}>New chat</button>
     </header>
     <main>
       ${asksKey !== null && html`<${KeyForm} why=${asksKey} done=${readModels} />`}
       <${Messages} path=${path} act=${act} />
-      <${Composer} send=${(text) => say(last, text)} running=${running} isBlocked=${last.calls?.length > 0} />
+      <${Composer} send=${(text) => say(lastOf(root.current), text)} running=${running} isBlocked=${last.calls?.length > 0} />
     </main>
     <aside aria-label="Engine and settings">
       <div class="tabs">
@@ -117,6 +117,9 @@ function App() {
         : html`<${Options} options=${options} models=${models} change=${changeOptions} />`}
     </aside>`;
 }
+
+// The message that is shown last. A click may come before the page is drawn again, so its handler asks here.
+const lastOf = (root) => shownPath(root).at(-1) ?? root;
 
 function Messages({ path, act }) {
   const box = useRef(null);

@@ -58,7 +58,7 @@ const precisionOf = ({ dtype, quantization }) => (quantization === "none" ? dtyp
 
 function Requests({ requests, history }) {
   return html`
-    <section><h3>Requests</h3>
+    <section><h2>Requests</h2>
       <p class="numbers"><b>${requests.running}</b> running <b>${requests.waiting}</b> waiting</p>
       <${Line} values=${history.map((one) => one.running)} label="Running requests in the last two minutes" />
     </section>`;
@@ -69,7 +69,7 @@ function Blocks({ cache, prefix, history }) {
   const parts = [["used", cache.used], ["cached", cache.cached], ["free", free]];
   const hits = prefix.query_tokens ? `${Math.round((100 * prefix.hit_tokens) / prefix.query_tokens)}%` : "none";
   return html`
-    <section><h3>KV blocks</h3>
+    <section><h2>KV blocks</h2>
       <div class="bar" role="img" aria-label=${parts.map(([name, count]) => `${count} ${name}`).join(", ")}>
         ${parts.map(([name, count]) => html`<span class=${name} style=${{ flexGrow: count }}></span>`)}
       </div>
@@ -93,7 +93,7 @@ function Line({ values, label, most = 0 }) {
 function LastMinute({ phases }) {
   const rows = Object.entries(phases).filter(([, phase]) => phase);
   return html`
-    <section><h3>Steps in the last minute</h3>
+    <section><h2>Steps in the last minute</h2>
       ${rows.length === 0 ? html`<p class="quiet">None.</p>` : html`
         <table>
           <thead><tr><th>Phase</th><th>Steps</th><th>Median</th><th>Bound</th></tr></thead>
@@ -111,9 +111,9 @@ function Times({ targets, answers }) {
     ["First token", "ttftMs", targets.ttft_ms], ["Each further token", "tpotMs", targets.tpot_ms],
   ];
   return html`
-    <section><h3>Times of this page's answers</h3>
+    <section><h2>Times of this page's answers</h2>
       <table>
-        <thead><tr><th></th><th>Median</th><th>Target</th></tr></thead>
+        <thead><tr><th>Time</th><th>Median</th><th>Target</th></tr></thead>
         <tbody>${rows.map(([name, field, target]) => {
           const value = median(answers.map((answer) => answer[field]).filter((one) => one != null));
           const isLate = target !== null && value > target;
@@ -129,7 +129,7 @@ const ms = (value) => (value === null ? "–" : `${value.toFixed(value < 10 ? 1 
 
 function Replicas({ replicas }) {
   return html`
-    <section><h3>${replicas.length === 1 ? "Replica" : "Replicas"}</h3>
+    <section><h2>${replicas.length === 1 ? "Replica" : "Replicas"}</h2>
       <table>
         <thead><tr><th>No.</th><th>Status</th><th>Running</th><th>Waiting</th><th>KV in use</th></tr></thead>
         <tbody>${replicas.map((replica, i) => html`

@@ -35,7 +35,8 @@ export function Tokens({ tokens, branch }) {
 function Token({ token, isOpen, isReached, open, reach, branch }) {
   const text = token.text.replaceAll("\n", "↵\n") || "␣";
   return html`<span class="token" onMouseEnter=${open}><button type="button" class="p${levelOf(token.probability)}"
-    tabindex=${isReached ? 0 : -1} onFocus=${reach} aria-expanded=${isOpen}>${text}</button>${
+    tabindex=${isReached ? 0 : -1} onFocus=${reach} aria-expanded=${isOpen}
+    aria-label=${text.trim() ? undefined : visible(token.text)}>${text}</button>${
     isOpen && html`<${Alternatives} token=${token} branch=${branch} />`}</span>`;
 }
 

@@ -1,0 +1,170 @@
+"""The page at / in a browser, beside a real server with scripted answers. Skipped if something is not installed.
+
+CONTRIBUTING.md says what to install. The page's policy forbids to evaluate text, so tests wait for elements.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferd.engine.api.errors import RequestError
+from inferd.server.api.app import AppOptions
+from inferd.server.text.model import ServedModel
+from tests.api.conftest import MAX_MODEL_LEN, MODEL_PATH, VOCAB_SIZE, Script, ScriptedRouter, serving
+
+AXE = Path(os.environ.get("AXE_CORE", "build/node_modules/axe-core/axe.min.js"))
+SERIOUS = ("serious", "critical")
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed: the page is not tested")
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the page is not tested")
+    with api.sync_playwright() as playwright:
+        # Chromium's sandbox does not start as root, as which containers run.
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def model() -> ServedModel:
+    return ServedModel.load(MODEL_PATH, ("tiny",), max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE)
+
+
+@pytest.fixture
+def router(model: ServedModel) -> ScriptedRouter:
+    return ScriptedRouter(model)
+
+
+@pytest.fixture(params=[()], ids=["open"])
+def page(request: pytest.FixtureRequest, browser: Any, model: ServedModel, router: ScriptedRouter) -> Iterator[Any]:
+    """The page of a server with the keys of the parameter. Afterwards it has reported no error and refused nothing."""
+    faults: list[str] = []
+    options = AppOptions(api_keys=request.param, has_access_log=False)
+    with serving(model, router, options) as url, browser.new_context() as context:
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto(f"{url}/")
+        page.wait_for_selector(".status.ready")
+        yield page
+    # The browser itself reports answers that are no success.
+    assert [fault for fault in faults if "Failed to load resource" not in fault] == []
+
+
+def send(page: Any, text: str) -> None:
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+
+
+def answered(page: Any, text: str) -> None:
+    """Wait for a finished answer."""
+    page.locator(".assistant", has_text=text).locator(".facts", has_text="tokens").wait_for()
+
+
+def test_an_answer_streams_and_can_be_branched_from_a_token(page: Any, router: ScriptedRouter) -> None:
+    router.will(Script("**Bold** <img src=x onerror=alert(1)>"), Script(" there"))
+    send(page, "hi")
+    answered(page, "Bold")
+    assert page.locator(".markdown strong").inner_text() == "Bold"
+    assert page.locator(".markdown img").count() == 0 and "<img" in page.locator(".markdown").inner_text()
+    page.get_by_role("button", name="Tokens").click()
+    page.locator(".token").nth(1).hover()
+    other = page.locator(".alternatives button:not(:disabled) .text").first
+    chosen = other.inner_text().replace("·", " ")
+    first = page.locator(".token > button").first.inner_text()
+    other.click()
+    page.locator(".branches", has_text="2 of 2").wait_for()
+    answered(page, "there")
+    prompt = router.model.tokenizer.decode(list(router.submits[1].prompt_ids), False)
+    assert prompt.endswith(f"{first}{chosen}"), "the second request continues the text up to the chosen token"
+
+
+def test_stop_ends_the_request(page: Any, router: ScriptedRouter) -> None:
+    router.will(Script("and so on", ends=False))
+    send(page, "hi")
+    page.locator(".markdown", has_text="and so on").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    page.locator(".facts", has_text="stopped").wait_for()
+    router.wait_for(lambda: len(router.aborted) == 1)
+
+
+def test_an_edited_message_is_a_branch(page: Any, router: ScriptedRouter) -> None:
+    router.will(Script("first answer"), Script("second answer"))
+    send(page, "one")
+    answered(page, "first answer")
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edited message").fill("two")
+    page.locator(".edit button.main").click()
+    answered(page, "second answer")
+    page.get_by_label("Earlier branch").click()
+    page.locator(".assistant", has_text="first answer").wait_for()
+    assert page.locator(".bubble").inner_text() == "one"
+
+
+def test_a_call_waits_for_its_result(page: Any, router: ScriptedRouter) -> None:
+    router.will(
+        Script('<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call>'), Script("It is calm.")
+    )
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Tools, as a list of functions").fill('[{"name": "look"')
+    send(page, "hi")
+    page.locator(".failure", has_text="Correct or empty it").wait_for()
+    page.get_by_label("Tools, as a list of functions").fill('[{"name": "look"}]')
+    page.get_by_role("button", name="New chat").click()
+    send(page, "Look at the sea.")
+    page.get_by_label("Result of look").fill("waves of 3 cm")
+    page.get_by_role("button", name="Send results").click()
+    answered(page, "It is calm.")
+    assert "waves of 3 cm" in router.model.tokenizer.decode(list(router.submits[1].prompt_ids), False)
+
+
+def test_an_error_is_shown_below_its_answer(page: Any, router: ScriptedRouter) -> None:
+    router.refusal = RequestError("model_not_found", "No such model.")
+    send(page, "hi")
+    page.locator(".assistant .failure", has_text="No such model.").wait_for()
+    router.refusal = None
+    router.will(Script("better"))
+    page.get_by_role("button", name="Try again").click()
+    answered(page, "better")
+
+
+@pytest.mark.parametrize("page", [("right",)], indirect=True, ids=["key"])
+def test_the_page_asks_for_a_key(page: Any, router: ScriptedRouter) -> None:
+    router.will(Script("welcome"))
+    for key in ("wrong", "right"):
+        page.locator(".key-form input").fill(key)
+        page.locator(".key-form button").click()
+        if key == "wrong":
+            page.locator(".key-form [role=alert]", has_text="Incorrect API key").wait_for()
+    page.locator(".key-form").wait_for(state="detached")
+    send(page, "hi")
+    answered(page, "welcome")
+
+
+def test_axe_finds_no_serious_fault(page: Any, router: ScriptedRouter) -> None:
+    if not AXE.is_file():
+        pytest.skip(f"axe-core is not at {AXE}: the page's accessibility is not tested")
+    router.will(Script("A [link](https://example.org) and `code`."))
+    send(page, "hi")
+    answered(page, "link")
+    page.get_by_role("button", name="Tokens").click()
+    page.locator(".token").nth(1).hover()
+    page.evaluate(AXE.read_text())
+    for scheme, tab in (("light", "Engine"), ("dark", "Settings")):
+        page.emulate_media(color_scheme=scheme)
+        page.get_by_role("button", name=tab).click()
+        found = page.evaluate("axe.run()")["violations"]
+        assert [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in SERIOUS] == []
