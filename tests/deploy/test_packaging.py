@@ -78,6 +78,8 @@ def test_the_wheel_holds_every_file_of_the_product(wheel: Path) -> None:
     }
     assert modules <= held, f"not in the wheel: {sorted(modules - held)}"
     assert "inferd/__main__.py" in held
+    page = {f"inferd/{path.relative_to(ROOT)}" for path in (ROOT / "server/playground/static").iterdir()}
+    assert page and page <= held, f"not in the wheel: {sorted(page - held)}"
 
 
 def test_the_wheel_holds_the_embedded_model_without_its_trainer(wheel: Path) -> None:
