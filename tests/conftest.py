@@ -25,7 +25,8 @@ list takes 20 ms of processor time a client."""
 LONGEST_FIRST = (
     "deploy/test_packaging", "benchmarks/test_gpu_driver", "cpu/test_over_http", "e2e/test_benchmark_scenarios",
     "e2e/test_benchmark_slo", "e2e/test_serve", "e2e/test_boundaries", "e2e/test_benchmark_overhead",
-    "e2e/test_request_path", "e2e/test_structured", "e2e/test_clients", "reliability/test_kills",
+    "e2e/test_request_path", "prometheus/test_live", "e2e/test_structured", "e2e/test_clients",
+    "reliability/test_kills",
     "reliability/test_hangs", "reliability/test_orphans", "reliability/test_ranks",
     "reliability/test_drain", "reliability/test_quarantine",
     "chaos/test_chaos", "reliability/test_standby", "security/test_hostile_checkpoints", "security/test_secrets",
