@@ -48,7 +48,8 @@ def save(form: Format, directory: Path, **sizes: Any) -> Saved:
     stored: Tensors = {}
     for source in weights(describe(CONFIG | sizes)).sources:
         module, is_norm = source.tensor.removesuffix(".weight"), len(source.shape) == 1
-        write = None if is_norm or "embed" in module else form.writer(module)
+        is_router = module.endswith("mlp.gate")
+        write = None if is_norm or is_router or "embed" in module else form.writer(module)
         if write is not None:
             tensors, plain[source.tensor] = write(RandomNumbers(g), *source.shape)
             stored |= {f"{module}.{suffix}": tensor.contiguous() for suffix, tensor in tensors.items()}

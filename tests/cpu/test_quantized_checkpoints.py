@@ -14,7 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Ernie4_5Config, Ernie4_5ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeForCausalLM,
+)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from benchmarks.quality.checkpoint_formats import FORMATS, FP8_FORMATS, Format
@@ -71,6 +77,15 @@ def loaded(directory: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     return decoder
 
 
+def exactly(directory: Path) -> Decoder:
+    """A model whose activations are not rounded."""
+    files = Files.read(directory)
+    arch = ModelFacts.of(files).arch
+    decoder = Decoder(arch, torch.float32, "cpu", recipe=exact(recipe_of(arch, "none", torch.float32)))
+    load(decoder, files.tensors)
+    return decoder
+
+
 def oracle(saved: Saved, **sizes: int) -> Tensor:
     """Logits of transformers with the dequantized weights, in fp32."""
     own = {name: value for name, value in CONFIG.items() if name not in ("architectures", "dtype")}
@@ -97,11 +112,42 @@ def test_with_exact_activations_the_logits_are_equal(form: Format, tmp_path: Pat
     """The recipe of `benchmarks.quality.formats`, which shows that nothing but the activations is rounded."""
     sizes = {"head_dim": 64}  # Matrices that are fused begin at a block of FP8.
     expected = oracle(save(form, tmp_path, **sizes), **sizes)
-    files = Files.read(tmp_path)
-    arch = ModelFacts.of(files).arch
-    decoder = Decoder(arch, torch.float32, "cpu", recipe=exact(recipe_of(arch, "none", torch.float32)))
-    load(decoder, files.tensors)
-    assert error(prompt_logits(decoder, IDS, [len(IDS)]), expected) < 1e-5
+    assert error(prompt_logits(exactly(tmp_path), IDS, [len(IDS)]), expected) < 1e-5
+
+
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 64, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True,
+}  # fmt: skip
+
+
+@pytest.mark.sampled(keep=5)
+@pytest.mark.parametrize("form", [*FORMATS, *FP8_FORMATS], ids=lambda form: form.name)
+def test_experts_in_every_format(form: Format, tmp_path: Path) -> None:
+    """With exact activations, because rounded ones may choose other experts. Two experts exchanged are seen."""
+    saved, plain = save(form, tmp_path, **EXPERTS), tmp_path / "plain"
+    plain.mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in saved.plain.items()}, plain / "model.safetensors")
+    (plain / "config.json").write_text(json.dumps(CONFIG | EXPERTS))
+    model: Any = Qwen3MoeForCausalLM.from_pretrained(plain, dtype=torch.float32, experts_implementation="eager")
+    with torch.inference_mode():
+        expected = model.eval()(torch.tensor([IDS])).logits[0]
+    assert error(prompt_logits(exactly(tmp_path), IDS, [len(IDS)]), expected) < 1e-5
+    first, second = (f"model.layers.0.mlp.experts.{expert}.gate_proj." for expert in (0, 1))
+    names = {name: name.replace(first, second) for name in saved.tensors if name.startswith(first)}
+    names |= {other: name for name, other in names.items()}
+    exchanged = {names.get(name, name): tensor for name, tensor in saved.tensors.items()}
+    save_file(exchanged, tmp_path / "model.safetensors")
+    assert error(prompt_logits(exactly(tmp_path), IDS, [len(IDS)]), expected) > 1e-3
+
+
+@pytest.mark.sampled(keep=5)
+@pytest.mark.parametrize("form", [*FORMATS, *FP8_FORMATS], ids=lambda form: form.name)
+def test_bits_of_experts_are_the_same_in_any_chunks(form: Format, tmp_path: Path) -> None:
+    save(form, tmp_path, **EXPERTS)
+    decoder = loaded(tmp_path, torch.bfloat16)
+    whole = prompt_logits(decoder, IDS, [len(IDS)])
+    assert torch.equal(prompt_logits(decoder, IDS, [1, 5, len(IDS) - 6]), whole)
 
 
 NEIGHBOURS = ("W4A16", "GPTQ, one order", "AWQ", "FP8, a row", "FP8, blocks")
