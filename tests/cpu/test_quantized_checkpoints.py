@@ -93,7 +93,8 @@ def oracle(saved: Saved, **sizes: int) -> Tensor:
     model: Any = LlamaForCausalLM(config)
     model.load_state_dict(saved.plain)
     with torch.inference_mode():
-        return model.eval()(torch.tensor([IDS])).logits[0]
+        logits: Tensor = model.eval()(torch.tensor([IDS])).logits[0]
+    return logits
 
 
 def error(found: Tensor, expected: Tensor) -> float:

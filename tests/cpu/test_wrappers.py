@@ -64,6 +64,12 @@ CASES = (
          "head_dim": 32, "global_head_dim": 64, "hidden_size_per_layer_input": 0, "pad_token_id": 0},
         {"sliding_window": 21},
     ),
+    Case(
+        "gemma4_unified", "gemma4_unified_text", None,
+        {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2,
+         "head_dim": 32, "global_head_dim": 64, "pad_token_id": 0},
+        {"sliding_window": 21},
+    ),
     Case("mistral3", "mistral", "pixtral", {"sliding_window": None}, {"sliding_window": 20}),
     Case(
         "qwen2_5_vl", "qwen2_5_vl_text", None,
