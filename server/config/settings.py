@@ -92,6 +92,7 @@ class Settings(BaseSettings):
         "harmony",
         "hermes",
         "json",
+        "lfm2",
         "llama3_json",
         "mistral",
         "mistral_args",

@@ -194,6 +194,19 @@ CALLS: dict[str, CallFormat] = {
         _json("<|tool_call|>"),
         CallSyntax("<|tool_call|>", '{"name": "', '", "arguments": ', "}", ", ", "<|tool_call|>[", "]"),
     ),
+    # LFM2: a list of calls in Python, or in JSON if a grammar asks for it.
+    "lfm2": CallFormat(
+        {"open": "<|tool_call_start|>", "close": "<|tool_call_end|>", "repeats": True, "content": "text"},
+        CallSyntax(
+            "<|tool_call_start|>",
+            '{"name": "',
+            '", "arguments": ',
+            "}",
+            ", ",
+            "<|tool_call_start|>[",
+            "]<|tool_call_end|>",
+        ),
+    ),
     # gpt-oss.
     HARMONY: CallFormat(
         _named(

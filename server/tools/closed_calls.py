@@ -1,4 +1,5 @@
-"""Parses calls that can be read only when their region has closed, such as those in tags, by transformers' parser.
+"""Parses calls that can be read only when their region has closed: those in tags by transformers' parser, and those
+written as Python.
 
 One region at a time, so that a failure concerns exactly this region's text.
 """
@@ -14,6 +15,7 @@ from transformers.utils.chat_parsing.response_parser import ResponseParser
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 from inferd.server.tools.format import Region
+from inferd.server.tools.python_calls import python_calls
 
 
 def calls_of(
@@ -24,6 +26,8 @@ def calls_of(
 
     `tools`: their schemas tell which arguments are numbers.
     """
+    if region.is_python:
+        return _python_calls_of(body)
     if _leaves_text(region, body) or _repeats_argument(region, body):
         return None
     field = region.field
@@ -37,6 +41,17 @@ def calls_of(
         return None
     found = message.get(field.name)
     return _normal(found if isinstance(found, list) else [found])
+
+
+def _python_calls_of(body: str) -> list[tuple[str, str]] | None:
+    """Models that write Python write JSON if they are asked to, which is no Python if a word of JSON is in it."""
+    found: object = python_calls(body)
+    if found is None:
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            return None
+    return _normal(found if isinstance(found, list) else [found]) or None
 
 
 def _leaves_text(region: Region, body: str) -> bool:

@@ -54,6 +54,7 @@ _CALL_RULES: tuple[_Rule, ...] = (
     (lambda clues: clues.has("<tool_call>"), "hermes"),
     (lambda clues: clues.has("<|tool_call|>", "<|/tool_call|>"), "phi4"),
     (lambda clues: clues.has("<|tool_call|>"), "granite"),
+    (lambda clues: clues.has("<|tool_call_start|>") or "<|tool_call_start|>" in clues.tokens, "lfm2"),
     (lambda clues: clues.has("<|python_tag|>") or clues.has('"name": function name', '"parameters"'), "llama3_json"),
     # The template shows no calls, but the family writes them with a special token.
     (lambda clues: clues.model_type.startswith(_MISTRAL) and "[ARGS]" in clues.tokens, "mistral_args"),

@@ -93,6 +93,11 @@ class Region:
         pattern = self.field.content_args.get("tag_pattern") if self.field.content == "xml-inline" else None
         return pattern if isinstance(pattern, str) else None
 
+    @property
+    def is_python(self) -> bool:
+        """Whether calls are written as Python."""
+        return self.role == "call" and self.field.content == "text"
+
 
 @dataclass(frozen=True, slots=True)
 class Format:

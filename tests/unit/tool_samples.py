@@ -133,6 +133,22 @@ SAMPLES: dict[str, Sample] = {
         "llama3_json", "none", '<|python_tag|>brave_search.call(query="x")',
         '<|python_tag|>brave_search.call(query="x")', is_as_transformers=False,
     ),
+    "lfm2, two calls in Python": Sample(
+        "lfm2", "think",
+        "<think>Both.</think>I look.\n<|tool_call_start|>[get_weather(city='Os\u00ado \u20ac', days=3, hours=[1, 2]), "
+        "time.now()]<|tool_call_end|>", "I look.", "Both.", (OSLO, NOW), is_as_transformers=False,
+    ),
+    "lfm2, every literal": Sample(
+        "lfm2", "none",
+        '<|tool_call_start|>f(a=-1.5, b={"k": (None, True), "l": null}, c="<|tool_", d=false)<|tool_call_end|>Done.',
+        "Done.",
+        calls=(("f", {"a": -1.5, "b": {"k": [None, True], "l": None}, "c": "<|tool_", "d": False}),),
+        is_as_transformers=False,
+    ),
+    "lfm2, in JSON": Sample(
+        "lfm2", "none", f'<|tool_call_start|>[{call("f", {"a": True})}, {call(*PARIS)}]<|tool_call_end|>',
+        calls=(("f", {"a": True}), PARIS), is_as_transformers=False,
+    ),
     "mistral, a list": Sample(
         "mistral", "none", f'[TOOL_CALLS] [{call(*PARIS)[:-1]}, "id": "123456789"}}, {call(*NOW)}]', calls=(PARIS, NOW),
         is_as_transformers=False,
@@ -204,6 +220,13 @@ BROKEN: dict[str, tuple[str, str]] = {
     "a marker alone": ("hermes", "<tool_call>\n "),
     "an end alone": ("hermes", "well </tool_call>\n"),
     "an unknown name": ("llama3_json", '{"name": "get_rain", "parameters": {}}'),
+    "Python that is no call": ("lfm2", "see <|tool_call_start|>[1 + 2]<|tool_call_end|> there"),
+    "Python with a place for its arguments": ("lfm2", '<|tool_call_start|>[get_weather("Paris")]<|tool_call_end|>'),
+    "Python that computes": ("lfm2", "<|tool_call_start|>[f(a=g())]<|tool_call_end|>"),
+    "Python with an argument twice": ("lfm2", "<|tool_call_start|>[f(a=1, a=2)]<|tool_call_end|>"),
+    "Python that nests too deep": ("lfm2", f"<|tool_call_start|>[f(a={'[' * 5000})]<|tool_call_end|>"),
+    "Python with a key twice": ("lfm2", "<|tool_call_start|>[f(a={'b': 1, 'b': 2})]<|tool_call_end|>"),
+    "Python that was cut": ("lfm2", "<|tool_call_start|>[get_weather(city="),
     "a list of words": ("mistral", "[TOOL_CALLS] see above"),
     "no arguments": ("mistral_args", "[TOOL_CALLS]get_weather(x)"),
     "no function": ("qwen3_coder", "<tool_call>\n{}\n</tool_call>"),
@@ -257,6 +280,10 @@ TEMPLATES: dict[str, tuple[Clues, str, str]] = {
               "{{'<\uff5cAssistant\uff5c><think>\\n'}}", (), "qwen2"), "deepseek_v3", "think"),
     "DeepSeek V3.1": (Clues("{{'" + CALL_BEGIN + "'+ name + '" + SEP + "'}}{{'</think>'}}", (), "deepseek_v3"),
                       "deepseek_v31", "think"),
+    "LFM2": (
+        Clues("List of tools: <|tool_list_start|>[{{ tool }}]<|tool_list_end|>", ("<|tool_call_start|>",), "lfm2"),
+        "lfm2", "none",
+    ),
     "Gemma 3": (Clues("<start_of_turn>model\n{{ content }}<end_of_turn>", (), "gemma3_text"), "none", "none"),
     "Gemma 4": (
         Clues("{{- '<|tool_call>call:' + function['name'] + '{' -}}<|channel>thought\n<channel|>", (), "gemma4"),
