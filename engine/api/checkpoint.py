@@ -23,7 +23,7 @@ from inferd.engine.arch.gguf.tensors import PlacedTensor
 from inferd.engine.arch.registry import tensor_names
 from inferd.engine.arch.stacked import Slice, router_name, slices
 from inferd.engine.arch.stored import FLOATS
-from inferd.engine.arch.weights import EMBEDDING, HEAD, TensorNames, named_in_full
+from inferd.engine.arch.tensors import EMBEDDING, HEAD, TensorNames, named_in_full
 from inferd.engine.arch.wrappers import is_tied, text_config, text_tensors, wrapper_of
 
 EMBEDDED_PATH = Path(__file__).resolve().parents[1] / "tiny" / "model"

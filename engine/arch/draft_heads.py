@@ -14,7 +14,8 @@ from typing import Any
 from inferd.engine.arch import llama
 from inferd.engine.arch.description import Arch, ArchError, DraftHead, DraftHeadKind
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.weights import Source, TensorNames, WeightMap, weight_map
+from inferd.engine.arch.tensors import TensorNames, weight_map
+from inferd.engine.arch.weights import Source, WeightMap
 
 EAGLE3_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 _NAMES = TensorNames(attention_norm=None)

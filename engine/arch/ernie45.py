@@ -10,7 +10,7 @@ from inferd.engine.arch.description import Arch
 from inferd.engine.arch.experts import with_experts
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.rope import read_rope
-from inferd.engine.arch.weights import TensorNames
+from inferd.engine.arch.tensors import TensorNames
 
 NAMES_WITH_EXPERTS = TensorNames(shared="mlp.shared_experts", score_bias="moe_statics.e_score_correction_bias")
 MTP_LAYERS = "model.mtp_"

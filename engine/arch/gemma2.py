@@ -8,7 +8,7 @@ import dataclasses
 from inferd.engine.arch.base import base
 from inferd.engine.arch.description import Arch, NormKind, Rope
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.weights import TensorNames
+from inferd.engine.arch.tensors import TensorNames
 from inferd.engine.arch.windows import windowed_layers, windows_of
 
 NAMES = TensorNames(

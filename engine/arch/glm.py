@@ -9,7 +9,7 @@ from inferd.engine.arch.base import base
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.rope import read_rope
-from inferd.engine.arch.weights import TensorNames
+from inferd.engine.arch.tensors import TensorNames
 
 NAMES = TensorNames(gate_up=("gate_up_proj",))
 NAMES_WITH_POST_NORMS = dataclasses.replace(

@@ -10,7 +10,7 @@ from inferd.engine.arch.description import Arch, QKNorm
 from inferd.engine.arch.experts import with_experts, with_sigmoid_router
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.rope import read_rope
-from inferd.engine.arch.weights import TensorNames
+from inferd.engine.arch.tensors import TensorNames
 
 NAMES = TensorNames(shared="mlp.shared_experts")
 

@@ -13,7 +13,7 @@ from inferd.engine.arch.base import base
 from inferd.engine.arch.description import Arch, GateLimit
 from inferd.engine.arch.experts import with_experts
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.weights import TensorNames
+from inferd.engine.arch.tensors import TensorNames
 from inferd.engine.arch.windows import windowed_layers, windows_of
 
 NAMES = TensorNames(router="router", alternates_experts=True)

@@ -9,7 +9,7 @@ from inferd.engine.arch import granite
 from inferd.engine.arch.description import Activation, Arch, Mamba2
 from inferd.engine.arch.experts import with_experts
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.weights import TensorNames
+from inferd.engine.arch.tensors import TensorNames
 
 NAMES = TensorNames(
     mlp="shared_mlp",

@@ -9,7 +9,7 @@ from inferd.engine.arch.base import base
 from inferd.engine.arch.description import Arch, QKNorm, ShortConv
 from inferd.engine.arch.experts import with_experts
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.weights import TensorNames
+from inferd.engine.arch.tensors import TensorNames
 
 NAMES = TensorNames(
     attention_norm="operator_norm",

@@ -6,7 +6,7 @@ from inferd.engine.arch import mistral
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.experts import with_experts
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.weights import TensorNames
+from inferd.engine.arch.tensors import TensorNames
 
 NAMES = TensorNames(mlp="block_sparse_moe", gate_up=("w1", "w3"), down="w2")
 

@@ -7,7 +7,7 @@ import dataclasses
 from inferd.engine.arch.base import base
 from inferd.engine.arch.description import Arch, QKNorm, Rope
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.weights import TensorNames
+from inferd.engine.arch.tensors import TensorNames
 
 NAMES = TensorNames(
     attention_norm=None,

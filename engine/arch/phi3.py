@@ -9,7 +9,7 @@ from inferd.engine.arch.base import base
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.rope import read_rope
-from inferd.engine.arch.weights import TensorNames
+from inferd.engine.arch.tensors import TensorNames
 from inferd.engine.arch.windows import in_every_layer
 
 NAMES = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))

@@ -16,7 +16,7 @@ from inferd.engine.arch.experts import with_experts
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.qwen3_moe import expert_layers
 from inferd.engine.arch.rope import read_rope
-from inferd.engine.arch.weights import TensorNames
+from inferd.engine.arch.tensors import TensorNames
 
 NAMES_OF_NEXT = TensorNames(delta_in=("in_proj_qkvz", "in_proj_ba"))
 MTP_LAYERS = "mtp."

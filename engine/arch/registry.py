@@ -55,7 +55,8 @@ from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.modelled import Modelled
 from inferd.engine.arch.quantization.read import read_quantization
 from inferd.engine.arch.stored import Stored
-from inferd.engine.arch.weights import LLAMA_NAMES, TensorNames, WeightMap, modelled_weights, weight_map
+from inferd.engine.arch.tensors import LLAMA_NAMES, TensorNames, modelled_weights, weight_map
+from inferd.engine.arch.weights import WeightMap
 from inferd.engine.arch.wrappers import known_wrappers, text_config, wrapper_of
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from inferd.engine.arch.weights import TensorNames
+from inferd.engine.arch.tensors import TensorNames
 
 _STACKED = re.compile(r"(model\.layers\.\d+\.)(?:(?:mlp|block_sparse_moe)\.)?experts\.(\w+?)_proj(?:\.(weight|bias))?")
 _ALTERNATING = re.compile(r"(model\.layers\.\d+\.)mlp\.experts\.(gate_up|down)_proj(|_bias|_blocks|_scales)")

@@ -8,7 +8,7 @@ import dataclasses
 from inferd.engine.arch.base import base
 from inferd.engine.arch.description import Activation, Arch, NormKind
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.weights import TensorNames
+from inferd.engine.arch.tensors import TensorNames
 from inferd.engine.arch.windows import in_every_layer
 
 NAMES = TensorNames(up="c_fc", down="c_proj")

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from inferd.engine.arch.description import ArchError
-from inferd.engine.arch.weights import HEAD, Tensor
+from inferd.engine.arch.tensors import HEAD
+from inferd.engine.arch.weights import Tensor
 
 _GEMMA3 = {
     "vocab_size": 262_208,

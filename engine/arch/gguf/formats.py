@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.gguf.tensors import PlacedTensor
 from inferd.engine.arch.stored import IntLayout, Stored, StoredTensor
-from inferd.engine.arch.weights import EMBEDDING, HEAD, WeightMap
+from inferd.engine.arch.tensors import EMBEDDING, HEAD
+from inferd.engine.arch.weights import WeightMap
 
 LAYOUTS: Mapping[str, IntLayout] = {
     "Q4_0": IntLayout(4, 32, "F16"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from inferd.engine.arch.gguf.config import FACTOR_TENSORS, GgufFamily
 from inferd.engine.arch.gguf.header import GgufTensor
-from inferd.engine.arch.weights import TensorNames
+from inferd.engine.arch.tensors import TensorNames
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)\.(weight|bias)")
 _SINKS = ("attn_sinks", "weight")
