@@ -46,6 +46,8 @@ def copy_state(pool: Tensor, source: int, goal: int) -> None:
     2026-11-26).
     """
     assert pool.is_contiguous()
+    if not pool.numel():
+        return  # torch gives an empty pool strides, and no memory
     if native.refuses(pool.device.type, pool.dtype) is not None:
         pool[:, goal].copy_(pool[:, source])
         return

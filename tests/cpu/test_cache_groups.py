@@ -15,7 +15,7 @@ from inferd.engine.core.loop import EngineCore
 from tests.cpu.cases import CASES
 from tests.cpu.checkpoints import Case, load_transformers
 from tests.cpu.test_engine import NUM_NEW, Engine, request, run
-from tests.cpu.test_parity import generate
+from tests.cpu.test_parity import continues
 
 VOCAB = 211
 BLOCK = 16
@@ -54,20 +54,18 @@ def test_the_cases_are_what_they_should_be(engine: Engine, path: Path) -> None:
     assert engine.runner._kv.data.shape[0] * len(windows) == sum(group.num_planes for group in arch.cache_groups)
 
 
-def test_ids_are_those_of_generate(engine: Engine, path: Path) -> None:
+def test_ids_are_those_of_transformers(engine: Engine, path: Path) -> None:
     """Requests are chunked, continue prefix hits, and some are preempted."""
     stem = prompt(1, 130)
     prompts = {f"p{i}": (*stem[: 20 * (i % 7)], *prompt(2 + i, 5 + 7 * (i % 3))) for i in range(14)}
     model = load_transformers(path, torch.float32)
-    expected = {}
-    for name, ids in prompts.items():
-        expected[name] = tuple(generate(model, list(ids), NUM_NEW)[len(ids) :])
     submits = [request(name, ids) for name, ids in prompts.items()]
 
     roomy = engine.core(max_num_batched_tokens=40)
     tight = engine.core(max_num_batched_tokens=40, num_blocks=most_blocks(engine, LONGEST, 40))
-    for core in (roomy, tight):
-        assert {name: answer.token_ids for name, answer in run(core, *submits).items()} == expected
+    expected = {name: answer.token_ids for name, answer in run(roomy, *submits).items()}
+    assert {name: answer.token_ids for name, answer in run(tight, *submits).items()} == expected
+    assert all(len(ids) == NUM_NEW and continues(model, prompts[name], ids) for name, ids in expected.items())
     assert roomy.stats().prefix_hit_tokens > 0 and roomy.stats().num_preemptions == 0
     assert tight.stats().num_preemptions > 0
 

@@ -6,6 +6,7 @@ error of transformers' own run in the checkpoint's dtype. With one field of the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,20 @@ def generate(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
     )
     ids: list[int] = output[0].tolist()
     return ids
+
+
+TIE = 1e-5
+"""Logits nearer to each other than this, which have no order: fp32 sums of several orders differ by 1e-6."""
+
+
+def continues(model: Any, prompt: Sequence[int], ids: Sequence[int]) -> bool:
+    """Whether greedy decoding continues the prompt with these ids. One pass computes what `generate` does in many."""
+    assert len(ids)
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+    below = logits.amax(-1) - logits.gather(-1, torch.tensor(ids)[:, None])[:, 0]
+    assert logits.std() > 100 * TIE
+    return bool((below < TIE).all())
 
 
 def test_dynamic_rope_agrees_for_sequences_as_long_as_is_served(tmp_path: Path) -> None:

@@ -103,3 +103,7 @@ def test_a_state_is_copied_in_each_layer(size: int) -> None:
     expected[:, 1] = pool[:, 3]
     copy_state(pool, 3, 1)
     assert torch.equal(pool, expected)
+
+
+def test_layers_without_matrices_copy_nothing() -> None:
+    copy_state(torch.empty(3, 4, 0, 8), 3, 1)
