@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.api.app import AppOptions
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import MAX_MODEL_LEN, MODEL_PATH, VOCAB_SIZE, Script, ScriptedRouter, serving
+from tests.e2e.conftest import Daemon, free_model, start
+from tests.reliability.conftest import count, kill_engine
+
+__all__ = ["start"]
 
 AXE = Path(os.environ.get("AXE_CORE", "build/node_modules/axe-core/axe.min.js"))
 SERIOUS = ("serious", "critical")
@@ -49,10 +54,17 @@ def router(model: ServedModel) -> ScriptedRouter:
 
 @pytest.fixture(params=[()], ids=["open"])
 def page(request: pytest.FixtureRequest, browser: Any, model: ServedModel, router: ScriptedRouter) -> Iterator[Any]:
-    """The page of a server with the keys of the parameter. Afterwards it has reported no error and refused nothing."""
-    faults: list[str] = []
+    """The page of a server with the keys of the parameter."""
     options = AppOptions(api_keys=request.param, has_access_log=False)
-    with serving(model, router, options) as url, browser.new_context() as context:
+    with serving(model, router, options) as url, opened(browser, url) as page:
+        yield page
+
+
+@contextmanager
+def opened(browser: Any, url: str) -> Iterator[Any]:
+    """The page of a server. Afterwards it has reported no error and refused nothing."""
+    faults: list[str] = []
+    with browser.new_context() as context:
         page = context.new_page()
         page.set_default_timeout(10_000)
         page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
@@ -99,6 +111,27 @@ def test_stop_ends_the_request(page: Any, router: ScriptedRouter) -> None:
     page.get_by_role("button", name="Stop").click()
     page.locator(".facts", has_text="stopped").wait_for()
     router.wait_for(lambda: len(router.aborted) == 1)
+
+
+def test_an_answer_goes_on_when_its_engine_is_killed(browser: Any, start: Callable[..., Daemon]) -> None:
+    """Promise 2, up to the reader: the text is that of an undisturbed answer to the same prompt."""
+    daemon = start(program=free_model(20))
+    with opened(browser, daemon.url) as page:
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Most tokens").fill("60")
+        page.get_by_label("Ask for the probabilities of tokens").uncheck()  # this model gives none
+        page.get_by_role("button", name="Engine").click()
+        send(page, "hi")
+        page.locator(".markdown", has_text="e").wait_for()
+        kill_engine(daemon)
+        answered(page, "60 tokens")
+        interrupted = page.locator(".markdown").inner_text()
+        assert count(daemon, "inferd_requests_replayed_total") == 1, "the engine died after the answer"
+        page.locator("dt:text-is('Restarts') + dd:text-is('1')").wait_for()
+        page.get_by_role("button", name="Again").click()
+        page.locator(".branches", has_text="2 of 2").wait_for()
+        answered(page, "60 tokens")
+        assert page.locator(".markdown").inner_text() == interrupted
 
 
 def test_an_edited_message_is_a_branch(page: Any, router: ScriptedRouter) -> None:
