@@ -6,6 +6,7 @@ CONTRIBUTING.md says what to install. The page's policy forbids to evaluate text
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -174,6 +175,28 @@ def test_an_error_is_shown_below_its_answer(page: Any, router: ScriptedRouter) -
     answered(page, "better")
 
 
+def test_two_answers_are_compared_token_by_token(page: Any, router: ScriptedRouter) -> None:
+    router.will(Script("one two three four"))
+    send(page, "hi")
+    answered(page, "four")
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("button", name="Send alone and among others").click()
+    page.get_by_text(re.compile(r"^0 of \d+ tokens differ\.")).wait_for()
+    assert len(router.submits) == 1 + 1 + 31 + 1
+    first, *others, second = router.submits[1:]
+    assert first.prompt_ids == second.prompt_ids and first.params.seed == second.params.seed
+    assert all(other.prompt_ids != first.prompt_ids for other in others)
+    page.get_by_role("button", name="Back to the chat").click()
+
+    router.will(*[Script("one two three four")] * 35, Script("one two five four"))
+    page.get_by_label("Temperature").fill("0.5")
+    page.get_by_role("button", name="Send with both").click()
+    page.get_by_text(re.compile(r"^1 of \d+ tokens differ\.$")).wait_for()
+    assert sorted(page.locator(".differs").all_inner_texts()) == [" five", " three"]
+    assert 0.5 in {submit.params.temperature for submit in router.submits[-2:]} != {0.5}
+    assert len({submit.params.seed for submit in router.submits[-2:]}) == 1
+
+
 @pytest.mark.parametrize("page", [("right",)], indirect=True, ids=["key"])
 def test_the_page_asks_for_a_key(page: Any, router: ScriptedRouter) -> None:
     router.will(Script("welcome"))
@@ -196,7 +219,7 @@ def test_axe_finds_no_serious_fault(page: Any, router: ScriptedRouter) -> None:
     page.get_by_role("button", name="Tokens").click()
     page.locator(".token").nth(1).hover()
     page.evaluate(AXE.read_text())
-    for scheme, tab in (("light", "Engine"), ("dark", "Settings")):
+    for scheme, tab in (("light", "Engine"), ("dark", "Settings"), ("dark", "Compare")):
         page.emulate_media(color_scheme=scheme)
         page.get_by_role("button", name=tab).click()
         found = page.evaluate("axe.run()")["violations"]

@@ -1,47 +1,15 @@
 // The page: its state, and what its buttons do. Answers are streamed into the conversation and drawn as they come.
 
-import { get, Refusal, storedKey, storeKey, stream } from "./api.js";
+import { get, Refusal, storedKey, storeKey } from "./api.js";
 import { Message } from "./answer.js";
-import { add, messagesUpTo, newAnswer, newConversation, newMessage, show, shownPath, take, textWith } from "./conversation.js";
+import { fill } from "./ask.js";
+import { CompareForm, compareCrowd, compareSettings, Comparison, stopPair } from "./compare.js";
+import { add, newAnswer, newConversation, newMessage, show, shownPath, textWith } from "./conversation.js";
 import { Engine, Status, useEngineState } from "./engine.js";
-import { fieldsOf, Options, storedOptions, storeOptions } from "./options.js";
+import { Options, storedOptions, storeOptions } from "./options.js";
 import { html, render, useEffect, useRef, useState } from "./preact.js";
 
 const DRAW_MS = 60; // shortest time between two drawings of an answer that grows
-
-// Asks for the answer and adds what comes to it. Ends with its error in it, if there was one.
-async function fill(answer, options, changed) {
-  const begunMs = performance.now();
-  answer.abort = new AbortController();
-  answer.isRunning = true;
-  try {
-    const fields = fieldsOf(options);
-    answer.isConstrained = Boolean(fields.response_format);
-    const messages = messagesUpTo(answer.parent, options.system);
-    if (answer.prefix) {
-      messages.push({ role: "assistant", content: answer.prefix });
-      Object.assign(fields, { continue_final_message: true, add_generation_prompt: false });
-    }
-    for await (const chunk of stream("v1/chat/completions", { ...fields, messages }, answer.abort.signal)) {
-      take(answer, chunk);
-      changed();
-    }
-  } catch (error) {
-    if (error.name === "AbortError") answer.finishReason = "stopped";
-    else answer.error = error;
-  }
-  answer.isRunning = false;
-  time(answer, begunMs);
-  changed();
-}
-
-// The first token's time is that of the page's reader, so it contains the network. Chunks may hold several tokens, so
-// the server says how long each further token took.
-function time(answer, begunMs) {
-  if (answer.firstTokenMs === undefined) return;
-  answer.ttftMs = answer.firstTokenMs - begunMs;
-  answer.tpotMs = answer.metrics?.mean_itl_ms ?? null;
-}
 
 // Draws the page again, soon, and at most every `DRAW_MS`.
 function useDrawing() {
@@ -58,6 +26,7 @@ function App() {
   const [tab, setTab] = useState("Engine");
   const [asksKey, setAsksKey] = useState(null); // the server's words, if it wants a key
   const [models, setModels] = useState([]);
+  const [pair, setPair] = useState(null); // the comparison that is shown in place of the conversation
   const changed = useDrawing();
   const seen = useEngineState();
 
@@ -80,6 +49,7 @@ function App() {
     await fill(answer, options, changed);
     if (answer.error?.status === 401) setAsksKey(answer.error.message);
   };
+  const showChat = () => { if (pair) stopPair(pair); setPair(null); };
   const say = (parent, text) => ask(add(parent, newMessage("user", { text })));
   const act = {
     show: (message, step) => { show(message, step); changed(); },
@@ -95,26 +65,33 @@ function App() {
   const path = shownPath(root.current);
   const last = lastOf(root.current);
   const running = last.isRunning ? last : null;
+  const asked = path.findLast((message) => message.role !== "assistant") ?? null;
   return html`
     <header>
       <h1>inferd</h1>
       <${Status} status=${seen.status} />
       <button type="button" disabled=${path.length === 0}
-        onClick=${() => { lastOf(root.current).abort?.abort(); root.current = newConversation(); changed(); }}>New chat</button>
+        onClick=${() => { showChat(); lastOf(root.current).abort?.abort(); root.current = newConversation(); changed(); }}>New chat</button>
     </header>
     <main>
       ${asksKey !== null && html`<${KeyForm} why=${asksKey} done=${readModels} />`}
-      <${Messages} path=${path} act=${act} />
-      <${Composer} send=${(text) => say(lastOf(root.current), text)} running=${running} isBlocked=${last.calls?.length > 0} />
+      ${pair
+        ? html`<${Comparison} pair=${pair} isDeterministic=${seen.state?.engine?.deterministic ?? true}
+            close=${() => (pair.isRunning ? stopPair(pair) : setPair(null))} />`
+        : html`<${Messages} path=${path} act=${act} />`}
+      <${Composer} send=${(text) => { showChat(); say(lastOf(root.current), text); }} running=${running}
+        isBlocked=${last.calls?.length > 0} />
     </main>
-    <aside aria-label="Engine and settings">
+    <aside aria-label="Engine, settings and comparisons">
       <div class="tabs">
-        ${["Engine", "Settings"].map((name) => html`
+        ${["Engine", "Settings", "Compare"].map((name) => html`
           <button type="button" aria-pressed=${tab === name} onClick=${() => setTab(name)}>${name}</button>`)}
       </div>
-      ${tab === "Engine"
-        ? html`<${Engine} seen=${seen} answers=${path.filter((one) => one.role === "assistant")} />`
-        : html`<${Options} options=${options} models=${models} change=${changeOptions} />`}
+      ${tab === "Engine" && html`<${Engine} seen=${seen} answers=${path.filter((one) => one.role === "assistant")} />`}
+      ${tab === "Settings" && html`<${Options} options=${options} models=${models} change=${changeOptions} />`}
+      ${tab === "Compare" && html`<${CompareForm} asked=${asked} isRunning=${Boolean(running || pair?.isRunning)}
+        crowd=${() => compareCrowd(asked, options, setPair, changed)}
+        settings=${(others) => compareSettings(asked, options, others, setPair, changed)} />`}
     </aside>`;
 }
 

@@ -8,7 +8,7 @@ export function newMessage(role, fields = {}) {
 }
 
 export const newAnswer = (fields = {}) =>
-  newMessage("assistant", { prefix: "", reasoning: "", calls: [], tokens: [], isRunning: false, error: null, ...fields });
+  newMessage("assistant", { prefix: "", reasoning: "", calls: [], tokens: [], ids: [], isRunning: false, error: null, ...fields });
 
 export const newConversation = () => newMessage("root");
 
@@ -65,6 +65,7 @@ export function take(answer, chunk) {
   answer.reasoning += delta.reasoning ?? "";
   for (const call of delta.tool_calls ?? []) takeCall(answer.calls, call);
   for (const token of choice.logprobs?.content ?? []) answer.tokens.push(tokenOf(token));
+  answer.ids.push(...(choice.token_ids ?? []));
   answer.finishReason = choice.finish_reason ?? answer.finishReason;
 }
 

@@ -53,6 +53,12 @@ function parsed(text, box, what, isRight) {
   throw new Error(`The box "${box}" must hold ${what}. Correct or empty it.`);
 }
 
+export const NumberFields = ({ values, placeholder, change }) => NUMBERS.map(([name, label, bounds]) => html`
+  <label>${label}
+    <input type="number" name=${name} placeholder=${placeholder} ...${bounds} value=${values[name] ?? ""}
+      onInput=${(event) => change({ ...values, [name]: event.target.value })} />
+  </label>`);
+
 export function Options({ options, models, change }) {
   const set = (name) => (event) => change({ ...options, [name]: event.target.value });
   return html`
@@ -65,10 +71,7 @@ export function Options({ options, models, change }) {
       <label class="wide">System message
         <textarea rows="3" value=${options.system} onInput=${set("system")}></textarea>
       </label>
-      ${NUMBERS.map(([name, label, bounds]) => html`
-        <label>${label}
-          <input type="number" name=${name} placeholder="default" ...${bounds} value=${options[name] ?? ""} onInput=${set(name)} />
-        </label>`)}
+      <${NumberFields} values=${options} placeholder="default" change=${change} />
       <label>Reasoning effort
         <select value=${options.reasoning_effort} onChange=${set("reasoning_effort")}>
           <option value="">default</option>
