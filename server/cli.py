@@ -50,12 +50,12 @@ def _root(
     """Serve language models to OpenAI clients."""
 
 
-def _settings_parameters(skip: str) -> list[inspect.Parameter]:
-    """One keyword parameter for each setting except `skip`. Values stay text; the settings model checks them."""
+def _settings_parameters(skip: tuple[str, ...]) -> list[inspect.Parameter]:
+    """One keyword parameter for each setting not in `skip`. Values stay text; the settings model checks them."""
     return [
         inspect.Parameter(about.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(about))
         for about in SETTINGS.values()
-        if about.name != skip
+        if about.name not in skip
     ]
 
 
@@ -77,9 +77,9 @@ def _option(about: Setting) -> Any:
 
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the command's `**flags` by one flag for each setting. `model` stays a positional argument."""
+    """Replace the command's `**flags` by one flag for each setting. Models stay positional arguments."""
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    signature = inspect.Signature([*own, *_settings_parameters(skip="model")])
+    signature = inspect.Signature([*own, *_settings_parameters(skip=("model", "models"))])
     command.__signature__ = signature  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
     return command
@@ -88,7 +88,14 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
 @app.command()
 @_with_settings
 def serve(
-    model: Annotated[str | None, typer.Argument(help=SETTINGS["model"].help, show_default=False)] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help=f"{SETTINGS['model'].help} Several models, each as MODEL or NAME=MODEL, share the server.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     config: Annotated[
         Path | None,
@@ -96,11 +103,12 @@ def serve(
     ] = None,
     **flags: object,
 ) -> None:
-    """Serve a model.
+    """Serve a model, or several.
 
     Each option can also be set by a variable INFERD_<NAME> or by a line of the YAML file (--config).
     """
-    given = {name: value for name, value in {"model": model, **flags}.items() if value not in (None, [])}
+    named = {"model": models[0]} if models and len(models) == 1 else {"models": models}
+    given = {name: value for name, value in {**flags, **named}.items() if value not in (None, [])}
     settings = Settings.load(given, config)
 
     with garbage.collector_paused():

@@ -308,7 +308,7 @@ def replicas_of(config: EngineConfig) -> tuple[EngineConfig, ...]:
     """The settings of each replica: its own GPUs, or on a machine with several NUMA nodes its own cores."""
     groups = cpu_groups(config.num_replicas) if config.device == "cpu" else ((),) * config.num_replicas
     return tuple(
-        msgspec.structs.replace(config, first_gpu=index * config.tensor_parallel_size, cpus=cpus)
+        msgspec.structs.replace(config, first_gpu=config.first_gpu + index * config.tensor_parallel_size, cpus=cpus)
         for index, cpus in enumerate(groups)
     )
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from inferd.engine.api.errors import ModelError, RequestError
 from inferd.server.api.body import Body, body_of
 from inferd.server.api.respond import check_ready
-from inferd.server.api.service import Service
+from inferd.server.api.service import Service, Services
 from inferd.server.errors import table as errors
 from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from inferd.server.schema.answers.operation import Done
@@ -30,19 +30,20 @@ Handler = Callable[..., Awaitable[Response]]
 class AdminApi:
     """The routes' handlers."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def config(self, request: Request) -> Response:
         """Setting -> its value, its source and what it became. Keys are counted, never shown."""
         del request
-        return Response(any_json(self._service.config), media_type="application/json")
+        return Response(any_json(self._services.first.config), media_type="application/json")
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Running requests keep the blocks that they hold. Raises `RequestError` if there is no engine."""
         del request
-        check_ready(self._service.router)
-        self._service.router.reset_prefix_cache()
+        for service in self._services:
+            check_ready(service.router)
+            service.router.reset_prefix_cache()
         answer: Done = {}
         return Response(orjson.dumps(answer), media_type="application/json")
 
@@ -51,9 +52,10 @@ class AdminApi:
     ) -> Response:
         """Answers when the adapter can be used. Raises `RequestError` if it cannot be loaded."""
         del request
-        service, name, path = self._service, body.wire.lora_name, body.wire.lora_path
+        service, name, path = self._base(body.wire.base_model_name), body.wire.lora_name, body.wire.lora_path
         check_ready(service.router)
-        if not name or name in service.model.names:
+        others = (each for each in self._services if each is not service)
+        if not name or name in service.model.names or any(name in other.names for other in others):
             raise errors.invalid_value("lora_name", name, "Expected a name that no model or adapter has.")
         try:
             files = await asyncio.to_thread(service.router.adapters.read, name, Path(path))
@@ -68,14 +70,25 @@ class AdminApi:
     ) -> Response:
         """Raises `RequestError` if there is no such adapter."""
         del request
-        adapters, name = self._service.router.adapters, body.wire.lora_name
-        served = adapters.named.get(name)
-        if served is None:
+        name = body.wire.lora_name
+        found = (service.router.adapters for service in self._services if name in service.router.adapters.named)
+        adapters = next(found, None)
+        if adapters is None:
             message = f"The LoRA adapter '{errors.clip(name, errors.MAX_ECHO)}' is not loaded."
             raise RequestError("model_not_found", message, "lora_name")
+        served = adapters.named[name]
         adapters.leave(served)
         logger.info("adapter %r is unloaded; %d sequences that use it go on", name, served.num_requests)
         return Response(f"Success: LoRA adapter '{name}' removed successfully.", media_type="text/plain")
+
+    def _base(self, name: str | None) -> Service:
+        """The model that an adapter is for. Raises `RequestError`."""
+        if name is None and self._services.are_several:
+            raise errors.missing("base_model_name", "This server has several models: name the adapter's.")
+        service = self._services.of(name)
+        if name is not None and name not in service.model.names:
+            raise errors.model_not_found(name, *(each.model.names[0] for each in self._services))
+        return service
 
 
 def not_served(why: str) -> Handler:

@@ -38,7 +38,7 @@ from inferd.server.api.responses.background import Background
 from inferd.server.api.responses.routes import ResponsesApi
 from inferd.server.api.responses.store import ResponseStore
 from inferd.server.api.routes import Access, Route
-from inferd.server.api.service import Service
+from inferd.server.api.service import Service, Services
 from inferd.server.api.state import StateApi
 from inferd.server.api.tokens import RenderApi, TokensApi
 from inferd.server.auth.keyring import Keyring
@@ -149,30 +149,33 @@ _OPERATIONS = {
 """Path -> name of its operation in traces."""
 
 
-def create_app(model: ServedModel, router: Router, metrics: Metrics, options: AppOptions) -> FastAPI:
-    """The ASGI application for one model. Its threads and processes end with its lifespan."""
-    lanes = Lanes()
-    prompts = PromptReader(model, lanes)
-    grammars = GrammarChecker(model.path, model.vocab_size)
-    background = Background()
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One model, and what serves it."""
+
+    model: ServedModel
+    router: Router
+    metrics: Metrics
+    options: AppOptions
+    """The options of this model. Those of the first model apply to the whole server too."""
+
+
+def create_app(*backends: Backend) -> FastAPI:
+    """The ASGI application for one or more models. Its threads and processes end with its lifespan."""
+    lanes, background = Lanes(), Background()
+    model, metrics, options = backends[0].model, backends[0].metrics, backends[0].options
+    for backend in backends[1:]:
+        metrics.show_beside(backend.metrics)
     probe = LoopProbe(metrics.loop_lag)
     keyring = Keyring(options.api_keys, options.admin_keys, options.keys_file, metrics.keys_read, metrics.keys_age)
     tracing = _tracing(options, model.names[0])
-    service = Service(
-        model=model,
-        router=router,
-        metrics=metrics,
-        intake=Intake(model, prompts, grammars, options.targets, router.adapters),
-        prompts=prompts,
-        lanes=lanes,
-        responses=ResponseStore(options.stored_responses_bytes, options.stored_responses_ttl_s),
-        background=background,
-        version=version("inferd"),
-        unknown_fields=options.unknown_fields,
-        keep_alive_s=options.keep_alive_s,
-        targets=options.targets,
-        e2e_target_s=options.e2e_target_s,
-        config=options.config,
+    all_grammars = [GrammarChecker(backend.model.path, backend.model.vocab_size) for backend in backends]
+    responses = ResponseStore(options.stored_responses_bytes, options.stored_responses_ttl_s)
+    services = Services(
+        [
+            _service(backend, lanes, background, responses, grammars)
+            for backend, grammars in zip(backends, all_grammars, strict=True)
+        ]
     )
 
     @asynccontextmanager
@@ -186,7 +189,8 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
             for task in tasks:
                 task.cancel()
             await background.close()
-            await grammars.close()
+            for grammars in all_grammars:
+                await grammars.close()
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
             lanes.close()
@@ -199,8 +203,8 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
         lifespan=lifespan,
         middleware=_middleware(options, metrics, keyring, table, tracing),
     )
-    app.state.service = service
-    add_routes(app, table, handlers_of(service), options.admin_port)
+    app.state.service = services.first
+    add_routes(app, table, handlers_of(services), options.admin_port)
     check_labels(app, table)
     app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(EngineDeadError, _on_refusal)
@@ -209,12 +213,35 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
     return app
 
 
-def handlers_of(service: Service) -> dict[Route, Handler]:
+def _service(
+    backend: Backend, lanes: Lanes, background: Background, responses: ResponseStore, grammars: GrammarChecker
+) -> Service:
+    model, options = backend.model, backend.options
+    prompts = PromptReader(model, lanes)
+    return Service(
+        model=model,
+        router=backend.router,
+        metrics=backend.metrics,
+        intake=Intake(model, prompts, grammars, options.targets, backend.router.adapters),
+        prompts=prompts,
+        lanes=lanes,
+        responses=responses,
+        background=background,
+        version=version("inferd"),
+        unknown_fields=options.unknown_fields,
+        keep_alive_s=options.keep_alive_s,
+        targets=options.targets,
+        e2e_target_s=options.e2e_target_s,
+        config=options.config,
+    )
+
+
+def handlers_of(services: Services) -> dict[Route, Handler]:
     """The handler of each route in the table, except routes that answer 501."""
-    chat, text, tokens = ChatApi(service), CompletionsApi(service), TokensApi(service)
-    models, health, admin = ModelsApi(service), HealthApi(service), AdminApi(service)
-    render, messages = RenderApi(service), MessagesApi(service)
-    responses, gateways = ResponsesApi(service), GatewaysApi(service)
+    chat, text, tokens = ChatApi(services), CompletionsApi(services), TokensApi(services)
+    models, health, admin = ModelsApi(services), HealthApi(services), AdminApi(services)
+    render, messages = RenderApi(services), MessagesApi(services)
+    responses, gateways = ResponsesApi(services), GatewaysApi(services.first)
     return {
         routes.CHAT: chat.create,
         routes.CHAT_RENDER: render.chat,
@@ -227,7 +254,7 @@ def handlers_of(service: Service) -> dict[Route, Handler]:
         routes.DELETE_RESPONSE: responses.delete,
         routes.CANCEL_RESPONSE: responses.cancel,
         routes.RESPONSE_ITEMS: responses.input_items,
-        routes.EMBEDDINGS: EmbeddingsApi(service).create,
+        routes.EMBEDDINGS: EmbeddingsApi(services).create,
         routes.TOKENIZE: tokens.tokenize,
         routes.DETOKENIZE: tokens.detokenize,
         routes.TOKENIZER_INFO: tokens.info,
@@ -238,11 +265,11 @@ def handlers_of(service: Service) -> dict[Route, Handler]:
         routes.LIVE: health.live,
         routes.VERSION: health.version,
         routes.METRICS: health.metrics,
-        routes.STATE: StateApi(service).get,
+        routes.STATE: StateApi(services).get,
         routes.LOADS: gateways.loads,
         routes.SERVER_INFO: gateways.server_info,
         routes.MODEL_INFO: gateways.model_info,
-        routes.OPENAPI: OpenApi(service).get,
+        routes.OPENAPI: OpenApi(services.first).get,
         routes.DOCS: docs_page.page,
         **dict.fromkeys(routes.DOCS_FILES, docs_page.file),
         **dict.fromkeys(routes.PAGE, playground.file),

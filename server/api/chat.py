@@ -11,7 +11,7 @@ from inferd.server.api.answer import ChunkRendering, Chunks, Shape, head, usage_
 from inferd.server.api.body import Body, body_of
 from inferd.server.api.logprobs import chat_logprobs, prompt_logprobs
 from inferd.server.api.respond import admit, respond, shape_of, while_asked
-from inferd.server.api.service import Service
+from inferd.server.api.service import Service, Services
 from inferd.server.generate.events import (
     EndReason,
     Event,
@@ -42,12 +42,12 @@ from inferd.server.schema.chat import ChatRequest
 class ChatApi:
     """The route's handler."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def create(self, request: Request, body: Annotated[Body[ChatRequest], body_of(ChatRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._service
+        service = self._services.of(body.wire.model)
         shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
         caller = admit(request, service, body.wire.timeout, body.wire.n or 1)
         taken = await while_asked(request, caller.deadline, service.intake.chat(body.wire, caller))

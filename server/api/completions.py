@@ -13,7 +13,7 @@ from inferd.server.api.body import Body, body_of
 from inferd.server.api.logprobs import prompt_logprobs, text_logprobs
 from inferd.server.api.long_lists import Chained
 from inferd.server.api.respond import admit, respond, shape_of, while_asked
-from inferd.server.api.service import Service
+from inferd.server.api.service import Service, Services
 from inferd.server.generate.events import (
     Event,
     Finished,
@@ -34,14 +34,14 @@ from inferd.server.schema.completions import CompletionRequest
 class CompletionsApi:
     """The route's handler."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def create(
         self, request: Request, body: Annotated[Body[CompletionRequest], body_of(CompletionRequest)]
     ) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._service
+        service = self._services.of(body.wire.model)
         shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
         caller = admit(request, service, body.wire.timeout, len(body.wire.prompt) * (body.wire.n or 1))
         taken = await while_asked(request, caller.deadline, service.intake.completion(body.wire, caller))

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from inferd.server.api.body import Body, body_of
 from inferd.server.api.respond import admit, while_asked
-from inferd.server.api.service import Service
+from inferd.server.api.service import Services
 from inferd.server.generate.embed import EmbedIntake, embed
 from inferd.server.schema.answers.tokens import Embedding, Embeddings
 from inferd.server.schema.embeddings import EmbeddingRequest
@@ -26,21 +26,21 @@ _COMPONENT_BYTES = 4
 class EmbeddingsApi:
     """The route's handler."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._intake = EmbedIntake(service.prompts)
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def create(
         self, request: Request, body: Annotated[Body[EmbeddingRequest], body_of(EmbeddingRequest)]
     ) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._service
+        service = self._services.of(body.wire.model)
         name = service.intake.check_model(body.wire.model)
         # The server sends inputs as places in the queue become free, so one free place is enough to begin.
         caller = admit(request, service, body.wire.timeout, num_choices=1, has_target=False)
         hidden_size = service.router.ready.hidden_size
         adapter = service.intake.adapter_of(body.wire.model)
-        taken = await while_asked(request, caller.deadline, self._intake.take(body.wire, caller, hidden_size, adapter))
+        work = EmbedIntake(service.prompts).take(body.wire, caller, hidden_size, adapter)
+        taken = await while_asked(request, caller.deadline, work)
         service.metrics.request_arrived("embeddings")
         is_base64 = body.wire.encoding_format == "base64"
 

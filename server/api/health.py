@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.server.api.respond import check_ready
-from inferd.server.api.service import Service
+from inferd.server.api.service import Services
+from inferd.server.api.state import status_of
 from inferd.server.errors import table as errors
 from inferd.server.schema.answers.operation import Liveness, Readiness, Version
 
@@ -17,8 +18,8 @@ from inferd.server.schema.answers.operation import Liveness, Readiness, Version
 class HealthApi:
     """The routes' handlers."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def live(self, request: Request) -> Response:
         """Says that the server process answers. The engine may be down."""
@@ -28,21 +29,29 @@ class HealthApi:
     async def ready(self, request: Request) -> Response:
         """Says that requests are accepted, even if they wait for an engine. Otherwise raises `RequestError` (503)."""
         del request
-        router = self._service.router
-        check_ready(router)
-        if router.is_leaving:
-            raise errors.leaving()
-        return _json({"status": "recovering" if router.is_recovering else "ready"})
+        routers = {service.model.names[0]: service.router for service in self._services}
+        for router in routers.values():
+            check_ready(router)
+            if router.is_leaving:
+                raise errors.leaving()
+        answer: Readiness = {
+            "status": "recovering" if any(each.is_recovering for each in routers.values()) else "ready"
+        }
+        if self._services.are_several:
+            answer["models"] = {name: status_of(router) for name, router in routers.items()}
+        return _json(answer)
 
     async def version(self, request: Request) -> Response:
         del request
-        return _json({"version": self._service.version})
+        return _json({"version": self._services.first.version})
 
     async def metrics(self, request: Request) -> Response:
-        metrics, router = self._service.metrics, self._service.router
+        metrics = self._services.first.metrics
         metrics.num_tasks(len(asyncio.all_tasks()))
-        if router.adapters.num_places:
-            metrics.adapter_requests(router.adapter_requests(), router.adapters.num_places)
+        for service in self._services:
+            router = service.router
+            if router.adapters.num_places:
+                service.metrics.adapter_requests(router.adapter_requests(), router.adapters.num_places)
         body, content_type = metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 

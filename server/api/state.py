@@ -14,17 +14,17 @@ from starlette.responses import Response
 from inferd.engine.api.cost.roofline import StepPhase
 from inferd.engine.api.errors import EngineDeadError
 from inferd.engine.api.wire.messages import EngineStats, Ready, StepCosts
-from inferd.server.api.service import Service
+from inferd.server.api.service import Service, Services
 from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.efficiency import PHASES, PhaseSummary
 from inferd.server.schema.answers.operation import (
     EngineState,
     LoadState,
+    ModelState,
     PhaseState,
     ReplicaState,
     SpeculationState,
-    State,
     Status,
     StepModelState,
     StepTimes,
@@ -39,45 +39,54 @@ _UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9), ("ps", 1e12))
 class StateApi:
     """The route's handler."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def get(self, request: Request) -> Response:
         """Always 200. `status` says whether the server accepts requests."""
         del request
-        service, router = self._service, self._service.router
-        try:
-            ready = router.ready
-        except EngineDeadError:
-            ready = None
-        summaries = service.metrics.last_minute()
-        state: State = {
-            "status": _status(router, ready),
-            "version": service.version,
-            "model": {
-                "id": service.model.names[0],
-                "max_model_len": service.model.max_model_len,
-                "tool_format": service.model.format.tool_name,
-                "reasoning_format": service.model.format.reasoning_name,
-            },
-            "engine": None if ready is None else _engine(ready),
-            "replicas": [_replica(replica) for replica in router.replicas],
-            "restarts": service.metrics.num_restarts,
-            **_load(router.stats, ready),
-            "last_minute": {phase: _phase(summaries.get(phase)) for phase in PHASES},
-            "speculation": _speculation(router.stats),
-            "targets": _targets(service),
-            "step_model": _step_model(router.stats, summaries),
-        }
+        first, *others = map(_model, self._services)
+        state: dict[str, object] = {"status": first["status"], "version": self._services.first.version, **first}
+        if others:
+            state["models"] = others
         return Response(orjson.dumps(state), media_type="application/json")
 
 
-def _status(router: Router, ready: Ready | None) -> Status:
+def _model(service: Service) -> ModelState:
+    router, summaries = service.router, service.metrics.last_minute()
+    ready = _ready(router)
+    return {
+        "status": status_of(router),
+        "model": {
+            "id": service.model.names[0],
+            "max_model_len": service.model.max_model_len,
+            "tool_format": service.model.format.tool_name,
+            "reasoning_format": service.model.format.reasoning_name,
+        },
+        "engine": None if ready is None else _engine(ready),
+        "replicas": [_replica(replica) for replica in router.replicas],
+        "restarts": service.metrics.num_restarts,
+        **_load(router.stats, ready),
+        "last_minute": {phase: _phase(summaries.get(phase)) for phase in PHASES},
+        "speculation": _speculation(router.stats),
+        "targets": _targets(service),
+        "step_model": _step_model(router.stats, summaries),
+    }
+
+
+def _ready(router: Router) -> Ready | None:
+    try:
+        return router.ready
+    except EngineDeadError:
+        return None
+
+
+def status_of(router: Router) -> Status:
     if router.is_leaving:
         return "leaving"
     if router.is_recovering:
         return "recovering"
-    return "ready" if router.is_ready else "starting" if ready is None else "unavailable"
+    return "ready" if router.is_ready else "starting" if _ready(router) is None else "unavailable"
 
 
 def _engine(ready: Ready) -> EngineState:

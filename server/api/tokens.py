@@ -16,8 +16,9 @@ from starlette.responses import Response
 from inferd.engine.api.errors import RequestError
 from inferd.server.api.body import Body, body_of
 from inferd.server.api.respond import caller_of, while_asked
-from inferd.server.api.service import Service
+from inferd.server.api.service import Service, Services
 from inferd.server.errors import table as errors
+from inferd.server.generate.intake import Intake
 from inferd.server.generate.request import Caller, GenerateRequest
 from inferd.server.schema.answers.tokens import RenderedPrompt, Tokenized
 from inferd.server.schema.chat import ChatRequest
@@ -37,17 +38,17 @@ _PART = 2**18
 class TokensApi:
     """Handlers of /tokenize, /detokenize and /tokenizer_info, which need no engine."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def tokenize(
         self, request: Request, body: Annotated[Body[TokenizeRequest], body_of(TokenizeRequest)]
     ) -> Response:
         """Raises `RequestError`."""
-        service = self._service
         wire = body.wire
+        service = self._services.of(wire.model)
         service.intake.check_model(wire.model)
-        token_ids = await while_asked(request, None, self._ids(wire))
+        token_ids = await while_asked(request, None, self._ids(service, wire))
 
         def work() -> bytes:
             token = service.model.tokenizer.token
@@ -67,8 +68,8 @@ class TokensApi:
         self, request: Request, body: Annotated[Body[DetokenizeRequest], body_of(DetokenizeRequest)]
     ) -> Response:
         """Raises `RequestError`."""
-        service = self._service
         wire = body.wire
+        service = self._services.of(wire.model)
         service.intake.check_model(wire.model)
 
         def work() -> bytes:
@@ -87,12 +88,12 @@ class TokensApi:
         return Response(data, headers=dict(body.headers), media_type="application/json")
 
     async def info(self, request: Request) -> Response:
-        """The checkpoint's tokenizer_config.json, with the chat template even if that is in another file."""
+        """The first model's tokenizer_config.json, with the chat template even if that is in another file."""
         del request
-        return Response(self._service.model.tokenizer_info, media_type="application/json")
+        return Response(self._services.first.model.tokenizer_info, media_type="application/json")
 
-    async def _ids(self, wire: TokenizeRequest) -> tuple[int, ...]:
-        prompts = self._service.prompts
+    async def _ids(self, service: Service, wire: TokenizeRequest) -> tuple[int, ...]:
+        prompts = service.prompts
         if wire.messages is not None and wire.prompt is not None:
             raise RequestError("invalid_value", "Only one of 'prompt' and 'messages' can be given.", "prompt")
         if wire.messages is None:
@@ -114,32 +115,37 @@ class TokensApi:
 class RenderApi:
     """Handlers of the two render routes, which need no engine."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def chat(self, request: Request, body: Annotated[Body[ChatRequest], body_of(ChatRequest)]) -> Response:
         """`{"token_ids": [...]}`. Raises `RequestError`, as for a chat, and `ClientGoneError`."""
-        return await self._render(request, body, self._service.intake.chat, is_list=False)
+        return await self._render(request, body, Intake.chat, is_list=False)
 
     async def completions(
         self, request: Request, body: Annotated[Body[CompletionRequest], body_of(CompletionRequest)]
     ) -> Response:
         """One `{"token_ids": [...]}` for each prompt. Raises the same errors."""
-        return await self._render(request, body, self._service.intake.completion, is_list=True)
+        return await self._render(request, body, Intake.completion, is_list=True)
 
     async def _render(
-        self, request: Request, body: Body[R], take: Callable[[R, Caller], Awaitable[GenerateRequest]], *, is_list: bool
+        self,
+        request: Request,
+        body: Body[R],
+        take: Callable[[Intake, R, Caller], Awaitable[GenerateRequest]],
+        *,
+        is_list: bool,
     ) -> Response:
-        service = self._service
+        service = self._services.of(body.wire.model)
         service.intake.check_model(body.wire.model)
         caller = caller_of(request, body.wire.timeout)
-        taken = await while_asked(request, caller.deadline, take(body.wire, caller))
-        data = await self._written(taken, is_list=is_list)
+        taken = await while_asked(request, caller.deadline, take(service.intake, body.wire, caller))
+        data = await self._written(service, taken, is_list=is_list)
         return Response(data, headers=dict(body.headers), media_type="application/json")
 
-    async def _written(self, taken: GenerateRequest, *, is_list: bool) -> bytes:
+    async def _written(self, service: Service, taken: GenerateRequest, *, is_list: bool) -> bytes:
         def work() -> bytes:
             prompts: list[RenderedPrompt] = [{"token_ids": prompt.token_ids} for prompt in taken.prompts]
             return exact(orjson.dumps(prompts if is_list else prompts[0]))
 
-        return await self._service.lanes.run(work, taken.num_prompt_tokens)
+        return await service.lanes.run(work, taken.num_prompt_tokens)

@@ -112,6 +112,8 @@ Duration = Annotated[float, Number, BeforeValidator(_duration_text), Unit("a dur
 Size = Annotated[int, Number, BeforeValidator(_size_text), Unit("a size")]
 BlockSize = Annotated[Literal[16, 32, 64, 128], BeforeValidator(_digits)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_comma_list)]
+Entries = Annotated[tuple[str | dict[str, Any], ...], BeforeValidator(_comma_list)]
+"""Texts, or in the YAML file mappings."""
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_comma_list)]
 
 

@@ -27,6 +27,7 @@ from inferd.server.config.fields import (
     Auto,
     BlockSize,
     Duration,
+    Entries,
     Names,
     NoneAllowed,
     Number,
@@ -57,6 +58,12 @@ class Settings(BaseSettings):
     model: str = setting(
         "tiny",
         "Hub id, directory or GGUF file of the model; tiny (ships with inferd) or smollm2 (fetched once, 93 MB).",
+        panel=_MODEL,
+    )
+    models: Entries = setting(
+        (),
+        "Model to serve beside others, as model or name=model; repeat for each. In the YAML file, an entry may be a "
+        "mapping with settings of its own.",
         panel=_MODEL,
     )
     revision: str | None = setting(None, "Branch, tag or commit of a Hub model.", panel=_MODEL)
@@ -302,8 +309,10 @@ class Settings(BaseSettings):
             (EnvSettingsSource(cls)(), lambda about: f"env {about.env}"),
             (flags, lambda about: f"flag {about.flag}"),
         ]
-        values: dict[str, Any] = {name: value for source, _ in sources for name, value in source.items()}
-        origins = {name: origin(SETTINGS[name]) for source, origin in sources for name in source}
+        values: dict[str, Any] = {}
+        for source, _ in sources:
+            values = {**_without_models(values, source), **source}
+        origins = {name: origin(SETTINGS[name]) for source, origin in sources for name in source if name in values}
         try:
             settings = cls(**values)
         except ValidationError as error:
@@ -311,6 +320,21 @@ class Settings(BaseSettings):
         settings._origins = origins
         settings._warnings = tuple(unknown_variables(os.environ, (*names, "config")))
         return settings
+
+    def of_model(self, own: Mapping[str, Any], place: str) -> Self:
+        """The settings of one of several models, which has some of its `own`. Flags and variables win over those.
+
+        `place`: their place, for messages. Raises `ConfigError`.
+        """
+        own = {name: value for name, value in own.items() if not self.origin(name).startswith(("flag ", "env "))}
+        try:
+            checked = type(self)(**own)
+        except ValidationError as error:
+            origins = dict.fromkeys(own, place)
+            raise ConfigError("; ".join(_problem(detail, origins) for detail in error.errors())) from error
+        copy = self.model_copy(update={"models": (), **{name: getattr(checked, name) for name in own}})
+        copy._origins = {**self._origins, **dict.fromkeys(own, place)}
+        return copy
 
     def origin(self, name: str) -> str:
         """Source of a value: "flag --port", "env INFERD_PORT", "file inferd.yaml", "code" or "default"."""
@@ -458,6 +482,15 @@ class Settings(BaseSettings):
         return self
 
 
+def _without_models(values: dict[str, Any], source: Mapping[str, object]) -> dict[str, Any]:
+    """`values` without the models of weaker sources, if `source` names any. Raises `ConfigError` if it names them
+    twice."""
+    named = {"model", "models"} & source.keys()
+    if len(named) > 1:
+        raise ConfigError("both model and models are given: name one model by model, or all of them by models")
+    return {name: value for name, value in values.items() if not named or name not in ("model", "models")}
+
+
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
 _HOST_NAME = re.compile(r"[^/?#@\s,:]+|[0-9a-f:.]*:[0-9a-f:.]*:[0-9a-f:.]*")
 
@@ -503,4 +536,4 @@ def _shown(value: object, about: Setting) -> str:
         return format_duration(value)
     if isinstance(value, bool):
         return "on" if value else "off"
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -426,8 +426,8 @@ def leaving() -> RequestError:
     return RequestError("server_is_overloaded", "The server is shutting down. Send the request to another server.")
 
 
-def model_not_found(name: str, served: str) -> RequestError:
-    """`served`: the name that clients should send."""
+def model_not_found(name: str, *served: str) -> RequestError:
+    """`served`: the names that clients should send."""
     message = f"The model `{clip(name, MAX_ECHO)}` does not exist or you do not have access to it."
-    message += f" This server serves `{clip(served, MAX_ECHO)}`."
+    message += f" This server serves {', '.join(f'`{clip(each, MAX_ECHO)}`' for each in served)}."
     return RequestError("model_not_found", message, "model")

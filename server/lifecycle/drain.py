@@ -1,7 +1,7 @@
 """Graceful shutdown. After the first signal, /ready answers 503 at once while the server still accepts requests.
 
 Then it refuses new requests, and ends when all accepted ones are answered, or at a second signal. This file knows the
-router and the HTTP server's connections, no settings and no engine.
+routers and the HTTP server's connections, no settings and no engine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from inferd.server.dispatch.router import Router
@@ -36,9 +36,9 @@ class DrainOptions:
 class Drain:
     """The shutdown of one server. `begun` is set by the first signal, or by `give_up`."""
 
-    def __init__(self, router: Router, options: DrainOptions, on_stuck: Callable[[], None]) -> None:
+    def __init__(self, routers: Sequence[Router], options: DrainOptions, on_stuck: Callable[[], None]) -> None:
         """`on_stuck` is called if the engine does not end aborted requests."""
-        self._router, self._options, self._on_stuck = router, options, on_stuck
+        self._routers, self._options, self._on_stuck = tuple(routers), options, on_stuck
         self.begun = asyncio.Event()
         self._is_over = asyncio.Event()
         """Set when no more requests are accepted."""
@@ -46,7 +46,7 @@ class Drain:
         self._delay_s = min(options.delay_s, options.timeout_s)
         self._deadline_s = 0.0
         self._http: HttpServer | None = None
-        """Set once the router has no requests left, while answers may still be written."""
+        """Set once the routers have no requests left, while answers may still be written."""
 
     def handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -56,7 +56,7 @@ class Drain:
     def signalled(self, number: signal.Signals) -> None:
         """The first signal begins the shutdown. The second one ends unfinished answers with an error."""
         self._num_signals += 1
-        num_active, timeout_s = self._router.num_active, self._options.timeout_s
+        num_active, timeout_s = self._num_active, self._options.timeout_s
         if self._http is not None:
             logger.warning("%s: aborting the connections that still receive an answer", number.name)
             self._http.break_off()
@@ -64,11 +64,11 @@ class Drain:
         if self._num_signals > 1:
             self._deadline_s = time.monotonic()
             logger.warning("%s again: giving up %d unfinished answers", number.name, num_active)
-            self._router.drain()
-            self._router.abort_all()
+            self._drain_all()
+            self._abort_all()
             self._is_over.set()
             return
-        if number is signal.SIGTERM and self._delay_s and self._router.is_ready:
+        if number is signal.SIGTERM and self._delay_s and any(router.is_ready for router in self._routers):
             logger.info("%s: /ready answers 503; new requests are accepted for %g s", number.name, self._delay_s)
         else:
             self._is_over.set()
@@ -78,7 +78,8 @@ class Drain:
         elif self._is_over.is_set():
             logger.info("%s: stopping", number.name)
         self._deadline_s = time.monotonic() + timeout_s
-        self._router.leave()
+        for router in self._routers:
+            router.leave()
         self.begun.set()
 
     def give_up(self) -> None:
@@ -96,14 +97,30 @@ class Drain:
         await self.begun.wait()
         http.say_close()
         await _within(self._delay_s, self._is_over.wait())
-        self._router.drain()
+        self._drain_all()
         http.close_idle()
-        if await _within(self._deadline_s - time.monotonic(), self._router.drained()):
+        if await _within(self._deadline_s - time.monotonic(), self._drained()):
             return
-        logger.warning("aborting %d requests that did not finish in time", self._router.num_active)
-        self._router.abort_all()
-        if not await _within(_ABORT_GRACE_S, self._router.drained()):
+        logger.warning("aborting %d requests that did not finish in time", self._num_active)
+        self._abort_all()
+        if not await _within(_ABORT_GRACE_S, self._drained()):
             self._on_stuck()
+
+    @property
+    def _num_active(self) -> int:
+        return sum(router.num_active for router in self._routers)
+
+    def _drain_all(self) -> None:
+        for router in self._routers:
+            router.drain()
+
+    def _abort_all(self) -> None:
+        for router in self._routers:
+            router.abort_all()
+
+    async def _drained(self) -> None:
+        for router in self._routers:
+            await router.drained()
 
 
 async def _within(seconds: float, event: Awaitable[object]) -> bool:

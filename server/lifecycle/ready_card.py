@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -86,27 +86,47 @@ def _precision(dtype: str, quantization: str, kv_cache_dtype: str, blocks: str) 
     return weights + dtype + kv_cache + (f" ({blocks})" if blocks else "")
 
 
-def ready_card(report: StartupReport, ready: Ready, listener: socket.socket, total_s: float) -> str:
-    """The first things that a person needs: the address, the model, and a command to paste."""
+def ready_card(models: Sequence[tuple[StartupReport, Ready]], listener: socket.socket, total_s: float) -> str:
+    """The first things that a person needs: the address, the models, and a command to paste."""
+    report, ready = models[0]
     settings, name = report.settings, report.settings.served_names[0]
     url = f"http://{_reachable_host(listener)}:{listener.getsockname()[1]}"
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.keys_file else ""
+    body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
+    inferd = f"inferd {version('inferd')}"
+    if len(models) == 1:
+        head = f"READY in {total_s:.1f} s: {name} at {url}/v1 ({inferd}, {_served(report, ready)})\n{_more(report)}"
+    else:
+        head = f"READY in {total_s:.1f} s: {len(models)} models at {url}/v1 ({inferd})\n"
+        head += "".join(
+            f"  {report.settings.served_names[0]}: {_served(report, ready)}\n{_more(report, '    ')}"
+            for report, ready in models
+        )
+    return (
+        f"\n{head}"
+        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+    )
+
+
+def _served(report: StartupReport, ready: Ready) -> str:
+    """How a model is served, in one line."""
     # A block belongs to one cache group, and a sequence needs blocks in each.
     kv_tokens = report.config.num_replicas * ready.num_blocks // ready.num_groups * ready.block_size
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.keys_file else ""
-    scope = f"  {report.facts.scope}\n" if report.facts.scope else ""
-    adapters = f"  LoRA adapters: {', '.join(report.adapters)}\n" if report.adapters else ""
-    body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
     return (
-        f"\nREADY in {total_s:.1f} s: {name} at {url}/v1 (inferd {version('inferd')}, "
         f"{_precision(ready.dtype, ready.quantization, ready.kv_cache_dtype, report.facts.blocks)}"
         f"{_ranks(report.config)}{_code(report.facts)}, "
         f"context {ready.max_model_len} tokens, KV cache {kv_tokens} tokens, "
         f"{f'{ready.num_checkpoints} recurrent states, ' if ready.num_checkpoints else ''}"
         f"{'deterministic' if ready.deterministic else 'not deterministic'}"
-        f"{'' if ready.speculative == 'none' else f', speculative: {ready.speculative}'})\n"
-        f"{scope}{adapters}  {report.model.format.words}\n"
-        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+        f"{'' if ready.speculative == 'none' else f', speculative: {ready.speculative}'}"
     )
+
+
+def _more(report: StartupReport, indent: str = "  ") -> str:
+    """The scope, the adapters and the formats of a model, in lines."""
+    scope = f"{indent}{report.facts.scope}\n" if report.facts.scope else ""
+    adapters = f"{indent}LoRA adapters: {', '.join(report.adapters)}\n" if report.adapters else ""
+    return f"{scope}{adapters}{indent}{report.model.format.words}\n"
 
 
 def _reachable_host(listener: socket.socket) -> str:

@@ -105,6 +105,11 @@ class Export(Collector):
     def __init__(self, constant: Mapping[str, str]) -> None:
         self._constant = dict(constant)
         self._shown: list[tuple[str, str, Labels, Counter | Gauge | Histogram]] = []
+        self._joined: list[Export] = []
+
+    def join(self, other: Export) -> None:
+        """Show the series of `other` too, which has the same names and other constant labels."""
+        self._joined.append(other)
 
     def counter(self, name: str, about: str, counter: Counter, *labels: str) -> None:
         """Show a counter. The page adds `_total` to the name."""
@@ -117,6 +122,13 @@ class Export(Collector):
         self._shown.append((name, about, labels, histogram))
 
     def collect(self) -> Iterable[Metric]:
+        exports = (self, *self._joined)
+        for family, *others in zip(*(export._families() for export in exports), strict=True):
+            for other in others:
+                family.samples += other.samples
+            yield family
+
+    def _families(self) -> Iterable[Metric]:
         for name, about, labels, instrument in self._shown:
             yield self._family(name, about, (*self._constant, *labels), instrument)
 

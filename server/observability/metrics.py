@@ -28,7 +28,7 @@ _OPENMETRICS = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8"
 
 
 class Metrics(ServerInstruments):
-    """All instruments of one server, with one method per event, and the page that shows them."""
+    """All instruments of one model and its server, with one method per event, and the page that shows them."""
 
     def __init__(
         self,
@@ -42,11 +42,17 @@ class Metrics(ServerInstruments):
         self._ready: dict[int, Ready] = {}
         self._num_starts = 0
         self._registry = CollectorRegistry()
-        self._registry.register(show_engine_names(self))
-        self._registry.register(show_server_names(self))
-        if compat == "vllm":
-            self._registry.register(show_vllm_names(self))
+        self._of_model = [show_engine_names(self), *([show_vllm_names(self)] if compat == "vllm" else [])]
+        for export in (self._of_model[0], show_server_names(self), *self._of_model[1:]):
+            self._registry.register(export)
+        self._beside: list[Metrics] = []
         ProcessCollector(registry=self._registry)
+
+    def show_beside(self, other: Metrics) -> None:
+        """Show what another model's engines do on this page too. What concerns the whole server is counted here."""
+        self._beside.append(other)
+        for export, its in zip(self._of_model, other._of_model, strict=True):
+            export.join(its)
 
     def request_arrived(self, api: str) -> None:
         """The route family `api`, such as "chat", accepted a request."""
@@ -225,9 +231,10 @@ class Metrics(ServerInstruments):
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """(page, content type), in the format that the Accept header asks for."""
-        summaries = self.last_minute()
-        self.mfu.values = {(phase,): summary.mfu for phase, summary in summaries.items()}
-        self.mbu.values = {(phase,): summary.mbu for phase, summary in summaries.items()}
+        for metrics in (self, *self._beside):
+            summaries = metrics.last_minute()
+            metrics.mfu.values = {(phase,): summary.mfu for phase, summary in summaries.items()}
+            metrics.mbu.values = {(phase,): summary.mbu for phase, summary in summaries.items()}
         encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS.partition(";")[0] in accept else "")
         return encode(self._registry), content_type
 

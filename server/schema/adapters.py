@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferd.server.schema.model import RequestModel, required
+from inferd.server.schema.model import RequestModel, option, required
 from inferd.server.schema.values import Text
 
 
@@ -11,6 +11,7 @@ class LoadAdapterRequest(RequestModel):
 
     lora_name: Text = required("The name that requests send as `model`.")
     lora_path: Text = required("The directory of the adapter, in PEFT's format, on the server.")
+    base_model_name: Text | None = option("The model that the adapter is for. Needed if the server has several.")
 
 
 class UnloadAdapterRequest(RequestModel):

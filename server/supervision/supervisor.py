@@ -77,12 +77,14 @@ class EngineSupervisor:
         on_standby: Callable[[bool], None],
         early: EarlyProcess | None = None,
         index: int = 0,
+        label: str = "",
     ) -> None:
         """`on_standby` is called with whether a standby waits to be promoted. `early` becomes the first engine.
-        `index`: the router's replica that the engines serve."""
+        `index`: the router's replica that the engines serve. `label` begins its log lines."""
         self._router, self._config, self._log_style = router, config, log_style
         self._replica = router.replicas[index]
-        self._name = f"replica {index}: " if len(router.replicas) > 1 else ""
+        self._label = label
+        self._name = label + (f"replica {index}: " if len(router.replicas) > 1 else "")
         self._restart_policy = RestartPolicy()
         self._standby = Standby(lambda epoch: self._begin(epoch, is_standby=True), on_standby)
         self._epoch, self._early = 0, early
@@ -192,4 +194,4 @@ class EngineSupervisor:
             return str(error)
 
     def _log_recovered(self, num_replayed: int, outage_s: float) -> None:
-        logger.warning("RECOVERED in %.2f s: %d requests go on", outage_s, num_replayed)
+        logger.warning("%sRECOVERED in %.2f s: %d requests go on", self._label, outage_s, num_replayed)

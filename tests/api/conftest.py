@@ -29,7 +29,7 @@ import uvloop
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import Delta, EngineStats, Failure, FinishReason, Ready, Submit, WireLogprobs
-from inferd.server.api.app import AppOptions, create_app
+from inferd.server.api.app import AppOptions, Backend, create_app
 from inferd.server.dispatch.adapters import Adapters
 from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
@@ -348,10 +348,12 @@ def serving(
     limits: ConnectionLimits | None = None,
     probe: LoopProbe | None = None,
     on_startup: Callable[[], None] = lambda: None,
+    others: Sequence[Backend] = (),
 ) -> Iterator[str]:
-    """Runs a server on a free port of the loopback and yields its URL. `on_startup` is called on its event loop."""
+    """Runs a server on a free port of the loopback and yields its URL. `on_startup` is called on its event loop.
+    `others`: further models."""
     metrics = metrics or Metrics("tiny")
-    app = create_app(model, router, metrics, options)
+    app = create_app(Backend(model, router, metrics, options), *others)  # type: ignore[arg-type]
     server = _Server(http_config(app, metrics, limits, root_path), probe, on_startup)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=uvloop.run, args=(server.serve([listener]),))

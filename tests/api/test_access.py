@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from inferd.server.api.app import AppOptions, add_routes, check_labels, create_app
+from inferd.server.api.app import AppOptions, Backend, add_routes, check_labels, create_app
 from inferd.server.api.routes import CHAT, PAGE, ROUTES, Access
 from inferd.server.observability.metrics import Metrics
 
@@ -54,7 +54,7 @@ def test_every_route_is_labelled_and_the_label_holds(locked: str) -> None:
 
 
 def test_a_route_without_a_label_is_not_built(model: Any, router: Any) -> None:
-    app = create_app(model, router, Metrics("tiny"), AppOptions())
+    app = create_app(Backend(model, router, Metrics("tiny"), AppOptions()))
     served = {
         (method, route.path) for route in app.routes if isinstance(route, Route) for method in route.methods or ()
     }

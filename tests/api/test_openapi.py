@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from inferd.server.api.app import AppOptions, create_app
+from inferd.server.api.app import AppOptions, Backend, create_app
 from inferd.server.api.openapi import default_of, document
 from inferd.server.api.routes import ROUTES, Access
 from inferd.server.errors import table as errors
@@ -22,7 +22,7 @@ from inferd.server.schema.json_schema import schema_of
 
 @pytest.fixture
 def app(model: Any, router: Any) -> FastAPI:
-    return create_app(model, router, Metrics("tiny"), AppOptions())
+    return create_app(Backend(model, router, Metrics("tiny"), AppOptions()))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.wire.messages import Failure
 from inferd.engine.api.wire.params import SchedulingParams
-from inferd.server.api.app import AppOptions, create_app
+from inferd.server.api.app import AppOptions, Backend, create_app
 from inferd.server.observability import tracing
 from inferd.server.observability.metrics import Metrics
 from inferd.server.observability.request_record import RequestRecord
@@ -121,4 +121,4 @@ def test_without_the_library_the_start_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "inferd.server.observability.tracing", None)
     with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint needs OpenTelemetry .*pip install 'inferd\[otel\]'"):
-        create_app(model, router, Metrics("tiny"), ON)
+        create_app(Backend(model, router, Metrics("tiny"), ON))

@@ -20,7 +20,7 @@ from inferd.engine.api.checkpoint import documents_of
 from inferd.engine.api.machine.cpu import Machine
 from inferd.server.commands.plan import PlanOptions, PlanRow, build
 from inferd.server.config.settings import Settings
-from inferd.server.lifecycle.serve import read_model
+from inferd.server.lifecycle.models import read_model
 from inferd.server.text.model import ServedModel
 from tests.conftest import ROOT
 from tests.e2e.conftest import Daemon

@@ -13,7 +13,7 @@ import sys
 
 from inferd.engine.api.errors import StartError
 from inferd.server.config.settings import Settings
-from inferd.server.lifecycle.serve import read_model
+from inferd.server.lifecycle.models import read_model
 
 LIMIT_S = 5
 """Maximum processor time of a folder in seconds. A busy machine does not extend it."""

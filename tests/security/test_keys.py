@@ -30,7 +30,7 @@ from inferd.server.auth.quotas import KeyAccount, Quota
 from inferd.server.cli import app
 from inferd.server.config.settings import Settings
 from inferd.server.config.sources import read_yaml
-from inferd.server.lifecycle.serve import read_model
+from inferd.server.lifecycle.models import read_model
 from inferd.server.observability.metrics import Metrics
 from tests.api.conftest import Script, ScriptedRouter, model, router, serve, shared_router
 

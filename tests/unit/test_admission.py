@@ -11,7 +11,7 @@ import pytest
 from inferd.engine.api.errors import RequestError
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.admission import CERTAINTY, FLOOD_FACTOR, Backlog, QueueBounds, _Waiting
-from inferd.server.lifecycle.serve import _router_options
+from inferd.server.lifecycle.engines import router_options
 
 
 def refused(
@@ -100,7 +100,7 @@ def test_tokens_are_bounded_by_what_the_pace_makes_of_seconds() -> None:
 
 def test_a_target_does_not_count_the_tokens_ahead() -> None:
     """30 s of prompts wait, but all may be prefix hits. The engine knows, and refuses requests that would be late."""
-    queue = _router_options(Settings(ttft_target=0.2, max_wait=600.0)).queue
+    queue = router_options(Settings(ttft_target=0.2, max_wait=600.0)).queue
     backlog = Backlog(queue)
     backlog.add("a", 30_000)
     backlog.check("b", 1, 30_000, 1000.0, left_s=0.5)

@@ -74,7 +74,7 @@ class Scene:
 
     def __init__(self, delay_s: float, timeout_s: float = NEVER_S) -> None:
         self.router, self.http, self.num_stuck = ServingRouter(), Http(), 0
-        self.drain = Drain(self.router, DrainOptions(delay_s, timeout_s), self._stuck)
+        self.drain = Drain([self.router], DrainOptions(delay_s, timeout_s), self._stuck)
         self.task = asyncio.create_task(self.drain.run(cast("HttpServer", self.http)))
 
     def _stuck(self) -> None:

@@ -26,8 +26,8 @@ from inferd.engine.arch.registry import describe_modelled
 from inferd.server.commands.plan import PlanOptions, build, to_json
 from inferd.server.commands.plan_table import show
 from inferd.server.config.settings import Settings
+from inferd.server.lifecycle.models import read_model
 from inferd.server.lifecycle.ready_card import StartupReport, describe_start, deviation, ready_card
-from inferd.server.lifecycle.serve import read_model
 
 MIB = 2**20
 READY = Ready(
@@ -64,7 +64,7 @@ def test_the_card_says_what_weights_and_kv_are_stored_in(
     ready = msgspec.structs.replace(READY, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        card = ready_card(report, ready, listener, 1.0)
+        card = ready_card([(report, ready)], listener, 1.0)
     assert words in card
     assert "context 64 tokens, KV cache 128 tokens, deterministic)" in card
 
@@ -72,16 +72,16 @@ def test_the_card_says_what_weights_and_kv_are_stored_in(
 def test_the_card_says_whether_results_are_deterministic(report: StartupReport) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        card = ready_card(report, msgspec.structs.replace(READY, deterministic=False), listener, 1.0)
+        card = ready_card([(report, msgspec.structs.replace(READY, deterministic=False))], listener, 1.0)
     assert "KV cache 128 tokens, not deterministic)" in card
 
 
 def test_the_card_says_what_guesses_tokens(report: StartupReport) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        card = ready_card(report, msgspec.structs.replace(READY, speculative="suffix"), listener, 1.0)
+        card = ready_card([(report, msgspec.structs.replace(READY, speculative="suffix"))], listener, 1.0)
         assert "KV cache 128 tokens, deterministic, speculative: suffix)" in card
-        assert "speculative" not in ready_card(report, READY, listener, 1.0)
+        assert "speculative" not in ready_card([(report, READY)], listener, 1.0)
 
 
 def seeing(folder: Path) -> Path:
@@ -109,7 +109,7 @@ def test_the_parts_that_are_not_served_are_said(tmp_path: Path) -> None:
     assert f" on cpu; {words}; memory plan: weights" in describe_start(report)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        assert f"\n  {words}\n" in ready_card(report, READY, listener, 1.0)
+        assert f"\n  {words}\n" in ready_card([(report, READY)], listener, 1.0)
     plan = build(PlanOptions(model=model), Machine.detect())
     told = to_json(plan)
     assert (told["wrapper"], told["left_out_bytes"]) == ("InternVLForConditionalGeneration", {"vision_tower": 2 * MIB})
@@ -129,7 +129,7 @@ def test_the_card_says_that_a_family_is_not_native(report: StartupReport) -> Non
     facts = ModelFacts(Path("model"), describe_modelled(modelled), "float32", is_embedded=False)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        card = ready_card(replace(report, facts=facts), READY, listener, 1.0)
+        card = ready_card([(replace(report, facts=facts), READY)], listener, 1.0)
     assert ", bfloat16, compatible (transformers), not native, context 64 tokens, " in card
 
 
@@ -137,9 +137,9 @@ def test_the_card_names_the_adapters(report: StartupReport) -> None:
     files = AdapterFiles(Path("adapters"), "digest", ())
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        card = ready_card(replace(report, adapters={"sql": files, "french": files}), READY, listener, 1.0)
+        card = ready_card([(replace(report, adapters={"sql": files, "french": files}), READY)], listener, 1.0)
         assert "\n  LoRA adapters: sql, french\n" in card
-        assert "LoRA" not in ready_card(report, READY, listener, 1.0)
+        assert "LoRA" not in ready_card([(report, READY)], listener, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_the_line_to_paste_has_a_key_where_one_is_asked_for(
 ) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        card = ready_card(replace(report, settings=settings), READY, listener, 1.0)
+        card = ready_card([(replace(report, settings=settings), READY)], listener, 1.0)
     assert ("-H 'Authorization: Bearer YOUR_KEY' -H" in card) == is_asked
 
 

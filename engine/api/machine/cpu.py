@@ -18,7 +18,7 @@ from inferd.engine.api.machine.gpu import Accelerator, NoAcceleratorError
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-_DRIVER_BYTES = 3 * 2**29
+DRIVER_BYTES = 3 * 2**29
 """Part of a GPU's free memory that the memory plan leaves to the driver's context, libraries' workspaces and captured
 graphs, and to the buffers of NCCL. It is an allowance: their size has not been measured on a GPU."""
 
@@ -59,7 +59,7 @@ class Machine:
         if device == self.device:
             return self
         assert device == "cuda" and self.accelerator is not None
-        free = max(0, self.accelerator.memory_free_bytes - _DRIVER_BYTES)
+        free = max(0, self.accelerator.memory_free_bytes - DRIVER_BYTES)
         total = self.accelerator.memory_total_bytes
         return replace(self, memory_total_bytes=total, memory_available_bytes=free, device="cuda")
 
@@ -69,7 +69,7 @@ class Machine:
         if self.device == "cuda":
             assert self.accelerator is not None
             others = self.accelerator.others_free_bytes[: num_ranks - 1]
-            least = min((self.memory_available_bytes, *(max(0, free - _DRIVER_BYTES) for free in others)))
+            least = min((self.memory_available_bytes, *(max(0, free - DRIVER_BYTES) for free in others)))
             return replace(self, memory_available_bytes=least)
         return replace(self, memory_available_bytes=self.memory_available_bytes // num_ranks)
 

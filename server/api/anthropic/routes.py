@@ -15,7 +15,7 @@ from inferd.server.api.anthropic.answer import MessageRendering
 from inferd.server.api.anthropic.chat_request import chat_of, has_late_system, in_anthropic_words, prompt_of
 from inferd.server.api.body import Body, body_of
 from inferd.server.api.respond import admit, caller_of, respond, while_asked
-from inferd.server.api.service import Service
+from inferd.server.api.service import Service, Services
 from inferd.server.generate.prompts import RENDER_LIMIT_S
 from inferd.server.schema.answers.tokens import TokenCount
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
@@ -27,19 +27,20 @@ T = TypeVar("T")
 class MessagesApi:
     """The routes' handlers."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._late_system: bool | None = None
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._late_system: dict[str, bool] = {}
+        """Name of a model -> whether its template reads late system messages."""
 
     async def create(
         self, request: Request, body: Annotated[Body[MessagesRequest], body_of(MessagesRequest)]
     ) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._service
         wire = body.wire
+        service = self._services.of(wire.model)
         name = service.intake.check_model(wire.model)
         caller = admit(request, service, None, num_choices=1)
-        chat = chat_of(wire, service.model, reads_late_system=await self._reads_late_system(wire))
+        chat = chat_of(wire, service.model, reads_late_system=await self._reads_late_system(service, wire))
         work = service.intake.chat(chat, caller, prefix="msg_", most=wire.max_tokens)
         taken = await _in_anthropic_words(while_asked(request, caller.deadline, work))
         service.metrics.request_arrived("messages")
@@ -50,27 +51,27 @@ class MessagesApi:
         self, request: Request, body: Annotated[Body[CountTokensRequest], body_of(CountTokensRequest)]
     ) -> Response:
         """The count, even if it exceeds the context. Needs no engine. Raises `RequestError`."""
-        service = self._service
+        service = self._services.of(body.wire.model)
         service.intake.check_model(body.wire.model)
         caller = caller_of(request)
-        reads = await self._reads_late_system(body.wire)
+        reads = await self._reads_late_system(service, body.wire)
         work = service.intake.read_chat(prompt_of(body.wire, service.model, reads_late_system=reads))
         token_ids, _ = await _in_anthropic_words(while_asked(request, caller.deadline, work))
         answer: TokenCount = {"input_tokens": len(token_ids)}
         return Response(orjson.dumps(answer), headers=dict(body.headers), media_type="application/json")
 
-    async def _reads_late_system(self, wire: CountTokensRequest) -> bool:
+    async def _reads_late_system(self, service: Service, wire: CountTokensRequest) -> bool:
         """Whether the template can read this conversation's system messages. The first late one tries it."""
-        template = self._service.model.template
+        template, name = service.model.template, service.model.names[0]
         if template is None or not has_late_system(wire):
             return True
-        if self._late_system is None:
+        if name not in self._late_system:
             probe = TimeLimited(template.reads_late_system, RENDER_LIMIT_S)
             try:
-                self._late_system = await self._service.lanes.run(probe, 0)
+                self._late_system[name] = await service.lanes.run(probe, 0)
             except OvertimeError:
-                self._late_system = False
-        return self._late_system
+                self._late_system[name] = False
+        return self._late_system[name]
 
 
 async def _in_anthropic_words(work: Awaitable[T]) -> T:

@@ -20,7 +20,7 @@ from inferd.server.api.responses.chat_request import check, in_callers_words
 from inferd.server.api.responses.conversation import ResponseContext, conversation_of, stored_of
 from inferd.server.api.responses.draft import ResponseDraft, ResponsesRendering
 from inferd.server.api.responses.store import Stored
-from inferd.server.api.service import Service
+from inferd.server.api.service import Service, Services
 from inferd.server.errors import table as errors
 from inferd.server.generate.deadline import until
 from inferd.server.generate.request import Caller, GenerateRequest
@@ -41,24 +41,25 @@ _DEFAULT_LIMIT = 20
 class ResponsesApi:
     """The routes' handlers."""
 
-    def __init__(self, service: Service) -> None:
-        self._service, self._store, self._background = service, service.responses, service.background
+    def __init__(self, services: Services) -> None:
+        self._services, first = services, services.first
+        self._store, self._background, self._lanes = first.responses, first.background, first.lanes
 
     async def create(
         self, request: Request, body: Annotated[Body[ResponsesRequest], body_of(ResponsesRequest)]
     ) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._service
         wire = body.wire
+        service = self._services.of(wire.model)
         model = service.intake.check_model(wire.model)
         caller = admit(request, service, wire.timeout, num_choices=1)
         check(wire)
         num_bytes = len(await request.body())
-        conversation, taken = await while_asked(request, caller.deadline, self._read(wire, caller, num_bytes))
+        conversation, taken = await while_asked(request, caller.deadline, self._read(service, wire, caller, num_bytes))
         service.metrics.request_arrived("responses")
         draft = ResponseDraft(service, wire, taken, model)
         if wire.background:
-            shown = await self._start(draft, taken, caller, conversation, num_bytes)
+            shown = await self._start(service, draft, taken, caller, conversation, num_bytes)
             return _json(exact(orjson.dumps(shown)), dict(warned(body.headers, taken.warnings)))
         rendering = ResponsesRendering(draft, partial(self._keep, caller.tenant, conversation))
         shape = Shape(model, bool(wire.stream), False, False, False, None)
@@ -91,15 +92,15 @@ class ResponsesApi:
         """The items before a response's output, newest first unless the query says otherwise. Raises `RequestError`."""
         found = self._find(request)
         work, size = partial(_page, found.context, query), len(found.context)
-        return _json(work() if size < _LONG else await self._service.lanes.run(work, size))
+        return _json(work() if size < _LONG else await self._lanes.run(work, size))
 
     async def _read(
-        self, wire: ResponsesRequest, caller: Caller, num_bytes: int
+        self, service: Service, wire: ResponsesRequest, caller: Caller, num_bytes: int
     ) -> tuple[ResponseContext, GenerateRequest]:
         """`num_bytes`: size of the request. Raises `RequestError`."""
         conversation = await self._conversation(wire, caller.tenant, num_bytes)
         with in_callers_words():
-            return conversation, await self._service.intake.chat(conversation.chat, caller, prefix="resp_")
+            return conversation, await service.intake.chat(conversation.chat, caller, prefix="resp_")
 
     async def _conversation(self, wire: ResponsesRequest, tenant: str, num_bytes: int) -> ResponseContext:
         """Raises `RequestError`, also if a response or an item is not stored."""
@@ -115,10 +116,11 @@ class ResponsesApi:
             num_bytes += len(previous.context) + len(previous.response)
         # The size of responses that items refer to is known only when they are read.
         is_short = num_bytes < _LONG and all(item["type"] != "item_reference" for item in wire.input)
-        return work() if is_short else await self._service.lanes.run(work, num_bytes)
+        return work() if is_short else await self._lanes.run(work, num_bytes)
 
     async def _start(
         self,
+        service: Service,
         draft: ResponseDraft,
         taken: GenerateRequest,
         caller: Caller,
@@ -132,7 +134,7 @@ class ResponsesApi:
             raise RequestError("unsupported_value", message, "background")
         num_bytes += len(conversation.context)
         self._background.check_room(caller.tenant, num_bytes)
-        streams = await ChoiceStreams.begin(self._service.router, taken, self._service.model.tokenizer.bytes)
+        streams = await ChoiceStreams.begin(service.router, taken, service.model.tokenizer.bytes)
         shown = draft.shown()
 
         def keep() -> None:

@@ -8,6 +8,8 @@ from typing import Literal, NotRequired
 from inferd.engine.api.cost.roofline import Bound, StepPhase
 from inferd.server.schema.answers.base import Answer
 
+Status = Literal["starting", "ready", "recovering", "unavailable", "leaving"]
+
 
 class Model(Answer):
     """A name of the served model, or an adapter."""
@@ -39,6 +41,8 @@ class Liveness(Answer):
 class Readiness(Answer):
     status: Literal["ready", "recovering"]
     """`recovering`: requests are accepted, and wait for the next engine."""
+    models: NotRequired[Mapping[str, Status]]
+    """Status of each model, if the server has several."""
 
 
 class Version(Answer):
@@ -255,9 +259,6 @@ class StepModelState(Answer):
     last_minute: dict[StepPhase, StepTimes | None]
 
 
-Status = Literal["starting", "ready", "recovering", "unavailable", "leaving"]
-
-
 class ReplicaState(Answer):
     """One replica of the engine."""
 
@@ -269,12 +270,10 @@ class ReplicaState(Answer):
     """Share of its KV blocks that requests hold."""
 
 
-class State(LoadState):
-    """An overview of the server."""
+class ModelState(LoadState):
+    """An overview of one model."""
 
     status: Status
-    version: str
-    """Version of inferd."""
     model: ServedModelState
     engine: EngineState | None
     """Null until the first engine is ready."""
@@ -286,3 +285,12 @@ class State(LoadState):
     speculation: SpeculationState
     targets: TargetsState
     step_model: StepModelState
+
+
+class State(ModelState):
+    """An overview of the server. Its fields are about the first model."""
+
+    version: str
+    """Version of inferd."""
+    models: NotRequired[Sequence[ModelState]]
+    """The other models, if the server has several."""

@@ -1,0 +1,127 @@
+"""One server with two models: each request goes to the model that it names, and every list has both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from inferd.server.api.app import AppOptions, Backend
+from inferd.server.observability.metrics import Metrics
+from inferd.server.schema.latency import Targets
+from inferd.server.text.model import ServedModel
+
+from .conftest import ScriptedRouter, serving
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+GENERATING = {
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 4},
+    "/v1/responses": {"input": "hi"},
+}
+READING = {
+    "/v1/chat/completions/render": {"messages": MESSAGES},
+    "/v1/completions/render": {"prompt": "hi"},
+    "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [1]},
+    "/v1/embeddings": {"input": "hi"},
+}
+ADMIN = {"Authorization": "Bearer boss"}
+
+
+@pytest.fixture(scope="module")
+def second(model: ServedModel) -> ScriptedRouter:
+    return ScriptedRouter(replace(model, names=("second", "2nd"), max_model_len=128))
+
+
+@pytest.fixture(scope="module")
+def first(model: ServedModel) -> ScriptedRouter:
+    return ScriptedRouter(model)
+
+
+@pytest.fixture(scope="module")
+def two(model: ServedModel, first: ScriptedRouter, second: ScriptedRouter) -> Iterator[httpx.Client]:
+    options = AppOptions(admin_keys=("boss",), targets=Targets(3.0), has_access_log=False)
+    metrics = Metrics("second")
+    beside = Backend(second.model, second, metrics, AppOptions(targets=Targets(5.0)))  # type: ignore[arg-type]
+    with serving(model, first, options, others=[beside]) as url, httpx.Client(base_url=url, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def forget(first: ScriptedRouter, second: ScriptedRouter) -> None:
+    for router in (first, second):
+        router.reset()
+
+
+@pytest.mark.parametrize(("path", "fields"), GENERATING.items())
+def test_a_request_goes_to_the_model_that_it_names(
+    two: httpx.Client, first: ScriptedRouter, second: ScriptedRouter, path: str, fields: dict[str, Any]
+) -> None:
+    for name, taking, other in (("second", second, first), ("2nd", second, first), ("tiny", first, second)):
+        before = len(taking.submits), len(other.submits)
+        answer = two.post(path, json={"model": name, **fields})
+        assert answer.status_code == 200 and answer.json()["model"] == name
+        assert (len(taking.submits), len(other.submits)) == (before[0] + 1, before[1])
+    assert first.submits[-1].scheduling.ttft_target_s == 3.0 and second.submits[-1].scheduling.ttft_target_s == 5.0
+    two.post(path, json=fields)
+    assert len(first.submits) == 2, "a request without a model is for the first"
+
+
+@pytest.mark.parametrize(("path", "fields"), [*GENERATING.items(), *READING.items()])
+def test_a_model_that_is_not_served_is_not_found(two: httpx.Client, path: str, fields: dict[str, Any]) -> None:
+    answer = two.post(path, json={"model": "third", **fields})
+    assert answer.status_code == 404
+    assert "`third` does not exist" in answer.text and "This server serves `tiny`, `second`." in answer.text
+
+
+def test_texts_are_read_by_the_model_that_is_named(two: httpx.Client) -> None:
+    lengths = [
+        two.post("/tokenize", json={"model": name, "prompt": "hi"}).json()["max_model_len"] for name in ("tiny", "2nd")
+    ]
+    assert lengths == [256, 128]
+    for path in ("/v1/chat/completions/render", "/v1/completions/render"):
+        long = {"model": "second", **READING[path], "max_tokens": 200}
+        assert two.post(path, json=long).status_code == 400
+        assert two.post(path, json={**long, "model": "tiny"}).status_code == 200
+
+
+def test_lists_have_both(two: httpx.Client) -> None:
+    cards = {card["id"]: card["max_model_len"] for card in two.get("/v1/models").json()["data"]}
+    assert cards == {"tiny": 256, "alias": 256, "second": 128, "2nd": 128}
+    assert two.get("/v1/models/2nd").json()["root"] == two.get("/v1/models/tiny").json()["root"]
+    assert two.get("/v1/models/third").status_code == 404
+    state = two.get("/state").json()
+    assert [state["model"]["id"], *(other["model"]["id"] for other in state["models"])] == ["tiny", "second"]
+    assert [state["targets"]["ttft_ms"], state["models"][0]["targets"]["ttft_ms"]] == [3000.0, 5000.0]
+    assert two.get("/health").json() == {"status": "ready", "models": {"tiny": "ready", "second": "ready"}}
+
+
+def test_each_model_has_its_series(two: httpx.Client) -> None:
+    two.post("/v1/completions", json={"model": "second", "prompt": "hi"})
+    lines = two.get("/metrics").text.splitlines()
+    arrived = [line for line in lines if line.startswith("inferd_requests_arrived_total{")]
+    assert any('api="completions"' in line and 'model_name="second"' in line for line in arrived)
+    assert len([line for line in lines if line.startswith("inferd_engine_up{")]) == 2
+    assert len([line for line in lines if line == "# TYPE inferd_engine_up gauge"]) == 1
+    assert len([line for line in lines if line.startswith("inferd_api_keys")]) <= 1, "the server has its series once"
+
+
+def test_the_prefix_caches_of_all_are_cleared(two: httpx.Client, first: ScriptedRouter, second: ScriptedRouter) -> None:
+    assert two.post("/reset_prefix_cache", headers=ADMIN).status_code == 200
+    assert (first.num_resets, second.num_resets) == (1, 1)
+
+
+def test_an_adapter_says_which_model_it_is_for(two: httpx.Client) -> None:
+    load = {"lora_name": "sql", "lora_path": "/nowhere"}
+    answers = [
+        two.post("/v1/load_lora_adapter", headers=ADMIN, json={**load, **base}).json()["error"]
+        for base in ({}, {"base_model_name": "third"}, {"base_model_name": "second"})
+    ]
+    assert [answer["param"] for answer in answers] == ["base_model_name", "model", "lora_name"]
+    assert "no memory for adapters" in answers[2]["message"]

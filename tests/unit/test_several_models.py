@@ -1,0 +1,145 @@
+"""Several models in one server: the settings of each, and the division of the machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferd.engine.api.config import EngineConfig, replicas_of
+from inferd.engine.api.errors import CapacityError, ConfigError, ModelError
+from inferd.engine.api.machine.cpu import DRIVER_BYTES, Machine
+from inferd.engine.api.machine.gpu import Accelerator
+from inferd.engine.api.memory.division import Demand, parts_of
+from inferd.engine.api.memory.planner import MemoryPlan
+from inferd.server.config.models import OWN, settings_of_models
+from inferd.server.config.settings import Settings
+from inferd.server.lifecycle.models import read_models
+
+GIB, MIB = 2**30, 2**20
+YAML = """
+models:
+  - tiny
+  - model: ./checkpoints/small
+    quantization: int8
+    kv-memory: 64MiB
+    ttft_target: 2s
+kv_memory: 32MiB
+port: 1
+"""
+
+
+def load(flags: dict[str, object], tmp_path: Path, yaml: str = YAML) -> tuple[Settings, ...]:
+    file = tmp_path / "inferd.yaml"
+    file.write_text(yaml)
+    return settings_of_models(Settings.load(flags, file))
+
+
+def test_an_entry_wins_over_the_file_and_a_flag_over_both(tmp_path: Path) -> None:
+    tiny, small = load({"port": 2}, tmp_path)
+    assert (tiny.served_names, tiny.quantization, tiny.kv_memory) == (("tiny",), "auto", 32 * MIB)
+    assert (small.served_names, small.quantization, small.kv_memory) == (("small",), "int8", 64 * MIB)
+    assert (tiny.ttft_target, small.ttft_target) == (None, 2.0) and tiny.port == small.port == 2
+    assert small.origin("quantization") == "models, entry 2" and tiny.origin("kv_memory").startswith("file ")
+    _, small = load({"kv_memory": "16MiB"}, tmp_path)
+    assert small.kv_memory == 16 * MIB and small.quantization == "int8"
+
+
+def test_a_stronger_source_replaces_all_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [own.model for own in load({"model": "x"}, tmp_path)] == ["x"]
+    named = load({"models": ["a=tiny", "b=./x=y", "./c=d"]}, tmp_path, "model: z")
+    assert [(own.served_names, own.model) for own in named] == [
+        (("a",), "tiny"), (("b",), "./x=y"), (("c=d",), "./c=d")
+    ]  # fmt: skip
+    monkeypatch.setenv("INFERD_MODELS", "a=tiny, smollm2")
+    assert [own.served_names[0] for own in load({}, tmp_path)] == ["a", "smollm2"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"models": ["tiny", "tiny"]}, "two models or adapters have the name 'tiny'; name them differently"),
+        ({"models": ["tiny", "b=x"], "lora": ["b=dir"]}, "two models or adapters have the name 'b'"),
+        ({"models": ["a=tiny", "b=x"], "lora": ["c=dir"]}, "two models or adapters have the name 'c'"),
+        ({"models": ["a=tiny", "b=x"], "served_model_name": "c"}, "served_model_name names one model, but 2 are"),
+        ({"models": ["a=tiny", ""]}, "model: must not be empty, but got '' (models, entry 2)"),
+        ({"models": ["a=tiny", {"model": "x", "port": 1}]}, "port is a setting of the whole server: write it beside"),
+        ({"models": ["a=tiny", {"model": "x", "dtipe": 1}]}, "there is no setting 'dtipe'; did you mean dtype?"),
+        ({"models": ["a=tiny", {"dtype": "auto"}]}, "an entry must name its model, such as `model: tiny`"),
+        ({"models": [{"model": "x", "block_size": 7}]}, "block_size must be one of 16, 32, 64, 128, or auto"),
+        ({"models": ["a=tiny"], "model": "b"}, "both model and models are given"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        settings_of_models(Settings.load(given))
+    assert message in str(raised.value)
+
+
+def test_settings_of_the_whole_server_are_not_a_models() -> None:
+    assert {"quantization", "max_model_len", "speculative", "lora", "kv_memory", "tpot_target"} <= OWN
+    assert not OWN & {"port", "api_key", "keys_file", "log_level", "max_body_bytes", "models"}
+
+
+def demand(name: str, weights: int, *, kv: int | None = None, gpus: int = 0, engines: int = 1) -> Demand:
+    """A model with so many bytes of weights, and nothing else beside its KV cache."""
+
+    class Plan(MemoryPlan):
+        weights_bytes = weights  # type: ignore[assignment]
+        kv_bytes = GIB  # type: ignore[assignment]
+        working_bytes = 0  # type: ignore[assignment]
+
+    loading = type("Loading", (), {"num_bytes": -GIB})()
+    return Demand(name, gpus > 0, gpus or engines, Plan((), None, (), loading), kv)  # type: ignore[arg-type]
+
+
+def host(available: int) -> Machine:
+    return Machine(4, 64 * GIB, available)
+
+
+def available(machine: Machine, *demands: Demand) -> list[int]:
+    return [part.machine.memory_available_bytes for part in parts_of(machine, demands)]
+
+
+def test_what_is_left_beside_all_weights_is_divided_equally() -> None:
+    both = available(host(20 * GIB), demand("a", 2 * GIB), demand("b", 8 * GIB))
+    assert both == [2 * GIB + 5 * GIB, 8 * GIB + 5 * GIB]
+    with_asked = available(host(20 * GIB), demand("a", 2 * GIB, kv=4 * GIB), demand("b", 8 * GIB))
+    assert with_asked[1] == 8 * GIB + 6 * GIB, "a KV cache of a size of its own takes no part of the rest"
+    replicas = available(host(20 * GIB), demand("a", 2 * GIB, engines=3), demand("b", 8 * GIB))
+    assert replicas == [6 * GIB + 3 * GIB, 8 * GIB + 3 * GIB], "each replica has the weights"
+
+
+def test_models_that_do_not_fit_together_are_refused_with_their_sizes() -> None:
+    with pytest.raises(CapacityError, match=r"a 2\.0 GiB, b 8\.0 GiB, but 9\.0 GiB are available; serve fewer, or"):
+        parts_of(host(9 * GIB), [demand("a", 2 * GIB), demand("b", 8 * GIB)])
+
+
+def test_models_have_gpus_of_their_own_or_share_the_first() -> None:
+    free = tuple(size * GIB + DRIVER_BYTES for size in (10, 20, 30))
+    gpu = Accelerator("H200", (9, 0), 80 * GIB, free[0], free[1:])
+    machine = replace(host(99 * GIB), accelerator=gpu)
+    a, b, c = demand("a", GIB, gpus=1), demand("b", 2 * GIB, gpus=2), demand("c", GIB)
+    parts = parts_of(machine, [a, c, b])
+    assert [part.first_gpu for part in parts] == [0, 0, 1]
+    assert [part.machine.memory_available_bytes for part in parts] == [10 * GIB, 99 * GIB, 20 * GIB]
+    config = EngineConfig(model_path="", device="cuda", num_replicas=2, first_gpu=1)
+    assert [each.first_gpu for each in replicas_of(config)] == [1, 2]
+    shared = parts_of(replace(machine, accelerator=replace(gpu, others_free_bytes=())), [a, b])
+    assert [(part.first_gpu, part.machine.memory_available_bytes) for part in shared] == [
+        (0, GIB + 7 * GIB // 2), (0, 2 * GIB + 7 * GIB // 2)
+    ]  # fmt: skip
+
+
+def test_the_models_of_a_server_fit_its_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = replace(Machine.detect(), memory_available_bytes=2 * GIB, accelerator=None)
+    monkeypatch.setattr(Machine, "detect", lambda: machine)
+    alone = read_models(Settings(device="cpu"))
+    three = read_models(Settings(models=("a=tiny", "b=tiny", "c=tiny"), device="cpu"))
+    assert [report.settings.served_names for report in three] == [("a",), ("b",), ("c",)]
+    assert 2 * GIB // 2 < sum(report.memory.total_bytes for report in three) <= 2 * GIB
+    assert three[0].memory.kv_bytes < alone[0].memory.kv_bytes
+    with pytest.raises(ModelError, match=r"^b: "):
+        read_models(Settings(models=("tiny", "b=/nowhere/at/all"), device="cpu"))
