@@ -45,6 +45,7 @@ class Known:
 
 _UNPACKED = "16 inputs are unpacked at a time and take one instruction; the bound is reading the weight"
 KNOWN = (
+    Known("experts_integers", r"4 bits groups of 32\b", "waits", _UNPACKED),
     Known("linear_int4", r"groups of (16|32)\b", "waits", _UNPACKED),
     Known("linear_int8", r"groups of 16\b", "waits", _UNPACKED),
     Known("linear_int8", r"rows|groups of 128\b", "waits", "unpacking bounds the loop, not the products", "3.6."),

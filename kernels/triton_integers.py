@@ -25,8 +25,8 @@ lie by spans, and scales by groups, so that the columns of a tile are neighbours
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,19 +40,19 @@ from inferd.kernels.linear import plain
 from inferd.kernels.quantized import GROUP_SIZES, TABLES, UNITS, Apply, Matrix
 from inferd.kernels.triton_few_rows import prefetch
 
-_ROWS = (16, 64)
+ROWS = (16, 64)
 """Numbers of rows of a tile."""
 _MAX_ROWS = 128
 """Most rows for which the weight is not copied."""
-_STEP = tl.constexpr(128)
+STEP = tl.constexpr(128)
 """Inputs of one step of a program."""
 _HALF = tl.constexpr(16)
 """Inputs side by side in the low halves of 16 bytes."""
-_STAGES = 4
+STAGES = 4
 _PIECE = 2**24
 """Weights of a copied piece: 32 MiB in 16 bits."""
 _COPIED_ROWS = 32
-_COLUMNS_A_WARP = 16
+COLUMNS_A_WARP = 16
 """Columns of a warp, so that none unpacks another's weights."""
 _SMALL = 8192
 """Most outputs of a layer whose tiles have 32 columns."""
@@ -119,45 +119,26 @@ def _integers(q, half, zero, dtype: tl.constexpr, BITS: tl.constexpr, OFFSETS: t
 
 
 @triton.jit
-def _places(SPAN: tl.constexpr, BITS: tl.constexpr):
+def places(SPAN: tl.constexpr, BITS: tl.constexpr):
     """(bytes of a span, the input in the low half of each). With 8 bits a byte has one input."""
     byte = tl.arange(0, SPAN * BITS // 8)
     return byte, byte // _HALF * (2 * _HALF) + byte % _HALF if BITS == 4 else byte
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _product(
-    x, weight, scales, offsets, bias, out, num_rows, out_size, in_size, x_stride,
+@triton.jit
+def walked(
+    x_place, weight_place, scale_place, offset_place, inner, span_bytes, out_size, in_size,
     BITS: tl.constexpr, GROUP_SIZE: tl.constexpr, OFFSETS: tl.constexpr, TABLE: tl.constexpr, SPAN: tl.constexpr,
-    HAS_TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, IS_DEPENDENT: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    HAS_TAIL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """One tile of results. Walks all inputs in order, in spans of inputs that are multiplied at once. Rows and columns
-    behind the last are computed from the last, and not stored."""
-    num_tiles = tl.cdiv(num_rows, BLOCK_M)
-    tile = tl.program_id(0)
-    row = (tile % num_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = (tile // num_tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
-    read_row, read_column = tl.minimum(row, num_rows - 1), tl.minimum(column, out_size - 1)
-    byte, inner = _places(SPAN, BITS)
-    weight_place = weight + read_column.to(tl.int64)[:, None] * (SPAN * BITS // 8) + byte[None, :]
-    x_place = x + read_row.to(tl.int64)[None, :] * x_stride + inner[:, None]
-    scale_place, offset_place = scales + read_column, offsets + read_column
-    span_bytes = out_size.to(tl.int64) * (SPAN * BITS // 8)
-    if IS_DEPENDENT:
-        # Weights do not depend on the kernel before, so the L2 cache reads those of a step while that kernel ends.
-        gdc_launch_dependents()
-        first_place = weight + read_column.to(tl.int64) * (SPAN * BITS // 8)
-        for span in tl.static_range(_STEP // SPAN):
-            prefetch(first_place + span * span_bytes)
-        gdc_wait()
+    """The products [columns, rows] of one tile, over all inputs in order, in spans that are multiplied at once."""
     NUM_HALVES: tl.constexpr = 8 // BITS
-    NARROW: tl.constexpr = x.dtype.element_ty if BITS == 4 else tl.float32
+    NARROW: tl.constexpr = x_place.dtype.element_ty if BITS == 4 else tl.float32
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     part = total
     scale, offset = _of_group(scale_place, offset_place, OFFSETS)
-    for step in range(0, in_size, _STEP):
-        for span in tl.static_range(_STEP // SPAN):
+    for step in range(0, in_size, STEP):
+        for span in tl.static_range(STEP // SPAN):
             q = tl.load(weight_place + span * span_bytes)
             for half in tl.static_range(NUM_HALVES):
                 if GROUP_SIZE == _HALF or (GROUP_SIZE and half == 0):
@@ -168,9 +149,9 @@ def _product(
                     wide = tl.fma(
                         _integers(q, half, offset, NARROW, BITS, OFFSETS, TABLE).to(tl.float32), scale, offset
                     )
-                    wide = wide.to(x.dtype.element_ty)
+                    wide = wide.to(x_place.dtype.element_ty)
                 else:
-                    wide = _integers(q, half, offset, x.dtype.element_ty, BITS, OFFSETS, TABLE)
+                    wide = _integers(q, half, offset, x_place.dtype.element_ty, BITS, OFFSETS, TABLE)
                 first = span * SPAN + half * _HALF
                 if HAS_TAIL:
                     x_tile = tl.load(x_place + first, mask=(inner < in_size - step - first)[:, None], other=0.0)
@@ -180,12 +161,44 @@ def _product(
                 if OFFSETS != _MINIMUMS and (GROUP_SIZE == _HALF or (GROUP_SIZE and half == NUM_HALVES - 1)):
                     total += part * scale
                     part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        weight_place += (_STEP // SPAN) * span_bytes
-        x_place += _STEP
+        weight_place += (STEP // SPAN) * span_bytes
+        x_place += STEP
     if OFFSETS == _MINIMUMS:
         total = part
     elif not GROUP_SIZE:
         total = part * scale
+    return total
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _product(
+    x, weight, scales, offsets, bias, out, num_rows, out_size, in_size, x_stride,
+    BITS: tl.constexpr, GROUP_SIZE: tl.constexpr, OFFSETS: tl.constexpr, TABLE: tl.constexpr, SPAN: tl.constexpr,
+    HAS_TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, IS_DEPENDENT: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """One tile of results. Rows and columns behind the last are computed from the last, and not stored."""
+    num_tiles = tl.cdiv(num_rows, BLOCK_M)
+    tile = tl.program_id(0)
+    row = (tile % num_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = (tile // num_tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
+    read_row, read_column = tl.minimum(row, num_rows - 1), tl.minimum(column, out_size - 1)
+    byte, inner = places(SPAN, BITS)
+    weight_place = weight + read_column.to(tl.int64)[:, None] * (SPAN * BITS // 8) + byte[None, :]
+    x_place = x + read_row.to(tl.int64)[None, :] * x_stride + inner[:, None]
+    scale_place, offset_place = scales + read_column, offsets + read_column
+    span_bytes = out_size.to(tl.int64) * (SPAN * BITS // 8)
+    if IS_DEPENDENT:
+        # Weights do not depend on the kernel before, so the L2 cache reads those of a step while that kernel ends.
+        gdc_launch_dependents()
+        first_place = weight + read_column.to(tl.int64) * (SPAN * BITS // 8)
+        for span in tl.static_range(STEP // SPAN):
+            prefetch(first_place + span * span_bytes)
+        gdc_wait()
+    total = walked(
+        x_place, weight_place, scale_place, offset_place, inner, span_bytes, out_size, in_size, BITS, GROUP_SIZE,
+        OFFSETS, TABLE, SPAN, HAS_TAIL, BLOCK_N, BLOCK_M,
+    )  # fmt: skip
     is_row, is_column = row < num_rows, column < out_size
     if HAS_BIAS:
         total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[:, None]
@@ -203,7 +216,7 @@ def _copy(
     `first_column` goes to row 0 of `out`."""
     to = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     column = tl.minimum(first_column + to, end_column - 1)
-    byte, inner = _places(SPAN, BITS)
+    byte, inner = places(SPAN, BITS)
     span = tl.program_id(1)
     span_bytes = out_size.to(tl.int64) * (SPAN * BITS // 8)
     q = tl.load(weight + span * span_bytes + column.to(tl.int64)[:, None] * (SPAN * BITS // 8) + byte[None, :])
@@ -245,7 +258,7 @@ class Packed:
         key = matrix.key(torch.float32)
         bits, group_size = 4 if is_short else 8, 0 if num_groups == 1 else matrix.group_size
         made = constants(bits, group_size, key.offsets, key.table)
-        padding = -in_size % _STEP.value
+        padding = -in_size % STEP.value
         num_more = padding // group_size if group_size else 0
         by_group = _with_rows(scales.T, num_more)
         return cls(
@@ -258,12 +271,34 @@ class Packed:
 
     @property
     def out_size(self) -> int:
-        return self.scales.shape[1]
+        return self.scales.shape[-1]
+
+    @property
+    def layout(self) -> Hashable:
+        """Equal for matrices that one kernel multiplies."""
+        shapes = self.weight.shape, self.scales.shape
+        return shapes, self.scales.dtype, self.offsets.dtype, self.in_size, tuple(self.constants.items())
+
+    @property
+    def is_without_offsets(self) -> bool:
+        return bool(self.constants["OFFSETS"] == _OFFSETS["none"])
+
+    @classmethod
+    def stacked(cls, packed: Sequence[Packed]) -> Packed:
+        """Matrices of one shape and layout, with a first dimension for their number."""
+        first = packed[0]
+        scales = torch.stack([one.scales for one in packed])
+        offsets = scales if first.is_without_offsets else torch.stack([one.offsets for one in packed])
+        return replace(first, weight=torch.stack([one.weight for one in packed]), scales=scales, offsets=offsets)
+
+    def __getitem__(self, index: int) -> Packed:
+        """A view of one matrix of a stack."""
+        return replace(self, weight=self.weight[index], scales=self.scales[index], offsets=self.offsets[index])
 
 
 def constants(bits: int, group_size: int, offsets: str, table: str) -> dict[str, Any]:
     """Constants that both kernels are compiled for. A span has one scale for each half of its bytes."""
-    span = _STEP.value if group_size == 0 else max(group_size, 2 * _HALF.value if bits == 4 else _HALF.value)
+    span = STEP.value if group_size == 0 else max(group_size, 2 * _HALF.value if bits == 4 else _HALF.value)
     return {
         "BITS": bits,
         "GROUP_SIZE": group_size,
@@ -299,17 +334,33 @@ def bind_invariant(matrix: Matrix, out_dtype: torch.dtype) -> Apply:
 
 
 def _bind(matrix: Matrix, out_dtype: torch.dtype, *, is_invariant: bool) -> Apply:
-    packed, order = Packed.pack(matrix), None if matrix.order is None else matrix.order.long()
-    bias = None if matrix.bias is None else matrix.bias.contiguous()
+    order, bias = matrix.order, matrix.bias
+    return Layer(
+        Packed.pack(matrix),
+        None if bias is None else bias.contiguous(),
+        None if order is None else order.long(),
+        out_dtype,
+        is_invariant,
+    )
 
-    def apply(x: Tensor) -> Tensor:
-        x = x if order is None else x[:, order]
+
+@dataclass(slots=True, eq=False)
+class Layer:
+    """A bound layer."""
+
+    packed: Packed
+    bias: Tensor | None
+    order: Tensor | None
+    """[K] int64: x[:, order] meets the columns of the weight."""
+    out_dtype: torch.dtype
+    is_invariant: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x if self.order is None else x[:, self.order]
         x = x if x.stride(1) == 1 else x.contiguous()
-        if x.shape[0] > _MAX_ROWS and not is_invariant:
-            return multiplied_by_copies(x, packed, bias, out_dtype)
-        return multiplied(x, packed, bias, out_dtype, is_invariant=is_invariant)
-
-    return apply
+        if x.shape[0] > _MAX_ROWS and not self.is_invariant:
+            return multiplied_by_copies(x, self.packed, self.bias, self.out_dtype)
+        return multiplied(x, self.packed, self.bias, self.out_dtype, is_invariant=self.is_invariant)
 
 
 def multiplied(x: Tensor, packed: Packed, bias: Tensor | None, out_dtype: torch.dtype, *, is_invariant: bool) -> Tensor:
@@ -331,14 +382,14 @@ def multiplied(x: Tensor, packed: Packed, bias: Tensor | None, out_dtype: torch.
         packed.in_size,
         x.stride(0),
         **packed.constants,
-        HAS_TAIL=packed.in_size % _STEP.value != 0,
+        HAS_TAIL=packed.in_size % STEP.value != 0,
         HAS_BIAS=bias is not None,
-        **(dependent_options() if block_m == _ROWS[0] else {"IS_DEPENDENT": False}),
+        **(dependent_options() if block_m == ROWS[0] else {"IS_DEPENDENT": False}),
         BLOCK_N=block_n,
         BLOCK_M=block_m,
-        num_warps=block_n // _COLUMNS_A_WARP,
-        num_stages=_STAGES,
-        maxnreg=_registers(block_m, x.dtype.itemsize == 2),
+        num_warps=block_n // COLUMNS_A_WARP,
+        num_stages=STAGES,
+        maxnreg=registers(block_m, x.dtype.itemsize == 2),
     )
     return out
 
@@ -378,9 +429,9 @@ def copy(packed: Packed, columns: slice, piece: Tensor) -> Tensor:
 def _tile(num_rows: int, out_size: int, is_invariant: bool) -> tuple[int, int]:
     """(rows, columns) of a tile. A tile of 64 columns is multiplied by a warp group on sm_90. Few rows of a small layer
     have tiles of 32, for more programs, unless all numbers of rows must have the same instructions."""
-    if num_rows > _ROWS[0]:
-        return _ROWS[1], 64
-    return _ROWS[0], 32 if out_size <= _SMALL and not is_invariant else 64
+    if num_rows > ROWS[0]:
+        return ROWS[1], 64
+    return ROWS[0], 32 if out_size <= _SMALL and not is_invariant else 64
 
 
 _TILES = ((64, 16), (32, 16), (64, 64))
@@ -388,10 +439,10 @@ _TILES = ((64, 16), (32, 16), (64, 64))
 _DTYPE_PAIRS = (("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "fp16"), ("fp16", "fp32"), ("fp32", "fp32"))
 
 
-def _registers(block_m: int, is_narrow: bool) -> int:
+def registers(block_m: int, is_narrow: bool) -> int:
     """Most registers of a thread. Left alone, the assembler takes fewer and spills in some forms. `is_narrow`: x has 16
     bits."""
-    return 168 if block_m == _ROWS[0] and is_narrow else 248
+    return 168 if block_m == ROWS[0] and is_narrow else 248
 
 
 def forms(op: str, bits: int) -> Iterator[Shipped]:
@@ -401,14 +452,14 @@ def forms(op: str, bits: int) -> Iterator[Shipped]:
     kinds = [*(("none", table) for table in tables), ("zeros", "centred"), ("minimums", "centred")]
     for (offsets, table), group_size in itertools.product(kinds, (*GROUP_SIZES, 0)):
         made = constants(bits, group_size, offsets, table)
-        first = _form(op, made, "bf16", "bf16", 64, _ROWS[0])
+        first = _form(op, made, "bf16", "bf16", 64, ROWS[0])
         yield from (first, first.early(is_prefetching=True))
         if group_size == 32:
-            others = ((64, _ROWS[0], *pair) for pair in _DTYPE_PAIRS[1:])
+            others = ((64, ROWS[0], *pair) for pair in _DTYPE_PAIRS[1:])
             for block_n, block_m, dtype, out in (*((*tile, *_DTYPE_PAIRS[0]) for tile in _TILES), *others):
-                if (block_n, block_m, dtype, out) != (64, _ROWS[0], "bf16", "bf16"):
+                if (block_n, block_m, dtype, out) != (64, ROWS[0], "bf16", "bf16"):
                     one = _form(op, made, dtype, out, block_n, block_m)
-                    yield from (one, one.early(is_prefetching=True)) if block_m == _ROWS[0] else (one,)
+                    yield from (one, one.early(is_prefetching=True)) if block_m == ROWS[0] else (one,)
         yield _copied_form(f"{op}_copy", made)
 
 
@@ -419,13 +470,13 @@ def _form(op: str, made: dict[str, Any], dtype: str, out: str, block_n: int, blo
     )
     return Shipped(
         op=op,
-        config=f"{dtype} {_name(made)}{result} tile {block_n} x {block_m}",
+        config=f"{dtype} {name_of(made)}{result} tile {block_n} x {block_m}",
         kernel=_product,
-        signature=_types(made, x=dtype, out=out, bias="bf16"),
+        signature=types_of(_product, made, x=dtype, out=out, bias="bf16"),
         constants={**made, **flags, "BLOCK_N": block_n, "BLOCK_M": block_m},
-        num_warps=block_n // _COLUMNS_A_WARP,
-        num_stages=_STAGES,
-        options={"maxnreg": _registers(block_m, dtype != "fp32")},
+        num_warps=block_n // COLUMNS_A_WARP,
+        num_stages=STAGES,
+        options={"maxnreg": registers(block_m, dtype != "fp32")},
         # A warp group needs 64 weight rows; fp32 is multiplied outside the tensor cores.
         is_matrix=dtype != "fp32" and block_n >= 64,
         is_warp_matrix=dtype != "fp32" and block_n < 64,
@@ -436,16 +487,16 @@ def _form(op: str, made: dict[str, Any], dtype: str, out: str, block_n: int, blo
 def _copied_form(op: str, made: dict[str, Any]) -> Shipped:
     return Shipped(
         op=op,
-        config=f"bf16 {_name(made)}",
+        config=f"bf16 {name_of(made)}",
         kernel=_copy,
-        signature=_types(made, out="bf16"),
+        signature=types_of(_copy, made, out="bf16"),
         constants={**made, "BLOCK_N": _COPIED_ROWS},
         num_warps=4,
         multiples=("out_size", "in_size"),
     )
 
 
-def _name(made: dict[str, Any]) -> str:
+def name_of(made: dict[str, Any]) -> str:
     group = f"groups of {made['GROUP_SIZE']}" if made["GROUP_SIZE"] else "rows"
     kinds = (
         name for codes, code in ((_OFFSETS, "OFFSETS"), (_TABLE_CODES, "TABLE")) for name in _named(codes, made[code])
@@ -458,10 +509,9 @@ def _named(codes: dict[str, int], code: int) -> Iterator[str]:
     yield from (name for name, each in codes.items() if each == code != 0)
 
 
-def _types(made: dict[str, Any], **dtypes: str) -> dict[str, str]:
-    """Types of arguments by name, with scales in bfloat16."""
+def types_of(kernel: Any, made: dict[str, Any], **dtypes: str) -> dict[str, str]:
+    """Types of a kernel's arguments by name, with scales in bfloat16."""
     offsets = ("u8" if made["BITS"] == 4 else "i16") if made["OFFSETS"] == _OFFSETS["zeros"] else "bf16"
     tensors = {"x": "", "weight": "u8", "scales": "bf16", "offsets": offsets, "bias": "", "out": ""} | dtypes
-    kernel = _product if "x" in dtypes else _copy
     numbers = (name for name in kernel.arg_names if name not in tensors and not name.isupper())
     return {name: f"*{dtype}" for name, dtype in tensors.items() if dtype} | dict.fromkeys(numbers, "i32")

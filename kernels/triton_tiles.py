@@ -30,3 +30,18 @@ def store_tile(out, total, bias, row, column, num_rows, out_size, HAS_BIAS: tl.c
         total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
     place = out + row.to(tl.int64)[:, None] * out_size + column[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def expert_tile(offsets, num_experts, tile, BLOCK_M: tl.constexpr, SCANNED: tl.constexpr):
+    """(expert, first pair, end of the expert's pairs) of a tile. The end is 0 behind the last tile."""
+    expert = tl.arange(0, SCANNED)
+    start = tl.load(offsets + expert, mask=expert < num_experts, other=0)
+    end = tl.load(offsets + expert + 1, mask=expert < num_experts, other=0)
+    num_tiles = tl.cdiv(end - start, BLOCK_M)
+    tiles_to = tl.cumsum(num_tiles, 0)
+    tile_of_own = tile - (tiles_to - num_tiles)
+    is_own = (tile_of_own >= 0) & (tile < tiles_to)
+    own = tl.sum(tl.where(is_own, expert, 0), 0)
+    first = tl.sum(tl.where(is_own, start + tile_of_own * BLOCK_M, 0), 0)
+    return own, first, tl.sum(tl.where(is_own, end, 0), 0)

@@ -249,6 +249,23 @@ def _experts(inputs: Inputs) -> Numeric:
     return Numeric(call, (inputs.randn(90, 200), inputs.randn(5, 72, 200)))
 
 
+def _experts_integers(inputs: Inputs) -> Numeric:
+    """The reference quantizes activations, and integers up to 127 exactly."""
+    bind, route, router = (_op("experts", name) for name in ("bind_experts", "route", "Router"))
+    linear, quantize = _op("linear_int4", "linear_int4"), _op("linear_int4", "quantize_int4")
+    routing = route(inputs.randn(90, 5, dtype=torch.float32), router(2, True))
+    quantized = [quantize(inputs.randn(72, 320)) for _ in range(5)]
+    x = inputs.randint(-127, 128, 90, 320)
+    x[:, ::32] = 127
+
+    def call(rows: Tensor) -> Tensor:
+        layers = [linear(q, scales, None, rows.dtype, minimums=minimums) for q, scales, minimums in quantized]
+        out: Tensor = bind(layers, rows.device, rows.dtype)(rows, routing, True)
+        return out
+
+    return Numeric(call, (x.to(torch.bfloat16),), op="experts_product", implementation="triton_integers")
+
+
 def _fused(name: str, *, norm: bool = False, residual: bool = False, gate: bool = False) -> Make:
     """A linear with its neighbouring operations."""
 
@@ -473,6 +490,7 @@ CHECKS: dict[str, Make] = {
     "layer_norm": _of_rows("layer_norm", "layer_norm", weights=2),
     "add_layer_norm": _of_rows("layer_norm", "add_layer_norm", residual=True, weights=2),
     "experts_product": _experts,
+    "experts_integers": _experts_integers,
     "silu_mul": _of_rows("gated_mul", "silu_mul", half=True),
     "limited_mul": _limited_mul,
     "gelu_mul": _of_rows("gated_mul", "gelu_mul", half=True),

@@ -6,8 +6,8 @@ A pair is a row and one of its experts. Pairs are sorted by expert, and those of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Hashable, Sequence
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -32,14 +32,32 @@ class Dense(Protocol):
     scales: Tensor | None
 
 
+@runtime_checkable
+class Integers(Protocol):
+    """A layer of a GPU whose weight is 8-bit or 4-bit integers."""
+
+    packed: Packed
+    bias: Tensor | None
+    order: Tensor | None
+    """[K] int64: the order of inputs that the weight's columns have; None: their own."""
+    out_dtype: torch.dtype
+
+
+class Packed(Protocol):
+    @property
+    def layout(self) -> Hashable:
+        """Equal for matrices that one kernel multiplies."""
+        ...
+
+
 class Key(NamedTuple):
     device_type: str
     dtype: torch.dtype
     """Dtype of activations and results, or of the router's logits."""
     is_native: bool = False
     """For products: whether every expert's matrix is one C++ product."""
-    is_dense: bool = False
-    """For products: whether every expert has a `Dense` layer, all with a bias or none."""
+    stack: Literal["none", "dense", "integers"] = "none"
+    """For products: what every expert's layer is, if all are alike: `Dense`, or `Integers`."""
 
 
 def _refuses_cpp(key: Key) -> str | None:
@@ -51,7 +69,13 @@ def _refuses_products(key: Key) -> str | None:
 
 
 def _refuses_triton(key: Key) -> str | None:
-    return gpu.refuses(key.device_type, key.dtype) if key.is_dense else "multiplies by unquantized weights"
+    return gpu.refuses(key.device_type, key.dtype) if key.stack == "dense" else "multiplies by unquantized weights"
+
+
+def _refuses_integers(key: Key) -> str | None:
+    if key.stack != "integers":
+        return "multiplies by integers of one layout, without an order of inputs"
+    return gpu.refuses(key.device_type, key.dtype)
 
 
 ROUTE: Op[Key, Callable[[Tensor, Router, Tensor | None, Tensor, Tensor | None], Routing]] = Op(
@@ -63,6 +87,7 @@ PRODUCT: Op[Key, Callable[[Sequence[Apply], torch.dtype], Products]] = Op(
     [
         Implementation("cpp", cpu.bind, _refuses_products),
         Implementation("triton", Deferred(f"{__name__}.triton", "bind"), _refuses_triton),
+        Implementation("triton_integers", Deferred(f"{__name__}.triton_integers", "bind"), _refuses_integers),
         Implementation("reference", reference.bind, always),
     ],
 )
@@ -99,16 +124,18 @@ def bind_experts(linears: Sequence[Apply], device: torch.device, dtype: torch.dt
     matrices of chosen experts are read. A row's bits do not depend on the other rows if the layers' do not.
     """
     is_native = all(isinstance(linear, native.Product) for linear in linears)
-    kinds = {_has_dense_bias(linear) for linear in linears}
-    is_dense = len(kinds) == 1 and None not in kinds
-    return PRODUCT.resolve(Key(device.type, dtype, is_native, is_dense))(linears, dtype)
+    kinds = {_kind_of(linear, dtype) for linear in linears}
+    stack = next(iter(kinds))[0] if len(kinds) == 1 else "none"
+    return PRODUCT.resolve(Key(device.type, dtype, is_native, stack))(linears, dtype)
 
 
-def _has_dense_bias(linear: Apply) -> bool | None:
-    """Whether a layer that keeps its weight as it is has a bias; None for other layers."""
+def _kind_of(linear: Apply, dtype: torch.dtype) -> tuple[Literal["none", "dense", "integers"], object]:
+    """(what a layer is, a value that layers of one stack share)."""
     if isinstance(linear, Dense) and linear.scales is None:
-        return linear.bias is not None
-    return None
+        return "dense", linear.bias is None
+    if isinstance(linear, Integers) and linear.order is None and linear.out_dtype == dtype:
+        return "integers", (linear.bias is None, linear.packed.layout)
+    return "none", None
 
 
 def add_up(parts: Tensor, routing: Routing) -> Tensor:

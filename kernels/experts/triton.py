@@ -17,29 +17,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inferd.kernels.experts import triton_integers
 from inferd.kernels.experts.reference import Routing
 from inferd.kernels.gpu import DTYPES, Shipped
-from inferd.kernels.triton_tiles import operands
+from inferd.kernels.triton_tiles import expert_tile, operands
 
 _BLOCK_M, _BLOCK_N, _NUM_WARPS, _STAGES = 64, 64, 4, 4
 _STEP_BYTES = 128
 _SCANNED = 256
 """Least number of experts that a program looks at to find its own: models have up to as many, or twice as many."""
-
-
-@triton.jit
-def _tile_of(offsets, num_experts, tile, BLOCK_M: tl.constexpr, SCANNED: tl.constexpr):
-    """(expert, first pair, end of the expert's pairs) of a tile. The end is 0 behind the last tile."""
-    expert = tl.arange(0, SCANNED)
-    start = tl.load(offsets + expert, mask=expert < num_experts, other=0)
-    end = tl.load(offsets + expert + 1, mask=expert < num_experts, other=0)
-    num_tiles = tl.cdiv(end - start, BLOCK_M)
-    tiles_to = tl.cumsum(num_tiles, 0)
-    tile_of_own = tile - (tiles_to - num_tiles)
-    is_own = (tile_of_own >= 0) & (tile < tiles_to)
-    own = tl.sum(tl.where(is_own, expert, 0), 0)
-    first = tl.sum(tl.where(is_own, start + tile_of_own * BLOCK_M, 0), 0)
-    return own, first, tl.sum(tl.where(is_own, end, 0), 0)
 
 
 @triton.jit(do_not_specialize=["most_tiles"])
@@ -62,7 +48,7 @@ def _product(
 ):
     """`biases` is None without biases."""
     tile, first_column = tl.program_id(0) % most_tiles, tl.program_id(0) // most_tiles * BLOCK_N
-    expert, first, end = _tile_of(offsets, num_experts, tile, BLOCK_M, SCANNED)
+    expert, first, end = expert_tile(offsets, num_experts, tile, BLOCK_M, SCANNED)
     if end == 0:
         return
     pair, column, inner = first + tl.arange(0, BLOCK_M), first_column + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
@@ -128,6 +114,7 @@ def shipped() -> Iterator[Shipped]:
     for dtype, by_row, scanned in itertools.product(dtypes, (True, False), (_SCANNED, 2 * _SCANNED)):
         yield _shipped(dtype, by_row, scanned)
     yield from (_shipped(torch.bfloat16, by_row, _SCANNED, has_bias=True) for by_row in (True, False))
+    yield from triton_integers.shipped()
 
 
 def _shipped(dtype: torch.dtype, by_row: bool, scanned: int, *, has_bias: bool = False) -> Shipped:
