@@ -41,9 +41,9 @@ class AdminApi:
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Running requests keep the blocks that they hold. Raises `RequestError` if there is no engine."""
         del request
-        for service in self._services:
-            check_ready(service.router)
-            service.router.reset_prefix_cache()
+        for router in [service.router for service in self._services if not service.router.failure]:
+            check_ready(router)
+            router.reset_prefix_cache()
         answer: Done = {}
         return Response(orjson.dumps(answer), media_type="application/json")
 

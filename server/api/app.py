@@ -260,6 +260,8 @@ def handlers_of(services: Services) -> dict[Route, Handler]:
         routes.TOKENIZER_INFO: tokens.info,
         routes.MODELS: models.list,
         routes.MODEL: models.get,
+        routes.LOAD_MODEL: models.load,
+        routes.UNLOAD_MODEL: models.unload,
         routes.HEALTH: health.ready,
         routes.READY: health.ready,
         routes.LIVE: health.live,

@@ -30,7 +30,8 @@ class HealthApi:
         """Says that requests are accepted, even if they wait for an engine. Otherwise raises `RequestError` (503)."""
         del request
         routers = {service.model.names[0]: service.router for service in self._services}
-        for router in routers.values():
+        # A model that failed is one of `models`, and the server is ready without it.
+        for router in [router for router in routers.values() if not router.failure] or routers.values():
             check_ready(router)
             if router.is_leaving:
                 raise errors.leaving()

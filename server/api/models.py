@@ -6,7 +6,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from inferd.server.api.respond import while_asked
 from inferd.server.api.service import Service, Services
+from inferd.server.api.state import status_of
 from inferd.server.errors import table as errors
 from inferd.server.schema.answers.operation import Model, ModelList
 
@@ -31,10 +33,30 @@ class ModelsApi:
             raise errors.model_not_found(name, service.model.names[0])
         return _json(_card(service, name))
 
+    async def load(self, request: Request) -> Response:
+        """Answers when the model's engines take requests. Raises `RequestError` if they cannot."""
+        service = self._named(request)
+        await while_asked(request, None, service.router.load())
+        return _json(_card(service, request.path_params["model_id"]))
+
+    async def unload(self, request: Request) -> Response:
+        """Answers when the memory is free. Raises `RequestError` if requests run."""
+        service = self._named(request)
+        await service.router.unload()
+        return _json(_card(service, request.path_params["model_id"]))
+
+    def _named(self, request: Request) -> Service:
+        """The model of a path, which names no adapter. Raises `RequestError`."""
+        name = request.path_params["model_id"]
+        service = self._services.of(name)
+        if name not in service.model.names:
+            raise errors.model_not_found(name, *(each.model.names[0] for each in self._services))
+        return service
+
 
 def _card(service: Service, name: str) -> Model:
     model, adapter = service.model, service.router.adapters.named.get(name)
-    return {
+    card: Model = {
         "id": name,
         "object": "model",
         "created": model.created if adapter is None else adapter.created,
@@ -44,6 +66,11 @@ def _card(service: Service, name: str) -> Model:
         "max_model_len": model.max_model_len,
         "context_length": model.max_model_len,
     }
+    if service.router.failure or service.router.is_unloaded:
+        card["status"] = status_of(service.router)
+    if service.router.failure:
+        card["error"] = service.router.failure
+    return card
 
 
 def _json(value: Model | ModelList) -> Response:

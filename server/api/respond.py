@@ -113,6 +113,8 @@ async def while_asked(request: Request, deadline: Deadline | None, work: Awaitab
 def check_ready(router: Router) -> None:
     """Raises `RequestError` if the server accepts no requests."""
     if not router.is_ready:
+        if router.failure:
+            raise errors.model_not_loaded(router.failure)
         if router.is_leaving:
             raise errors.leaving()
         message = "The server is not ready to accept requests. Please try again in a few seconds."
@@ -154,7 +156,8 @@ async def respond(
     per_token = 1 + max(taken.params.logprobs or 0, taken.params.prompt_logprobs or 0)
     if shape.is_stream:
         data = _streamed(events, rendering, extra, service.lanes, per_token)
-        return sse.EventStream(data, rendering, streams.abort, headers, service.keep_alive_s)
+        notice = partial(_notice, service) if service.router.is_unloaded else None
+        return sse.EventStream(data, rendering, streams.abort, headers, service.keep_alive_s, notice)
     num_events, num_scored = await sse.unless_disconnected(request.receive, _taken_in(events, rendering))
 
     size = num_scored * per_token + num_events + _CHOICE_SIZE * taken.num_choices
@@ -163,6 +166,12 @@ async def respond(
     rendered = service.lanes.run(lambda: rendering.plain(extra()), size, is_begun=True)
     answer = await while_asked(request, taken.deadline, rendered)
     return LargeAnswer(pieces(answer), service.lanes, headers)
+
+
+def _notice(service: Service) -> bytes:
+    """Says in a stream why nothing comes, while the model is loaded; empty afterwards."""
+    name = "".join(char if char.isprintable() else "?" for char in service.model.names[0])
+    return f": the model {name} is being loaded\n\n".encode() if service.router.is_unloaded else b""
 
 
 async def _streamed(

@@ -66,7 +66,7 @@ class Route:
 _GENERATE, _TOKENS, _MODELS = "Generating", "Tokens", "Models"
 _OPERATE, _ADMIN = "Operation", "Administration"
 
-_NO_SLEEP = "This server cannot sleep. Stop it to free its memory, and start it again."
+_NO_SLEEP = "This server cannot sleep. POST /v1/models/{name}/unload frees a model's memory, and /load loads it again."
 _NO_PROFILER = "This server has no profiler. /state and /metrics show how close the steps come to the device's peaks."
 
 CHAT = Route(
@@ -198,10 +198,26 @@ MODELS = Route(
     "/v1/models",
     Access.KEY,
     _MODELS,
-    "List the names of the served model and its adapters, with its context length.",
+    "List the names of each served model and its adapters, with its context length.",
     operation.ModelList,
 )
 MODEL = Route("GET", "/v1/models/{model_id:path}", Access.KEY, _MODELS, "Get one of them.", operation.Model)
+LOAD_MODEL = Route(
+    "POST",
+    "/v1/models/{model_id:path}/load",
+    Access.ADMIN,
+    _ADMIN,
+    "Load a model that was unloaded, or that failed. Answers when it takes requests.",
+    operation.Model,
+)
+UNLOAD_MODEL = Route(
+    "POST",
+    "/v1/models/{model_id:path}/unload",
+    Access.ADMIN,
+    _ADMIN,
+    "Stop a model's engine and free its memory. A 409 if it has requests. The next request loads it again.",
+    operation.Model,
+)
 HEALTH = Route(
     "GET",
     "/health",
@@ -283,7 +299,7 @@ ROUTES = (
     EMBEDDINGS, TOKENIZE, DETOKENIZE, TOKENIZER_INFO, MODELS, MODEL,
     HEALTH, READY, LIVE, VERSION, METRICS, STATE,
     LOADS, SERVER_INFO, MODEL_INFO, OPENAPI, DOCS, *DOCS_FILES, CONFIG, RESET_PREFIX_CACHE,
-    LOAD_LORA, UNLOAD_LORA, SLEEP, WAKE_UP, START_PROFILE, STOP_PROFILE,
+    LOAD_MODEL, UNLOAD_MODEL, LOAD_LORA, UNLOAD_LORA, SLEEP, WAKE_UP, START_PROFILE, STOP_PROFILE,
 )  # fmt: skip
 
 PLAYGROUND = Route("GET", "/", Access.PUBLIC, _OPERATE, "A page to chat with the model and to watch the engine.", str)

@@ -55,7 +55,7 @@ class StateApi:
 def _model(service: Service) -> ModelState:
     router, summaries = service.router, service.metrics.last_minute()
     ready = _ready(router)
-    return {
+    state: ModelState = {
         "status": status_of(router),
         "model": {
             "id": service.model.names[0],
@@ -72,6 +72,9 @@ def _model(service: Service) -> ModelState:
         "targets": _targets(service),
         "step_model": _step_model(router.stats, summaries),
     }
+    if router.failure:
+        state["error"] = router.failure
+    return state
 
 
 def _ready(router: Router) -> Ready | None:
@@ -84,6 +87,10 @@ def _ready(router: Router) -> Ready | None:
 def status_of(router: Router) -> Status:
     if router.is_leaving:
         return "leaving"
+    if router.failure:
+        return "failed"
+    if router.is_unloaded:
+        return "loading" if router.is_wanted else "unloaded"
     if router.is_recovering:
         return "recovering"
     return "ready" if router.is_ready else "starting" if _ready(router) is None else "unavailable"

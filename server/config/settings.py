@@ -215,6 +215,14 @@ class Settings(BaseSettings):
         ge=1,
         le=MAX_RANK,
     )
+    idle_unload: Annotated[Duration | None, NoneAllowed] = setting(
+        None,
+        "Time without a request after which a model's engine is stopped and its memory freed. The next request loads "
+        "it again.",
+        panel=_ENGINE,
+        ge=1,
+        le=604_800,
+    )
     standby: bool = setting(
         False, "Keep a second engine process ready, which replaces the first if that dies.", panel=_ENGINE
     )

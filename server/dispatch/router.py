@@ -3,7 +3,8 @@
 It knows ids, deltas and finish reasons, not text and not HTTP. Every accepted request gets exactly one terminal delta.
 There are one or more replicas, each with an engine, and the placement chooses one for each request. When an engine
 dies, the router sends its live requests to the other replicas, or else to its next engine, each behind the tokens
-already delivered. A stream sees a pause.
+already delivered. A stream sees a pause. Engines may be stopped while no request needs them: the next one has them
+started, and waits.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -108,6 +109,18 @@ class Router:
         """Streams that no engine knows, in order of arrival; a subset of `_streams`."""
         self._backlog = Backlog(self._options.queue)
         self._death: str | None = None
+        self.failure = ""
+        """Why no engine runs or is tried, while the server goes on with other models."""
+        self.is_unloaded = False
+        """Whether the engines were stopped, and their successors do not take requests yet. Requests wait for those."""
+        self.is_wanted = False
+        """Whether unloaded engines are to start again."""
+        self.on_wanted: Callable[[], None] | None = None
+        """Called once when unloaded engines are to start."""
+        self.on_unload: Callable[[], Awaitable[None]] | None = None
+        """Stops the engines."""
+        self._ready: Ready | None = None
+        self._idle_since_s = time.monotonic()
         self._is_draining = False
         self.is_leaving = False
         """Whether the server is about to stop: probes learn it, and requests may still be taken."""
@@ -116,7 +129,9 @@ class Router:
         self.on_phase: Callable[[int, Phase], None] | None = None
         """Called with a replica and a phase of its start that has ended."""
         self.became_ready = asyncio.Event()
-        """Set once every replica had an engine that took requests."""
+        """Set while every replica has had an engine that took requests since it was last unloaded."""
+        self.has_settled = asyncio.Event()
+        """Set while `became_ready` is, or while no engine is tried."""
 
     @property
     def is_up(self) -> bool:
@@ -126,7 +141,11 @@ class Router:
     @property
     def is_ready(self) -> bool:
         """Whether requests are taken. For a while they are taken without an engine too, and wait for the next one."""
-        if not self._has_begun or self._death is not None or self._is_draining:
+        if self._death is not None or self._is_draining:
+            return False
+        if self.is_unloaded:
+            return True
+        if not self._has_begun:
             return False
         return self.is_up or time.monotonic() - self._lost_s < self._options.outage_grace_s
 
@@ -137,11 +156,11 @@ class Router:
 
     @property
     def ready(self) -> Ready:
-        """The first replica's measurements at start. Raises `EngineDeadError` before every replica is ready."""
-        ready = self.replicas[0].ready
-        if ready is None or not self._has_begun:
+        """The first replica's measurements at its last start. Raises `EngineDeadError` before every replica was
+        ready."""
+        if self._ready is None:
             raise EngineDeadError("the engine is not ready yet")
-        return ready
+        return self._ready
 
     @property
     def stats(self) -> EngineStats:
@@ -151,6 +170,13 @@ class Router:
     @property
     def num_active(self) -> int:
         return len(self._streams)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last stream ended, or since the engines took requests; 0 while there are streams, or no
+        engines."""
+        is_idle = self.is_up and not self.is_unloaded and not self._streams
+        return time.monotonic() - self._idle_since_s if is_idle else 0.0
 
     @property
     def num_unsent(self) -> int:
@@ -213,6 +239,7 @@ class Router:
         replica = None if self._unsent else self._place(first)
         if replica is None:
             self._unsent.update((stream.request_id, stream) for stream in streams)
+            self._want()
             return streams
         replica.streams.update((stream.request_id, stream) for stream in streams)
         if len(submits) == 1:
@@ -246,6 +273,7 @@ class Router:
             if replica.is_up or replica.starting is not None:
                 replica.awaited.append(served.adapter)
                 replica.try_send(_loading(served))
+        self._want()
         await served.settled.wait()
         if served.error:
             raise RequestError("invalid_value", served.error, "lora_path")
@@ -260,6 +288,47 @@ class Router:
                 running, waiting = found[served.name]
                 found[served.name] = running + stream.has_begun, waiting + (not stream.has_begun)
         return found
+
+    async def load(self) -> None:
+        """Have engines started if none run. Returns when they take requests. Raises `RequestError` if they cannot."""
+        if self._is_draining:
+            raise errors.leaving()
+        if self.failure:
+            self._death, self.failure = None, ""
+            self._begin_anew()
+        self._want()
+        await self.has_settled.wait()
+        if self._death is not None:
+            raise errors.model_not_loaded(self.failure or "The engine is not running.")
+
+    async def unload(self) -> None:
+        """Have the engines stopped. Returns when their memory is free. Raises `RequestError` if there are requests."""
+        if self._streams:
+            raise errors.model_is_busy(len(self._streams))
+        if self._death is not None or (self.is_unloaded and not self.is_wanted):
+            return
+        self._begin_anew()
+        if self.on_unload is not None:
+            await self.on_unload()
+
+    def _begin_anew(self) -> None:
+        """No engine runs, as before the first."""
+        self.is_unloaded, self.is_wanted = True, False
+        self.became_ready.clear()
+        self.has_settled.clear()
+        for replica in self.replicas:
+            replica.lose(time.monotonic())
+            replica.ready, replica.failure = None, ""
+            self._forget_prefixes(replica)
+            self._metrics.engine_unloaded(replica.index)
+        self._backlog.forget_pace()
+
+    def _want(self) -> None:
+        """Have unloaded engines started, once."""
+        if self.is_unloaded and not self.is_wanted:
+            self.is_wanted = True
+            if self.on_wanted is not None:
+                self.on_wanted()
 
     def leave(self) -> None:
         """Make probes send requests elsewhere."""
@@ -392,7 +461,10 @@ class Router:
         if not is_first and not was_up:
             self._recovered(num_replayed, replica.lost_s)
         if self._has_begun:
+            self._ready, self.is_unloaded, self.is_wanted = self.replicas[0].ready, False, False
+            self._idle_since_s = time.monotonic()
             self.became_ready.set()
+            self.has_settled.set()
 
     def _recovered(self, num_replayed: int, lost_s: float) -> None:
         outage_s = time.monotonic() - lost_s
@@ -422,17 +494,25 @@ class Router:
                 await asyncio.sleep(0)
         return num_replayed
 
-    def fail_all(self, reason: str) -> None:
-        """The engine is gone and no other will come: end every stream with an error and take no more."""
+    def fail_model(self, reason: str) -> None:
+        """No engine can run, but the server goes on with other models: end every stream with the reason, and refuse
+        others with it, until `load`."""
+        self.failure = reason
+        self.fail_all(reason, Failure("model_not_loaded", errors.model_not_loaded(reason).message))
+
+    def fail_all(self, reason: str, failure: Failure = _ABORTED) -> None:
+        """The engine is gone and no other will come: end every stream with `failure` and take no more."""
         self._death = reason
+        self.is_unloaded = self.is_wanted = False
         for replica in self.replicas:
             replica.lose(time.monotonic())
             self._metrics.engine_down(replica.index)
         for stream in tuple(self._streams.values()):
-            self._fail(stream, _ABORTED)
+            self._fail(stream, failure)
         for served in tuple(self.adapters):
             if not served.settled.is_set():
                 self.adapters.settle(served, "the engine stopped while it was loaded")
+        self.has_settled.set()
 
     def _fail(self, stream: TokenStream, failure: Failure) -> None:
         self._push(stream, Delta(request_id=stream.request_id, finish_reason="error", failure=failure))
@@ -440,13 +520,15 @@ class Router:
     def _check_id(self, submit: Submit) -> None:
         if submit.request_id in self._streams:
             raise RequestError("invalid_value", f"request id {submit.request_id!r} is already in use", "request_id")
+        if self.failure:
+            raise errors.model_not_loaded(self.failure)
         if self._death is not None:
             raise RequestError("server_is_overloaded", "The engine is not running; it cannot take requests.")
 
     def _check_open(self, submit: Submit, num_choices: int, num_tokens: int) -> None:
         if self._is_draining:
             raise errors.leaving()
-        if not self._has_begun:
+        if not self._has_begun and not self.is_unloaded:
             raise RequestError("server_is_overloaded", "The model is still loading; retry in a few seconds.")
         if not self.is_ready:
             raise RequestError("server_is_overloaded", "The engine is being restarted; retry in a few seconds.")
@@ -523,6 +605,7 @@ class Router:
             self.adapters.release(stream.submit.params.adapter)
         if not self._streams:
             self._is_idle.set()
+            self._idle_since_s = time.monotonic()
         if not stream.has_begun:
             self._backlog.remove(stream.submit.scheduling.tenant, stream.num_waiting_tokens, has_begun=False)
         record = RequestRecord(

@@ -98,6 +98,9 @@ ROWS: dict[str, ErrorRow] = {
         "deadline_exceeded",
         "The request's `timeout` ran out, or its head or body did not arrive in time.",
     ),
+    "model_is_busy": ErrorRow(
+        409, _REFUSED, "model_is_busy", "The model cannot be unloaded, because requests of it run or wait."
+    ),
     "request_exceeds_work_limit": ErrorRow(
         400,
         _REFUSED,
@@ -129,6 +132,13 @@ ROWS: dict[str, ErrorRow] = {
     "numerical_error": ErrorRow(500, _BROKEN, "numerical_error", "The model computed NaN or infinity."),
     "not_implemented": ErrorRow(
         501, _BROKEN, "not_implemented", "Other servers have this route, but this one does not."
+    ),
+    "model_not_loaded": ErrorRow(
+        503,
+        _UNAVAILABLE,
+        "model_not_loaded",
+        "The model could not be loaded, or its engines died again and again, while the server serves other models. The "
+        "message says why.",
     ),
     "server_is_overloaded": ErrorRow(
         503, _UNAVAILABLE, "server_is_overloaded", "Too many requests wait, or the server is starting or stopping.", 1.0
@@ -424,6 +434,16 @@ def internal_error() -> RequestError:
 
 def leaving() -> RequestError:
     return RequestError("server_is_overloaded", "The server is shutting down. Send the request to another server.")
+
+
+def model_not_loaded(reason: str) -> RequestError:
+    """`reason`: why none of the model's engines runs."""
+    return RequestError("model_not_loaded", f"This model is not served: {reason}")
+
+
+def model_is_busy(num_active: int) -> RequestError:
+    message = f"This model has {num_active} unfinished answers. Unload it when they have ended."
+    return RequestError("model_is_busy", message)
 
 
 def model_not_found(name: str, *served: str) -> RequestError:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from inferd.engine.api.adapter import read_adapter
 from inferd.engine.api.config import EngineConfig, replicas_of
@@ -31,20 +32,57 @@ _Error = TypeVar("_Error", bound=Exception)
 class Engines:
     """The engines of one model, its router and its metrics."""
 
-    def __init__(self, report: StartupReport, early: EarlyProcess | None = None, *, is_alone: bool = True) -> None:
-        """`early` becomes the first engine. `is_alone`: whether the server has no other model, so that log lines need
-        no name."""
+    def __init__(
+        self,
+        report: StartupReport,
+        router: Router,
+        metrics: Metrics,
+        on_failed: Callable[[Engines, StartError | EngineDeadError], None],
+        early: EarlyProcess | None = None,
+        *,
+        is_alone: bool = True,
+    ) -> None:
+        """`on_failed` is called with why none can start. `early` becomes the first engine. `is_alone`: whether the
+        server has no other model, so that log lines need no name."""
         settings = report.settings
         self.report, self.name = report, settings.served_names[0]
-        self.metrics = Metrics(model_name=self.name, compat=settings.metrics_compat)
-        self.router = Router(None, self.metrics, router_options(settings), adapters=_adapters(report))
-        self.router.on_phase = self._log_phase
+        self.router, self.metrics = router, metrics
+        self.router.on_phase, self.router.on_unload = self._log_phase, self._stop
+        self._wanted = asyncio.Event()
+        self.router.on_wanted = self._wanted.set
+        self._on_failed = on_failed
         self._early, self.label = early, "" if is_alone else f"{self.name}: "
         self._warm: frozenset[int] = frozenset()
         """Replicas with a standby that waits to be promoted."""
 
-    async def run(self) -> StartError | EngineDeadError:
-        """Keep an engine running until none can start; returns why. If this is cancelled, the last one ends."""
+    async def run(self) -> NoReturn:
+        """Keep an engine running in each replica. If they are unloaded, or none can start, wait until they are wanted.
+
+        If this is cancelled, the last engines end.
+        """
+        while True:
+            self._serving = asyncio.create_task(self._serve())
+            try:
+                await asyncio.wait((self._serving,))
+            finally:
+                await self._stop()
+            if not self._serving.cancelled():
+                self._wanted.clear()
+                self._on_failed(self, self._serving.result())
+            await self._wanted.wait()
+            logger.info("%sloading the model", self.label)
+
+    async def unload_when_idle(self, idle_s: float) -> None:
+        """Stop the engines each time no request has run or waited for so many seconds."""
+        while True:
+            await asyncio.sleep(idle_s - self.router.idle_s)
+            # A model that was just loaded, or has requests, has been idle for less.
+            if self.router.idle_s >= idle_s:
+                await self.router.unload()
+                logger.info("%sunloaded after %g s without a request; the next one loads it", self.label, idle_s)
+
+    async def _serve(self) -> StartError | EngineDeadError:
+        """Keep an engine running in each replica until none can start; returns why."""
         error: StartError | EngineDeadError | None = None
         try:
             async with asyncio.TaskGroup() as group:
@@ -57,6 +95,13 @@ class Engines:
         assert error is not None, "a supervisor ended without an error"
         return error
 
+    async def _stop(self) -> None:
+        """End the engines. A request from now on starts others."""
+        if not self._serving.done():
+            self._wanted.clear()
+            self._serving.cancel()
+            await asyncio.wait((self._serving,))
+
     def show_phase(self, phase: Phase) -> None:
         """A phase of the start has ended that needs no engine."""
         self.metrics.phase(phase)
@@ -64,7 +109,9 @@ class Engines:
 
     def _supervisor(self, index: int, config: EngineConfig) -> EngineSupervisor:
         """The supervisor of one replica. The process that was started early is the first one's."""
-        settings, early = self.report.settings, None if index else self._early
+        settings, early = self.report.settings, None
+        if index == 0:
+            early, self._early = self._early, None
         style = LogStyle(settings.log_level, settings.log_format)
         on_standby = partial(self._standby_changed, index)
         return EngineSupervisor(self.router, config, style, on_standby, early, index, self.label)
@@ -77,6 +124,20 @@ class Engines:
         """The replicas' phases are alike: only the first one's are shown."""
         level = logging.DEBUG if index or self.router.became_ready.is_set() else logging.INFO
         logger.log(level, "%s%-10s %6.2f s  %s", self.label, phase.name, phase.duration_s, phase.detail)
+
+
+def engines_of(
+    report: StartupReport,
+    on_failed: Callable[[Engines, StartError | EngineDeadError], None],
+    early: EarlyProcess | None,
+    *,
+    is_alone: bool,
+) -> Engines:
+    """The engines of one model with a router of their own. The parameters are those of `Engines`."""
+    settings = report.settings
+    metrics = Metrics(model_name=settings.served_names[0], compat=settings.metrics_compat)
+    router = Router(None, metrics, router_options(settings), adapters=_adapters(report))
+    return Engines(report, router, metrics, on_failed, early, is_alone=is_alone)
 
 
 def router_options(settings: Settings) -> RouterOptions:

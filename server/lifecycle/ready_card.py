@@ -86,26 +86,36 @@ def _precision(dtype: str, quantization: str, kv_cache_dtype: str, blocks: str) 
     return weights + dtype + kv_cache + (f" ({blocks})" if blocks else "")
 
 
-def ready_card(models: Sequence[tuple[StartupReport, Ready]], listener: socket.socket, total_s: float) -> str:
-    """The first things that a person needs: the address, the models, and a command to paste."""
-    report, ready = models[0]
+def ready_card(outcomes: Sequence[tuple[StartupReport, Ready | str]], listener: socket.socket, total_s: float) -> str:
+    """The first things that a person needs: the address, the models, and a command to paste.
+
+    `outcomes`: each model, with its engine's measurements or the reason for which it has none.
+    """
+    report, ready = next((report, ready) for report, ready in outcomes if not isinstance(ready, str))
     settings, name = report.settings, report.settings.served_names[0]
     url = f"http://{_reachable_host(listener)}:{listener.getsockname()[1]}"
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.keys_file else ""
     body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
     inferd = f"inferd {version('inferd')}"
-    if len(models) == 1:
+    if len(outcomes) == 1:
         head = f"READY in {total_s:.1f} s: {name} at {url}/v1 ({inferd}, {_served(report, ready)})\n{_more(report)}"
     else:
-        head = f"READY in {total_s:.1f} s: {len(models)} models at {url}/v1 ({inferd})\n"
-        head += "".join(
-            f"  {report.settings.served_names[0]}: {_served(report, ready)}\n{_more(report, '    ')}"
-            for report, ready in models
-        )
+        num_served = sum(not isinstance(ready, str) for _, ready in outcomes)
+        of_all = "" if num_served == len(outcomes) else f" of {len(outcomes)}"
+        head = f"READY in {total_s:.1f} s: {num_served}{of_all} models at {url}/v1 ({inferd})\n"
+        head += "".join(_outcome(report, ready) for report, ready in outcomes)
     return (
         f"\n{head}"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     )
+
+
+def _outcome(report: StartupReport, ready: Ready | str) -> str:
+    """One of several models, in lines."""
+    name = report.settings.served_names[0]
+    if isinstance(ready, str):
+        return f"  {name}: not served: {ready}\n"
+    return f"  {name}: {_served(report, ready)}\n{_more(report, '    ')}"
 
 
 def _served(report: StartupReport, ready: Ready) -> str:

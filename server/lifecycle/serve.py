@@ -14,7 +14,7 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -22,14 +22,14 @@ from typing import TypeVar
 
 import uvloop
 
-from inferd.engine.api.errors import ConfigError, StartError
+from inferd.engine.api.errors import ConfigError, EngineDeadError, StartError
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.supervisor import EarlyProcess
 from inferd.engine.api.wire.messages import Phase
 from inferd.server.api.app import AppOptions, Backend, create_app
 from inferd.server.config.settings import Settings, is_loopback
 from inferd.server.lifecycle.drain import Drain, DrainOptions
-from inferd.server.lifecycle.engines import Engines
+from inferd.server.lifecycle.engines import Engines, engines_of
 from inferd.server.lifecycle.models import read_models
 from inferd.server.lifecycle.ready_card import StartupReport, describe_start, deviation, ready_card
 from inferd.server.lifecycle.systemd import Systemd
@@ -119,7 +119,8 @@ class _Service:
         )
         is_alone = len(reports) == 1
         self._models = tuple(
-            Engines(report, None if i else early, is_alone=is_alone) for i, report in enumerate(reports)
+            engines_of(report, self._model_failed, None if i else early, is_alone=is_alone)
+            for i, report in enumerate(reports)
         )
         self._systemd = Systemd(os.environ)
         self._is_stopping = False
@@ -138,7 +139,7 @@ class _Service:
         for model, phase in zip(self._models, checkpoints, strict=True):
             model.show_phase(phase)
         async with asyncio.TaskGroup() as group:
-            engines = [group.create_task(self._run_model(model)) for model in self._models]
+            engines = [group.create_task(task) for model in self._models for task in _running(model)]
             server = self._make_http()
             http = group.create_task(server.serve(sockets=[self._listener, *([self._admin] if self._admin else [])]))
             others = [group.create_task(task) for task in (self._announce(), self._systemd.keep_alive())]
@@ -170,12 +171,16 @@ class _Service:
         app = create_app(*backends)
         return HttpServer(http_config(app, self._models[0].metrics, self._limits, self._settings.root_path))
 
-    async def _run_model(self, model: Engines) -> None:
-        """Keep the model's engines running until none can start, or until this task is cancelled, which ends the last
-        one."""
-        error = await model.run()
+    def _model_failed(self, model: Engines, error: StartError | EngineDeadError) -> None:
+        """No engine of a model can start. The server goes on while it has another model."""
+        # No answer shows a path of this machine.
+        reason = str(error).replace(model.report.config.model_path, model.name)
+        if any(other is not model and not other.router.failure for other in self._models):
+            logger.error("%sno longer served: %s", model.label, error)
+            model.router.fail_model(reason)
+            return
         if isinstance(error, StartError):
-            self._start_error = error
+            self._start_error = error if len(self._models) == 1 else type(error)(f"{model.label}{error}")
         self._engine_died(f"{model.label}{error}")
 
     def _engine_died(self, reason: str) -> None:
@@ -194,10 +199,13 @@ class _Service:
 
     async def _announce(self) -> None:
         for model in self._models:
-            await model.router.became_ready.wait()
+            await model.router.has_settled.wait()
+        served = [model for model in self._models if model.router.became_ready.is_set()]
+        if not served:
+            return
         self._systemd.tell("READY=1")
         garbage.freeze_objects()
-        for model in self._models:
+        for model in served:
             warning = deviation(model.router.ready)
             if warning is not None:
                 logger.warning("%s%s", model.label, warning)
@@ -205,11 +213,20 @@ class _Service:
         if self._admin is not None:
             host, port = self._admin.getsockname()[:2]
             logger.info("admin routes are served only at %s port %d", host, port)
-        card = ready_card([(model.report, model.router.ready) for model in self._models], self._listener, total_s)
+        outcomes = [(each.report, each.router.failure or each.router.ready) for each in self._models]
+        card = ready_card(outcomes, self._listener, total_s)
         if self._settings.log_format == "json":
             logger.info(card.strip().splitlines()[0])
         else:
             print(card, flush=True)
+
+
+def _running(model: Engines) -> Iterator[Coroutine[None, None, None]]:
+    """The tasks that run a model's engines."""
+    yield model.run()
+    idle_s = model.report.settings.idle_unload
+    if idle_s is not None:
+        yield model.unload_when_idle(idle_s)
 
 
 def _drain_options(settings: Settings) -> DrainOptions:

@@ -190,6 +190,14 @@ class Metrics(ServerInstruments):
             self.up.set(0)
             self.blocks.values.clear()
 
+    def engine_unloaded(self, replica: int = 0) -> None:
+        """The replica's engine was stopped to free its memory. The next one replaces no dead one."""
+        self.engine_down(replica)
+        if self._ready.pop(replica, None) is not None:
+            self._num_starts -= 1
+        for kind in ("weights", "kv"):
+            self.memory.set(sum(getattr(each, f"{kind}_bytes") for each in self._ready.values()), kind, "measured")
+
     def phase(self, phase: Phase) -> None:
         self.phases.set(phase.duration_s, phase.name)
 

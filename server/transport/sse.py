@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_S = 15.0
+NOTICE_S = 1.0
+"""Seconds between notices, which come sooner than keep-alives, because they explain why nothing else does."""
 
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -83,14 +85,16 @@ class EventStream(Response):
         on_close: Callable[[], None],
         headers: Mapping[str, str] | None = None,
         keep_alive_s: float = KEEP_ALIVE_S,
+        notice: Callable[[], bytes] | None = None,
     ) -> None:
-        """`events` yields whole events, the last one included.
+        """`events` yields whole events, the last one included. `notice`: a comment to send in place of keep-alives, or
+        nothing if there is none any more.
 
         If it raises an error, the stream ends with that error. If the stream has not begun, the call raises it.
         """
         super().__init__(status_code=200)
         self._events, self._wording, self._on_close = events, wording, on_close
-        self._keep_alive_s = keep_alive_s
+        self._keep_alive_s, self._notice = keep_alive_s, notice
         self.init_headers({**_HEADERS, **(headers or {})})
         del self.headers["content-length"]
         self._has_begun = self._is_over = False
@@ -104,7 +108,7 @@ class EventStream(Response):
         gone = asyncio.create_task(disconnected(receive))
         try:
             while not await self._one_ended(writer, gone):
-                await self._send(send, self._wording.keep_alive)
+                await self._send(send, self._unasked() or self._wording.keep_alive)
             if writer.done():
                 writer.result()
         finally:
@@ -119,12 +123,20 @@ class EventStream(Response):
         """Wait until a task ends. Returns False if nothing was sent for too long, and no send is in progress."""
         while True:
             silent_s = 0.0 if self._sending.locked() else self._now_s() - self._sent_s
-            if silent_s >= self._keep_alive_s:
+            most_s = self._keep_alive_s if self._notice is None else min(self._keep_alive_s, NOTICE_S)
+            if silent_s >= most_s:
                 return False
-            timeout_s = self._keep_alive_s - silent_s
+            timeout_s = most_s - silent_s
             done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 return True
+
+    def _unasked(self) -> bytes:
+        """The notice, as long as there is one."""
+        notice = self._notice() if self._notice is not None else b""
+        if not notice:
+            self._notice = None
+        return notice
 
     async def _write(self, send: Send) -> None:
         try:

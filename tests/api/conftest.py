@@ -194,6 +194,9 @@ class ScriptedRouter:
     is_ready: bool = True
     is_recovering: bool = False
     is_leaving: bool = False
+    is_unloaded: bool = False
+    is_wanted: bool = False
+    failure: str = ""
     has_engine: bool = True
     refusal: RequestError | None = None
     scripts: list[Script] = field(default_factory=list)
@@ -255,6 +258,12 @@ class ScriptedRouter:
             self.changed.notify_all()
         return ScriptedStream(submit, script, ids, self._on_abort)
 
+    async def load(self) -> None:
+        self.is_unloaded, self.failure, self.is_ready = False, "", True
+
+    async def unload(self) -> None:
+        self.is_unloaded = True
+
     def reset_prefix_cache(self) -> None:
         self.num_resets += 1
 
@@ -269,7 +278,8 @@ class ScriptedRouter:
             assert self.changed.wait_for(fact, WAIT_S), "it never came true"
 
     def reset(self) -> None:
-        self.is_recovering = self.is_leaving = False
+        self.is_recovering = self.is_leaving = self.is_unloaded = self.is_wanted = False
+        self.failure = ""
         self.is_ready, self.has_engine, self.refusal = True, True, None
         self.stats, self.num_resets, self.hidden_size, self.speculative = EngineStats(), 0, HIDDEN_SIZE, "none"
         self.scripts, self.submits, self.aborted = [], [], {}

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from inferd.engine.api.wire.messages import EngineStats, Failure, StepOutput
 from inferd.server.api import routes
 from inferd.server.api.anthropic.answer import MessageRendering
-from inferd.server.api.app import AppOptions
+from inferd.server.api.app import AppOptions, Backend
 from inferd.server.api.routes import ROUTES, Route
 from inferd.server.config.settings import Settings
 from inferd.server.observability.metrics import Metrics
@@ -142,8 +142,14 @@ def ask_the_operators_routes(asking: Asking) -> None:
             asking.ask(route)
     asking.ask(routes.MODEL, f"/v1/models/{NAME}")
     asking.ask(routes.RESET_PREFIX_CACHE)
+    asking.ask(routes.MODEL, "/v1/models/second")
+    for route, path in ((routes.LOAD_MODEL, "load"), (routes.UNLOAD_MODEL, "unload")):
+        asking.ask(route, f"/v1/models/second/{path}")
     asking.router.is_recovering = True
     asking.ask(routes.READY)
+    asking.router.failure = "Its engines died."
+    asking.ask(routes.STATE)
+    asking.router.failure = ""
     asking.router.has_engine = asking.router.is_recovering = False
     asking.ask(routes.STATE)
 
@@ -164,8 +170,10 @@ def asked(model: ServedModel) -> Iterator[Asking]:
     router = ScriptedRouter(served)
     options = AppOptions.from_settings(Settings(access_log=False, admin_key=(ADMIN,)))
     headers = {"Authorization": f"Bearer {ADMIN}"}
+    second = ScriptedRouter(replace(served, names=("second",)), is_ready=False, failure="It has a NaN.")
+    others = [Backend(second.model, second, metrics_of_a_step(router), AppOptions())]  # type: ignore[arg-type]
     with (
-        serving(served, router, options, metrics=metrics_of_a_step(router)) as url,
+        serving(served, router, options, metrics=metrics_of_a_step(router), others=others) as url,
         httpx.Client(base_url=url, timeout=WAIT_S, headers=headers) as http,
     ):
         asking = Asking(http, router)

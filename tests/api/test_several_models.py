@@ -13,8 +13,9 @@ from inferd.server.api.app import AppOptions, Backend
 from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.latency import Targets
 from inferd.server.text.model import ServedModel
+from inferd.server.transport import sse
 
-from .conftest import ScriptedRouter, serving
+from .conftest import Script, ScriptedRouter, serving
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 GENERATING = {
@@ -100,6 +101,36 @@ def test_lists_have_both(two: httpx.Client) -> None:
     assert [state["model"]["id"], *(other["model"]["id"] for other in state["models"])] == ["tiny", "second"]
     assert [state["targets"]["ttft_ms"], state["models"][0]["targets"]["ttft_ms"]] == [3000.0, 5000.0]
     assert two.get("/health").json() == {"status": "ready", "models": {"tiny": "ready", "second": "ready"}}
+
+
+def test_a_stream_says_that_its_model_is_being_loaded(
+    two: httpx.Client, second: ScriptedRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "NOTICE_S", 0.05)
+    second.is_unloaded, second.is_wanted = True, True
+    assert [card.get("status") for card in two.get("/v1/models").json()["data"]] == [None, None, "loading", "loading"]
+    second.will(Script(text="", ends=False))
+    body = {"model": "second", "stream": True, "timeout": 0.3}
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        lines = two.post(path, json={**body, **GENERATING[path]}).text.split("\n\n")
+        assert lines.count(": the model second is being loaded") >= 2 and "deadline_exceeded" in lines[-2]
+    second.is_unloaded = False
+    assert "being loaded" not in two.post(path, json={**body, **GENERATING[path]}).text
+
+
+@pytest.mark.parametrize(("path", "fields"), GENERATING.items())
+def test_requests_of_a_model_that_failed_are_told_why(
+    two: httpx.Client, second: ScriptedRouter, path: str, fields: dict[str, Any]
+) -> None:
+    second.is_ready, second.failure = False, "tensor x is NaN"
+    answer = two.post(path, json={"model": "second", **fields})
+    assert answer.status_code in (503, 529) and "This model is not served: tensor x is NaN" in answer.text
+    assert two.post(path, json={"model": "tiny", **fields}).status_code == 200
+    assert two.post("/tokenize", json={"model": "second", "prompt": "hi"}).status_code == 200, "this needs no engine"
+    assert two.get("/v1/models/2nd").json()["error"] == "tensor x is NaN"
+    assert two.get("/health").json()["models"] == {"tiny": "ready", "second": "failed"}
+    assert two.post("/v1/models/third/load", headers=ADMIN).status_code == 404
+    assert "status" not in two.post("/v1/models/2nd/load", headers=ADMIN).json()
 
 
 def test_each_model_has_its_series(two: httpx.Client) -> None:

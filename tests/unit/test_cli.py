@@ -17,6 +17,9 @@ from typer.testing import CliRunner
 from inferd.server import cli
 from inferd.server.config.settings import SETTINGS, Settings
 
+POSITIONAL = ("model", "models")
+"""Settings that are no flags, but arguments."""
+
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-P", "-c", "from inferd.server.cli import main; main()", *arguments]
@@ -44,7 +47,7 @@ def test_every_setting_is_a_flag_in_its_panel(serve_help: str) -> None:
     panels = re.split(r"╭─ (.+?) ─+╮", serve_help)
     shown = dict(zip(panels[1::2], panels[2::2], strict=True))
     for about in SETTINGS.values():
-        if about.name != "model":
+        if about.name not in POSITIONAL:
             assert about.flag[:17] in shown[about.panel], about.name
 
 
@@ -62,7 +65,9 @@ def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[dict[str, 
 
 
 def test_flags_reach_the_settings_they_are_named_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {name: about.choices[-1] if about.choices else "7" for name, about in SETTINGS.items() if name != "model"}
+    values = {
+        name: about.choices[-1] if about.choices else "7" for name, about in SETTINGS.items() if name not in POSITIONAL
+    }
     line = ["some/model"]
     for name, value in values.items():
         line += [SETTINGS[name].flag] if SETTINGS[name].is_switch else [SETTINGS[name].flag, value]
@@ -71,6 +76,7 @@ def test_flags_reach_the_settings_they_are_named_for(monkeypatch: pytest.MonkeyP
         for name, value in values.items()
     }
     assert invoke(monkeypatch, *line) == ({"model": "some/model", **expected}, None)
+    assert invoke(monkeypatch, "a", "--port", "7", "b=c")[0] == {"models": ["a", "b=c"], "port": "7"}
 
 
 def test_flags_not_given_are_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:

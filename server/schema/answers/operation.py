@@ -8,7 +8,8 @@ from typing import Literal, NotRequired
 from inferd.engine.api.cost.roofline import Bound, StepPhase
 from inferd.server.schema.answers.base import Answer
 
-Status = Literal["starting", "ready", "recovering", "unavailable", "leaving"]
+Status = Literal["starting", "ready", "recovering", "unavailable", "leaving", "unloaded", "loading", "failed"]
+"""`unloaded`: the next request loads the model. `failed`: it could not be loaded."""
 
 
 class Model(Answer):
@@ -27,6 +28,10 @@ class Model(Answer):
     """Number of tokens of the context."""
     context_length: int
     """The same as `max_model_len`. Coding agents read this name."""
+    status: NotRequired[Status]
+    """Missing if the model is loaded."""
+    error: NotRequired[str]
+    """Why the model is not served."""
 
 
 class ModelList(Answer):
@@ -274,6 +279,8 @@ class ModelState(LoadState):
     """An overview of one model."""
 
     status: Status
+    error: NotRequired[str]
+    """Why the model is not served."""
     model: ServedModelState
     engine: EngineState | None
     """Null until the first engine is ready."""

@@ -1,0 +1,153 @@
+"""The router while its engines are unloaded: requests have them started once, and wait, or learn why none came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.engine.api.wire.messages import Delta
+from inferd.server.dispatch.router import Router
+from inferd.server.dispatch.token_stream import TokenStream
+from inferd.server.observability.metrics import Metrics
+
+from .test_router import READY, FakeClient, collect, step, submit
+
+
+class Loaded:
+    """A router whose engine was ready, and what it asked of the owner of its engines."""
+
+    def __init__(self) -> None:
+        self.metrics, self.client = Metrics("model"), FakeClient()
+        self.router = Router(self.client, self.metrics)  # type: ignore[arg-type]
+        self.router.on_wanted, self.router.on_unload = self._wanted, self._unload
+        self.num_wanted = self.num_unloaded = 0
+
+    def _wanted(self) -> None:
+        self.num_wanted += 1
+
+    async def _unload(self) -> None:
+        self.num_unloaded += 1
+        self.running.cancel()
+
+    async def start(self) -> None:
+        self.client = FakeClient()
+        self.router.attach(self.client)  # type: ignore[arg-type]
+        self.running = asyncio.create_task(self.router.run())
+        self.client.inbox.put_nowait(READY)
+        await self.router.became_ready.wait()
+
+    async def end(self, *streams: TokenStream) -> None:
+        deltas = [Delta(request_id=each.request_id, token_ids=(1,), finish_reason="stop") for each in streams]
+        self.client.inbox.put_nowait(step(*deltas))
+        assert [(await collect(stream))[-1].finish_reason for stream in streams] == ["stop"] * len(streams)
+
+
+def play(scenario: Callable[[Loaded], Awaitable[None]]) -> None:
+    async def main() -> None:
+        loaded = Loaded()
+        await loaded.start()
+        await scenario(loaded)
+        loaded.running.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_several_requests_have_an_unloaded_model_loaded_once_and_wait() -> None:
+    async def scenario(model: Loaded) -> None:
+        router = model.router
+        await router.unload()
+        await router.unload()
+        assert model.num_unloaded == 1 and not model.num_wanted
+        assert router.is_ready and router.is_unloaded and not router.is_recovering and not router.became_ready.is_set()
+        assert router.ready is READY, "answers still need its measurements"
+        streams = [router.submit(submit(name)) for name in "abc"]
+        assert model.num_wanted == 1 and router.num_unsent == 3
+        await model.start()
+        assert not router.is_unloaded and [message.request_id for message in model.client.sent] == ["a", "b", "c"]  # type: ignore[union-attr]
+        await model.end(*streams)
+        assert model.metrics.num_restarts == 0 and model.metrics.recovery.cell().sum == 0.0, "no engine died"
+        await router.unload()
+        router.submit(submit("d"))
+        assert (model.num_unloaded, model.num_wanted) == (2, 2)
+
+    play(scenario)
+
+
+def test_a_model_with_requests_is_not_unloaded() -> None:
+    async def scenario(model: Loaded) -> None:
+        stream = model.router.submit(submit("a"))
+        with pytest.raises(RequestError, match="This model has 1 unfinished answers") as refused:
+            await model.router.unload()
+        assert refused.value.code == "model_is_busy"
+        assert model.router.is_up and not model.num_unloaded
+        await model.end(stream)
+        await model.router.unload()
+        assert not model.router.is_up
+
+    play(scenario)
+
+
+def test_requests_of_a_model_that_cannot_be_loaded_end_with_the_reason() -> None:
+    async def scenario(model: Loaded) -> None:
+        router = model.router
+        await router.unload()
+        loading = asyncio.create_task(router.load())
+        stream = router.submit(submit("a"))
+        await asyncio.sleep(0)
+        assert model.num_wanted == 1, "the request and the load together"
+        router.fail_model("the weights are gone")
+        (delta,) = await collect(stream)
+        assert delta.failure is not None and delta.failure.code == "model_not_loaded"
+        assert delta.failure.message == "This model is not served: the weights are gone"
+        for refusing in (loading, asyncio.create_task(_submitting(router))):
+            with pytest.raises(RequestError, match="the weights are gone") as refused:
+                await refusing
+            assert refused.value.code == "model_not_loaded"
+        assert not router.is_ready and router.failure == "the weights are gone"
+        again = asyncio.create_task(router.load())
+        await asyncio.sleep(0)
+        assert model.num_wanted == 2 and not router.failure and router.is_ready
+        waiting = router.submit(submit("b"))
+        await model.start()
+        await again
+        await model.end(waiting)
+
+    play(scenario)
+
+
+async def _submitting(router: Router) -> None:
+    router.submit(submit("c"))
+
+
+def test_a_model_is_idle_from_its_last_answer_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(model: Loaded) -> None:
+        router, now = model.router, [0.0]
+        monkeypatch.setattr("inferd.server.dispatch.router.time.monotonic", lambda: now[0])
+        stream = router.submit(submit("a"))
+        now[0] += 50
+        assert router.idle_s == 0.0
+        await model.end(stream)
+        now[0] += 7
+        assert router.idle_s == 7.0
+        await router.unload()
+        now[0] += 7
+        assert router.idle_s == 0.0
+        router.submit(submit("b"))
+        with pytest.raises(RequestError):
+            await router.unload()
+
+    play(scenario)
+
+
+def test_a_first_start_is_no_load_that_requests_wait_for() -> None:
+    async def main() -> None:
+        router = Router(None, Metrics("model"))
+        with pytest.raises(RequestError, match="still loading"):
+            router.submit(submit("a"))
+        with pytest.raises(EngineDeadError):
+            _ = router.ready
+
+    asyncio.run(main())
