@@ -158,8 +158,12 @@ def chat(
 
 @app.command()
 def plan(
-    model: Annotated[
-        str, typer.Argument(help="Hub id, checkpoint directory, GGUF file, config.json file, tiny or smollm2.")
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="Hub id, checkpoint directory, GGUF file, config.json file, tiny or smollm2; or several of them.",
+        ),
     ],
     dtype: Annotated[
         str,
@@ -205,7 +209,7 @@ def plan(
     max_lora_rank: Annotated[int, typer.Option(help="Largest rank of a LoRA adapter.", metavar="N")] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every size in bytes.")] = False,
 ) -> None:
-    """Show how much memory a model needs, with the formulas.
+    """Show how much memory a model needs, with the formulas, or several that one server serves.
 
     Loads no weights and needs no GPU: config.json is enough.
     """
@@ -213,7 +217,7 @@ def plan(
     from inferd.server.commands.plan_table import run  # noqa: PLC0415
 
     asked = PlanOptions(
-        model=model,
+        model=models[0],
         revision=revision,
         dtype=dtype,
         quantization=quantization,
@@ -230,7 +234,7 @@ def plan(
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,
     )
-    raise typer.Exit(run(asked, as_json=as_json))
+    raise typer.Exit(run(asked, models, as_json=as_json))
 
 
 @app.command()

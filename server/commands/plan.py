@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 from inferd.engine.api.adapter import AUTO_RANK, MAX_ADAPTERS, MAX_RANK, adapter_space, check_adapters
 from inferd.engine.api.checkpoint import CONFIG_FILES, Checkpoint, read_config, read_json
@@ -24,6 +25,7 @@ from inferd.engine.api.locate import EMBEDDED_NAME, gguf_to_download, local_path
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import AdapterSpace, Draft, Part, Workload
 from inferd.engine.api.memory.capacity import longest_context, of_each_rank, options, plan_sequences, shortage, ways_out
+from inferd.engine.api.memory.division import Demand, parts_of
 from inferd.engine.api.memory.planner import MemoryPlan, refusal
 from inferd.engine.api.memory.precision import DTYPE_BYTES, SHORT_KV, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
@@ -175,6 +177,31 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
         asked.model, facts, found.files, precision, work, plan, overhead, rows, machine, served, why, fits, verdict,
         deterministic_on(None, machine.device), asked.replicas,
     )  # fmt: skip
+
+
+class Share(TypedDict):
+    """The memory of one of several models, in all processes on a CPU, or on each GPU."""
+
+    needed_bytes: int
+    """Bytes beside the KV cache."""
+    kv_share_bytes: int
+    """Bytes for the KV cache, of which the server takes a part."""
+
+
+def divide(reports: Sequence[PlanReport], names: Sequence[str], machine: Machine) -> dict[str, Share]:
+    """How the models share this machine, as the server divides it. Raises `CapacityError` if they do not fit."""
+    machine = machine.on(machine.best_device)
+    demands = [
+        Demand(name, machine.device == "cuda", report.replicas * report.work.num_ranks, report.plan, None)
+        for name, report in zip(names, reports, strict=True)
+    ]
+    return {
+        demand.name: {
+            "needed_bytes": demand.needed_bytes,
+            "kv_share_bytes": part.machine.memory_available_bytes - demand.needed_bytes,
+        }
+        for demand, part in zip(demands, parts_of(machine, demands), strict=True)
+    }
 
 
 @dataclass(frozen=True, slots=True)

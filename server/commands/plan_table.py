@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.table import Table
@@ -17,7 +18,8 @@ from inferd.engine.api.memory.activations import Part
 from inferd.engine.api.memory.capacity import of_each_rank
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS
-from inferd.server.commands.plan import PlanOptions, PlanReport, PlanRow, build, to_json
+from inferd.server.commands.plan import PlanOptions, PlanReport, PlanRow, Share, build, divide, to_json
+from inferd.server.config.models import split_name
 
 _SMALL_BYTES = 10**10
 _ESTIMATES = ("activations", "partial sums", "logits", "recorded steps", "processes", "standby")
@@ -44,14 +46,33 @@ class _Unit:
         return f"{num_bytes / self.decimal_bytes:,.{places}f}", f"{num_bytes / self.binary_bytes:,.{places}f}"
 
 
-def run(asked: PlanOptions, *, as_json: bool) -> int:
-    """Print the report. Raises `StartError` if it cannot be made."""
-    report = build(asked, Machine.detect())
+def run(asked: PlanOptions, models: Sequence[str], *, as_json: bool) -> int:
+    """Print the report of each model, with its name or as `name=model`, and what they need together. Raises
+    `StartError` if it cannot be made."""
+    machine = Machine.detect()
+    names = [models[0]] if len(models) == 1 else [split_name(model)[1] for model in models]
+    reports = [build(replace(asked, model=name), machine) for name in names]
+    together = divide(reports, [split_name(model)[0] or model for model in models], machine) if len(models) > 1 else {}
     if as_json:
-        print(json.dumps(to_json(report), indent=2))
-    else:
-        show(report, Console(highlight=False))
+        all_json = [to_json(report) for report in reports]
+        print(json.dumps({"models": all_json, "together": together} if together else all_json[0], indent=2))
+        return 0
+    console = Console(highlight=False)
+    for report in reports:
+        show(report, console)
+        if together:
+            console.print()
+    if together:
+        console.print(_together(together), markup=False)
     return 0
+
+
+def _together(shares: Mapping[str, Share]) -> str:
+    lines = ["Together, each with its part of what is left beside all weights:"]
+    for name, share in shares.items():
+        needed, left = format_bytes(share["needed_bytes"]), format_bytes(share["kv_share_bytes"])
+        lines.append(f"  {name}: {needed} of weights and working memory, and up to {left} for its KV cache")
+    return "\n".join(lines)
 
 
 def show(report: PlanReport, console: Console) -> None:

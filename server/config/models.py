@@ -30,12 +30,17 @@ def settings_of_models(settings: Settings) -> tuple[Settings, ...]:
     return each
 
 
+def split_name(entry: str) -> tuple[str | None, str]:
+    """The name in `name=model`, and the model. A path may hold "=" too, but a name holds no "/"."""
+    name, is_named, model = entry.partition("=")
+    return (name, model) if is_named and "/" not in name else (None, entry)
+
+
 def _own(entry: str | Mapping[str, Any]) -> dict[str, Any]:
     """The settings of an entry. Raises `ConfigError`."""
     if isinstance(entry, str):
-        name, is_named, model = entry.partition("=")
-        # A path may hold "=" too, but a name holds no "/".
-        return {"model": model, "served_model_name": (name,)} if is_named and "/" not in name else {"model": entry}
+        name, model = split_name(entry)
+        return {"model": model} if name is None else {"model": model, "served_model_name": (name,)}
     own = {str(key).replace("-", "_"): value for key, value in entry.items()}
     for name in own.keys() - OWN:
         if name in SETTINGS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from inferd.engine.api.machine.cpu import DRIVER_BYTES, Machine
 from inferd.engine.api.machine.gpu import Accelerator
 from inferd.engine.api.memory.division import Demand, parts_of
 from inferd.engine.api.memory.planner import MemoryPlan
+from inferd.server.commands.plan import PlanOptions
+from inferd.server.commands.plan_table import run
 from inferd.server.config.models import OWN, settings_of_models
 from inferd.server.config.settings import Settings
 from inferd.server.lifecycle.models import read_models
@@ -131,6 +134,21 @@ def test_models_have_gpus_of_their_own_or_share_the_first() -> None:
     assert [(part.first_gpu, part.machine.memory_available_bytes) for part in shared] == [
         (0, GIB + 7 * GIB // 2), (0, 2 * GIB + 7 * GIB // 2)
     ]  # fmt: skip
+
+
+def test_the_plan_of_several_divides_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = replace(Machine.detect(), memory_available_bytes=2 * GIB, accelerator=None)
+    monkeypatch.setattr(Machine, "detect", lambda: machine)
+    run(PlanOptions(model="tiny"), ["tiny", "b=tiny"], as_json=True)
+    together = json.loads(capsys.readouterr().out)["together"]
+    tiny, b = together["tiny"], together["b"]
+    assert tiny == b and tiny["needed_bytes"] + tiny["kv_share_bytes"] == GIB
+    run(PlanOptions(model="tiny"), ["tiny", "b=tiny"], as_json=False)
+    assert "\n  b: " in capsys.readouterr().out.partition("Together")[2]
+    with pytest.raises(CapacityError, match=r"the models do not fit together: tiny .*, c "):
+        run(PlanOptions(model="tiny"), ["tiny", *(f"{name}=tiny" for name in "cdefghi")], as_json=True)
 
 
 def test_the_models_of_a_server_fit_its_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
