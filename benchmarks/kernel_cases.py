@@ -13,18 +13,23 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import (
+    gated_delta,
     gated_mul,
+    head_gate,
     linear,
     linear_int4,
     linear_int8,
+    mamba2,
     paged_attention,
     rms_norm,
     rope,
     sample,
+    short_conv,
     top_k_top_p,
 )
 from inferd.kernels.paged_attention import AttentionBatch
 from inferd.kernels.registry import Op
+from inferd.kernels.states import StateRows
 
 ROWS = (1, 2, 8, 32, 256)
 LINEARS = {
@@ -51,6 +56,13 @@ _COLD_BYTES = 256 << 20
 _MAX_COPIES = 32
 _DTYPE = torch.bfloat16
 
+DELTA = (16, 32, 128, 128)
+"""Key heads, value heads and their sizes in Qwen3-Next and Qwen3.5-4B."""
+MAMBA = (1, 48, 128, 64)
+"""Groups, heads and the sizes of a state in Granite 4 Tiny."""
+PROMPT = 256
+"""Tokens of a prompt of recurrent layers."""
+
 Apply = Callable[[Tensor], Tensor]
 
 
@@ -71,6 +83,7 @@ def all_cases(*, quick: bool) -> Iterator[Case]:
     yield from linear_cases(ROWS[:2] if quick else ROWS, {"small": (256, 256)} if quick else LINEARS)
     yield from attention_cases(BATCHES[:1] if quick else BATCHES, CONTEXTS[:1] if quick else CONTEXTS)
     yield from small_cases(ROWS[:1] if quick else (1, 32, 256))
+    yield from recurrent_cases(ROWS[:1] if quick else (1, 8, 32), is_quick=quick)
 
 
 # -- linears -----------------------------------------------------------------------------------------------------------
@@ -216,3 +229,57 @@ def _make_cut(num_rows: int, top_k: int, top_p: float) -> Callable[[], object]:
         torch.full((num_rows,), -torch.inf, dtype=torch.float64),
     )
     return lambda: top_k_top_p.top_k_top_p(work.copy_(scores), cuts)
+
+
+# -- recurrent layers --------------------------------------------------------------------------------------------------
+
+
+def recurrent_cases(rows: Sequence[int], *, is_quick: bool = False) -> Iterator[Case]:
+    """The operations of recurrent layers: decodes and one prompt. Bytes are those of tokens, and of states both ways. A
+    prompt takes longer, because a state waits for the one before it."""
+    for name, lens in (*((f"{count} rows", [1] * count) for count in rows), (f"prompt of {PROMPT}", [PROMPT])):
+        if is_quick and len(lens) < max(lens):
+            continue
+        for op, call, widths, state_bytes in (
+            (gated_delta.GATED_DELTA, _make_delta, (4 * 2048, 4096, 2 * 32), 8.0 * 32 * 128 * 128),
+            (mamba2.MAMBA2, _make_mamba, (48 * 64 + 2 * 128, 2 * 48 * 64, 48), 8.0 * 48 * 128 * 64),
+            (short_conv.SHORT_CONV, _make_conv, (8192, 8192), 4.0 * 3 * 8192),
+            (head_gate.NORM_SILU_GATE, _make_head_gate, (4096, 4096, 4096), 0.0),
+        ):
+            num_bytes = 2.0 * sum(lens) * sum(widths) + len(lens) * state_bytes
+            yield Case(op, name, "bf16", num_bytes, 0.0, partial(call, lens))
+
+
+def _state_rows(lens: Sequence[int]) -> StateRows:
+    ends = list(itertools.accumulate(lens, initial=0))
+    positions = torch.cat([torch.arange(1, 1 + count) for count in lens])
+    return StateRows(torch.tensor(ends, dtype=torch.int32), positions, torch.arange(len(lens)))
+
+
+def _make_delta(lens: Sequence[int]) -> Callable[[], object]:
+    key_heads, heads, key_dim, value_dim = DELTA
+    rows, num_tokens = _state_rows(lens), sum(lens)
+    qkv = torch.randn(num_tokens, 2 * key_heads * key_dim + heads * value_dim).to(_DTYPE)
+    gates = gated_delta.Gates(*torch.randn(2, num_tokens, heads).to(_DTYPE), *torch.randn(2, heads))
+    state = torch.randn(len(lens), heads, key_dim, value_dim)
+    return lambda: gated_delta.gated_delta(qkv, gates, state, rows)
+
+
+def _make_mamba(lens: Sequence[int]) -> Callable[[], object]:
+    groups, heads, state_size, head_dim = MAMBA
+    rows, num_tokens = _state_rows(lens), sum(lens)
+    xbc = torch.randn(num_tokens, heads * head_dim + 2 * groups * state_size).to(_DTYPE)
+    dt, weights = torch.randn(num_tokens, heads).to(_DTYPE), mamba2.Weights(*torch.randn(3, heads))
+    state = torch.randn(len(lens), heads, state_size, head_dim)
+    return lambda: mamba2.mamba2(xbc, dt, weights, state, rows)
+
+
+def _make_conv(lens: Sequence[int]) -> Callable[[], object]:
+    rows, x, weight = _state_rows(lens), torch.randn(sum(lens), 8192).to(_DTYPE), torch.randn(4, 8192)
+    state = torch.randn(len(lens), 3, 8192).to(_DTYPE)
+    return lambda: short_conv.short_conv(x, weight, state, rows, has_silu=True)
+
+
+def _make_head_gate(lens: Sequence[int]) -> Callable[[], object]:
+    x, gate = torch.randn(2, sum(lens), 32, 128).to(_DTYPE)
+    return lambda: head_gate.norm_silu_gate(x, gate, torch.ones(128), 1e-6)

@@ -25,7 +25,7 @@ struct Rows {
     float* state;  // [slots, heads, key_dim, value_dim]
     const int32_t* query_start;  // [num_rows + 1]
     const int64_t* positions;  // [tokens]
-    const int64_t* slots;  // [num_rows]
+    const int64_t* slots;  // [num_rows], -1 for padding
     int64_t num_rows, heads, key_dim, value_dim;
 };
 
@@ -80,6 +80,7 @@ void run_pieces(const Rows& rows, int64_t num_threads, const Advance& advance) {
     const int64_t pieces = rows.value_dim / (W * LANES);
     parallel_for_dynamic(rows.num_rows * rows.heads * pieces, num_threads, [&](int64_t turn) {
         const int64_t row = turn / (rows.heads * pieces), head = turn / pieces % rows.heads, piece = turn % pieces;
+        if (rows.slots[row] < 0) return;
         const int64_t num_tokens = rows.query_start[row + 1] - rows.query_start[row];
         if (num_tokens > 1) run_columns<W>(rows, row, head, piece * W * LANES, advance);
         else if (num_tokens == 1 && piece == 0) run_one<W, MOST>(rows, row, head, 0, advance);

@@ -2,16 +2,23 @@
 
 Each row continues the state at its slot of a pool, and leaves there the state behind its last token. A row that begins
 at position 0 begins with zeros, whatever the slot holds.
+
+Gated DeltaNet and Mamba-2 have a matrix for each head as their state. What their kernels require is here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
+from inferd.kernels import gpu, native
+
+_MAX_KEY_DIM = 256
+"""The kernels hold columns of a state on the stack, or in registers."""
+_VALUE_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +30,55 @@ class StateRows:
     positions: Tensor
     """[T] int64: position of each token in its sequence."""
     slots: Tensor
-    """[R] int64: place of each row's state in the pool. No two are alike."""
+    """[R] int64: place of each row's state in the pool. No two rows with tokens have the same. A row of padding has -1,
+    changes no state, and has no result."""
 
     def __post_init__(self) -> None:
+        assert self.query_start.is_contiguous() and self.positions.is_contiguous() and self.slots.is_contiguous()
         assert self.query_start.dtype == torch.int32 and self.positions.dtype == self.slots.dtype == torch.int64
         assert self.query_start.shape[0] == self.slots.shape[0] + 1
 
     def spans(self) -> list[tuple[slice, int, bool]]:
-        """(tokens, slot, whether the row begins a sequence) of each row, on the host."""
+        """(tokens, slot, whether the row begins a sequence) of each row that is computed, on the host."""
         ends = self.query_start.tolist()
         return [
             (slice(first, end), slot, int(self.positions[first]) == 0)
             for first, end, slot in zip(ends, ends[1:], self.slots.tolist(), strict=False)
-            if first < end
+            if first < end and slot >= 0
         ]
+
+
+class Key(NamedTuple):
+    """Decides which kernel advances states [key_dim, value_dim] of heads."""
+
+    device_type: str
+    dtype: torch.dtype
+    key_dim: int
+    value_dim: int
+
+
+def refuses_cpp(key: Key) -> str | None:
+    if key.key_dim % 2 or key.key_dim > _MAX_KEY_DIM:
+        return f"takes states of at most {_MAX_KEY_DIM} rows, an even number, not {key.key_dim}"
+    if key.value_dim % _VALUE_MULTIPLE:
+        return f"takes states whose columns are a multiple of {_VALUE_MULTIPLE}, not {key.value_dim}"
+    return native.refuses(key.device_type, key.dtype)
+
+
+def refuses_triton(key: Key) -> str | None:
+    if key.key_dim > _MAX_KEY_DIM:
+        return f"takes states of at most {_MAX_KEY_DIM} rows, not {key.key_dim}"
+    return gpu.refuses(key.device_type, key.dtype)
+
+
+def num_groups(width: int, state: Tensor) -> int:
+    """Number of groups of heads, each of which shares two vectors [K]. `width`: numbers of a token, which has a vector
+    [V] for each head beside them. state [slots, H, K, V] fp32, contiguous."""
+    num_slots, num_heads, key_dim, value_dim = state.shape
+    found, rest = divmod(width - num_heads * value_dim, 2 * key_dim)
+    assert not rest and found and num_heads % found == 0
+    assert state.dtype == torch.float32 and state.is_contiguous() and num_slots
+    return found
 
 
 def copy_state(pool: Tensor, source: int, goal: int) -> None:

@@ -484,6 +484,72 @@ def _write_drawn(inputs: Inputs) -> Numeric:
     return Numeric(call, (), EXACT)
 
 
+def _rows_of_states(inputs: Inputs) -> Any:
+    """A row that begins, one that continues, padding, and a row without tokens: 9 tokens in all, and 4 states."""
+    ends, positions = torch.tensor([0, 4, 8, 9, 9], dtype=torch.int32), torch.tensor([0, 1, 2, 3, 6, 7, 8, 9, 0])
+    slots = torch.tensor([2, 0, -1, 1])
+    return _op("states", "StateRows")(*(one.to(inputs.device) for one in (ends, positions, slots)))
+
+
+def _advanced(call: Callable[..., Tensor], state: Tensor, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """(results of the tokens that are not padding, states behind them)."""
+    kept = state.clone()
+    result = call(*given, state=kept, **options)
+    return result[:8], kept
+
+
+def _short_conv(inputs: Inputs) -> Numeric:
+    run, rows = _op("short_conv", "short_conv"), _rows_of_states(inputs)
+    weight, bias = inputs.randn(4, 200, dtype=torch.float32), inputs.randn(200, dtype=torch.float32)
+
+    def call(x: Tensor, state: Tensor) -> tuple[Tensor, ...]:
+        plain = _advanced(run, state, x[:, :200], weight, rows=rows, has_silu=True, bias=bias)
+        gates = x[:, 200:400], x[:, 400:]
+        return *plain, *_advanced(run, state, x[:, :200], weight, rows=rows, has_silu=False, gates=gates)
+
+    return Numeric(call, (inputs.randn(9, 600), inputs.randn(4, 3, 200)))
+
+
+def _gated_delta(inputs: Inputs) -> Numeric:
+    """Two value heads for each key head."""
+    run, gates_type, rows = _op("gated_delta", "gated_delta"), _op("gated_delta", "Gates"), _rows_of_states(inputs)
+    weights = [inputs.randn(4, dtype=torch.float32) for _ in range(2)]
+
+    def call(qkv: Tensor, b: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return _advanced(run, state, qkv, gates_type(b, a, *weights), rows=rows)
+
+    state = inputs.randn(4, 4, 24, 20, dtype=torch.float32)
+    return Numeric(call, (inputs.randn(9, 4 * 24 + 4 * 20), inputs.randn(9, 4), inputs.randn(9, 4), state))
+
+
+def _mamba2(inputs: Inputs) -> Numeric:
+    """Two heads for each group."""
+    run, weights_type, rows = _op("mamba2", "mamba2"), _op("mamba2", "Weights"), _rows_of_states(inputs)
+    weights = weights_type(*(inputs.randn(4, dtype=torch.float32) for _ in range(3)))
+
+    def call(xbc: Tensor, dt: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return _advanced(run, state, xbc, dt, weights, rows=rows)
+
+    state = inputs.randn(4, 4, 24, 20, dtype=torch.float32)
+    return Numeric(call, (inputs.randn(9, 4 * 20 + 4 * 24), inputs.randn(9, 4), state))
+
+
+def _head_gate(name: str, *, weight: tuple[int, ...] = (), is_wide: bool = False) -> Make:
+    """Gates that lie between other numbers."""
+
+    def make(inputs: Inputs) -> Numeric:
+        call = _op("head_gate", name)
+        weights = (inputs.randn(*weight, dtype=torch.float32), 1e-5) if weight else ()
+
+        def gated(x: Tensor, pairs: Tensor) -> Tensor:
+            result: Tensor = call(x.float() if is_wide else x, pairs[:, :, 1], *weights)
+            return result
+
+        return Numeric(gated, (inputs.randn(5, 3, 200), inputs.randn(5, 3, 2, 200)))
+
+    return make
+
+
 CHECKS: dict[str, Make] = {
     "rms_norm": _of_rows("rms_norm", "rms_norm", weights=1),
     "add_rms_norm": _of_rows("rms_norm", "add_rms_norm", residual=True, weights=1),
@@ -496,6 +562,12 @@ CHECKS: dict[str, Make] = {
     "gelu_mul": _of_rows("gated_mul", "gelu_mul", half=True),
     "gelu": _of_rows("gelu", "gelu"),
     "scaled_add": _scaled_add,
+    "short_conv": _short_conv,
+    "gated_delta": _gated_delta,
+    "mamba2": _mamba2,
+    "sigmoid_gate": _head_gate("sigmoid_gate"),
+    "norm_silu_gate": _head_gate("norm_silu_gate", weight=(200,)),
+    "silu_gate_norm": _head_gate("silu_gate_norm", weight=(3, 200), is_wide=True),
     "quantize_fp8": _of_rows("quantize_fp8", "quantize_fp8"),
     "rms_norm_fp8": _of_rows("quantize_fp8", "rms_norm_fp8", weights=1),
     "add_rms_norm_fp8": _of_rows("quantize_fp8", "add_rms_norm_fp8", residual=True, weights=1),

@@ -21,7 +21,8 @@ _CALLS = 32
 def small(bench: Bench) -> None:
     """Every implementation, checked against the plain one. One set of inputs stays in the cache, as a layer's does."""
     with torch.device(bench.device):
-        for case in kernel_cases.small_cases(bench.pick((1, 32, 256), (1,))):
+        recurrent = kernel_cases.recurrent_cases(bench.pick((1, 8, 32), (1,)))
+        for case in (*kernel_cases.small_cases(bench.pick((1, 32, 256), (1,))), *recurrent):
             if case.op is TOP_K_TOP_P:  # returns nothing to compare, because it works in place: see `sampling`
                 continue
             for name in case.op.implementation_names:

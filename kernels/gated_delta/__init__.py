@@ -15,39 +15,23 @@ own sequence alone, however its tokens were split over steps.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
 from inferd.kernels.gated_delta import cpu, reference
 from inferd.kernels.gated_delta.gates import Gates
-from inferd.kernels.registry import Implementation, Op, always
-from inferd.kernels.states import StateRows
+from inferd.kernels.registry import Deferred, Implementation, Op, always
+from inferd.kernels.states import Key, StateRows, num_groups, refuses_cpp, refuses_triton
 
 __all__ = ["GATED_DELTA", "Gates", "gated_delta"]
-
-
-class Key(NamedTuple):
-    device_type: str
-    dtype: torch.dtype
-    key_dim: int
-    value_dim: int
-
-
-def _refuses_cpp(key: Key) -> str | None:
-    if key.key_dim % 2 or key.key_dim > cpu.MAX_KEY_DIM:
-        return f"takes even key heads of at most {cpu.MAX_KEY_DIM}, not {key.key_dim}"
-    if key.value_dim % cpu.VALUE_MULTIPLE:
-        return f"takes value heads that are multiples of {cpu.VALUE_MULTIPLE}, not {key.value_dim}"
-    return native.refuses(key.device_type, key.dtype)
 
 
 GATED_DELTA: Op[Key, Callable[[Tensor, Gates, Tensor, StateRows], Tensor]] = Op(
     "gated_delta",
     [
-        Implementation("cpp", cpu.gated_delta, _refuses_cpp),
+        Implementation("cpp", cpu.gated_delta, refuses_cpp),
+        Implementation("triton", Deferred(f"{__name__}.triton", "gated_delta"), refuses_triton),
         Implementation("reference", reference.gated_delta, always),
     ],
 )
@@ -59,8 +43,8 @@ def gated_delta(qkv: Tensor, gates: Gates, state: Tensor, rows: StateRows) -> Te
     qkv [T, 2 Hk K + Hv V]: q, k and v of all heads, contiguous. Hk divides Hv, and value head h reads key head h // (Hv
     / Hk). state [slots, Hv, K, V] fp32, written in place.
     """
-    num_slots, num_value_heads, key_dim, value_dim = state.shape
-    num_key_heads, rest = divmod(qkv.shape[1] - num_value_heads * value_dim, 2 * key_dim)
-    assert not rest and num_key_heads and num_value_heads % num_key_heads == 0
-    assert state.dtype == torch.float32 and num_slots and gates.a.shape == gates.b.shape == (len(qkv), num_value_heads)
-    return GATED_DELTA.resolve(Key(qkv.device.type, qkv.dtype, key_dim, value_dim))(qkv, gates, state, rows)
+    assert qkv.is_contiguous() and num_groups(qkv.shape[1], state)
+    assert gates.a.shape == gates.b.shape == (len(qkv), state.shape[1]) and gates.a.stride(1) == gates.b.stride(1) == 1
+    assert gates.a.dtype == gates.b.dtype == qkv.dtype
+    assert all(weight.dtype == torch.float32 and weight.is_contiguous() for weight in (gates.a_log, gates.dt_bias))
+    return GATED_DELTA.resolve(Key(qkv.device.type, qkv.dtype, *state.shape[2:]))(qkv, gates, state, rows)

@@ -7,19 +7,12 @@ from torch import Tensor
 
 from inferd.kernels import native
 from inferd.kernels.gated_delta.gates import Gates
-from inferd.kernels.states import StateRows
-
-MAX_KEY_DIM = 256
-"""A piece of the state is held on the stack."""
-VALUE_MULTIPLE = 16
+from inferd.kernels.states import StateRows, num_groups
 
 
 def gated_delta(qkv: Tensor, gates: Gates, state: Tensor, rows: StateRows) -> Tensor:
-    assert qkv.is_contiguous() and state.is_contiguous() and gates.a_log.is_contiguous()
-    assert gates.a.stride(1) == gates.b.stride(1) == 1 and gates.dt_bias.is_contiguous()
-    assert gates.a_log.dtype == gates.dt_bias.dtype == torch.float32 and gates.a.dtype == gates.b.dtype == qkv.dtype
     num_tokens, (_, num_value_heads, key_dim, value_dim) = len(qkv), state.shape
-    num_key_heads = (qkv.shape[1] - num_value_heads * value_dim) // (2 * key_dim)
+    num_key_heads = num_groups(qkv.shape[1], state)
     out = torch.empty((num_tokens, num_value_heads * value_dim), dtype=qkv.dtype)
     normed = torch.empty((num_tokens, 2 * num_key_heads * key_dim), dtype=torch.float32)
     factors = torch.empty((num_tokens, 2 * num_value_heads), dtype=torch.float32)

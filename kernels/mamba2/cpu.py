@@ -7,16 +7,10 @@ from torch import Tensor
 
 from inferd.kernels import native
 from inferd.kernels.mamba2.reference import Weights
-from inferd.kernels.states import StateRows
-
-MAX_STATE_SIZE = 256
-"""A piece of the state is held on the stack."""
-HEAD_MULTIPLE = 16
+from inferd.kernels.states import StateRows, num_groups
 
 
 def mamba2(xbc: Tensor, dt: Tensor, weights: Weights, state: Tensor, rows: StateRows) -> Tensor:
-    assert xbc.is_contiguous() and state.is_contiguous() and dt.stride(1) == 1 and dt.dtype == xbc.dtype
-    assert all(weight.is_contiguous() and weight.dtype == torch.float32 for weight in weights)
     num_tokens, (_, num_heads, state_size, head_dim) = len(xbc), state.shape
     bc_size = xbc.shape[1] - num_heads * head_dim
     out = torch.empty((num_tokens, num_heads * head_dim), dtype=torch.float32)
@@ -35,7 +29,7 @@ def mamba2(xbc: Tensor, dt: Tensor, weights: Weights, state: Tensor, rows: State
         out.data_ptr(),
         rows.slots.shape[0],
         num_tokens,
-        bc_size // (2 * state_size),
+        num_groups(xbc.shape[1], state),
         num_heads,
         state_size,
         head_dim,

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
-from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels import gpu, native
+from inferd.kernels.registry import Deferred, Implementation, Op, always
 from inferd.kernels.short_conv import cpu, reference
 from inferd.kernels.states import StateRows
 
@@ -34,16 +34,23 @@ class Key(NamedTuple):
     width: int
 
 
+def _refuses_width(key: Key) -> str | None:
+    return None if 2 <= key.width <= MAX_WIDTH else f"takes convolutions of 2 to {MAX_WIDTH} tokens, not {key.width}"
+
+
 def _refuses_cpp(key: Key) -> str | None:
-    if not 2 <= key.width <= MAX_WIDTH:
-        return f"takes convolutions of 2 to {MAX_WIDTH} tokens, not {key.width}"
-    return native.refuses(key.device_type, key.dtype)
+    return _refuses_width(key) or native.refuses(key.device_type, key.dtype)
+
+
+def _refuses_triton(key: Key) -> str | None:
+    return _refuses_width(key) or gpu.refuses(key.device_type, key.dtype)
 
 
 SHORT_CONV: Op[Key, Callable[[Tensor, Tensor, Tensor | None, Gates, Tensor, StateRows, bool], Tensor]] = Op(
     "short_conv",
     [
         Implementation("cpp", cpu.short_conv, _refuses_cpp),
+        Implementation("triton", Deferred(f"{__name__}.triton", "short_conv"), _refuses_triton),
         Implementation("reference", reference.short_conv, always),
     ],
 )
@@ -64,9 +71,10 @@ def short_conv(
     x [T, C], its channels side by side; weight [W, C] and bias [C] fp32; state [slots, W - 1, C] in x's dtype, the last
     inputs of each sequence, oldest first, written in place.
     """
-    assert x.dim() == 2 and x.stride(1) == 1 and weight.dtype == torch.float32
-    assert state.shape[1:] == (weight.shape[0] - 1, x.shape[1]) and state.dtype == x.dtype
-    assert gates is None or all(gate.shape == x.shape and gate.dtype == x.dtype for gate in gates)
+    assert x.dim() == 2 and x.stride(1) == 1 and weight.dtype == torch.float32 and weight.is_contiguous()
+    assert state.shape[1:] == (weight.shape[0] - 1, x.shape[1]) and state.dtype == x.dtype and state.is_contiguous()
+    kinds = {(one.shape, one.dtype, one.stride()) for one in (x, *(gates or ()))}
+    assert len(kinds) == 1, "gates lie as x does"
     assert bias is None or (bias.shape == x.shape[1:] and bias.dtype == torch.float32 and bias.is_contiguous())
     return SHORT_CONV.resolve(Key(x.device.type, x.dtype, weight.shape[0]))(
         x, weight, bias, gates, state, rows, has_silu

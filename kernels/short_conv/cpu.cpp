@@ -87,7 +87,7 @@ void run(const Problem& p, int64_t num_rows, int64_t num_tokens, int64_t num_thr
     const int team = int(num_tokens * size < 2 * ELEMENTS_A_THREAD ? 1 : num_threads);
     parallel_for(num_rows * pieces, team, [&](int64_t piece) {
         const int64_t row = piece / pieces, end = std::min(size, (piece % pieces + 1) * CHANNELS);
-        if (p.query_start[row] == p.query_start[row + 1]) return;
+        if (p.query_start[row] == p.query_start[row + 1] || p.slots[row] < 0) return;
         int64_t channel = piece % pieces * CHANNELS;
         for (; channel + TOGETHER * LANES <= end; channel += TOGETHER * LANES)
             convolve<W, TOGETHER, T>(p, row, channel, LANES);

@@ -18,9 +18,6 @@ def short_conv(
     rows: StateRows,
     has_silu: bool,
 ) -> Tensor:
-    assert gates is None or all(gate.stride() == x.stride() for gate in gates)
-    assert weight.is_contiguous() and state.is_contiguous()
-    assert rows.query_start.is_contiguous() and rows.positions.is_contiguous() and rows.slots.is_contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     native.function("inferd_short_conv")(
         x.data_ptr(),

@@ -36,7 +36,8 @@ def whole(step: Step) -> Tensor:
 
 
 def in_steps(step: Step, result: Tensor) -> Tensor:
-    """All sequences in steps, which are written to a copy of `result`."""
+    """All sequences in steps, which are written to a copy of `result`. Each step also has a row of padding, and some
+    have a row without tokens."""
     result = torch.full_like(result, float("nan"))
     firsts = [0, *accumulate(LENS)]
     done = [0] * len(LENS)
@@ -47,7 +48,8 @@ def in_steps(step: Step, result: Tensor) -> Tensor:
                 spans.append((SLOTS[place], done[place], count))
                 tokens += range(firsts[place] + done[place], firsts[place] + done[place] + count)
                 done[place] += count
-        result[tokens] = step(torch.tensor(tokens), rows_of(spans))
+        spans += [*[(SLOTS[0], 0, 0)] * (max(counts) > 1), (-1, 0, 1)]
+        result[tokens] = step(torch.tensor([*tokens, 0]), rows_of(spans))[:-1]
     assert tuple(done) == LENS
     return result
 

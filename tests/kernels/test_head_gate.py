@@ -10,7 +10,6 @@ from torch.nn import functional
 from inferd.kernels.head_gate import add_gated, norm_silu_gate, sigmoid_gate, silu_gate_norm
 
 pytestmark = pytest.mark.usefixtures("implementation")
-HAS_TRITON = False
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8}
 EPS = 1e-3

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 pytest.importorskip("triton")
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8)
-SIZES = {"head_dim": 128, "heads_per_kv_head": 4, "block_size": 32}
+SIZES = {"head_dim": 128, "heads_per_kv_head": 4, "block_size": 32, "key_dim": 128, "value_dim": 128, "width": 4}
 """Numbers in a key, by field; any other is 4,096."""
 
 
@@ -37,6 +37,8 @@ def rows(op: str, argument: str = "x", **more: str) -> Case:
 CASES = (
     *(rows(op, weight_dtype="weight") for op in ("rms_norm", "add_rms_norm", "rms_norm_fp8", "add_rms_norm_fp8")),
     *(rows(op) for op in ("layer_norm", "add_layer_norm", "gelu", "scaled_add", "quantize_fp8")),
+    *(rows(op, "gate") for op in ("sigmoid_gate", "norm_silu_gate", "silu_gate_norm")),
+    *(rows(op, argument) for op, argument in (("short_conv", "x"), ("gated_delta", "qkv"), ("mamba2", "xbc"))),
     *(rows(op, "gate_up") for op in ("silu_mul", "gelu_mul", "limited_mul", "silu_mul_fp8", "gelu_mul_fp8")),
     rows("argmax", "logits"),
     rows("experts_product"),

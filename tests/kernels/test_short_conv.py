@@ -8,10 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from inferd.kernels.short_conv import short_conv
-from tests.kernels.recurrent import LENS, NUM_SLOTS, SLOTS, StateRows, alone, in_steps, whole
+from tests.kernels.recurrent import LENS, NUM_SLOTS, SLOTS, StateRows, alone, in_steps, rows_of, whole
 
 pytestmark = pytest.mark.usefixtures("implementation")
-HAS_TRITON = False
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8}
 CHANNELS = 83
@@ -64,6 +63,14 @@ def test_equals_torch_in_fp64(width: int, has_silu: bool, has_gates: bool, dtype
         inputs = functional.pad(problem.inputs(first, first + count), (0, 0, width - 1, 0))
         assert torch.equal(problem.state[slot], inputs[count:])
         first += count
+
+
+def test_a_long_row_is_its_parts() -> None:
+    """Triton takes 64 tokens at a time."""
+    x, weight, state = torch.randn(150, 9), torch.randn(4, 9), torch.full((2, 3, 9), float("nan"))
+    cut = [short_conv(x[a:b], weight, state, rows_of([(1, a, b - a)]), has_silu=True) for a, b in ((0, 65), (65, 150))]
+    assert torch.equal(short_conv(x, weight, state, rows_of([(0, 0, 150)]), has_silu=True), torch.cat(cut))
+    assert torch.equal(state, torch.stack([x[-3:]] * 2))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
