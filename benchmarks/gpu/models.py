@@ -32,6 +32,7 @@ from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
+from inferd.engine.worker.states import StatePool
 from inferd.kernels.kv_format import head_bytes
 from inferd.kernels.linear import ANY, Choices
 
@@ -171,7 +172,8 @@ class Engine:
         kv = KVPool.allocate(arch, num_blocks, BLOCK_SIZE, kv_dtype, device)
         slots = Slots(num_seqs, max_len, BLOCK_SIZE, device, len(arch.cache_groups))
         sampler = Sampler(num_seqs, arch.vocab_size, device.torch_device)
-        runner = Runner(decoder, kv, slots, sampler, device, is_deterministic=is_deterministic)
+        states = StatePool.allocate(arch, num_seqs, 0, decoder.dtype, device)
+        runner = Runner(decoder, kv, slots, sampler, device, is_deterministic=is_deterministic, states=states)
         return cls(runner, num_seqs, max_len, num_blocks, arch.vocab_size)
 
     @contextmanager

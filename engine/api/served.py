@@ -45,8 +45,6 @@ def served_device(
         way_out = "give --device cpu, or another --quantization"
     if arch.layer_heads:
         unserved, way_out = "layers with heads of different sizes are computed on processors alone", "give --device cpu"
-    if arch.recurrent is not None:
-        unserved, way_out = "recurrent layers are computed on processors alone", "give --device cpu"
     if not unserved:
         return "cuda", gpu.name
     if asked == "auto":

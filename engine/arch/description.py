@@ -128,6 +128,11 @@ class ShortConv:
     def conv_size(self) -> int:
         return self.size
 
+    @property
+    def in_sizes(self) -> tuple[int, int, int]:
+        """Outputs of the input projection: the gates before and behind the convolution, and its input."""
+        return self.size, self.size, self.size
+
 
 Recurrent = GatedDelta | Mamba2 | ShortConv
 

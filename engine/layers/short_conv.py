@@ -32,7 +32,7 @@ class ShortConvLayer:
         conv, size = arch.recurrent, arch.hidden_size
         assert isinstance(conv, ShortConv)
         self._branch = branch
-        self._in = Linear(size, 3 * size, place.of("in"), conv.has_bias)
+        self._in = Linear(size, sum(conv.in_sizes), place.of("in"), conv.has_bias)
         self._out = Linear(size, size, place.of("out"), conv.has_bias)
         shapes: dict[str, tuple[int, ...]] = {"weight": (size, 1, conv.conv_width)}
         if conv.has_bias:

@@ -24,7 +24,9 @@ from inferd.engine.worker.device import Device
 from inferd.engine.worker.graphs import Recordings
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
+from inferd.engine.worker.states import StatePool
 from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.states import StateRows
 
 _PADDING = -1
 """Slot of padding tokens, at position 0."""
@@ -42,10 +44,12 @@ class MixedGraphs:
         max_tokens: int,
         *,
         is_deterministic: bool = True,
+        states: StatePool | None = None,
         adapters: Adapters | None = None,
     ) -> None:
-        """Unless `is_deterministic`, a GPU may compute attention by a library. `adapters`: those that rows may have."""
-        self._is_deterministic = is_deterministic
+        """Unless `is_deterministic`, a GPU may compute attention by a library. `states`: those of a model with
+        recurrent layers. `adapters`: those that rows may have."""
+        self._is_deterministic, self._state_pool = is_deterministic, states
         self._decoder, self._kv, self._slots, self._device = decoder, kv, slots, device
         sizes = [size for size in device.token_buckets if size < max_tokens]
         sizes += [size for size in device.token_buckets if size >= max_tokens][:1]
@@ -105,7 +109,7 @@ class MixedGraphs:
             return self._run(size)
 
     def _run(self, size: int) -> Tensor:
-        """The step that is recorded. Running it twice has the effect of once: it changes nothing that it reads."""
+        """The step that is recorded. A run to record it changes nothing that it reads, because it has padding alone."""
         num_rows, block_size = self._num_rows(size), self._kv.block_size
         parts = [num_rows] * 3 + [size] * 2
         row_slots, seq_lens, ends, token_slots, positions = torch.split(self._numbers[: sum(parts)], parts)
@@ -128,7 +132,10 @@ class MixedGraphs:
             for tables in self._slots.block_tables
         ]
         token_ids = self._slots.gather_ids(sources, positions)
-        return self._decoder.forward(token_ids, batches, self._kv.data, self._kv.scales)
+        pool, states = self._state_pool, None
+        if pool is not None:
+            states = pool.of(StateRows(query_start, positions, row_slots))
+        return self._decoder.forward(token_ids, batches, self._kv.data, self._kv.scales, states)
 
     def _write_slots(self, block_ids: Tensor, positions: Tensor, is_padding: Tensor) -> Tensor:
         assert self._kv.padding_block is not None, "a device that records whole steps pads them"

@@ -125,7 +125,14 @@ class Runner:
             adapters=adapters,
         )
         self._mixed = MixedGraphs(
-            decoder, kv, slots, device, max_step_tokens, is_deterministic=is_deterministic, adapters=adapters
+            decoder,
+            kv,
+            slots,
+            device,
+            max_step_tokens,
+            is_deterministic=is_deterministic,
+            states=states,
+            adapters=adapters,
         )
         self.adapters = adapters
         self._pooler = Pooler(slots)

@@ -4,7 +4,7 @@ ids and KV are the same for requests of all kinds among any others."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -27,7 +27,9 @@ from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
+from inferd.engine.worker.states import StatePool
 from inferd.kernels.paged_attention import AttentionBatch
+from tests.cpu import cases
 from tests.cpu.capturing import CapturingDevice
 from tests.cpu.checkpoints import Case, random_decoder
 
@@ -83,13 +85,26 @@ class Engine:
         self.kv.data.zero_()
         self.slots = Slots(NUM_SLOTS, MAX_LEN, BLOCK, device, self.num_groups)
         sampler = Sampler(NUM_SLOTS, VOCAB, "cpu")
+        self.states = StatePool.allocate(decoder.arch, NUM_SLOTS, 1, dtype, device)
+        if self.states is not None:
+            self.states.matrices.fill_(0.5)
+            self.states.inputs.fill_(0.5)
         self.runner = Runner(
-            decoder, self.kv, self.slots, sampler, device, is_deterministic=is_deterministic, adapters=adapters
+            decoder,
+            self.kv,
+            self.slots,
+            sampler,
+            device,
+            is_deterministic=is_deterministic,
+            states=self.states,
+            adapters=adapters,
         )
 
-    def state(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """State that steps leave for later ones: ids, and the KV of all blocks that a request may have."""
-        return self.slots.token_ids, self.kv.data[:, : self.num_blocks].view(torch.uint8)
+    def state(self) -> tuple[torch.Tensor, ...]:
+        """State that steps leave for later ones: ids, the KV of all blocks that a request may have, and recurrent
+        states."""
+        recurrent = () if self.states is None else (self.states.matrices, self.states.inputs)
+        return self.slots.token_ids, self.kv.data[:, : self.num_blocks].view(torch.uint8), *recurrent
 
 
 @dataclass
@@ -164,6 +179,38 @@ def test_a_replayed_step_is_the_step(case: Case, dtype: torch.dtype, kinds: Sequ
     assert device.events.count("record") == len(device.row_buckets) + len(device.token_buckets)
     assert device.events.count("replay") == num_decodes + num_mixed
     assert num_decodes > 60 and num_mixed > 20
+
+
+class HybridCompany(Company):
+    """Some steps save the state of a row, or load it into the slot of another."""
+
+    def plans(self, count: int) -> Iterator[StepPlan]:
+        for plan in super().plans(count):
+            last, draw = plan.rows[-1], self.random.random()
+            copies = ((last.slot, 0),)
+            if draw < 0.3:
+                yield replace(plan, state_saves=copies)
+            else:
+                yield replace(plan, state_loads=copies) if draw > 0.7 and last.start else plan
+
+
+HYBRIDS = [
+    replace(case, config=case.config | {"vocab_size": VOCAB})
+    for case in cases.HYBRIDS
+    if case.name in ("qwen 3.5 moe", "lfm2, biases", "granite 4, experts")
+]
+
+
+@pytest.mark.parametrize("case", HYBRIDS, ids=[case.name for case in HYBRIDS])
+def test_a_replayed_step_of_a_hybrid_is_the_step(case: Case) -> None:
+    """Padding changes no state, and a checkpoint is what it was."""
+    device = CapturingDevice()
+    recorded, called = Engine(case, device), by_calls(case)
+    for plan in HybridCompany(called.num_groups, PLAIN, Random(1)).plans(60):
+        assert recorded.runner.execute(plan).rows == called.runner.execute(plan).rows
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(recorded.state(), called.state(), strict=True))
+    assert device.events.count("record") == len(device.row_buckets) + len(device.token_buckets)
+    assert device.events.count("replay") > 40
 
 
 EXPERTS = Case(

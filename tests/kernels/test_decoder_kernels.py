@@ -185,6 +185,31 @@ def test_fp8_layers_take_quantized_activations_from_norms_and_gates(monkeypatch:
 
 
 ONE_LAYER = Case("qwen2, one layer", "qwen2", {"num_hidden_layers": 1})
+HYBRIDS = [
+    Case(
+        "qwen 3.5",
+        "qwen3_5_text",
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 8,
+        },
+    ),
+    Case(
+        "granite 4",
+        "granitemoehybrid",
+        {
+            "layer_types": ["mamba", "attention"],
+            "mamba_n_heads": 4,
+            "mamba_d_state": 16,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 40,
+        },
+    ),
+    Case("lfm2", "lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+]
 PROMPT = [(5 * place + 1) % 61 for place in range(12)]
 
 
@@ -215,6 +240,19 @@ def test_invariant_layers_give_a_token_its_own_bits(quantization: str, calls: Co
     assert torch.equal(logits_of(decoder, [11, 1], 0), alone)
     assert torch.equal(logits_of(decoder, [7, 4, 1], 3), alone)
     assert calls.total() == 0
+
+
+@pytest.mark.parametrize("case", HYBRIDS, ids=[case.name for case in HYBRIDS])
+def test_invariant_hybrids_do_too(case: Case) -> None:
+    """Every op of theirs runs in Triton, apart from attention, and from what torch computes number by number."""
+    reference = hidden_of(decoder_of(case, "onednn_packed", dtype=torch.float32), 3).float()
+    for op in registry.ops().values():
+        if "triton" in op.implementation_names and op is not PAGED_ATTENTION:
+            op.force("triton")
+    decoder = decoder_of(case, "triton_invariant", Choices(is_invariant=True))
+    assert distance(hidden_of(decoder, 3), reference) < 0.02
+    alone = logits_of(decoder, [12], 0)
+    assert torch.equal(logits_of(decoder, [7, 4, 1], 3), alone)
 
 
 def test_the_others_do_not() -> None:

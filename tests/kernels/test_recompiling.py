@@ -27,12 +27,14 @@ from inferd.engine.worker.device import CpuDevice, Recording
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
+from inferd.engine.worker.states import StatePool
 from inferd.kernels import gpu
 from inferd.kernels.decode_draw import draw
 from inferd.kernels.linear import LINEAR, Choices
 from inferd.kernels.sample import sample
 from tests.cpu.checkpoints import Case, random_decoder
 from tests.kernels.conftest import forced, is_on_gpu
+from tests.kernels.test_decoder_kernels import HYBRIDS
 
 pytest.importorskip("triton")
 
@@ -41,6 +43,8 @@ SMALL = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 16,
 }  # fmt: skip
+HEADS = {"linear_num_value_heads": 16, "mamba_n_heads": 16}
+"""As in published models, the width of a recurrent layer's projection is a multiple of 16."""
 CASES = (
     (Case("llama", "llama", SMALL), "none", "triton_few_rows"),
     (Case("qwen3, deterministic, with adapters", "qwen3", SMALL), "none", "triton_invariant"),
@@ -48,6 +52,7 @@ CASES = (
     (Case("llama, in fp8", "llama", SMALL), "fp8", "torch"),
     (Case("llama, in int8", "llama", SMALL), "int8", "torch"),
     (Case("llama, in int4", "llama", SMALL | {"intermediate_size": 64}), "int4", "torch"),
+    *((Case(one.name, one.model_type, SMALL | one.config | HEADS), "none", "triton_few_rows") for one in HYBRIDS),
 )
 """(case, quantization of its weights, implementation of its products)."""
 CUT = SamplingParams(max_tokens=9, seed=1, temperature=0.8, top_k=5, top_p=0.9, min_p=0.01)
@@ -130,7 +135,9 @@ def runner_of(case: Case, quantization: str, num_slots: int) -> Runner:
     kv_dtype = torch.float8_e4m3fn if quantization == "fp8" else torch.bfloat16
     kv = KVPool.allocate(decoder.arch, num_groups * num_slots * WIDTH, BLOCK, kv_dtype, device)
     slots = Slots(num_slots, WIDTH * BLOCK, BLOCK, device, num_groups)
-    return Runner(decoder, kv, slots, Sampler(num_slots, VOCAB, "cpu"), device, adapters=adapters)
+    states = StatePool.allocate(decoder.arch, num_slots, 0, torch.bfloat16, device)
+    sampler = Sampler(num_slots, VOCAB, "cpu")
+    return Runner(decoder, kv, slots, sampler, device, states=states, adapters=adapters)
 
 
 def steps(num_rows: int, num_groups: int, *, has_adapters: bool) -> Iterator[StepPlan]:

@@ -11,10 +11,12 @@ import pytest
 
 from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.errors import ConfigError
+from inferd.engine.api.memory.activations import Workload, working_parts
 from inferd.engine.api.memory.planner import block_bytes
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.memory.states import checkpoint_interval, most_slots, num_checkpoints, state_bytes
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.arch.description import GatedDelta
 from inferd.engine.arch.registry import describe
 from tests.arch.test_families import PUBLISHED
 from tests.unit.test_config import GIB, facts, gpu_machine, machine
@@ -90,6 +92,16 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             resolve(msgspec.structs.replace(ASKED, **changes), HYBRID, machine(64))
-    with pytest.raises(ConfigError, match="recurrent layers are computed on processors alone; give --device cpu"):
-        resolve(msgspec.structs.replace(ASKED, device="cuda"), HYBRID, gpu_machine())
-    assert resolve(ASKED, HYBRID, gpu_machine())[0].device == "cpu"
+
+
+def test_a_gpu_holds_the_states() -> None:
+    """The plan counts them among the GPU's memory, with what a recorded step needs in a recurrent layer."""
+    config = resolve(ASKED, HYBRID, gpu_machine())[0]
+    assert config.device == "cuda" and config.max_num_seqs and config.num_checkpoints
+    work = Workload(num_seqs=8, step_tokens=256, max_model_len=4096, block_size=32, device="cuda", num_checkpoints=5)
+    parts = {part.name: part.num_bytes for part in working_parts(ARCH, BF16, work)}
+    assert parts["states"] == 8 * STATE and parts["checkpoints"] == 5 * STATE
+    delta = ARCH.recurrent
+    assert isinstance(delta, GatedDelta)
+    width = sum(delta.in_sizes) + delta.conv_size + delta.value_size
+    assert parts["recorded steps"] > 256 * width * 2

@@ -227,8 +227,8 @@ def _rules(arch: Arch, work: Workload) -> Formula:
 
 
 def _activations(arch: Arch, precision: Precision, work: Workload) -> Formula:
-    """Input, residual and sum of a layer, and the MLP's tensors. Attention needs less than the MLP. A rank has part of
-    the MLP's tensors, and gathers the whole of the last."""
+    """Input, residual and sum of a layer, and the tensors of the MLP, or of a recurrent layer. Attention needs less
+    than the MLP. A rank has part of the MLP's tensors, and gathers the whole of the last."""
     dtype_bytes = precision.dtype_bytes
     per_token = term(3) * term(arch.hidden_size) * dtype_bytes
     inputs = term(arch.num_layers) * term(arch.layer_input_size) * dtype_bytes
@@ -242,10 +242,21 @@ def _activations(arch: Arch, precision: Precision, work: Workload) -> Formula:
         if arch.experts.beside_mlp:
             of_experts += term(2) * term(arch.hidden_size) * dtype_bytes
         needs.append(of_experts)
+    if arch.recurrent is not None:
+        needs.append(term(_recurrent_size(arch)) * dtype_bytes)
     if arch.layer_input_size:
         # Two more than the sum, while it is computed.
         per_token, needs = per_token + inputs, [*needs, term(2) * inputs]
     return term(work.step_tokens, "tokens") * (per_token + max(needs, key=lambda formula: formula.value))
+
+
+def _recurrent_size(arch: Arch) -> int:
+    """Numbers of a token in a recurrent layer: those of its projection, of the convolution, and of the recurrence. The
+    last are in fp32, which is as much as two, and then gated."""
+    if arch.recurrent is None:
+        return 0
+    num_heads, _, columns = arch.recurrent.state_shape
+    return sum(arch.recurrent.in_sizes) + arch.recurrent.conv_size + 3 * num_heads * columns
 
 
 def _mlp(size: int, arch: Arch, precision: Precision, work: Workload) -> Formula:
@@ -279,7 +290,7 @@ def _recorded(arch: Arch, precision: Precision, work: Workload) -> Formula:
     if work.device == "cpu":
         return NOTHING
     num_rows = next((rows for rows in GPU_ROW_BUCKETS if rows >= work.num_draws), GPU_ROW_BUCKETS[-1])
-    width = term(3) * term(arch.hidden_size) + term(arch.qkv_size)
+    width = term(3) * term(arch.hidden_size) + term(max(arch.qkv_size, _recurrent_size(arch)))
     factor = term(3 if arch.has_gate else 2)
     if arch.experts is None:
         width += factor * term(arch.intermediate_size)
