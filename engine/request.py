@@ -56,7 +56,7 @@ class Request:
         self.total = len(self.ids)
         adapter, self.salt = self.params.adapter, self.scheduling.cache_salt
         if adapter is not None:
-            self.salt = f"\0{adapter.digest}\0{self.salt}"
+            self.salt = f"\0{adapter.digest}\0{self.salt}"  # `parts_of_salt` takes it apart
         self.num_needed = self.num_prompt if self.params.max_tokens == 0 else self.max_total - 1
 
     @classmethod
@@ -169,3 +169,11 @@ class Request:
         assert 0 <= cached <= computed <= scheduled <= total <= self.max_total, self
         assert scheduled <= self.num_needed, self
         assert computed <= len(self.ids) <= total, self
+
+
+def parts_of_salt(salt: str) -> tuple[str, str]:
+    """(digest of the adapter, `cache_salt`) of a request's salt; each is empty if the request has none."""
+    if not salt.startswith("\0"):
+        return "", salt
+    digest, _, cache_salt = salt[1:].partition("\0")
+    return digest, cache_salt

@@ -184,6 +184,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Number of LoRA adapters that there is memory for."""
     max_lora_rank: int = 0
     """Largest rank of an adapter."""
+    kv_events: Literal["none", "shared", "all"] = "none"
+    """Changes of the prefix index that the engine reports: those of prefixes that every request may hit, or all."""
 
     @property
     def of_draft(self) -> EngineConfig | None:

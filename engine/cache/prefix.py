@@ -12,15 +12,18 @@ blocks, and is kept because nodes behind it have some. The number of tombstones 
 is dropped with all behind it.
 
 A node may have a checkpoint: the recurrent state behind its last id. It goes with the node, or alone.
+
+If asked to, the index lists its changes for others to publish. It knows nothing of them.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
+from typing import NamedTuple
 
 HashBlock = Callable[[bytes, bytes], bytes]
 """(parent's key, payload) -> key."""
@@ -45,6 +48,8 @@ class Node:
     ids: tuple[int, ...]
     block_ids: list[int]
     """Block ids by cache group; `GONE` if a window's block was evicted."""
+    salt: str
+    """Salt of its chain."""
     checkpoint_id: int = GONE
     children: set[Node] = field(default_factory=set)
     is_live: bool = True
@@ -52,6 +57,15 @@ class Node:
     @property
     def is_tombstone(self) -> bool:
         return self.checkpoint_id == GONE and all(block_id == GONE for block_id in self.block_ids)
+
+
+class Change(NamedTuple):
+    """A node got or lost its block of one cache group. Its checkpoint counts as the block of one more group, the
+    last."""
+
+    node: Node
+    group: int
+    is_stored: bool
 
 
 class PrefixIndex:
@@ -76,6 +90,10 @@ class PrefixIndex:
         self._by_checkpoint: dict[int, Node] = {}
         self._tombstones: OrderedDict[Node, None] = OrderedDict()
         """Oldest first."""
+        self.changes: list[Change] | None = None
+        """Changes in their order, until somebody takes them. None: nobody wants them."""
+        self.was_emptied = False
+        """Whether the index lost everything before the first of `changes`."""
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -107,9 +125,12 @@ class PrefixIndex:
             if node is not None and GONE in node.block_ids:
                 self._fill(node, block_ids)
             return node
-        self._by_key[key] = node = Node(key, parent, ids, block_ids)
+        salt = parent.salt if isinstance(parent, Node) else parent
+        self._by_key[key] = node = Node(key, parent, ids, block_ids, salt)
         for block_id in block_ids:
             self._by_block[block_id] = node
+        if self.changes is not None:
+            self.changes += [Change(node, group, True) for group in range(len(block_ids))]
         if isinstance(parent, Node):
             parent.children.add(node)
         return node
@@ -122,6 +143,8 @@ class PrefixIndex:
             return self.drop_node(node)
         del self._by_block[block_id]
         node.block_ids[group] = GONE
+        if self.changes is not None:
+            self.changes.append(Change(node, group, False))
         return [block_id, *self._make_tombstone(node)] if node.is_tombstone else [block_id]
 
     def drop_node(self, node: Node) -> list[int]:
@@ -134,6 +157,9 @@ class PrefixIndex:
             node.is_live = False
             del self._by_key[node.key]
             self._tombstones.pop(node, None)
+            if self.changes is not None:
+                held = [*node.block_ids, node.checkpoint_id]
+                self.changes += [Change(node, group, False) for group, item in enumerate(held) if item != GONE]
             if node.checkpoint_id != GONE:
                 assert self._drop_checkpoint is not None
                 del self._by_checkpoint[node.checkpoint_id]
@@ -150,6 +176,24 @@ class PrefixIndex:
     def holds(self, block_id: int) -> bool:
         return block_id in self._by_block
 
+    def contents(self) -> Iterator[Change]:
+        """Every block and checkpoint that can be found now, as the changes that stored them."""
+        for node in self._by_key.values():
+            held = [*node.block_ids, node.checkpoint_id]
+            yield from (Change(node, group, True) for group, item in enumerate(held) if item != GONE)
+
+    def take_changes(self) -> tuple[bool, list[Change]]:
+        """(whether everything was lost first, changes since the last call). Only if `changes` is not None."""
+        assert self.changes is not None
+        taken = self.was_emptied, self.changes
+        self.was_emptied, self.changes = False, []
+        return taken
+
+    def note_empty(self) -> None:
+        """If nothing is left, stand for all changes so far by one: everything was lost."""
+        if self.changes and not self._by_key:
+            self.was_emptied, self.changes = True, []
+
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def has_checkpoint(self, key: bytes) -> bool:
@@ -164,12 +208,16 @@ class PrefixIndex:
         node.checkpoint_id = checkpoint_id
         self._by_checkpoint[checkpoint_id] = node
         self._tombstones.pop(node, None)
+        if self.changes is not None:
+            self.changes.append(Change(node, len(self._is_full), True))
         return True
 
     def evict_checkpoint(self, checkpoint_id: int) -> list[int]:
         """Drop a checkpoint alone; returns the block ids dropped because they lead to nothing any more."""
         node = self._by_checkpoint.pop(checkpoint_id)
         node.checkpoint_id = GONE
+        if self.changes is not None:
+            self.changes.append(Change(node, len(self._is_full), False))
         return self._make_tombstone(node) if node.is_tombstone else []
 
     def checkpoints(self) -> frozenset[int]:
@@ -184,6 +232,8 @@ class PrefixIndex:
             if node.block_ids[group] == GONE:
                 node.block_ids[group] = block_id
                 self._by_block[block_id] = node
+                if self.changes is not None:
+                    self.changes.append(Change(node, group, True))
         self._tombstones.pop(node, None)
 
     def _make_tombstone(self, node: Node) -> list[int]:

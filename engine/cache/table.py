@@ -127,6 +127,7 @@ class KVCache:
             self.forget(self.pool.oldest_cached())
         if self.states is not None:
             self.states.evict_all(self.index, self._clear)
+        self.index.note_empty()
 
     def check(self) -> None:
         """Assert that every reference is a table's and every block with content is indexed."""

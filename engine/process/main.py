@@ -31,6 +31,7 @@ from inferd.engine.api.process.supervisor import Launch
 from inferd.engine.api.wire.client import HIGH_WATER_MARK, TO_ENGINE, from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.wire.messages import (
     Abort,
+    CacheEvents,
     Failed,
     FromEngine,
     LoadAdapter,
@@ -46,6 +47,7 @@ from inferd.engine.api.wire.messages import (
 from inferd.engine.api.wire.split_output import parts_of
 from inferd.engine.cache.checkpoints import CheckpointRules
 from inferd.engine.cache.table import KVCache
+from inferd.engine.core.kv_events import KVEventLog
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.thread import GrammarThread
 from inferd.engine.process.standby import stand_by
@@ -129,7 +131,7 @@ def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None)
                 ranks.wait_imported()
             started_s = stand_by(launch, link.send, _bind_to_server, promoted)
         try:
-            core, ready, adapters = build(launch, started_s, link, heartbeat, flight, ranks)
+            core, ready, adapters, events = build(launch, started_s, link, heartbeat, flight, ranks)
         except StartError as error:
             link.send(Failed(type(error).__name__, str(error)))
             link.close()
@@ -139,7 +141,7 @@ def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None)
         link.send(ready)
         heartbeat.phase = EnginePhase.SERVING
         try:
-            serve(core, link, heartbeat, adapters)
+            serve(core, link, heartbeat, adapters, events)
         except Exception:
             logger.exception("the engine failed")
             # At once: threads of the worker may never end.
@@ -153,9 +155,9 @@ def build(
     heartbeat: Heartbeat,
     flight: FlightRecord,
     ranks: Followers | None = None,
-) -> tuple[EngineCore, Ready, AdapterLoader | None]:
-    """Load the worker, report each phase, and build the core on it. The last result loads adapters, if there is memory
-    for any. Raises `StartError`.
+) -> tuple[EngineCore, Ready, AdapterLoader | None, KVEventLog | None]:
+    """Load the worker, report each phase, and build the core on it. Further results load adapters, if there is memory
+    for any, and log KV events, if they are published. Raises `StartError`.
 
     `started_s`: time at which the first phase began (monotonic).
     """
@@ -198,7 +200,11 @@ def build(
         guesses=guesses,
     )
     adapters = None if worker.adapters is None else AdapterLoader(worker.adapters, worker.arch, thread)
-    return core, ready, adapters
+    events = None
+    if config.kv_events != "none":
+        medium = "GPU" if config.device == "cuda" else "CPU"
+        events = KVEventLog(cache, medium=medium, has_private=config.kv_events == "all")
+    return core, ready, adapters, events
 
 
 def _seed_of(work: WorkModel, draft_work: WorkModel | None, peaks: Peaks) -> Seed:
@@ -216,14 +222,25 @@ def checkpoint_rules(config: EngineConfig) -> CheckpointRules | None:
     return CheckpointRules(config.num_checkpoints, config.checkpoint_interval) if config.num_checkpoints else None
 
 
-def serve(core: EngineCore, link: EngineLink, heartbeat: Heartbeat, adapters: AdapterLoader | None = None) -> NoReturn:
+def serve(
+    core: EngineCore,
+    link: EngineLink,
+    heartbeat: Heartbeat,
+    adapters: AdapterLoader | None = None,
+    events: KVEventLog | None = None,
+) -> NoReturn:
     """Step for ever; the process ends with its standard input."""
     while True:
+        if events is not None:
+            for encoded in events.take():
+                link.send(CacheEvents(encoded))
         is_loading = adapters is not None and adapters.is_busy
         is_awaiting = core.is_compiling or is_loading
         messages = link.receive(0 if core.has_work else _COMPILING_POLL_MS if is_awaiting else _IDLE_POLL_MS)
         for message in messages:
             _dispatch(core, message, adapters)
+            if events is not None and isinstance(message, LoadAdapter):
+                events.name_adapter(message.adapter, message.name)
         if adapters is not None and is_loading:
             for loaded in adapters.ended():
                 if not loaded.error:

@@ -12,7 +12,7 @@ from inferd.engine.api.errors import ConfigError
 from inferd.server.config.settings import SETTINGS, Settings
 from inferd.server.config.sources import suggest
 
-_OWN_PANELS = ("Model", "Engine", "Latency")
+_OWN_PANELS = ("Model", "Engine", "Latency", "KV events")
 OWN = {name for name, about in SETTINGS.items() if about.panel in _OWN_PANELS and name != "models"}
 """Settings that each model can have its own value of."""
 
@@ -27,6 +27,10 @@ def settings_of_models(settings: Settings) -> tuple[Settings, ...]:
         )
     each = tuple(settings.of_model(_own(entry), f"models, entry {i}") for i, entry in enumerate(settings.models, 1))
     _check_names(each)
+    endpoints = [one for own in each for one in (own.kv_events, own.kv_events_replay) if one is not None]
+    for endpoint in endpoints:
+        if endpoints.count(endpoint) > 1:
+            raise ConfigError(f"models: two of them have KV events at {endpoint}; give each model its own endpoints")
     return each
 
 

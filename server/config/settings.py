@@ -45,7 +45,7 @@ from inferd.server.schema.latency import MAX_TARGET_S, MIN_TARGET_S
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 
 _MODEL, _SERVER, _ENGINE, _LIMITS, _LOGS = "Model", "Server", "Engine", "Limits", "Logs and metrics"
-_LATENCY = "Latency"
+_LATENCY, _EVENTS = "Latency", "KV events"
 
 
 class Settings(BaseSettings):
@@ -292,6 +292,26 @@ class Settings(BaseSettings):
         "none", "Export the main metrics under vLLM's names too.", panel=_LOGS
     )
 
+    kv_events: str | None = setting(
+        None,
+        "ZeroMQ endpoint to publish KV events at, in vLLM's format, such as tcp://*:5557. Replicas add their index to "
+        "the port.",
+        panel=_EVENTS,
+    )
+    kv_events_replay: str | None = setting(
+        None, "ZeroMQ endpoint that sends past KV events again, such as tcp://*:5558.", panel=_EVENTS
+    )
+    kv_events_topic: str = setting("", "Topic of the KV events.", panel=_EVENTS)
+    kv_events_buffer: Size = setting(
+        64 * 1024**2, "Memory of each replica for KV events to send again.", panel=_EVENTS, ge=64 * 1024
+    )
+    kv_events_private: bool = setting(
+        False,
+        "Publish prefixes of requests with a key or a cache_salt too, with their token ids. Otherwise they have no "
+        "KV events.",
+        panel=_EVENTS,
+    )
+
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _warnings: tuple[str, ...] = PrivateAttr(default=())
 
@@ -420,6 +440,13 @@ class Settings(BaseSettings):
             raise ValueError("must be adapters of different names")
         return value
 
+    @field_validator("kv_events", "kv_events_replay")
+    @classmethod
+    def _endpoint_shape(cls, value: str | None) -> str | None:
+        if value is not None and not _ENDPOINT.fullmatch(value):
+            raise ValueError("must be an endpoint of ZeroMQ, such as tcp://*:5557 or ipc:///run/inferd/kv")
+        return value
+
     @field_validator("allowed_origins")
     @classmethod
     def _origins_shape(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -481,6 +508,24 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _kv_events_have_blocks(self) -> Self:
+        """Refuses settings with which no event could ever be published."""
+        if self.kv_events is None:
+            if self.kv_events_replay is not None:
+                raise ValueError("kv_events_replay is set, but no KV events are published: set --kv-events too")
+            return self
+        if self.kv_events == self.kv_events_replay:
+            raise ValueError(f"kv_events and kv_events_replay are both {self.kv_events}: give two endpoints")
+        if not self.prefix_caching:
+            raise ValueError("kv_events needs the prefix cache: leave out --no-prefix-caching, or --kv-events")
+        if (self.api_key or self.keys_file) and not self.kv_events_private:
+            raise ValueError(
+                "every request has a key, and prefixes of requests with a key have no KV events: pass "
+                "--kv-events-private to publish their token ids to all subscribers, or leave out --kv-events"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _others_need_a_key(self) -> Self:
         if not (self.api_key or self.keys_file or self.allow_unauthenticated or is_loopback(self.host)):
             raise ValueError(
@@ -500,6 +545,7 @@ def _without_models(values: dict[str, Any], source: Mapping[str, object]) -> dic
 
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
+_ENDPOINT = re.compile(r"tcp://\S+:\d{1,5}|ipc://\S+")
 _HOST_NAME = re.compile(r"[^/?#@\s,:]+|[0-9a-f:.]*:[0-9a-f:.]*:[0-9a-f:.]*")
 
 

@@ -16,14 +16,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from msgspec import structs
+from msgspec import Raw, structs
 
 from inferd.engine.api.adapter import AdapterFiles
 from inferd.engine.api.errors import EngineDeadError, ModelError, RequestError, start_error
 from inferd.engine.api.wire.client import EngineClient
+from inferd.engine.api.wire.kv_events import CLEARED
 from inferd.engine.api.wire.messages import (
     Abort,
     AdapterLoaded,
+    CacheEvents,
     Delta,
     EngineStats,
     Failed,
@@ -67,7 +69,7 @@ def _cost_of(output: StepOutput) -> int:
 
 
 def _loading(served: ServedAdapter) -> LoadAdapter:
-    return LoadAdapter(served.adapter, str(served.path))
+    return LoadAdapter(served.adapter, str(served.path), served.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,8 @@ class Router:
         self._is_idle.set()
         self.on_phase: Callable[[int, Phase], None] | None = None
         """Called with a replica and a phase of its start that has ended."""
+        self.on_kv_events: Callable[[int, Raw], None] | None = None
+        """Called with a replica and KV events of its cache."""
         self.became_ready = asyncio.Event()
         """Set while every replica has had an engine that took requests since it was last unloaded."""
         self.has_settled = asyncio.Event()
@@ -266,6 +270,10 @@ class Router:
         if self._placement is not None:
             self._placement.forget(replica)
 
+    def _report_cache(self, index: int, events: Raw) -> None:
+        if self.on_kv_events is not None:
+            self.on_kv_events(index, events)
+
     async def load_adapter(self, name: str, files: AdapterFiles) -> None:
         """Have the engine load an adapter, also each later engine. Raises `RequestError` if it cannot be loaded."""
         served = self.adapters.add(name, files)
@@ -365,6 +373,9 @@ class Router:
                         # Receiving messages that are already there gives other tasks no turn.
                         num_read = 0
                         await asyncio.sleep(0)
+                case CacheEvents():
+                    self._report_cache(index, message.events)
+                    num_read += 1
                 case Phase():
                     self._metrics.phase(message)
                     if self.on_phase is not None:
@@ -394,6 +405,7 @@ class Router:
         awaited = tuple(replica.awaited)
         lost = replica.lose(time.monotonic())
         self._forget_prefixes(replica)
+        self._report_cache(index, CLEARED)
         if self.is_up:
             for adapter in awaited:
                 self._settle_if_loaded(adapter)
@@ -507,6 +519,7 @@ class Router:
         for replica in self.replicas:
             replica.lose(time.monotonic())
             self._metrics.engine_down(replica.index)
+            self._report_cache(replica.index, CLEARED)
         for stream in tuple(self._streams.values()):
             self._fail(stream, failure)
         for served in tuple(self.adapters):

@@ -6,8 +6,9 @@ Knows no other model and no HTTP.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import NoReturn, TypeVar
 
@@ -16,6 +17,7 @@ from inferd.engine.api.config import EngineConfig, replicas_of
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.supervisor import EarlyProcess
+from inferd.engine.api.wire.kv_publisher import KVPublisher, PublisherOptions
 from inferd.engine.api.wire.messages import Phase
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.adapters import Adapters
@@ -85,7 +87,7 @@ class Engines:
         """Keep an engine running in each replica until none can start; returns why."""
         error: StartError | EngineDeadError | None = None
         try:
-            async with asyncio.TaskGroup() as group:
+            async with self._kv_events(), asyncio.TaskGroup() as group:
                 for index, config in enumerate(replicas_of(self.report.config)):
                     group.create_task(self._supervisor(index, config).run())
         except* StartError as start_errors:
@@ -101,6 +103,29 @@ class Engines:
             self._wanted.clear()
             self._serving.cancel()
             await asyncio.wait((self._serving,))
+
+    @contextlib.asynccontextmanager
+    async def _kv_events(self) -> AsyncIterator[None]:
+        """Publish what the engines report of their caches, if the settings say so. Raises `ConfigError`."""
+        settings = self.report.settings
+        if settings.kv_events is None:
+            yield
+            return
+        options = PublisherOptions(
+            settings.kv_events, settings.kv_events_replay, settings.kv_events_topic, settings.kv_events_buffer
+        )
+        publisher = KVPublisher(options, settings.replicas)
+        replays = asyncio.create_task(publisher.serve_replays())
+        self.router.on_kv_events = publisher.publish
+        shown = self.label, settings.kv_events
+        logger.info("%sKV events at %s: who can reach it can read the token ids of prompts", *shown)
+        try:
+            yield
+        finally:
+            self.router.on_kv_events = None
+            replays.cancel()
+            await asyncio.wait((replays,))
+            publisher.close()
 
     def show_phase(self, phase: Phase) -> None:
         """A phase of the start has ended that needs no engine."""

@@ -115,6 +115,7 @@ def _ask(settings: Settings) -> _Asked:
         draft=None if draft is None else draft[0],
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,
+        kv_events="none" if settings.kv_events is None else "all" if settings.kv_events_private else "shared",
     )
     return _Asked(settings, facts, checkpoint, config, None if draft is None else draft[1], adapters)
 

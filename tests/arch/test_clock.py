@@ -20,6 +20,7 @@ DATES = {
     "server/api/answer.py": "an answer's `created`",
     "server/api/responses/draft.py": "an answer's `created_at` and `completed_at`",
     "server/commands/bench/report.py": "the date of a report",
+    "engine/api/wire/kv_publisher.py": "the time of a batch, and the first sequence number",
     "engine/api/smollm2.py": "the age of files, whose times are the wall clock's",
     "kernels/native.py": "the age of files, whose times are the wall clock's",
 }

@@ -15,7 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.prefix import blake2b_block
 from inferd.engine.cache.table import BlockTable, KVCache
+from inferd.engine.core.kv_events import KVEventLog, hash_of
 from inferd.engine.request import Request
+from tests.kv_subscriber import Mirror
 
 Content = tuple[int, str, tuple[int, ...]]
 """Cache group, salt and ids, from the first position to the block's last."""
@@ -47,6 +49,7 @@ class CacheMachine(RuleBasedStateMachine):
 
         num_blocks *= len(windows)
         self.cache = KVCache(num_blocks, block_size, windows, step_tokens=_MAX_STEP, hash_block=weak)
+        self.log, self.mirror = KVEventLog(self.cache, medium="CPU", has_private=True), Mirror()
 
     def visible(self, request: Request, table: BlockTable, end: int) -> Iterator[tuple[int, Content]]:
         """The full blocks that the query at `end` sees, each with its expected content."""
@@ -130,6 +133,13 @@ class CacheMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         self.cache.reset()
         assert self.cache.pool.num_cached == 0
+
+    @invariant()
+    def subscribers_know_the_index(self) -> None:
+        for events in self.log.take():
+            self.mirror.read_events(events)
+        indexed = {(change.group, hash_of(change.node.key)): change.node.ids for change in self.cache.index.contents()}
+        assert self.mirror.held == indexed
 
     @invariant()
     def agrees(self) -> None:

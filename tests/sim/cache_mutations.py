@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferd.engine.cache.pool import BlockPool
-from inferd.engine.cache.prefix import Node, PrefixIndex
+from inferd.engine.cache.prefix import Change, Node, PrefixIndex
 from inferd.engine.cache.table import BlockTable, KVCache, PrefixMatch
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry
@@ -202,3 +202,15 @@ def whole_prompt_may_hit(patch: Patch) -> None:
 def prompt_logprobs_take_a_hit(patch: Patch) -> None:
     """A prefix hit skips positions whose logprobs were requested."""
     patch.setattr(Request, "takes_prefix_hits", property(lambda self: True))
+
+
+@plant
+def evictions_have_no_events(patch: Patch) -> None:
+    """Gateways go on to send prompts to where their prefix was cached once."""
+    take = PrefixIndex.take_changes
+
+    def only_stored(self: PrefixIndex) -> tuple[bool, list[Change]]:
+        was_emptied, changes = take(self)
+        return was_emptied, [change for change in changes if change.is_stored]
+
+    patch.setattr(PrefixIndex, "take_changes", only_stored)

@@ -8,12 +8,14 @@ from math import inf
 
 from inferd.engine.arch.paging import max_blocks
 from inferd.engine.cache.prefix import GONE
+from inferd.engine.core.kv_events import KVEventLog, hash_of
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import State
 from inferd.engine.sched.latency.budget import chunk_s
 from inferd.engine.sched.latency.policy import STARVED_STEPS
 from inferd.engine.sched.latency.step_time import StepLoad
 from inferd.engine.sched.plan import StepPlan
+from tests.kv_subscriber import Mirror
 from tests.sim.engine import SimulatedEngine
 from tests.sim.guesses import ScriptedGuesses
 from tests.sim.scenario import CHUNK_SPLIT, Limits
@@ -27,6 +29,7 @@ class Invariants:
 
     def __init__(self, engine: SimulatedEngine, limits: Limits, depth: int) -> None:
         self._engine, self._limits, self._depth = engine, limits, depth
+        self._log, self._mirror = KVEventLog(engine.cache, medium="CPU", has_private=True), Mirror()
         self._num_starved = self._num_held = 0
         self._cleared: set[Request] = set()
         """Suspects that got past the position of the crash; a preemption does not make them suspects again."""
@@ -69,6 +72,7 @@ class Invariants:
         self._check_charges()
         self._engine.core.check()
         self._check_blocks()
+        self._check_events()
 
     def _check_suspects(self) -> None:
         """A suspect that has not been cleared, and has not ended, shares no launched step with other requests."""
@@ -104,6 +108,14 @@ class Invariants:
                 most = max_blocks(window, limits.max_model_len, reach, limits.block_size)
                 num_held = len(blocks) - blocks.count(GONE)
                 assert num_held <= most, f"{num_held} blocks held in a window of {window}, at most {most} are seen"
+
+    def _check_events(self) -> None:
+        """A subscriber to KV events knows exactly what the prefix index holds."""
+        for events in self._log.take():
+            self._mirror.read_events(events)
+        index = self._engine.cache.index
+        indexed = {(change.group, hash_of(change.node.key)): change.node.ids for change in index.contents()}
+        assert self._mirror.held == indexed, "a subscriber believes what the prefix index does not hold"
 
     def _check_drafts(self, plan: StepPlan) -> None:
         """Drafts take what all else leaves: nobody is preempted for them, and no request that was preempted, or runs

@@ -66,6 +66,7 @@ def test_a_stronger_source_replaces_all_models(tmp_path: Path, monkeypatch: pyte
         ({"models": ["tiny", "tiny"]}, "two models or adapters have the name 'tiny'; name them differently"),
         ({"models": ["tiny", "b=x"], "lora": ["b=dir"]}, "two models or adapters have the name 'b'"),
         ({"models": ["a=tiny", "b=x"], "lora": ["c=dir"]}, "two models or adapters have the name 'c'"),
+        ({"models": ["a=tiny", "b=x"], "kv_events": "tcp://*:1"}, "give each model its own endpoints"),
         ({"models": ["a=tiny", "b=x"], "served_model_name": "c"}, "served_model_name names one model, but 2 are"),
         ({"models": ["a=tiny", ""]}, "model: must not be empty, but got '' (models, entry 2)"),
         ({"models": ["a=tiny", {"model": "x", "port": 1}]}, "port is a setting of the whole server: write it beside"),

@@ -17,7 +17,7 @@ import msgspec
 from inferd.engine.api.cost.roofline import Peaks, StepPhase
 from inferd.engine.api.wire.params import NO_SCHEDULING, Adapter, SamplingParams, SchedulingParams
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -64,6 +64,8 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
 
     adapter: Adapter
     path: str
+    name: str
+    """Name by which requests ask for it."""
 
 
 ToEngine = Submit | SubmitChoices | Abort | ResetPrefixCache | LoadAdapter
@@ -292,7 +294,13 @@ class AdapterLoaded(msgspec.Struct, frozen=True, tag="adapter_loaded"):
     error: str = ""
 
 
-FromEngine = StepOutput | Phase | Ready | Failed | AdapterLoaded
+class CacheEvents(msgspec.Struct, frozen=True, tag="cache_events"):
+    """Changes of the prefix index, as `kv_events` encodes them for subscribers. The server passes them on unread."""
+
+    events: msgspec.Raw
+
+
+FromEngine = StepOutput | Phase | Ready | Failed | AdapterLoaded | CacheEvents
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
