@@ -18,6 +18,7 @@ COPY pyproject.toml ./
 # Only pyproject.toml and constraints.txt decide about this layer, so a change of the sources keeps it. torch's headers,
 # tests and programs are 190 MB that no server reads; of the programs it needs torch_shm_manager. Bytecode of packages
 # that a start does not import would be another 100 MB.
+# hadolint ignore=DL3003
 RUN /opt/inferd/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
         > requirements.txt \
     && /opt/inferd/bin/pip install --no-compile --constraint constraints.txt --requirement requirements.txt \
@@ -29,6 +30,8 @@ RUN /opt/inferd/bin/python -c "import tomllib; print(*tomllib.load(open('pyproje
 FROM dependencies AS build
 # Build the C++ kernels for every instruction set that a host may have: the final image has no C++ compiler. Only a
 # change of the kernels repeats these minutes.
+# Debian keeps one version of a package, so none can be pinned.
+# hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY inferd inferd
 COPY kernels kernels
@@ -40,6 +43,12 @@ COPY engine engine
 RUN /opt/inferd/bin/pip install --constraint constraints.txt --no-deps --prefix /product . \
     && cp -r kernels/built /product/lib/python3*/site-packages/inferd/kernels/
 
+FROM build AS sbom
+# The image's Python packages with their versions and licenses, in CycloneDX's format.
+RUN cp -r /product/. /opt/inferd/ \
+    && python -m venv /opt/sbom && /opt/sbom/bin/pip install --constraint constraints.txt cyclonedx-bom==7.5.0 \
+    && /opt/sbom/bin/cyclonedx-py environment --output-reproducible --of JSON -o /sbom.cdx.json /opt/inferd/bin/python
+
 FROM ${PYTHON_IMAGE}
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="inferd" \
@@ -48,9 +57,11 @@ LABEL org.opencontainers.image.title="inferd" \
 COPY --from=dependencies /opt/inferd /opt/inferd
 # Triton compiles kernels for the GPU that it finds. It needs this C compiler for the code that launches each kernel.
 # torch's CPU build brings no Triton, and its image gets no compiler.
-RUN if [ -e /opt/inferd/lib/python3*/site-packages/triton ]; then apt-get update \
+# hadolint ignore=DL3008
+RUN if ls -d /opt/inferd/lib/python3*/site-packages/triton >/dev/null 2>&1; then apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; fi
 COPY --from=build /product /opt/inferd
+COPY --from=sbom /sbom.cdx.json /opt/inferd/share/sbom.cdx.json
 ENV PATH=/opt/inferd/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
