@@ -209,7 +209,7 @@ def plan(
     max_lora_rank: Annotated[int, typer.Option(help="Largest rank of a LoRA adapter.", metavar="N")] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every size in bytes.")] = False,
 ) -> None:
-    """Show how much memory a model needs, with the formulas, or several that one server serves.
+    """Show how much memory models need, with the formulas.
 
     Loads no weights and needs no GPU: config.json is enough.
     """

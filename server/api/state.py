@@ -55,7 +55,7 @@ class StateApi:
 def _model(service: Service) -> ModelState:
     router, summaries = service.router, service.metrics.last_minute()
     ready = _ready(router)
-    state: ModelState = {
+    return {
         "status": status_of(router),
         "model": {
             "id": service.model.names[0],
@@ -71,10 +71,8 @@ def _model(service: Service) -> ModelState:
         "speculation": _speculation(router.stats),
         "targets": _targets(service),
         "step_model": _step_model(router.stats, summaries),
+        "error": router.failure or None,
     }
-    if router.failure:
-        state["error"] = router.failure
-    return state
 
 
 def _ready(router: Router) -> Ready | None:

@@ -139,6 +139,7 @@ ROWS: dict[str, ErrorRow] = {
         "model_not_loaded",
         "The model could not be loaded, or its engines died again and again, while the server serves other models. The "
         "message says why.",
+        30.0,
     ),
     "server_is_overloaded": ErrorRow(
         503, _UNAVAILABLE, "server_is_overloaded", "Too many requests wait, or the server is starting or stopping.", 1.0

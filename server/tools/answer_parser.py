@@ -340,6 +340,8 @@ class AnswerParser:
                 self._begin_call(name)
             self._pieces += (CallArguments(arguments), CallEnded())
             self.num_calls += 1
+            if self.is_full:
+                return
         self._mode, self._region = _Mode.FREE, None
 
     def _whole_unread(self, body: str, closing: str) -> None:

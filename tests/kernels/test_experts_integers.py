@@ -54,7 +54,7 @@ def each(layers: list[Layer], x: Tensor, routing: Routing) -> Tensor:
 @pytest.mark.sampled(keep=5)
 @pytest.mark.parametrize(("bits", "layout", "group_size"), CASES)
 def test_a_pair_has_the_bits_of_its_experts_layer(bits: int, layout: str, group_size: int) -> None:
-    """Of 150 rows some experts have several tiles of 64, and of one row most experts have none."""
+    """Some experts have several tiles of 64 with 150 rows, and most experts have none with one row."""
     layers = experts_of(bits, layout, group_size, has_bias=bits == 4)
     in_size = layers[0].packed.in_size
     kept = [(layer.packed.weight.clone(), layer.packed.scales.clone()) for layer in layers]

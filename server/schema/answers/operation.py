@@ -279,8 +279,8 @@ class ModelState(LoadState):
     """An overview of one model."""
 
     status: Status
-    error: NotRequired[str]
-    """Why the model is not served."""
+    error: str | None
+    """Why the model is not served; null if it is."""
     model: ServedModelState
     engine: EngineState | None
     """Null until the first engine is ready."""
