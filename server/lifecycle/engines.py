@@ -28,6 +28,7 @@ from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision.supervisor import EngineSupervisor
 
 logger = logging.getLogger("inferd")
+_LEAST_SLEEP_S = 0.01
 _Error = TypeVar("_Error", bound=Exception)
 
 
@@ -77,7 +78,8 @@ class Engines:
     async def unload_when_idle(self, idle_s: float) -> None:
         """Stop the engines each time no request has run or waited for so many seconds."""
         while True:
-            await asyncio.sleep(idle_s - self.router.idle_s)
+            # Not less, because a clock may not advance by the rounding error of a difference.
+            await asyncio.sleep(max(idle_s - self.router.idle_s, _LEAST_SLEEP_S))
             # A model that was just loaded, or has requests, has been idle for less.
             if self.router.idle_s >= idle_s:
                 await self.router.unload()

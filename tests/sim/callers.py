@@ -118,6 +118,9 @@ class Callers:
         if is_refused and router.is_ready:
             assert error.code == "engine_error", error
             return
+        if error.code == "model_not_loaded":
+            assert router.failure, f"{job.request_id} is refused by a model that may be loaded"
+            return
         waiting = self._waiting()
         num_own = sum(tokens.submit.scheduling.tenant == job.tenant for tokens in waiting)
         num_free = run.scenario.max_waiting - len(waiting)
@@ -133,7 +136,8 @@ class Callers:
             assert job.tenant and num_choices > most, f"{num_choices} choices of {most}: {error}"
             return
         assert error.code == "server_is_overloaded", error
-        assert num_free < num_choices or not router.is_up, f"refused with room and an engine: {error}"
+        is_away = not router.is_up and not router.is_unloaded
+        assert num_free < num_choices or is_away, f"refused with room and an engine: {error}"
 
     def _waiting(self) -> list[TokenStream]:
         return [tokens for tokens in self._accepted if not tokens.has_begun and not tokens._closed]
@@ -161,6 +165,9 @@ class Callers:
         if code == "engine_error":
             if not history.has_given_up:
                 history.given_up(job.request_id, asked(job.prompt_ids, job.params))
+            return
+        if code == "model_not_loaded":
+            assert self._run.num_failures, f"{job.request_id} ends with a model that never failed"
             return
         if code == "rate_limit_exceeded":
             assert history.num_sent[job.request_id] == 1, f"{job.request_id} was taken, and refused after an outage"

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from random import Random
 from types import SimpleNamespace
 
@@ -35,7 +34,7 @@ from inferd.server.supervision import engine_handle as life_module
 from inferd.server.supervision.supervisor import EngineSupervisor
 from tests.sim.callers import Callers
 from tests.sim.cells import SimulationError
-from tests.sim.faults import Caller, FrontScenario, make_front_scenario
+from tests.sim.faults import Caller, Fault, FrontScenario, make_front_scenario
 from tests.sim.history import CheckedMetrics, History
 from tests.sim.loop import Clocks, VirtualLoop
 from tests.sim.network import Network
@@ -81,6 +80,8 @@ def _simulated(seed: int, loop: VirtualLoop) -> Iterator[tuple[Network, Clocks]]
         patch.setattr(router_module, "_REPLAYED_AT_ONCE", 1)
         patch.setattr(parts_module, "MAX_SCORED", 7)
         patch.setattr(router_module, "asyncio", _slow(Random(f"turns {seed}")))
+        # The configuration of a simulated engine names its run.
+        patch.setattr(life_module, "Supervisor", lambda config, **rest: SimulatedSupervisor(config.run, config, **rest))
         for name, module in list(sys.modules.items()):
             if name.startswith(("inferd.server.", "inferd.engine.api.")) and getattr(module, "time", None) is time:
                 patch.setattr(module, "time", clocks)
@@ -115,11 +116,16 @@ def _close(loop: VirtualLoop) -> None:
 class FrontRun:
     """One run of a scenario. Observes every process and every request."""
 
+    name = ""
+    """Begins the names of its files."""
+
     def __init__(self, scenario: FrontScenario, loop: VirtualLoop, network: Network, clocks: Clocks) -> None:
         self.scenario, self.network, self.clocks = scenario, network, clocks
         self.rng = Random(f"run {scenario.seed}")
         self.lives: list[SimulatedSupervisor] = []
         self.error: BaseException | None = None
+        self.num_failures = 0
+        """Times that the model could not be loaded while the server goes on with others."""
         self.history = History(loop)
         self._loop = loop
         self._callers = {caller.job.request_id: caller for caller in scenario.callers}
@@ -134,32 +140,38 @@ class FrontRun:
             num_replicas=scenario.num_replicas,
         )
         self.router = Router(None, self.metrics, options, Quarantine(self._loop.time))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(life_module, "Supervisor", partial(SimulatedSupervisor, self))
-            recovery = asyncio.create_task(self._recover())
-            started = asyncio.create_task(self.router.became_ready.wait())
-            await asyncio.wait((recovery, started), return_when=asyncio.FIRST_COMPLETED)
-            started.cancel()
-            if not self.router.became_ready.is_set():
-                self.history.check_failed_start(recovery)
-                return
-            await self._serve(recovery)
-            await self._end(recovery)
+        recovery = asyncio.create_task(self._recover())
+        started = asyncio.create_task(self.router.became_ready.wait())
+        await asyncio.wait((recovery, started), return_when=asyncio.FIRST_COMPLETED)
+        started.cancel()
+        if not self.router.became_ready.is_set():
+            self.history.check_failed_start(recovery)
+            return
+        await self._serve(recovery)
+        await self._end(recovery)
 
     async def _recover(self) -> None:
         """Keep an engine running in every replica, as the server does."""
         try:
             async with asyncio.TaskGroup() as group:
                 for replica in range(self.scenario.num_replicas):
-                    config = SimpleNamespace(
-                        max_num_seqs=self.scenario.core.limits.max_num_seqs,
-                        standby=self.scenario.has_standby,
-                        replica=replica,
-                    )
+                    config = self.config_of(replica)
                     supervisor = EngineSupervisor(self.router, config, LogStyle(), lambda is_warm: None, index=replica)
                     group.create_task(supervisor.run())
         except* Exception as errors:
             raise errors.exceptions[0] from None
+
+    def config_of(self, replica: int) -> SimpleNamespace:
+        """The configuration of a replica's engines."""
+        limits = self.scenario.core.limits
+        return SimpleNamespace(
+            run=self, max_num_seqs=limits.max_num_seqs, standby=self.scenario.has_standby, replica=replica
+        )
+
+    def faults_of(self, replica: int, epoch: int) -> tuple[Fault, ...]:
+        """The faults of the engine that is about to start."""
+        lives = self.scenario.other_lives if replica else self.scenario.lives
+        return lives.get(epoch, ())
 
     async def _serve(self, recovery: asyncio.Task[None]) -> None:
         callers = Callers(self)
@@ -217,6 +229,9 @@ class FrontRun:
         assert all(life.is_discarded for life in self.lives), "something is left of an engine"
         running = [life.epoch for life in self.lives if life.process is not None and life.process.exit_code is None]
         assert not running, f"engines {running} outlived their server"
+        await self._check_tasks()
+
+    async def _check_tasks(self) -> None:
         await asyncio.sleep(1.0)
         left = asyncio.all_tasks() - {asyncio.current_task()}
         assert not left, f"tasks outlived the server: {left}"

@@ -76,8 +76,7 @@ class SimulatedProcess:
             self.promoted.set()
         self._run, self._is_standby = run, is_standby
         self._loop = asyncio.get_running_loop()
-        lives = run.scenario.other_lives if replica else run.scenario.lives
-        self._faults = list(lives.get(epoch, ()))
+        self._faults = list(run.faults_of(replica, epoch))
         self._frozen_until = 0.0
         self._num_sent = self._num_received = self._num_steps = 0
         self._request_of: dict[int, str] = {}

@@ -27,7 +27,7 @@ class SimulatedSupervisor:
     ) -> None:
         self._run, self.epoch, self._is_standby = run, epoch, is_standby
         self.replica: int = config.replica
-        self.run_dir = Path(f"/simulated/{len(run.lives)}")
+        self.run_dir = Path(f"/simulated/{run.name}{len(run.lives)}")
         self.process: SimulatedProcess | None = None
         self.is_discarded = False
         sizes = (HEARTBEAT_BYTES, flight_bytes(run.scenario.core.limits.max_num_seqs))

@@ -16,9 +16,11 @@ from tests.sim import (
     sched_mutations,
     speculation_mutations,
     state_mutations,
+    unload_mutations,
 )
 from tests.sim.conftest import SHORT_SEEDS
 from tests.sim.front import run_front_seed
+from tests.sim.models import run_models_seed
 from tests.sim.planting import Mutation
 from tests.sim.simulation import run_seed, run_with_drafts
 
@@ -35,11 +37,13 @@ RUNS: dict[Callable[[int], object], tuple[Mutation, ...]] = {
     run_seed: CORE,
     run_with_drafts: DRAFTS,
     run_front_seed: FRONT,
+    run_models_seed: tuple(unload_mutations.plant),
 }
 CASES = [(plant, run) for run, plants in RUNS.items() for plant in plants]
 TELLING: dict[Callable[[int], object], tuple[int, ...]] = {
     run_seed: (64, 67, 94, 134, 197),
     run_with_drafts: (11, 12, 16, 37, 54, 78, 190, 212, 375, 780),
+    run_models_seed: (1, 10, 45),
     run_front_seed: (22, 37, 66, 85, 103, 106, 120),
 }
 """Seeds that catch bugs which few others catch. They run before all others, which takes half of the time."""

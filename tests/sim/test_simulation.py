@@ -17,6 +17,7 @@ from inferd.engine.sched.plan import Row, RowResult
 from inferd.engine.sched.scheduler import Scheduler
 from tests.sim.faults import Fault, make_front_scenario
 from tests.sim.front import run_front, run_front_seed
+from tests.sim.models import make_model_scenario, run_models_seed
 from tests.sim.scenario import make_scenario
 from tests.sim.simulation import run_seed, run_with_drafts
 
@@ -24,10 +25,16 @@ REGRESSIONS = Path(__file__).parent / "regressions.txt"
 RUNS: dict[str, tuple[Callable[[int], None], Callable[[int], object]]] = {
     "core": (run_seed, make_scenario),
     "front": (run_front_seed, make_front_scenario),
+    "models": (run_models_seed, lambda seed: [make_model_scenario(2 * seed + i) for i in range(2)]),
 }
 
 
-@pytest.mark.parametrize("which", RUNS)
+def test_seeds_of_two_models(seeds: range) -> None:
+    """Fewer, because each runs two servers' worth of requests."""
+    run_all("models", [seed for seed in seeds if seed % 8 == 0])
+
+
+@pytest.mark.parametrize("which", ["core", "front"])
 def test_seeds(which: str, seeds: range) -> None:
     run_all(which, seeds)
 

@@ -11,7 +11,7 @@ from inferd.engine.api.cost.step_cost import StepWork
 from inferd.engine.api.process.flight_recorder import Rows
 from inferd.engine.api.wire.messages import ToEngine
 from inferd.engine.process.step_watch import StepWatch
-from tests.sim.faults import Caller, FrontScenario
+from tests.sim.faults import Caller, Fault, FrontScenario
 from tests.sim.network import Network
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ class Watcher(Protocol):
     network: Network
     rng: Random
     lives: list[SimulatedSupervisor]
+    name: str
+
+    def faults_of(self, replica: int, epoch: int) -> tuple[Fault, ...]:
+        """Faults of the engine that is about to start."""
+        ...
 
     def caller_of(self, request_id: str) -> Caller:
         """The caller of a request."""

@@ -1,0 +1,142 @@
+"""Planted bugs of the code that unloads and loads a model while requests come. See `tests.sim.planting`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from inferd.server.dispatch import router as router_module
+from inferd.server.dispatch.replica import Replica
+from inferd.server.dispatch.router import Router
+from inferd.server.lifecycle.engines import Engines
+from tests.sim.planting import Patch, Plants
+
+plant = Plants()
+
+
+@plant
+def model_with_requests_is_unloaded(patch: Patch) -> None:
+    """Streams of a model are left behind when its engine is stopped."""
+    unload = Router.unload
+
+    async def careless(self: Router) -> None:
+        streams, self._streams = self._streams, {}
+        try:
+            await unload(self)
+        finally:
+            self._streams.update(streams)
+
+    patch.setattr(Router, "unload", careless)
+
+
+@plant
+def request_does_not_load_its_model(patch: Patch) -> None:
+    """A request to an unloaded model waits until somebody else loads it."""
+    patch.setattr(Router, "_want", lambda self: None)
+
+
+@plant
+def request_during_an_unload_is_forgotten(patch: Patch) -> None:
+    """The wish for an engine is cleared after the last one has stopped, and not before."""
+    stop = Engines._stop
+
+    async def late(self: Engines) -> None:
+        await stop(self)
+        self._wanted.clear()
+
+    patch.setattr(Engines, "_stop", late)
+
+
+@plant
+def failed_load_leaves_its_requests_waiting(patch: Patch) -> None:
+    """A model that cannot be loaded refuses new requests, and forgets those that wait for it."""
+
+    def silent(self: Router, reason: str) -> None:
+        self.failure = self._death = reason
+        self.is_unloaded = self.is_wanted = False
+        self.has_settled.set()
+
+    patch.setattr(Router, "fail_model", silent)
+
+
+@plant
+def failed_model_is_never_tried_again(patch: Patch) -> None:
+    """Loading a model that failed resets its state, and starts no engine."""
+    clear = Router._begin_anew
+
+    def unwanted(self: Router) -> None:
+        had_failed = self._ready is None
+        clear(self)
+        self.is_wanted = had_failed
+
+    patch.setattr(Router, "_begin_anew", unwanted)
+
+
+@plant
+def engine_outlives_its_unloading(patch: Patch) -> None:
+    """The router forgets the engine, and its process goes on."""
+
+    async def lazy(self: Engines) -> None:
+        self._wanted.clear()
+
+    stop = Engines._stop
+
+    async def only_at_the_end(self: Engines) -> None:
+        is_ending = self.router._is_draining
+        await (stop(self) if is_ending else lazy(self))
+
+    patch.setattr(Engines, "_stop", only_at_the_end)
+
+
+@plant
+def unloaded_replica_still_takes_requests(patch: Patch) -> None:
+    """A request to an unloaded model is sent to the engine that was stopped."""
+    lose = Replica.lose
+
+    def up(self: Replica, now: float) -> object:
+        lost = lose(self, now)
+        self.is_up = True
+        return lost
+
+    patch.setattr(Replica, "lose", up)
+
+
+@plant
+def load_counts_as_a_crash(patch: Patch) -> None:
+    """The engine that comes after an unload replaces one, as after a death."""
+    patch.setattr("inferd.server.observability.metrics.Metrics.engine_unloaded", lambda self, replica=0: None)
+
+
+@plant
+def reload_is_over_with_its_first_replica(patch: Patch) -> None:
+    """A model counts as loaded by the replicas that it had before."""
+    clear = Router._begin_anew
+
+    def kept(self: Router) -> None:
+        before = [replica.ready for replica in self.replicas]
+        clear(self)
+        self.became_ready.set()
+        for replica, ready in zip(self.replicas, before, strict=True):
+            replica.ready = ready
+
+    patch.setattr(Router, "_begin_anew", kept)
+
+
+@plant
+def idle_time_is_counted_from_the_load_on(patch: Patch) -> None:
+    """A busy model is unloaded, because it was loaded long ago."""
+
+    def since_load(self: Router) -> float:
+        return router_module.time.monotonic() - self._idle_since_s if self.is_up else 0.0
+
+    patch.setattr(Router, "idle_s", property(since_load))
+
+
+@plant
+def unload_does_not_wait_for_the_process(patch: Patch) -> None:
+    """The answer of an unload comes while the memory is still held."""
+    stop = Engines._stop
+
+    async def soon(self: Engines) -> None:
+        self._stopping = asyncio.create_task(stop(self))  # type: ignore[attr-defined]
+
+    patch.setattr(Engines, "_stop", soon)
