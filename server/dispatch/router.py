@@ -328,6 +328,7 @@ class Router:
             replica.lose(time.monotonic())
             replica.ready, replica.failure = None, ""
             self._forget_prefixes(replica)
+            self._report_cache(replica.index, CLEARED)
             self._metrics.engine_unloaded(replica.index)
         self._backlog.forget_pace()
 

@@ -55,6 +55,8 @@ class Engines:
         self.router.on_wanted = self._wanted.set
         self._on_failed = on_failed
         self._early, self.label = early, "" if is_alone else f"{self.name}: "
+        self._until_end = contextlib.AsyncExitStack()
+        """What ends with `run`."""
         self._warm: frozenset[int] = frozenset()
         """Replicas with a standby that waits to be promoted."""
 
@@ -63,17 +65,18 @@ class Engines:
 
         If this is cancelled, the last engines end.
         """
-        while True:
-            self._serving = asyncio.create_task(self._serve())
-            try:
-                await asyncio.wait((self._serving,))
-            finally:
-                await self._stop()
-            if not self._serving.cancelled():
-                self._wanted.clear()
-                self._on_failed(self, self._serving.result())
-            await self._wanted.wait()
-            logger.info("%sloading the model", self.label)
+        async with self._until_end:
+            while True:
+                self._serving = asyncio.create_task(self._serve())
+                try:
+                    await asyncio.wait((self._serving,))
+                finally:
+                    await self._stop()
+                if not self._serving.cancelled():
+                    self._wanted.clear()
+                    self._on_failed(self, self._serving.result())
+                await self._wanted.wait()
+                logger.info("%sloading the model", self.label)
 
     async def unload_when_idle(self, idle_s: float) -> None:
         """Stop the engines each time no request has run or waited for so many seconds."""
@@ -89,7 +92,9 @@ class Engines:
         """Keep an engine running in each replica until none can start; returns why."""
         error: StartError | EngineDeadError | None = None
         try:
-            async with self._kv_events(), asyncio.TaskGroup() as group:
+            if self.report.settings.kv_events is not None and self.router.on_kv_events is None:
+                await self._until_end.enter_async_context(self._kv_events(self.report.settings.kv_events))
+            async with asyncio.TaskGroup() as group:
                 for index, config in enumerate(replicas_of(self.report.config)):
                     group.create_task(self._supervisor(index, config).run())
         except* StartError as start_errors:
@@ -107,19 +112,19 @@ class Engines:
             await asyncio.wait((self._serving,))
 
     @contextlib.asynccontextmanager
-    async def _kv_events(self) -> AsyncIterator[None]:
-        """Publish what the engines report of their caches, if the settings say so. Raises `ConfigError`."""
+    async def _kv_events(self, endpoint: str) -> AsyncIterator[None]:
+        """Publish what the engines report of their caches. Raises `ConfigError`.
+
+        The publisher stays while the model is unloaded, because subscribers count its batches.
+        """
         settings = self.report.settings
-        if settings.kv_events is None:
-            yield
-            return
         options = PublisherOptions(
-            settings.kv_events, settings.kv_events_replay, settings.kv_events_topic, settings.kv_events_buffer
+            endpoint, settings.kv_events_replay, settings.kv_events_topic, settings.kv_events_buffer
         )
         publisher = KVPublisher(options, settings.replicas)
         replays = asyncio.create_task(publisher.serve_replays())
         self.router.on_kv_events = publisher.publish
-        shown = self.label, settings.kv_events
+        shown = self.label, endpoint
         logger.info("%sKV events at %s: who can reach it can read the token ids of prompts", *shown)
         try:
             yield

@@ -202,6 +202,6 @@ class ModelRun(FrontRun):
         return (Fault("refuses", "start", 0),) if fails else ()
 
     def _report(self) -> SimpleNamespace:
-        settings = SimpleNamespace(served_names=(self.name,), log_level="info", log_format="text")
+        settings = SimpleNamespace(served_names=(self.name,), log_level="info", log_format="text", kv_events=None)
         configs = tuple(map(self.config_of, range(self.scenario.num_replicas)))
         return SimpleNamespace(settings=settings, config=configs)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.engine.api.wire.kv_events import CLEARED
 from inferd.engine.api.wire.messages import Delta
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
@@ -57,10 +58,12 @@ def play(scenario: Callable[[Loaded], Awaitable[None]]) -> None:
 
 def test_several_requests_have_an_unloaded_model_loaded_once_and_wait() -> None:
     async def scenario(model: Loaded) -> None:
-        router = model.router
+        router, events = model.router, []
+        router.on_kv_events = lambda *event: events.append(event)
         await router.unload()
         await router.unload()
         assert model.num_unloaded == 1 and not model.num_wanted
+        assert events == [(0, CLEARED)], "subscribers learn that the cache is gone"
         assert router.is_ready and router.is_unloaded and not router.is_recovering and not router.became_ready.is_set()
         assert router.ready is READY, "answers still need its measurements"
         streams = [router.submit(submit(name)) for name in "abc"]
