@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from inferd.engine.api.errors import ModelError, RequestError
 from inferd.server.api.body import Body, body_of
-from inferd.server.api.respond import check_ready
-from inferd.server.api.service import Service, Services
+from inferd.server.api.respond import Services, check_ready
+from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from inferd.server.schema.answers.operation import Done

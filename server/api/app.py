@@ -34,11 +34,12 @@ from inferd.server.api.gateways import GatewaysApi
 from inferd.server.api.health import HealthApi
 from inferd.server.api.models import ModelsApi
 from inferd.server.api.openapi import OpenApi, operation_of
+from inferd.server.api.respond import Services
 from inferd.server.api.responses.background import Background
 from inferd.server.api.responses.routes import ResponsesApi
 from inferd.server.api.responses.store import ResponseStore
 from inferd.server.api.routes import Access, Route
-from inferd.server.api.service import Service, Services
+from inferd.server.api.service import Service
 from inferd.server.api.state import StateApi
 from inferd.server.api.tokens import RenderApi, TokensApi
 from inferd.server.auth.keyring import Keyring

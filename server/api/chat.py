@@ -10,8 +10,8 @@ from starlette.responses import Response
 from inferd.server.api.answer import ChunkRendering, Chunks, Shape, head, usage_of
 from inferd.server.api.body import Body, body_of
 from inferd.server.api.logprobs import chat_logprobs, prompt_logprobs
-from inferd.server.api.respond import admit, respond, shape_of, while_asked
-from inferd.server.api.service import Service, Services
+from inferd.server.api.respond import Services, admit, respond, shape_of, while_asked
+from inferd.server.api.service import Service
 from inferd.server.generate.events import (
     EndReason,
     Event,

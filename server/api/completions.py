@@ -12,8 +12,8 @@ from inferd.server.api.answer import ChunkRendering, Chunks, Shape, head, usage_
 from inferd.server.api.body import Body, body_of
 from inferd.server.api.logprobs import prompt_logprobs, text_logprobs
 from inferd.server.api.long_lists import Chained
-from inferd.server.api.respond import admit, respond, shape_of, while_asked
-from inferd.server.api.service import Service, Services
+from inferd.server.api.respond import Services, admit, respond, shape_of, while_asked
+from inferd.server.api.service import Service
 from inferd.server.generate.events import (
     Event,
     Finished,

@@ -13,8 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.server.api.body import Body, body_of
-from inferd.server.api.respond import admit, while_asked
-from inferd.server.api.service import Services
+from inferd.server.api.respond import Services, admit, while_asked
 from inferd.server.generate.embed import EmbedIntake, embed
 from inferd.server.schema.answers.tokens import Embedding, Embeddings
 from inferd.server.schema.embeddings import EmbeddingRequest

@@ -8,8 +8,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.api.respond import check_ready
-from inferd.server.api.service import Services
+from inferd.server.api.respond import Services, check_ready
 from inferd.server.api.state import status_of
 from inferd.server.errors import table as errors
 from inferd.server.schema.answers.operation import Liveness, Readiness, Version

@@ -6,8 +6,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.api.respond import while_asked
-from inferd.server.api.service import Service, Services
+from inferd.server.api.respond import Services, while_asked
+from inferd.server.api.service import Service
 from inferd.server.api.state import status_of
 from inferd.server.errors import table as errors
 from inferd.server.schema.answers.operation import Model, ModelList

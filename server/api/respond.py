@@ -1,14 +1,14 @@
 """Turns a valid request into a response. Every generating route takes this path, for a stream or a plain answer.
 
-A family of routes supplies a `Rendering`. This file submits the request, watches the client, and aborts the request if
-the client has gone.
+`Services` finds the model that a request names. A family of routes supplies a `Rendering`. This file submits the
+request, watches the client, and aborts the request if the client has gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -42,6 +42,33 @@ _LARGE_ANSWER = 10_000
 """Number of log probabilities (about 1 us each) from which on a thread renders a plain answer, or a stream's prompt.
 An event of a plain answer counts as one, a choice as `_CHOICE_SIZE`."""
 _CHOICE_SIZE = 20
+
+
+class Services:
+    """The services of all models. A request that names no model is for the first."""
+
+    def __init__(self, services: Sequence[Service]) -> None:
+        self._all = tuple(services)
+        self.first = self._all[0]
+
+    def __iter__(self) -> Iterator[Service]:
+        return iter(self._all)
+
+    @property
+    def are_several(self) -> bool:
+        return len(self._all) > 1
+
+    def of(self, name: str | None) -> Service:
+        """The service of the model, or of the adapter's model, with that name. Raises `RequestError` if there is none.
+
+        If there is one model alone, its intake checks the name.
+        """
+        if name is None or len(self._all) == 1:
+            return self.first
+        found = next((service for service in self._all if name in service.names), None)
+        if found is None:
+            raise errors.model_not_found(name, *(service.model.names[0] for service in self._all))
+        return found
 
 
 class Rendering(Protocol):

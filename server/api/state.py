@@ -14,7 +14,8 @@ from starlette.responses import Response
 from inferd.engine.api.cost.roofline import StepPhase
 from inferd.engine.api.errors import EngineDeadError
 from inferd.engine.api.wire.messages import EngineStats, Ready, StepCosts
-from inferd.server.api.service import Service, Services
+from inferd.server.api.respond import Services
+from inferd.server.api.service import Service
 from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.efficiency import PHASES, PhaseSummary

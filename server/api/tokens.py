@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.api.body import Body, body_of
-from inferd.server.api.respond import caller_of, while_asked
-from inferd.server.api.service import Service, Services
+from inferd.server.api.respond import Services, caller_of, while_asked
+from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.request import Caller, GenerateRequest

@@ -14,8 +14,8 @@ from inferd.server.api.answer import Shape
 from inferd.server.api.anthropic.answer import MessageRendering
 from inferd.server.api.anthropic.chat_request import chat_of, has_late_system, in_anthropic_words, prompt_of
 from inferd.server.api.body import Body, body_of
-from inferd.server.api.respond import admit, caller_of, respond, while_asked
-from inferd.server.api.service import Service, Services
+from inferd.server.api.respond import Services, admit, caller_of, respond, while_asked
+from inferd.server.api.service import Service
 from inferd.server.generate.prompts import RENDER_LIMIT_S
 from inferd.server.schema.answers.tokens import TokenCount
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest

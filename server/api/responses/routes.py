@@ -14,13 +14,13 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.api.answer import Shape
 from inferd.server.api.body import Body, body_of, warned
 from inferd.server.api.query import query_of
-from inferd.server.api.respond import admit, respond, while_asked
+from inferd.server.api.respond import Services, admit, respond, while_asked
 from inferd.server.api.responses.background import Job
 from inferd.server.api.responses.chat_request import check, in_callers_words
 from inferd.server.api.responses.conversation import ResponseContext, conversation_of, stored_of
 from inferd.server.api.responses.draft import ResponseDraft, ResponsesRendering
 from inferd.server.api.responses.store import Stored
-from inferd.server.api.service import Service, Services
+from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.generate.deadline import until
 from inferd.server.generate.request import Caller, GenerateRequest
