@@ -56,7 +56,7 @@ class Engines:
         self._on_failed = on_failed
         self._early, self.label = early, "" if is_alone else f"{self.name}: "
         self._until_end = contextlib.AsyncExitStack()
-        """What ends with `run`."""
+        """Contexts that `run` ends."""
         self._warm: frozenset[int] = frozenset()
         """Replicas with a standby that waits to be promoted."""
 
