@@ -13,7 +13,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 SMOLLM2 := engine/api/smollm2.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve quick test long mutants chaos soak clients check format shape bench gpu docs train image image-test clean
+.PHONY: help install serve quick test long mutants chaos soak clients check format shape bench gpu docs train image image-test tools deploy-test ray-test clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,15 @@ image: ## Build the container image with docker, podman or buildah: make image A
 
 image-test: ## Run the image as any user on a read-only root, and check its start, a chat and its end
 	@deploy/test_image.sh
+
+tools: $(STAMP) ## Install what deploy-test and ray-test need: by apt-get (as root), pip and npm
+	@VENV=$(VENV) deploy/tools.sh
+
+deploy-test: $(STAMP) ## Test the files in deploy/, Prometheus and the page; a tool that is missing is a failure
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-skips tests/deploy tests/prometheus tests/page $(ARGS)
+
+ray-test: $(STAMP) ## Test deploy/ray on two Ray nodes of this machine (two minutes)
+	@$(BIN)/python -m pytest -q --long --no-skips tests/ray $(ARGS)
 
 clean: ## Remove build outputs and the virtual environment
 	rm -rf build dist *.egg-info $(VENV)

@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,7 @@ LONGEST_FIRST = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="a test that would be skipped fails")
     parser.addoption("--long", action="store_true", help="run every case of every test")
     parser.addoption(
         "--kernels", choices=("cpp", "reference"), default="cpp", help="what computes in tests/cpu (default: cpp)"
@@ -60,6 +61,16 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "long: run with --long only")
     config.addinivalue_line("markers", "browser: needs Chromium and Playwright; skipped by name without them")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With `--no-skips`, a test that lacks its tool fails with the reason."""
+    report = yield
+    if report.skipped and item.config.getoption("--no-skips"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which --no-skips forbids: {report.longrepr}"
+    return report
 
 
 @pytest.hookimpl(wrapper=True)

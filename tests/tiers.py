@@ -54,7 +54,7 @@ TIERS = (
         options=("-rs",),
     ),
     Tier("real model", 60, ("real",), workers=2, threads=1, by="loadfile"),
-    Tier("e2e", 60, ("e2e", "prometheus"), workers=2, threads=1, by="loadfile"),
+    Tier("e2e", 60, ("e2e", "prometheus"), workers=2, threads=1, by="loadfile", options=("-rs",)),
     # There are more processes than cores, because waiting for a daemon takes no processor time. Engines with two
     # threads each would compete for the cores.
     Tier("reliability", 120, ("reliability",), workers=4, threads=1, engine_threads=1, by="loadfile"),
