@@ -102,7 +102,7 @@ tools: $(STAMP) ## Install what deploy-test and ray-test need: by apt-get (as ro
 deploy-test: $(STAMP) ## Test the files in deploy/, Prometheus and the page; a tool that is missing is a failure
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-skips tests/deploy tests/prometheus tests/page $(ARGS)
 
-ray-test: $(STAMP) ## Test deploy/ray on two Ray nodes of this machine (two minutes)
+ray-test: $(STAMP) ## Test deploy/ray on two Ray nodes of this machine (a minute)
 	@$(BIN)/python -m pytest -q --long --no-skips tests/ray $(ARGS)
 
 clean: ## Remove build outputs and the virtual environment
