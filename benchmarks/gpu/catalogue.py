@@ -79,7 +79,8 @@ def _checks() -> Iterator[Row]:
 
     for file in kernel_tests():
         yield check(f"tests {file.removeprefix('test_').removesuffix('.py')}", "checks:kernel_tests", 300, file=file)
-    yield check("greedy qwen3", "checks:greedy_ids", family="qwen3")
+    for family in ("qwen3", "qwen3_5_text", "granitemoehybrid", "lfm2"):
+        yield check(f"greedy {family}", "checks:greedy_ids", family=family)
     yield check("overlap", "checks:overlap")
     yield check("launches", "waiting:launches")
     for precision in ("bf16", "fp8", "int4"):

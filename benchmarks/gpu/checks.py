@@ -27,6 +27,8 @@ from inferd.engine.sample.sampler import Sampler
 from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
+from inferd.engine.worker.states import StatePool
+from inferd.kernels.states import StateRows
 
 EQUAL = 0.0
 
@@ -98,23 +100,45 @@ _SMALL: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"head_dim": 64, "use_sliding_window": False},
+    "qwen3_5_text": {
+        "head_dim": 64,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    },
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention", "mamba"],
+        "mamba_n_heads": 8,
+        "mamba_d_state": 32,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 512,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+}
+"""The rest of each family's config."""
 _NEW = 24
 
 
 @contextmanager
 def _checkpoint(family: str) -> Iterator[Path]:
-    """A random checkpoint whose logits are far from ties: its weights are three times their usual size."""
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM  # noqa: PLC0415
+    """A random checkpoint whose logits are far from ties: its weights are three times their usual size. States forget
+    little."""
+    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415
 
     torch.manual_seed(7)
     with torch.inference_mode(False), tempfile.TemporaryDirectory() as folder:
-        model: Any = (
-            LlamaForCausalLM(LlamaConfig(**_SMALL))
-            if family == "llama"
-            else Qwen3ForCausalLM(Qwen3Config(**_SMALL, head_dim=64, use_sliding_window=False))
-        )
-        for parameter in model.parameters():
-            parameter.data.mul_(3)
+        config = AutoConfig.for_model(family, **_SMALL, **_FAMILIES[family])
+        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        for name, parameter in model.named_parameters():
+            if name.endswith(("A_log", "dt_bias")):
+                parameter.data.uniform_(-3, -1)
+            else:
+                parameter.data.mul_(3)
         model.save_pretrained(folder)
         yield Path(folder)
 
@@ -173,7 +197,10 @@ def _nearness(bench: Bench, family: str) -> Trial:
         exact = _reference(path, torch.float64, bench.device)(given).logits[0]
         decoder = _load(path, torch.bfloat16, bench.device)
         pages = Pages.make(decoder, 1, len(ids))
-        hidden = decoder.forward(given[0], pages.batches([(0, len(ids))]), pages.kv)
+        batches = pages.batches([(0, len(ids))])
+        pool = StatePool.allocate(decoder.arch, 1, 0, decoder.dtype, open_device(bench.device))
+        rows = StateRows(batches[0].query_start, batches[0].positions, torch.zeros_like(given[0, :1]))
+        hidden = decoder.forward(given[0], batches, pages.kv, states=None if pool is None else pool.of(rows))
         ours = decoder.logits(hidden)
     ratio = distance(ours, exact) / distance(theirs, exact)
     return Trial(error=ratio, tolerance=1.5, note=f"transformers is {distance(theirs, exact):.1e} off")

@@ -20,6 +20,7 @@ from benchmarks.checkpoints import DONE, SHAPES, TOKENIZER_DIR, TOKENIZER_FILES,
 from inferd.engine.api.wire.messages import StepOutput, Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.arch.registry import describe, weights
+from inferd.engine.cache.checkpoints import CheckpointRules
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.models.decoder import Decoder
@@ -172,7 +173,7 @@ class Engine:
         kv = KVPool.allocate(arch, num_blocks, BLOCK_SIZE, kv_dtype, device)
         slots = Slots(num_seqs, max_len, BLOCK_SIZE, device, len(arch.cache_groups))
         sampler = Sampler(num_seqs, arch.vocab_size, device.torch_device)
-        states = StatePool.allocate(arch, num_seqs, 0, decoder.dtype, device)
+        states = StatePool.allocate(arch, num_seqs, num_seqs, decoder.dtype, device)
         runner = Runner(decoder, kv, slots, sampler, device, is_deterministic=is_deterministic, states=states)
         return cls(runner, num_seqs, max_len, num_blocks, arch.vocab_size)
 
@@ -182,7 +183,10 @@ class Engine:
         limits = SchedulerConfig(
             max_num_seqs=self.num_seqs, max_num_batched_tokens=step_tokens, max_model_len=self.max_len
         )
-        cache = KVCache(self.num_blocks, BLOCK_SIZE, self.runner.cache_windows, step_tokens=step_tokens)
+        is_hybrid = self.runner.arch.recurrent is not None
+        rules = CheckpointRules(self.num_seqs, step_tokens) if is_hybrid else None
+        windows = self.runner.cache_windows
+        cache = KVCache(self.num_blocks, BLOCK_SIZE, windows, step_tokens=step_tokens, checkpoints=rules)
         executor = ThreadExecutor(self.runner, WorkerThread())
         try:
             yield EngineCore(Scheduler(limits, cache), executor, vocab_size=self.vocab_size, depth=depth)

@@ -23,6 +23,7 @@ from benchmarks.gpu.bench import Bench, CannotRunError
 from benchmarks.gpu.models import MODELS, Engine, greedy, random_decoder, random_ids, run
 from benchmarks.gpu.points import Case, Trial
 from benchmarks.gpu.tree import ROOT
+from inferd.engine.arch.description import Arch
 from inferd.engine.sched.plan import StepPlan
 from inferd.engine.worker.runner import Runner
 from inferd.kernels import native
@@ -104,6 +105,10 @@ class _Watched:
 
     runner: Runner
     device: torch.device
+
+    @property
+    def arch(self) -> Arch:
+        return self.runner.arch
 
     @property
     def cache_windows(self) -> tuple[int | None, ...]:
