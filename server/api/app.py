@@ -168,7 +168,14 @@ def create_app(*backends: Backend) -> FastAPI:
     for backend in backends[1:]:
         metrics.show_beside(backend.metrics)
     probe = LoopProbe(metrics.loop_lag)
-    keyring = Keyring(options.api_keys, options.admin_keys, options.keys_file, metrics.keys_read, metrics.keys_age)
+
+    def show_tenants(names: Mapping[str, str]) -> None:
+        for backend in backends:
+            backend.metrics.tenants_known(names)
+
+    keyring = Keyring(
+        options.api_keys, options.admin_keys, options.keys_file, metrics.keys_read, metrics.keys_age, show_tenants
+    )
     tracing = _tracing(options, model.names[0])
     all_grammars = [GrammarChecker(backend.model.path, backend.model.vocab_size) for backend in backends]
     responses = ResponseStore(options.stored_responses_bytes, options.stored_responses_ttl_s)

@@ -93,7 +93,7 @@ class RequestIds:
 
 
 class AnswerMetrics:
-    """Counts and times every answer up to its last byte, by the template of its route."""
+    """Counts and times every answer up to its last byte, by the template of its route, and refusals by tenant."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, templates: Iterable[str]) -> None:
         """`templates`: the paths of all routes."""
@@ -111,6 +111,8 @@ class AnswerMetrics:
             state = scope["state"]
             template, duration_s = self._template(route_path(scope)), time.monotonic() - state["arrival_s"]
             self._metrics.http_request(template, scope["method"], state["sent"].status, duration_s)
+            if state["tenant"] and "refused_with" in state:
+                self._metrics.tenant_refused_with(state["tenant"], state["refused_with"])
 
     def _template(self, path: str) -> str:
         if path in self._exact:
@@ -253,7 +255,9 @@ class BodyLimit:
 
 
 def refusal(scope: Scope, error: RequestError | EngineDeadError) -> Response:
-    """An error in the shape of the API that the path belongs to."""
+    """An error in the shape of the API that the path belongs to. Its code goes into the request's state."""
+    if isinstance(error, RequestError):
+        scope["state"]["refused_with"] = error.code
     if is_anthropic(scope):
         return anthropic_errors.response_of(error, scope["state"]["request_id"])
     return errors.response_of(error)

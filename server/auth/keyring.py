@@ -58,12 +58,14 @@ class Keyring:
         path: Path | None = None,
         on_read: Callable[[int, bool], None] = lambda num_keys, is_good: None,
         on_age: Callable[[float], None] = lambda age_s: None,
+        on_tenants: Callable[[Mapping[str, str]], None] = lambda names: None,
     ) -> None:
         """`on_read` is called after each reading of the file, with the number of its keys that are now valid and
         whether the reading succeeded. `on_age` is called at each check, with the seconds since the valid keys were last
-        found to match the file. Raises `ConfigError`.
+        found to match the file. `on_tenants` is called with the name of each tenant of the file by its id, in the
+        file's order; a key without a tenant has its own name. Raises `ConfigError`.
         """
-        self._path, self._on_read, self._on_age = path, on_read, on_age
+        self._path, self._on_read, self._on_age, self._on_tenants = path, on_read, on_age, on_tenants
         self._known_s = time.monotonic()
         """When the valid keys were last found to match the file."""
         self._fixed = {digest: Holder(digest, tenant_id(digest)) for digest in map(digest_of, keys)}
@@ -152,7 +154,9 @@ class Keyring:
 
     def _replace(self, entries: Iterable[KeyEntry]) -> None:
         """Replace all keys of the file at once. A key that stays keeps its use of the quota."""
+        entries = tuple(entries)
         self._from_file = {entry.digest: self._holder(entry) for entry in entries}
+        self._on_tenants({entry.tenant_id: entry.tenant or entry.name for entry in entries})
         self._on_read(len(self._from_file), True)
 
     def _holder(self, entry: KeyEntry) -> Holder:

@@ -24,6 +24,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from inferd.engine.api.errors import ConfigError
 from inferd.server.config.sources import read_regular
 
+OTHER_TENANTS = "other"
+"""Label of metrics for all tenants without a label of their own. No tenant has this name."""
 KEY_PREFIX = "sk-inferd-"
 _KEY_BYTES = 32
 MAX_FILE_BYTES = 4 * 2**20
@@ -44,6 +46,12 @@ def _is_name(text: str) -> str:
     return text
 
 
+def _is_tenant(text: str) -> str:
+    if text == OTHER_TENANTS:
+        raise ValueError("is the label of all tenants that the metrics do not name; choose another name")
+    return text
+
+
 _Name = Annotated[str, Field(max_length=128), AfterValidator(_is_name)]
 _Limit = Annotated[int, Field(ge=1, le=10**12)]
 
@@ -57,7 +65,7 @@ class KeyEntry(BaseModel):
     """SHA-256 of the key, in hexadecimal."""
     name: _Name
     """Name of the key in logs."""
-    tenant: _Name | None = None
+    tenant: Annotated[_Name, AfterValidator(_is_tenant)] | None = None
     """Tenant of the key. Keys of one tenant share cached prefixes, stored responses and a fair share; None: no other
     key shares them."""
     weight: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] = 1.0

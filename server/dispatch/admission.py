@@ -95,6 +95,10 @@ class Backlog:
         """Prompt tokens that wait; prefix hits are not known here."""
         return self._all.num_tokens
 
+    def num_requests_by_tenant(self) -> dict[str, int]:
+        """Tenant -> its requests that wait, for tenants with some."""
+        return {name: held.num_requests for name, held in self._by_tenant.items() if name and held.num_requests}
+
     def add(self, tenant: str, num_tokens: int) -> None:
         """Count a request with a prompt of so many tokens as waiting."""
         own = self._by_tenant.get(tenant)

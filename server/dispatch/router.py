@@ -286,6 +286,10 @@ class Router:
         if served.error:
             raise RequestError("invalid_value", served.error, "lora_path")
 
+    def num_waiting_by_tenant(self) -> dict[str, int]:
+        """Tenant -> its sequences that no step has begun. Without keys there are no tenants."""
+        return self._backlog.num_requests_by_tenant()
+
     def adapter_requests(self) -> dict[str, tuple[int, int]]:
         """Name of each adapter that has a place -> its sequences that (run, wait)."""
         found = {served.name: (0, 0) for served in self.adapters}

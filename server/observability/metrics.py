@@ -16,12 +16,16 @@ from prometheus_client.exposition import choose_encoder
 
 from inferd.engine.api.cost.roofline import StepPhase
 from inferd.engine.api.wire.messages import EngineStats, Phase, Ready, StepOutput
+from inferd.server.auth.keys_file import OTHER_TENANTS
 from inferd.server.observability.efficiency import PhaseSummary
 from inferd.server.observability.page import show_engine_names, show_server_names, show_vllm_names
 from inferd.server.observability.request_record import RequestRecord
-from inferd.server.observability.server_instruments import ServerInstruments
+from inferd.server.observability.server_instruments import FINISH_REASONS, ServerInstruments
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+MAX_TENANTS = 32
+"""Number of tenants with a label of their own. All further tenants share one label."""
 
 _OPENMETRICS = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8"
 """With another escaping, prometheus_client 0.26 replaces the colons of vLLM's names by underscores."""
@@ -40,6 +44,8 @@ class Metrics(ServerInstruments):
         self._stats: dict[int, EngineStats] = {}
         """Replica that takes requests -> the last of its engine."""
         self._ready: dict[int, Ready] = {}
+        self._tenant_labels: dict[str, str] = {}
+        """Id of a tenant -> its label, for at most `MAX_TENANTS`."""
         self._num_starts = 0
         self._registry = CollectorRegistry()
         self._of_model = [show_engine_names(self), *([show_vllm_names(self)] if compat == "vllm" else [])]
@@ -69,6 +75,8 @@ class Metrics(ServerInstruments):
         """Counts latencies of sequences that ended normally, and queue and prefill time of aborts and errors too."""
         self.finished.add(1, record.finish_reason)
         self._count_targets(record)
+        if record.scheduling.tenant:
+            self._count_tenant(record)
         if record.queue_s is not None:
             self.queue.cell().observe(record.queue_s)
         if record.prefill_s is not None:
@@ -99,6 +107,12 @@ class Metrics(ServerInstruments):
         if record.finish_reason != "error" and all(attainment.values()):
             self.goodput.add(1)
             self.goodput_tokens.add(record.num_generation_tokens)
+
+    def _count_tenant(self, record: RequestRecord) -> None:
+        label = self._tenant_label(record.scheduling.tenant)
+        self.tenant_finished.add(1, label, record.finish_reason)
+        self.tenant_prompt_tokens.add(record.num_prompt_tokens, label)
+        self.tenant_generation_tokens.add(record.num_generation_tokens, label)
 
     def step(self, output: StepOutput, replica: int = 0) -> None:
         """Called once per message of an engine, however many streams there are. A message may report no step."""
@@ -225,6 +239,36 @@ class Metrics(ServerInstruments):
     def keys_age(self, age_s: float) -> None:
         """The valid keys were last found to match the keys file `age_s` ago."""
         self.key_age.set(age_s)
+
+    def tenants_known(self, names: Mapping[str, str]) -> None:
+        """Id of each tenant of the keys file -> its name, in the file's order.
+
+        A tenant that has a label keeps it. Others get one as long as there are fewer than `MAX_TENANTS`, so that a file
+        that changes all the time makes no endless series.
+        """
+        for tenant, name in names.items():
+            if len(self._tenant_labels) < MAX_TENANTS:
+                self._tenant_labels.setdefault(tenant, name)
+        for label in (*self._tenant_labels.values(), OTHER_TENANTS):
+            for counter in (self.tenant_prompt_tokens, self.tenant_generation_tokens):
+                counter.add(0, label)
+            for reason in FINISH_REASONS:
+                self.tenant_finished.add(0, label, reason)
+
+    def tenant_refused_with(self, tenant: str, code: str) -> None:
+        """A request of the tenant was answered with the error `code`."""
+        self.tenant_refused.add(1, self._tenant_label(tenant), code)
+
+    def tenants_waiting(self, num_waiting: Mapping[str, int]) -> None:
+        """Id of each tenant with waiting sequences -> their number."""
+        totals = dict.fromkeys((label for label, _ in self.tenant_finished.values), 0)
+        for tenant, number in num_waiting.items():
+            label = self._tenant_label(tenant)
+            totals[label] = totals.get(label, 0) + number
+        self.tenant_waiting.values = {(label,): number for label, number in totals.items()}
+
+    def _tenant_label(self, tenant: str) -> str:
+        return self._tenant_labels.get(tenant, OTHER_TENANTS)
 
     def num_tasks(self, count: int) -> None:
         self.tasks.set(count)

@@ -99,6 +99,31 @@ def show_engine_names(seen: ServerInstruments) -> Export:
     page.counter(
         "inferd_requests_finished", "Number of sequences that ended, by finish reason.", seen.finished, "finish_reason"
     )
+    page.counter(
+        "inferd_tenant_requests_finished",
+        "Number of a tenant's sequences that ended, by finish reason.",
+        seen.tenant_finished,
+        "tenant",
+        "finish_reason",
+    )
+    page.counter(
+        "inferd_tenant_prompt_tokens",
+        "Number of prompt tokens of a tenant's sequences that ended, prefix cache hits included.",
+        seen.tenant_prompt_tokens,
+        "tenant",
+    )
+    page.counter(
+        "inferd_tenant_generation_tokens",
+        "Number of tokens generated for a tenant's sequences that ended.",
+        seen.tenant_generation_tokens,
+        "tenant",
+    )
+    page.gauge(
+        "inferd_tenant_requests_waiting",
+        "Number of a tenant's sequences in the queue.",
+        seen.tenant_waiting,
+        "tenant",
+    )
     return page
 
 
@@ -186,6 +211,13 @@ def show_server_names(seen: ServerInstruments) -> Export:
     page.histogram("inferd_event_loop_lag_seconds", "Lateness of a timer in the server's event loop.", seen.loop)
     page.histogram(
         "inferd_http_request_duration_seconds", "Time of an HTTP request to its last byte.", seen.http_duration, "route"
+    )
+    page.counter(
+        "inferd_tenant_requests_refused",
+        "Number of a tenant's requests that were answered with an error, by its code.",
+        seen.tenant_refused,
+        "tenant",
+        "code",
     )
     page.gauge("inferd_keys", "Number of valid keys from the keys file.", seen.keys)
     page.gauge(

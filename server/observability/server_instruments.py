@@ -39,6 +39,7 @@ class ServerInstruments:
         self._make_latency()
         self._make_engine()
         self._make_http()
+        self._make_tenants()
 
     def _make_latency(self) -> None:
         self.ttft = Histogram(_fine(0.001, TTFT))
@@ -88,3 +89,7 @@ class ServerInstruments:
         self.keys, self.key_readings, self.key_age = Gauge.zero(), Counter(), Gauge.zero()
         for outcome in ("good", "refused"):
             self.key_readings.add(0, outcome)
+
+    def _make_tenants(self) -> None:
+        self.tenant_finished, self.tenant_refused, self.tenant_waiting = Counter(), Counter(), Gauge()
+        self.tenant_prompt_tokens, self.tenant_generation_tokens = Counter(), Counter()

@@ -237,6 +237,9 @@ class ScriptedRouter:
         """Set the scripts of the next choices, in order. The last script applies to all further ones."""
         self.scripts = list(scripts)
 
+    def num_waiting_by_tenant(self) -> dict[str, int]:
+        return {}
+
     def check_queue(self, tenant: str, num_tokens: int, left_s: float | None = None, num_choices: int = 1) -> None:
         """Accepts every request."""
 

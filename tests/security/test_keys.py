@@ -87,6 +87,7 @@ _DIGEST = digest_of(ONE).hex()
             f"keys:\n  - sha256: {_DIGEST}\n    name: !!timestamp soon\n",
             "a value that YAML cannot read; put it in quotes",
         ),
+        (f"keys:\n  - {{sha256: {_DIGEST}, name: a, tenant: other}}\n", "keys.1.tenant: is the label of all tenants"),
         ("keys: " + "[" * 5_000 + "]" * 5_000, "nested too deeply"),
     ],
 )
@@ -400,11 +401,16 @@ def test_a_lower_quota_locks_nobody_out() -> None:
 def test_tenants_are_apart_whatever_they_are_called(tmp_path: Path) -> None:
     alone = digest_of(ONE).hex()[:32]
     entries = (entry(ONE), entry(TWO, tenant="one"), entry(THREE, tenant=alone), entry("sk-4", tenant="one"))
-    keyring = Keyring((), (), written(tmp_path / "keys", *entries))
+    names: dict[str, str] = {}
+    keyring = Keyring((), (), written(tmp_path / "keys", *entries), on_tenants=names.update)
     holders = [keyring.find(key) for key in (ONE, TWO, THREE, "sk-4")]
     tenants = [holder.tenant for holder in holders if holder is not None]
     assert tenants[1] == tenants[3]
     assert len(set(tenants)) == 3
+    assert [(holder.tenant, holder.tenant in names) for holder in holders if holder is not None] == [
+        (tenant, True) for tenant in tenants
+    ]
+    assert list(names.values()) == ["one", "one", alone], "in the file's order, and a lone key by its own name"
     assert all("one" not in tenant for tenant in tenants), "what becomes a salt does not show a name"
 
 
@@ -503,7 +509,7 @@ def ask(url: str, key: str, **fields: Any) -> httpx.Response:
 
 
 def test_keys_of_the_file_open_and_quotas_refuse(locked: tuple[str, Path, Metrics], router: ScriptedRouter) -> None:
-    url, _, _ = locked
+    url, _, metrics = locked
     router.will(Script(text="hi"))
     assert ask(url, "wrong").status_code == 401
     assert httpx.post(f"{url}/v1/completions", json=TEXT).status_code == 401
@@ -527,6 +533,10 @@ def test_keys_of_the_file_open_and_quotas_refuse(locked: tuple[str, Path, Metric
     assert (first.tenant, first.weight) != (second.tenant, second.weight)
     assert second.weight == 4.0
     assert first.tenant == first.cache_salt
+    assert ask(url, TWO, model="none").status_code == 404
+    assert metrics.tenant_refused.values == {("one", "rate_limit_exceeded"): 1, ("two", "model_not_found"): 1}
+    page = httpx.get(f"{url}/metrics").text
+    assert 'inferd_tenant_requests_waiting{model_name="tiny",tenant="two"} 0.0' in page
 
 
 def test_a_prompt_beyond_the_tokens_left_is_refused_and_not_submitted(

@@ -19,7 +19,7 @@ from inferd.engine.api.cost.roofline import Peaks, StepPhase
 from inferd.engine.api.wire.messages import EngineStats, Phase, Ready, StepModel, StepOutput
 from inferd.engine.api.wire.params import SchedulingParams
 from inferd.server.observability.instruments import Histogram
-from inferd.server.observability.metrics import Metrics
+from inferd.server.observability.metrics import MAX_TENANTS, Metrics
 from inferd.server.observability.request_record import RequestRecord
 from inferd.server.observability.server_instruments import FINISH_REASONS, ITERATION_TOKENS, ITL, REQUEST_LATENCY, TTFT
 
@@ -247,6 +247,30 @@ def test_a_callers_method_makes_no_series_of_its_own() -> None:
     assert methods == {"GET", "OTHER"}
 
 
+def test_tenants_have_labels_up_to_a_bound_and_keep_them() -> None:
+    metrics = Metrics("m")
+    metrics.tenants_known({f"id{i}": f"name{i}" for i in range(MAX_TENANTS + 2)})
+    metrics.tenants_known({"new": "new", **{f"id{i}": f"name{i}" for i in range(MAX_TENANTS)}})
+    for tenant in ("id0", f"id{MAX_TENANTS}", "new", "a fixed key"):
+        metrics.request_finished(record(scheduling=SchedulingParams(arrival_s=100.0, tenant=tenant)))
+        metrics.tenant_refused_with(tenant, "slow_down")
+    metrics.request_finished(record())  # without keys
+    metrics.tenants_waiting({"id1": 2, "new": 1, "a fixed key": 3})
+    assert value(metrics, "inferd_tenant_requests_finished_total", tenant="name0", finish_reason="stop") == 1
+    assert value(metrics, "inferd_tenant_requests_finished_total", tenant="other", finish_reason="stop") == 3
+    assert value(metrics, "inferd_tenant_prompt_tokens_total", tenant="other") == 30
+    assert value(metrics, "inferd_tenant_generation_tokens_total", tenant="name0") == 5
+    assert [value(metrics, "inferd_tenant_requests_waiting", tenant=name) for name in ("name1", "other", "name2")] == [
+        2, 4, 0,
+    ]  # fmt: skip
+    refused = {
+        key: number for key, number in scrape(metrics).items() if key[0] == "inferd_tenant_requests_refused_total"
+    }
+    assert sorted(refused.values()) == [1, 3]
+    labels = {dict(labels).get("tenant", "") for _, labels in scrape(metrics)} - {""}
+    assert labels == {*(f"name{i}" for i in range(MAX_TENANTS)), "other"}
+
+
 def busy(compat: Literal["none", "vllm"]) -> Metrics:
     """Metrics with everything counted at least once."""
     metrics = Metrics("m", compat)
@@ -258,6 +282,9 @@ def busy(compat: Literal["none", "vllm"]) -> Metrics:
     metrics.http_request("/x", "GET", 200, 0.1)
     metrics.phase(Phase("weights", 1.5, ""))
     metrics.adapter_requests({"a": (2, 1), "b": (1, 0), "c": (0, 0)}, 4)
+    metrics.tenants_known({"t": "acme"})
+    metrics.tenant_refused_with("t", "slow_down")
+    metrics.tenants_waiting({"t": 1})
     return metrics
 
 
