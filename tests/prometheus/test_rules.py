@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -51,4 +52,11 @@ def test_an_alert_has_a_case_that_fires_and_one_that_does_not(alert: dict[str, A
         for expected in ask["exp_alerts"]:
             assert expected["exp_labels"]["instance"] == "bad"
             assert {"job", "instance", "severity"} <= set(expected["exp_labels"])
-            assert set(expected["exp_annotations"]) == {"summary", "description"}
+            assert set(expected["exp_annotations"]) == {"summary", "description", "runbook_url"}
+
+
+def test_every_alert_has_a_runbook_of_its_own() -> None:
+    headings = re.findall(r"^### (\w+)$", (ROOT / "docs" / "deploy.md").read_text(), re.MULTILINE)
+    assert [alert["alert"] for alert in alerts()] == headings
+    for alert in alerts():
+        assert alert["annotations"]["runbook_url"] == f"docs/deploy.md#{alert['alert'].lower()}"
