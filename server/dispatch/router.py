@@ -106,6 +106,8 @@ class Router:
         self.on_recovered: Callable[[int, float], None] | None = None
         """Called with (requests sent again, seconds for which no engine computed them)."""
         self._metrics = metrics
+        for replica in self.replicas:
+            metrics.engine_down(replica.index)  # a series from the start, also of a replica that never comes up
         self._streams: dict[str, TokenStream] = {}
         self._unsent: dict[str, TokenStream] = {}
         """Streams that no engine knows, in order of arrival; a subset of `_streams`."""

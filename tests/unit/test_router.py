@@ -677,7 +677,9 @@ def play_two(scenario: Callable[[Router, list[FakeClient]], Coroutine[Any, Any, 
 
     async def main() -> None:
         clients = [FakeClient(), FakeClient()]
-        router = Router(clients[0], Metrics("model"), RouterOptions(num_replicas=2))  # type: ignore[arg-type]
+        metrics = Metrics("model")
+        router = Router(clients[0], metrics, RouterOptions(num_replicas=2))  # type: ignore[arg-type]
+        assert metrics.replica_up.values == {("0",): 0, ("1",): 0}, "a replica that never comes up has a series"
         router.attach(clients[1], 1)  # type: ignore[arg-type]
         running = [asyncio.create_task(router.run(index)) for index in range(2)]
         clients[1].inbox.put_nowait(READY)
