@@ -35,6 +35,7 @@ EXPECTED: dict[str, tuple[int, str, str | None]] = {
     "response_not_found": (404, REFUSED, "response_not_found"),
     "method_not_supported": (405, REFUSED, "method_not_supported"),
     "deadline_exceeded": (408, "timeout_error", "deadline_exceeded"),
+    "model_is_busy": (409, REFUSED, "model_is_busy"),
     "request_too_large": (413, REFUSED, "request_too_large"),
     "unsupported_content_type": (415, REFUSED, "unsupported_content_type"),
     "rate_limit_exceeded": (429, "rate_limit_error", "rate_limit_exceeded"),
@@ -44,6 +45,7 @@ EXPECTED: dict[str, tuple[int, str, str | None]] = {
     "engine_error": (500, BROKEN, "engine_error"),
     "numerical_error": (500, BROKEN, "numerical_error"),
     "not_implemented": (501, BROKEN, "not_implemented"),
+    "model_not_loaded": (503, BUSY, "model_not_loaded"),
     "server_is_overloaded": (503, BUSY, "server_is_overloaded"),
 }
 """Our code -> (status, type, code on the wire), as OpenAI's clients know them."""
@@ -75,16 +77,17 @@ def test_a_refusal_byte_for_byte(http: httpx.Client, router: Any, code: str, pat
             assert (response.status_code, response.content) == (EXPECTED[code][0], body_of(code, param))
             assert response.headers["content-type"] == "application/json"
             assert response.headers["x-request-id"]
-            check_headers(response)
+            check_headers(response, errors.ROWS[code].retry_after_s)
 
 
-def check_headers(response: httpx.Response) -> None:
+def check_headers(response: httpx.Response, wait_s: float | None = 1.0) -> None:
+    """`wait_s`: the shortest wait that the answer may name, half of the longest; None: it names none."""
     headers = response.headers
     assert headers.get("www-authenticate") == ("Bearer" if response.status_code == 401 else None)
     assert headers.get("x-should-retry") == ("false" if response.status_code == 501 else None)
     if response.status_code in (429, 503):
         wait_ms = int(headers["retry-after-ms"])
-        assert 1_000 <= wait_ms <= 2_000
+        assert wait_s is not None and wait_s * 1_000 <= wait_ms <= wait_s * 2_000
         assert (int(headers["retry-after"]) - 1) * 1_000 < wait_ms <= int(headers["retry-after"]) * 1_000
     else:
         assert "retry-after" not in headers

@@ -53,6 +53,7 @@ def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:
             "refused_for_their_target": 0,
             "last_minute": {"prefill": None, "decode": None, "mixed": None},
         },
+        "error": None,
     }  # fmt: skip
 
 

@@ -154,7 +154,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shared.mkdir(exist_ok=True)
     with (shared / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        make = [sys.executable, "-P", BENCHMARKS / "checkpoints.py", "--dir", shared, *SHAPES_USED]
+        make: list[str | Path] = [sys.executable, "-P", BENCHMARKS / "checkpoints.py", "--dir", shared, *SHAPES_USED]
         subprocess.run(make, check=True, capture_output=True)
     return shared
 
