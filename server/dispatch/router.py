@@ -316,11 +316,14 @@ class Router:
             raise errors.model_not_loaded(self.failure or "The engine is not running.")
 
     async def unload(self) -> None:
-        """Have the engines stopped. Returns when their memory is free. Raises `RequestError` if there are requests."""
+        """Have the engines stopped. Returns when their memory is free. Raises `RequestError` if there are requests, or
+        engines that start."""
         if self._streams:
-            raise errors.model_is_busy(len(self._streams))
+            raise errors.model_is_busy(f"This model has {len(self._streams)} unfinished answers")
         if self._death is not None or (self.is_unloaded and not self.is_wanted):
             return
+        if not self.became_ready.is_set():
+            raise errors.model_is_busy("This model is being loaded")
         self._begin_anew()
         if self.on_unload is not None:
             await self.on_unload()

@@ -99,7 +99,7 @@ ROWS: dict[str, ErrorRow] = {
         "The request's `timeout` ran out, or its head or body did not arrive in time.",
     ),
     "model_is_busy": ErrorRow(
-        409, _REFUSED, "model_is_busy", "The model cannot be unloaded, because requests of it run or wait."
+        409, _REFUSED, "model_is_busy", "The model cannot be unloaded, because it has requests or is being loaded."
     ),
     "request_exceeds_work_limit": ErrorRow(
         400,
@@ -442,9 +442,8 @@ def model_not_loaded(reason: str) -> RequestError:
     return RequestError("model_not_loaded", f"This model is not served: {reason}")
 
 
-def model_is_busy(num_active: int) -> RequestError:
-    message = f"This model has {num_active} unfinished answers. Unload it when they have ended."
-    return RequestError("model_is_busy", message)
+def model_is_busy(reason: str) -> RequestError:
+    return RequestError("model_is_busy", f"{reason}. Unload it afterwards.")
 
 
 def model_not_found(name: str, *served: str) -> RequestError:

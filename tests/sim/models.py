@@ -152,11 +152,13 @@ class ModelRun(FrontRun):
 
     async def _unload(self) -> None:
         router, num_active, refusal = self.router, self.router.num_active, ""
+        is_away = bool(router.failure) or (router.is_unloaded and not router.is_wanted)
+        is_busy = num_active > 0 or not (router.became_ready.is_set() or is_away)
         try:
             await router.unload()
         except RequestError as error:
             refusal = error.code
-        assert refusal == ("model_is_busy" if num_active else ""), f"{num_active} requests, and the answer {refusal!r}"
+        assert refusal == ("model_is_busy" if is_busy else ""), f"{num_active} requests, and the answer {refusal!r}"
         if refusal:
             return
         assert router.is_unloaded or router.failure or router.is_wanted or router.is_up

@@ -112,6 +112,9 @@ def test_requests_of_a_model_that_cannot_be_loaded_end_with_the_reason() -> None
         assert not router.is_ready and router.failure == "the weights are gone"
         again = asyncio.create_task(router.load())
         await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="This model is being loaded") as busy:
+            await router.unload()
+        assert busy.value.code == "model_is_busy", "whoever waits for the load would wait for ever"
         assert model.num_wanted == 2 and not router.failure and router.is_ready
         waiting = router.submit(submit("b"))
         await model.start()
