@@ -644,4 +644,4 @@ class Router:
         )
         self._metrics.request_finished(record)
         if stream.trace is not None:
-            stream.trace.ended(record, stream.num_restarts)
+            stream.trace.ended(record, stream.num_restarts, self._metrics.model_name)

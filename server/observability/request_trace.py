@@ -11,8 +11,8 @@ from inferd.server.observability.request_record import RequestRecord
 class RequestTrace(Protocol):
     """Collects what became of a request's sequences."""
 
-    def ended(self, record: RequestRecord, num_restarts: int) -> None:
-        """A sequence ended. `num_restarts`: engines that died while they had it."""
+    def ended(self, record: RequestRecord, num_restarts: int, model: str) -> None:
+        """A sequence of a model ended. `num_restarts`: engines that died while they had it."""
         ...
 
 

@@ -81,7 +81,7 @@ class Traces:
                 MutableHeaders(scope=message)["traceresponse"] = named
             await send(message)
 
-        trace = _Trace(span)
+        trace = _Trace(span, operation)
         token = current_trace.set(trace)
         try:
             await self._app(scope, receive, send_with_trace)
@@ -93,16 +93,19 @@ class Traces:
 class _Trace:
     """One span. Sums the tokens of a request's sequences; the times are those of the first that ends."""
 
-    def __init__(self, span: Span) -> None:
-        self._span = span
+    def __init__(self, span: Span, operation: str) -> None:
+        self._span, self._operation = span, operation
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
         """Unix time of the monotonic clock's zero, because spans have Unix times."""
         self._reasons: list[str] = []
         self._num_input = self._num_output = self._num_cached = self._num_restarts = 0
 
-    def ended(self, record: RequestRecord, num_restarts: int) -> None:
+    def ended(self, record: RequestRecord, num_restarts: int, model: str) -> None:
         if not self._reasons:
             self._show_times(record)
+            # The span began with the name of the server's first model, before the body was read.
+            self._span.set_attribute("gen_ai.request.model", model)
+            self._span.update_name(f"{self._operation} {model}")
         self._reasons.append(record.finish_reason)
         self._num_input = max(self._num_input, record.num_prompt_tokens)
         self._num_output += record.num_generation_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -20,7 +21,8 @@ from inferd.server.observability import tracing
 from inferd.server.observability.metrics import Metrics
 from inferd.server.observability.request_record import RequestRecord
 from inferd.server.observability.request_trace import current_trace
-from tests.api.conftest import Script, ScriptedRouter, ScriptedStream
+from inferd.server.text.model import ServedModel
+from tests.api.conftest import Script, ScriptedRouter, ScriptedStream, serving
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ON = AppOptions(otlp_traces_endpoint="http://127.0.0.1:1/v1/traces")
@@ -41,7 +43,7 @@ def spans(monkeypatch: pytest.MonkeyPatch, router: Any) -> Iterator[Callable[[],
     def reported(self: ScriptedRouter, *args: Any, **kwargs: Any) -> ScriptedStream:
         trace = current_trace.get()
         if trace is not None:
-            trace.ended(record(), num_restarts=2)
+            trace.ended(record(), num_restarts=2, model=self.model.names[0])
         return submit(self, *args, **kwargs)
 
     monkeypatch.setattr(tracing.Tracing, "__init__", collected)
@@ -97,6 +99,17 @@ def test_a_request_is_a_span_below_the_callers(serve: Callable[..., str], spans:
     first_step, first_token = span.events
     assert first_token.timestamp - first_step.timestamp == 750_000_000
     assert "secret" not in span.to_json()
+
+
+def test_the_span_has_the_name_of_the_model_that_answered(
+    model: ServedModel, router: ScriptedRouter, spans: Any
+) -> None:
+    second = ScriptedRouter(replace(model, names=("second",)))
+    beside = Backend(second.model, second, Metrics("second"), AppOptions())  # type: ignore[arg-type]
+    with serving(model, router, ON, others=[beside]) as url:
+        ask(url, model="second")
+        (span,) = spans()
+    assert span.name == "chat second" and span.attributes["gen_ai.request.model"] == "second"
 
 
 def test_failures_and_refusals_are_told(serve: Callable[..., str], router: Any, spans: Any) -> None:
