@@ -205,8 +205,13 @@ class Metrics(ServerInstruments):
             self.blocks.values.clear()
 
     def engine_unloaded(self, replica: int = 0) -> None:
-        """The replica's engine was stopped to free its memory. The next one replaces no dead one."""
+        """The replica's engine was stopped to free its memory. The next one replaces no dead one.
+
+        No series says that it is down, because nobody has to be called.
+        """
         self.engine_down(replica)
+        self.up.values.clear()
+        self.replica_up.values.pop((str(replica),), None)
         if self._ready.pop(replica, None) is not None:
             self._num_starts -= 1
         for kind in ("weights", "kv"):

@@ -37,7 +37,11 @@ def show_engine_names(seen: ServerInstruments) -> Export:
         "source",
     )
     page.gauge("inferd_startup_phase_seconds", "Duration of each phase of the start.", seen.phases, "phase")
-    page.gauge("inferd_engine_up", "1 if an engine accepts requests, otherwise 0.", seen.up)
+    page.gauge(
+        "inferd_engine_up",
+        "1 if an engine accepts requests, otherwise 0; missing while the model is unloaded.",
+        seen.up,
+    )
     page.gauge(
         "inferd_replica_up", "1 if this replica's engine accepts requests, otherwise 0.", seen.replica_up, "replica"
     )

@@ -64,11 +64,13 @@ def test_several_requests_have_an_unloaded_model_loaded_once_and_wait() -> None:
         await router.unload()
         assert model.num_unloaded == 1 and not model.num_wanted
         assert events == [(0, CLEARED)], "subscribers learn that the cache is gone"
+        assert b"\ninferd_engine_up{" not in model.metrics.render()[0], "an alert would call somebody"
         assert router.is_ready and router.is_unloaded and not router.is_recovering and not router.became_ready.is_set()
         assert router.ready is READY, "answers still need its measurements"
         streams = [router.submit(submit(name)) for name in "abc"]
         assert model.num_wanted == 1 and router.num_unsent == 3
         await model.start()
+        assert b'\ninferd_engine_up{model_name="model"} 1.0' in model.metrics.render()[0]
         assert not router.is_unloaded and [message.request_id for message in model.client.sent] == ["a", "b", "c"]  # type: ignore[union-attr]
         await model.end(*streams)
         assert model.metrics.num_restarts == 0 and model.metrics.recovery.cell().sum == 0.0, "no engine died"
