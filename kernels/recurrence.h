@@ -26,6 +26,7 @@ struct Rows {
     const int32_t* query_start;  // [num_rows + 1]
     const int64_t* positions;  // [tokens]
     const int64_t* slots;  // [num_rows], -1 for padding
+    const int32_t* num_kept;  // [num_rows]: tokens of a row behind which its state is left; null for all
     int64_t num_rows, heads, key_dim, value_dim;
 };
 
@@ -54,9 +55,12 @@ void run_columns(const Rows& rows, int64_t row, int64_t head, int64_t column, co
         if (begins) std::memset(state + i * W * LANES, 0, BYTES);
         else std::memcpy(state + i * W * LANES, kept + i * size, BYTES);
     }
-    for (int64_t token = first; token < end; token++)
+    const int64_t last = (rows.num_kept ? first + rows.num_kept[row] : end) - 1;
+    for (int64_t token = first; token < end; token++) {
         advance(std::integral_constant<int, W>(), state, W * LANES, token, head, column);
-    for (int64_t i = 0; i < rows.key_dim; i++) std::memcpy(kept + i * size, state + i * W * LANES, BYTES);
+        if (token != last) continue;
+        for (int64_t i = 0; i < rows.key_dim; i++) std::memcpy(kept + i * size, state + i * W * LANES, BYTES);
+    }
 }
 
 // The same in place for a row with one token, from `column` on. Takes up to V vectors at a time. A decode

@@ -1,4 +1,4 @@
-// Copies the state of one place of a pool to another: see `states.py`.
+// Copies the state of one place of a pool to another, and rows of a matrix: see `states.py`.
 //
 // torch's copy waits for a thread that the system may not run for a while, because others are busy. These threads take
 // each other's pieces (parallel.cpp).
@@ -27,3 +27,11 @@ static void copy_state(char* pool, int64_t num_layers, int64_t layer_bytes, int6
     });
 }
 INFERD_EXPORT(copy_state)
+
+// kept [.., row_bytes], source [.., row_bytes], indices [num_rows].
+static void keep_rows(const char* source, char* kept, int64_t row_bytes, const int64_t* indices,
+                      const int64_t* num_rows) {
+    for (int64_t i = 0; i < *num_rows; i++)
+        std::memcpy(kept + i * row_bytes, source + indices[i] * row_bytes, row_bytes);
+}
+INFERD_EXPORT(keep_rows)

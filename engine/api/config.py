@@ -257,9 +257,9 @@ def resolve(
         chosen["deterministic"] = (deterministic, why)
     check_modelled(facts.arch, device, deterministic=deterministic)
     if config.speculative == "auto":
-        chosen["speculative"] = speculative_on(device, facts.arch)
+        chosen["speculative"] = speculative_on(device)
     elif config.speculative != "none":
-        check_speculative(config.speculative, facts.arch)
+        check_speculative(config.speculative, device, facts.arch)
     if config.tensor_parallel_size > 1:
         chosen |= _exchange(config, device, deterministic=deterministic)
     if deterministic and device == "cuda" and dtype[0] == "float32":

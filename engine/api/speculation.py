@@ -27,9 +27,6 @@ def check_served(arch: Arch) -> None:
         )
 
 
-_KEEPS_STATE = "its recurrent layers cannot go back to before a guess that was wrong"
-
-
 def check_draft(arch: Arch, draft: Arch, num_ranks: int) -> None:
     """Raises a `ConfigError` if `draft` cannot draft for a model shared by so many ranks."""
     what = _kind_of(draft)
@@ -42,8 +39,8 @@ def check_draft(arch: Arch, draft: Arch, num_ranks: int) -> None:
         )
     if draft.recurrent is not None:
         raise ConfigError(
-            f"the draft model must have attention in all layers: {_KEEPS_STATE}; give another draft model, or "
-            "--speculative suffix"
+            "the draft model must have attention in all layers: recurrent layers cannot take back a draft that was "
+            "rejected; give another draft model, or --speculative suffix"
         )
     # The plan counts the activations of the served model, which then suffice for both.
     for width in ("hidden_size", "intermediate_size", "qkv_size"):
@@ -111,19 +108,17 @@ def check_draft_length(arch: Arch, draft: Arch, max_model_len: int) -> None:
             )
 
 
-def check_speculative(asked: Speculative, arch: Arch) -> None:
-    """Raises a `ConfigError` if tokens of this model cannot be guessed."""
-    if arch.recurrent is not None:
+def check_speculative(asked: Speculative, device: Literal["cpu", "cuda"], arch: Arch) -> None:
+    """Raises a `ConfigError` if tokens of this model cannot be guessed on a device."""
+    if arch.recurrent is not None and device == "cuda":
         raise ConfigError(
-            f"speculative {asked} was asked for, but this model verifies no guesses: {_KEEPS_STATE}; "
-            "give --speculative none, or auto"
+            f"speculative {asked} was asked for, but on a GPU recurrent layers verify no guesses; "
+            "give --speculative none, or --device cpu"
         )
 
 
-def speculative_on(device: Literal["cpu", "cuda"], arch: Arch) -> tuple[Speculative, str]:
-    """Meaning of "auto" on a device for a model, and the reason."""
-    if arch.recurrent is not None:
-        return "none", _KEEPS_STATE
+def speculative_on(device: Literal["cpu", "cuda"]) -> tuple[Speculative, str]:
+    """Meaning of "auto" on a device, and the reason."""
     if device == "cpu":
         return "suffix", "tokens that repeat earlier ones are verified many at a time"
     return "none", "no GPU has shown yet what it gains there"

@@ -403,6 +403,14 @@ class BlockTable:
             end = whole if whole > start else end
         return end - start
 
+    def most_drafts(self, num_before: int) -> int:
+        """Most drafts behind `num_before` tokens with which a row ends before the next checkpoint, so that the first
+        token of a later row reaches it. Drafts may be rejected, and then no state stands at the row's end."""
+        boundaries, every = self._boundaries, _ANSWER_BLOCKS * self._cache.block_size
+        if boundaries is None or self._is_sealed:
+            return _NEVER
+        return min(boundaries.after(num_before), (num_before // every + 1) * every) - num_before - 1
+
     def leave_checkpoint(self, position: int, num_tokens: int) -> int | None:
         """The checkpoint that a row of `num_tokens` up to `position` has to write; None if it writes none.
 
@@ -434,6 +442,8 @@ class BlockTable:
             return
         while boundaries.is_due(num_computed):
             position, checkpoint_id = boundaries.take_due()
+            # Accepted drafts may have filled blocks behind it.
+            self._index(position)
             is_tail = not self._is_sealed and self._num_indexed * self._cache.block_size == position
             if is_tail and isinstance(self._tail, Node) and self._cache.index.add_checkpoint(self._tail, checkpoint_id):
                 states.pool.mark_content(checkpoint_id)
@@ -460,7 +470,6 @@ class BlockTable:
         A launched row starts at `num_computed` or later, so it does not need them either.
         """
         if self._boundaries is not None and self._boundaries.is_due(num_computed):
-            self._index(num_computed)
             self._index_checkpoints(num_computed)
         if num_computed < self._due:
             return

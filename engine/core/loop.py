@@ -328,14 +328,17 @@ class EngineCore:
         draft model too. What it computes before its first draft is a chunk."""
         starts, counts = [row.start for row in plan.rows], [row.num_tokens for row in plan.rows]
         num_logits = sum([row.num_draws for row in plan.rows]) + num_scored
+        num_states = len(plan.rows)
         if plan.has_drafts:
+            # Accepted drafts advance the states once more.
+            num_states += sum([row.num_drafts > 0 for row in plan.rows])
             spans = [
                 (range(row.start, row.start + row.num_tokens), 1) if row.num_drafts else ((row.start,), row.num_tokens)
                 for row in plan.rows
             ]
             starts = [start for span, _ in spans for start in span]
             counts = [count for span, count in spans for _ in span]
-        step = self._work.step(starts, counts, num_logits)
+        step = self._work.step(starts, counts, num_logits, num_states)
         if self._scheduler.config.drafts_follow:
             followed = self._draft_work.step(starts, counts, 0)
             step = StepWork(step.phase, step.flops + followed.flops, step.num_bytes + followed.num_bytes)

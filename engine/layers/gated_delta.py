@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,18 @@ from inferd.engine.layers.placement import Placement
 from inferd.kernels.gated_delta import Gates, gated_delta
 from inferd.kernels.head_gate import norm_silu_gate
 from inferd.kernels.short_conv import short_conv
-from inferd.kernels.states import StateRows
+from inferd.kernels.states import StateRows, keep_rows
+
+
+class Drafted(NamedTuple):
+    """Projected inputs of a step's drafts, from which states go on behind those that turn out to be right."""
+
+    projected: Tensor
+    """[drafts, in] for each layer: what its input projection gave."""
+    tokens: Tensor
+    """[drafts] int64: index of each draft among the step's tokens."""
+    num_drafts: Tensor
+    """[1] int64."""
 
 
 @dataclass(slots=True)
@@ -33,6 +45,13 @@ class StateContext:
     """[slots, heads, ...] fp32: holds the rows' states, and receives those behind them."""
     inputs: Tensor
     """[slots, conv_width - 1, channels]: the last inputs of the convolution, likewise."""
+    drafted: Drafted | None = None
+    """The layer's part; None if steps verify no drafts."""
+
+    def keep(self, projected: Tensor) -> None:
+        """Keep those of the projected inputs [T, in] that are drafts'."""
+        if self.drafted is not None:
+            keep_rows(projected, self.drafted.projected, self.drafted.tokens, self.drafted.num_drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +61,14 @@ class States:
     rows: StateRows
     matrices: Tensor
     inputs: Tensor
+    drafted: Drafted | None = None
+    """With `projected` [layers, drafts, in]."""
 
     def of(self, plane: int) -> StateContext:
-        return StateContext(self.rows, self.matrices[plane], self.inputs[plane])
+        drafted = self.drafted
+        if drafted is not None:
+            drafted = drafted._replace(projected=drafted.projected[plane])
+        return StateContext(self.rows, self.matrices[plane], self.inputs[plane], drafted)
 
 
 class GatedDeltaNet:
@@ -87,9 +111,14 @@ class GatedDeltaNet:
     def __call__(self, x: Tensor, residual: Tensor | None, context: StateContext) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
         projected, stream = self._branch.enter(self._in, x, residual)
-        qkv, z, b, a = torch.split(projected, list(self._delta.in_sizes), dim=1)
-        qkv = short_conv(qkv, self._conv, context.inputs, context.rows, has_silu=True)
-        out = gated_delta(qkv, Gates(b, a, self._a_log, self._dt_bias), context.matrices, context.rows)
+        context.keep(projected)
+        out, z = self.advance(projected, context)
         heads = (len(out), self._delta.num_value_heads, self._delta.value_dim)
         gated = norm_silu_gate(out.view(heads), z.view(heads), self._norm, self._eps)
         return self._branch.leave(self._out, gated.flatten(1), stream)
+
+    def advance(self, projected: Tensor, context: StateContext) -> tuple[Tensor, Tensor]:
+        """(results of the heads, gates z), [T, value_size] each, of projected inputs [T, in]. Advances the states."""
+        qkv, z, b, a = torch.split(projected, list(self._delta.in_sizes), dim=1)
+        qkv = short_conv(qkv, self._conv, context.inputs, context.rows, has_silu=True)
+        return gated_delta(qkv, Gates(b, a, self._a_log, self._dt_bias), context.matrices, context.rows), z

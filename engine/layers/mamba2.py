@@ -58,13 +58,18 @@ class Mamba2Layer:
     def __call__(self, x: Tensor, residual: Tensor | None, context: StateContext) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
         projected, stream = self._branch.enter(self._in, x, residual)
+        context.keep(projected)
+        out, z = self.advance(projected, context)
+        groups = (self._sizes.num_groups, self._sizes.inner_size // self._sizes.num_groups)
+        norm = self._small["norm.weight"].view(groups)
+        gated = silu_gate_norm(out.view(len(out), *groups), z.view(len(z), *groups), norm, self._eps)
+        return self._branch.leave(self._out, gated.flatten(1), stream)
+
+    def advance(self, projected: Tensor, context: StateContext) -> tuple[Tensor, Tensor]:
+        """(results of the heads, gates z), [T, inner_size] each, of projected inputs [T, in]. Advances the states."""
         z, xbc, dt = torch.split(projected, list(self._sizes.in_sizes), dim=1)
         small, rows = self._small, context.rows
         bias = small.get("conv.bias")
         xbc = short_conv(xbc, small["conv.weight"], context.inputs, rows, has_silu=True, bias=bias)
         weights = Weights(small["a_log"], small["dt_bias"], small["d"])
-        out = mamba2(xbc, dt, weights, context.matrices, rows)
-        groups = (self._sizes.num_groups, self._sizes.inner_size // self._sizes.num_groups)
-        norm = small["norm.weight"].view(groups)
-        gated = silu_gate_norm(out.view(len(out), *groups), z.view(len(z), *groups), norm, self._eps)
-        return self._branch.leave(self._out, gated.flatten(1), stream)
+        return mamba2(xbc, dt, weights, context.matrices, rows), z

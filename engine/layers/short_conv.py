@@ -53,8 +53,13 @@ class ShortConvLayer:
     def __call__(self, x: Tensor, residual: Tensor | None, context: StateContext) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
         projected, stream = self._branch.enter(self._in, x, residual)
+        context.keep(projected)
+        return self._branch.leave(self._out, self.advance(projected, context), stream)
+
+    def advance(self, projected: Tensor, context: StateContext) -> Tensor:
+        """The gated convolution [T, hidden] of projected inputs [T, in]. Advances the states."""
         before, behind, inputs = projected.chunk(3, dim=1)
-        convolved = short_conv(
+        return short_conv(
             inputs,
             self._weight,
             context.inputs,
@@ -63,4 +68,3 @@ class ShortConvLayer:
             bias=self._bias,
             gates=(before, behind),
         )
-        return self._branch.leave(self._out, convolved, stream)

@@ -136,6 +136,11 @@ class DecoderLayer:
             x, residual = self._input(x, residual, own_input)
         return (x, residual) if self._scalar is None else (self._scalar(x, residual), None)
 
+    def advance(self, projected: Tensor, context: StateContext) -> None:
+        """Advance the states of a recurrent layer by projected inputs [T, in], for the states alone."""
+        assert not isinstance(self._mixer, Attention)
+        self._mixer.advance(projected, context)
+
 
 def _mlp_of(arch: Arch, layer: int, place: Placement, branch: Branch) -> MLP | MixtureOfExperts | ExpertsBesideMLP:
     if not arch.has_experts(layer):
@@ -276,6 +281,12 @@ class Decoder:
         if not self._layers_read:
             return hidden
         return join([hidden, *(read[number] for number in self._layers_read)])
+
+    def advance_states(self, projected: Tensor, states: States) -> None:
+        """Advance the states of the recurrent layers by tokens that were computed before. projected [layers, T, in]:
+        their inputs, as the layers kept them."""
+        for layer, plane in self._state_planes.items():
+            self._layers[layer].advance(projected[plane], states.of(plane))
 
     def parts(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
         """(final hidden states [T, hidden], those that a draft head reads [T, states * hidden] or None) of a result of

@@ -234,7 +234,7 @@ class Drafting:
     def _candidate(self, row: int, context: int, entry: Entry, costs: _Costs, num_drawn: int) -> _Candidate:
         """The guess for an entry, or the drafts of the draft model, whichever promise more. `num_drawn`: tokens that a
         launched step is about to draw; a guess begins with them."""
-        most = min(MOST_DRAFTS, entry.request.most_drafts - num_drawn)
+        most = min(MOST_DRAFTS, entry.request.most_drafts - num_drawn, entry.table.most_drafts(context))
         has_target = entry.request.scheduling.tpot_target_s is not None
         guess = _behind(self._guesser.guess(entry.request), num_drawn)
         guessed = _Candidate(row, context, guess.ids[:most], guess.odds[:most], has_target)

@@ -105,7 +105,7 @@ class StepPlan:
     state_loads: tuple[StateCopy, ...] = ()
     """From checkpoints. A step may load a checkpoint and save another state there."""
     state_saves: tuple[StateCopy, ...] = ()
-    """To checkpoints, of the states behind the rows."""
+    """To checkpoints, of the states behind the rows. Of a row with drafts, the state behind its first token."""
 
     @property
     def num_tokens(self) -> int:

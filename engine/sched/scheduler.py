@@ -78,7 +78,6 @@ class Scheduler:
         draft model. `guesser`: guesses tokens for rows to verify."""
         if cache.has_windows:
             assert config.max_num_batched_tokens <= cache.step_tokens, "steps carry more than the cache counts with"
-        assert guesser is None or cache.states is None, "a recurrent state cannot go back to before a rejected draft"
         self.config = config
         self.stats = SchedulerStats()
         self._cache = cache

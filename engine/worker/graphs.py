@@ -171,6 +171,7 @@ class StepGraphs:
         a row's keys in an order that depends on the other rows. `states`: those of a model with recurrent layers.
         `adapters`: those that rows may have."""
         self._state_pool = states
+        self._has_drafts = states is not None and states.drafted is not None
         self._is_deterministic = is_deterministic
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
         self._adapters = adapters
@@ -183,6 +184,10 @@ class StepGraphs:
         self._max_rows = sizes[-1]
         self._rows = torch.empty(2 * _width(self._max_rows), dtype=torch.int64, device=device.torch_device)
         self._query_start = torch.arange(self._max_rows + 1, dtype=torch.int32, device=device.torch_device)
+        self._state_starts, self._state_slots = self._query_start.clone(), self._rows[: self._max_rows].clone()
+        """First token and slot of each row as recurrent layers see it: with all drafts of its slot. Rows without tokens
+        follow."""
+        self._num_kept = torch.ones_like(self._query_start)
         self._logits: Tensor | None = None
         """Logits of all recordings: one tensor each would be gigabytes."""
         self._read: Tensor | None = None
@@ -246,6 +251,11 @@ class StepGraphs:
         slots = [slot for slot, _ in rows] + [_PADDING] * num_padding
         positions = [position for _, position in rows] + [0] * num_padding
         self._device.write(self._rows[: 2 * _width(bucket)], slots + positions)
+        if self._has_drafts:
+            starts = [place for place in range(bucket) if not place or slots[place] != slots[place - 1]]
+            num_empty = bucket - len(starts)
+            self._device.write(self._state_starts[: bucket + 1], starts + [bucket] * (num_empty + 1))
+            self._device.write(self._state_slots[:bucket], [slots[place] for place in starts] + [0] * num_empty)
 
     def _slots_and_positions(self, bucket: int) -> tuple[Tensor, Tensor]:
         """The step's rows, as `_write` wrote them."""
@@ -298,5 +308,9 @@ class StepGraphs:
         ]
         states = None
         if self._state_pool is not None:
-            states = self._state_pool.of(StateRows(self._query_start[: num_rows + 1], positions, slots))
+            rows = StateRows(self._query_start[: num_rows + 1], positions, slots)
+            if self._has_drafts:
+                starts, own_slots = self._state_starts[: num_rows + 1], self._state_slots[:num_rows]
+                rows = StateRows(starts, positions, own_slots, self._num_kept[:num_rows])
+            states = self._state_pool.of(rows)
         return self._decoder.forward(inputs.token_ids, batches, self._kv.data, self._kv.scales, states)

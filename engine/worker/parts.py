@@ -250,7 +250,8 @@ def allocate_states(config: EngineConfig, decoder: Decoder, device: Device) -> S
     assert config.max_num_seqs is not None
     arch, num_checkpoints = decoder.arch, config.num_checkpoints
     try:
-        return StatePool.allocate(arch, config.max_num_seqs, num_checkpoints, decoder.dtype, device)
+        max_drafted = 0 if config.speculative == "none" else config.most_draws
+        return StatePool.allocate(arch, config.max_num_seqs, num_checkpoints, decoder.dtype, device, max_drafted)
     except RuntimeError as error:
         what = f"{config.max_num_seqs} recurrent states of slots and {num_checkpoints} of prefixes"
         raise out_of_memory(what, error, config, arch, 0) from error

@@ -203,6 +203,7 @@ class Runner:
         self._slots.write_drafts(plan.rows)
         if self._states is not None:
             self._states.load(plan.state_loads)
+            self._states.expect(plan.rows)
         drafts = None if self._draft_model is None else self._draft_model.draft(plan.rows)
         computed = self._decode(plan.rows) or self._compute(plan)
         if self._states is not None:
@@ -268,8 +269,15 @@ class Runner:
 
     @torch.inference_mode()
     def _end(self, plan: StepPlan, computed: _Computed, token_masks: TokenMasks) -> _Drawn | None:
-        """Draw, and let a draft head compute the step's positions, for which it needs the tokens that follow them."""
+        """Draw, and advance recurrent states by the accepted drafts. Let a draft head compute the step's positions, for
+        which it needs the tokens that follow them."""
         drawn = self._draw(plan, computed, token_masks)
+        if self._states is not None and drawn is not None and plan.has_drafts:
+            drafts = [] if computed.drafts is None else computed.drafts.tolist()
+            given = [_num_given(row, own) for row, own in _drawn_of(plan.rows, drawn.outcomes.tolist(), drafts)]
+            accepted = self._states.accepted(plan.rows, [max(count - 1, 0) for count in given])
+            if accepted is not None:
+                self._decoder.advance_states(*accepted)
         if computed.read is not None and isinstance(self._draft_model, HeadDrafts):
             self._draft_model.follow(plan.rows, computed.read)
         return drawn
@@ -386,17 +394,12 @@ class _LaunchedStep:
         if self._drawn is not None and self._drawn.logprobs is not None:
             logprobs = dict(zip(self._drawn.logprob_rows, _entries(next(tables)), strict=True))
         results = [RowResult()] * len(self._plan.rows)
-        place = first_draft = 0
-        for index, row in enumerate(self._plan.rows):
-            if row.num_to_draft:
-                row = row._replace(draft_ids=tuple(drafts[first_draft : first_draft + row.num_to_draft]))
-                first_draft += row.num_to_draft
+        place = 0
+        for index, (row, drawn) in enumerate(_drawn_of(self._plan.rows, outcomes, drafts)):
             if row.samples:
-                drawn = outcomes[place : place + row.num_draws]
-                results[index] = _result_of(
-                    row, drawn, [logprobs[i] for i in range(place, place + len(drawn)) if i in logprobs]
-                )
-                place += row.num_draws
+                end = place + len(drawn)
+                results[index] = _result_of(row, drawn, [logprobs[i] for i in range(place, end) if i in logprobs])
+                place = end
         assert place == len(outcomes), f"{len(outcomes)} drawn, {place} planned"
         return results
 
@@ -409,13 +412,31 @@ def _draws_of(rows: Sequence[Row]) -> Iterator[_Draw]:
             yield _Draw(row.slot, first + number)
 
 
+def _drawn_of(
+    rows: Sequence[Row], outcomes: Sequence[int], drafts: Sequence[int]
+) -> Iterator[tuple[Row, Sequence[int]]]:
+    """Each row of a step, with the ids of its drafts, and what it drew. `drafts`: those that the worker made."""
+    place = first_draft = 0
+    for row in rows:
+        if row.num_to_draft:
+            row = row._replace(draft_ids=tuple(drafts[first_draft : first_draft + row.num_to_draft]))
+            first_draft += row.num_to_draft
+        yield row, outcomes[place : place + row.num_draws]
+        place += row.num_draws
+
+
+def _num_given(row: Row, drawn: Sequence[int]) -> int:
+    """Number of tokens that a row gives. A draw that failed behind accepted drafts is made again by the next step, so
+    that it fails alone."""
+    count = next((place for place, outcome in enumerate(drawn) if outcome in _FAULTS), len(drawn))
+    return row.accepted(drawn[:count])
+
+
 def _result_of(row: Row, drawn: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> RowResult:
-    """The result of a row's draws. One that failed behind accepted drafts is drawn again by the next step, so that it
-    fails alone."""
+    """The result of a row's draws."""
     if drawn[0] in _FAULTS:
         return RowResult(status=_FAULTS[drawn[0]])
-    count = next((place for place, outcome in enumerate(drawn) if outcome in _FAULTS), len(drawn))
-    count = row.accepted(drawn[:count])
+    count = _num_given(row, drawn)
     return RowResult(tuple(drawn[:count]), logprobs=tuple(logprobs[:count]))
 
 

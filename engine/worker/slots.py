@@ -94,11 +94,13 @@ class Batch:
     """[R] int64: the rows' slots."""
     token_slots: Tensor
     """[T] int64: the same for each token."""
+    num_kept: Tensor | None = None
+    """[R] int32: number of the rows' tokens without drafts; None if nothing is drafted."""
 
     @property
     def state_rows(self) -> StateRows:
         """The rows as layers with a recurrent state need them."""
-        return StateRows(self.attention[0].query_start, self.attention[0].positions, self.slots)
+        return StateRows(self.attention[0].query_start, self.attention[0].positions, self.slots, self.num_kept)
 
     @classmethod
     def build(
@@ -112,4 +114,7 @@ class Batch:
             for tables in slots.block_tables.index_select(1, row_slots)
         )
         token_slots = row_slots.repeat_interleave(device.to_device(lens), output_size=sum(lens))
-        return cls(slots.gather_ids(token_slots, attention[0].positions), attention, row_slots, token_slots)
+        token_ids, num_kept = slots.gather_ids(token_slots, attention[0].positions), None
+        if plan.has_drafts:
+            num_kept = device.to_device([row.num_tokens - row.num_drafts for row in plan.rows], torch.int32)
+        return cls(token_ids, attention, row_slots, token_slots, num_kept)

@@ -108,17 +108,18 @@ void run_all(const Problem& p, const Rows& rows, int64_t num_threads) {
 }  // namespace
 
 // qkv [tokens, q | k | v]; b, a [tokens, value_heads] with strides from token to token; a_log, dt_bias [value_heads];
-// state [slots, value_heads, key_dim, value_dim]; query_start [rows + 1]; positions [tokens]; slots [rows]; out [tokens,
+// state [slots, value_heads, key_dim, value_dim]; query_start [rows + 1]; positions [tokens]; slots and num_kept [rows]; out [tokens,
 // value_heads, value_dim]. normed [tokens, 2 key_heads, key_dim] and factors [tokens, value_heads, 2] hold numbers
 // between the two parts. dtypes 0: fp32, 1: bfloat16.
 static void gated_delta(const void* qkv, const void* b, const void* a, const float* a_log, const float* dt_bias,
                         float* state, const int32_t* query_start, const int64_t* positions, const int64_t* slots,
+                        const int32_t* num_kept,
                         float* normed, float* factors, void* out, int64_t num_rows, int64_t num_tokens,
                         int64_t key_heads, int64_t value_heads, int64_t key_dim, int64_t value_dim, int64_t b_stride,
                         int64_t a_stride, int64_t dtype, int64_t num_threads) {
     const Problem p{qkv, b, a, a_log, dt_bias, normed, factors, out, num_tokens,
                     key_heads, value_heads, key_dim, value_dim, b_stride, a_stride};
-    const Rows rows{state, query_start, positions, slots, num_rows, value_heads, key_dim, value_dim};
+    const Rows rows{state, query_start, positions, slots, num_kept, num_rows, value_heads, key_dim, value_dim};
     if (dtype == 0) run_all<float>(p, rows, num_threads);
     else run_all<bf16>(p, rows, num_threads);
 }

@@ -26,6 +26,7 @@ def gated_delta(qkv: Tensor, gates: Gates, state: Tensor, rows: StateRows) -> Te
         rows.query_start.data_ptr(),
         rows.positions.data_ptr(),
         rows.slots.data_ptr(),
+        rows.kept_address,
         normed.data_ptr(),
         factors.data_ptr(),
         out.data_ptr(),

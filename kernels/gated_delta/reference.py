@@ -15,12 +15,14 @@ NORM_EPS = 1e-6
 def gated_delta(qkv: Tensor, gates: Gates, state: Tensor, rows: StateRows) -> Tensor:
     num_value_heads, value_dim = state.shape[1], state.shape[3]
     out = torch.empty((len(qkv), num_value_heads * value_dim), dtype=qkv.dtype, device=qkv.device)
-    for tokens, slot, begins in rows.spans():
+    for tokens, slot, begins, num_kept in rows.spans():
         current = torch.zeros_like(state[slot]) if begins else state[slot]
         for token in range(tokens.start, tokens.stop):
             current, attended = _advance(current, qkv[token].to(torch.float32), gates, token)
             out[token] = attended.flatten().to(qkv.dtype)
-        state[slot] = current
+            if token + 1 == tokens.start + num_kept:
+                kept = current
+        state[slot] = kept
     return out
 
 

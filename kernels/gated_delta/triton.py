@@ -80,6 +80,7 @@ def _gated_delta(
 
 
 def gated_delta(qkv: Tensor, gates: Gates, state: Tensor, rows: StateRows) -> Tensor:
+    assert rows.num_kept is None, "a GPU verifies no drafts of a model with recurrent layers"
     out = torch.empty((len(qkv), state.shape[1] * state.shape[3]), dtype=qkv.dtype, device=qkv.device)
     inputs = (qkv, gates.b, gates.a, gates.a_log, gates.dt_bias)
     numbers = gates.b.stride(0), gates.a.stride(0), num_groups(qkv.shape[1], state)

@@ -84,15 +84,16 @@ void run_all(const Problem& p, const Rows& rows, int64_t num_threads) {
 }  // namespace
 
 // xbc [tokens, x | B | C]; dt [tokens, heads] with a stride from token to token; a_log, dt_bias, d [heads]; state [slots,
-// heads, key_dim, value_dim]; query_start [rows + 1]; positions [tokens]; slots [rows]; out [tokens, heads, value_dim].
+// heads, key_dim, value_dim]; query_start [rows + 1]; positions [tokens]; slots and num_kept [rows]; out [tokens, heads, value_dim].
 // `wide` and `factors` hold numbers between the two parts. dtypes of xbc and dt 0: fp32, 1: bfloat16.
 static void mamba2(const void* xbc, const void* dt, const float* a_log, const float* dt_bias, const float* d,
                    float* state, const int32_t* query_start, const int64_t* positions, const int64_t* slots,
+                   const int32_t* num_kept,
                    float* wide, float* factors, float* out, int64_t num_rows, int64_t num_tokens, int64_t groups,
                    int64_t heads, int64_t key_dim, int64_t value_dim, int64_t dt_stride, int64_t dtype,
                    int64_t num_threads) {
     const Problem p{xbc, dt, a_log, dt_bias, d, wide, factors, out, num_tokens, groups, dt_stride};
-    const Rows rows{state, query_start, positions, slots, num_rows, heads, key_dim, value_dim};
+    const Rows rows{state, query_start, positions, slots, num_kept, num_rows, heads, key_dim, value_dim};
     if (dtype == 0) run_all<float>(p, rows, num_threads);
     else run_all<bf16>(p, rows, num_threads);
 }

@@ -24,6 +24,7 @@ def mamba2(xbc: Tensor, dt: Tensor, weights: Weights, state: Tensor, rows: State
         rows.query_start.data_ptr(),
         rows.positions.data_ptr(),
         rows.slots.data_ptr(),
+        rows.kept_address,
         wide.data_ptr(),
         factors.data_ptr(),
         out.data_ptr(),

@@ -22,12 +22,14 @@ class Weights(NamedTuple):
 def mamba2(xbc: Tensor, dt: Tensor, weights: Weights, state: Tensor, rows: StateRows) -> Tensor:
     _, num_heads, _, head_dim = state.shape
     out = torch.empty((len(xbc), num_heads * head_dim), dtype=torch.float32, device=xbc.device)
-    for tokens, slot, begins in rows.spans():
+    for tokens, slot, begins, num_kept in rows.spans():
         current = torch.zeros_like(state[slot]) if begins else state[slot]
         for token in range(tokens.start, tokens.stop):
             current, read = _advance(current, xbc[token].to(torch.float32), dt[token].to(torch.float32), weights)
             out[token] = read.flatten()
-        state[slot] = current
+            if token + 1 == tokens.start + num_kept:
+                kept = current
+        state[slot] = kept
     return out
 
 

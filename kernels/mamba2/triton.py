@@ -64,6 +64,7 @@ def _mamba2(
 
 
 def mamba2(xbc: Tensor, dt: Tensor, weights: Weights, state: Tensor, rows: StateRows) -> Tensor:
+    assert rows.num_kept is None, "a GPU verifies no drafts of a model with recurrent layers"
     out = torch.empty((len(xbc), state.shape[1] * state.shape[3]), dtype=torch.float32, device=xbc.device)
     numbers = dt.stride(0), num_groups(xbc.shape[1], state)
     return triton_recurrent.run(_mamba2, (xbc, dt, *weights), state, rows, out, *numbers)

@@ -25,6 +25,7 @@ struct Problem {
     const int32_t* query_start;
     const int64_t* positions;
     const int64_t* slots;
+    const int32_t* num_kept;  // or null: all tokens
     void* out;
     int64_t num_channels, stride;
     bool has_silu;
@@ -65,6 +66,7 @@ void convolve(const Problem& p, int64_t row, int64_t channel, int count) {
     if (p.positions[first])
         for (int j = 0; j < W - 1; j++)
             for (int v = 0; v < V; v++) inputs[j][v] = load_some(state + j * size + v * LANES, part(v));
+    const int64_t last = (p.num_kept ? first + p.num_kept[row] : end) - 1;
     for (int64_t token = first; token < end; token++)
         for (int v = 0; v < V; v++) {
             inputs[W - 1][v] = load_some(x + token * p.stride + v * LANES, part(v));
@@ -76,9 +78,9 @@ void convolve(const Problem& p, int64_t row, int64_t channel, int count) {
             if (p.behind) sum = sum * gate(p.behind, token, v);
             store_some(out + token * size + v * LANES, sum, part(v));
             for (int j = 0; j < W - 1; j++) inputs[j][v] = inputs[j + 1][v];
+            if (token == last)
+                for (int j = 0; j < W - 1; j++) store_some(state + j * size + v * LANES, inputs[j][v], part(v));
         }
-    for (int j = 0; j < W - 1; j++)
-        for (int v = 0; v < V; v++) store_some(state + j * size + v * LANES, inputs[j][v], part(v));
 }
 
 template <int W, class T>
@@ -109,10 +111,11 @@ void run_width(const Problem& p, int64_t width, int64_t num_rows, int64_t num_to
 // or null; state [slots, width - 1, channels]; query_start [rows + 1]; positions [tokens]; slots [rows]; out [tokens, channels]. dtypes 0: fp32, 1:
 // bfloat16.
 static void short_conv(const void* x, const void* before, const void* behind, const float* weight, const float* bias,
-                       void* state, const int32_t* query_start, const int64_t* positions, const int64_t* slots, void* out, int64_t num_rows, int64_t num_tokens,
+                       void* state, const int32_t* query_start, const int64_t* positions, const int64_t* slots,
+                       const int32_t* num_kept, void* out, int64_t num_rows, int64_t num_tokens,
                        int64_t num_channels, int64_t stride, int64_t width, int64_t has_silu, int64_t dtype,
                        int64_t num_threads) {
-    const Problem p{x, before, behind, weight, bias, state, query_start, positions, slots, out, num_channels, stride, has_silu != 0};
+    const Problem p{x, before, behind, weight, bias, state, query_start, positions, slots, num_kept, out, num_channels, stride, has_silu != 0};
     if (dtype == 0) run_width<float>(p, width, num_rows, num_tokens, num_threads);
     else run_width<bf16>(p, width, num_rows, num_tokens, num_threads);
 }

@@ -28,6 +28,7 @@ def short_conv(
         rows.query_start.data_ptr(),
         rows.positions.data_ptr(),
         rows.slots.data_ptr(),
+        rows.kept_address,
         out.data_ptr(),
         rows.slots.shape[0],
         x.shape[0],

@@ -23,7 +23,7 @@ def short_conv(
     x = x if gates is None else x * gates[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     width = weight.shape[0]
-    for tokens, slot, begins in rows.spans():
+    for tokens, slot, begins, num_kept in rows.spans():
         history = torch.zeros_like(state[slot]) if begins else state[slot]
         inputs = torch.cat([history, x[tokens]])
         num_tokens = inputs.shape[0] - width + 1
@@ -34,5 +34,5 @@ def short_conv(
         total = total if bias is None else total + bias
         total = total / torch.neg(total).exp_().add_(1.0) if has_silu else total
         out[tokens] = (total if gates is None else total * gates[1][tokens].to(torch.float32)).to(x.dtype)
-        state[slot] = inputs[num_tokens:]
+        state[slot] = inputs[num_kept : num_kept + width - 1]
     return out

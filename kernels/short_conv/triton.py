@@ -89,6 +89,7 @@ def short_conv(
     rows: StateRows,
     has_silu: bool,
 ) -> Tensor:
+    assert rows.num_kept is None, "a GPU verifies no drafts of a model with recurrent layers"
     num_tokens, size = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tokens, channels, num_warps = _DECODE if num_tokens == len(rows.slots) else _PROMPT

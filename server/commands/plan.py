@@ -283,7 +283,7 @@ def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Worklo
             raise ConfigError(f"{flag} must be from 1 to {limit} for this model, but got {value}")
     if asked.block_size not in BLOCK_SIZES:
         raise ConfigError(f"--block-size must be one of {BLOCK_SIZES}, but got {asked.block_size}")
-    kind = speculative_on(machine.device, facts.arch)[0] if asked.speculative == "auto" else asked.speculative
+    kind = speculative_on(machine.device)[0] if asked.speculative == "auto" else asked.speculative
     return Workload(
         num_seqs=asked.batch,
         max_model_len=context,

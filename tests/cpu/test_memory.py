@@ -40,8 +40,11 @@ from inferd.engine.sample.rules import SlotRules
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
+from inferd.engine.worker.states import StatePool
 from inferd.kernels.paged_attention import ATTENTION_SPLIT, passes
+from tests.arch.test_families import PUBLISHED
 from tests.cpu.quantized_checkpoints import save
+from tests.unit.test_step_cost import QWEN35_08B
 
 TOLERANCE = 0.03
 
@@ -179,6 +182,22 @@ def test_tables_slots_and_cache_are_exactly_as_planned(changes: dict[str, object
     for_queries = [query_table(rope, table) for rope, table in tables.items()]
     every = [*tables.values(), *(table for table in for_queries if table is not None)]
     assert sum(table.nbytes for table in every) == planned["rotary"]
+
+
+@pytest.mark.parametrize("fields", [QWEN35_08B, *(PUBLISHED[name][0] for name in ("LFM2-1.2B", "granite-4.0-h-tiny"))])
+@pytest.mark.parametrize("speculative", ["none", "ngram"])
+def test_states_are_exactly_as_planned(fields: dict[str, Any], speculative: str) -> None:
+    arch, device = describe(fields), CpuDevice(1)
+    config = EngineConfig(
+        model_path="-", dtype="bfloat16", device="cpu", max_model_len=700, block_size=16, num_blocks=99, max_num_seqs=3,
+        max_num_batched_tokens=64, kv_cache_dtype="bfloat16", weights_dtype="bfloat16", num_checkpoints=2,
+        speculative=speculative,
+    )  # type: ignore[arg-type]  # fmt: skip
+    names = ("states", "checkpoints", "inputs of drafts")
+    planned = sum(part.num_bytes for part in plan_of(config, arch).working if part.name in names)
+    max_drafted = config.most_draws if speculative == "ngram" else 0
+    pool = StatePool.allocate(arch, 3, 2, torch.bfloat16, device, max_drafted)
+    assert pool is not None and pool.num_bytes == planned
 
 
 @pytest.mark.parametrize(("name", "stored"), [("fp8", FP8), ("int8", INT8), ("int4", INT4)])

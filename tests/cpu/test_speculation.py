@@ -4,8 +4,8 @@ and logprobs that they give without, alone and in a batch, in every precision.""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,21 @@ import pytest
 from torch import Tensor
 
 from inferd.engine.api.wire.messages import Submit
+from inferd.engine.cache.checkpoints import CheckpointRules
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.ports import Grammar
+from inferd.engine.layers.gated_delta import States
+from inferd.engine.models.decoder import Decoder
 from inferd.engine.request import Request
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.limits import SchedulerConfig
+from inferd.engine.sched.plan import Row
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.speculation.ports import MOST_DRAFTS, NO_GUESS, Guess
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
-from tests.cpu.cases import CASES
+from inferd.engine.worker.states import StatePool
+from tests.cpu.cases import CASES, HYBRIDS
 from tests.cpu.test_engine import Answer, Engine, request, run, save
 
 VOCAB = 211
@@ -59,13 +64,24 @@ class KnownAnswers:
         return Guess(tuple(ids), (0.99,) * len(ids)) if ids else NO_GUESS
 
 
-def core_of(engine: Engine, guesses: KnownAnswers | None, num_blocks: int = 0) -> EngineCore:
+def core_of(
+    engine: Engine, guesses: KnownAnswers | None, num_blocks: int = 0, checkpoints: CheckpointRules | None = None
+) -> EngineCore:
     config = engine.config
     assert config.num_blocks and config.block_size and config.max_model_len
     limits = SchedulerConfig(
-        max_num_seqs=40, max_num_batched_tokens=64, max_model_len=config.max_model_len, max_draws=64
+        max_num_seqs=40,
+        max_num_batched_tokens=64,
+        max_model_len=config.max_model_len,
+        max_draws=config.most_draws if checkpoints else 64,
     )
-    cache = KVCache(num_blocks or config.num_blocks, config.block_size, engine.runner.cache_windows, step_tokens=64)
+    cache = KVCache(
+        num_blocks or config.num_blocks,
+        config.block_size,
+        engine.runner.cache_windows,
+        step_tokens=64,
+        checkpoints=checkpoints,
+    )
     scheduler = Scheduler(limits, cache, guesser=guesses)
     if scheduler._drafting is not None:
         scheduler._drafting.ignore_gains()
@@ -110,6 +126,10 @@ PRECISIONS: tuple[dict[str, str], ...] = (
 )
 
 
+WHOLE_GROUPS = {"intermediate_size": 96, "moe_intermediate_size": 64, "shared_intermediate_size": 96}
+"""Sizes of a hybrid model that int4 can store."""
+
+
 @pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize(
     ("family", "settings"),
@@ -118,22 +138,64 @@ PRECISIONS: tuple[dict[str, str], ...] = (
 )
 def test_drafts_change_no_bit(family: str, settings: dict[str, str], tmp_path: Path, is_long: bool) -> None:
     """Alone, in a batch, with little memory. gemma 3 has layers with a window."""
+    compare(Engine.load(saved(tmp_path, family), speculative="ngram", **settings), None, is_long=is_long)
+
+
+@pytest.mark.sampled(keep=1)
+@pytest.mark.parametrize("family", ["qwen 3.5", "qwen3 next, an MLP", "granite 4, experts", "lfm2 moe"])
+@pytest.mark.parametrize("settings", PRECISIONS[:4], ids=lambda settings: "-".join(settings.values()))
+def test_drafts_change_no_state(family: str, settings: dict[str, str], tmp_path: Path, is_long: bool) -> None:
+    """The same for hybrid models, also over checkpoints."""
     engine = Engine.load(saved(tmp_path, family), speculative="ngram", **settings)
+    compare(engine, CheckpointRules(min(20, engine.config.num_checkpoints), 3 * 16), is_long=is_long)
+
+
+def compare(engine: Engine, checkpoints: CheckpointRules | None, *, is_long: bool) -> None:
+    """Answers with drafts are those without."""
     asked = list(submits(500 if is_long else len(OPTIONS) + 4))
-    plain = run(core_of(engine, None), *asked)
+    plain = run(core_of(engine, None, checkpoints=checkpoints), *asked)
     num_drafts = num_accepted = 0
     for wrong in (0.0, 0.2, 1.0):
         guesses = KnownAnswers(plain, random.Random(1), wrong)
         for num_blocks in (0, 24):
-            core = core_of(engine, guesses, num_blocks)
+            core = core_of(engine, guesses, num_blocks, checkpoints)
             assert run(core, *asked) == plain
             num_drafts += core._scheduler.stats.num_drafts
             num_accepted += sum(core._scheduler.stats.accepted_drafts)
             if num_blocks:
                 assert core.stats().num_preemptions > 0
         for one in asked[:: 40 if is_long else 3]:
-            assert run(core_of(engine, guesses), one) == {one.request_id: plain[one.request_id]}
+            core = core_of(engine, guesses, checkpoints=checkpoints)
+            assert run(core, one) == {one.request_id: plain[one.request_id]}
     assert num_drafts > num_accepted > 100
+
+
+def test_a_wrong_state_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejected drafts advance a state, accepted ones do not, or do twice."""
+    engine = Engine.load(saved(tmp_path, "qwen 3.5"), dtype="float32", speculative="ngram")
+    asked = [request(f"r{i}", prompt(i, 9)) for i in range(3)]
+    plain = run(core_of(engine, None), *asked)
+    rules = CheckpointRules(5, 3 * 16)
+    accepted, advance = StatePool.accepted, Decoder.advance_states
+
+    def all_of(self: StatePool, rows: Sequence[Row], counts: Sequence[int]) -> tuple[Tensor, States] | None:
+        return accepted(self, rows, [row.num_drafts for row in rows])
+
+    def twice(self: Decoder, projected: Tensor, states: States) -> None:
+        advance(self, projected, states)
+        advance(self, projected, states)
+
+    mistakes: tuple[tuple[type, str, object], ...] = (
+        (StatePool, "expect", StatePool.expect),
+        (StatePool, "accepted", all_of),
+        (StatePool, "accepted", lambda self, rows, counts: None),
+        (Decoder, "advance_states", twice),
+    )
+    for owner, name, mistake in mistakes:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, mistake)
+            found = run(core_of(engine, KnownAnswers(plain, random.Random(1), 0.3), checkpoints=rules), *asked)
+        assert (found == plain) == (name == "expect"), name
 
 
 def test_an_answer_with_a_wrong_token_would_be_seen(tmp_path: Path) -> None:
@@ -165,8 +227,8 @@ def test_a_rejected_token_that_counts_would_be_seen(tmp_path: Path, monkeypatch:
 def saved(path: Path, family: str) -> Path:
     if family == "qwen3":
         return save(path, family)
-    (case,) = [case for case in CASES if case.name == family]
-    case.save(path)
+    case = next(case for case in (*CASES, *HYBRIDS) if case.name == family)
+    replace(case, config=case.config | WHOLE_GROUPS if case in HYBRIDS else case.config).save(path)
     return path
 
 

@@ -20,12 +20,15 @@ CUTS = ((1, 1, 1, 1), (0, 7, 2, 3), (0, 0, 0, 21), (0, 1, 1, 5))
 """Tokens of each sequence in each step. A step has a row for each sequence with tokens."""
 
 
-def rows_of(spans: Sequence[tuple[int, int, int]]) -> StateRows:
-    """Rows of (slot, first position, number of tokens)."""
+def rows_of(spans: Sequence[tuple[int, int, int]], num_drafts: int = 0) -> StateRows:
+    """Rows of (slot, first position, number of tokens), of which the last `num_drafts` leave no state. A row without
+    tokens follows."""
     ends = [0, *accumulate(count for _, _, count in spans)]
     positions = [position for _, first, count in spans for position in range(first, first + count)]
+    slots, kept = [slot for slot, _, _ in spans], [count - num_drafts for _, _, count in spans]
+    num_kept = torch.tensor([*kept, 1], dtype=torch.int32) if num_drafts else None
     return StateRows(
-        torch.tensor(ends, dtype=torch.int32), torch.tensor(positions), torch.tensor([slot for slot, _, _ in spans])
+        torch.tensor([*ends, ends[-1]], dtype=torch.int32), torch.tensor(positions), torch.tensor([*slots, 0]), num_kept
     )
 
 
@@ -35,9 +38,9 @@ def whole(step: Step) -> Tensor:
     return step(torch.arange(sum(LENS)), rows_of(spans))
 
 
-def in_steps(step: Step, result: Tensor) -> Tensor:
-    """All sequences in steps, which are written to a copy of `result`. Each step also has a row of padding, and some
-    have a row without tokens."""
+def in_steps(step: Step, result: Tensor, num_drafts: int = 0) -> Tensor:
+    """All sequences in steps, which are written to a copy of `result`. Each row ends with drafts that are rejected:
+    tokens of other places. Each step also has a row of padding, and some have a row without tokens."""
     result = torch.full_like(result, float("nan"))
     firsts = [0, *accumulate(LENS)]
     done = [0] * len(LENS)
@@ -45,11 +48,16 @@ def in_steps(step: Step, result: Tensor) -> Tensor:
         spans, tokens = [], []
         for place, count in enumerate(counts):
             if count:
-                spans.append((SLOTS[place], done[place], count))
-                tokens += range(firsts[place] + done[place], firsts[place] + done[place] + count)
+                spans.append((SLOTS[place], done[place], count + num_drafts))
+                first = firsts[place] + done[place]
+                tokens += [*range(first, first + count), *range(num_drafts)]
                 done[place] += count
+        own = len(spans)
         spans += [*[(SLOTS[0], 0, 0)] * (max(counts) > 1), (-1, 0, 1)]
-        result[tokens] = step(torch.tensor([*tokens, 0]), rows_of(spans))[:-1]
+        found = step(torch.tensor([*tokens, 0]), rows_of(spans, num_drafts)).split([count for _, _, count in spans])
+        for (slot, position, count), computed in zip(spans[:own], found, strict=False):
+            first = firsts[SLOTS.index(slot)] + position
+            result[first : first + count - num_drafts] = computed[: count - num_drafts]
     assert tuple(done) == LENS
     return result
 

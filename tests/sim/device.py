@@ -49,6 +49,8 @@ class _Slot:
     """Positions whose KV is written; None until the first row says at which one it starts."""
     state: State = None
     """The working state. That of an earlier request stays, as on a real device."""
+    state_to_save: State = None
+    """The working state before the drafts of the row that ran last."""
     states: list[Views] = field(default_factory=list)
     """Results of this admission's rows, if a mean of them was requested."""
     is_broken: bool = False
@@ -236,7 +238,7 @@ class SimulatedDevice:
             results.append(self._run_row(row, [allowed.get(draw, _ANY) for draw in draws]))
             first_draw += row.num_draws
         if self._states is not None:
-            self._states.end(plan, {row.slot: self._slots[row.slot].state for row in plan.rows})
+            self._states.end(plan, {row.slot: self._slots[row.slot].state_to_save for row in plan.rows})
         self._results[plan.step_id] = StepResult(plan.step_id, tuple(results), 0.001 + self._token_s * plan.num_tokens)
 
     def _admit(self, admission: Admission) -> None:
@@ -282,13 +284,13 @@ class SimulatedDevice:
         self._cells.write(slot.tables, slot.ids, row.start, end, first_nan)
         slot.num_written = end
         if is_nan:
-            slot.is_broken, slot.state = True, None
+            slot.is_broken, slot.state, slot.state_to_save = True, None, None
             slot.ids[first:] = [0] if row.samples else slot.ids[first:]
             return RowResult(status=RowStatus.NUMERICAL_ERROR)
         read = self._cells.read(slot.tables, slot.ids, row.start, first_nan, admission.request_id)
         if self._states is not None:
             states = states_in(slot.state, slot.ids, row.start, end, admission.request_id)
-            slot.state = states[end]
+            slot.state = slot.state_to_save = states[first]
             read.append(states)
         prompt_logprobs = self._score(slot, admission, row, read)
         if not row.samples:
@@ -296,6 +298,8 @@ class SimulatedDevice:
         result = self._draw(admission, row, read, allowed[:num_finite])
         slot.ids[first:] = result.token_ids or (0,)
         slot.num_written = len(slot.ids) - 1
+        if self._states is not None:
+            slot.state = self._states.accepted(read[-1], first, len(slot.ids) - 1, end)
         return result._replace(prompt_logprobs=prompt_logprobs)
 
     def _make_drafts(self, slot: _Slot, admission: Admission, row: Row) -> tuple[int, ...]:

@@ -6,17 +6,20 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from inferd.engine.cache.table import BlockTable
 from inferd.engine.request import Request
 from inferd.engine.sched import drafting as drafting_module
 from inferd.engine.sched.drafting import Drafting
 from inferd.engine.sched.entry import Entry
 from inferd.engine.sched.fairness.fair import Shares
 from inferd.engine.sched.latency.budget import TimedBudget
-from inferd.engine.sched.plan import Row, RowResult
+from inferd.engine.sched.plan import Row, RowResult, StateCopy
 from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.sched.slots import SlotTable
+from tests.sim.oracle import next_state
 from tests.sim.planting import Patch, Plants
+from tests.sim.states import States
 
 plant = Plants()
 
@@ -238,3 +241,45 @@ def prefix_hits_count_as_computed_by_the_draft_model(patch: Patch) -> None:
 def draft_model_remembers_blocks_given_back(patch: Patch) -> None:
     """A preempted request comes back to other blocks."""
     _start_drafting_at(patch, lambda entry, before: before)
+
+
+# -- recurrent states --------------------------------------------------------------------------------------------------
+
+
+@plant
+def rejected_drafts_advance_the_state(patch: Patch) -> None:
+    """The worker leaves the state behind all drafts of a row."""
+    patch.setattr(States, "accepted", lambda self, states, first, accepted, end: states[end])
+
+
+@plant
+def accepted_drafts_do_not_advance_the_state(patch: Patch) -> None:
+    """The worker leaves the state before the drafts of a row."""
+    patch.setattr(States, "accepted", lambda self, states, first, accepted, end: states[first])
+
+
+@plant
+def accepted_drafts_advance_the_state_twice(patch: Patch) -> None:
+    """The worker applies accepted drafts to the state behind them."""
+
+    def twice(self: States, states: dict[int, int], first: int, accepted: int, end: int) -> int:
+        return states[accepted] if accepted == first else next_state(states[accepted], states[accepted])
+
+    patch.setattr(States, "accepted", twice)
+
+
+@plant
+def checkpoint_is_left_behind_drafts(patch: Patch) -> None:
+    """Wrong boundary: a row with drafts saves a checkpoint for its end, and its state is the one before them."""
+    add_drafts = PlanBuilder.add_drafts
+    patch.setattr(BlockTable, "most_drafts", lambda self, num_before: 1 << 62)
+
+    def saved(self: PlanBuilder, index: int, draft_ids: tuple[int, ...] | None, num_drafts: int) -> None:
+        add_drafts(self, index, draft_ids, num_drafts)
+        entry, row = self.entries[index], self.rows[index]
+        checkpoint_id = entry.table.leave_checkpoint(row.start + row.num_tokens, 1)
+        if checkpoint_id is not None:
+            self.state_saves[:] = [copy for copy in self.state_saves if copy.slot != row.slot]
+            self.state_saves.append(StateCopy(row.slot, checkpoint_id))
+
+    patch.setattr(PlanBuilder, "add_drafts", saved)

@@ -94,8 +94,7 @@ def make_scenario(seed: int) -> Scenario:
     rng = Random(seed)
     limits = _limits(rng)
     speculation = _speculation(seed, limits.windows)
-    if speculation is None:
-        limits = replace(limits, checkpoints=_checkpoints(seed, limits.block_size))
+    limits = replace(limits, checkpoints=_checkpoints(seed, limits.block_size))
     is_flood = rng.random() < 0.06
     jobs = (_flooded(limits),) if is_flood else _with_tenants(seed, _with_targets(seed, _jobs(rng, limits)))
     last_tick = max(job.arrival_tick for job in jobs) + 40
@@ -115,7 +114,7 @@ def make_scenario(seed: int) -> Scenario:
 
 
 def _checkpoints(seed: int, block_size: int) -> CheckpointRules | None:
-    """Recurrent states in half of the scenarios without guesses, from a random source of their own."""
+    """Recurrent states in half of the scenarios, from a random source of their own."""
     rng = Random(f"states {seed}")
     if rng.random() < 0.5:
         return None

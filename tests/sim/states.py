@@ -53,7 +53,13 @@ class States:
             self._checkpoints[checkpoint_id] = None
         return {copy.slot: self._checkpoints[copy.checkpoint_id] for copy in plan.state_loads}
 
+    def accepted(self, states: Mapping[int, int], first: int, accepted: int, end: int) -> State:
+        """The working state after a row up to `end`, whose drafts begin at `first`. `accepted`: end of those that were
+        accepted."""
+        assert first <= accepted <= end
+        return states[accepted]
+
     def end(self, plan: StepPlan, states: Mapping[int, State]) -> None:
-        """Save the states behind a step's rows, by slot."""
+        """Save states by slot: those behind a step's rows, and of a row with drafts the one before them."""
         for copy in plan.state_saves:
             self._checkpoints[copy.checkpoint_id] = states[copy.slot]

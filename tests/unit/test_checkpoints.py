@@ -13,6 +13,7 @@ from inferd.engine.request import Request
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import RowResult, StepPlan, StepResult
 from inferd.engine.sched.scheduler import Scheduler
+from inferd.engine.speculation.ports import Guess, Guesser
 
 BLOCK = 4
 NEVER = 1000 * BLOCK
@@ -21,11 +22,20 @@ NEVER = 1000 * BLOCK
 class Engine:
     """A scheduler over a cache with checkpoints, whose model draws token 0."""
 
-    def __init__(self, num_checkpoints: int = 50, interval: int = NEVER, budget: int = 64, depth: int = 0) -> None:
+    def __init__(
+        self,
+        num_checkpoints: int = 50,
+        interval: int = NEVER,
+        budget: int = 64,
+        depth: int = 0,
+        guesser: Guesser | None = None,
+    ) -> None:
         rules = CheckpointRules(num_checkpoints, interval)
         self.cache = KVCache(400, BLOCK, checkpoints=rules)
-        limits = SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=budget, max_model_len=2000)
-        self.scheduler = Scheduler(limits, self.cache)
+        limits = SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=budget, max_model_len=2000, max_draws=64)
+        self.scheduler = Scheduler(limits, self.cache, guesser=guesser)
+        if self.scheduler._drafting is not None:
+            self.scheduler._drafting.ignore_gains()
         self.plans: list[StepPlan] = []
         self.launched: deque[StepPlan] = deque()
         self.depth = depth
@@ -47,7 +57,7 @@ class Engine:
 
     def apply(self) -> None:
         plan = self.launched.popleft()
-        results = tuple(RowResult((0,) if row.samples else ()) for row in plan.rows)
+        results = tuple(RowResult((0,) * row.accepted((0,) * row.num_draws)) for row in plan.rows)
         for applied in self.scheduler.apply(StepResult(plan.step_id, results, 0.0)):
             if applied.request.is_complete:
                 self.scheduler.finish(applied.request)
@@ -64,9 +74,19 @@ class Engine:
 
     @property
     def saved_at(self) -> list[int]:
-        """Positions at which states were saved, in order."""
-        ends = [{row.slot: row.start + row.num_tokens for row in plan.rows} for plan in self.plans]
+        """Positions at which states were saved, in order. Of rows with drafts those before them."""
+        ends = [{row.slot: row.start + row.num_tokens - row.num_drafts for row in plan.rows} for plan in self.plans]
         return [at[copy.slot] for plan, at in zip(self.plans, ends, strict=True) for copy in plan.state_saves]
+
+
+class Zeros:
+    """Guesses that the model draws token 0, and in part another."""
+
+    def __init__(self, num_right: int) -> None:
+        self._num_right = num_right
+
+    def guess(self, request: Request) -> Guess:
+        return Guess((0,) * self._num_right + (1,) * (15 - self._num_right), (0.99,) * 15)
 
 
 def ids(first: int, count: int) -> tuple[int, ...]:
@@ -196,3 +216,17 @@ def test_a_reset_drops_all() -> None:
 def test_without_prefixes_there_are_none() -> None:
     cache = KVCache(8, BLOCK, shares_prefixes=False, checkpoints=CheckpointRules(4, NEVER))
     assert cache.states is None
+
+
+@pytest.mark.parametrize("num_right", [0, 2, 15])
+@pytest.mark.parametrize("interval", [NEVER, 3 * BLOCK])
+def test_drafts_pass_no_checkpoint(interval: int, num_right: int) -> None:
+    """A row of drafts ends before the next one, so that the first token of a later row reaches it."""
+    plain, drafted = Engine(interval=interval), Engine(interval=interval, guesser=Zeros(num_right))
+    for engine in (plain, drafted):
+        assert engine.run(ids(0, 18), max_tokens=60) == [0]
+        assert engine.run((*ids(0, 18), *(0,) * 59, 7)) == [72]
+    assert drafted.saved_at == plain.saved_at
+    accepted = drafted.scheduler.stats.accepted_drafts
+    assert max([place for place, count in enumerate(accepted, start=1) if count], default=0) == min(num_right, 7)
+    assert drafted.scheduler.stats.num_drafts

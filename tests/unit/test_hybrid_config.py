@@ -50,7 +50,8 @@ def test_checkpoints_take_half_of_the_memory_for_prefixes() -> None:
     assert config.checkpoint_interval % 32 == 0
     assert config.checkpoint_interval == pytest.approx(config.num_blocks * 32 / config.num_checkpoints, abs=32)
     told = {decision.field: decision.why for decision in decisions}
-    assert "cannot go back" in told["speculative"] and config.speculative == "none"
+    assert "many at a time" in told["speculative"] and config.speculative == "suffix"
+    assert parts["inputs of drafts"] == 128 * 18 * (6144 + 2048 + 2 * 16) * 2
 
 
 def test_one_sequence_goes_before_checkpoints() -> None:
@@ -86,10 +87,7 @@ def test_checkpoints_are_at_most_one_a_block() -> None:
 
 
 def test_what_it_cannot_do_is_refused_by_name() -> None:
-    for changes, words in (
-        ({"speculative": "ngram"}, "recurrent layers cannot go back.*give --speculative none"),
-        ({"tensor_parallel_size": 2}, "recurrent layers are computed by one process"),
-    ):
+    for changes, words in (({"tensor_parallel_size": 2}, "recurrent layers are computed by one process"),):
         with pytest.raises(ConfigError, match=words):
             resolve(msgspec.structs.replace(ASKED, **changes), HYBRID, machine(64))
 
@@ -98,6 +96,9 @@ def test_a_gpu_holds_the_states() -> None:
     """The plan counts them among the GPU's memory, with what a recorded step needs in a recurrent layer."""
     config = resolve(ASKED, HYBRID, gpu_machine())[0]
     assert config.device == "cuda" and config.max_num_seqs and config.num_checkpoints
+    assert config.speculative == "none"
+    with pytest.raises(ConfigError, match="on a GPU recurrent layers verify no guesses"):
+        resolve(msgspec.structs.replace(ASKED, speculative="ngram"), HYBRID, gpu_machine())
     work = Workload(num_seqs=8, step_tokens=256, max_model_len=4096, block_size=32, device="cuda", num_checkpoints=5)
     parts = {part.name: part.num_bytes for part in working_parts(ARCH, BF16, work)}
     assert parts["states"] == 8 * STATE and parts["checkpoints"] == 5 * STATE

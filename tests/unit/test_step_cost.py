@@ -92,6 +92,8 @@ def test_a_hybrid_reads_and_writes_the_state_of_each_row() -> None:
     one, two = work.step([100], [1], 1), work.step([100, 100], [1, 1], 2)
     context, own = 101 * 6 * 2 * 2 * 256 * 2, 2 * 1024 + 6 * 2 * 2 * 256 * 2 + 8 * 248320
     assert two.num_bytes - one.num_bytes == 2 * state + context + own
+    drafted = work.step([100, 101, 102], [1, 1, 1], 3, num_states=2)
+    assert drafted.num_bytes == work.step([100, 101, 102], [1, 1, 1], 3).num_bytes - 2 * state
     delta, attention = 1024 * (6144 + 2048 + 32) + 2048 * 1024, 1024 * (4096 + 1024) + 2048 * 1024
     matrices = 18 * delta + 6 * attention + 24 * 3 * 1024 * 3584
     assert one.flops == 2 * matrices + 6 * numbers + 2 * 1024 * 248320 + 6 * 4 * 8 * 256 * 101

@@ -134,10 +134,13 @@ class WorkModel:
             ),
         )
 
-    def step(self, starts: Sequence[int], counts: Sequence[int], num_logits: int) -> StepWork:
+    def step(
+        self, starts: Sequence[int], counts: Sequence[int], num_logits: int, num_states: int | None = None
+    ) -> StepWork:
         """Work of a step whose row i computes positions `starts[i] .. starts[i] + counts[i]`, with at least one row.
 
-        `num_logits`: number of tokens with logits, for sampling or for prompt logprobs.
+        `num_logits`: number of tokens with logits, for sampling or for prompt logprobs. `num_states`: how many times a
+        recurrent state is read and written; None for once a row.
         """
         num_tokens = sum(counts)
         phase: StepPhase = "decode"
@@ -147,7 +150,7 @@ class WorkModel:
             singles = [start for start, count in zip(starts, counts, strict=True) if count == 1]
             phase = "mixed" if singles else "prefill"
         flops = num_tokens * self.token_flops + num_logits * self.logits_flops
-        num_bytes = num_tokens * self.token_bytes + len(counts) * self.row_bytes
+        num_bytes = num_tokens * self.token_bytes + (len(counts) if num_states is None else num_states) * self.row_bytes
         num_bytes += self.weight_bytes + self.experts_bytes(num_tokens)
         if num_logits:
             num_bytes += num_logits * self.logits_bytes + self.head_bytes

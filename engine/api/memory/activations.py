@@ -142,6 +142,7 @@ def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Par
         Part("slots", _slots(arch, work)),
         Part("states", term(work.num_seqs, "slots") * state_bytes(arch, precision)),
         Part("checkpoints", term(work.num_checkpoints) * state_bytes(arch, precision)),
+        Part("inputs of drafts", _drafted(arch, precision, work)),
         Part("sampling rules", _rules(arch, work)),
         Part("activations", _activations(arch, precision, work)),
         Part("partial sums", _partials(arch, work)),
@@ -154,6 +155,14 @@ def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Par
         Part("processes", term(BASE_BYTES, "B")),
     )
     return tuple(part for part in parts if part.num_bytes)
+
+
+def _drafted(arch: Arch, precision: Precision, work: Workload) -> Formula:
+    """Outputs of its input projection that each recurrent layer keeps of a step's drafts."""
+    if arch.recurrent is None or not work.speculates:
+        return NOTHING
+    width = term(sum(arch.recurrent.in_sizes)) * precision.dtype_bytes
+    return term(work.num_draws, "tokens") * term(len(arch.recurrent_layers), "layers") * width
 
 
 def _drafting(work: Workload) -> Formula:
