@@ -4,7 +4,7 @@ and logprobs that they give without, alone and in a batch, in every precision.""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from inferd.engine.models.decoder import Decoder
 from inferd.engine.request import Request
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.limits import SchedulerConfig
-from inferd.engine.sched.plan import Row
+from inferd.engine.sched.plan import Row, StateCopy
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.speculation.ports import MOST_DRAFTS, NO_GUESS, Guess
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
+from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.states import StatePool
 from tests.cpu.cases import CASES, HYBRIDS
 from tests.cpu.test_engine import Answer, Engine, request, run, save
@@ -126,7 +127,12 @@ PRECISIONS: tuple[dict[str, str], ...] = (
 )
 
 
-WHOLE_GROUPS = {"intermediate_size": 96, "moe_intermediate_size": 64, "shared_intermediate_size": 96}
+WHOLE_GROUPS = {
+    "intermediate_size": 96,
+    "moe_intermediate_size": 64,
+    "shared_intermediate_size": 96,
+    "shared_expert_intermediate_size": 96,
+}
 """Sizes of a hybrid model that int4 can store."""
 
 
@@ -196,6 +202,34 @@ def test_a_wrong_state_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyP
             patch.setattr(owner, name, mistake)
             found = run(core_of(engine, KnownAnswers(plain, random.Random(1), 0.3), checkpoints=rules), *asked)
         assert (found == plain) == (name == "expect"), name
+
+
+def test_the_next_turn_goes_on_from_the_right_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of an answer holds the state before the drafts of its row. A later state would be seen."""
+    engine = Engine.load(saved(tmp_path, "qwen 3.5"), dtype="float32", speculative="ngram")
+    asked = [request(f"r{i}", prompt(i, 20 + i)) for i in range(4)]
+    plain = run(core_of(engine, None), *asked)
+    turns = [request(f"{one.request_id}+", (*one.prompt_ids, *plain[one.request_id].token_ids, 7)) for one in asked]
+    expected = run(core_of(engine, None), *turns)
+
+    def next_turn() -> tuple[dict[str, Answer], int]:
+        guesses = KnownAnswers(plain | expected, random.Random(1), 0.0)
+        core = core_of(engine, guesses, checkpoints=CheckpointRules(20, 1000 * 16))
+        run(core, *asked)
+        return run(core, *turns), core.stats().prefix_hit_tokens
+
+    assert next_turn() == (expected, 4 * 32)
+    save, end, late = StatePool.save, Runner._end, list[tuple[StatePool, Iterable[StateCopy]]]()
+
+    def save_late(self: Runner, *step: Any) -> Any:
+        drawn = end(self, *step)
+        while late:
+            save(*late.pop())
+        return drawn
+
+    monkeypatch.setattr(StatePool, "save", lambda self, copies: late.append((self, copies)))
+    monkeypatch.setattr(Runner, "_end", save_late)
+    assert next_turn()[0] != expected
 
 
 def test_an_answer_with_a_wrong_token_would_be_seen(tmp_path: Path) -> None:
