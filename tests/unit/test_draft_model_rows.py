@@ -300,7 +300,7 @@ class Counted:
 
     asked: list[tuple[list[int], list[int], int]] = field(default_factory=list)
 
-    def step(self, starts: Sequence[int], counts: Sequence[int], num_logits: int) -> StepWork:
+    def step(self, starts: Sequence[int], counts: Sequence[int], num_logits: int, _states: int = 0) -> StepWork:
         self.asked.append((list(starts), list(counts), num_logits))
         return StepWork("decode", 100 * sum(counts), 10)
 
