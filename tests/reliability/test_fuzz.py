@@ -168,4 +168,4 @@ def test_one_seed_makes_one_list_and_every_route_is_in_it() -> None:
     assert {route.path for route in ROUTES if route.fields is not None} <= {
         item.path.partition("?")[0] for item in made
     }
-    assert len({item.body for item in made}) > 300
+    assert len({item.body for item in made}) > 280, "85% have a body, and few of those are alike"
