@@ -34,9 +34,25 @@ class AdminApi:
         self._services = services
 
     async def config(self, request: Request) -> Response:
-        """Setting -> its value, its source and what it became. Keys are counted, never shown."""
+        """Setting -> its value, its source and what it became. Keys are counted, never shown.
+
+        They are those of the first model. `models` has those of the others that differ.
+        """
         del request
-        return Response(any_json(self._services.first.config), media_type="application/json")
+        first, *others = self._services
+        config = dict(first.config)
+        if others:
+            config["models"] = {
+                "value": ", ".join(service.model.names[0] for service in self._services),
+                "source": first.config["models"]["source"],
+                "became": {
+                    other.model.names[0]: {
+                        name: setting for name, setting in other.config.items() if setting != first.config[name]
+                    }
+                    for other in others
+                },
+            }
+        return Response(any_json(config), media_type="application/json")
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Running requests keep the blocks that they hold. Raises `RequestError` if there is no engine."""

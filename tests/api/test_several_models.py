@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from inferd.server.api.app import AppOptions, Backend
+from inferd.server.api.app import AppOptions, Backend, settled
+from inferd.server.config.settings import Settings
 from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.latency import Targets
 from inferd.server.text.model import ServedModel
@@ -47,9 +48,11 @@ def first(model: ServedModel) -> ScriptedRouter:
 
 @pytest.fixture(scope="module")
 def two(model: ServedModel, first: ScriptedRouter, second: ScriptedRouter) -> Iterator[httpx.Client]:
-    options = AppOptions(admin_keys=("boss",), targets=Targets(3.0), has_access_log=False)
-    metrics = Metrics("second")
-    beside = Backend(second.model, second, metrics, AppOptions(targets=Targets(5.0)))  # type: ignore[arg-type]
+    options = AppOptions(
+        admin_keys=("boss",), targets=Targets(3.0), has_access_log=False, config=settled(Settings(), None)
+    )
+    other = AppOptions(targets=Targets(5.0), config=settled(Settings(dtype="float16"), None))
+    beside = Backend(second.model, second, Metrics("second"), other)  # type: ignore[arg-type]
     with serving(model, first, options, others=[beside]) as url, httpx.Client(base_url=url, timeout=20) as client:
         yield client
 
@@ -141,6 +144,12 @@ def test_each_model_has_its_series(two: httpx.Client) -> None:
     assert len([line for line in lines if line.startswith("inferd_engine_up{")]) == 2
     assert len([line for line in lines if line == "# TYPE inferd_engine_up gauge"]) == 1
     assert len([line for line in lines if line.startswith("inferd_api_keys")]) <= 1, "the server has its series once"
+
+
+def test_the_settings_of_the_second_that_differ_are_shown(two: httpx.Client) -> None:
+    config = two.get("/config", headers=ADMIN).json()
+    assert config["dtype"]["value"] == "auto" and config["models"]["value"] == "tiny, second"
+    assert config["models"]["became"] == {"second": {"dtype": {"value": "float16", "source": "code", "became": None}}}
 
 
 def test_the_prefix_caches_of_all_are_cleared(two: httpx.Client, first: ScriptedRouter, second: ScriptedRouter) -> None:
