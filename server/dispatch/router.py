@@ -322,8 +322,8 @@ class Router:
             raise errors.model_is_busy(f"This model has {len(self._streams)} unfinished answers")
         if self._death is not None or (self.is_unloaded and not self.is_wanted):
             return
-        if not self.became_ready.is_set():
-            raise errors.model_is_busy("This model is being loaded")
+        if not self.became_ready.is_set() or any(replica.awaited for replica in self.replicas):
+            raise errors.model_is_busy("This model or an adapter of it is being loaded")
         self._begin_anew()
         if self.on_unload is not None:
             await self.on_unload()

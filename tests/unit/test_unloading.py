@@ -10,6 +10,7 @@ import pytest
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.kv_events import CLEARED
 from inferd.engine.api.wire.messages import Delta
+from inferd.engine.api.wire.params import Adapter
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.observability.metrics import Metrics
@@ -89,6 +90,10 @@ def test_a_model_with_requests_is_not_unloaded() -> None:
         assert refused.value.code == "model_is_busy"
         assert model.router.is_up and not model.num_unloaded
         await model.end(stream)
+        model.router.replicas[0].awaited.append(Adapter(0, "digest"))
+        with pytest.raises(RequestError, match="an adapter of it is being loaded"):
+            await model.router.unload()
+        model.router.replicas[0].awaited.clear()
         await model.router.unload()
         assert not model.router.is_up
 
@@ -114,7 +119,7 @@ def test_requests_of_a_model_that_cannot_be_loaded_end_with_the_reason() -> None
         assert not router.is_ready and router.failure == "the weights are gone"
         again = asyncio.create_task(router.load())
         await asyncio.sleep(0)
-        with pytest.raises(RequestError, match="This model is being loaded") as busy:
+        with pytest.raises(RequestError, match="This model or an adapter of it is being loaded") as busy:
             await router.unload()
         assert busy.value.code == "model_is_busy", "whoever waits for the load would wait for ever"
         assert model.num_wanted == 2 and not router.failure and router.is_ready
