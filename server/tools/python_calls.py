@@ -12,6 +12,8 @@ import warnings
 
 _WORDS = {"true": True, "false": False, "null": None}
 """JSON's words, which models write in Python too."""
+_LARGEST = 10**4000
+"""Hexadecimal numbers have any size, and Python refuses to write one of more than 4,300 decimal digits."""
 
 
 class _NoLiteralError(Exception):
@@ -50,6 +52,8 @@ def _name(node: ast.expr) -> str:
 
 def _literal(node: ast.expr) -> object:
     match node:
+        case ast.Constant(int(value)) if abs(value) > _LARGEST:
+            raise _NoLiteralError
         case ast.Constant(str() | int() | float() | None as value):
             return value
         case ast.Name(word) if word in _WORDS:

@@ -226,6 +226,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "Python with an argument twice": ("lfm2", "<|tool_call_start|>[f(a=1, a=2)]<|tool_call_end|>"),
     "Python that nests too deep": ("lfm2", f"<|tool_call_start|>[f(a={'[' * 5000})]<|tool_call_end|>"),
     "Python with a key twice": ("lfm2", "<|tool_call_start|>[f(a={'b': 1, 'b': 2})]<|tool_call_end|>"),
+    "Python with a very large number": ("lfm2", f"<|tool_call_start|>[f(a=0x{'f' * 5000})]<|tool_call_end|>"),
     "Python that was cut": ("lfm2", "<|tool_call_start|>[get_weather(city="),
     "a list of words": ("mistral", "[TOOL_CALLS] see above"),
     "no arguments": ("mistral_args", "[TOOL_CALLS]get_weather(x)"),
