@@ -42,6 +42,8 @@ class ErrorRow:
     """Cause of the error, for the documentation."""
     retry_after_s: float | None = None
     """Seconds of Retry-After before jitter; None sends no such header."""
+    is_retried: bool = True
+    """Whether OpenAI's clients may retry, which they do twice after a 5xx."""
 
 
 _REFUSED, _BROKEN = "invalid_request_error", "server_error"
@@ -131,7 +133,11 @@ ROWS: dict[str, ErrorRow] = {
     "engine_error": ErrorRow(500, _BROKEN, "engine_error", "The engine failed this request, or stopped."),
     "numerical_error": ErrorRow(500, _BROKEN, "numerical_error", "The model computed NaN or infinity."),
     "not_implemented": ErrorRow(
-        501, _BROKEN, "not_implemented", "Other servers have this route, but this one does not."
+        501,
+        _BROKEN,
+        "not_implemented",
+        "Other servers have this route, but this one does not.",
+        is_retried=False,
     ),
     "model_not_loaded": ErrorRow(
         503,
@@ -140,6 +146,7 @@ ROWS: dict[str, ErrorRow] = {
         "The model could not be loaded, or its engines died again and again, while the server serves other models. The "
         "message says why.",
         30.0,
+        is_retried=False,
     ),
     "server_is_overloaded": ErrorRow(
         503, _UNAVAILABLE, "server_is_overloaded", "Too many requests wait, or the server is starting or stopping.", 1.0
@@ -196,18 +203,16 @@ def headers_of(error: RequestError | EngineDeadError) -> dict[str, str]:
     row = row_of(error)
     if row.status == 401:
         return {"WWW-Authenticate": "Bearer"}
-    if row.status == 501:
-        # OpenAI's clients treat a 5xx as temporary and retry twice.
-        return {"X-Should-Retry": "false"}
+    headers = {} if row.is_retried else {"X-Should-Retry": "false"}
     if row.retry_after_s is None:
-        return {}
+        return headers
     if isinstance(error, TryAgainError):
         wait_s = error.wait_s
     else:
         known_s = error.retry_after_s if isinstance(error, RequestError) else None
         wait_s = _jittered(row.retry_after_s if known_s is None else known_s)
     wait_ms = max(1, math.ceil(wait_s * 1_000))
-    return {"Retry-After": str(-(-wait_ms // 1_000)), "Retry-After-Ms": str(wait_ms)}
+    return {**headers, "Retry-After": str(-(-wait_ms // 1_000)), "Retry-After-Ms": str(wait_ms)}
 
 
 def _jittered(seconds: float) -> float:
