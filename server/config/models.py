@@ -27,7 +27,7 @@ def settings_of_models(settings: Settings) -> tuple[Settings, ...]:
         )
     each = tuple(settings.of_model(_own(entry), f"models, entry {i}") for i, entry in enumerate(settings.models, 1))
     _check_names(each)
-    endpoints = [one for own in each for one in (own.kv_events, own.kv_events_replay) if one is not None]
+    endpoints = [endpoint for own in each for endpoint in own.kv_endpoints]
     for endpoint in endpoints:
         if endpoints.count(endpoint) > 1:
             raise ConfigError(f"models: two of them have KV events at {endpoint}; give each model its own endpoints")

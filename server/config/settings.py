@@ -22,6 +22,7 @@ from inferd.engine.api.adapter import MAX_ADAPTERS, MAX_RANK
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.memory.precision import KVCache
 from inferd.engine.api.modelling import ModelImpl
+from inferd.engine.api.wire.kv_events import with_rank
 from inferd.server.config.fields import (
     ENV_PREFIX,
     Auto,
@@ -507,6 +508,12 @@ class Settings(BaseSettings):
             )
         return self
 
+    @property
+    def kv_endpoints(self) -> list[str]:
+        """The endpoints of KV events and of their replays, of all replicas."""
+        given = [endpoint for endpoint in (self.kv_events, self.kv_events_replay) if endpoint is not None]
+        return [with_rank(endpoint, rank) for endpoint in given for rank in range(self.replicas)]
+
     @model_validator(mode="after")
     def _kv_events_have_blocks(self) -> Self:
         """Refuses settings with which no event could ever be published."""
@@ -516,6 +523,12 @@ class Settings(BaseSettings):
             return self
         if self.kv_events == self.kv_events_replay:
             raise ValueError(f"kv_events and kv_events_replay are both {self.kv_events}: give two endpoints")
+        for endpoint in self.kv_endpoints:
+            if self.kv_endpoints.count(endpoint) > 1:
+                raise ValueError(
+                    f"kv_events and kv_events_replay share {endpoint}: each of {self.replicas} replicas adds its index "
+                    "to both ports, so give ports that are further apart"
+                )
         if not self.prefix_caching:
             raise ValueError("kv_events needs the prefix cache: leave out --no-prefix-caching, or --kv-events")
         if (self.api_key or self.keys_file) and not self.kv_events_private:

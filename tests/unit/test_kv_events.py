@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 
 from inferd.engine.api.errors import ConfigError
-from inferd.engine.api.wire.kv_events import CLEARED, BlockRemoved, encode_events
+from inferd.engine.api.wire.kv_events import CLEARED, BlockRemoved, encode_events, with_rank
 from inferd.engine.api.wire.kv_publisher import (
     END_OF_REPLAY,
     HIGH_WATER_MARK,
@@ -20,7 +20,6 @@ from inferd.engine.api.wire.kv_publisher import (
     KVPublisher,
     PublisherOptions,
     is_bound,
-    with_rank,
 )
 from inferd.engine.api.wire.params import Adapter, SamplingParams, SchedulingParams
 from inferd.engine.cache.checkpoints import CheckpointRules
@@ -296,6 +295,10 @@ def test_an_endpoint_in_use_is_refused(tmp_path: Path) -> None:
         ({"kv_events": "5557"}, "must be an endpoint of ZeroMQ"),
         ({"kv_events_replay": "tcp://*:5558"}, "set --kv-events too"),
         ({"kv_events": "tcp://*:1", "kv_events_replay": "tcp://*:1"}, "give two endpoints"),
+        (
+            {"kv_events": "tcp://*:5557", "kv_events_replay": "tcp://*:5558", "replicas": 2},
+            r"share tcp://\*:5558: each of 2 replicas adds its index to both ports, so give ports",
+        ),
         ({"kv_events": "tcp://*:1", "prefix_caching": False}, "needs the prefix cache"),
         ({"kv_events": "tcp://*:1", "api_key": "k"}, "pass --kv-events-private"),
     ],

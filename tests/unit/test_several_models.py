@@ -67,6 +67,10 @@ def test_a_stronger_source_replaces_all_models(tmp_path: Path, monkeypatch: pyte
         ({"models": ["tiny", "b=x"], "lora": ["b=dir"]}, "two models or adapters have the name 'b'"),
         ({"models": ["a=tiny", "b=x"], "lora": ["c=dir"]}, "two models or adapters have the name 'c'"),
         ({"models": ["a=tiny", "b=x"], "kv_events": "tcp://*:1"}, "give each model its own endpoints"),
+        (
+            {"models": [{"model": f"m{n}", "kv_events": f"tcp://*:{n}"} for n in (1, 2)], "replicas": 2},
+            "two of them have KV events at tcp://*:2; give each model its own endpoints",
+        ),
         ({"models": ["a=tiny", "b=x"], "served_model_name": "c"}, "served_model_name names one model, but 2 are"),
         ({"models": ["a=tiny", ""]}, "model: must not be empty, but got '' (models, entry 2)"),
         ({"models": ["a=tiny", {"model": "x", "port": 1}]}, "port is a setting of the whole server: write it beside"),

@@ -1,7 +1,7 @@
 """KV events: which blocks the prefix index holds, for gateways that send a prompt to where its prefix is cached.
 
 The types and their encoding are those of vLLM (`vllm/distributed/kv_events.py`). An event is a map whose "type" names
-it. Knows no sockets and no index.
+it. Each replica publishes at an endpoint of its own. Knows no sockets and no index.
 """
 
 from __future__ import annotations
@@ -76,6 +76,14 @@ def encode_events(events: Iterable[Event]) -> Iterator[msgspec.Raw]:
 
 CLEARED = next(encode_events([AllBlocksCleared()]))
 """The batch that says that a cache is empty."""
+
+
+def with_rank(endpoint: str, rank: int) -> str:
+    """The endpoint of a replica: its index is added to the port, or to the name of a socket file."""
+    if not rank:
+        return endpoint
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) + rank}" if endpoint.startswith("tcp://") else f"{endpoint}_dp{rank}"
 
 
 class Batch(msgspec.Struct, array_like=True, gc=False):

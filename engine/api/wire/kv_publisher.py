@@ -19,7 +19,7 @@ import zmq.asyncio
 from msgspec import Raw
 
 from inferd.engine.api.errors import ConfigError
-from inferd.engine.api.wire.kv_events import CLEARED, encode_batch
+from inferd.engine.api.wire.kv_events import CLEARED, encode_batch, with_rank
 
 HIGH_WATER_MARK = 1000
 """Batches that wait for one subscriber, of up to 64 KiB each; further ones are dropped for it."""
@@ -49,14 +49,6 @@ class PublisherOptions:
         """The options of one replica."""
         replay = None if self.replay_endpoint is None else with_rank(self.replay_endpoint, rank)
         return replace(self, endpoint=with_rank(self.endpoint, rank), replay_endpoint=replay)
-
-
-def with_rank(endpoint: str, rank: int) -> str:
-    """The endpoint of a replica: its index is added to the port, or to the name of a socket file."""
-    if not rank:
-        return endpoint
-    host, _, port = endpoint.rpartition(":")
-    return f"{host}:{int(port) + rank}" if endpoint.startswith("tcp://") else f"{endpoint}_dp{rank}"
 
 
 def is_bound(endpoint: str) -> bool:
