@@ -460,7 +460,7 @@ class Router:
         # Those that another replica computes go on.
         for stream in tuple(self._unsent.values()):
             if stream.submit.params.adapter == loaded.adapter:
-                self._fail(stream, Failure("engine_error", f"The adapter could not be loaded again: {loaded.error}"))
+                self._fail(stream, Failure("engine_error", f"The adapter could not be loaded again: {told}"))
 
     def _settle_if_loaded(self, adapter: Adapter) -> None:
         """Let requests name an adapter, if every engine that takes requests has loaded it."""
@@ -480,6 +480,7 @@ class Router:
         if replica.on_up is not None:
             replica.on_up()
         num_replayed = await self._replay()
+        told = loaded.error.replace(str(served.path), served.name)  # clients learn no path of this machine
         if not is_first and not was_up:
             self._recovered(num_replayed, replica.lost_s)
         if self._has_begun:

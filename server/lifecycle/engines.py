@@ -23,7 +23,7 @@ from inferd.server.config.settings import Settings
 from inferd.server.dispatch.adapters import Adapters
 from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.router import Router, RouterOptions
-from inferd.server.lifecycle.ready_card import StartupReport
+from inferd.server.lifecycle.ready_card import StartupReport, without_paths
 from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision.supervisor import EngineSupervisor
 
@@ -146,7 +146,8 @@ class Engines:
             early, self._early = self._early, None
         style = LogStyle(settings.log_level, settings.log_format)
         on_standby = partial(self._standby_changed, index)
-        return EngineSupervisor(self.router, config, style, on_standby, early, index, self.label)
+        told = partial(without_paths, self.report)
+        return EngineSupervisor(self.router, config, style, on_standby, early, index, self.label, told)
 
     def _standby_changed(self, index: int, is_warm: bool) -> None:
         self._warm = self._warm | {index} if is_warm else self._warm - {index}

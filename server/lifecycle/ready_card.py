@@ -11,6 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 
 from inferd.engine.api.adapter import AdapterFiles
 from inferd.engine.api.config import EngineConfig
@@ -61,6 +62,17 @@ def deviation(ready: Ready) -> str | None:
         f"the weights took {format_bytes(measured)}, but {format_bytes(planned)} were planned: "
         "the memory plan of this model is wrong, please report it"
     )
+
+
+def without_paths(report: StartupReport, text: str) -> str:
+    """`text` with names in place of directories, because no answer shows a path of this machine."""
+    names = {str(files.path): name for name, files in report.adapters.items()}
+    names[report.config.model_path] = report.settings.served_names[0]
+    if report.config.draft is not None:
+        names[report.config.draft.model_path] = Path(report.config.draft.name).name
+    for path in sorted(names, key=len, reverse=True):  # one may be inside another
+        text = text.replace(path, names[path])
+    return text
 
 
 def _code(facts: ModelFacts) -> str:

@@ -31,7 +31,7 @@ from inferd.server.config.settings import Settings, is_loopback
 from inferd.server.lifecycle.drain import Drain, DrainOptions
 from inferd.server.lifecycle.engines import Engines, engines_of
 from inferd.server.lifecycle.models import read_models
-from inferd.server.lifecycle.ready_card import StartupReport, describe_start, deviation, ready_card
+from inferd.server.lifecycle.ready_card import StartupReport, describe_start, deviation, ready_card, without_paths
 from inferd.server.lifecycle.systemd import Systemd
 from inferd.server.transport.limits import ConnectionLimits, fit_open_files
 from inferd.server.transport.uvicorn_server import HttpServer, http_config
@@ -173,8 +173,7 @@ class _Service:
 
     def _model_failed(self, model: Engines, error: StartError | EngineDeadError) -> None:
         """No engine of a model can start. The server goes on while it has another model."""
-        # No answer shows a path of this machine.
-        reason = str(error).replace(model.report.config.model_path, model.name)
+        reason = without_paths(model.report, str(error))
         if any(other is not model and not other.router.failure for other in self._models):
             logger.error("%sno longer served: %s", model.label, error)
             model.router.fail_model(reason)

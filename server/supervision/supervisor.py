@@ -78,12 +78,14 @@ class EngineSupervisor:
         early: EarlyProcess | None = None,
         index: int = 0,
         label: str = "",
+        told: Callable[[str], str] = str,
     ) -> None:
         """`on_standby` is called with whether a standby waits to be promoted. `early` becomes the first engine.
-        `index`: the router's replica that the engines serve. `label` begins its log lines."""
+        `index`: the router's replica that the engines serve. `label` begins its log lines. `told` leaves of a reason
+        what clients may read."""
         self._router, self._config, self._log_style = router, config, log_style
         self._replica = router.replicas[index]
-        self._label = label
+        self._label, self._told = label, told
         self._name = label + (f"replica {index}: " if len(router.replicas) > 1 else "")
         self._restart_policy = RestartPolicy()
         self._standby = Standby(lambda epoch: self._begin(epoch, is_standby=True), on_standby)
@@ -114,8 +116,9 @@ class EngineSupervisor:
     def _give_up(self, reason: str) -> float:
         """Seconds to wait before the next try, if another replica serves meanwhile. Raises `EngineDeadError` if none
         does."""
-        self._replica.failure = reason
-        if not any(other.is_up or not other.failure for other in self._router.replicas):
+        self._replica.failure = self._told(reason)
+        others_serve = any(other.is_up or not other.failure for other in self._router.replicas)
+        if not others_serve or not self._router.became_ready.is_set():
             raise EngineDeadError(reason)
         return RETRY_S
 

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from inferd.engine.api.adapter import AdapterFiles
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
+from inferd.engine.api.config import DraftConfig
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
@@ -27,7 +28,7 @@ from inferd.server.commands.plan import PlanOptions, build, to_json
 from inferd.server.commands.plan_table import show
 from inferd.server.config.settings import Settings
 from inferd.server.lifecycle.models import read_model
-from inferd.server.lifecycle.ready_card import StartupReport, describe_start, deviation, ready_card
+from inferd.server.lifecycle.ready_card import StartupReport, describe_start, deviation, ready_card, without_paths
 
 MIB = 2**20
 READY = Ready(
@@ -47,6 +48,14 @@ def test_the_plan_is_said_before_anything_is_loaded(report: StartupReport) -> No
     assert text.startswith("LlamaForCausalLM, 3.5 M parameters, int8 weights, float32 on cpu; memory plan: ")
     assert "KV cache 64.0 MiB" in text
     assert re.search(r"memory plan: weights [\d.]+ MiB, .*, working memory [\d.]+ MiB$", text)
+
+
+def test_what_clients_read_of_a_failure_shows_no_directories(report: StartupReport) -> None:
+    files = AdapterFiles(Path("/m/lora"), "", ())
+    config = msgspec.structs.replace(report.config, model_path="/m", draft=DraftConfig(model_path="/d", name="./small"))
+    failed = replace(report, config=config, adapters={"sql": files})
+    told = without_paths(failed, "--lora sql: /m/lora/a.safetensors: NaN in /m/b.safetensors, /d/c.safetensors")
+    assert told == "--lora sql: sql/a.safetensors: NaN in tiny/b.safetensors, small/c.safetensors"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -191,10 +192,12 @@ def test_a_replica_that_cannot_start_is_tried_again_beside_one_that_serves(monke
         router.became_ready.set()
         router.replicas[1].is_up = True
         trying = asyncio.create_task(
-            EngineSupervisor(router, EngineConfig(model_path="x"), LogStyle(), lambda _: None, index=0).run()
+            EngineSupervisor(
+                router, EngineConfig(model_path="x"), LogStyle(), lambda _: None, told=lambda reason: f"told: {reason}"
+            ).run()
         )
         await asyncio.wait_for(is_enough.wait(), 10)
-        assert "no room" in router.replicas[0].failure
+        assert re.search("^told: .*no room", router.replicas[0].failure)
         router.replicas[1].is_up, router.replicas[1].failure = False, "the same"
         with pytest.raises(EngineDeadError, match="could not start: no room"):
             await asyncio.wait_for(trying, 10)
