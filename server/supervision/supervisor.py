@@ -93,13 +93,13 @@ class EngineSupervisor:
         self._replica.on_up, router.on_recovered = self._keep_standby, self._log_recovered
 
     async def run(self) -> NoReturn:
-        """Raises `StartError` if the first engine cannot start, and `EngineDeadError` if engines keep dying and those
-        of no other replica live."""
+        """Raises `StartError` if the first engine cannot start. Raises `EngineDeadError` if it dies while the server
+        starts, or if engines keep dying and those of no other replica live."""
         try:
             while True:
                 reason = await self._run_one()
                 self._epoch += 1
-                if not self._router.became_ready.is_set():
+                if not self._router.became_ready.is_set() and not self._router.is_unloaded:
                     raise EngineDeadError(reason)
                 delay_s = self._restart_policy.died(time.monotonic(), self._replica.num_delivered)
                 if delay_s is None or self._replica.failure:

@@ -175,6 +175,32 @@ def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch:
     assert asked == list(range(MAX_DEATHS + 1))
 
 
+def test_an_engine_that_dies_while_it_loads_is_replaced_if_requests_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of an unloaded model do. While a server starts it takes none, and its exit tells of the death."""
+    monkeypatch.setattr(supervisor_module, "_FIRST_DELAY_S", 0.0)
+
+    async def run(*, is_reloading: bool, num_replicas: int = 1) -> int:
+        router = Router(None, Metrics("tiny"), RouterOptions(num_replicas=num_replicas))
+        router.is_unloaded = is_reloading
+        router.replicas[-1].is_up = num_replicas > 1
+        supervisor = EngineSupervisor(router, EngineConfig(model_path="x"), LogStyle(), lambda _: None)
+        deaths: list[int] = []
+
+        async def die() -> str:
+            deaths.append(1)
+            return "the engine process was killed by SIGKILL"
+
+        monkeypatch.setattr(supervisor, "_run_one", die)
+        with pytest.raises(EngineDeadError, match="killed by SIGKILL"):
+            await asyncio.wait_for(supervisor.run(), 10)
+        return len(deaths)
+
+    assert asyncio.run(run(is_reloading=False)) == 1
+    assert asyncio.run(run(is_reloading=True)) == MAX_DEATHS + 1
+    monkeypatch.setattr(supervisor_module, "_BESIDE_OTHERS_S", 0.0)
+    assert asyncio.run(run(is_reloading=True, num_replicas=2)) == MAX_DEATHS + 1, "a part of the replicas is no model"
+
+
 def test_a_replica_that_cannot_start_is_tried_again_beside_one_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The router knows why. Once the other one fails too, the server ends."""
     for name in ("_FIRST_DELAY_S", "_BESIDE_OTHERS_S", "RETRY_S"):
