@@ -18,6 +18,7 @@ class BlockPool:
             raise ValueError(f"a pool needs at least one block, not {num_blocks}")
         self.num_blocks = num_blocks
         self._num_refs = [0] * num_blocks
+        self._num_shared = 0
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._has_content = bytearray(num_blocks)
@@ -38,6 +39,11 @@ class BlockPool:
     @property
     def num_held(self) -> int:
         return self.num_blocks - self.num_free
+
+    @property
+    def num_shared(self) -> int:
+        """Blocks that several requests hold."""
+        return self._num_shared
 
     def is_held(self, block_id: int) -> bool:
         return self._num_refs[block_id] > 0
@@ -60,11 +66,13 @@ class BlockPool:
         if self._num_refs[block_id] == 0:
             del self._cached[block_id]
         self._num_refs[block_id] += 1
+        self._num_shared += self._num_refs[block_id] == 2
 
     def release(self, block_id: int) -> None:
         """Give one reference back. The last one frees the block; with content it becomes the youngest cached block."""
         assert self._num_refs[block_id] > 0, f"block {block_id} released and not held"
         self._num_refs[block_id] -= 1
+        self._num_shared -= self._num_refs[block_id] == 1
         if self._num_refs[block_id] == 0:
             if self._has_content[block_id]:
                 self._cached[block_id] = None
@@ -103,12 +111,15 @@ class BlockPool:
         return bool(self._has_content[block_id])
 
     def check(self) -> None:
-        """Assert that every block is exactly one of held, cached and empty."""
+        """Assert that every block is exactly one of held, cached and empty, and that the shared ones are counted."""
         empty, cached = set(self._empty), set(self._cached)
         assert len(empty) == len(self._empty), "a block is free twice"
         assert not empty & cached, f"blocks {empty & cached} are both empty and cached"
+        num_shared = 0
         for block_id, num_refs in enumerate(self._num_refs):
+            num_shared += num_refs > 1
             is_free = block_id in empty or block_id in cached
             assert (num_refs == 0) == is_free, f"block {block_id}: {num_refs} references, {is_free=}"
             if is_free:
                 assert (block_id in cached) == bool(self._has_content[block_id]), f"block {block_id} on the wrong list"
+        assert num_shared == self._num_shared, f"{num_shared} blocks are shared, and {self._num_shared} counted"

@@ -216,6 +216,7 @@ class EngineCore:
             num_blocks=pool.num_blocks,
             num_blocks_used=pool.num_held,
             num_blocks_cached=pool.num_cached,
+            num_blocks_shared=pool.num_shared,
             num_steps=self._num_steps,
             num_preemptions=scheduler.num_preemptions,
             num_prompt_tokens=scheduler.stats.num_prompt_tokens,

@@ -6,6 +6,7 @@ Like /metrics it needs no key, because it shows nothing of a single request. Fie
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 
 import orjson
 from starlette.requests import Request
@@ -18,12 +19,15 @@ from inferd.server.api.respond import Services
 from inferd.server.api.service import Service
 from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
-from inferd.server.observability.efficiency import PHASES, PhaseSummary
+from inferd.server.observability.efficiency import PHASES, MeasuredStep, PhaseSummary
+from inferd.server.observability.instruments import LastMinute
 from inferd.server.schema.answers.operation import (
     EngineState,
+    LatencyState,
     LoadState,
     ModelState,
     PhaseState,
+    RecentStep,
     ReplicaState,
     SpeculationState,
     Status,
@@ -69,6 +73,11 @@ def _model(service: Service) -> ModelState:
         "restarts": service.metrics.num_restarts,
         **_load(router.stats, ready),
         "last_minute": {phase: _phase(summaries.get(phase)) for phase in PHASES},
+        "newest_steps": [_step(step) for step in service.metrics.efficiency.newest()],
+        "latencies": {
+            "ttft": _latency(service.metrics.recent_ttft),
+            "tpot": _latency(service.metrics.recent_tpot),
+        },
         "speculation": _speculation(router.stats),
         "targets": _targets(service),
         "step_model": _step_model(router.stats, summaries),
@@ -131,6 +140,7 @@ def _load(stats: EngineStats, ready: Ready | None) -> LoadState:
         "kv_cache": {
             "blocks": stats.num_blocks,
             "used": stats.num_blocks_used,
+            "shared": stats.num_blocks_shared,
             "cached": stats.num_blocks_cached,
             "usage": _share(stats.num_blocks_used, stats.num_blocks),
         },
@@ -216,3 +226,22 @@ def _phase(summary: PhaseSummary | None) -> PhaseState | None:
         "floor_ratio": round(summary.floor_ratio, _DIGITS),
         "bound_by": summary.bound_by,
     }
+
+
+def _step(step: MeasuredStep) -> RecentStep:
+    return {
+        "phase": step.phase,
+        "rows": step.num_rows,
+        "tokens": step.num_tokens,
+        "ms": round(step.own_s * 1e3, 3),
+        "bound_by": step.bound,
+    }
+
+
+def _latency(recent: LastMinute) -> LatencyState | None:
+    """Quantiles by nearest rank."""
+    values_s = recent.ascending()
+    if not values_s:
+        return None
+    p50_ms, p95_ms = (round(values_s[ceil(len(values_s) * share) - 1] * 1e3, 3) for share in (0.5, 0.95))
+    return {"answers": len(values_s), "p50_ms": p50_ms, "p95_ms": p95_ms}

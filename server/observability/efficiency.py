@@ -1,4 +1,4 @@
-"""Compares the engine's steps with the device's peaks: sums since the start, and the last minute by phase.
+"""Compares the engine's steps with the device's peaks: sums since the start, the last minute, and the newest steps.
 
     MFU = FLOPs / (seconds * peak FLOPs a second)      MBU = bytes / (seconds * peak bytes a second)
 
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from inferd.engine.api.cost.roofline import Bound, Peaks, StepPhase
 from inferd.engine.api.wire.messages import StepOutput
@@ -24,6 +24,20 @@ PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
 BOUNDS: tuple[Bound, ...] = get_args(Bound)
 
 WINDOW_S = 60
+NUM_NEWEST = 60
+"""Number of steps that are kept one by one."""
+
+
+class MeasuredStep(NamedTuple):
+    """One step that ended at `ended_s`, of the clock."""
+
+    ended_s: float
+    phase: StepPhase
+    num_rows: int
+    num_tokens: int
+    own_s: float
+    """Time of the step after the end of the step before."""
+    bound: Bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +101,7 @@ class Efficiency:
         self._peaks: Peaks | None = None
         self._recent: deque[tuple[int, dict[StepPhase, _Sums]]] = deque()
         """(second, sums by phase) of each second in which a step ended."""
+        self._newest: deque[MeasuredStep] = deque(maxlen=NUM_NEWEST)
         self.flops, self.bytes, self.seconds, self.floor_seconds = Counter(), Counter(), Counter(), Counter()
         for phase in PHASES:
             for counter in (self.flops, self.bytes, self.floor_seconds):
@@ -98,6 +113,7 @@ class Efficiency:
         """A new engine begins. The last minute of the old one is dropped."""
         self._peaks = peaks
         self._recent.clear()
+        self._newest.clear()
 
     def step(self, output: StepOutput) -> None:
         """Called once per message of the engine. A message without a step counts nothing."""
@@ -119,6 +135,13 @@ class Efficiency:
         sums.predicted_s += output.step_predicted_s
         sums.seconds[bound] += own_s
         sums.durations_s.append(own_s)
+        rows, tokens = output.step_num_rows, output.step_num_tokens
+        self._newest.append(MeasuredStep(self._clock(), phase, rows, tokens, own_s, bound))
+
+    def newest(self) -> list[MeasuredStep]:
+        """The newest steps of the last minute, at most `NUM_NEWEST`, the newest last."""
+        since_s = self._clock() - WINDOW_S
+        return [step for step in self._newest if step.ended_s > since_s]
 
     def last_minute(self) -> Mapping[StepPhase, PhaseSummary]:
         """Summaries by phase. A phase without steps is missing."""

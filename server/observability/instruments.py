@@ -9,7 +9,8 @@ no metric of this server.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -58,6 +59,25 @@ class HistogramCell:
             total += count
             buckets.append((bound, float(total)))
         return buckets
+
+
+class LastMinute:
+    """The values of the last 60 s, at most the newest 1,000."""
+
+    __slots__ = ("_clock", "_seen")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock`: monotonic seconds."""
+        self._clock = clock
+        self._seen: deque[tuple[float, float]] = deque(maxlen=1000)
+        """(time, value), in order of time."""
+
+    def observe(self, value: float) -> None:
+        self._seen.append((self._clock(), value))
+
+    def ascending(self) -> list[float]:
+        since_s = self._clock() - 60
+        return sorted(value for seen_s, value in self._seen if seen_s > since_s)
 
 
 class Counter:

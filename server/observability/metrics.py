@@ -66,6 +66,7 @@ class Metrics(ServerInstruments):
 
     def first_token(self, ttft_s: float) -> None:
         self._ttft.observe(ttft_s)
+        self.recent_ttft.observe(ttft_s)
 
     def tokens(self, num_tokens: int, gap_s: float) -> None:
         """A sequence got `num_tokens` tokens after `gap_s`. Each token counts with an equal share of the gap."""
@@ -90,6 +91,7 @@ class Metrics(ServerInstruments):
             self.decode.cell().observe(record.decode_s)
         if record.tpot_s is not None:
             self.tpot.cell().observe(record.tpot_s)
+            self.recent_tpot.observe(record.tpot_s)
 
     @property
     def num_finished(self) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import get_args
 
 from inferd.engine.api.wire.messages import FinishReason
 from inferd.server.observability.efficiency import Efficiency
-from inferd.server.observability.instruments import Counter, Gauge, Histogram
+from inferd.server.observability.instruments import Counter, Gauge, Histogram, LastMinute
 
 FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 
@@ -36,6 +36,7 @@ class ServerInstruments:
     def __init__(self, model_name: str, clock: Callable[[], float]) -> None:
         self.model_name = model_name
         self.efficiency = Efficiency(clock)
+        self.recent_ttft, self.recent_tpot = LastMinute(clock), LastMinute(clock)
         self._make_latency()
         self._make_engine()
         self._make_http()

@@ -33,12 +33,14 @@ def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:
         ],
         "restarts": 0,
         "requests": {"running": 0, "waiting": 0},
-        "kv_cache": {"blocks": 0, "used": 0, "cached": 0, "usage": 0.0},
+        "kv_cache": {"blocks": 0, "used": 0, "shared": 0, "cached": 0, "usage": 0.0},
         "prefix_cache": {
             "query_tokens": 0, "hit_tokens": 0, "stateless_tokens": 0, "states": 0, "cached_states": 0,
             "state_interval": 0,
         },
         "last_minute": {"prefill": None, "decode": None, "mixed": None},
+        "newest_steps": [],
+        "latencies": {"ttft": None, "tpot": None},
         "speculation": {
             "rows": 0, "draft_tokens": 0, "accepted_draft_tokens": 0, "acceptance": None, "accepted_per_position": [],
         },
@@ -75,17 +77,20 @@ def test_load_and_the_last_minute(serve: Callable[..., str], router: Any) -> Non
     """Peaks of 1e10 B/s and 1e12 FLOP/s, and three steps of 10, 20 and 60 ms with 1 GFLOP and 90 MB each."""
     metrics = Metrics("tiny")
     metrics.engine_ready(router.ready)
-    router.stats = EngineStats(num_running=3, num_waiting=2, num_blocks=64, num_blocks_used=16, num_blocks_cached=8)
+    router.stats = EngineStats(
+        num_running=3, num_waiting=2, num_blocks=64, num_blocks_used=16, num_blocks_cached=8, num_blocks_shared=4
+    )
     for own_s in (0.01, 0.02, 0.06):
         metrics.step(
             StepOutput(
                 deltas=(), stats=router.stats, step_phase="decode", step_own_s=own_s, step_flops=10**9,
-                step_bytes=9 * 10**7,
+                step_bytes=9 * 10**7, step_num_rows=3, step_num_tokens=5,
             )
         )  # fmt: skip
+        metrics.first_token(10 * own_s)
     state = httpx.get(serve(AppOptions(), metrics=metrics) + "/state").json()
     assert state["requests"] == {"running": 3, "waiting": 2}
-    assert state["kv_cache"] == {"blocks": 64, "used": 16, "cached": 8, "usage": 0.25}
+    assert state["kv_cache"] == {"blocks": 64, "used": 16, "shared": 4, "cached": 8, "usage": 0.25}
     requests = {"running": 3, "waiting": 2}
     assert state["replicas"] == [{"status": "up", "reason": None, "requests": requests, "kv_cache_usage": 0.25}]
     assert state["last_minute"] == {
@@ -101,6 +106,11 @@ def test_load_and_the_last_minute(serve: Callable[..., str], router: Any) -> Non
         },
         "mixed": None,
     }
+    assert state["newest_steps"] == [
+        {"phase": "decode", "rows": 3, "tokens": 5, "ms": step_ms, "bound_by": bound_by}
+        for step_ms, bound_by in ((10.0, "memory"), (20.0, "host"), (60.0, "host"))
+    ]
+    assert state["latencies"] == {"ttft": {"answers": 3, "p50_ms": 200.0, "p95_ms": 600.0}, "tpot": None}
 
 
 def test_it_answers_whatever_the_engine_does(http: httpx.Client, router: Any) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from inferd.engine.api.cost.roofline import Peaks, StepPhase
 from inferd.engine.api.wire.messages import EngineStats, StepOutput
-from inferd.server.observability.efficiency import PHASES, Efficiency
+from inferd.server.observability.efficiency import NUM_NEWEST, PHASES, Efficiency
 
 PEAKS = Peaks(1e10, 1e12)
 
@@ -64,6 +64,8 @@ def test_the_last_minute_is_that_of_a_list(steps: list[tuple[float, StepPhase, f
         assert summary.mbu == pytest.approx(sum(output.step_bytes for output in mine) / seconds / 1e10)
         assert summary.floor_ratio == pytest.approx(sum(floors) / seconds)
         assert summary.median_step_s == median(output.step_own_s for output in mine)
+    newest = [(output.step_phase, output.step_own_s) for ended_s, output in seen if ended_s > clock.now_s - 60]
+    assert [(step.phase, step.own_s) for step in efficiency.newest()] == newest
 
 
 def test_a_phase_is_bound_by_what_took_most_of_its_time_and_not_by_most_steps() -> None:
@@ -74,6 +76,14 @@ def test_a_phase_is_bound_by_what_took_most_of_its_time_and_not_by_most_steps() 
     efficiency.step(worked("decode", 0.01, 10**9, 10**8))
     assert efficiency.last_minute()["decode"].bound_by == "memory"
     assert efficiency.seconds.values["decode", "compute"] == pytest.approx(0.003)
+
+
+def test_only_the_newest_steps_are_kept_one_by_one() -> None:
+    efficiency = Efficiency(Clock())
+    efficiency.engine_ready(PEAKS)
+    for number in range(NUM_NEWEST + 5):
+        efficiency.step(msgspec.structs.replace(worked("decode", 0.01), step_num_rows=number))
+    assert [step.num_rows for step in efficiency.newest()] == list(range(5, NUM_NEWEST + 5))
 
 
 def test_messages_without_a_step_count_nothing() -> None:
@@ -90,7 +100,7 @@ def test_another_engine_begins_anew_and_its_counters_go_on() -> None:
     efficiency.engine_ready(PEAKS)
     efficiency.step(worked("decode", 0.01))
     efficiency.engine_ready(Peaks(2e10, 2e12))
-    assert efficiency.last_minute() == {}
+    assert (efficiency.last_minute(), efficiency.newest()) == ({}, [])
     efficiency.step(worked("decode", 0.01))
     assert efficiency.last_minute()["decode"].mfu == pytest.approx(0.05)
     assert efficiency.flops.values["decode",] == 2e9

@@ -96,6 +96,21 @@ def test_the_phases_of_a_request_add_up() -> None:
     assert seen.queue_s + seen.prefill_s + seen.decode_s == seen.e2e_s == 7.0
 
 
+def test_latencies_of_the_last_minute_are_its_newest() -> None:
+    now = 0.0
+    metrics = Metrics("m", clock=lambda: now)
+    for now in range(100):
+        metrics.first_token(float(99 - now))
+        metrics.request_finished(record(finish_reason="abort" if now % 2 else "stop"))
+    assert metrics.recent_ttft.ascending() == list(range(60))
+    assert metrics.recent_tpot.ascending() == [1.0] * 30
+    for _ in range(2000):
+        metrics.first_token(7.0)
+    assert metrics.recent_ttft.ascending() == [7.0] * 1000
+    now += 60
+    assert metrics.recent_ttft.ascending() == []
+
+
 def test_a_request_that_never_ran_has_no_phases() -> None:
     metrics = Metrics("m")
     metrics.request_finished(

@@ -36,8 +36,9 @@ def test_a_block_is_free_after_its_last_reference() -> None:
     (block_id,) = pool.take(1)
     pool.mark_content(block_id)
     pool.hold(block_id)
+    assert pool.num_shared == 1
     pool.release(block_id)
-    assert (pool.num_refs(block_id), pool.num_free) == (1, 0)
+    assert (pool.num_refs(block_id), pool.num_free, pool.num_shared) == (1, 0, 0)
     pool.release(block_id)
     assert (pool.num_refs(block_id), pool.num_free, pool.is_held(block_id)) == (0, 1, False)
 
@@ -106,7 +107,14 @@ def _on_the_wrong_list(pool: BlockPool) -> None:
     pool._has_content[pool._empty[0]] = 1
 
 
-@pytest.mark.parametrize("spoil", [_free_twice, _on_both_lists, _on_no_list, _free_and_held, _on_the_wrong_list])
+def _shared_and_not_counted(pool: BlockPool) -> None:
+    pool._num_refs[pool.take(1)[0]] = 2
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [_free_twice, _on_both_lists, _on_no_list, _free_and_held, _on_the_wrong_list, _shared_and_not_counted],
+)
 def test_check_finds_each_disagreement(spoil: Callable[[BlockPool], None]) -> None:
     pool = BlockPool(3)
     pool.check()

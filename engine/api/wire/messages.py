@@ -177,6 +177,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Number of prompt tokens whose KV was cached, with no recurrent state behind them."""
     num_checkpoints_cached: int = 0
     """Number of recurrent states that the prefix cache keeps."""
+    num_blocks_shared: int = 0
+    """Number of used blocks that several requests hold."""
 
     @classmethod
     def total(cls, stats: Sequence[EngineStats]) -> EngineStats:

@@ -173,6 +173,8 @@ class KvCacheState(Answer):
 
     blocks: int
     used: int
+    shared: int
+    """Used blocks that several requests hold, such as those of a common prompt."""
     cached: int
     """Blocks that no request uses, kept for later prompts."""
     usage: float
@@ -217,6 +219,35 @@ class PhaseState(Answer):
     """Time at the device's peaks over measured time. 1 is perfect."""
     bound_by: Bound
     """Bottleneck of most of the time."""
+
+
+class RecentStep(Answer):
+    """One step. Steps overlap, and `ms` counts the part after the end of the step before."""
+
+    phase: StepPhase
+    rows: int
+    """Number of requests that it computed."""
+    tokens: int
+    ms: float
+    bound_by: Bound
+
+
+class LatencyState(Answer):
+    """One latency in the last minute."""
+
+    answers: int
+    """Number of answers that it was measured of: the newest, if there were more than 1,000."""
+    p50_ms: float
+    p95_ms: float
+
+
+class LatenciesState(Answer):
+    """Latencies of the last minute, from the arrival at the server. Null if there was no answer."""
+
+    ttft: LatencyState | None
+    """Time to the first token, of the answers that had theirs."""
+    tpot: LatencyState | None
+    """Time per further token, of the answers that ended."""
 
 
 class SpeculationState(Answer):
@@ -289,6 +320,9 @@ class ModelState(LoadState):
     """Number of times that an engine was restarted."""
     last_minute: dict[StepPhase, PhaseState | None]
     """Summary of each phase. Null if it had no step."""
+    newest_steps: Sequence[RecentStep]
+    """The newest 60 steps of the last minute, the newest last."""
+    latencies: LatenciesState
     speculation: SpeculationState
     targets: TargetsState
     step_model: StepModelState
