@@ -234,6 +234,7 @@ def timing_of(
         "not_speculated": not_speculated,
         "cached_tokens": stream.num_cached,
         "not_cached": not_cached,
+        "restarts": stream.num_restarts,
     }
 
 

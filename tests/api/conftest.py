@@ -84,7 +84,7 @@ class ScriptedStream:
         self, submit: Submit, script: Script, token_ids: tuple[int, ...], aborted: Callable[..., None]
     ) -> None:
         self._submit, self._script, self._ids, self._aborted = submit, script, token_ids, aborted
-        self._at = self._num_deltas = 0
+        self._at = self._num_deltas = self.num_restarts = 0
         self._is_done = False
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None

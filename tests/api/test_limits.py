@@ -128,6 +128,7 @@ METRICS = {
     "accepted_draft_tokens": 0,
     "not_speculated": "the server runs without --speculative",
     "cached_tokens": 0,
+    "restarts": 0,
 }
 """The rate of five tokens in the scripted engine's time: 5 / 0.29 s."""
 

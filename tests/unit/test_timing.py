@@ -39,6 +39,7 @@ def test_times_are_between_the_engines_stamps(
         num_drafts=num_tokens,
         num_accepted=num_tokens // 2,
         num_cached=32,
+        num_restarts=3,
     )
     names = ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms", "mean_itl_ms", "tokens_per_second")
     told: RequestTiming = timing_of(stream, 10.0, "a reason", "another")  # type: ignore[arg-type]
@@ -49,6 +50,7 @@ def test_times_are_between_the_engines_stamps(
         "not_speculated": "a reason",
         "cached_tokens": 32,
         "not_cached": "another",
+        "restarts": 3,
     }
 
 

@@ -61,6 +61,8 @@ class RequestTiming(Answer):
     """Number of prompt tokens that the prefix cache had."""
     not_cached: str | None
     """The reason why it had no more of the prompt. Null if no more could be used."""
+    restarts: int
+    """Number of times that the engine with the request died. Another engine then continued the answer."""
 
 
 class Extra(Answer):
