@@ -99,7 +99,7 @@ def _precision(dtype: str, quantization: str, kv_cache_dtype: str, blocks: str) 
 
 
 def ready_card(outcomes: Sequence[tuple[StartupReport, Ready | str]], listener: socket.socket, total_s: float) -> str:
-    """The first things that a person needs: the address, the models, and a command to paste.
+    """The first things that a person needs: the address, the models, the page, and a command to paste.
 
     `outcomes`: each model, with its engine's measurements or the reason for which it has none.
     """
@@ -116,8 +116,9 @@ def ready_card(outcomes: Sequence[tuple[StartupReport, Ready | str]], listener: 
         of_all = "" if num_served == len(outcomes) else f" of {len(outcomes)}"
         head = f"READY in {total_s:.1f} s: {num_served}{of_all} models at {url}/v1 ({inferd})\n"
         head += "".join(_outcome(report, ready) for report, ready in outcomes)
+    page = f"  chat in a browser: {url}/\n" if settings.playground else ""
     return (
-        f"\n{head}"
+        f"\n{head}{page}"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     )
 

@@ -164,6 +164,15 @@ def test_the_line_to_paste_has_a_key_where_one_is_asked_for(
     assert ("-H 'Authorization: Bearer YOUR_KEY' -H" in card) == is_asked
 
 
+@pytest.mark.parametrize("has_page", [True, False])
+def test_the_card_names_the_page_unless_it_is_off(report: StartupReport, has_page: bool) -> None:
+    with socket.socket() as listener:
+        listener.bind(("0.0.0.0", 0))
+        card = ready_card([(replace(report, settings=Settings(playground=has_page)), READY)], listener, 1.0)
+        line = f"\n  chat in a browser: http://127.0.0.1:{listener.getsockname()[1]}/\n"
+    assert (line in card, "browser" in card) == (has_page, has_page)
+
+
 def test_a_wish_that_a_processor_overrides_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         settled = read_model(Settings(kv_memory=64 * MIB, device="cpu", deterministic=False))
