@@ -122,7 +122,7 @@ def bind(linears: Sequence[Layer], dtype: torch.dtype) -> Callable[[Tensor, Rout
 
 
 def shipped() -> Iterator[Shipped]:
-    """Every kind of matrix in bfloat16 and groups of 32, and the group sizes of published experts."""
+    """Every kind of matrix in bfloat16 and groups of 32, the group sizes of published experts, and every dtype."""
     for bits in (4, 8):
         tables = TABLES if bits == 4 else ("centred",)
         kinds = [*(("none", table) for table in tables), ("zeros", "centred"), ("minimums", "centred")]
@@ -130,7 +130,8 @@ def shipped() -> Iterator[Shipped]:
             yield _form(constants(bits, 32, offsets, table), block_m, "bf16")
         for group_size in (128, 0):
             yield _form(constants(bits, group_size, "none", "centred"), ROWS[0], "bf16")
-        yield _form(constants(bits, 32, "none", "centred"), ROWS[0], "fp16")
+        for dtype in ("fp16", "fp32"):
+            yield _form(constants(bits, 32, "none", "centred"), ROWS[0], dtype)
 
 
 def _form(made: dict[str, Any], block_m: int, dtype: str) -> Shipped:
@@ -144,6 +145,6 @@ def _form(made: dict[str, Any], block_m: int, dtype: str) -> Shipped:
         num_warps=_BLOCK_N // COLUMNS_A_WARP,
         num_stages=STAGES,
         options={"maxnreg": registers(block_m, dtype != "fp32")},
-        is_matrix=True,
+        is_matrix=dtype != "fp32",  # which is multiplied outside the tensor cores
         multiples=("out_size", "in_size"),
     )

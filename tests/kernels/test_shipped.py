@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pytest
 import torch
@@ -42,6 +42,7 @@ CASES = (
     *(rows(op, "gate_up") for op in ("silu_mul", "gelu_mul", "limited_mul", "silu_mul_fp8", "gelu_mul_fp8")),
     rows("argmax", "logits"),
     rows("experts_product"),
+    Case("experts_product", "experts_integers", {"dtype": "x"}, "triton_integers"),
     Case("lora", "lora_shrink", {"dtype": "x", "weight_dtype": "down"}),
     Case("lora", "lora_expand", {"dtype": "y", "weight_dtype": "up"}),
     *(rows(op, "q", kv_dtype="kv") for op in ("rope_and_cache", "paged_attention")),
@@ -88,10 +89,14 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keys(predicate: Callable[[Any], str | None]) -> Iterator[Any]:
-    """Every key of the op on a GPU, over all dtypes and booleans."""
+    """Every key of the op on a GPU, over all dtypes, booleans and words."""
     kind, hints = hints_of(predicate)
     values: dict[Any, tuple[Any, ...]] = {torch.dtype: DTYPES, bool: (False, True)}
-    axes = [values.get(hint, (SIZES.get(name, 4096),)) for name, hint in hints.items() if name != "device_type"]
+    axes = [
+        values.get(hint) or get_args(hint) or (SIZES.get(name, 4096),)
+        for name, hint in hints.items()
+        if name != "device_type"
+    ]
     return (kind("cuda", *values) for values in itertools.product(*axes))
 
 
