@@ -129,6 +129,11 @@ def test_an_answer_goes_on_when_its_engine_is_killed(browser: Any, start: Callab
         interrupted = page.locator(".markdown").inner_text()
         assert count(daemon, "inferd_requests_replayed_total") == 1, "the engine died after the answer"
         page.locator("dt:text-is('Restarts') + dd:text-is('1')").wait_for()
+        page.locator(".timeline", has_text="1 engine restart").wait_for()
+        page.locator("tr", has_text=re.compile(r"Each further token\d+ ms\d+ msnone")).wait_for()
+        newest = re.compile(r"Newest: decode, 1 request, 1 token, \d+ ms, bound by \w+")
+        page.locator(".step", has_text=newest).wait_for()
+        assert page.locator(".steps g.decode").count() > 20
         page.get_by_role("button", name="Again").click()
         page.locator(".branches", has_text="2 of 2").wait_for()
         answered(page, "60 tokens")

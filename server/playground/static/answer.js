@@ -85,6 +85,26 @@ function Answer({ message, act }) {
       ${tokens.length > 0 && html`<button type="button" aria-pressed=${showsTokens}
         onClick=${() => setShowsTokens(!showsTokens)}>Tokens</button>`}
       <span class="facts">${factsOf(message)}</span>
+    </div>
+    ${!isRunning && message.metrics && html`<${Timeline} metrics=${message.metrics} usage=${message.usage} />`}`;
+}
+
+// The time that the server spent on an answer: in the queue, on the prompt up to the first token, and on the others.
+function Timeline({ metrics, usage }) {
+  const parts = [
+    ["queue", metrics.queue_time_ms], ["prefill", metrics.time_to_first_token_ms], ["decode", metrics.generation_time_ms],
+  ].filter(([, ms]) => ms != null);
+  const notes = [`${metrics.cached_tokens} of ${usage.prompt_tokens} prompt tokens cached`];
+  if (metrics.restarts) notes.push(`${metrics.restarts} engine restart${metrics.restarts > 1 ? "s" : ""}`);
+  return html`
+    <div class="timeline">
+      <div class="bar" aria-hidden="true">
+        ${parts.map(([name, ms]) => html`<span class=${name} style=${{ flexGrow: ms }}></span>`)}
+      </div>
+      <p class="key">
+        ${parts.map(([name, ms]) => html`<span><i class=${name}></i>${name} ${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms</span>`)}
+        ${notes.map((note) => html`<span>${note}</span>`)}
+      </p>
     </div>`;
 }
 

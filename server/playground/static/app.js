@@ -87,7 +87,7 @@ function App() {
         ${["Engine", "Settings", "Compare"].map((name) => html`
           <button type="button" aria-pressed=${tab === name} onClick=${() => setTab(name)}>${name}</button>`)}
       </div>
-      ${tab === "Engine" && html`<${Engine} seen=${seen} answers=${path.filter((one) => one.role === "assistant")} />`}
+      ${tab === "Engine" && html`<${Engine} seen=${seen} />`}
       ${tab === "Settings" && html`<${Options} options=${options} models=${models} change=${changeOptions} />`}
       ${tab === "Compare" && html`<${CompareForm} asked=${asked} isRunning=${Boolean(running || pair?.isRunning)}
         crowd=${() => compareCrowd(asked, options, setPair, changed)}

@@ -5,10 +5,13 @@ import { html, useEffect, useState } from "./preact.js";
 
 const PERIOD_MS = 1000;
 const NUM_KEPT = 120;
+const NUM_STEPS = 60; // most steps that the server lists one by one
+const TOP_MEDIANS = 4; // a step of so many medians or more has a bar of full height
 const STATUS = {
   ready: "ready", recovering: "starting another engine; requests wait", starting: "starting",
   unavailable: "no engine", leaving: "shutting down", unreachable: "cannot be reached",
 };
+const PHASES = ["prefill", "decode", "mixed"];
 const BOUND_BY = { compute: "by compute", memory: "by memory bandwidth", host: "by the host" };
 
 // The newest state (null before the first) and the history of some of its numbers.
@@ -37,7 +40,7 @@ const sampleOf = ({ requests, kv_cache }) => ({ running: requests.running, waiti
 export const Status = ({ status }) =>
   html`<span class="status ${status}" role="status"><i aria-hidden="true"></i>${STATUS[status]}</span>`;
 
-export function Engine({ seen, answers }) {
+export function Engine({ seen }) {
   const { state, history } = seen;
   if (!state) return html`<p class="quiet">Nothing is known of the engine yet.</p>`;
   return html`
@@ -49,8 +52,8 @@ export function Engine({ seen, answers }) {
     </dl>
     <${Requests} requests=${state.requests} history=${history} />
     <${Blocks} cache=${state.kv_cache} prefix=${state.prefix_cache} history=${history} />
-    <${LastMinute} phases=${state.last_minute} />
-    <${Times} targets=${state.targets} answers=${answers} />
+    <${Latencies} latencies=${state.latencies} targets=${state.targets} />
+    <${Steps} steps=${state.newest_steps} phases=${state.last_minute} />
     <${Replicas} replicas=${state.replicas} />`;
 }
 
@@ -66,14 +69,18 @@ function Requests({ requests, history }) {
 
 function Blocks({ cache, prefix, history }) {
   const free = Math.max(cache.blocks - cache.used - cache.cached, 0);
-  const parts = [["used", cache.used], ["cached", cache.cached], ["free", free]];
+  const parts = [
+    ["own", cache.used - cache.shared, "of one request"], ["shared", cache.shared, "of several"],
+    ["cached", cache.cached, "cached"], ["free", free, "free"],
+  ];
   const hits = prefix.query_tokens ? `${Math.round((100 * prefix.hit_tokens) / prefix.query_tokens)}%` : "none";
   return html`
     <section><h2>KV blocks</h2>
-      <div class="bar" role="img" aria-label=${parts.map(([name, count]) => `${count} ${name}`).join(", ")}>
+      <div class="bar" role="img" aria-label=${parts.map(([, count, words]) => `${count} ${words}`).join(", ")}>
         ${parts.map(([name, count]) => html`<span class=${name} style=${{ flexGrow: count }}></span>`)}
       </div>
-      <p class="key">${parts.map(([name, count]) => html`<span><i class=${name}></i>${count.toLocaleString()} ${name}</span>`)}</p>
+      <p class="key">${parts.map(([name, count, words]) => html`
+        <span><i class=${name}></i>${count.toLocaleString()} ${words}</span>`)}</p>
       <${Line} values=${history.map((one) => one.used)} most=${cache.blocks / 10} label="Used KV blocks in the last two minutes" />
       <p class="quiet">Prompt tokens found in the cache: ${hits}</p>
     </section>`;
@@ -90,42 +97,66 @@ function Line({ values, label, most = 0 }) {
     </svg>`;
 }
 
-function LastMinute({ phases }) {
+// The newest steps as bars, and each phase's last minute. Pointing at a bar describes its step.
+function Steps({ steps, phases }) {
+  const [pointed, setPointed] = useState(null); // place from the right, as bars move to the left
   const rows = Object.entries(phases).filter(([, phase]) => phase);
+  const times = steps.map((step) => step.ms).sort((a, b) => a - b);
+  const top = Math.min(times.at(-1), TOP_MEDIANS * times[times.length >> 1]);
+  const heightOf = (step) => 33 * Math.min(1, step.ms / top);
+  const first = NUM_STEPS - steps.length;
+  const shown = steps.at(-1 - (pointed ?? 0));
   return html`
-    <section><h2>Steps in the last minute</h2>
-      ${rows.length === 0 ? html`<p class="quiet">None.</p>` : html`
+    <section><h2>Steps</h2>
+      ${rows.length === 0 ? html`<p class="quiet">None in the last minute.</p>` : html`
+        ${shown && html`
+          <svg class="steps" viewBox="0 0 ${NUM_STEPS} 40" preserveAspectRatio="none" role="img"
+            aria-label="The newest ${steps.length} steps. The longest took ${ms(times.at(-1))}." onMouseLeave=${() => setPointed(null)}>
+            ${steps.map((step, i) => html`
+              <g class=${step.phase} onMouseEnter=${() => setPointed(steps.length - 1 - i)}>
+                <rect class="reach" x=${first + i} y="0" width="1" height="40" />
+                <rect x=${first + i + 0.1} y=${34 - heightOf(step)} width="0.8" height=${heightOf(step)} />
+                <rect class=${step.bound_by} x=${first + i} y="36" width="1" height="4" />
+              </g>`)}
+          </svg>
+          <${Key} names=${PHASES} />
+          <${Key} title="bound by" names=${Object.keys(BOUND_BY)} />
+          <p class="quiet step">${pointed === null ? "Newest" : "Pointed at"}: ${wordsOf(shown)}</p>`}
         <table>
-          <thead><tr><th>Phase</th><th>Steps</th><th>Median</th><th>Bound</th></tr></thead>
+          <thead><tr><th>Last minute</th><th>Steps</th><th>Median</th><th>Bound</th></tr></thead>
           <tbody>${rows.map(([name, phase]) => html`
-            <tr><td>${name}</td><td>${phase.steps}</td><td>${phase.median_step_ms.toFixed(1)} ms</td>
-              <td>${BOUND_BY[phase.bound_by] ?? phase.bound_by}</td></tr>`)}
+            <tr><td>${name}</td><td>${phase.steps}</td><td>${ms(phase.median_step_ms)}</td>
+              <td>${BOUND_BY[phase.bound_by]}</td></tr>`)}
           </tbody>
         </table>`}
     </section>`;
 }
 
-// Times of this page's answers beside the server's targets.
-function Times({ targets, answers }) {
+const Key = ({ title = "", names }) => html`
+  <p class="key">${title} ${names.map((name) => html`<span><i class=${name}></i>${name}</span>`)}</p>`;
+const wordsOf = (step) => `${step.phase}, ${counted(step.rows, "request")}, ${counted(step.tokens, "token")}, `
+  + `${ms(step.ms)}, bound ${BOUND_BY[step.bound_by]}`;
+const counted = (count, noun) => `${count.toLocaleString()} ${noun}${count === 1 ? "" : "s"}`;
+
+// All answers of the server in the last minute, beside its targets.
+function Latencies({ latencies, targets }) {
   const rows = [
-    ["First token", "ttftMs", targets.ttft_ms], ["Each further token", "tpotMs", targets.tpot_ms],
+    ["First token", latencies.ttft, targets.ttft_ms], ["Each further token", latencies.tpot, targets.tpot_ms],
   ];
+  const cell = (value, target) => html`<td class=${target !== null && value > target ? "late" : ""}>${ms(value)}</td>`;
   return html`
-    <section><h2>Times of this page's answers</h2>
+    <section><h2>Latency in the last minute</h2>
       <table>
-        <thead><tr><th>Time</th><th>Median</th><th>Target</th></tr></thead>
-        <tbody>${rows.map(([name, field, target]) => {
-          const value = median(answers.map((answer) => answer[field]).filter((one) => one != null));
-          const isLate = target !== null && value > target;
-          return html`<tr><td>${name}</td><td class=${isLate ? "late" : ""}>${ms(value)}${isLate ? " (late)" : ""}</td>
-            <td>${target === null ? "none" : ms(target)}</td></tr>`;
-        })}</tbody>
+        <thead><tr><th>Time</th><th>Median</th><th>p95</th><th>Target</th></tr></thead>
+        <tbody>${rows.map(([name, latency, target]) => html`
+          <tr><td>${name}</td>${cell(latency?.p50_ms, target)}${cell(latency?.p95_ms, target)}
+            <td>${target === null ? "none" : ms(target)}</td></tr>`)}
+        </tbody>
       </table>
     </section>`;
 }
 
-const median = (values) => (values.length ? values.sort((a, b) => a - b)[Math.floor(values.length / 2)] : null);
-const ms = (value) => (value === null ? "–" : `${value.toFixed(value < 10 ? 1 : 0)} ms`);
+const ms = (value) => (value == null ? "–" : `${value.toFixed(value < 10 ? 1 : 0)} ms`);
 
 function Replicas({ replicas }) {
   return html`
