@@ -1,4 +1,4 @@
-"""Measures the page at /: time to its first paint from loopback, and the server's processor time while it is open.
+"""Measures the page at /: time to its paints from loopback, and the server's processor time while it is open.
 
 python benchmarks/page.py [--seconds S] [--loads N]
 
@@ -24,7 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.e2e.conftest import Daemon, free_model
 
-PAINT = "performance.getEntriesByName('first-contentful-paint').map(entry => entry.startTime)"
+PAINTS = """new Promise(done => new PerformanceObserver(list => done([
+  performance.getEntriesByName('first-contentful-paint')[0].startTime, list.getEntries().at(-1).startTime,
+])).observe({type: 'largest-contentful-paint', buffered: true}))"""
+"""Milliseconds from the navigation to the first paint with content, and to that of the largest text, which the scripts
+draw."""
 
 
 def main() -> None:
@@ -38,7 +42,7 @@ def main() -> None:
         # Playwright is no dependency of the project.
         with importlib.import_module("playwright.sync_api").sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            _report_paints([_first_paint_ms(browser, daemon.url) for _ in range(asked.loads)])
+            _report_paints([_paints_ms(browser, daemon.url) for _ in range(asked.loads)])
             closed = _share(daemon, asked.seconds)
             page = browser.new_page()
             page.goto(f"{daemon.url}/")
@@ -49,18 +53,19 @@ def main() -> None:
         daemon.stop(signal.SIGKILL)
 
 
-def _first_paint_ms(browser: Any, url: str) -> float:
-    """Milliseconds from the navigation to the first paint with content, in a browser profile of its own."""
+def _paints_ms(browser: Any, url: str) -> tuple[float, float]:
+    """`PAINTS` in a browser profile of its own."""
     with browser.new_context() as context:
         page = context.new_page()
         page.goto(f"{url}/")
         page.wait_for_selector(".status.ready")
-        (paint_ms,) = page.evaluate(PAINT)
-        return float(paint_ms)
+        first_ms, largest_ms = page.evaluate(PAINTS)
+        return float(first_ms), float(largest_ms)
 
 
-def _report_paints(paints_ms: list[float]) -> None:
-    print(f"first paint: median {median(paints_ms):.0f} ms, most {max(paints_ms):.0f} ms, of {len(paints_ms)} loads")
+def _report_paints(paints_ms: list[tuple[float, float]]) -> None:
+    for name, paint_ms in zip(("first paint", "conversation"), zip(*paints_ms, strict=True), strict=True):
+        print(f"{name}: median {median(paint_ms):.0f} ms, most {max(paint_ms):.0f} ms, of {len(paint_ms)} loads")
 
 
 def _share(daemon: Daemon, seconds: float) -> float:
