@@ -457,6 +457,7 @@ class Router:
             raise ModelError(f"--lora {served.name}: {loaded.error}")
         logger.error("the adapter %s is no longer served: %s", served.name, loaded.error)
         self.adapters.settle(served, loaded.error)
+        told = loaded.error.replace(str(served.path), served.name)  # clients learn no path of this machine
         # Those that another replica computes go on.
         for stream in tuple(self._unsent.values()):
             if stream.submit.params.adapter == loaded.adapter:
@@ -480,7 +481,6 @@ class Router:
         if replica.on_up is not None:
             replica.on_up()
         num_replayed = await self._replay()
-        told = loaded.error.replace(str(served.path), served.name)  # clients learn no path of this machine
         if not is_first and not was_up:
             self._recovered(num_replayed, replica.lost_s)
         if self._has_begun:
