@@ -27,6 +27,8 @@ class ServedAdapter:
     adapter: Adapter
     created: int
     """Unix seconds."""
+    is_from_start: bool = False
+    """Whether the settings name it: a model that cannot load it does not start."""
     num_requests: int = 0
     """Number of sequences that use it and have not ended."""
     is_leaving: bool = False
@@ -71,11 +73,11 @@ class Adapters:
         assert self._read is not None
         return self._read(path)
 
-    def add(self, name: str, files: AdapterFiles) -> ServedAdapter:
+    def add(self, name: str, files: AdapterFiles, *, is_from_start: bool = False) -> ServedAdapter:
         """Give an adapter a place. Raises `RequestError` if there is none, or its name is in use."""
         self._check(name)
         index = self._places.index(None)
-        served = ServedAdapter(name, files.path, Adapter(index, files.digest), int(time.time()))
+        served = ServedAdapter(name, files.path, Adapter(index, files.digest), int(time.time()), is_from_start)
         self._places[index] = served
         return served
 

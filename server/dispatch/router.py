@@ -137,7 +137,7 @@ class Router:
         self.became_ready = asyncio.Event()
         """Set while every replica has had an engine that took requests since it was last unloaded."""
         self.has_settled = asyncio.Event()
-        """Set while `became_ready` is, or while no engine is tried."""
+        """Set while `became_ready` is, or while no engine is to start."""
 
     @property
     def is_up(self) -> bool:
@@ -179,10 +179,15 @@ class Router:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last stream ended, or since the engines took requests; 0 while there are streams, or no
-        engines."""
-        is_idle = self.is_up and not self.is_unloaded and not self._streams
+        """Seconds since the last stream ended, or since the engines took requests; 0 if `unload` would refuse, or if
+        there are no engines."""
+        is_idle = self.is_up and not self._streams and not self._is_loading
         return time.monotonic() - self._idle_since_s if is_idle else 0.0
+
+    @property
+    def _is_loading(self) -> bool:
+        """Whether a replica or an adapter is not loaded yet."""
+        return not self.became_ready.is_set() or not all(served.settled.is_set() for served in self.adapters)
 
     @property
     def num_unsent(self) -> int:
@@ -278,6 +283,7 @@ class Router:
 
     async def load_adapter(self, name: str, files: AdapterFiles) -> None:
         """Have the engine load an adapter, also each later engine. Raises `RequestError` if it cannot be loaded."""
+        self._check_alive()
         served = self.adapters.add(name, files)
         for replica in self.replicas:
             if replica.is_up or replica.starting is not None:
@@ -285,6 +291,7 @@ class Router:
                 replica.try_send(_loading(served))
         self._want()
         await served.settled.wait()
+        self._idle_since_s = time.monotonic()
         if served.error:
             raise RequestError("invalid_value", served.error, "lora_path")
 
@@ -320,11 +327,13 @@ class Router:
         engines that start."""
         if self._streams:
             raise errors.model_is_busy(f"This model has {len(self._streams)} unfinished answers")
-        if self._death is not None or (self.is_unloaded and not self.is_wanted):
+        if self._death is not None:
             return
-        if not self.became_ready.is_set() or any(replica.awaited for replica in self.replicas):
-            raise errors.model_is_busy("This model or an adapter of it is being loaded")
-        self._begin_anew()
+        if not self.is_unloaded or self.is_wanted:
+            if self._is_loading:
+                raise errors.model_is_busy("This model or an adapter of it is being loaded")
+            self._begin_anew()
+            self.has_settled.set()
         if self.on_unload is not None:
             await self.on_unload()
 
@@ -345,6 +354,9 @@ class Router:
         """Have unloaded engines started, once."""
         if self.is_unloaded and not self.is_wanted:
             self.is_wanted = True
+            self.has_settled.clear()
+            for replica in self.replicas:
+                self._metrics.engine_down(replica.index)  # an alert sees a load that never ends
             if self.on_wanted is not None:
                 self.on_wanted()
 
@@ -453,7 +465,7 @@ class Router:
         if not loaded.error:
             self._settle_if_loaded(loaded.adapter)
             return
-        if not self.became_ready.is_set():
+        if served.is_from_start and self._ready is None:
             raise ModelError(f"--lora {served.name}: {loaded.error}")
         logger.error("the adapter %s is no longer served: %s", served.name, loaded.error)
         self.adapters.settle(served, loaded.error)
@@ -534,7 +546,7 @@ class Router:
         for stream in tuple(self._streams.values()):
             self._fail(stream, failure)
         for served in tuple(self.adapters):
-            if not served.settled.is_set():
+            if not served.settled.is_set() and not served.is_from_start:
                 self.adapters.settle(served, "the engine stopped while it was loaded")
         self.has_settled.set()
 
@@ -544,6 +556,9 @@ class Router:
     def _check_id(self, submit: Submit) -> None:
         if submit.request_id in self._streams:
             raise RequestError("invalid_value", f"request id {submit.request_id!r} is already in use", "request_id")
+        self._check_alive()
+
+    def _check_alive(self) -> None:
         if self.failure:
             raise errors.model_not_loaded(self.failure)
         if self._death is not None:

@@ -106,10 +106,13 @@ class Engines:
 
     async def _stop(self) -> None:
         """End the engines. A request from now on starts others."""
-        if not self._serving.done():
+        serving = self._serving
+        if not serving.done():
             self._wanted.clear()
-            self._serving.cancel()
-            await asyncio.wait((self._serving,))
+            # A second cancellation would interrupt what ends the engines.
+            if not serving.cancelling():
+                serving.cancel()
+            await asyncio.wait((serving,))
 
     @contextlib.asynccontextmanager
     async def _kv_events(self, endpoint: str) -> AsyncIterator[None]:
@@ -183,7 +186,7 @@ def _adapters(report: StartupReport) -> Adapters:
     config, arch = report.config, report.facts.arch
     adapters = Adapters(config.max_loras, lambda path: read_adapter(path, arch, config.max_lora_rank))
     for name, files in report.adapters.items():
-        adapters.add(name, files)
+        adapters.add(name, files, is_from_start=True)
     return adapters
 
 

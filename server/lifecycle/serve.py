@@ -197,9 +197,11 @@ class _Service:
         self._engine_died("the engine process does not answer")
 
     async def _announce(self) -> None:
-        for model in self._models:
-            await model.router.has_settled.wait()
-        served = [model for model in self._models if model.router.became_ready.is_set()]
+        while not all(model.router.has_settled.is_set() for model in self._models):
+            for model in self._models:
+                await model.router.has_settled.wait()
+        # One that was ready may be unloaded by now, because it was idle while the others started.
+        served = [model for model in self._models if not model.router.failure]
         if not served:
             return
         self._systemd.tell("READY=1")

@@ -36,7 +36,7 @@ class Scene:
         """`names`: adapters that are served from the start."""
         self.adapters = Adapters(2, lambda path: files(path.name))
         for name in names:
-            self.adapters.add(name, files(name))
+            self.adapters.add(name, files(name), is_from_start=True)
         self.client = FakeClient()
         self.router = Router(self.client, Metrics("model"), adapters=self.adapters)  # type: ignore[arg-type]
         self.running = asyncio.create_task(self.router.run())
@@ -114,6 +114,50 @@ def test_one_that_is_asked_for_between_engines_is_loaded_by_the_next() -> None:
         await scene.loaded("late")
         await asked
         assert "late" in scene.adapters.named
+
+    run(scenario)
+
+
+def test_an_adapter_is_refused_alone_if_its_model_is_loaded_again_for_it() -> None:
+    """Its files are known to be wrong only when an engine reads them."""
+
+    async def scenario() -> None:
+        scene = Scene("first")
+        scene.client.inbox.put_nowait(READY)
+        await scene.turn()
+        await scene.loaded("first")
+        await scene.router.unload()
+        asked = asyncio.create_task(scene.router.load_adapter("bad", files("bad")))
+        await scene.turn()
+        with pytest.raises(RequestError, match="is being loaded"):
+            await scene.router.unload()
+        scene.client.inbox.put_nowait(READY)
+        await scene.turn()
+        assert scene.router.idle_s == 0.0 and not scene.router.became_ready.is_set()
+        await scene.loaded("bad", error="layer 1 holds NaN")
+        with pytest.raises(RequestError, match="layer 1 holds NaN"):
+            await asked
+        await scene.loaded("first")
+        assert scene.router.became_ready.is_set() and list(scene.adapters.named) == ["first"]
+        scene.router.fail_model("no memory")
+        with pytest.raises(RequestError, match="no memory"):
+            await scene.router.load_adapter("late", files("late"))
+        assert not scene.running.done()
+
+    run(scenario)
+
+
+def test_a_model_that_failed_is_loaded_again_with_its_adapters() -> None:
+    async def scenario() -> None:
+        scene = Scene("first")
+        scene.router.fail_model("its weights are NaN")
+        loading = asyncio.create_task(scene.router.load())
+        await scene.turn()
+        scene.client.inbox.put_nowait(READY)
+        await scene.turn()
+        await scene.loaded("first")
+        await loading
+        assert list(scene.adapters.named) == ["first"]
 
     run(scenario)
 

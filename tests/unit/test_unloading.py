@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
+from inferd.engine.api.adapter import AdapterFiles
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.kv_events import CLEARED
 from inferd.engine.api.wire.messages import Delta
-from inferd.engine.api.wire.params import Adapter
-from inferd.server.dispatch.router import Router
+from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.dispatch.token_stream import TokenStream
+from inferd.server.lifecycle.engines import Engines
 from inferd.server.observability.metrics import Metrics
 
 from .test_router import READY, FakeClient, collect, step, submit
@@ -25,14 +30,19 @@ class Loaded:
         self.metrics, self.client = Metrics("model"), FakeClient()
         self.router = Router(self.client, self.metrics)  # type: ignore[arg-type]
         self.router.on_wanted, self.router.on_unload = self._wanted, self._unload
-        self.num_wanted = self.num_unloaded = 0
+        self.num_wanted = self.num_begun = 0
+        self.is_free = asyncio.Event()
+        self.is_free.set()
 
     def _wanted(self) -> None:
         self.num_wanted += 1
 
     async def _unload(self) -> None:
-        self.num_unloaded += 1
-        self.running.cancel()
+        """A second call waits for the engines that the first one ends."""
+        if not self.running.cancelling():
+            self.num_begun += 1
+            self.running.cancel()
+        await self.is_free.wait()
 
     async def start(self) -> None:
         self.client = FakeClient()
@@ -63,13 +73,14 @@ def test_several_requests_have_an_unloaded_model_loaded_once_and_wait() -> None:
         router.on_kv_events = lambda *event: events.append(event)
         await router.unload()
         await router.unload()
-        assert model.num_unloaded == 1 and not model.num_wanted
+        assert model.num_begun == 1 and not model.num_wanted and router.has_settled.is_set()
         assert events == [(0, CLEARED)], "subscribers learn that the cache is gone"
         assert b"\ninferd_engine_up{" not in model.metrics.render()[0], "an alert would call somebody"
         assert router.is_ready and router.is_unloaded and not router.is_recovering and not router.became_ready.is_set()
         assert router.ready is READY, "answers still need its measurements"
         streams = [router.submit(submit(name)) for name in "abc"]
-        assert model.num_wanted == 1 and router.num_unsent == 3
+        assert model.num_wanted == 1 and router.num_unsent == 3 and not router.has_settled.is_set()
+        assert b'\ninferd_engine_up{model_name="model"} 0.0' in model.metrics.render()[0], "the load may never end"
         await model.start()
         assert b'\ninferd_engine_up{model_name="model"} 1.0' in model.metrics.render()[0]
         assert not router.is_unloaded and [message.request_id for message in model.client.sent] == ["a", "b", "c"]  # type: ignore[union-attr]
@@ -77,7 +88,7 @@ def test_several_requests_have_an_unloaded_model_loaded_once_and_wait() -> None:
         assert model.metrics.num_restarts == 0 and model.metrics.recovery.cell().sum == 0.0, "no engine died"
         await router.unload()
         router.submit(submit("d"))
-        assert (model.num_unloaded, model.num_wanted) == (2, 2)
+        assert (model.num_begun, model.num_wanted) == (2, 2)
 
     play(scenario)
 
@@ -88,16 +99,62 @@ def test_a_model_with_requests_is_not_unloaded() -> None:
         with pytest.raises(RequestError, match="This model has 1 unfinished answers") as refused:
             await model.router.unload()
         assert refused.value.code == "model_is_busy"
-        assert model.router.is_up and not model.num_unloaded
+        assert model.router.is_up and not model.num_begun
         await model.end(stream)
-        model.router.replicas[0].awaited.append(Adapter(0, "digest"))
+        files = AdapterFiles(Path("/sql"), "digest", ())
+        model.router.adapters = Adapters(1, lambda _: files)
+        adapter = model.router.adapters.add("sql", files)
         with pytest.raises(RequestError, match="an adapter of it is being loaded"):
             await model.router.unload()
-        model.router.replicas[0].awaited.clear()
+        assert model.router.idle_s == 0.0, "an idle model is unloaded without a look at refusals"
+        adapter.settled.set()
         await model.router.unload()
         assert not model.router.is_up
 
     play(scenario)
+
+
+def test_each_unload_ends_when_the_memory_is_free() -> None:
+    async def scenario(model: Loaded) -> None:
+        model.is_free.clear()
+        asked = [asyncio.create_task(model.router.unload()) for _ in range(2)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert model.num_begun == 1 and not any(task.done() for task in asked)
+        model.is_free.set()
+        await asyncio.gather(*asked)
+
+    play(scenario)
+
+
+def test_a_server_that_stops_while_a_model_is_unloaded_waits_for_its_engines() -> None:
+    async def main() -> None:
+        router, ended, may_end = Router(None, Metrics("model")), [], asyncio.Event()
+        report = SimpleNamespace(settings=SimpleNamespace(served_names=("model",)))
+        engines = Engines(report, router, Metrics("model"), lambda *_: None)  # type: ignore[arg-type]
+
+        async def serve() -> NoReturn:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await may_end.wait()
+                ended.append("engine")
+            raise AssertionError
+
+        engines._serve = serve  # type: ignore[method-assign, assignment]
+        running = asyncio.create_task(engines.run())
+        await asyncio.sleep(0.001)
+        assert router.on_unload is not None
+        unloading = asyncio.ensure_future(router.on_unload())
+        await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.sleep(0.001)
+        assert not ended and not unloading.done() and not running.done()
+        may_end.set()
+        await asyncio.wait((running, unloading))
+        assert ended == ["engine"]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 def test_requests_of_a_model_that_cannot_be_loaded_end_with_the_reason() -> None:
@@ -157,7 +214,10 @@ def test_a_model_is_idle_from_its_last_answer_on(monkeypatch: pytest.MonkeyPatch
 
 def test_a_first_start_is_no_load_that_requests_wait_for() -> None:
     async def main() -> None:
-        router = Router(None, Metrics("model"))
+        router = Router(None, Metrics("model"), RouterOptions(num_replicas=2))
+        router.replicas[0].is_up = True
+        await asyncio.sleep(0.001)
+        assert router.idle_s == 0.0, "the other replica still starts, so it cannot be unloaded"
         with pytest.raises(RequestError, match="still loading"):
             router.submit(submit("a"))
         with pytest.raises(EngineDeadError):
