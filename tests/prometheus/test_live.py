@@ -127,8 +127,8 @@ def ask_for(url: str, seconds: float) -> None:
                 client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}", **headers})
 
 
-def agree(one: float, other: float) -> bool:
-    return max(one, other) <= FACTOR * min(one, other)
+def agree(one: float, other: float, factor: float = FACTOR) -> bool:
+    return max(one, other) <= factor * min(one, other)
 
 
 @needs_promtool
@@ -173,7 +173,8 @@ def check_latencies(scraped: Prometheus, ttft_s: float, itl_s: float) -> None:
         scraped.one(f'histogram_quantile(0.5, inferd_{name}_seconds_bucket{{job="paced"}})') for name in names
     )
     print(f"TTFT {first:.4f} s (client {ttft_s:.4f}), ITL {gap:.4f} s (client {itl_s:.4f})")
-    assert agree(first, ttft_s), (first, ttft_s)
+    # A first token is 20 to 40 ms, and a busy machine may take as long to begin eight connections at once.
+    assert agree(first, ttft_s, 2 * FACTOR), (first, ttft_s)
     assert agree(gap, itl_s), (gap, itl_s)
     assert agree(gap, STEP_MS / 1e3)
-    assert not agree(whole, ttft_s) and not agree(gap, NUM_TOKENS * itl_s)
+    assert not agree(whole, ttft_s, 2 * FACTOR) and not agree(gap, NUM_TOKENS * itl_s)
