@@ -1,6 +1,6 @@
 """inferd on Ray Serve: each replica is one `inferd serve`, and a conversation stays where its prefix is cached.
 
-    serve run --working-dir deploy/ray inferd_ray:build model=smollm2 replicas=2
+    serve run --app-dir deploy/ray --working-dir deploy/ray inferd_ray:build model=smollm2 replicas=2
 
 `Gateway` answers HTTP. It sends each request to a replica that its conversation's beginning decides, by Ray's
 consistent hashing. `Server` runs one daemon on its node and passes requests on to it, headers and aborts included.

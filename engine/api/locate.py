@@ -168,7 +168,8 @@ def _download(repo_id: str, revision: str | None, files: Sequence[str]) -> Path:
     except HfHubHTTPError as error:
         raise ModelError(f"the hub refused {repo_id}: {_first_line(error)}") from error
     except (HFValidationError, ValueError) as error:
-        raise ModelError(f"{repo_id} is not a hub id: {_first_line(error)}") from error
+        hint = "; a name before = may hold no /, unless the YAML file gives it" if "=" in repo_id else ""
+        raise ModelError(f"{repo_id} is not a hub id: {_first_line(error)}{hint}") from error
     except OSError as error:
         raise ModelError(f"downloading {repo_id} failed: {_first_line(error)}") from error
 

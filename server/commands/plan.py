@@ -168,6 +168,8 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     work = _workload(asked, facts, machine)
     dtype, why = served_dtype(precision.dtype, machine)
     served = replace(precision, dtype=dtype, weights_dtype=served_weights_dtype(dtype, facts, machine)[0])
+    if dtype == precision.dtype:
+        precision = served
     draft = _draft(asked, facts, replace(precision, dtype=dtype), work, machine)
     work = replace(work, draft=draft, adapters=_adapters(asked, facts, served, machine))
     plan = plan_sequences(facts.arch, precision, work, asked.batch)

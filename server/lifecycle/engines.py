@@ -17,7 +17,7 @@ from inferd.engine.api.config import EngineConfig, replicas_of
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.supervisor import EarlyProcess
-from inferd.engine.api.wire.kv_publisher import KVPublisher, PublisherOptions
+from inferd.engine.api.wire.kv_publisher import KVPublisher, PublisherOptions, is_bound
 from inferd.engine.api.wire.messages import Phase
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.adapters import Adapters
@@ -127,8 +127,8 @@ class Engines:
         publisher = KVPublisher(options, settings.replicas)
         replays = asyncio.create_task(publisher.serve_replays())
         self.router.on_kv_events = publisher.publish
-        shown = self.label, endpoint
-        logger.info("%sKV events at %s: who can reach it can read the token ids of prompts", *shown)
+        shown = self.label, "at" if is_bound(endpoint) else "to a subscriber that is bound at", endpoint
+        logger.info("%sKV events %s %s: who can reach it can read the token ids of prompts", *shown)
         try:
             yield
         finally:

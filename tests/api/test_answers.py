@@ -160,6 +160,8 @@ def metrics_of_a_step(router: ScriptedRouter) -> Metrics:
     metrics.engine_ready(router.ready)
     step = StepOutput(deltas=(), stats=EngineStats(), step_phase="decode", step_own_s=0.01, step_flops=9, step_bytes=9)
     metrics.step(step)
+    metrics.first_token(0.1)
+    metrics.tokens(2, 0.02)
     return metrics
 
 
