@@ -202,7 +202,7 @@ class _Service:
                 await model.router.has_settled.wait()
         # One that was ready may be unloaded by now, because it was idle while the others started.
         served = [model for model in self._models if not model.router.failure]
-        if not served:
+        if not served or self._died is not None:
             return
         self._systemd.tell("READY=1")
         garbage.freeze_objects()
