@@ -1,10 +1,12 @@
-"""Sets how many seeds the simulation runs: 300, 1,000,000 with `--long`, or as `--sim-seeds` and `--sim-seed` say."""
+"""Sets how many seeds the simulation runs: 200, 1,000,000 with `--long`, or as `--sim-seeds` and `--sim-seed` say."""
 
 from __future__ import annotations
 
 import pytest
 
-SHORT_SEEDS = 300
+SHORT_SEEDS = 200
+MUTANT_SEEDS = 300
+"""Seeds that a planted bug may need."""
 LONG_SEEDS = 1_000_000
 _SHORT_CHUNK, _LONG_CHUNK = 20, 500
 """Seeds of one test: it takes some seconds in a short run, and up to a minute in a long one."""

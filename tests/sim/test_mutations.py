@@ -18,7 +18,7 @@ from tests.sim import (
     state_mutations,
     unload_mutations,
 )
-from tests.sim.conftest import SHORT_SEEDS
+from tests.sim.conftest import MUTANT_SEEDS
 from tests.sim.front import run_front_seed
 from tests.sim.models import run_models_seed
 from tests.sim.planting import Mutation
@@ -67,5 +67,5 @@ def test_caught(plant: Mutation, run: Callable[[int], object]) -> None:
 
 
 def run_all(run: Callable[[int], object]) -> None:
-    for seed in dict.fromkeys([*TELLING[run], *range(SHORT_SEEDS)]):
+    for seed in dict.fromkeys([*TELLING[run], *range(MUTANT_SEEDS)]):
         run(seed)
