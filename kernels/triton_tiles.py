@@ -32,6 +32,10 @@ def store_tile(out, total, bias, row, column, num_rows, out_size, HAS_BIAS: tl.c
     tl.store(place, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
+LEAST_SCANNED = 256
+"""Least number of experts that a program looks at to find its own: models have up to as many, or twice as many."""
+
+
 @triton.jit
 def expert_tile(offsets, num_experts, tile, BLOCK_M: tl.constexpr, SCANNED: tl.constexpr):
     """(expert, first pair, end of the expert's pairs) of a tile. The end is 0 behind the last tile."""

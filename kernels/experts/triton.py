@@ -20,12 +20,10 @@ from torch import Tensor
 from inferd.kernels.experts import triton_integers
 from inferd.kernels.experts.reference import Routing
 from inferd.kernels.gpu import DTYPES, Shipped
-from inferd.kernels.triton_tiles import expert_tile, operands
+from inferd.kernels.triton_tiles import LEAST_SCANNED, expert_tile, operands
 
 _BLOCK_M, _BLOCK_N, _NUM_WARPS, _STAGES = 64, 64, 4, 4
 _STEP_BYTES = 128
-_SCANNED = 256
-"""Least number of experts that a program looks at to find its own: models have up to as many, or twice as many."""
 
 
 @triton.jit(do_not_specialize=["most_tiles"])
@@ -97,7 +95,7 @@ def bind(linears: Sequence[Any], dtype: torch.dtype) -> Callable[[Tensor, Routin
             out_size,
             in_size,
             BY_ROW=by_row,
-            SCANNED=max(_SCANNED, triton.next_power_of_2(num_experts)),
+            SCANNED=max(LEAST_SCANNED, triton.next_power_of_2(num_experts)),
             BLOCK_M=_BLOCK_M,
             BLOCK_N=_BLOCK_N,
             BLOCK_K=_STEP_BYTES // dtype.itemsize,
@@ -111,9 +109,9 @@ def bind(linears: Sequence[Any], dtype: torch.dtype) -> Callable[[Tensor, Routin
 
 def shipped() -> Iterator[Shipped]:
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
-    for dtype, by_row, scanned in itertools.product(dtypes, (True, False), (_SCANNED, 2 * _SCANNED)):
+    for dtype, by_row, scanned in itertools.product(dtypes, (True, False), (LEAST_SCANNED, 2 * LEAST_SCANNED)):
         yield _shipped(dtype, by_row, scanned)
-    yield from (_shipped(torch.bfloat16, by_row, _SCANNED, has_bias=True) for by_row in (True, False))
+    yield from (_shipped(torch.bfloat16, by_row, LEAST_SCANNED, has_bias=True) for by_row in (True, False))
     yield from triton_integers.shipped()
 
 

@@ -32,11 +32,9 @@ from inferd.kernels.triton_integers import (
     types_of,
     walked,
 )
-from inferd.kernels.triton_tiles import expert_tile
+from inferd.kernels.triton_tiles import LEAST_SCANNED, expert_tile
 
 _BLOCK_N = 64
-_SCANNED = 256
-"""As in `triton.py`."""
 
 
 @triton.jit(do_not_specialize=["most_tiles", "num_spans", "num_groups"])
@@ -109,7 +107,7 @@ def bind(linears: Sequence[Layer], dtype: torch.dtype) -> Callable[[Tensor, Rout
             HAS_TAIL=stack.in_size % STEP.value != 0,
             HAS_BIAS=biases is not None,
             BY_ROW=by_row,
-            SCANNED=max(_SCANNED, triton.next_power_of_2(num_experts)),
+            SCANNED=max(LEAST_SCANNED, triton.next_power_of_2(num_experts)),
             BLOCK_N=_BLOCK_N,
             BLOCK_M=block_m,
             num_warps=_BLOCK_N // COLUMNS_A_WARP,
@@ -141,7 +139,7 @@ def _form(made: dict[str, Any], block_m: int, dtype: str) -> Shipped:
         config=f"{dtype} {made['BITS']} bits {name_of(made)} tile {_BLOCK_N} x {block_m}",
         kernel=_product,
         signature=types_of(_product, made, x=dtype, out=dtype, bias="bf16", rows="i32", starts="i32"),
-        constants={**made, **flags, "SCANNED": _SCANNED, "BLOCK_N": _BLOCK_N, "BLOCK_M": block_m},
+        constants={**made, **flags, "SCANNED": LEAST_SCANNED, "BLOCK_N": _BLOCK_N, "BLOCK_M": block_m},
         num_warps=_BLOCK_N // COLUMNS_A_WARP,
         num_stages=STAGES,
         options={"maxnreg": registers(block_m, dtype != "fp32")},

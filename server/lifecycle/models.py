@@ -48,11 +48,6 @@ class _Asked:
 Settled = tuple[EngineConfig, MemoryPlan, tuple[Decision, ...]]
 
 
-def read_model(settings: Settings) -> StartupReport:
-    """As `read_models`, for a server of one model."""
-    return read_models(settings)[0]
-
-
 def read_models(settings: Settings) -> tuple[StartupReport, ...]:
     """Find each checkpoint, check that its headers are consistent, and decide every automatic setting. Raises
     `StartError`."""

@@ -108,11 +108,13 @@ def prometheus(start: Callable[..., Daemon], tmp_path: Path) -> Iterator[tuple[P
 def stream(url: str) -> tuple[float, list[float]]:
     """Seconds to the first token of an answer, and between its tokens."""
     body = {"model": "tiny", "prompt": "Once", "max_tokens": NUM_TOKENS, "stream": True, "ignore_eos": True}
-    times = [time.monotonic()]
-    with httpx.stream("POST", url + "/v1/completions", json=body, timeout=60) as answer:
-        for line in answer.iter_lines():
-            if '"text"' in line:
-                times.append(time.monotonic())
+    with httpx.Client(base_url=url, timeout=60) as client:
+        client.get("/live")  # connects, which the server does not see and a busy machine delays
+        times = [time.monotonic()]
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                if '"text"' in line:
+                    times.append(time.monotonic())
     gaps = [after - before for before, after in itertools.pairwise(times)]
     return gaps[0], gaps[1:]
 
@@ -127,8 +129,8 @@ def ask_for(url: str, seconds: float) -> None:
                 client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}", **headers})
 
 
-def agree(one: float, other: float, factor: float = FACTOR) -> bool:
-    return max(one, other) <= factor * min(one, other)
+def agree(one: float, other: float) -> bool:
+    return max(one, other) <= FACTOR * min(one, other)
 
 
 @needs_promtool
@@ -173,8 +175,7 @@ def check_latencies(scraped: Prometheus, ttft_s: float, itl_s: float) -> None:
         scraped.one(f'histogram_quantile(0.5, inferd_{name}_seconds_bucket{{job="paced"}})') for name in names
     )
     print(f"TTFT {first:.4f} s (client {ttft_s:.4f}), ITL {gap:.4f} s (client {itl_s:.4f})")
-    # A first token is 20 to 40 ms, and a busy machine may take as long to begin eight connections at once.
-    assert agree(first, ttft_s, 2 * FACTOR), (first, ttft_s)
+    assert agree(first, ttft_s), (first, ttft_s)
     assert agree(gap, itl_s), (gap, itl_s)
     assert agree(gap, STEP_MS / 1e3)
-    assert not agree(whole, ttft_s, 2 * FACTOR) and not agree(gap, NUM_TOKENS * itl_s)
+    assert not agree(whole, ttft_s) and not agree(gap, NUM_TOKENS * itl_s)

@@ -20,7 +20,7 @@ from inferd.engine.api.checkpoint import documents_of
 from inferd.engine.api.machine.cpu import Machine
 from inferd.server.commands.plan import PlanOptions, PlanRow, build
 from inferd.server.config.settings import Settings
-from inferd.server.lifecycle.models import read_model
+from inferd.server.lifecycle.models import read_models
 from inferd.server.text.model import ServedModel
 from tests.conftest import ROOT
 from tests.e2e.conftest import Daemon
@@ -130,7 +130,7 @@ def test_blocks_are_kept_unless_another_format_is_asked_for(
     asked: Literal["auto", "none", "int8"], quantization: str, gguf: Path
 ) -> None:
     assert Settings().quantization == PlanOptions(model=str(gguf)).quantization == "auto"
-    config = read_model(Settings(model=str(gguf), quantization=asked, device="cpu")).config
+    config = read_models(Settings(model=str(gguf), quantization=asked, device="cpu"))[0].config
     assert (config.keeps_blocks, config.quantization) == (asked == "auto", quantization)
 
 

@@ -13,7 +13,7 @@ import sys
 
 from inferd.engine.api.errors import StartError
 from inferd.server.config.settings import Settings
-from inferd.server.lifecycle.models import read_model
+from inferd.server.lifecycle.models import read_models
 
 LIMIT_S = 5
 """Maximum processor time of a folder in seconds. A busy machine does not extend it."""
@@ -29,7 +29,7 @@ def main() -> int:
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         signal.alarm(WAIT_S)
         try:
-            read_model(Settings.load({"model": folder}, None))
+            read_models(Settings.load({"model": folder}, None))[0]
             kind, message = "", ""
         except StartError as error:
             kind, message = type(error).__name__, str(error)

@@ -30,7 +30,7 @@ from inferd.server.auth.quotas import KeyAccount, Quota
 from inferd.server.cli import app
 from inferd.server.config.settings import Settings
 from inferd.server.config.sources import read_yaml
-from inferd.server.lifecycle.models import read_model
+from inferd.server.lifecycle.models import read_models
 from inferd.server.observability.metrics import Metrics
 from tests.api.conftest import Script, ScriptedRouter, model, router, serve, shared_router
 
@@ -112,7 +112,7 @@ def test_one_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
 def test_a_bad_file_ends_the_start_before_anything_is_loaded(tmp_path: Path) -> None:
     settings = Settings(keys_file=str(tmp_path / "none"), model=str(tmp_path / "no model"))
     with pytest.raises(ConfigError, match="cannot read the keys file"):
-        read_model(settings)
+        read_models(settings)[0]
     assert Settings(keys_file="keys.yaml", host="0.0.0.0"), "a keys file is what other machines need"
 
 

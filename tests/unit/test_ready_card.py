@@ -27,7 +27,7 @@ from inferd.engine.arch.registry import describe_modelled
 from inferd.server.commands.plan import PlanOptions, build, to_json
 from inferd.server.commands.plan_table import show
 from inferd.server.config.settings import Settings
-from inferd.server.lifecycle.models import read_model
+from inferd.server.lifecycle.models import read_models
 from inferd.server.lifecycle.ready_card import StartupReport, describe_start, deviation, ready_card, without_paths
 
 MIB = 2**20
@@ -40,7 +40,7 @@ READY = Ready(
 
 @pytest.fixture(scope="module")
 def report() -> StartupReport:
-    return read_model(Settings(kv_memory=64 * MIB, quantization="int8"))
+    return read_models(Settings(kv_memory=64 * MIB, quantization="int8"))[0]
 
 
 def test_the_plan_is_said_before_anything_is_loaded(report: StartupReport) -> None:
@@ -114,7 +114,7 @@ def test_the_parts_that_are_not_served_are_said(tmp_path: Path) -> None:
     """At start, on the card and in the plan."""
     model = str(seeing(tmp_path / "seeing"))
     words = "the text part of InternVLForConditionalGeneration alone; not loaded: vision_tower (2.0 MiB)"
-    report = read_model(Settings(model=model, kv_memory=64 * MIB))
+    report = read_models(Settings(model=model, kv_memory=64 * MIB))[0]
     assert f" on cpu; {words}; memory plan: weights" in describe_start(report)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -175,7 +175,7 @@ def test_the_card_names_the_page_unless_it_is_off(report: StartupReport, has_pag
 
 def test_a_wish_that_a_processor_overrides_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        settled = read_model(Settings(kv_memory=64 * MIB, device="cpu", deterministic=False))
+        settled = read_models(Settings(kv_memory=64 * MIB, device="cpu", deterministic=False))[0]
     assert settled.config.deterministic is True
     said = [record.getMessage() for record in caplog.records]
     assert "deterministic: False -> True (on a CPU results are always deterministic)" in said
