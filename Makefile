@@ -13,7 +13,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 SMOLLM2 := engine/api/smollm2.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve quick test long mutants chaos soak clients check format shape bench gpu docs train image image-test tools deploy-test ray-test clean
+.PHONY: help install serve quick test long mutants chaos soak clients check format shape bench gpu docs train image image-test systemd-test tools deploy-test ray-test clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,8 +93,12 @@ train: $(STAMP) ## Train the embedded model again (about an hour on two cores)
 image: ## Build the container image with docker, podman or buildah: make image ARGS='--build-arg TORCH_INDEX_URL=...'
 	@deploy/build.sh $(ARGS)
 
-image-test: ## Run the image as any user on a read-only root, and check its start, a chat and its end
+image-test: ## Run the image as any user on a read-only root, then by compose if docker is here: start, chat, end
 	@deploy/test_image.sh
+	@if docker info >/dev/null 2>&1; then deploy/test_compose.sh; else echo "compose did not run: there is no docker"; fi
+
+systemd-test: ## Boot systemd in a container of the image and run the service (as root, two minutes)
+	@deploy/test_systemd.sh
 
 tools: $(STAMP) ## Install what deploy-test and ray-test need: by apt-get (as root), pip and npm
 	@VENV=$(VENV) deploy/tools.sh

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the programs that `make deploy-test` and `make ray-test` need, and says what it did: make tools.
+# Installs the programs that `make deploy-test`, `make systemd-test` and `make ray-test` need, and says what it did: make tools.
 #
 # Packages of Debian come by apt-get, which needs root. Python packages go to VENV, Ray to an environment of its own
 # (build/ray), and axe-core to build/node_modules. What is there already is left alone.
@@ -12,7 +12,8 @@ say() { echo "tools: $*"; }
 miss() { failed="$failed $1"; say "$1: NOT installed: $2"; }
 
 missing=
-for pair in promtool:prometheus buildah:buildah chromium:chromium kubectl:kubernetes-client systemd-analyze:systemd npm:npm; do
+for pair in promtool:prometheus buildah:buildah chromium:chromium kubectl:kubernetes-client systemd-analyze:systemd \
+    systemd-nspawn:systemd-container npm:npm; do
     if command -v "${pair%%:*}" >/dev/null; then say "${pair##*:}: was there"; else missing="$missing ${pair##*:}"; fi
 done
 for package in $missing; do
