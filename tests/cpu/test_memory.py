@@ -73,7 +73,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.sampled(keep=2)
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize(
     ("quantization", "kv_cache_dtype"), [("none", "auto"), ("fp8", "fp8"), ("int8", "int8"), ("int4", "auto")]
 )

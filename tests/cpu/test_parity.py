@@ -35,6 +35,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     return found
 
 
+@pytest.mark.sampled(keep=96)
 @pytest.mark.parametrize("dtype", RATIO)
 def test_logits_are_as_near_to_fp64_as_transformers_own(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:
     case.save(tmp_path, dtype)
@@ -50,6 +51,7 @@ def test_logits_are_as_near_to_fp64_as_transformers_own(case: Case, dtype: torch
     assert rms(broken - exact) > 2 * allowed
 
 
+@pytest.mark.sampled(keep=16)
 def test_logits_keep_the_sums_of_the_head(case: Case, tmp_path: Path) -> None:
     """Equal to transformers if its head is computed in fp32 from hidden states in bf16. Divided and capped, too."""
     case.save(tmp_path, torch.bfloat16)
@@ -64,6 +66,7 @@ def test_logits_keep_the_sums_of_the_head(case: Case, tmp_path: Path) -> None:
     assert rms(ours.bfloat16() - theirs) > 50 * allowed
 
 
+@pytest.mark.sampled(keep=32)
 def test_greedy_ids_equal_generate(case: Case, tmp_path: Path) -> None:
     case.save(tmp_path)
     prompt = torch.randint(0, 211, (19,)).tolist()

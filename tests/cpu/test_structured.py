@@ -37,7 +37,7 @@ VOCAB_SIZE = 3_072
 EOS = (2, 0)
 MAX_SEQS = 32
 CHUNK = 25
-SHORT, LONG = 6, 80
+SHORT, LONG = 4, 80
 """Number of chunks of schemas: 150, and 2,000 with `--long`."""
 PEOPLE: Schema = {
     "type": "object",

@@ -295,6 +295,7 @@ def test_a_row_is_its_own(
                 assert torch.equal(result, parts[row][1][first:last]), f"row {row}, tokens {first}..{last}"
 
 
+@pytest.mark.sampled(keep=120)
 @pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (90, None), (5, 5.0)])
 @pytest.mark.parametrize(
@@ -326,6 +327,7 @@ def test_few_queries_have_the_bits_of_a_prompt(
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of Triton's interpreter
+@pytest.mark.sampled(keep=4, of="triton")
 @pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
 @pytest.mark.parametrize("broken", [slice(40, 41), slice(0, SPLIT)], ids=["one key", "all keys of a tile"])
 def test_nan_of_a_sequence_shows(dtype: torch.dtype, kv_dtype: torch.dtype, broken: slice) -> None:

@@ -93,6 +93,7 @@ def test_the_instructions_give_the_same_bits() -> None:
     assert_numbers(*numbers)
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize("num_sms", [1, 3, 40])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block_size", "window"), [(4, 1, 64, 16, None), (8, 2, 128, 32, 50)]

@@ -18,7 +18,7 @@ from tests.reliability.asking import Asker
 from tests.reliability.conftest import WITHOUT_CACHE, count, faulty, kill_engine, restarts, wait_until
 from tests.reliability.workloads import streams
 
-SHORT_HANGS, LONG_HANGS = 2, 50
+SHORT_HANGS, LONG_HANGS = 1, 50
 STEP_MS = 5.0
 FOUR_CHOICES = [replace(ask, body={**ask.body, "n": 4}) for ask in streams(1, 300)]
 

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -142,23 +142,25 @@ def after_its_engine(server: Server) -> None:
 
 
 WAYS = (
-    while_loading,
-    stopped_while_it_loads,
-    while_it_streams,
-    with_a_stopped_engine,
-    with_a_grammar_process,
-    with_a_stopped_standby,
-    after_its_engine,
+    (while_loading, stopped_while_it_loads),
+    (while_it_streams, with_a_stopped_engine),
+    (with_a_grammar_process, after_its_engine),
+    (with_a_stopped_standby,),
 )
+"""Those of a group follow each other on one port."""
 REAL = (while_loading, while_it_streams)
 """The engine's threads import libraries, or compute."""
 
 
 @pytest.mark.timeout(3600)
-def test_r6_nothing_is_left_of_a_killed_server(tmp_path: Path, port: int, is_long: bool) -> None:
+@pytest.mark.sampled(keep=2)
+@pytest.mark.parametrize("ways", WAYS, ids=lambda ways: ways[0].__name__)
+def test_r6_nothing_is_left_of_a_killed_server(
+    tmp_path: Path, port: int, is_long: bool, ways: tuple[Callable[[Server], None], ...]
+) -> None:
     """The next server listens on the same port. It starts before the last one's processes must be gone."""
     assert sys.platform == "linux"
-    for loop, way in enumerate(WAYS * (LONG_LOOPS if is_long else 1)):
+    for loop, way in enumerate(ways * (LONG_LOOPS if is_long else 1)):
         home = tmp_path / str(loop)
         home.mkdir()
         flags = ["--standby"] if way is with_a_stopped_standby else []
