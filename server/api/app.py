@@ -249,7 +249,7 @@ def handlers_of(services: Services) -> dict[Route, Handler]:
     chat, text, tokens = ChatApi(services), CompletionsApi(services), TokensApi(services)
     models, health, admin = ModelsApi(services), HealthApi(services), AdminApi(services)
     render, messages = RenderApi(services), MessagesApi(services)
-    responses, gateways = ResponsesApi(services), GatewaysApi(services.first)
+    responses, gateways = ResponsesApi(services), GatewaysApi(services)
     return {
         routes.CHAT: chat.create,
         routes.CHAT_RENDER: render.chat,

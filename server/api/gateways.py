@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.wire.messages import Ready
-from inferd.server.api.service import Service
+from inferd.server.api.respond import Services
 from inferd.server.dispatch.replica import Replica
 from inferd.server.schema.answers.operation import Load, Loads, ModelInfo, ServerInfo
 
@@ -20,25 +20,25 @@ from inferd.server.schema.answers.operation import Load, Loads, ModelInfo, Serve
 class GatewaysApi:
     """The routes' handlers."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def loads(self, request: Request) -> Response:
-        """The load of each replica whose engine takes requests. `include` is ignored: there is one section, `core`."""
-        del request
-        replicas = self._service.router.replicas
+        """The load of each replica whose engine takes requests. `include` is ignored: there is one section, `core`.
+        Raises `RequestError`."""
+        service = self._services.of_query(request)
+        replicas = service.router.replicas
         answer: Loads = {
             "timestamp": time.time(),
-            "version": self._service.version,
+            "version": service.version,
             "dp_rank_count": len(replicas),
             "loads": [self._load(replica, replica.ready) for replica in replicas if replica.ready and replica.is_up],
         }
         return _json(answer)
 
     async def server_info(self, request: Request) -> Response:
-        """Raises `EngineDeadError` before the first engine is ready."""
-        del request
-        service = self._service
+        """Raises `RequestError`, and `EngineDeadError` before the first engine is ready."""
+        service = self._services.of_query(request)
         answer: ServerInfo = {
             "version": service.version,
             "model_path": service.model.path.name,
@@ -49,8 +49,8 @@ class GatewaysApi:
         return _json(answer)
 
     async def model_info(self, request: Request) -> Response:
-        del request
-        model = self._service.model
+        """Raises `RequestError`."""
+        model = self._services.of_query(request).model
         answer: ModelInfo = {
             "model_path": model.path.name,
             "model_type": model.model_type,

@@ -26,7 +26,8 @@ class HealthApi:
         return _json({"status": "alive"})
 
     async def ready(self, request: Request) -> Response:
-        """Says that requests are accepted, even if they wait for an engine. Otherwise raises `RequestError` (503)."""
+        """Says that requests are accepted, even if they wait for an engine, or have an unloaded model loaded. Otherwise
+        raises `RequestError` (503)."""
         del request
         routers = {service.model.names[0]: service.router for service in self._services}
         # A model that failed is one of `models`, and the server is ready without it.
@@ -35,10 +36,9 @@ class HealthApi:
             if router.is_leaving:
                 raise errors.leaving()
         answer: Readiness = {
-            "status": "recovering" if any(each.is_recovering for each in routers.values()) else "ready"
+            "status": "recovering" if any(each.is_recovering for each in routers.values()) else "ready",
+            "models": {name: status_of(router) for name, router in routers.items()},
         }
-        if self._services.are_several:
-            answer["models"] = {name: status_of(router) for name, router in routers.items()}
         return _json(answer)
 
     async def version(self, request: Request) -> Response:

@@ -28,10 +28,7 @@ class ModelsApi:
     async def get(self, request: Request) -> Response:
         """Raises `RequestError` for a name that is not served."""
         name = request.path_params["model_id"]
-        service = self._services.of(name)
-        if name not in service.names:
-            raise errors.model_not_found(name, service.model.names[0])
-        return _json(_card(service, name))
+        return _json(_card(self._services.named(name), name))
 
     async def load(self, request: Request) -> Response:
         """Answers when the model's engines take requests. Raises `RequestError` if they cannot."""

@@ -183,7 +183,8 @@ def _security(route: Route, *, needs_key: bool) -> list[dict[str, list[str]]]:
 
 
 def _responses(route: Route) -> dict[int | str, Any]:
-    statuses = {*_ANY_REQUEST, *((404,) if "{" in route.path else ()), *_MORE.get(route, ())}
+    names_one = "{" in route.path or route.query is not None
+    statuses = {*_ANY_REQUEST, *((404,) if names_one else ()), *_MORE.get(route, ())}
     statuses |= {Access.PUBLIC: set(), Access.KEY: {401}, Access.ADMIN: {401, 403}}[route.access]
     if route.fields is not None:
         statuses |= set(_ANSWERED_WITH_BODY)

@@ -10,9 +10,17 @@ from starlette.requests import Request
 
 from inferd.server.errors import table as errors
 from inferd.server.schema.json_schema import schema_of, types_of
-from inferd.server.schema.model import RequestModel, read
+from inferd.server.schema.model import RequestModel, option, read
+from inferd.server.schema.values import Text
 
 R = TypeVar("R", bound=RequestModel)
+
+
+class ModelQuery(RequestModel):
+    """Query of a route that is about one model. `Services.of_query` reads it."""
+
+    model: Text | None = option("A name of the model, or of an adapter of it.", unset="the first model")
+
 
 MAX_PARAMETERS = 64
 """Maximum number of parameters of a URL, counted before any is read."""

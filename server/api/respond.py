@@ -70,6 +70,20 @@ class Services:
             raise errors.model_not_found(name, *(service.model.names[0] for service in self._all))
         return found
 
+    def named(self, name: str) -> Service:
+        """The service of the model, or of the adapter's model, with that name. Raises `RequestError` if there is none,
+        also if there is one model alone."""
+        service = self.of(name)
+        if name not in service.names:
+            raise errors.model_not_found(name, service.model.names[0])
+        return service
+
+    def of_query(self, request: Request) -> Service:
+        """The service of the name in `?model=`, and without it the first. Other parameters are ignored. Raises
+        `RequestError` for a name that is not served."""
+        name = request.query_params.get("model")
+        return self.first if name is None else self.named(name)
+
 
 class Rendering(Protocol):
     """Writes one answer of a family of routes. It gets every event by `event` or `add`, and is then ended."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from starlette.routing import compile_path
 
+from inferd.server.api.query import ModelQuery
 from inferd.server.errors.table import Error
 from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from inferd.server.schema.answers import anthropic, chat, completions, operation, response_events, responses, tokens
@@ -192,6 +193,7 @@ TOKENIZER_INFO = Route(
     _TOKENS,
     "Get the checkpoint's tokenizer configuration, chat template included.",
     dict[str, object],
+    query=ModelQuery,
 )
 MODELS = Route(
     "GET",
@@ -238,14 +240,27 @@ LOADS = Route(
     "/v1/loads",
     Access.PUBLIC,
     _OPERATE,
-    "Load of each replica, as SGLang's gateway reads it.",
+    "Load of each replica of a model, as SGLang's gateway reads it.",
     operation.Loads,
+    query=ModelQuery,
 )
 SERVER_INFO = Route(
-    "GET", "/server_info", Access.PUBLIC, _OPERATE, "What is served, for gateways.", operation.ServerInfo
+    "GET",
+    "/server_info",
+    Access.PUBLIC,
+    _OPERATE,
+    "What is served, for gateways.",
+    operation.ServerInfo,
+    query=ModelQuery,
 )
 MODEL_INFO = Route(
-    "GET", "/model_info", Access.PUBLIC, _OPERATE, "The model's kind, for gateways.", operation.ModelInfo
+    "GET",
+    "/model_info",
+    Access.PUBLIC,
+    _OPERATE,
+    "The model's kind, for gateways.",
+    operation.ModelInfo,
+    query=ModelQuery,
 )
 OPENAPI = Route("GET", "/openapi.json", Access.PUBLIC, _OPERATE, "This interface as OpenAPI 3.1.", dict[str, object])
 DOCS = Route("GET", "/docs", Access.PUBLIC, _OPERATE, "This interface as a page to read and to try.", str)

@@ -88,9 +88,9 @@ class TokensApi:
         return Response(data, headers=dict(body.headers), media_type="application/json")
 
     async def info(self, request: Request) -> Response:
-        """The first model's tokenizer_config.json, with the chat template even if that is in another file."""
-        del request
-        return Response(self._services.first.model.tokenizer_info, media_type="application/json")
+        """The model's tokenizer_config.json, with the chat template even if that is in another file. Raises
+        `RequestError`."""
+        return Response(self._services.of_query(request).model.tokenizer_info, media_type="application/json")
 
     async def _ids(self, service: Service, wire: TokenizeRequest) -> tuple[int, ...]:
         prompts = service.prompts

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from inferd.engine.api.wire.messages import EngineStats
 from inferd.server.api.app import AppOptions, Backend, settled
 from inferd.server.config.settings import Settings
 from inferd.server.observability.metrics import Metrics
@@ -38,7 +39,9 @@ ADMIN = {"Authorization": "Bearer boss"}
 
 @pytest.fixture(scope="module")
 def second(model: ServedModel) -> ScriptedRouter:
-    return ScriptedRouter(replace(model, names=("second", "2nd"), max_model_len=128))
+    return ScriptedRouter(
+        replace(model, names=("second", "2nd"), max_model_len=128, tokenizer_info=b'{"is_second": true}')
+    )
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +107,30 @@ def test_lists_have_both(two: httpx.Client) -> None:
     assert [state["model"]["id"], *(other["model"]["id"] for other in state["models"])] == ["tiny", "second"]
     assert [state["targets"]["ttft_ms"], state["models"][0]["targets"]["ttft_ms"]] == [3000.0, 5000.0]
     assert two.get("/health").json() == {"status": "ready", "models": {"tiny": "ready", "second": "ready"}}
+
+
+def test_the_query_names_the_model_that_a_route_is_about(two: httpx.Client, second: ScriptedRouter) -> None:
+    second.stats = EngineStats(num_running=7)
+    for query, length, name, num_running in (
+        ("", 256, "tiny", 0),
+        ("alias", 256, "tiny", 0),
+        ("2nd", 128, "second", 7),
+    ):
+        params = {"model": query, "include": "core"} if query else {}
+        assert two.get("/model_info", params=params).json()["max_model_len"] == length
+        assert two.get("/server_info", params=params).json()["served_model_name"] == name
+        assert two.get("/v1/loads", params=params).json()["loads"][0]["num_running_reqs"] == num_running
+        assert two.get("/tokenizer_info", params=params).json().get("is_second", False) is (name == "second")
+
+
+@pytest.mark.parametrize("path", ["/model_info", "/server_info", "/v1/loads", "/tokenizer_info"])
+def test_a_query_that_names_no_served_model_is_not_found(two: httpx.Client, http: httpx.Client, path: str) -> None:
+    for client, served in ((two, "`tiny`, `second`."), (http, "`tiny`.")):
+        answer = client.get(path, params={"model": "third"})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+        assert error["message"].endswith(f"This server serves {served}")
+    assert http.get(path, params={"model": "alias"}).status_code == 200
 
 
 def test_a_stream_says_that_its_model_is_being_loaded(

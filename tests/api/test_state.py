@@ -122,12 +122,24 @@ def test_it_answers_whatever_the_engine_does(http: httpx.Client, router: Any) ->
     assert (response.status_code, response.json()["status"], response.json()["engine"]) == (200, "starting", None)
 
 
+def test_an_unloaded_model_takes_requests_and_says_so(http: httpx.Client, router: Any) -> None:
+    """A probe must not end a server whose model `--idle-unload` stopped."""
+    router.is_unloaded = True
+    for is_wanted, status in ((False, "unloaded"), (True, "loading")):
+        router.is_wanted = is_wanted
+        for path in ("/health", "/ready"):
+            response = http.get(path)
+            assert (response.status_code, response.json()) == (200, {"status": "ready", "models": {"tiny": status}})
+        assert http.get("/state").json()["status"] == status
+
+
 def test_between_two_engines(http: httpx.Client, router: Any) -> None:
     """Requests are accepted and wait for the next engine. After a while they are refused."""
     router.is_recovering = True
     for path in ("/health", "/ready"):
         response = http.get(path)
-        assert (response.status_code, response.json()) == (200, {"status": "recovering"})
+        body = {"status": "recovering", "models": {"tiny": "recovering"}}
+        assert (response.status_code, response.json()) == (200, body)
     assert http.get("/state").json()["status"] == "recovering"
     router.is_ready = False
     assert http.get("/ready").status_code == 503

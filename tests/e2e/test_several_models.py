@@ -92,7 +92,7 @@ def test_an_idle_model_is_unloaded_and_loaded_by_the_next_request(start: Callabl
     while engines(daemon):
         assert time.monotonic() < deadline, daemon.output
         time.sleep(0.05)
-    assert daemon.get("/health").json() == {"status": "ready"}
+    assert daemon.get("/health").json() == {"status": "ready", "models": {"tiny": "unloaded"}}
     assert ask(daemon, "tiny")["choices"]
     assert "unloaded after 1 s without a request; the next one loads it" in daemon.output
     assert daemon.stop() == 0, "the server stops as usual, with an engine or without"

@@ -46,8 +46,8 @@ class Liveness(Answer):
 class Readiness(Answer):
     status: Literal["ready", "recovering"]
     """`recovering`: requests are accepted, and wait for the next engine."""
-    models: NotRequired[Mapping[str, Status]]
-    """Status of each model, if the server has several."""
+    models: Mapping[str, Status]
+    """Status of each model. One that is `unloaded` accepts requests: the next one loads it."""
 
 
 class Version(Answer):
