@@ -125,7 +125,8 @@ class Router:
         """Stops the engines."""
         self._ready: Ready | None = None
         self._idle_since_s = time.monotonic()
-        self._is_draining = False
+        self._draining = asyncio.Event()
+        """Set once new requests are refused."""
         self.is_leaving = False
         """Whether the server is about to stop: probes learn it, and requests may still be taken."""
         self._is_idle = asyncio.Event()
@@ -154,6 +155,10 @@ class Router:
         if not self._has_begun:
             return False
         return self.is_up or time.monotonic() - self._lost_s < self._options.outage_grace_s
+
+    @property
+    def _is_draining(self) -> bool:
+        return self._draining.is_set()
 
     @property
     def is_recovering(self) -> bool:
@@ -290,7 +295,7 @@ class Router:
                 replica.awaited.append(served.adapter)
                 replica.try_send(_loading(served))
         self._want()
-        await served.settled.wait()
+        await self._unless_draining(served.settled)
         self._idle_since_s = time.monotonic()
         if served.error:
             raise RequestError("invalid_value", served.error, "lora_path")
@@ -318,9 +323,22 @@ class Router:
             self._death, self.failure = None, ""
             self._begin_anew()
         self._want()
-        await self.has_settled.wait()
+        await self._unless_draining(self.has_settled)
         if self._death is not None:
             raise errors.model_not_loaded(self.failure or "The engine is not running.")
+
+    async def _unless_draining(self, settled: asyncio.Event) -> None:
+        """Wait until something is loaded. Raises `RequestError` if the server stops first, because it waits for
+        answers."""
+        waits = [asyncio.create_task(event.wait()) for event in (settled, self._draining)]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        if waits[0] not in done:
+            raise errors.leaving()
 
     async def unload(self) -> None:
         """Have the engines stopped. Returns when their memory is free. Raises `RequestError` if there are requests, or
@@ -366,7 +384,8 @@ class Router:
 
     def drain(self) -> None:
         """Refuse new requests from now on; accepted ones continue."""
-        self.is_leaving = self._is_draining = True
+        self.is_leaving = True
+        self._draining.set()
 
     async def drained(self) -> None:
         """Return when no stream is left. After the last stream ended, a later piece of its request may have come."""

@@ -97,7 +97,8 @@ def _slow(rng: Random) -> SimpleNamespace:
     async def sleep(seconds: float) -> None:
         await asyncio.sleep(seconds + rng.choice((0.0, 0.0, 0.01)))
 
-    return SimpleNamespace(Event=asyncio.Event, sleep=sleep)
+    same = ("Event", "create_task", "wait", "gather", "FIRST_COMPLETED")
+    return SimpleNamespace(sleep=sleep, **{name: getattr(asyncio, name) for name in same})
 
 
 def _close(loop: VirtualLoop) -> None:

@@ -188,6 +188,30 @@ def test_requests_of_a_model_that_cannot_be_loaded_end_with_the_reason() -> None
     play(scenario)
 
 
+def test_a_load_is_given_up_when_the_server_stops() -> None:
+    """The server waits for every answer, so a load that takes long would hold its end up."""
+
+    async def scenario(model: Loaded) -> None:
+        router, files = model.router, AdapterFiles(Path("/sql"), "digest", ())
+        router.adapters = Adapters(1, lambda _: files)
+        await router.unload()
+        waiting = asyncio.create_task(router.load_adapter("sql", files)), asyncio.create_task(router.load())
+        stream = router.submit(submit("a"))
+        await asyncio.sleep(0.001)
+        router.leave()
+        await asyncio.sleep(0.001)
+        assert not any(task.done() for task in waiting), "requests are still taken"
+        router.drain()
+        for task in (*waiting, asyncio.create_task(router.load())):
+            with pytest.raises(RequestError, match="The server is shutting down") as refused:
+                await task
+            assert refused.value.code == "server_is_overloaded"
+        assert router.num_unsent == 1, "a request that was accepted goes on"
+        stream.abort()
+
+    play(scenario)
+
+
 async def _submitting(router: Router) -> None:
     router.submit(submit("c"))
 
