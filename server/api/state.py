@@ -34,6 +34,7 @@ from inferd.server.schema.answers.operation import (
     StepModelState,
     StepTimes,
     TargetsState,
+    TenantState,
 )
 
 _DIGITS = 4
@@ -54,6 +55,8 @@ class StateApi:
         state: dict[str, object] = {"status": first["status"], "version": self._services.first.version, **first}
         if others:
             state["models"] = others
+        if tenants := _tenants(self._services):
+            state["tenants"] = tenants
         return Response(orjson.dumps(state), media_type="application/json")
 
 
@@ -69,7 +72,7 @@ def _model(service: Service) -> ModelState:
             "reasoning_format": service.model.format.reasoning_name,
         },
         "engine": None if ready is None else _engine(ready),
-        "replicas": [_replica(replica) for replica in router.replicas],
+        "replicas": [_replica(replica, router) for replica in router.replicas],
         "restarts": service.metrics.num_restarts,
         **_load(router.stats, ready),
         "last_minute": {phase: _phase(summaries.get(phase)) for phase in PHASES},
@@ -83,6 +86,27 @@ def _model(service: Service) -> ModelState:
         "step_model": _step_model(router.stats, summaries),
         "error": router.failure or None,
     }
+
+
+def _tenants(services: Services) -> list[TenantState]:
+    """The tenants that /metrics names, and all others together as there."""
+    rows: dict[str, TenantState] = {
+        label: {"tenant": label, "running": 0, "waiting": 0, "tokens_last_minute": 0, "refused_last_minute": 0}
+        for label in services.first.metrics.tenant_labels
+    }
+    if not rows:
+        return []
+    for service in services:
+        router, metrics = service.router, service.metrics
+        for tenant, number in router.num_running_by_tenant().items():
+            rows[metrics.tenant_label(tenant)]["running"] += number
+        for tenant, number in router.num_waiting_by_tenant().items():
+            rows[metrics.tenant_label(tenant)]["waiting"] += number
+        for label, tokens in metrics.recent_tenant_tokens.items():
+            rows[label]["tokens_last_minute"] += round(tokens.total())
+        for label, refused in metrics.recent_tenant_refused.items():
+            rows[label]["refused_last_minute"] += round(refused.total())
+    return list(rows.values())
 
 
 def _ready(router: Router) -> Ready | None:
@@ -120,10 +144,11 @@ def _engine(ready: Ready) -> EngineState:
     }
 
 
-def _replica(replica: Replica) -> ReplicaState:
-    stats = replica.stats
+def _replica(replica: Replica, router: Router) -> ReplicaState:
+    stats, is_unloaded = replica.stats, router.is_unloaded and not router.is_wanted
+    has_failed = bool(replica.failure or router.failure)
     return {
-        "status": "up" if replica.is_up else "failed" if replica.failure else "starting",
+        "status": "up" if replica.is_up else "failed" if has_failed else "unloaded" if is_unloaded else "starting",
         "reason": replica.failure or None,
         "requests": {"running": stats.num_running, "waiting": stats.num_waiting},
         "kv_cache_usage": _share(stats.num_blocks_used, stats.num_blocks),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -303,6 +304,11 @@ class Router:
     def num_waiting_by_tenant(self) -> dict[str, int]:
         """Tenant -> its sequences that no step has begun. Without keys there are no tenants."""
         return self._backlog.num_requests_by_tenant()
+
+    def num_running_by_tenant(self) -> dict[str, int]:
+        """Tenant -> its sequences that a step has begun."""
+        begun = (stream.submit.scheduling.tenant for stream in self._streams.values() if stream.has_begun)
+        return Counter(tenant for tenant in begun if tenant)
 
     def adapter_requests(self) -> dict[str, tuple[int, int]]:
         """Name of each adapter that has a place -> its sequences that (run, wait)."""

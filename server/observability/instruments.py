@@ -80,6 +80,28 @@ class LastMinute:
         return sorted(value for seen_s, value in self._seen if seen_s > since_s)
 
 
+class MinuteSum:
+    """Sum of the values of the last 60 s, kept by whole seconds."""
+
+    __slots__ = ("_clock", "_sums")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock`: monotonic seconds."""
+        self._clock = clock
+        self._sums: deque[tuple[int, float]] = deque(maxlen=61)
+        """(second, sum of its values), in order of time."""
+
+    def add(self, value: float) -> None:
+        second, before = int(self._clock()), 0.0
+        if self._sums and self._sums[-1][0] == second:
+            before = self._sums.pop()[1]
+        self._sums.append((second, before + value))
+
+    def total(self) -> float:
+        since_s = self._clock() - 60
+        return sum(value for second, value in self._sums if second > since_s)
+
+
 class Counter:
     """Sums that only grow, by label values."""
 

@@ -111,10 +111,11 @@ class Metrics(ServerInstruments):
             self.goodput_tokens.add(record.num_generation_tokens)
 
     def _count_tenant(self, record: RequestRecord) -> None:
-        label = self._tenant_label(record.scheduling.tenant)
+        label = self.tenant_label(record.scheduling.tenant)
         self.tenant_finished.add(1, label, record.finish_reason)
         self.tenant_prompt_tokens.add(record.num_prompt_tokens, label)
         self.tenant_generation_tokens.add(record.num_generation_tokens, label)
+        self.recent_tenant_tokens[label].add(record.num_prompt_tokens + record.num_generation_tokens)
 
     def step(self, output: StepOutput, replica: int = 0) -> None:
         """Called once per message of an engine, however many streams there are. A message may report no step."""
@@ -264,18 +265,25 @@ class Metrics(ServerInstruments):
 
     def tenant_refused_with(self, tenant: str, code: str) -> None:
         """A request of the tenant was answered with the error `code`."""
-        self.tenant_refused.add(1, self._tenant_label(tenant), code)
+        label = self.tenant_label(tenant)
+        self.tenant_refused.add(1, label, code)
+        self.recent_tenant_refused[label].add(1)
 
     def tenants_waiting(self, num_waiting: Mapping[str, int]) -> None:
         """Id of each tenant with waiting sequences -> their number."""
         totals = dict.fromkeys((label for label, _ in self.tenant_finished.values), 0)
         for tenant, number in num_waiting.items():
-            label = self._tenant_label(tenant)
+            label = self.tenant_label(tenant)
             totals[label] = totals.get(label, 0) + number
         self.tenant_waiting.values = {(label,): number for label, number in totals.items()}
 
-    def _tenant_label(self, tenant: str) -> str:
+    def tenant_label(self, tenant: str) -> str:
         return self._tenant_labels.get(tenant, OTHER_TENANTS)
+
+    @property
+    def tenant_labels(self) -> tuple[str, ...]:
+        """The labels of all tenants, in the order of the keys file. Empty without one."""
+        return tuple(dict.fromkeys((*self._tenant_labels.values(), OTHER_TENANTS))) if self._tenant_labels else ()
 
     def num_tasks(self, count: int) -> None:
         self.tasks.set(count)

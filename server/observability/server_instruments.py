@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import get_args
 
 from inferd.engine.api.wire.messages import FinishReason
 from inferd.server.observability.efficiency import Efficiency
-from inferd.server.observability.instruments import Counter, Gauge, Histogram, LastMinute
+from inferd.server.observability.instruments import Counter, Gauge, Histogram, LastMinute, MinuteSum
 
 FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 
@@ -40,7 +41,7 @@ class ServerInstruments:
         self._make_latency()
         self._make_engine()
         self._make_http()
-        self._make_tenants()
+        self._make_tenants(clock)
 
     def _make_latency(self) -> None:
         self.ttft = Histogram(_fine(0.001, TTFT))
@@ -91,6 +92,8 @@ class ServerInstruments:
         for outcome in ("good", "refused"):
             self.key_readings.add(0, outcome)
 
-    def _make_tenants(self) -> None:
+    def _make_tenants(self, clock: Callable[[], float]) -> None:
         self.tenant_finished, self.tenant_refused, self.tenant_waiting = Counter(), Counter(), Gauge()
         self.tenant_prompt_tokens, self.tenant_generation_tokens = Counter(), Counter()
+        self.recent_tenant_tokens = defaultdict[str, MinuteSum](lambda: MinuteSum(clock))
+        self.recent_tenant_refused = defaultdict[str, MinuteSum](lambda: MinuteSum(clock))

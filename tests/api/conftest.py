@@ -208,6 +208,8 @@ class ScriptedRouter:
     hidden_size: int = HIDDEN_SIZE
     speculative: str = "none"
     adapters: Adapters = field(default_factory=Adapters)
+    waiting_by_tenant: dict[str, int] = field(default_factory=dict)
+    running_by_tenant: dict[str, int] = field(default_factory=dict)
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -238,7 +240,10 @@ class ScriptedRouter:
         self.scripts = list(scripts)
 
     def num_waiting_by_tenant(self) -> dict[str, int]:
-        return {}
+        return self.waiting_by_tenant
+
+    def num_running_by_tenant(self) -> dict[str, int]:
+        return self.running_by_tenant
 
     def check_queue(self, tenant: str, num_tokens: int, left_s: float | None = None, num_choices: int = 1) -> None:
         """Accepts every request."""
@@ -286,6 +291,7 @@ class ScriptedRouter:
         self.is_ready, self.has_engine, self.refusal = True, True, None
         self.stats, self.num_resets, self.hidden_size, self.speculative = EngineStats(), 0, HIDDEN_SIZE, "none"
         self.scripts, self.submits, self.aborted = [], [], {}
+        self.waiting_by_tenant, self.running_by_tenant = {}, {}
 
 
 LOOP_BOUND_S = 0.05

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from inferd.engine.api.wire.messages import EngineStats, StepOutput
-from inferd.server.api.app import AppOptions
+from inferd.server.api.app import AppOptions, Backend
+from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from inferd.server.observability.metrics import Metrics
+from inferd.server.text.model import ServedModel
+
+from .conftest import ScriptedRouter, serving
 
 
 def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:
@@ -111,6 +117,34 @@ def test_load_and_the_last_minute(serve: Callable[..., str], router: Any) -> Non
         for step_ms, bound_by in ((10.0, "memory"), (20.0, "host"), (60.0, "host"))
     ]
     assert state["latencies"] == {"ttft": {"answers": 3, "p50_ms": 200.0, "p95_ms": 600.0}, "tpot": None}
+
+
+def test_tenants_of_the_keys_file_in_all_models(tmp_path: Path, model: ServedModel, router: ScriptedRouter) -> None:
+    """They are named as in /metrics. A key of the settings is one of the others."""
+    path = tmp_path / "keys"
+    entries = [entry_of(sha256=digest_of(name).hex(), name=name) for name in ("alice", "bob")]
+    for entry in entries:
+        append_entry(path, entry)
+    alice, bob = (entry.tenant_id for entry in entries)
+    beside, metrics, its = ScriptedRouter(replace(model, names=("b",))), Metrics("tiny"), Metrics("b")
+    router.running_by_tenant, router.waiting_by_tenant = {alice: 3}, {alice: 2, bob: 1, "a fixed key": 4}
+    beside.running_by_tenant = {alice: 10}
+    options = AppOptions(keys_file=path, has_access_log=False)
+    with serving(model, router, options, metrics=metrics, others=[Backend(beside.model, beside, its, options)]) as url:  # type: ignore[arg-type]
+        for each in (metrics, its):
+            each.recent_tenant_tokens["bob"].add(5)
+        metrics.tenant_refused_with(alice, "slow_down")
+        tenants = httpx.get(f"{url}/state").json()["tenants"]
+    assert [tuple(tenant.values()) for tenant in tenants] == [
+        ("alice", 13, 2, 0, 1), ("bob", 0, 1, 10, 0), ("other", 0, 4, 0, 0)
+    ]  # fmt: skip
+
+
+def test_a_replica_is_what_its_model_is(http: httpx.Client, router: ScriptedRouter) -> None:
+    router.is_ready, router.is_unloaded = False, True
+    states = ((False, "", "unloaded"), (True, "", "starting"), (False, "x", "failed"))
+    for router.is_wanted, router.failure, status in states:
+        assert http.get("/state").json()["replicas"][0]["status"] == status
 
 
 def test_it_answers_whatever_the_engine_does(http: httpx.Client, router: Any) -> None:

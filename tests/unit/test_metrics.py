@@ -286,6 +286,23 @@ def test_tenants_have_labels_up_to_a_bound_and_keep_them() -> None:
     assert labels == {*(f"name{i}" for i in range(MAX_TENANTS)), "other"}
 
 
+def test_tokens_and_refusals_of_a_tenant_in_the_last_minute() -> None:
+    now = 0.0
+    metrics = Metrics("m", clock=lambda: now)
+    assert metrics.tenant_labels == (), "without a keys file there are no tenants to show"
+    metrics.tenants_known({"t": "acme", "u": "acme"})
+    assert metrics.tenant_labels == ("acme", "other")
+    for second in range(200):
+        now = second + 0.5
+        for tenant in "tu":
+            metrics.request_finished(record(scheduling=SchedulingParams(arrival_s=0.0, tenant=tenant)))
+        metrics.tenant_refused_with("a fixed key", "slow_down")
+    assert metrics.recent_tenant_tokens["acme"].total() == 60 * 2 * 15
+    assert (metrics.recent_tenant_refused["other"].total(), metrics.recent_tenant_refused["acme"].total()) == (60, 0)
+    now += 60
+    assert metrics.recent_tenant_tokens["acme"].total() == 0
+
+
 def busy(compat: Literal["none", "vllm"]) -> Metrics:
     """Metrics with everything counted at least once."""
     metrics = Metrics("m", compat)

@@ -539,6 +539,19 @@ def test_the_queue_is_bounded_until_requests_begin() -> None:
     play(scenario, options=RouterOptions(queue=QueueBounds(2)))
 
 
+def test_sequences_of_each_tenant_run_or_wait() -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        for name, tenant in (("a", "acme"), ("b", "acme"), ("c", "bob"), ("d", "")):
+            scheduling = SchedulingParams(arrival_s=0.0, tenant=tenant)
+            last = router.submit(structs.replace(submit(name), scheduling=scheduling))
+        client.inbox.put_nowait(step(*(Delta(request_id=name, token_ids=(1,), scheduled_s=1.0) for name in "acd")))
+        await anext(last)
+        assert router.num_running_by_tenant() == {"acme": 1, "bob": 1}
+        assert router.num_waiting_by_tenant() == {"acme": 1}
+
+    play(scenario)
+
+
 def choices(name: str, count: int, prompt_ids: tuple[int, ...] = (1, 2)) -> list[Submit]:
     asked = structs.replace(submit(name), prompt_ids=prompt_ids)
     return [

@@ -298,7 +298,7 @@ class StepModelState(Answer):
 class ReplicaState(Answer):
     """One replica of the engine."""
 
-    status: Literal["up", "starting", "failed"]
+    status: Literal["up", "starting", "failed", "unloaded"]
     reason: str | None
     """Why it failed: its engines died one after another without a token. It is tried again every minute."""
     requests: RequestsState
@@ -328,6 +328,19 @@ class ModelState(LoadState):
     step_model: StepModelState
 
 
+class TenantState(Answer):
+    """One tenant, in all models together."""
+
+    tenant: str
+    """Name in the keys file. `other` is all tenants that the metrics do not name."""
+    running: int
+    waiting: int
+    tokens_last_minute: int
+    """Tokens of prompts and answers, of its sequences that ended in the last minute."""
+    refused_last_minute: int
+    """Number of its requests that were answered with an error."""
+
+
 class State(ModelState):
     """An overview of the server. Its fields are about the first model."""
 
@@ -335,3 +348,5 @@ class State(ModelState):
     """Version of inferd."""
     models: NotRequired[Sequence[ModelState]]
     """The other models, if the server has several."""
+    tenants: NotRequired[Sequence[TenantState]]
+    """The tenants, if there is a keys file."""
