@@ -10,13 +10,16 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.app import AppOptions
+from inferd.server.api.app import AppOptions, Backend
+from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
+from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import MAX_MODEL_LEN, MODEL_PATH, VOCAB_SIZE, Script, ScriptedRouter, serving
 from tests.e2e.conftest import Daemon, free_model, start
@@ -215,6 +218,53 @@ def test_the_page_asks_for_a_key(page: Any, router: ScriptedRouter) -> None:
     answered(page, "welcome")
 
 
+def test_each_of_several_models_can_be_watched_loaded_and_unloaded(
+    browser: Any, model: ServedModel, router: ScriptedRouter, tmp_path: Path
+) -> None:
+    """The lamp says what is worst. Loading takes an admin key, which a refusal asks for."""
+    entry = entry_of(sha256=digest_of("user").hex(), name="alice")
+    append_entry(tmp_path / "keys", entry)
+    options = AppOptions(keys_file=tmp_path / "keys", admin_keys=("boss",), has_access_log=False)
+    second = ScriptedRouter(replace(model, names=("org/second",), max_model_len=128))
+    beside = Backend(second.model, second, Metrics("org/second"), options)  # type: ignore[arg-type]
+    router.running_by_tenant = {entry.tenant_id: 2}
+    with serving(model, router, options, others=[beside]) as url, opened(browser, url) as page:
+        status, lamp = page.locator("dt:text-is('Status') + dd"), page.locator("header .status")
+        page.get_by_label("Model whose engine is shown").select_option("org/second")
+        page.locator("dt:text-is('Context') + dd:text-is('128 tokens')").wait_for()
+        assert page.locator(".tenants tbody tr").all_inner_texts() == ["alice\t2\t0\t0\t0", "other\t0\t0\t0\t0"]
+        use_key(page, "user")
+        page.get_by_role("button", name="Unload").click()
+        page.get_by_role("button", name="Use another key").click()
+        page.locator(".key-form [role=alert]", has_text="you sent an API key of a client").wait_for()
+        use_key(page, "boss")
+        page.get_by_role("button", name="Unload").click()
+        status.filter(has_text="unloaded").wait_for()
+        assert lamp.inner_text() == "ready", "the next request loads it"
+        assert page.get_by_role("heading", name="KV blocks").count() == 0
+        second.is_ready, second.failure = False, "a tensor is NaN"
+        page.locator("dt:text-is('Reason') + dd:text-is('a tensor is NaN')").wait_for()
+        assert lamp.inner_text() == "org/second: failed"
+        check_accessible(page)
+        page.get_by_role("button", name="Load", exact=True).click()
+        status.filter(has_text="ready").wait_for()
+        assert (second.failure, lamp.inner_text()) == ("", "ready")
+
+
+def use_key(page: Any, key: str) -> None:
+    page.locator(".key-form input").fill(key)
+    page.locator(".key-form button").click()
+    page.locator(".key-form").wait_for(state="detached")
+
+
+def check_accessible(page: Any) -> None:
+    if not AXE.is_file():
+        return
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run()")["violations"]
+    assert [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in SERIOUS] == []
+
+
 def test_axe_finds_no_serious_fault(page: Any, router: ScriptedRouter) -> None:
     if not AXE.is_file():
         pytest.skip(f"axe-core is not at {AXE}: the page's accessibility is not tested")
@@ -223,9 +273,7 @@ def test_axe_finds_no_serious_fault(page: Any, router: ScriptedRouter) -> None:
     answered(page, "link")
     page.get_by_role("button", name="Tokens").click()
     page.locator(".token").nth(1).hover()
-    page.evaluate(AXE.read_text())
     for scheme, tab in (("light", "Engine"), ("dark", "Settings"), ("dark", "Compare")):
         page.emulate_media(color_scheme=scheme)
         page.get_by_role("button", name=tab).click()
-        found = page.evaluate("axe.run()")["violations"]
-        assert [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in SERIOUS] == []
+        check_accessible(page)

@@ -24,6 +24,10 @@ export async function get(route, signal) {
   return (await send(route, { signal })).json();
 }
 
+export async function post(route) {
+  return (await send(route, { method: "POST" })).json();
+}
+
 // Yields the chunks of a streamed answer. Throws a `Refusal`, or an `AbortError` after `signal`.
 export async function* stream(route, body, signal) {
   const headers = { "Content-Type": "application/json" };

@@ -5,7 +5,7 @@ import { Message } from "./answer.js";
 import { fill } from "./ask.js";
 import { CompareForm, compareCrowd, compareSettings, Comparison, stopPair } from "./compare.js";
 import { add, newAnswer, newConversation, newMessage, show, shownPath, textWith } from "./conversation.js";
-import { Engine, Status, useEngineState } from "./engine.js";
+import { Engine, modelsOf, Status, useEngineState } from "./engine.js";
 import { Options, storedOptions, storeOptions } from "./options.js";
 import { html, render, useEffect, useRef, useState } from "./preact.js";
 
@@ -24,6 +24,7 @@ function App() {
   const root = useRef(newConversation());
   const [options, setOptions] = useState(storedOptions);
   const [tab, setTab] = useState("Engine");
+  const [watched, setWatched] = useState(null); // the model whose engine is shown; null for the first
   const [asksKey, setAsksKey] = useState(null); // the server's words, if it wants a key
   const [models, setModels] = useState([]);
   const [pair, setPair] = useState(null); // the comparison that is shown in place of the conversation
@@ -65,18 +66,19 @@ function App() {
   const path = shownPath(root.current);
   const last = lastOf(root.current);
   const running = last.isRunning ? last : null;
+  const asksModel = modelsOf(seen.state).find((one) => one.model.id === options.model) ?? seen.state;
   const asked = path.findLast((message) => message.role !== "assistant") ?? null;
   return html`
     <header>
       <h1>inferd</h1>
-      <${Status} status=${seen.status} />
+      <${Status} seen=${seen} />
       <button type="button" disabled=${path.length === 0}
         onClick=${() => { showChat(); lastOf(root.current).abort?.abort(); root.current = newConversation(); changed(); }}>New chat</button>
     </header>
     <main>
       ${asksKey !== null && html`<${KeyForm} why=${asksKey} done=${readModels} />`}
       ${pair
-        ? html`<${Comparison} pair=${pair} isDeterministic=${seen.state?.engine?.deterministic ?? true}
+        ? html`<${Comparison} pair=${pair} isDeterministic=${asksModel?.engine?.deterministic ?? true}
             close=${() => (pair.isRunning ? stopPair(pair) : setPair(null))} />`
         : html`<${Messages} path=${path} act=${act} />`}
       <${Composer} send=${(text) => { showChat(); say(lastOf(root.current), text); }} running=${running}
@@ -87,7 +89,7 @@ function App() {
         ${["Engine", "Settings", "Compare"].map((name) => html`
           <button type="button" aria-pressed=${tab === name} onClick=${() => setTab(name)}>${name}</button>`)}
       </div>
-      ${tab === "Engine" && html`<${Engine} seen=${seen} />`}
+      ${tab === "Engine" && html`<${Engine} seen=${seen} watched=${watched} watch=${setWatched} askKey=${setAsksKey} />`}
       ${tab === "Settings" && html`<${Options} options=${options} models=${models} change=${changeOptions} />`}
       ${tab === "Compare" && html`<${CompareForm} asked=${asked} isRunning=${Boolean(running || pair?.isRunning)}
         crowd=${() => compareCrowd(asked, options, setPair, changed)}

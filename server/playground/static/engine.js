@@ -1,6 +1,7 @@
-// A live view of the engine: reads /state every second while the page is visible, and keeps the last two minutes.
+// A live view of the engines: reads /state every second while the page is visible, and keeps the last two minutes.
+// Shows one of the models, and the tenants of all.
 
-import { get } from "./api.js";
+import { get, post, storedKey } from "./api.js";
 import { html, useEffect, useState } from "./preact.js";
 
 const PERIOD_MS = 1000;
@@ -8,23 +9,27 @@ const NUM_KEPT = 120;
 const NUM_STEPS = 60; // most steps that the server lists one by one
 const TOP_MEDIANS = 4; // a step of so many medians or more has a bar of full height
 const STATUS = {
-  ready: "ready", recovering: "starting another engine; requests wait", starting: "starting",
-  unavailable: "no engine", leaving: "shutting down", unreachable: "cannot be reached",
+  leaving: "shutting down", failed: "failed", unavailable: "no engine",
+  recovering: "starting another engine; requests wait", starting: "starting", loading: "loading; requests wait",
+  ready: "ready", unloaded: "unloaded; the next request loads it", unreachable: "cannot be reached",
 };
+// Of several models, the first of these statuses that one of them has is the server's.
+const WORST_FIRST = ["leaving", "failed", "unavailable", "recovering", "starting", "loading", "ready", "unloaded"];
+const NOT_LOADED = ["unloaded", "failed"];
 const PHASES = ["prefill", "decode", "mixed"];
 const BOUND_BY = { compute: "by compute", memory: "by memory bandwidth", host: "by the host" };
 
-// The newest state (null before the first) and the history of some of its numbers.
+// The newest state (null before the first), and by each model's id the history of some of its numbers.
 export function useEngineState() {
-  const [seen, setSeen] = useState({ state: null, history: [], status: "starting" });
+  const [seen, setSeen] = useState({ state: null, history: {}, isReachable: true });
   useEffect(() => {
     const poll = async () => {
       if (document.hidden) return;
       try {
         const state = await get("state", AbortSignal.timeout(5000));
-        setSeen(({ history }) => ({ state, status: state.status, history: [...history, sampleOf(state)].slice(-NUM_KEPT) }));
+        setSeen(({ history }) => ({ state, isReachable: true, history: longer(history, state) }));
       } catch {
-        setSeen((last) => ({ ...last, status: "unreachable" }));
+        setSeen((last) => ({ ...last, isReachable: false }));
       }
     };
     poll();
@@ -35,27 +40,83 @@ export function useEngineState() {
   return seen;
 }
 
-const sampleOf = ({ requests, kv_cache }) => ({ running: requests.running, waiting: requests.waiting, used: kv_cache.used });
+export const modelsOf = (state) => (state ? [state, ...(state.models ?? [])] : []);
 
-export const Status = ({ status }) =>
-  html`<span class="status ${status}" role="status"><i aria-hidden="true"></i>${STATUS[status]}</span>`;
+const longer = (history, state) => Object.fromEntries(modelsOf(state).map(({ model, requests, kv_cache }) => {
+  const sample = { running: requests.running, waiting: requests.waiting, used: kv_cache.used };
+  return [model.id, [...(history[model.id] ?? []), sample].slice(-NUM_KEPT)];
+}));
 
-export function Engine({ seen }) {
-  const { state, history } = seen;
-  if (!state) return html`<p class="quiet">Nothing is known of the engine yet.</p>`;
+// The lamp of the server. It names the models with its status, if others are better.
+export function Status({ seen: { state, isReachable } }) {
+  const models = modelsOf(state);
+  const found = WORST_FIRST.find((status) => models.some((one) => one.status === status)) ?? "starting";
+  const status = isReachable ? found : "unreachable";
+  const alike = models.filter((one) => one.status === status).map((one) => one.model.id);
+  const isShared = status === "ready" || alike.length === 0 || alike.length === models.length;
+  return html`
+    <span class="status ${status}" role="status"><i aria-hidden="true"></i>
+      <span>${isShared ? "" : `${alike.join(", ")}: `}${STATUS[status]}</span></span>`;
+}
+
+// `watched` is the id of the model that is shown, and `askKey` asks for another key with the server's words.
+export function Engine({ seen, watched, watch, askKey }) {
+  const models = modelsOf(seen.state);
+  if (models.length === 0) return html`<p class="quiet">Nothing is known of the engine yet.</p>`;
+  const state = models.find((one) => one.model.id === watched) ?? models[0];
+  return html`
+    <${Facts} state=${state} models=${models} watch=${watch} />
+    ${(models.length > 1 || storedKey() || state.status === "loading" || NOT_LOADED.includes(state.status))
+      && html`<${LoadButtons} key=${state.model.id} state=${state} askKey=${askKey} />`}
+    ${!NOT_LOADED.includes(state.status) && html`<${Activity} state=${state} history=${seen.history[state.model.id] ?? []} />`}
+    ${seen.state.tenants && html`<${Tenants} tenants=${seen.state.tenants} areSeveral=${models.length > 1} />`}`;
+}
+
+function Facts({ state, models, watch }) {
+  const { model, status, engine } = state;
   return html`
     <dl class="facts">
-      <dt>Model</dt><dd>${state.model.id}</dd>
-      ${state.engine && html`<dt>Computes on</dt><dd>${state.engine.device}, ${precisionOf(state.engine)}</dd>`}
-      <dt>Context</dt><dd>${state.model.max_model_len.toLocaleString()} tokens</dd>
+      <dt>Model</dt>
+      <dd>${models.length === 1 ? model.id : html`
+        <select aria-label="Model whose engine is shown" value=${model.id} onChange=${(event) => watch(event.target.value)}>
+          ${models.map((one) => html`<option value=${one.model.id}>${one.model.id}</option>`)}
+        </select>`}</dd>
+      ${(models.length > 1 || status !== "ready") && html`<dt>Status</dt><dd class=${status}>${STATUS[status]}</dd>`}
+      ${state.error && html`<dt>Reason</dt><dd class="failed">${state.error}</dd>`}
+      ${engine && !NOT_LOADED.includes(status) && html`
+        <dt>Computes on</dt><dd>${engine.device}, ${precisionOf(engine)}</dd>`}
+      <dt>Context</dt><dd>${model.max_model_len.toLocaleString()} tokens</dd>
       <dt>Restarts</dt><dd>${state.restarts}</dd>
-    </dl>
-    <${Requests} requests=${state.requests} history=${history} />
-    <${Blocks} cache=${state.kv_cache} prefix=${state.prefix_cache} history=${history} />
-    <${Latencies} latencies=${state.latencies} targets=${state.targets} />
-    <${Steps} steps=${state.newest_steps} phases=${state.last_minute} />
-    <${Replicas} replicas=${state.replicas} />`;
+    </dl>`;
 }
+
+// Loads or unloads a model, which needs an admin key. /state shows how far it is.
+function LoadButtons({ state, askKey }) {
+  const [{ isRunning, refusal }, setTask] = useState({ isRunning: false, refusal: null });
+  const id = state.model.id.split("/").map(encodeURIComponent).join("/");
+  const start = async (what) => {
+    setTask({ isRunning: true, refusal: null });
+    const refusal = await post(`v1/models/${id}/${what}`).then(() => null, (error) => error);
+    setTask({ isRunning: false, refusal });
+  };
+  const useKey = () => { setTask({ isRunning: false, refusal: null }); askKey(refusal.message); };
+  return html`
+    <p class="buttons">
+      <button type="button" disabled=${isRunning || !NOT_LOADED.includes(state.status)} onClick=${() => start("load")}>Load</button>
+      <button type="button" disabled=${isRunning || state.status !== "ready"} onClick=${() => start("unload")}>Unload</button>
+    </p>
+    ${refusal && html`
+      <div class="failure" role="alert"><p>${refusal.message}</p>
+        ${[401, 403].includes(refusal.status) && html`<button type="button" onClick=${useKey}>Use another key</button>`}
+      </div>`}`;
+}
+
+const Activity = ({ state, history }) => html`
+  <${Requests} requests=${state.requests} history=${history} />
+  <${Blocks} cache=${state.kv_cache} prefix=${state.prefix_cache} history=${history} />
+  <${Latencies} latencies=${state.latencies} targets=${state.targets} />
+  <${Steps} steps=${state.newest_steps} phases=${state.last_minute} />
+  <${Replicas} replicas=${state.replicas} />`;
 
 const precisionOf = ({ dtype, quantization }) => (quantization === "none" ? dtype : `${quantization} weights, ${dtype}`);
 
@@ -171,3 +232,17 @@ function Replicas({ replicas }) {
       </table>
     </section>`;
 }
+
+// Names are those of /metrics, so a server with many tenants counts some together.
+const Tenants = ({ tenants, areSeveral }) => html`
+  <section><h2>Tenants${areSeveral && " of all models"}</h2>
+    <table class="tenants">
+      <thead><tr><th>Name</th><th>Running</th><th>Waiting</th><th>Tokens</th><th>Refused</th></tr></thead>
+      <tbody>${tenants.map((one) => html`
+        <tr><td>${one.tenant}</td><td>${one.running}</td><td>${one.waiting}</td>
+          <td>${one.tokens_last_minute.toLocaleString()}</td>
+          <td class=${one.refused_last_minute ? "late" : ""}>${one.refused_last_minute}</td></tr>`)}
+      </tbody>
+    </table>
+    <p class="quiet">Tokens of answers that ended, and refusals: in the last minute.</p>
+  </section>`;
