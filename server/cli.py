@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,12 +50,12 @@ def _root(
     """Serve language models to OpenAI clients."""
 
 
-def _settings_parameters(skip: tuple[str, ...]) -> list[inspect.Parameter]:
-    """One keyword parameter for each setting not in `skip`. Values stay text; the settings model checks them."""
+def _settings_parameters(panels: Collection[str]) -> list[inspect.Parameter]:
+    """One keyword parameter for each setting of `panels`. Values stay text; the settings model checks them."""
     return [
         inspect.Parameter(about.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(about))
         for about in SETTINGS.values()
-        if about.name not in skip
+        if about.panel in panels and about.name not in _POSITIONAL
     ]
 
 
@@ -76,17 +76,35 @@ def _option(about: Setting) -> Any:
     return Annotated[kind | None, option]
 
 
-def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the command's `**flags` by one flag for each setting. Models stay positional arguments."""
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    signature = inspect.Signature([*own, *_settings_parameters(skip=("model", "models"))])
-    command.__signature__ = signature  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
-    return command
+def _with_settings(*panels: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's `**flags` by one flag for each setting of `panels`. Models stay positional arguments."""
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        signature = inspect.Signature([*own, *_settings_parameters(panels)])
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+        return command
+
+    return decorated
+
+
+def _load(models: list[str] | None, config: Path | None, flags: Mapping[str, object]) -> Settings:
+    """The settings of a command. Raises `ConfigError`."""
+    named = {"model": models[0]} if models and len(models) == 1 else {"models": models}
+    given = {name: value for name, value in {**flags, **named}.items() if value not in (None, [])}
+    return Settings.load(given, config)
+
+
+_POSITIONAL = ("model", "models")
+_Config = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="YAML file of settings.", rich_help_panel="Model", show_default=False),
+]
 
 
 @app.command()
-@_with_settings
+@_with_settings(*dict.fromkeys(about.panel for about in SETTINGS.values()))
 def serve(
     models: Annotated[
         list[str] | None,
@@ -97,19 +115,14 @@ def serve(
         ),
     ] = None,
     *,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="YAML file of settings.", rich_help_panel="Model", show_default=False),
-    ] = None,
+    config: _Config = None,
     **flags: object,
 ) -> None:
     """Serve a model, or several.
 
     Each option can also be set by a variable INFERD_<NAME> or by a line of the YAML file (--config).
     """
-    named = {"model": models[0]} if models and len(models) == 1 else {"models": models}
-    given = {name: value for name, value in {**flags, **named}.items() if value not in (None, [])}
-    settings = Settings.load(given, config)
+    settings = _load(models, config, flags)
 
     with garbage.collector_paused():
         from inferd.engine.api.process.supervisor import EarlyProcess  # noqa: PLC0415
@@ -157,30 +170,18 @@ def chat(
 
 
 @app.command()
+@_with_settings("Model", "Engine")
 def plan(
     models: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="MODEL...",
+            metavar="[MODEL]...",
             help="Hub id, checkpoint directory, GGUF file, config.json file, tiny or smollm2; or several of them.",
+            show_default=False,
         ),
-    ],
-    dtype: Annotated[
-        str,
-        typer.Option(help="Precision of weights and activations: auto, float32, bfloat16, float16.", metavar="WORD"),
-    ] = "auto",
-    quantization: Annotated[
-        str,
-        typer.Option(
-            help="Format that linear layers store their weights in: auto, none, fp8, int8, int4.", metavar="WORD"
-        ),
-    ] = "auto",
-    model_impl: Annotated[
-        str, typer.Option(help="Code that computes the model: auto, native, transformers.", metavar="WORD")
-    ] = "auto",
-    kv_cache_dtype: Annotated[
-        str, typer.Option(help="Format of the KV cache: auto, fp8, int8.", metavar="WORD")
-    ] = "auto",
+    ] = None,
+    *,
+    config: _Config = None,
     batch: Annotated[int, typer.Option(help="Number of sequences that run at the same time.", metavar="N")] = 1,
     context: Annotated[
         int | None,
@@ -189,52 +190,20 @@ def plan(
     overhead: Annotated[
         str, typer.Option(help="Overhead, as a percentage of weights and KV cache.", metavar="N[-N]")
     ] = "10-20",
-    block_size: Annotated[int, typer.Option(help="Number of tokens in a KV block.", metavar="N")] = 32,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub model.")] = None,
-    standby: Annotated[bool, typer.Option("--standby", help="Add the memory of a standby engine process.")] = False,
-    tensor_parallel_size: Annotated[
-        int, typer.Option(help="Number of processes that share the model; sizes are those of each.", metavar="N")
-    ] = 1,
-    replicas: Annotated[
-        int, typer.Option(help="Number of engines that share the machine; sizes are those of each.", metavar="N", min=1)
-    ] = 1,
-    speculative: Annotated[
-        str,
-        typer.Option(
-            help="Count the logits of guessed tokens: none, ngram, suffix, auto; or count a draft model, or mtp.",
-            metavar="WORD",
-        ),
-    ] = "none",
-    max_loras: Annotated[int, typer.Option(help="Number of LoRA adapters to have memory for.", metavar="N")] = 0,
-    max_lora_rank: Annotated[int, typer.Option(help="Largest rank of a LoRA adapter.", metavar="N")] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every size in bytes.")] = False,
+    **flags: object,
 ) -> None:
-    """Show how much memory models need, with the formulas.
+    """Show how much memory models need, with the formulas, and what serve would do.
 
-    Loads no weights and needs no GPU: config.json is enough.
+    Takes the settings of serve, also from variables and the YAML file. Loads no weights: config.json is enough.
     """
-    from inferd.server.commands.plan import PlanOptions  # noqa: PLC0415
+    # Nobody is served, so the host that a variable names needs no key.
+    settings = _load(models, config, {**flags, "allow_unauthenticated": True})
+    for warning in settings.warnings:
+        typer.echo(f"inferd: {warning}", err=True)
     from inferd.server.commands.plan_table import run  # noqa: PLC0415
 
-    asked = PlanOptions(
-        model=models[0],
-        revision=revision,
-        dtype=dtype,
-        quantization=quantization,
-        model_impl=model_impl,
-        kv_cache_dtype=kv_cache_dtype,
-        batch=batch,
-        context=context,
-        overhead=overhead,
-        block_size=block_size,
-        standby=standby,
-        tensor_parallel_size=tensor_parallel_size,
-        replicas=replicas,
-        speculative=speculative,
-        max_loras=max_loras,
-        max_lora_rank=max_lora_rank,
-    )
-    raise typer.Exit(run(asked, models, as_json=as_json))
+    raise typer.Exit(run(settings, batch, context, overhead, as_json=as_json))
 
 
 @app.command()

@@ -11,21 +11,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict, get_args
+from typing import Any, Self, TypedDict, get_args
 
-from inferd.engine.api.adapter import AUTO_RANK, MAX_ADAPTERS, MAX_RANK, adapter_space, check_adapters
+from inferd.engine.api.adapter import AUTO_ADAPTERS, AUTO_RANK, MAX_ADAPTERS, MAX_RANK, adapter_space, check_adapters
 from inferd.engine.api.checkpoint import CONFIG_FILES, Checkpoint, read_config, read_json
 from inferd.engine.api.config import AUTO_BLOCK_SIZE, BLOCK_SIZES, auto_step_tokens
 from inferd.engine.api.cost.step_cost import WorkModel
 from inferd.engine.api.draft import read_draft
-from inferd.engine.api.errors import ConfigError
+from inferd.engine.api.errors import ConfigError, StartError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.hub_header import without_weights
 from inferd.engine.api.locate import EMBEDDED_NAME, gguf_to_download, local_path, locate
 from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.memory import division
 from inferd.engine.api.memory.activations import AdapterSpace, Draft, Part, Workload
 from inferd.engine.api.memory.capacity import longest_context, of_each_rank, options, plan_sequences, shortage, ways_out
-from inferd.engine.api.memory.division import Demand, parts_of
 from inferd.engine.api.memory.planner import MemoryPlan, refusal
 from inferd.engine.api.memory.precision import DTYPE_BYTES, SHORT_KV, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
@@ -44,6 +44,8 @@ from inferd.engine.api.served import (
     served_weights_dtype,
 )
 from inferd.engine.api.speculation import check_draft, check_draft_length, check_served, speculative_on
+from inferd.server.config.models import Asked, demands_of, parts
+from inferd.server.config.settings import Settings
 
 _OVERHEAD = re.compile(r"(\d{1,3}(?:\.\d+)?)(?:-(\d{1,3}(?:\.\d+)?))?", re.ASCII)
 
@@ -77,6 +79,29 @@ class PlanOptions:
     max_lora_rank: int = AUTO_RANK
     """Largest rank of an adapter."""
     model_impl: str = "auto"
+
+    @classmethod
+    def of(cls, settings: Settings, batch: int, context: int | None, overhead: str) -> Self:
+        """The options of a model with these settings."""
+        adapters = max(AUTO_ADAPTERS, len(settings.lora)) if settings.lora else 0
+        return cls(
+            model=settings.model,
+            revision=settings.revision,
+            dtype=settings.dtype,
+            quantization=settings.quantization,
+            kv_cache_dtype=settings.kv_cache_dtype,
+            batch=batch,
+            context=settings.max_model_len if context is None else context,
+            overhead=overhead,
+            block_size=settings.block_size or AUTO_BLOCK_SIZE,
+            standby=settings.standby,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            replicas=settings.replicas,
+            speculative=settings.speculative,
+            max_loras=adapters if settings.max_loras is None else settings.max_loras,
+            max_lora_rank=settings.max_lora_rank or AUTO_RANK,
+            model_impl=settings.model_impl,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,22 +212,49 @@ class Share(TypedDict):
     needed_bytes: int
     """Bytes beside the KV cache."""
     kv_share_bytes: int
-    """Bytes for the KV cache, of which the server takes a part."""
+    """Bytes for the KV cache: those of --kv-memory, or else those of which the server takes a part."""
 
 
-def divide(reports: Sequence[PlanReport], names: Sequence[str], machine: Machine) -> dict[str, Share]:
-    """How the models share this machine, as the server divides it. Raises `CapacityError` if they do not fit."""
-    machine = machine.on(machine.best_device)
-    demands = [
-        Demand(name, machine.device == "cuda", report.replicas * report.work.num_ranks, report.plan, None)
-        for name, report in zip(names, reports, strict=True)
-    ]
+class Serving(TypedDict):
+    """Memory that each engine process of `inferd serve` takes on this machine, with the same settings."""
+
+    kv_bytes: int
+    kv_tokens: int
+    """Number of tokens of all sequences together that the KV cache has room for."""
+    max_model_len: int
+    max_num_seqs: int
+    """Maximum number of sequences in one step."""
+    total_bytes: int
+
+
+def divide(all_asked: Sequence[Asked], machine: Machine) -> tuple[dict[str, Share], list[Serving | str]]:
+    """(how several models share this machine, what the server does with each or why it refuses). Raises `StartError` if
+    several do not fit."""
+    demands = demands_of(machine, all_asked)
+    found = parts(machine, demands)
+    shares: dict[str, Share] = {}
+    for demand, part in zip(demands, found, strict=False):
+        beside_bytes = replace(demand, kv_bytes=None).needed_bytes
+        is_given, own_bytes = demand.kv_bytes is not None, part.machine.memory_available_bytes
+        kv_bytes = (demand.needed_bytes if is_given else own_bytes) - beside_bytes
+        shares[demand.name] = {"needed_bytes": beside_bytes, "kv_share_bytes": kv_bytes}
+    return shares, [_serving(asked, part) for asked, part in zip(all_asked, found, strict=True)]
+
+
+def _serving(asked: Asked, part: division.Part) -> Serving | str:
+    try:
+        config, plan, _ = asked.settled(part)
+    except StartError as error:
+        return str(error)
+    assert config.num_blocks is not None and config.block_size is not None
+    assert config.max_model_len is not None and config.max_num_seqs is not None
+    # A token of a sequence takes a place of a block in each group of layers.
     return {
-        demand.name: {
-            "needed_bytes": demand.needed_bytes,
-            "kv_share_bytes": part.machine.memory_available_bytes - demand.needed_bytes,
-        }
-        for demand, part in zip(demands, parts_of(machine, demands), strict=True)
+        "kv_bytes": plan.kv_bytes,
+        "kv_tokens": config.num_blocks * config.block_size // len(asked.facts.arch.cache_groups),
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "total_bytes": plan.total_bytes,
     }
 
 

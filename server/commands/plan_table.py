@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -18,8 +18,9 @@ from inferd.engine.api.memory.activations import Part
 from inferd.engine.api.memory.capacity import of_each_rank
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS
-from inferd.server.commands.plan import PlanOptions, PlanReport, PlanRow, Share, build, divide, to_json
-from inferd.server.config.models import split_name
+from inferd.server.commands.plan import PlanOptions, PlanReport, PlanRow, Serving, Share, build, divide, to_json
+from inferd.server.config.models import Asked, settings_of_models
+from inferd.server.config.settings import Settings
 
 _SMALL_BYTES = 10**10
 _ESTIMATES = ("activations", "partial sums", "logits", "recorded steps", "processes", "standby")
@@ -46,25 +47,41 @@ class _Unit:
         return f"{num_bytes / self.decimal_bytes:,.{places}f}", f"{num_bytes / self.binary_bytes:,.{places}f}"
 
 
-def run(asked: PlanOptions, models: Sequence[str], *, as_json: bool) -> int:
-    """Print the report of each model, with its name or as `name=model`, and what they need together. Raises
+def run(settings: Settings, batch: int, context: int | None, overhead: str, *, as_json: bool) -> int:
+    """Print the report of each model, what the server would do with it, and what they need together. Raises
     `StartError` if it cannot be made."""
-    machine = Machine.detect()
-    names = [models[0]] if len(models) == 1 else [split_name(model)[1] for model in models]
-    reports = [build(replace(asked, model=name), machine) for name in names]
-    together = divide(reports, [split_name(model)[0] or model for model in models], machine) if len(models) > 1 else {}
+    machine, each = Machine.detect(), settings_of_models(settings)
+    reports = [build(PlanOptions.of(own, batch, context, overhead), machine) for own in each]
+    all_asked = [Asked.of(own, report.facts) for own, report in zip(each, reports, strict=True)]
+    together, served = divide(all_asked, machine)
     if as_json:
-        all_json = [to_json(report) for report in reports]
+        all_json = [{**to_json(report), "serve": _json_of(one)} for report, one in zip(reports, served, strict=True)]
         print(json.dumps({"models": all_json, "together": together} if together else all_json[0], indent=2))
         return 0
     console = Console(highlight=False)
-    for report in reports:
+    for report, one in zip(reports, served, strict=True):
         show(report, console)
+        console.print(_served(one, report), markup=False)
         if together:
             console.print()
     if together:
         console.print(_together(together), markup=False)
     return 0
+
+
+def _json_of(served: Serving | str) -> Serving | dict[str, str]:
+    return {"refusal": served} if isinstance(served, str) else served
+
+
+def _served(served: Serving | str, report: PlanReport) -> str:
+    if isinstance(served, str):
+        return f"inferd serve would refuse this model: {served}."
+    each = "each engine process of inferd serve" if report.replicas * report.work.num_ranks > 1 else "inferd serve"
+    return (
+        f"With these settings {each} takes {format_bytes(served['total_bytes'])}. Its KV cache of "
+        f"{format_bytes(served['kv_bytes'])} holds {served['kv_tokens']:,} tokens: up to {served['max_model_len']:,} "
+        f"of a sequence, and {served['max_num_seqs']} sequences in one step."
+    )
 
 
 def _together(shares: Mapping[str, Share]) -> str:

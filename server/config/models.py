@@ -1,14 +1,26 @@
-"""The models of one server: which they are, and the settings of each.
+"""The models of one server: which they are, the settings of each, and its part of the machine.
 
 A setting of the whole server applies to every model. An entry of the YAML file may have its own value of some settings.
+`inferd serve` and `inferd plan` decide alike, because both do it here. Loads no weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
 
-from inferd.engine.api.errors import ConfigError
+import msgspec
+
+from inferd.engine.api.adapter import MAX_RANK, AdapterFiles, check_adapters, read_adapter, space_for
+from inferd.engine.api.config import Decision, EngineConfig, resolve
+from inferd.engine.api.draft import read_draft, source_of
+from inferd.engine.api.errors import ConfigError, StartError
+from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.memory.division import Demand, Part, parts_of
+from inferd.engine.api.memory.planner import MemoryPlan
+from inferd.engine.api.model import ModelFacts
 from inferd.server.config.settings import SETTINGS, Settings
 from inferd.server.config.sources import suggest
 
@@ -65,3 +77,88 @@ def _check_names(each: tuple[Settings, ...]) -> None:
                     f"models: two models or adapters have the name {name!r}; name them differently by name=model"
                 )
             seen.add(name)
+
+
+Settled = tuple[EngineConfig, MemoryPlan, tuple[Decision, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One model as its settings and headers describe it, before the automatic settings are decided."""
+
+    settings: Settings
+    facts: ModelFacts
+    config: EngineConfig
+    draft: ModelFacts | None
+    adapters: dict[str, AdapterFiles]
+
+    @classmethod
+    def of(cls, settings: Settings, facts: ModelFacts) -> Self:
+        """Read the headers of its draft model and adapters too. Raises `StartError`."""
+        keeps_blocks = settings.quantization == "auto"
+        draft = read_draft(settings.speculative, facts.path, keeps_blocks=keeps_blocks)
+        if settings.lora or settings.max_loras:
+            check_adapters(facts.arch, settings.tensor_parallel_size)
+        most = settings.max_lora_rank or MAX_RANK
+        adapters = {name: read_adapter(path, facts.arch, most) for name, path in settings.loras.items()}
+        max_loras, max_lora_rank = space_for(settings.max_loras, settings.max_lora_rank, tuple(adapters.values()))
+        config = EngineConfig(
+            model_path=str(facts.path),
+            dtype=settings.dtype,
+            quantization="none" if settings.quantization == "auto" else settings.quantization,
+            keeps_blocks=keeps_blocks,
+            kv_cache_dtype=settings.kv_cache_dtype,
+            device=settings.device,
+            deterministic=settings.deterministic,
+            attention_libs=settings.attention_libs,
+            max_model_len=settings.max_model_len,
+            block_size=settings.block_size,
+            kv_memory_bytes=settings.kv_memory,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            prefix_caching=settings.prefix_caching,
+            num_threads=settings.num_threads,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            num_replicas=settings.replicas,
+            standby=settings.standby,
+            speculative=source_of(settings.speculative),
+            draft=None if draft is None else draft[0],
+            max_loras=max_loras,
+            max_lora_rank=max_lora_rank,
+            kv_events="none" if settings.kv_events is None else "all" if settings.kv_events_private else "shared",
+        )
+        return cls(settings, facts, config, None if draft is None else draft[1], adapters)
+
+    def settled(self, part: Part) -> Settled:
+        """Decide every automatic setting. Raises `StartError`."""
+        config = msgspec.structs.replace(self.config, first_gpu=part.first_gpu)
+        return resolve(config, self.facts, part.machine, self.draft)
+
+
+def parts(machine: Machine, demands: Sequence[Demand]) -> list[Part]:
+    """The part of each model. One model has the whole machine. Raises `CapacityError` if they do not fit together."""
+    return parts_of(machine, demands) if demands else [Part(machine, 0)]
+
+
+def demands_of(machine: Machine, all_asked: Sequence[Asked]) -> list[Demand]:
+    """The needs of several models; none of one alone. Raises `StartError`."""
+    demands = []
+    each = [asked.settings for asked in all_asked]
+    for asked in all_asked if len(all_asked) > 1 else ():
+        with named(asked.settings, each):
+            config, plan, _ = asked.settled(Part(machine, 0))
+        num_engines = config.num_replicas * config.tensor_parallel_size
+        name = asked.settings.served_names[0]
+        demands.append(Demand(name, config.device == "cuda", num_engines, plan, asked.config.kv_memory_bytes))
+    return demands
+
+
+@contextmanager
+def named(settings: Settings, each: Sequence[Settings]) -> Iterator[None]:
+    """Errors say which of several models they are about."""
+    try:
+        yield
+    except StartError as error:
+        if len(each) == 1:
+            raise
+        raise type(error)(f"{settings.served_names[0]}: {error}") from error

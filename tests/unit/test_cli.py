@@ -51,8 +51,10 @@ def test_every_setting_is_a_flag_in_its_panel(serve_help: str) -> None:
             assert about.flag[:17] in shown[about.panel], about.name
 
 
-def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[dict[str, object], object]:
-    """Arguments that `serve` passes to `Settings.load`; nothing is served."""
+def invoke(
+    monkeypatch: pytest.MonkeyPatch, *arguments: str, command: str = "serve"
+) -> tuple[dict[str, object], object]:
+    """Arguments that a command passes to `Settings.load`; nothing is served."""
     given: list[tuple[dict[str, object], object]] = []
 
     def load(flags: dict[str, object], config: object) -> None:
@@ -60,7 +62,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[dict[str, 
         raise typer.Exit(7)
 
     monkeypatch.setattr(Settings, "load", load)
-    assert CliRunner().invoke(cli.app, ["serve", *arguments]).exit_code == 7
+    assert CliRunner().invoke(cli.app, [command, *arguments]).exit_code == 7
     return given[0]
 
 
@@ -82,6 +84,14 @@ def test_flags_reach_the_settings_they_are_named_for(monkeypatch: pytest.MonkeyP
 def test_flags_not_given_are_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert invoke(monkeypatch, "--no-prefix-caching", "--config", "a.yaml") == (
         {"prefix_caching": False},
+        Path("a.yaml"),
+    )
+
+
+def test_the_plan_takes_the_settings_of_a_model_and_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = invoke(monkeypatch, "a", "b=c", "--config", "a.yaml", "--kv-memory", "1GiB", "--batch", "3", command="plan")
+    assert given == (
+        {"models": ["a", "b=c"], "kv_memory": "1GiB", "allow_unauthenticated": True},
         Path("a.yaml"),
     )
 

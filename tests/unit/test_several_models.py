@@ -15,7 +15,6 @@ from inferd.engine.api.machine.cpu import DRIVER_BYTES, Machine
 from inferd.engine.api.machine.gpu import Accelerator
 from inferd.engine.api.memory.division import Demand, parts_of
 from inferd.engine.api.memory.planner import MemoryPlan
-from inferd.server.commands.plan import PlanOptions
 from inferd.server.commands.plan_table import run
 from inferd.server.config.models import OWN, settings_of_models
 from inferd.server.config.settings import Settings
@@ -146,14 +145,52 @@ def test_the_plan_of_several_divides_what_is_left(
 ) -> None:
     machine = replace(Machine.detect(), memory_available_bytes=2 * GIB, accelerator=None)
     monkeypatch.setattr(Machine, "detect", lambda: machine)
-    run(PlanOptions(model="tiny"), ["tiny", "b=tiny"], as_json=True)
+    run(Settings(models=("tiny", "b=tiny")), 1, None, "10-20", as_json=True)
     together = json.loads(capsys.readouterr().out)["together"]
     tiny, b = together["tiny"], together["b"]
     assert tiny == b and tiny["needed_bytes"] + tiny["kv_share_bytes"] == GIB
-    run(PlanOptions(model="tiny"), ["tiny", "b=tiny"], as_json=False)
+    run(Settings(models=("tiny", "b=tiny")), 1, None, "10-20", as_json=False)
     assert "\n  b: " in capsys.readouterr().out.partition("Together")[2]
     with pytest.raises(CapacityError, match=r"the models do not fit together: tiny .*, c "):
-        run(PlanOptions(model="tiny"), ["tiny", *(f"{name}=tiny" for name in "cdefghi")], as_json=True)
+        run(Settings(models=("tiny", *(f"{name}=tiny" for name in "cdefghi"))), 1, None, "10-20", as_json=True)
+
+
+PLANNED = """
+models:
+  - tiny
+  - {model: tiny, served-model-name: b, quantization: int8, kv-memory: 32MiB, max-num-seqs: 4, num-threads: 1}
+  - {model: tiny, served-model-name: c, replicas: 2, max-model-len: 300, kv-cache-dtype: int8}
+host: 0.0.0.0
+api-key: secret
+"""
+
+
+def test_the_plan_of_a_settings_file_is_what_the_server_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = replace(Machine.detect(), memory_available_bytes=3 * GIB, accelerator=None)
+    monkeypatch.setattr(Machine, "detect", lambda: machine)
+    (tmp_path / "inferd.yaml").write_text(PLANNED)
+    settings = Settings.load({}, tmp_path / "inferd.yaml")
+    run(settings, 1, None, "10-20", as_json=True)
+    said = json.loads(capsys.readouterr().out)
+    served = read_models(settings)
+    assert [each["serve"] for each in said["models"]] == [
+        {
+            "kv_bytes": one.memory.kv_bytes,
+            "kv_tokens": (one.config.num_blocks or 0) * 32,
+            "max_model_len": one.config.max_model_len,
+            "max_num_seqs": one.config.max_num_seqs,
+            "total_bytes": one.memory.total_bytes,
+        }
+        for one in served
+    ]
+    assert [each["context"] for each in said["models"]] == [2048, 2048, 300]
+    assert said["together"]["b"]["kv_share_bytes"] == 32 * MIB
+    assert sum(each["needed_bytes"] + each["kv_share_bytes"] for each in said["together"].values()) == 3 * GIB
+    run(Settings(kv_memory=64 * GIB), 1, None, "10-20", as_json=True)
+    refusal = json.loads(capsys.readouterr().out)["serve"]["refusal"]
+    assert refusal.startswith("kv_memory of 64.0 GiB was asked for, but 2.")
 
 
 def test_the_models_of_a_server_fit_its_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
