@@ -44,11 +44,13 @@ class Known:
 
 
 _UNPACKED = "16 inputs are unpacked at a time and take one instruction; the bound is reading the weight"
+_BOUNDS = "unpacking bounds the loop, not the products"
 KNOWN = (
     Known("experts_integers", r"4 bits groups of 32\b", "waits", _UNPACKED),
     Known("linear_int4", r"groups of (16|32)\b", "waits", _UNPACKED),
     Known("linear_int8", r"groups of 16\b", "waits", _UNPACKED),
-    Known("linear_int8", r"rows|groups of 128\b", "waits", "unpacking bounds the loop, not the products", "3.6."),
+    Known("experts_integers", r"8 bits rows\b", "waits", _BOUNDS, "3.6."),
+    Known("linear_int8", r"rows|groups of 128\b", "waits", _BOUNDS, "3.6."),
     Known("paged_attention", "^(bf16|fp16) kv", r"spills: (8|16) bytes", "two or four registers, on sm_80", "3.6."),
 )
 """Every accepted fault, by the op's name. A test fails for an entry that no row of the committed tables needs."""
