@@ -5,7 +5,7 @@ The formats are those of SGLang's model gateway. What is not known is left out, 
 
 from __future__ import annotations
 
-import time
+from datetime import UTC, datetime
 
 import orjson
 from starlette.requests import Request
@@ -29,7 +29,7 @@ class GatewaysApi:
         service = self._services.of_query(request)
         replicas = service.router.replicas
         answer: Loads = {
-            "timestamp": time.time(),
+            "timestamp": datetime.now(UTC).isoformat(),
             "version": service.version,
             "dp_rank_count": len(replicas),
             "loads": [self._load(replica, replica.ready) for replica in replicas if replica.ready and replica.is_up],

@@ -79,8 +79,8 @@ class Load(Answer):
 
 
 class Loads(Answer):
-    timestamp: float
-    """Unix time in seconds."""
+    timestamp: str
+    """UTC, as ISO 8601 has it. SGLang's gateway reads no load with a number here."""
     version: str
     """Version of inferd."""
     dp_rank_count: int
