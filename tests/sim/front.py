@@ -54,8 +54,8 @@ def run_front_seed(seed: int) -> None:
     run_front(make_front_scenario(seed))
 
 
-def run_front(scenario: FrontScenario) -> None:
-    """Run a scenario, which may be changed, as `run_front_seed` does."""
+def run_front(scenario: FrontScenario) -> FrontRun:
+    """Run a scenario, which may be changed, as `run_front_seed` does. Returns the run at its end."""
     seed = scenario.seed
     loop = VirtualLoop(Random(f"order {seed}"), _LIMIT_S)
     with _simulated(seed, loop) as (network, clocks):
@@ -66,6 +66,7 @@ def run_front(scenario: FrontScenario) -> None:
             _close(loop)
     if run.error is not None:
         raise run.error
+    return run
 
 
 @contextmanager
