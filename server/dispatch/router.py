@@ -21,6 +21,7 @@ from msgspec import Raw, structs
 
 from inferd.engine.api.adapter import AdapterFiles
 from inferd.engine.api.errors import EngineDeadError, ModelError, RequestError, start_error
+from inferd.engine.api.process.logs import counted
 from inferd.engine.api.wire.client import EngineClient
 from inferd.engine.api.wire.kv_events import CLEARED
 from inferd.engine.api.wire.messages import (
@@ -350,7 +351,7 @@ class Router:
         """Have the engines stopped. Returns when their memory is free. Raises `RequestError` if there are requests, or
         engines that start."""
         if self._streams:
-            raise errors.model_is_busy(f"This model has {len(self._streams)} unfinished answers")
+            raise errors.model_is_busy(f"This model has {counted(len(self._streams), 'unfinished answer')}")
         if self._death is not None:
             return
         if not self.is_unloaded or self.is_wanted:

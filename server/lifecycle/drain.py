@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from inferd.engine.api.process.logs import counted
 from inferd.server.dispatch.router import Router
 from inferd.server.transport.uvicorn_server import HttpServer
 
@@ -63,7 +64,7 @@ class Drain:
             return
         if self._num_signals > 1:
             self._deadline_s = time.monotonic()
-            logger.warning("%s again: giving up %d unfinished answers", number.name, num_active)
+            logger.warning("%s again: giving up %s", number.name, counted(num_active, "unfinished answer"))
             self._drain_all()
             self._abort_all()
             self._is_over.set()
@@ -74,7 +75,8 @@ class Drain:
             self._is_over.set()
         if num_active:
             advice = "send the signal again to give them up"
-            logger.info("%s: finishing %d answers in at most %g s; %s", number.name, num_active, timeout_s, advice)
+            answers = counted(num_active, "answer")
+            logger.info("%s: finishing %s in at most %g s; %s", number.name, answers, timeout_s, advice)
         elif self._is_over.is_set():
             logger.info("%s: stopping", number.name)
         self._deadline_s = time.monotonic() + timeout_s
@@ -101,7 +103,7 @@ class Drain:
         http.close_idle()
         if await _within(self._deadline_s - time.monotonic(), self._drained()):
             return
-        logger.warning("aborting %d requests that did not finish in time", self._num_active)
+        logger.warning("aborting %s that did not finish in time", counted(self._num_active, "request"))
         self._abort_all()
         if not await _within(_ABORT_GRACE_S, self._drained()):
             self._on_stuck()

@@ -24,6 +24,7 @@ import uvloop
 
 from inferd.engine.api.errors import ConfigError, EngineDeadError, StartError
 from inferd.engine.api.process import garbage
+from inferd.engine.api.process.logs import counted
 from inferd.engine.api.process.supervisor import EarlyProcess
 from inferd.engine.api.wire.messages import Phase
 from inferd.server.api.app import AppOptions, Backend, create_app
@@ -188,7 +189,7 @@ class _Service:
         self._died = reason
         if self._start_error is None:
             num_active = sum(model.router.num_active for model in self._models)
-            logger.error("%s: the server ends %d unfinished answers and exits", reason, num_active)
+            logger.error("%s: the server ends %s and exits", reason, counted(num_active, "unfinished answer"))
         for model in self._models:
             model.router.fail_all(reason)
         self._drain.give_up()

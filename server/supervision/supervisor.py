@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, StartError
-from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.process.logs import LogStyle, counted
 from inferd.engine.api.process.supervisor import EarlyProcess
 from inferd.server.dispatch.router import Router
 from inferd.server.supervision.engine_handle import EngineHandle
@@ -90,7 +90,7 @@ class EngineSupervisor:
         self._restart_policy = RestartPolicy()
         self._standby = Standby(lambda epoch: self._begin(epoch, is_standby=True), on_standby)
         self._epoch, self._early = 0, early
-        self._replica.on_up, router.on_recovered = self._keep_standby, self._log_recovered
+        self._replica.on_up, router.on_recovered = self._began_to_serve, self._log_recovered
 
     async def run(self) -> NoReturn:
         """Raises `StartError` if the first engine cannot start. Raises `EngineDeadError` if it dies while the server
@@ -99,19 +99,25 @@ class EngineSupervisor:
             while True:
                 reason = await self._run_one()
                 self._epoch += 1
-                if not self._router.became_ready.is_set() and not self._router.is_unloaded:
+                if self._is_first_start:
                     raise EngineDeadError(reason)
                 delay_s = self._restart_policy.died(time.monotonic(), self._replica.num_delivered)
                 if delay_s is None or self._replica.failure:
                     delay_s = self._give_up(f"{reason}; so did those before it, and none delivered a token")
-                if self._router.is_up:
-                    delay_s = max(delay_s, _BESIDE_OTHERS_S)
-                waiting = f"{self._router.num_unsent} requests wait"
-                soon = f" in {delay_s:.2g} s" if delay_s else ""
-                logger.error("%s%s: starting another%s; %s", self._name, reason, soon, waiting)
-                await asyncio.sleep(delay_s)
+                await self._wait_before_start(delay_s)
         finally:
             await self._drop_standby()
+
+    @property
+    def _is_first_start(self) -> bool:
+        """Whether the server starts, which a death ends. No request waits then."""
+        return not self._router.became_ready.is_set() and not self._router.is_unloaded
+
+    async def _wait_before_start(self, delay_s: float) -> None:
+        if self._router.is_up:
+            delay_s = max(delay_s, _BESIDE_OTHERS_S)
+        logger.warning("%sstarting another engine%s", self._name, f" in {delay_s:.2g} s" if delay_s else "")
+        await asyncio.sleep(delay_s)
 
     def _give_up(self, reason: str) -> float:
         """Seconds to wait before the next try, if another replica serves meanwhile. Raises `EngineDeadError` if none
@@ -129,12 +135,13 @@ class EngineSupervisor:
         except StartError as error:
             if not self._router.became_ready.is_set():
                 raise
-            return f"the engine could not start: {error}"
+            return self._log_death(f"the engine could not start: {error}")
         try:
             reason = await self._end_of(handle)
             await handle.kill()
             in_flight, index = handle.supervisor.in_flight(), self._replica.index
             self._router.lose(in_flight, is_external_kill=handle.is_external_kill, index=index)
+            self._log_death(reason)
             await self._router.send_waiting(index)
             return reason
         except asyncio.CancelledError:
@@ -161,8 +168,10 @@ class EngineSupervisor:
     def _begin(self, epoch: int, *, is_standby: bool, early: EarlyProcess | None = None) -> EngineHandle:
         return EngineHandle.begin(self._config, epoch, self._log_style, is_standby=is_standby, early=early)
 
-    def _keep_standby(self) -> None:
-        """Called once an engine serves: until then it needs the cores itself."""
+    def _began_to_serve(self) -> None:
+        if self._epoch and len(self._router.replicas) > 1:
+            logger.info("%sthe next engine takes requests", self._name)
+        # Until now the engine needed the cores itself.
         if self._config.standby:
             self._standby.keep(self._epoch + 1)
 
@@ -196,5 +205,14 @@ class EngineSupervisor:
         except EngineDeadError as error:
             return str(error)
 
+    def _log_death(self, reason: str) -> str:
+        """If the server goes on, it says so before the streams do."""
+        if self._is_first_start:
+            return reason
+        requests = counted(self._router.num_unsent, "request")
+        fate = f"moving {requests} to another replica" if self._router.is_up else f"holding {requests} for the next one"
+        logger.error("%s%s; %s", self._name, reason, fate)
+        return reason
+
     def _log_recovered(self, num_replayed: int, outage_s: float) -> None:
-        logger.warning("%sRECOVERED in %.2f s: %d requests go on", self._label, outage_s, num_replayed)
+        logger.warning("%sRECOVERED in %.2f s: resumed %s", self._label, outage_s, counted(num_replayed, "request"))

@@ -96,7 +96,7 @@ def test_several_requests_have_an_unloaded_model_loaded_once_and_wait() -> None:
 def test_a_model_with_requests_is_not_unloaded() -> None:
     async def scenario(model: Loaded) -> None:
         stream = model.router.submit(submit("a"))
-        with pytest.raises(RequestError, match="This model has 1 unfinished answers") as refused:
+        with pytest.raises(RequestError, match=r"This model has 1 unfinished answer\b") as refused:
             await model.router.unload()
         assert refused.value.code == "model_is_busy"
         assert model.router.is_up and not model.num_begun

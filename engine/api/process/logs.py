@@ -61,3 +61,8 @@ def configure(style: LogStyle) -> None:
     level = logging.getLevelNamesMapping()[style.level.upper()]
     logging.root.setLevel(logging.DEBUG if style.level == "debug" else max(logging.WARNING, level))
     logging.getLogger("inferd").setLevel(level)
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, whose plural ends in s: "1 answer", "2 answers"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
