@@ -131,12 +131,10 @@ def asked_under(fault: Callable[[], None], asker: Asker, asks: Sequence[Ask]) ->
     return answers
 
 
-def longest_pause_s(answers: Sequence[Answer], since_s: float) -> float:
-    """The longest silence of any stream after `since_s`, counted from then; 0.0 if no stream was open."""
-    pauses = [
-        later - max(earlier, since_s)
+def pauses_s(answers: Sequence[Answer], since_s: float) -> list[float]:
+    """The longest silence of each stream after `since_s`, counted from then, if it was open."""
+    silences = [
+        [later - max(earlier, since_s) for earlier, later in pairwise(answer.times_s) if later > since_s]
         for answer in answers
-        for earlier, later in pairwise(answer.times_s)
-        if later > since_s
     ]
-    return max(pauses, default=0.0)
+    return [max(each) for each in silences if each]

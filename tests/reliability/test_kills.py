@@ -10,12 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.conftest import Daemon
-from tests.reliability.asking import Asker, asked_under, longest_pause_s
-from tests.reliability.conftest import WITHOUT_CACHE, count, kill_engine, restarts, wait_until
-from tests.reliability.workloads import mixed, streams
+from tests.reliability.asking import Asker
+from tests.reliability.conftest import WITHOUT_CACHE, count, kill_engine, restarts, show_pauses, wait_until
+from tests.reliability.workloads import mixed
 
 SHORT_KILLS, LONG_KILLS = 10, 200
-NUM_STREAMS, NUM_TOKENS, MAX_TRIES = 64, 80, 5
 
 
 class Killer(threading.Thread):
@@ -70,24 +69,4 @@ def test_r1_every_answer_under_kills_is_that_of_an_undisturbed_run(daemon: Daemo
 
 
 def test_r2_every_stream_goes_on_soon(daemon: Daemon) -> None:
-    """The test prints the figure and the load of the machine. Only benchmarks set bounds."""
-    asks, asker = streams(NUM_STREAMS, NUM_TOKENS), Asker(daemon.url)
-    expected = asker.ask(asks)
-    killed_s: list[float] = []
-    before, num_restarts = count(daemon, "inferd_requests_replayed_total"), restarts(daemon)
-
-    def kill() -> None:
-        goal = count(daemon, "inferd_generation_tokens_total") + 10 * NUM_STREAMS
-        wait_until(lambda: count(daemon, "inferd_generation_tokens_total") >= goal)
-        killed_s.append(kill_engine(daemon))
-
-    # On a busy machine the kill may come when all is answered.
-    while count(daemon, "inferd_requests_replayed_total") - before < NUM_STREAMS / 2:
-        assert len(killed_s) < MAX_TRIES, "no kill came in time"
-        answers = asked_under(kill, asker, asks)
-        assert [answer.said for answer in answers] == [answer.said for answer in expected]
-        wait_until(lambda: restarts(daemon) == num_restarts + len(killed_s))
-    print(
-        f"R2: the next token on the last of {NUM_STREAMS} streams {longest_pause_s(answers, killed_s[-1]):.2f} s after"
-    )
-    print(next(line for line in reversed(daemon.lines) if "RECOVERED" in line))
+    show_pauses(daemon, "one engine")

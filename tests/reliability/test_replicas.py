@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tests.e2e.conftest import Daemon
-from tests.reliability.asking import Asker, asked_under, longest_pause_s
-from tests.reliability.conftest import HTTP, WITHOUT_CACHE, count, kill_engine, restarts, wait_until
-from tests.reliability.workloads import streams
+from tests.reliability.conftest import HTTP, NUM_STREAMS, WITHOUT_CACHE, show_pauses, wait_until
 
-NUM_STREAMS, NUM_TOKENS, MAX_TRIES = 64, 80, 5
+LONG_KILLS = 20
 
 
-def test_r2_streams_go_on_in_the_other_replica(start: Callable[..., Daemon]) -> None:
+def test_r2_streams_go_on_in_the_other_replica(start: Callable[..., Daemon], is_long: bool) -> None:
     daemon = start(WITHOUT_CACHE, "--replicas", "2")
-    asks, asker = streams(NUM_STREAMS, NUM_TOKENS), Asker(daemon.url)
-    expected = asker.ask(asks)
-    killed_s: list[float] = []
 
-    def kill() -> None:
-        goal = count(daemon, "inferd_generation_tokens_total") + 10 * NUM_STREAMS
-        wait_until(lambda: count(daemon, "inferd_generation_tokens_total") >= goal)
-        killed_s.append(kill_engine(daemon))
-
-    # On a busy machine the kill may come when all is answered.
-    while count(daemon, "inferd_requests_replayed_total") < NUM_STREAMS / 4:
-        assert len(killed_s) < MAX_TRIES, "no kill came in time"
-        answers = asked_under(kill, asker, asks)
-        assert [answer.said for answer in answers] == [answer.said for answer in expected]
-        wait_until(lambda: restarts(daemon) == len(killed_s))
+    @contextmanager
+    def until_both_are_up() -> Iterator[None]:
+        yield
         wait_until(
             lambda: [each["status"] for each in HTTP.get(daemon.url + "/state").json()["replicas"]] == 2 * ["up"]
         )
-    print(
-        f"R2: with two replicas the next token on the last of {NUM_STREAMS} streams "
-        f"{longest_pause_s(answers, killed_s[-1]):.2f} s after"
+
+    show_pauses(
+        daemon,
+        "two replicas",
+        num_kills=LONG_KILLS if is_long else 1,
+        least_moved=NUM_STREAMS / 4,
+        around=until_both_are_up,
     )
-    print(next(line for line in reversed(daemon.lines) if "RECOVERED" in line))
+    said = [line for line in daemon.lines if re.search("replica [01]: |RECOVERED", line)]
+    recovered = max(i for i, line in enumerate(said) if "RECOVERED" in line)
+    assert "killed by SIGKILL" in said[recovered - 1] and "starting another" in said[recovered + 1], daemon.output
