@@ -49,7 +49,6 @@ from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics
-from inferd.server.observability.request_record import RequestRecord
 
 logger = logging.getLogger(__name__)
 
@@ -673,17 +672,7 @@ class Router:
             self._idle_since_s = time.monotonic()
         if not stream.has_begun:
             self._backlog.remove(stream.submit.scheduling.tenant, stream.num_waiting_tokens, has_begun=False)
-        record = RequestRecord(
-            scheduling=stream.submit.scheduling,
-            scheduled_s=stream.scheduled_s,
-            first_token_s=stream.first_token_s,
-            finished_s=time.monotonic() if stream.last_token_s is None else stream.last_token_s,
-            num_prompt_tokens=len(stream.submit.prompt_ids),
-            num_generation_tokens=stream.num_generated,
-            num_cached_tokens=stream.journal.num_cached,
-            finish_reason=stream.abort_reason or delta.finish_reason,
-            e2e_target_s=self._options.e2e_target_s,
-        )
+        record = stream.record(delta.finish_reason, self._options.e2e_target_s)
         self._metrics.request_finished(record)
         if stream.trace is not None:
             stream.trace.ended(record, stream.num_restarts, self._metrics.model_name)

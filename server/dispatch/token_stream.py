@@ -7,6 +7,7 @@ Knows no engine, and of the router only the function that aborts.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -14,6 +15,7 @@ import msgspec
 
 from inferd.engine.api.wire.messages import Delta, FinishReason, Submit
 from inferd.server.dispatch.journal import Journal
+from inferd.server.observability.request_record import RequestRecord
 from inferd.server.observability.request_trace import current_trace
 from inferd.server.text.json_bytes import exact
 
@@ -73,6 +75,20 @@ class TokenStream:
     def num_cached(self) -> int:
         """Prompt tokens that the prefix cache had."""
         return self.journal.num_cached
+
+    def record(self, finish_reason: FinishReason, e2e_target_s: float | None) -> RequestRecord:
+        """Its times and counts at its end. `finish_reason` holds unless it was aborted for another reason."""
+        return RequestRecord(
+            scheduling=self.submit.scheduling,
+            scheduled_s=self.scheduled_s,
+            first_token_s=self.first_token_s,
+            finished_s=time.monotonic() if self.last_token_s is None else self.last_token_s,
+            num_prompt_tokens=len(self.submit.prompt_ids),
+            num_generation_tokens=self.num_generated,
+            num_cached_tokens=self.num_cached,
+            finish_reason=self.abort_reason or finish_reason,
+            e2e_target_s=e2e_target_s,
+        )
 
     @property
     def num_known(self) -> int:
