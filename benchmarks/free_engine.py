@@ -64,6 +64,9 @@ class FreeWorker:
         )
         return FreeStep(StepResult(plan.step_id, tuple(rows), self._step_s))
 
+    def use_threads(self, num_threads: int) -> None:
+        """Does nothing: the worker only sleeps."""
+
     def _drawn(self, row: Row) -> RowResult:
         """The result of a row with drafts."""
         first = row.start + row.num_tokens - len(row.draft_ids)

@@ -306,6 +306,14 @@ def resolve(
     return settled, plan_of(settled, facts.arch, draft_arch), decisions
 
 
+def lendable_threads(config: EngineConfig) -> int:
+    """Number of threads that other replicas may use while this one has no engine. There are none if each replica has
+    GPUs or cores of its own, or if its threads belong to ranks. There are also none if transformers' code computes the
+    model, because its bits might depend on the number of threads."""
+    is_shared = config.device == "cpu" and not config.cpus and config.tensor_parallel_size == 1
+    return config.num_threads or 0 if is_shared and config.modelled is None else 0
+
+
 def replicas_of(config: EngineConfig) -> tuple[EngineConfig, ...]:
     """The settings of each replica: its own GPUs, or on a machine with several NUMA nodes its own cores."""
     groups = cpu_groups(config.num_replicas) if config.device == "cpu" else ((),) * config.num_replicas

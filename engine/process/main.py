@@ -41,6 +41,7 @@ from inferd.engine.api.wire.messages import (
     Submit,
     SubmitChoices,
     ToEngine,
+    UseThreads,
     decode_to_engine,
     encode,
 )
@@ -131,7 +132,7 @@ def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None)
                 ranks.wait_imported()
             started_s = stand_by(launch, link.send, _bind_to_server, promoted)
         try:
-            core, ready, adapters, events = build(launch, started_s, link, heartbeat, flight, ranks)
+            core, executor, ready, adapters, events = build(launch, started_s, link, heartbeat, flight, ranks)
         except StartError as error:
             link.send(Failed(type(error).__name__, str(error)))
             link.close()
@@ -141,7 +142,7 @@ def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None)
         link.send(ready)
         heartbeat.phase = EnginePhase.SERVING
         try:
-            serve(core, link, heartbeat, adapters, events)
+            serve(core, executor, link, heartbeat, adapters, events)
         except Exception:
             logger.exception("the engine failed")
             # At once: threads of the worker may never end.
@@ -155,9 +156,9 @@ def build(
     heartbeat: Heartbeat,
     flight: FlightRecord,
     ranks: Followers | None = None,
-) -> tuple[EngineCore, Ready, AdapterLoader | None, KVEventLog | None]:
-    """Load the worker, report each phase, and build the core on it. Further results load adapters, if there is memory
-    for any, and log KV events, if they are published. Raises `StartError`.
+) -> tuple[EngineCore, ThreadExecutor, Ready, AdapterLoader | None, KVEventLog | None]:
+    """Load the worker, report each phase, and build the core and its executor on it. Further results load adapters, if
+    there is memory for any, and log KV events, if they are published. Raises `StartError`.
 
     `started_s`: time at which the first phase began (monotonic).
     """
@@ -188,9 +189,10 @@ def build(
         draft_work = WorkModel.of(worker.draft_arch, precision_of(of_draft), ready.max_model_len)
         if config.draft is not None and config.draft.is_mtp:
             draft_work = replace(draft_work, head_bytes=work.head_bytes)  # it is the served model's
+    executor = ThreadExecutor(worker, thread)
     core = EngineCore(
         Scheduler(limits, cache, _seed_of(work, draft_work, ready.peaks), guesses),
-        ThreadExecutor(worker, thread),
+        executor,
         vocab_size=ready.vocab_size,
         clock=time.monotonic,
         work=work,
@@ -204,7 +206,7 @@ def build(
     if config.kv_events != "none":
         medium = "GPU" if config.device == "cuda" else "CPU"
         events = KVEventLog(cache, medium=medium, has_private=config.kv_events == "all")
-    return core, ready, adapters, events
+    return core, executor, ready, adapters, events
 
 
 def _seed_of(work: WorkModel, draft_work: WorkModel | None, peaks: Peaks) -> Seed:
@@ -224,6 +226,7 @@ def checkpoint_rules(config: EngineConfig) -> CheckpointRules | None:
 
 def serve(
     core: EngineCore,
+    executor: ThreadExecutor,
     link: EngineLink,
     heartbeat: Heartbeat,
     adapters: AdapterLoader | None = None,
@@ -238,7 +241,7 @@ def serve(
         is_awaiting = core.is_compiling or is_loading
         messages = link.receive(0 if core.has_work else _COMPILING_POLL_MS if is_awaiting else _IDLE_POLL_MS)
         for message in messages:
-            _dispatch(core, message, adapters)
+            _dispatch(core, executor, message, adapters)
             if events is not None and isinstance(message, LoadAdapter):
                 events.name_adapter(message.adapter, message.name)
         if adapters is not None and is_loading:
@@ -267,7 +270,7 @@ def _send(link: EngineLink, output: StepOutput | None) -> None:
             link.send(part)
 
 
-def _dispatch(core: EngineCore, message: ToEngine, adapters: AdapterLoader | None) -> None:
+def _dispatch(core: EngineCore, executor: ThreadExecutor, message: ToEngine, adapters: AdapterLoader | None) -> None:
     match message:
         case Submit():
             core.submit(message, time.monotonic())
@@ -280,6 +283,8 @@ def _dispatch(core: EngineCore, message: ToEngine, adapters: AdapterLoader | Non
         case LoadAdapter():
             assert adapters is not None, "the server loads an adapter, but there is no memory for any"
             adapters.load(message)
+        case UseThreads():
+            executor.use_threads(message.num_threads)
 
 
 def _bind_to_server(launch: Launch) -> None:

@@ -52,6 +52,10 @@ class Worker(Protocol):
         """Start the plan on the device. When this returns, a CPU is done, and a GPU has the plan in its queue."""
         ...
 
+    def use_threads(self, num_threads: int) -> None:
+        """Compute on so many threads of the processor from now on, with the same results."""
+        ...
+
 
 class _FutureHandle:
     __slots__ = ("_future", "_thread")
@@ -100,6 +104,10 @@ class ThreadExecutor:
     def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> _FutureHandle:
         launched = self._thread.submit(self._worker.launch, plan, awaits_masks=awaits_masks)
         return _FutureHandle(launched, self._thread)
+
+    def use_threads(self, num_threads: int) -> None:
+        """Have the worker compute the plans that are launched from now on with so many threads."""
+        self._thread.submit(self._worker.use_threads, num_threads)
 
     def close(self) -> None:
         self._thread.close()

@@ -42,6 +42,7 @@ from inferd.engine.worker.mixed_graphs import MixedGraphs
 from inferd.engine.worker.pooling import Pooled, Pooler
 from inferd.engine.worker.slots import Batch, Slots
 from inferd.engine.worker.states import StatePool
+from inferd.kernels import native
 from inferd.kernels.gpu import from_host
 
 _SCORED_ROWS = 32
@@ -182,6 +183,12 @@ class Runner:
     def close(self) -> None:
         """End the other ranks."""
         self._followers.close()
+
+    def use_threads(self, num_threads: int) -> None:
+        """Compute on so many threads from now on. Recorded steps keep theirs. Plain PyTorch does too, because its sums
+        may depend on their number; those of the C++ kernels do not."""
+        if native.missing() is None:
+            torch.set_num_threads(num_threads)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan to its end."""

@@ -30,6 +30,8 @@ class Replica:
     waiting: dict[str, int] = field(default_factory=dict)
     """Number of tokens that those of them without a first token have to compute, as the placement expects it. Empty
     with only one replica."""
+    lends_cores: bool = False
+    """Whether other replicas compute on its cores, because it has no engine."""
     ready: Ready | None = None
     """Measurements of its engine at the start; None before the first was ready."""
     starting: Ready | None = None

@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
-from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.config import EngineConfig, lendable_threads
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.process.logs import LogStyle, counted
 from inferd.engine.api.process.supervisor import EarlyProcess
+from inferd.engine.api.wire.messages import UseThreads
 from inferd.server.dispatch.router import Router
 from inferd.server.supervision.engine_handle import EngineHandle
 from inferd.server.supervision.standby import Standby
@@ -33,7 +34,10 @@ MAX_DEATHS = 5
 RETRY_S = 60.0
 """Seconds between the tries to start a replica whose engines kept dying while others serve."""
 _BESIDE_OTHERS_S = 1.0
-"""Seconds to wait before a start while another replica takes over the streams: it needs the cores."""
+"""Least seconds before a start while other replicas serve: they take over the streams, and need the cores for that."""
+_MOST_BESIDE_OTHERS_S = 10.0
+"""Most seconds more that such a start waits until each of these streams has had a token there."""
+_LOOK_S = 0.05
 _FIRST_DELAY_S = 0.05
 _MAX_DELAY_S = 2.0
 
@@ -90,6 +94,8 @@ class EngineSupervisor:
         self._restart_policy = RestartPolicy()
         self._standby = Standby(lambda epoch: self._begin(epoch, is_standby=True), on_standby)
         self._epoch, self._early = 0, early
+        self._moved: frozenset[str] = frozenset()
+        """Requests that the last engine computed when it ended."""
         self._replica.on_up, router.on_recovered = self._began_to_serve, self._log_recovered
 
     async def run(self) -> NoReturn:
@@ -118,6 +124,21 @@ class EngineSupervisor:
             delay_s = max(delay_s, _BESIDE_OTHERS_S)
         logger.warning("%sstarting another engine%s", self._name, f" in {delay_s:.2g} s" if delay_s else "")
         await asyncio.sleep(delay_s)
+        latest_s = time.monotonic() + _MOST_BESIDE_OTHERS_S
+        while any(self._moved & other.waiting.keys() for other in self._router.replicas if other.is_up):
+            if time.monotonic() >= latest_s:
+                break
+            await asyncio.sleep(_LOOK_S)
+
+    def _share_cores(self, *, is_lent: bool) -> None:
+        """Let the other replicas compute on this one's cores, or no more."""
+        self._replica.lends_cores = is_lent
+        num_threads, replicas = lendable_threads(self._config), self._router.replicas
+        if num_threads and len(replicas) > 1:
+            num_using = sum(not replica.lends_cores for replica in replicas)
+            for replica in replicas:
+                if replica.is_up:
+                    replica.try_send(UseThreads(num_threads * len(replicas) // num_using))
 
     def _give_up(self, reason: str) -> float:
         """Seconds to wait before the next try, if another replica serves meanwhile. Raises `EngineDeadError` if none
@@ -140,8 +161,10 @@ class EngineSupervisor:
             reason = await self._end_of(handle)
             await handle.kill()
             in_flight, index = handle.supervisor.in_flight(), self._replica.index
+            self._moved = frozenset(self._replica.streams)
             self._router.lose(in_flight, is_external_kill=handle.is_external_kill, index=index)
             self._log_death(reason)
+            self._share_cores(is_lent=self._router.is_up)
             await self._router.send_waiting(index)
             return reason
         except asyncio.CancelledError:
@@ -160,6 +183,7 @@ class EngineSupervisor:
             handle = self._begin(self._epoch, is_standby=is_standby, early=early)
         else:
             logger.info("%sthe standby is promoted", self._name)
+        self._share_cores(is_lent=False)
         self._router.attach(handle.client, self._replica.index)
         if is_standby:
             handle.supervisor.promote()
@@ -171,6 +195,7 @@ class EngineSupervisor:
     def _began_to_serve(self) -> None:
         if self._epoch and len(self._router.replicas) > 1:
             logger.info("%sthe next engine takes requests", self._name)
+            self._share_cores(is_lent=False)  # it does not know of cores that others lend
         # Until now the engine needed the cores itself.
         if self._config.standby:
             self._standby.keep(self._epoch + 1)

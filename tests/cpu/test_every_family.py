@@ -1,5 +1,6 @@
 """Each native family in the whole engine. Greedy ids are those of transformers in fp32. In fp32 and bf16 a request's
-bits are the same alone, among 32, in chunks, behind a prefix hit, after preemption and when it is replayed."""
+bits are the same alone, among 32, in chunks, behind a prefix hit, after preemption, when it is replayed and on more
+threads."""
 
 from __future__ import annotations
 
@@ -58,6 +59,11 @@ def test_a_request_is_the_same_whatever_happens(case: Case, dtype: str, tmp_path
     replay = msgspec.structs.replace(submit, emitted_ids=alone.token_ids[:10])
     rest = run(warm, replay)["x"]
     assert (rest.token_ids, rest.logprobs) == (alone.token_ids[10:], alone.logprobs[10:]), "replayed"
+
+    engine.runner.use_threads(3)  # as beside a replica whose engine died
+    on_three = run(core_of(engine, budget=33), *crowd[:3], submit)["x"]
+    engine.runner.use_threads(1)
+    assert on_three == alone, "on three threads"
 
     rivals = [request(f"r{i}", prompt(200 + i, 40)) for i in range(4)]
     least = sum(max_blocks(window, PROMPT + NUM_NEW, 33, BLOCK) for window in engine.runner.cache_windows)

@@ -167,7 +167,15 @@ class FrontRun:
         """The configuration of a replica's engines."""
         limits = self.scenario.core.limits
         return SimpleNamespace(
-            run=self, max_num_seqs=limits.max_num_seqs, standby=self.scenario.has_standby, replica=replica
+            run=self,
+            max_num_seqs=limits.max_num_seqs,
+            standby=self.scenario.has_standby,
+            replica=replica,
+            device="cpu",
+            cpus=(),
+            tensor_parallel_size=1,
+            num_threads=3,
+            modelled=None,
         )
 
     def faults_of(self, replica: int, epoch: int) -> tuple[Fault, ...]:

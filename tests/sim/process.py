@@ -28,6 +28,7 @@ from inferd.engine.api.wire.messages import (
     Submit,
     SubmitChoices,
     ToEngine,
+    UseThreads,
     WireError,
     decode_to_engine,
     encode,
@@ -211,6 +212,8 @@ class SimulatedProcess:
                 core.abort(message.request_ids)
             case ResetPrefixCache():
                 core.reset_prefix_cache()
+            case UseThreads():
+                assert message.num_threads > 0
 
     # -- its end of the wire -----------------------------------------------------------------------------------------
 

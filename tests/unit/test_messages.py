@@ -21,6 +21,7 @@ from inferd.engine.api.wire.messages import (
     StepOutput,
     Submit,
     ToEngine,
+    UseThreads,
     WireError,
     WireLogprobs,
     decode_from_engine,
@@ -41,6 +42,7 @@ TO_ENGINE: list[ToEngine] = [
     ),
     Abort(("a", "b")),
     ResetPrefixCache(),
+    UseThreads(2),
 ]
 FROM_ENGINE: list[FromEngine] = [
     StepOutput(

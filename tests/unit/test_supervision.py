@@ -6,11 +6,12 @@ import asyncio
 import os
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from msgspec import structs
 
-from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.config import EngineConfig, lendable_threads
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.cost.step_cost import StepWork
 from inferd.engine.api.errors import EngineDeadError, RequestError, StartError
@@ -19,7 +20,7 @@ from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, EnginePhase, He
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.shared_memory import allocate
 from inferd.engine.api.wire.client import FrameCounts
-from inferd.engine.api.wire.messages import Delta, Submit
+from inferd.engine.api.wire.messages import Delta, Submit, UseThreads
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.process.step_watch import StepWatch
 from inferd.server.dispatch.journal import Journal
@@ -30,6 +31,7 @@ from inferd.server.supervision import supervisor as supervisor_module
 from inferd.server.supervision.engine_handle import EngineHandle
 from inferd.server.supervision.supervisor import MAX_DEATHS, WINDOW_S, EngineSupervisor, RestartPolicy
 from inferd.server.supervision.watchdog import MAX_LATE_S, MAX_SILENCE_S, TICK_S, Watchdog
+from tests.unit.test_router import FakeClient, play_two, step, submit, until
 
 
 def journal(name: str, num_prompt: int = 4) -> Journal:
@@ -231,6 +233,79 @@ def test_a_replica_that_cannot_start_is_tried_again_beside_one_that_serves(monke
     monkeypatch.setattr(EngineHandle, "begin", refuse)
     asyncio.run(run())
     assert all(asked[: MAX_DEATHS + 4]), "beside one that serves it imports at low priority"
+
+
+class MortalEngine:
+    """An engine's handle in place of `EngineHandle`: the process ends when the test says so."""
+
+    client = None
+    is_external_kill = True
+
+    def __init__(self) -> None:
+        self.dies = asyncio.Event()
+        self.supervisor = SimpleNamespace(in_flight=dict, has_exited=False, promote=lambda: None, stop=self.kill)
+
+    async def ended(self) -> str:
+        await self.dies.wait()
+        return "the engine process was killed by SIGKILL"
+
+    async def kill(self) -> None:
+        """It is dead already."""
+
+    def discard(self) -> None:
+        """It left nothing."""
+
+
+def test_the_others_have_a_dead_replicas_cores_until_its_streams_go_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They get the cores before the streams, and the next engine starts when each stream has had a token. The log says
+    what happened in that order."""
+    monkeypatch.setattr(supervisor_module, "_BESIDE_OTHERS_S", 0.0)
+    monkeypatch.setattr(supervisor_module, "_LOOK_S", 0.0)
+    config = EngineConfig(model_path="x", device="cpu", num_replicas=2, num_threads=3)
+
+    async def scenario(router: Router, clients: list[FakeClient]) -> None:
+        engines: list[MortalEngine] = []
+
+        def begin(*_: object, is_standby: bool, early: None) -> MortalEngine:
+            engines.append(MortalEngine())
+            return engines[-1]
+
+        monkeypatch.setattr(EngineHandle, "begin", begin)
+        running = asyncio.create_task(EngineSupervisor(router, config, LogStyle(), lambda _: None).run())
+        await until(lambda: len(engines) == 1)
+        router.attach(clients[0])  # type: ignore[arg-type]
+        streams = [router.submit(submit(name)) for name in "abc"]
+        moved = list(router.replicas[0].streams)
+        clients[1].sent.clear()
+        engines[0].dies.set()
+        await until(lambda: len(clients[1].sent) == 1 + len(moved))
+        assert clients[1].sent[0] == UseThreads(6)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(engines) == 1, "a stream has had no token in its new place"
+        clients[1].inbox.put_nowait(step(*(Delta(request_id=name, token_ids=(7,)) for name in moved)))
+        await until(lambda: len(engines) == 2)
+        assert clients[1].sent[-1] == UseThreads(3), "before the next engine needs them"
+        assert router.num_active == len(streams)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    with caplog.at_level("WARNING", "inferd"):
+        play_two(scenario)
+    said = [re.sub(r"\d\.\d+ s", "0 s", record.getMessage()) for record in caplog.records]
+    assert said == [
+        "replica 0: the engine process was killed by SIGKILL; moving 2 requests to another replica",
+        "RECOVERED in 0 s: resumed 2 requests",
+        "replica 0: starting another engine",
+    ]
+
+
+def test_only_cores_that_all_replicas_share_are_lent() -> None:
+    config = EngineConfig(model_path="x", device="cpu", num_replicas=2, num_threads=3)
+    changes = ({}, {"cpus": (0, 1)}, {"tensor_parallel_size": 3}, {"device": "cuda"}, {"num_threads": None})
+    assert [lendable_threads(structs.replace(config, **each)) for each in changes] == [3, 0, 0, 0, 0]
 
 
 # -- hangs -------------------------------------------------------------------------------------------------------------

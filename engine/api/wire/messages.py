@@ -68,7 +68,13 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
     """Name by which requests ask for it."""
 
 
-ToEngine = Submit | SubmitChoices | Abort | ResetPrefixCache | LoadAdapter
+class UseThreads(msgspec.Struct, frozen=True, tag="use_threads"):
+    """Compute on so many threads of the processor: more while the cores of another replica are free."""
+
+    num_threads: int
+
+
+ToEngine = Submit | SubmitChoices | Abort | ResetPrefixCache | LoadAdapter | UseThreads
 
 
 class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
