@@ -193,7 +193,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every size in bytes.")] = False,
     **flags: object,
 ) -> None:
-    """Show how much memory models need, with the formulas, and what serve would do.
+    """Show how much memory models need, and what serve would do.
 
     Takes the settings of serve, also from variables and the YAML file. Loads no weights: config.json is enough.
     """

@@ -19,6 +19,8 @@ from inferd.engine.cache.prefix import Change, Node
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import parts_of_salt
 
+MEDIUM = "GPU"
+"""Memory of the blocks, as in vLLM, on processors too: to gateways "CPU" means copies that were moved out."""
 _SALT_DIGITS = 16
 _HASH_BYTES = 8
 
@@ -31,10 +33,10 @@ def hash_of(key: bytes) -> int:
 class KVEventLog:
     """The changes of one cache since the last `take`."""
 
-    def __init__(self, cache: KVCache, *, medium: str, has_private: bool) -> None:
+    def __init__(self, cache: KVCache, *, has_private: bool) -> None:
         """`has_private`: whether prefixes that only some requests may hit have events too."""
         self._index, self._block_size = cache.index, cache.block_size
-        self._medium, self._has_private = medium, has_private
+        self._has_private = has_private
         self._adapters: dict[int, tuple[str, str]] = {}
         """(digest, name) of the adapter at each index."""
         kinds: list[tuple[GroupKind, int | None]] = [
@@ -87,7 +89,7 @@ class KVEventLog:
         return len(event.token_ids) + self._block_size <= MAX_EVENT_TOKENS
 
     def _removed(self, group: int, node: Node) -> BlockRemoved:
-        return BlockRemoved([hash_of(node.key)], self._medium, group)
+        return BlockRemoved([hash_of(node.key)], MEDIUM, group)
 
     def _stored(self, group: int, node: Node) -> BlockStored:
         kind, window = self._kinds[group]
@@ -97,7 +99,7 @@ class KVEventLog:
             token_ids=[],
             block_size=self._block_size,
             lora_id=None,
-            medium=self._medium,
+            medium=MEDIUM,
             lora_name=self._adapter_of(node),
             group_idx=group,
             kv_cache_spec_kind=kind,

@@ -204,8 +204,7 @@ def build(
     adapters = None if worker.adapters is None else AdapterLoader(worker.adapters, worker.arch, thread)
     events = None
     if config.kv_events != "none":
-        medium = "GPU" if config.device == "cuda" else "CPU"
-        events = KVEventLog(cache, medium=medium, has_private=config.kv_events == "all")
+        events = KVEventLog(cache, has_private=config.kv_events == "all")
     return core, executor, ready, adapters, events
 
 

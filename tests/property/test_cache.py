@@ -49,7 +49,7 @@ class CacheMachine(RuleBasedStateMachine):
 
         num_blocks *= len(windows)
         self.cache = KVCache(num_blocks, block_size, windows, step_tokens=_MAX_STEP, hash_block=weak)
-        self.log, self.mirror = KVEventLog(self.cache, medium="CPU", has_private=True), Mirror()
+        self.log, self.mirror = KVEventLog(self.cache, has_private=True), Mirror()
 
     def visible(self, request: Request, table: BlockTable, end: int) -> Iterator[tuple[int, Content]]:
         """The full blocks that the query at `end` sees, each with its expected content."""

@@ -29,7 +29,7 @@ class Invariants:
 
     def __init__(self, engine: SimulatedEngine, limits: Limits, depth: int) -> None:
         self._engine, self._limits, self._depth = engine, limits, depth
-        self._log, self._mirror = KVEventLog(engine.cache, medium="CPU", has_private=True), Mirror()
+        self._log, self._mirror = KVEventLog(engine.cache, has_private=True), Mirror()
         self._num_starved = self._num_held = 0
         self._cleared: set[Request] = set()
         """Suspects that got past the position of the crash; a preemption does not make them suspects again."""

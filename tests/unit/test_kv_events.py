@@ -60,11 +60,11 @@ def chain(cache: KVCache, ids: tuple[int, ...], salt: str = "") -> list[int]:
 
 def test_a_chain_is_one_event_and_goes_from_its_end() -> None:
     cache = KVCache(4, 2)
-    log = KVEventLog(cache, medium="CPU", has_private=False)
+    log = KVEventLog(cache, has_private=False)
     compute(cache, (1, 2, 3, 4, 5))
     first, second = chain(cache, (1, 2, 3, 4))
     stored = BlockStored(
-        [first, second], None, [1, 2, 3, 4], 2, None, "CPU", None, group_idx=0, kv_cache_spec_kind="full_attention"
+        [first, second], None, [1, 2, 3, 4], 2, None, "GPU", None, group_idx=0, kv_cache_spec_kind="full_attention"
     )
     assert taken(log) == [stored]
     compute(cache, (1, 2, 6, 7, 8))
@@ -84,7 +84,7 @@ def test_a_chain_is_one_event_and_goes_from_its_end() -> None:
 def test_no_other_tenant_can_be_seen_unless_it_is_asked_for() -> None:
     for has_private in (False, True):
         cache = KVCache(16, 2)
-        log = KVEventLog(cache, medium="GPU", has_private=has_private)
+        log = KVEventLog(cache, has_private=has_private)
         log.name_adapter(Adapter(3, _DIGEST), "sql")
         compute(cache, (1, 2, 3, 4), salt="key-1/secret")
         compute(cache, (5, 6), adapter=Adapter(3, _DIGEST))
@@ -110,7 +110,7 @@ def test_no_other_tenant_can_be_seen_unless_it_is_asked_for() -> None:
 
 def test_groups_and_recurrent_states_have_their_own_events() -> None:
     cache = KVCache(16, 2, (None, 3), step_tokens=8, checkpoints=CheckpointRules(4, 4))
-    log = KVEventLog(cache, medium="CPU", has_private=False)
+    log = KVEventLog(cache, has_private=False)
     request = Request.create("r", (1, 2, 3, 4, 5, 6), SamplingParams(max_tokens=0, seed=0), max_model_len=999)
     table = cache.open(request)
     assert table.admit(table.match(), 6)
@@ -140,7 +140,7 @@ def test_a_batch_is_bounded() -> None:
     sizes = [len(bytes(events)) for events in encode_events(removed)]
     assert len(sizes) == 9 and max(sizes) < 64 * 1024
     cache = KVCache(4096, 16)
-    log = KVEventLog(cache, medium="CPU", has_private=True)
+    log = KVEventLog(cache, has_private=True)
     compute(cache, tuple(range(200_000, 265_536)), salt="key-" + "f" * 64)
     sizes = [len(bytes(events)) for events in log.take()]
     assert len(sizes) == 8 and max(sizes) < 64 * 1024, sizes
@@ -209,7 +209,7 @@ def published(
 
 
 def test_messages_are_those_of_vllm_and_past_ones_are_sent_again(tmp_path: Path) -> None:
-    events = next(encode_events([BlockRemoved([7], "CPU", 0)]))
+    events = next(encode_events([BlockRemoved([7], "GPU", 0)]))
 
     async def use(publisher: KVPublisher, reader: Reader) -> None:
         for _ in range(3):
@@ -219,7 +219,7 @@ def test_messages_are_those_of_vllm_and_past_ones_are_sent_again(tmp_path: Path)
         assert [message[0] for message in messages] == [first, first + 1, first + 2]
         assert {message[2] for message in messages} == {b"kv@tiny"}
         batch = msgspec.msgpack.decode(messages[1][1], type=KVEventBatch)
-        assert batch.events == [Removed([7], "CPU", 0)] and batch.data_parallel_rank == 0
+        assert batch.events == [Removed([7], "GPU", 0)] and batch.data_parallel_rank == 0
         assert await reader.again(first + 1) == {number: batch for number, batch, _ in messages[1:]}
         assert await reader.again(first + 3) == {}
         whole = await reader.again(0)

@@ -33,7 +33,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
     lora_id: int | None
     """Always None: `lora_name` takes its place."""
     medium: str
-    """Memory of the blocks: GPU or CPU."""
+    """Memory of the blocks."""
     lora_name: str | None
     extra_keys: list[tuple[str, ...] | None] | None = None
     """For each block what the hash depends on beside the ids: the adapter's name, and in the first block of a sequence
