@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from inferd.server.api import routes
 from inferd.server.api.anthropic.answer import MessageRendering
 from inferd.server.api.app import AppOptions, Backend
 from inferd.server.api.routes import ROUTES, Route
+from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from inferd.server.config.settings import Settings
 from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.answers.anthropic import StreamedEvent
@@ -154,6 +156,13 @@ def ask_the_operators_routes(asking: Asking) -> None:
     asking.ask(routes.STATE)
 
 
+def state_with_tenants(model: ServedModel, keys_file: Path) -> Any:
+    """What a server with a keys file says of itself."""
+    append_entry(keys_file, entry_of(sha256=digest_of("alice").hex(), name="alice"))
+    with serving(model, ScriptedRouter(model), AppOptions(keys_file=keys_file)) as url:
+        return httpx.get(f"{url}{routes.STATE.path}", timeout=WAIT_S).json()
+
+
 def metrics_of_a_step(router: ScriptedRouter) -> Metrics:
     """Metrics of a server whose last minute had a step."""
     metrics = Metrics(NAME)
@@ -166,7 +175,7 @@ def metrics_of_a_step(router: ScriptedRouter) -> Metrics:
 
 
 @pytest.fixture(scope="module")
-def asked(model: ServedModel) -> Iterator[Asking]:
+def asked(model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asking]:
     """The answers of a model that reasons, and that calls as Hermes does."""
     served = replace(model, format=detect(Clues(), "hermes", "think"))
     router = ScriptedRouter(served)
@@ -184,6 +193,7 @@ def asked(model: ServedModel) -> Iterator[Asking]:
         ask_for_messages(asking)
         ask_for_responses(asking)
         ask_the_operators_routes(asking)
+        asking.bodies[routes.STATE].append(state_with_tenants(model, tmp_path_factory.mktemp("keys") / "keys"))
         yield asking
 
 
