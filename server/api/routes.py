@@ -328,10 +328,13 @@ PLAYGROUND_FILES = tuple(
 PAGE = (PLAYGROUND, *PLAYGROUND_FILES)
 """The page at / and its files. They are no part of the interface, so /openapi.json does not list them."""
 
-_PATTERNS = tuple((compile_path(route.path)[0], route.method) for route in ROUTES + PAGE)
+_PATTERNS = tuple((compile_path(route.path)[0], route) for route in ROUTES + PAGE)
 
 
 def methods_of(path: str) -> list[str]:
-    """The methods of a path in alphabetical order. A path with GET also has HEAD."""
-    found = {method for pattern, method in _PATTERNS if pattern.match(path)}
+    """The methods of a path in alphabetical order. A path with GET also has HEAD. A model's id may have slashes, so
+    `/v1/models/a/load` is also the path of a model: then only the routes of the longest template count."""
+    matching = [route for pattern, route in _PATTERNS if pattern.match(path)]
+    longest = max((len(route.path) for route in matching), default=0)
+    found = {route.method for route in matching if len(route.path) == longest}
     return sorted(found | ({"HEAD"} if "GET" in found else set()))

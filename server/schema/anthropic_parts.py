@@ -50,7 +50,7 @@ class _CustomTool(Part):
     defer_loading: Annotated[object, Only((False,), _ALL_SHOWN)] = None
     input_examples: Annotated[object, Only(([],), _NO_EXAMPLES)] = None
     eager_input_streaming: Flag | None = None
-    cache_control: Annotated[object, WithJsonSchema({"type": "object"})] = None
+    cache_control: JsonObject | None = None
 
 
 def _function(tool: _CustomTool, where: str) -> Mapping[str, object]:

@@ -157,7 +157,7 @@ def ask_the_operators_routes(asking: Asking) -> None:
 
 
 def state_with_tenants(model: ServedModel, keys_file: Path) -> Any:
-    """What a server with a keys file says of itself."""
+    """The `/state` of a server with a keys file."""
     append_entry(keys_file, entry_of(sha256=digest_of("alice").hex(), name="alice"))
     with serving(model, ScriptedRouter(model), AppOptions(keys_file=keys_file)) as url:
         return httpx.get(f"{url}{routes.STATE.path}", timeout=WAIT_S).json()

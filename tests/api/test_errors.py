@@ -148,6 +148,8 @@ def test_routes_methods_and_content_types(http: httpx.Client) -> None:
     assert response.headers["allow"] == "POST"
     for name in ("resp_x", "%0a"):
         assert http.post(f"/v1/responses/{name}").headers["allow"] == "DELETE, GET, HEAD"
+    for path, allowed in (("/v1/models/a/b", "GET, HEAD"), ("/v1/models/a/b/load", "POST")):
+        assert http.options(path).headers["allow"] == allowed
     assert http.post("/v1/models").status_code == 405
     assert http.get("/redoc").status_code == 404
     response = http.post("/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"})
