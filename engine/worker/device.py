@@ -95,6 +95,7 @@ class CpuDevice:
     records_all = False
 
     def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
         torch.set_num_threads(num_threads)
         self.name = (
             f"cpu, {num_threads} thread{'s' if num_threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()}"
@@ -119,7 +120,13 @@ class CpuDevice:
         return _OnTheHost(tensors)
 
     def record(self, run: Callable[[], Tensor]) -> Recording:
-        return record(run, self._buffers)
+        """On its own number of threads, which the recording keeps: threads on lent cores would never be given back."""
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(self._num_threads)
+        try:
+            return record(run, self._buffers)
+        finally:
+            torch.set_num_threads(num_threads)
 
     def memory_in_use(self) -> int:
         """Resident memory without mapped files, so that a checkpoint's pages do not count."""

@@ -185,8 +185,8 @@ class Runner:
         self._followers.close()
 
     def use_threads(self, num_threads: int) -> None:
-        """Compute on so many threads from now on. Recorded steps keep theirs. Plain PyTorch does too, because its sums
-        may depend on their number; those of the C++ kernels do not."""
+        """Compute on so many threads from now on, except for recorded steps: they run on the device's own number. Plain
+        PyTorch keeps that too, because its sums may depend on the number; those of the C++ kernels do not."""
         if native.missing() is None:
             torch.set_num_threads(num_threads)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -18,6 +19,7 @@ from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
 from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.rms_norm import rms_norm
 from inferd.kernels.tape import NotRecordableError
 from tests.cpu.capturing import CapturingDevice
 from tests.cpu.cases import GEMMA4
@@ -216,6 +218,22 @@ class NarrowDevice(CapturingDevice):
         if self.tried[-1] in self._refused:
             raise NotRecordableError("out of memory")
         return recording
+
+
+def test_a_recording_runs_on_no_lent_threads(kernels: str) -> None:
+    """It keeps the number of threads of its calls, and lent cores are given back."""
+    device, x, seen = CpuDevice(1), torch.rand(4, 64), list[int]()
+
+    def run() -> Tensor:
+        seen.append(torch.get_num_threads())
+        return rms_norm(x, x[0], 1e-5)
+
+    torch.set_num_threads(3)
+    with contextlib.suppress(NotRecordableError):  # of plain PyTorch
+        device.record(run)
+    after = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert (seen, after) == ([1], 3)
 
 
 def test_the_most_rows_are_recorded_first_for_others_to_share_their_memory(kernels: str) -> None:
