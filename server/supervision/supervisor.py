@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from inferd.engine.api.config import EngineConfig, lendable_threads
 from inferd.engine.api.errors import EngineDeadError, StartError
+from inferd.engine.api.machine.cpu import num_cpus
 from inferd.engine.api.process.logs import LogStyle, counted
 from inferd.engine.api.process.supervisor import EarlyProcess
 from inferd.engine.api.wire.messages import UseThreads
@@ -131,14 +132,16 @@ class EngineSupervisor:
             await asyncio.sleep(_LOOK_S)
 
     def _share_cores(self, *, is_lent: bool) -> None:
-        """Let the other replicas compute on this one's cores, or no more."""
+        """Let the other replicas compute on this one's cores, or no more. None gets more threads than there are cores,
+        unless it has more of its own."""
         self._replica.lends_cores = is_lent
         num_threads, replicas = lendable_threads(self._config), self._router.replicas
         if num_threads and len(replicas) > 1:
             num_using = sum(not replica.lends_cores for replica in replicas)
+            most = max(num_threads, num_cpus())
             for replica in replicas:
                 if replica.is_up:
-                    replica.try_send(UseThreads(num_threads * len(replicas) // num_using))
+                    replica.try_send(UseThreads(min(num_threads * len(replicas) // num_using, most)))
 
     def _give_up(self, reason: str) -> float:
         """Seconds to wait before the next try, if another replica serves meanwhile. Raises `EngineDeadError` if none

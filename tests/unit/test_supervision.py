@@ -256,11 +256,13 @@ class MortalEngine:
         """It left nothing."""
 
 
+@pytest.mark.parametrize(("num_cores", "num_lent"), [(8, 6), (4, 4), (2, 3)], ids=["", "few-cores", "too-few-cores"])
 def test_the_others_have_a_dead_replicas_cores_until_its_streams_go_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    num_cores: int, num_lent: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They get the cores before the streams, and the next engine starts when each stream has had a token. The log says
     what happened in that order."""
+    monkeypatch.setattr(supervisor_module, "num_cpus", lambda: num_cores)
     monkeypatch.setattr(supervisor_module, "_BESIDE_OTHERS_S", 0.0)
     monkeypatch.setattr(supervisor_module, "_LOOK_S", 0.0)
     config = EngineConfig(model_path="x", device="cpu", num_replicas=2, num_threads=3)
@@ -281,7 +283,7 @@ def test_the_others_have_a_dead_replicas_cores_until_its_streams_go_on(
         clients[1].sent.clear()
         engines[0].dies.set()
         await until(lambda: len(clients[1].sent) == 1 + len(moved))
-        assert clients[1].sent[0] == UseThreads(6)
+        assert clients[1].sent[0] == UseThreads(num_lent)
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(engines) == 1, "a stream has had no token in its new place"
