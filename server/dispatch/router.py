@@ -368,7 +368,7 @@ class Router:
         self.has_settled.clear()
         for replica in self.replicas:
             replica.lose(time.monotonic())
-            replica.ready, replica.failure = None, ""
+            replica.client, replica.ready, replica.failure = None, None, ""
             self._forget_prefixes(replica)
             self._report_cache(replica.index, CLEARED)
             self._metrics.engine_unloaded(replica.index)
@@ -412,6 +412,8 @@ class Router:
         client, num_read = replica.client, 0
         while True:
             message = await client.receive()
+            if replica.client is not client:
+                continue  # the model was unloaded, and its engines are being stopped
             match message:
                 case StepOutput():
                     self._deliver(replica, message)

@@ -127,6 +127,32 @@ def test_each_unload_ends_when_the_memory_is_free() -> None:
     play(scenario)
 
 
+def test_an_engine_that_becomes_ready_during_an_unload_takes_no_request() -> None:
+    """The unload stops it, some turns of the event loop later."""
+
+    async def scenario(model: Loaded) -> None:
+        router = model.router
+
+        async def later() -> None:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            model.running.cancel()
+
+        router.on_unload = later
+        model.running.cancel()
+        router.lose({})
+        model.client = FakeClient()
+        router.attach(model.client)  # type: ignore[arg-type]
+        model.running = asyncio.create_task(router.run())
+        await asyncio.sleep(0)
+        model.client.inbox.put_nowait(READY)
+        await router.unload()
+        router.submit(submit("a"))
+        assert (router.is_up, model.num_wanted, model.client.sent) == (False, 1, [])
+
+    play(scenario)
+
+
 def test_a_server_that_stops_while_a_model_is_unloaded_waits_for_its_engines() -> None:
     async def main() -> None:
         router, ended, may_end = Router(None, Metrics("model")), [], asyncio.Event()
