@@ -364,7 +364,7 @@ def precision_of(config: EngineConfig) -> Precision:
 
 
 def _workload(config: EngineConfig, max_model_len: int | None, draft: Arch | None) -> Workload:
-    of_draft = config.of_draft
+    of_draft, num_ranks = config.of_draft, config.tensor_parallel_size
     assert (of_draft is None) == (draft is None)
     assert config.max_num_seqs is not None and config.max_num_batched_tokens is not None
     assert config.block_size is not None and max_model_len is not None
@@ -374,9 +374,10 @@ def _workload(config: EngineConfig, max_model_len: int | None, draft: Arch | Non
         step_tokens=config.max_num_batched_tokens,
         block_size=config.block_size,
         device="cuda" if config.device == "cuda" else "cpu",
-        num_threads=max((config.num_threads or 1) // config.tensor_parallel_size, 1),
+        # One replica may compute on the cores of all.
+        num_threads=max((lendable_threads(config) * config.num_replicas or config.num_threads or 1) // num_ranks, 1),
         has_standby=config.standby,
-        num_ranks=config.tensor_parallel_size,
+        num_ranks=num_ranks,
         speculates=config.speculative != "none",
         draft=None if draft is None or of_draft is None else Draft(draft, precision_of(of_draft)),
         adapters=adapter_space(config.max_loras, config.max_lora_rank, config.device, precision_of(config)),

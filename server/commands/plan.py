@@ -332,7 +332,8 @@ def _precision(asked: PlanOptions, facts: ModelFacts) -> Precision:
 def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Workload:
     positions = facts.arch.max_positions
     context = positions if asked.context is None else asked.context
-    for flag, value, limit in (("--batch", asked.batch, 65536), ("--context", context, positions)):
+    length = "--context and --max-model-len"  # the second is the first's default
+    for flag, value, limit in (("--batch", asked.batch, 65536), (length, context, positions)):
         if not 1 <= value <= limit:
             raise ConfigError(f"{flag} must be from 1 to {limit} for this model, but got {value}")
     if asked.block_size not in BLOCK_SIZES:
@@ -344,7 +345,7 @@ def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Worklo
         step_tokens=auto_step_tokens(machine.device),
         block_size=asked.block_size,
         device=machine.device,
-        num_threads=max(machine.num_cpus // (asked.tensor_parallel_size * asked.replicas), 1),
+        num_threads=max(machine.num_cpus // asked.tensor_parallel_size, 1),  # one replica may use the cores of all
         has_standby=asked.standby,
         num_ranks=asked.tensor_parallel_size,
         speculates=kind != "none",

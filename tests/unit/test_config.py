@@ -400,6 +400,7 @@ def test_each_replica_has_its_part_of_the_machine() -> None:
     half, _, _ = resolve(msgspec.structs.replace(two, num_replicas=1), facts(), machine(32))
     assert (config.num_threads, alone.num_threads) == (1, 2)
     assert plan.weights_bytes == whole.weights_bytes and config.num_blocks == half.num_blocks
+    assert plan.working == whole.working, "one may compute on the cores of both"
     with pytest.raises(CapacityError, match=r"10.0 GiB of memory are .*each of 2 replicas .*: give fewer --replicas"):
         resolve(two, facts(), machine(32 - 12))
     with pytest.raises(ConfigError, match=r"at most 2 here, because each needs a core .* there are 2, but got 3"):

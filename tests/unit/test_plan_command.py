@@ -383,7 +383,7 @@ def test_a_hub_model_is_planned_without_its_weights(mistral: str, monkeypatch: p
     ("asked", "message"),
     [
         ({"batch": 0}, "--batch must be from 1 to 65536 for this model, but got 0"),
-        ({"context": 32769}, "--context must be from 1 to 32768 for this model, but got 32769"),
+        ({"context": 32769}, "--context and --max-model-len must be from 1 to 32768 for this model, but got 32769"),
         ({"dtype": "fp8"}, "--dtype must be one of auto, float32, bfloat16, float16, but got 'fp8'"),
         ({"kv_cache_dtype": "int4"}, "--kv-cache-dtype must be one of auto, fp8, int8, but got 'int4'"),
         ({"quantization": "int2"}, "--quantization must be one of auto, none, fp8, int8, int4, but got 'int2'"),
