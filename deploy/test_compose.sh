@@ -19,6 +19,7 @@ state() { docker inspect --format "{{.State.$1}}" "$server"; }
 is_healthy() { [ "$(state Health.Status)" = healthy ]; }
 is_scraped() { curl -sf 'http://127.0.0.1:9090/api/v1/query?query=up' | grep -q '"1"\]'; }
 trap '$compose down --volumes >/dev/null 2>&1' EXIT
+trap 'exit 1' INT TERM
 
 $compose up --detach --no-build inferd prometheus || fail "compose up"
 server=$($compose ps --quiet inferd)

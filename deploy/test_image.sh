@@ -46,6 +46,7 @@ if [ "$engine" = buildah ]; then
     config=$(buildah inspect --format '{{range .OCIv1.Config.Env}}{{.}} {{end}}' "$container")
 fi
 trap end EXIT
+trap 'exit 1' INT TERM
 
 code=0
 (run INFERD_PORT=$port -- inferd serve) >"$work/log" 2>&1 || code=$?

@@ -22,6 +22,7 @@ end() {
     rm -rf "$work"
 }
 trap end EXIT
+trap 'exit 1' INT TERM
 # wait_for SECONDS COMMAND...
 wait_for() {
     tries=$(($1 * 5)); shift

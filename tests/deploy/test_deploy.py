@@ -4,6 +4,7 @@ engine."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -128,6 +129,16 @@ def test_a_change_of_the_sources_installs_no_dependency_and_compiles_no_kernel()
 def test_a_drain_has_time_to_end() -> None:
     period = parse("compose.yaml")["services"]["inferd"]["stop_grace_period"]
     assert float(period.removesuffix("s")) > Settings().shutdown_timeout_s + 5
+
+
+def test_an_interrupted_test_of_compose_removes_its_containers(tmp_path: Path) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\necho "$*" >>"$0.log"\ncase "$*" in *" up "*) kill -TERM $PPID ;; esac\n')
+    docker.chmod(0o755)
+    script = str(DEPLOY / "test_compose.sh")
+    ended = subprocess.run([script], env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=False)
+    assert ended.returncode == 1
+    assert (tmp_path / "docker.log").read_text().splitlines()[-1].endswith(" down --volumes")
 
 
 def test_every_variable_is_a_setting() -> None:
