@@ -7,8 +7,8 @@ engines refuse to start. The rules of the other model then hold as if it were al
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
 from types import SimpleNamespace
@@ -89,11 +89,20 @@ def run_models_seed(seed: int) -> None:
             raise run.error
 
 
-@contextmanager
+@contextlib.contextmanager
 def _simulated_engines() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines_module, "replicas_of", lambda config: config)
+        patch.setattr(engines_module, "replicas_of", lambda config: config.replicas)
         yield
+
+
+def _raise_if_strange(task: asyncio.Future[object]) -> None:
+    """Raise the error that ended a task of the server, unless it is one of the server's own errors."""
+    with contextlib.suppress(RequestError, StartError, EngineDeadError):
+        try:
+            task.result()
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
 
 class ModelRun(FrontRun):
@@ -131,7 +140,10 @@ class ModelRun(FrontRun):
         asking = asyncio.gather(*(callers.ask(caller) for caller in self.scenario.callers if not caller.choice_of))
         done, _ = await asyncio.wait((asking, *watching, *running), return_when=asyncio.FIRST_COMPLETED)
         try:
-            assert asking in done or not done.intersection(running), f"a task of the server has ended: {done}"
+            ended = () if asking in done else done.intersection(running)
+            for task in ended:
+                _raise_if_strange(task)
+            assert not ended, f"a task of the server has ended: {ended}"
             for task in done:
                 task.result()
         finally:
@@ -191,7 +203,8 @@ class ModelRun(FrontRun):
 
     def _failed(self, engines: Engines, error: StartError | EngineDeadError) -> None:
         """As the server does if it has another model."""
-        assert engines is self.engines and isinstance(error, StartError)
+        assert engines is self.engines
+        assert isinstance(error, StartError), f"no engine refused to start, and the model has failed: {error}"
         assert self._load - 1 in self._asked.failing, "a load failed that should not"
         self.num_failures += 1
         self.router.fail_model(str(error))
@@ -205,5 +218,6 @@ class ModelRun(FrontRun):
 
     def _report(self) -> SimpleNamespace:
         settings = SimpleNamespace(served_names=(self.name,), log_level="info", log_format="text", kv_events=None)
-        configs = tuple(map(self.config_of, range(self.scenario.num_replicas)))
-        return SimpleNamespace(settings=settings, config=configs)
+        replicas = tuple(map(self.config_of, range(self.scenario.num_replicas)))
+        config = SimpleNamespace(model_path="/simulated", draft=None, replicas=replicas)
+        return SimpleNamespace(settings=settings, config=config, adapters={})
