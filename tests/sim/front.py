@@ -31,6 +31,7 @@ from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.supervision import engine_handle as life_module
+from inferd.server.supervision import supervisor as supervisor_module
 from inferd.server.supervision.supervisor import EngineSupervisor
 from tests.sim.callers import Callers
 from tests.sim.cells import SimulationError
@@ -38,7 +39,7 @@ from tests.sim.faults import Caller, Fault, FrontScenario, make_front_scenario
 from tests.sim.history import CheckedMetrics, History
 from tests.sim.loop import Clocks, VirtualLoop
 from tests.sim.network import Network
-from tests.sim.process import SimulatedProcess
+from tests.sim.process import NUM_THREADS, SimulatedProcess
 from tests.sim.supervisor import SimulatedSupervisor
 
 _LIMIT_S = 7200.0
@@ -46,6 +47,8 @@ _LIMIT_S = 7200.0
 _STALLED_S = 5.0
 """R10: seconds within which some request gets a delta, if a healthy engine takes requests."""
 _LOOK_S = 0.5
+_TOLD_S = 1.0
+"""Most seconds until engines that compute without a fault take a message."""
 _CLOSE_S = 60.0
 
 
@@ -80,6 +83,7 @@ def _simulated(seed: int, loop: VirtualLoop) -> Iterator[tuple[Network, Clocks]]
         patch.setattr(heartbeat_module, "open_map", network.open_map)
         patch.setattr(router_module, "_REPLAYED_AT_ONCE", 1)
         patch.setattr(parts_module, "MAX_SCORED", 7)
+        patch.setattr(supervisor_module, "num_cpus", lambda: 64)
         patch.setattr(router_module, "asyncio", _slow(Random(f"turns {seed}")))
         # The configuration of a simulated engine names its run.
         patch.setattr(life_module, "Supervisor", lambda config, **rest: SimulatedSupervisor(config.run, config, **rest))
@@ -174,7 +178,7 @@ class FrontRun:
             device="cpu",
             cpus=(),
             tensor_parallel_size=1,
-            num_threads=3,
+            num_threads=NUM_THREADS,
             modelled=None,
         )
 
@@ -269,13 +273,22 @@ class FrontRun:
     async def _watch(self) -> None:
         """R10: no request waits for long while no fault is active."""
         last, since_s = -1, self._loop.time()
+        all_up_s = since_s
         while True:
             await asyncio.sleep(_LOOK_S)
             now, router = self._loop.time(), self.router
+            if not self.is_calm(now) or not all(replica.is_up for replica in router.replicas):
+                all_up_s = now
+            assert now - all_up_s <= _TOLD_S or not self._num_lent(), "cores that were lent were not given back"
             if not router.is_up or not router.num_active or router.num_delivered != last or not self.is_calm(now):
                 last, since_s = router.num_delivered, now
             waited_s = now - since_s
             assert waited_s <= _STALLED_S, f"{router.num_active} streams were given nothing for {waited_s:g} s"
+
+    def _num_lent(self) -> int:
+        """Number of threads that engines compute on beside their own."""
+        engines = (self._serving(replica.index) for replica in self.router.replicas)
+        return sum(engine.num_threads - NUM_THREADS for engine in engines if engine is not None)
 
     def is_calm(self, now: float) -> bool:
         """Whether no engine has a fault at the moment."""

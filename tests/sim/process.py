@@ -44,6 +44,8 @@ from tests.sim.oracle import VOCAB_SIZE
 from tests.sim.watcher import Recorder, Watcher
 
 _PEAKS = Peaks(read_bytes_per_s=1e10, flops_per_s=1e12)
+NUM_THREADS = 3
+"""Number of threads of an engine that has no cores of others."""
 KILLED, ABORTED = -9, -6
 
 
@@ -69,6 +71,8 @@ class SimulatedProcess:
         """Whether it was killed from outside, and not by the server."""
         self.calm_s = 0.0
         """Time until which it may be slow, because of a fault that must not end it."""
+        self.num_threads = NUM_THREADS
+        """Number of threads that it computes on."""
         self.engine: SimulatedEngine | None = None
         self.exit_code: int | None = None
         self.exited = asyncio.Event()
@@ -213,7 +217,7 @@ class SimulatedProcess:
             case ResetPrefixCache():
                 core.reset_prefix_cache()
             case UseThreads():
-                assert message.num_threads > 0
+                self.num_threads = message.num_threads
 
     # -- its end of the wire -----------------------------------------------------------------------------------------
 

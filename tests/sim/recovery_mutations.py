@@ -260,6 +260,20 @@ def standby_outlives_the_server(patch: Patch) -> None:
     patch.setattr(EngineSupervisor, "_drop_standby", forget)
 
 
+@plant
+def lent_cores_are_never_given_back(patch: Patch) -> None:
+    """Replicas compute on a dead one's cores beside its next engine."""
+    share = EngineSupervisor._share_cores
+
+    def kept(self: EngineSupervisor, *, is_lent: bool) -> None:
+        if is_lent:
+            share(self, is_lent=True)
+        else:
+            self._replica.lends_cores = False
+
+    patch.setattr(EngineSupervisor, "_share_cores", kept)
+
+
 # -- the wire ----------------------------------------------------------------------------------------------------------
 
 
