@@ -121,9 +121,10 @@ class EngineSupervisor:
         return not self._router.became_ready.is_set() and not self._router.is_unloaded
 
     async def _wait_before_start(self, delay_s: float) -> None:
+        least = ""
         if self._router.is_up:
-            delay_s = max(delay_s, _BESIDE_OTHERS_S)
-        logger.warning("%sstarting another engine%s", self._name, f" in {delay_s:.2g} s" if delay_s else "")
+            delay_s, least = max(delay_s, _BESIDE_OTHERS_S), "at least " if self._moved else ""
+        logger.warning("%sstarting another engine%s", self._name, f" in {least}{delay_s:.2g} s" if delay_s else "")
         await asyncio.sleep(delay_s)
         latest_s = time.monotonic() + _MOST_BESIDE_OTHERS_S
         while any(self._moved & other.waiting.keys() for other in self._router.replicas if other.is_up):
