@@ -19,7 +19,7 @@ from inferd.engine.api.memory.capacity import of_each_rank
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS
 from inferd.server.commands.plan import PlanOptions, PlanReport, PlanRow, Serving, Share, build, divide, to_json
-from inferd.server.config.models import Asked, settings_of_models
+from inferd.server.config.models import Asked, named, settings_of_models
 from inferd.server.config.settings import Settings
 
 _SMALL_BYTES = 10**10
@@ -51,8 +51,11 @@ def run(settings: Settings, batch: int, context: int | None, overhead: str, *, a
     """Print the report of each model, what the server would do with it, and what they need together. Raises
     `StartError` if it cannot be made."""
     machine, each = Machine.detect(), settings_of_models(settings)
-    reports = [build(PlanOptions.of(own, batch, context, overhead), machine) for own in each]
-    all_asked = [Asked.of(own, report.facts) for own, report in zip(each, reports, strict=True)]
+    reports, all_asked = [], []
+    for own in each:
+        with named(own, each):
+            reports.append(build(PlanOptions.of(own, batch, context, overhead), machine))
+            all_asked.append(Asked.of(own, reports[-1].facts))
     together, served = divide(all_asked, machine)
     if as_json:
         all_json = [{**to_json(report), "serve": _json_of(one)} for report, one in zip(reports, served, strict=True)]

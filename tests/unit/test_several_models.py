@@ -151,6 +151,9 @@ def test_the_plan_of_several_divides_what_is_left(
     assert tiny == b and tiny["needed_bytes"] + tiny["kv_share_bytes"] == GIB
     run(Settings(models=("tiny", "b=tiny")), 1, None, "10-20", as_json=False)
     assert "\n  b: " in capsys.readouterr().out.partition("Together")[2]
+    too_long = Settings(models=("tiny", {"model": "tiny", "served-model-name": "b", "max-model-len": 2049}))
+    with pytest.raises(ConfigError, match=r"^b: .*must be from 1 to 2048"):
+        run(too_long, 1, None, "0", as_json=True)
     with pytest.raises(CapacityError, match=r"the models do not fit together: tiny .*, c "):
         run(Settings(models=("tiny", *(f"{name}=tiny" for name in "cdefghi"))), 1, None, "10-20", as_json=True)
 
