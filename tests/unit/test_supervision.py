@@ -306,8 +306,10 @@ def test_the_others_have_a_dead_replicas_cores_until_its_streams_go_on(
 
 def test_only_cores_that_all_replicas_share_are_lent() -> None:
     config = EngineConfig(model_path="x", device="cpu", num_replicas=2, num_threads=3)
-    changes = ({}, {"cpus": (0, 1)}, {"tensor_parallel_size": 3}, {"device": "cuda"}, {"num_threads": None})
-    assert [lendable_threads(structs.replace(config, **each)) for each in changes] == [3, 0, 0, 0, 0]
+    assert lendable_threads(config) == 3
+    changes = ({"cpus": (0, 1)}, {"tensor_parallel_size": 3}, {"device": "cuda"}, {"num_threads": None})
+    for each in (*changes, {"modelled": object()}):
+        assert lendable_threads(structs.replace(config, **each)) == 0, each
 
 
 # -- hangs -------------------------------------------------------------------------------------------------------------
