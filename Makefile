@@ -95,7 +95,7 @@ image: ## Build the container image with docker, podman or buildah: make image A
 
 image-test: ## Run the image as any user on a read-only root, then by compose if docker is here: start, chat, end
 	@deploy/test_image.sh
-	@if docker info >/dev/null 2>&1; then deploy/test_compose.sh; else echo "compose did not run: there is no docker"; fi
+	@if docker info >/dev/null 2>&1; then deploy/test_compose.sh; else echo "compose was not tested: no docker daemon runs here"; fi
 
 systemd-test: ## Boot systemd in a container of the image and run the service (as root, two minutes)
 	@deploy/test_systemd.sh
