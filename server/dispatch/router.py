@@ -176,8 +176,14 @@ class Router:
 
     @property
     def stats(self) -> EngineStats:
-        """The sums over all replicas."""
-        return EngineStats.total([replica.stats for replica in self.replicas])
+        """The sums over all replicas. Streams that wait for an engine are waiting too."""
+        return EngineStats.total([*(replica.stats for replica in self.replicas), self.held])
+
+    @property
+    def held(self) -> EngineStats:
+        """The streams that no engine knows, as an engine would count them in its queue."""
+        num_tokens = sum(stream.num_waiting_tokens for stream in self._unsent.values())
+        return EngineStats(num_waiting=len(self._unsent), num_tokens_waiting=num_tokens)
 
     @property
     def num_active(self) -> int:
@@ -608,7 +614,7 @@ class Router:
 
         `left_s`: seconds left until the first token is due; None: no target.
         """
-        pace = self.stats.step_model.prefill_tokens_per_s
+        pace = sum(replica.stats.step_model.prefill_tokens_per_s for replica in self.replicas)
         self._backlog.check(tenant, num_choices, num_tokens, pace, left_s)
 
     def _abort(self, request_id: str) -> None:

@@ -161,6 +161,13 @@ class Metrics(ServerInstruments):
         self.step_error.set(stats.step_model.error_p50, "50")
         self.step_error.set(stats.step_model.error_p95, "95")
 
+    def requests_held(self, held: EngineStats) -> None:
+        """Add the sequences that wait in the server for an engine to those in the engines' queues. Called before each
+        `render`, because no step tells of them."""
+        stats = EngineStats.total([*self._stats.values(), held])
+        self.waiting.set(stats.num_waiting)
+        self.tokens_waiting.set(stats.num_tokens_waiting)
+
     def _count_drafts(self, stats: EngineStats, last: EngineStats) -> None:
         self.draft_rows.add(_grown(stats.num_draft_rows, last.num_draft_rows))
         self.drafts.add(_grown(stats.num_drafts, last.num_drafts))

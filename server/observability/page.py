@@ -21,7 +21,11 @@ def show_engine_names(seen: ServerInstruments) -> Export:
     _show_efficiency(page, seen)
     _show_targets(page, seen)
     page.gauge("inferd_requests_running", "Number of sequences in the batch.", seen.running)
-    page.gauge("inferd_requests_waiting", "Number of sequences in the queue.", seen.waiting)
+    page.gauge(
+        "inferd_requests_waiting",
+        "Number of sequences in the queue, and of those that wait for an engine.",
+        seen.waiting,
+    )
     page.gauge("inferd_kv_cache_usage_ratio", "Share of KV blocks that requests hold, from 0 to 1.", seen.kv_usage)
     page.gauge(
         "inferd_kv_cache_blocks",
@@ -243,7 +247,11 @@ def show_vllm_names(seen: ServerInstruments) -> Export:
     """vLLM's names. `vllm:time_per_output_token_seconds` is the time between tokens, as in vLLM."""
     page = Export({"model_name": seen.model_name, "engine": "0"})
     page.gauge("vllm:num_requests_running", "Number of sequences in the batch.", seen.running)
-    page.gauge("vllm:num_requests_waiting", "Number of sequences in the queue.", seen.waiting)
+    page.gauge(
+        "vllm:num_requests_waiting",
+        "Number of sequences in the queue, and of those that wait for an engine.",
+        seen.waiting,
+    )
     page.gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", seen.kv_usage)
     page.gauge("vllm:cache_config_info", "Size of the KV cache.", seen.cache_config, "block_size", "num_gpu_blocks")
     page.gauge(

@@ -204,6 +204,7 @@ class ScriptedRouter:
     aborted: dict[str, str] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
     stats: EngineStats = field(default_factory=EngineStats)
+    held: EngineStats = field(default_factory=EngineStats)
     num_resets: int = 0
     hidden_size: int = HIDDEN_SIZE
     speculative: str = "none"
@@ -290,6 +291,7 @@ class ScriptedRouter:
         self.failure = ""
         self.is_ready, self.has_engine, self.refusal = True, True, None
         self.stats, self.num_resets, self.hidden_size, self.speculative = EngineStats(), 0, HIDDEN_SIZE, "none"
+        self.held = EngineStats()
         self.scripts, self.submits, self.aborted = [], [], {}
         self.waiting_by_tenant, self.running_by_tenant = {}, {}
 

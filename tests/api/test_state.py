@@ -170,11 +170,18 @@ def test_an_unloaded_model_takes_requests_and_says_so(http: httpx.Client, router
 def test_between_two_engines(http: httpx.Client, router: Any) -> None:
     """Requests are accepted and wait for the next engine. After a while they are refused."""
     router.is_recovering = True
+    router.held = EngineStats(num_waiting=3, num_tokens_waiting=70)
     for path in ("/health", "/ready"):
         response = http.get(path)
         body = {"status": "recovering", "models": {"tiny": "recovering"}}
         assert (response.status_code, response.json()) == (200, body)
     assert http.get("/state").json()["status"] == "recovering"
+    lines = http.get("/metrics").text.splitlines()
+    for name in (
+        'inferd_requests_waiting{model_name="tiny"} 3.0',
+        'inferd_waiting_prompt_tokens{model_name="tiny"} 70.0',
+    ):
+        assert name in lines, "those that wait for the next engine"
     router.is_ready = False
     assert http.get("/ready").status_code == 503
     assert http.get("/state").json()["status"] == "recovering"

@@ -190,8 +190,15 @@ def test_a_step_sets_the_gauges_and_a_dead_engine_clears_them() -> None:
     assert [value(metrics, name) for name in names] == [1, 3, 2, 0.25]
     assert [value(metrics, "inferd_kv_cache_blocks", state=state) for state in ("used", "cached", "free")] == [2, 5, 1]
     assert value(metrics, "inferd_step_tokens_sum") == 7
+    for _ in range(2):
+        metrics.requests_held(EngineStats(num_waiting=4))
+        assert [value(metrics, name) for name in names] == [1, 3, 6, 0.25], (
+            "those that wait for an engine are added once"
+        )
     metrics.engine_down()
     assert [value(metrics, name) for name in names] == [0, 0, 0, 0]
+    metrics.requests_held(EngineStats(num_waiting=4))
+    assert [value(metrics, name) for name in names] == [0, 0, 4, 0], "of a dead engine's nothing is left"
 
 
 def test_a_message_of_no_step_is_in_no_histogram_of_steps() -> None:

@@ -373,12 +373,14 @@ def test_the_next_engine_is_told_what_every_stream_was_given() -> None:
         streams["d"] = router.submit(submit("d"))
         streams["c"].abort()
         assert (await collect(streams["c"]))[-1].finish_reason == "abort", "without an engine an abort is at once"
+        assert (router.stats.num_waiting, router.stats.num_blocks) == (2, 0), "the dead engine counts nothing any more"
 
         client.sent.clear()
         client.inbox.put_nowait(READY)
         await until(lambda: not router.is_recovering)
         again = structs.replace(submit("a"), emitted_ids=(5,), num_prompt_logprobs=1)
         assert client.sent == [again, submit("d")]
+        assert router.stats.num_waiting == 0, "the next engine counts what it was sent"
         client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(6,), finish_reason="length")))
         (rest,) = await collect(streams["a"])
         assert (rest.token_ids, rest.num_cached_tokens) == ((6,), 1), "usage says what the first engine's cache had"

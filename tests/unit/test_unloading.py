@@ -80,10 +80,12 @@ def test_several_requests_have_an_unloaded_model_loaded_once_and_wait() -> None:
         assert router.ready is READY, "answers still need its measurements"
         streams = [router.submit(submit(name)) for name in "abc"]
         assert model.num_wanted == 1 and router.num_unsent == 3 and not router.has_settled.is_set()
+        assert (router.stats.num_waiting, router.stats.num_tokens_waiting) == (3, 6), "no engine counts them"
         assert b'\ninferd_engine_up{model_name="model"} 0.0' in model.metrics.render()[0], "the load may never end"
         await model.start()
         assert b'\ninferd_engine_up{model_name="model"} 1.0' in model.metrics.render()[0]
         assert not router.is_unloaded and [message.request_id for message in model.client.sent] == ["a", "b", "c"]  # type: ignore[union-attr]
+        assert router.stats.num_waiting == 0, "from now on the engine counts them"
         await model.end(*streams)
         assert model.metrics.num_restarts == 0 and model.metrics.recovery.cell().sum == 0.0, "no engine died"
         await router.unload()

@@ -162,7 +162,7 @@ class EngineState(Answer):
 
 
 class RequestsState(Answer):
-    """Number of requests after the newest step."""
+    """Number of requests after the newest step. Those of a model include requests that wait for its engine."""
 
     running: int
     waiting: int
