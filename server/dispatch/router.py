@@ -523,6 +523,7 @@ class Router:
         """An engine takes requests: send it the live requests that no other has, in order of arrival."""
         is_first, was_up = replica.ready is None, self.is_up
         replica.ready, replica.is_up, replica.failure = ready, True, ""
+        replica.stats = EngineStats(num_blocks=ready.num_blocks)
         if replica.on_up is not None:
             replica.on_up()
         num_replayed = await self._replay()

@@ -178,7 +178,8 @@ class Metrics(ServerInstruments):
 
     def engine_ready(self, ready: Ready, replica: int = 0) -> None:
         """A new engine accepts requests. Its counters begin at zero, while the server's continue."""
-        self._stats[replica] = EngineStats()
+        self._stats[replica] = EngineStats(num_blocks=ready.num_blocks)
+        self._show_load(replica)
         self._num_starts += 1
         if replica in self._ready:
             self.restarts.add(1)

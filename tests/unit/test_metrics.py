@@ -185,10 +185,14 @@ def test_expert_peaks_have_a_label_for_each_layer() -> None:
 def test_a_step_sets_the_gauges_and_a_dead_engine_clears_them() -> None:
     metrics = Metrics("m")
     metrics.engine_ready(ready())
+    states = ("used", "cached", "free")
+    assert [value(metrics, "inferd_kv_cache_blocks", state=state) for state in states] == [0, 0, 8], (
+        "before its first step"
+    )
     metrics.step(step(num_running=3, num_waiting=2, num_blocks=8, num_blocks_used=2, num_blocks_cached=5))
     names = ("inferd_engine_up", "inferd_requests_running", "inferd_requests_waiting", "inferd_kv_cache_usage_ratio")
     assert [value(metrics, name) for name in names] == [1, 3, 2, 0.25]
-    assert [value(metrics, "inferd_kv_cache_blocks", state=state) for state in ("used", "cached", "free")] == [2, 5, 1]
+    assert [value(metrics, "inferd_kv_cache_blocks", state=state) for state in states] == [2, 5, 1]
     assert value(metrics, "inferd_step_tokens_sum") == 7
     for _ in range(2):
         metrics.requests_held(EngineStats(num_waiting=4))

@@ -85,6 +85,7 @@ def test_several_requests_have_an_unloaded_model_loaded_once_and_wait() -> None:
         await model.start()
         assert b'\ninferd_engine_up{model_name="model"} 1.0' in model.metrics.render()[0]
         assert not router.is_unloaded and [message.request_id for message in model.client.sent] == ["a", "b", "c"]  # type: ignore[union-attr]
+        assert router.stats.num_blocks == READY.num_blocks, "also before its first step"
         assert router.stats.num_waiting == 0, "from now on the engine counts them"
         await model.end(*streams)
         assert model.metrics.num_restarts == 0 and model.metrics.recovery.cell().sum == 0.0, "no engine died"
