@@ -57,9 +57,9 @@ class AdminApi:
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Running requests keep the blocks that they hold. Raises `RequestError` if there is no engine."""
         del request
-        for router in [service.router for service in self._services if not service.router.failure]:
-            check_ready(router)
-            router.reset_prefix_cache()
+        for service in [service for service in self._services if not service.router.failure]:
+            check_ready(service.router, service.model.names[0])
+            service.router.reset_prefix_cache()
         answer: Done = {}
         return Response(orjson.dumps(answer), media_type="application/json")
 
@@ -69,7 +69,7 @@ class AdminApi:
         """Answers when the adapter can be used. Raises `RequestError` if it cannot be loaded."""
         del request
         service, name, path = self._base(body.wire.base_model_name), body.wire.lora_name, body.wire.lora_path
-        check_ready(service.router)
+        check_ready(service.router, service.model.names[0])
         others = (each for each in self._services if each is not service)
         if not name or name in service.model.names or any(name in other.names for other in others):
             raise errors.invalid_value("lora_name", name, "Expected a name that no model or adapter has.")

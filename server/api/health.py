@@ -31,8 +31,9 @@ class HealthApi:
         del request
         routers = {service.model.names[0]: service.router for service in self._services}
         # A model that failed is one of `models`, and the server is ready without it.
-        for router in [router for router in routers.values() if not router.failure] or routers.values():
-            check_ready(router)
+        served = {name: router for name, router in routers.items() if not router.failure}
+        for name, router in (served or routers).items():
+            check_ready(router, name)
             if router.is_leaving:
                 raise errors.leaving()
         answer: Readiness = {

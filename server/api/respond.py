@@ -120,7 +120,7 @@ def admit(
     The router checks again when it queues the request, because only then its number of prompt tokens is known.
     `timeout_s`: the request's own field. `has_target`: whether a TTFT target applies to it. Raises `RequestError`.
     """
-    check_ready(service.router)
+    check_ready(service.router, service.model.names[0])
     caller = caller_of(request, timeout_s)
     ttft_s = caller.targets.over(service.targets).ttft_s if has_target else None
     left_s = None if ttft_s is None else caller.arrival_s + ttft_s - time.monotonic()
@@ -151,11 +151,11 @@ async def while_asked(request: Request, deadline: Deadline | None, work: Awaitab
     return await sse.unless_disconnected(request.receive, within(deadline, work))
 
 
-def check_ready(router: Router) -> None:
-    """Raises `RequestError` if the server accepts no requests."""
+def check_ready(router: Router, name: str) -> None:
+    """Raises `RequestError` if the server accepts no requests to the model `name`."""
     if not router.is_ready:
         if router.failure:
-            raise errors.model_not_loaded(router.failure)
+            raise errors.model_not_loaded(name, router.failure)
         if router.is_leaving:
             raise errors.leaving()
         message = "The server is not ready to accept requests. Please try again in a few seconds."

@@ -336,8 +336,7 @@ class Router:
             self._begin_anew()
         self._want()
         await self._unless_draining(self.has_settled)
-        if self._death is not None:
-            raise errors.model_not_loaded(self.failure or "The engine is not running.")
+        self._check_alive()
 
     async def _unless_draining(self, settled: asyncio.Event) -> None:
         """Wait until something is loaded. Raises `RequestError` if the server stops first, because it waits for
@@ -567,7 +566,9 @@ class Router:
         """No engine can run, but the server goes on with other models: end every stream with the reason, and refuse
         others with it, until `load`."""
         self.failure = reason
-        self.fail_all(reason, Failure("model_not_loaded", errors.model_not_loaded(reason).message))
+        self.fail_all(
+            reason, Failure("model_not_loaded", errors.model_not_loaded(self._metrics.model_name, reason).message)
+        )
 
     def fail_all(self, reason: str, failure: Failure = _ABORTED) -> None:
         """The engine is gone and no other will come: end every stream with `failure` and take no more."""
@@ -594,7 +595,7 @@ class Router:
 
     def _check_alive(self) -> None:
         if self.failure:
-            raise errors.model_not_loaded(self.failure)
+            raise errors.model_not_loaded(self._metrics.model_name, self.failure)
         if self._death is not None:
             raise RequestError("server_is_overloaded", "The engine is not running; it cannot take requests.")
 

@@ -145,7 +145,6 @@ ROWS: dict[str, ErrorRow] = {
         "model_not_loaded",
         "The model could not be loaded, or its engines died again and again, while the server serves other models. The "
         "message says why.",
-        30.0,
         is_retried=False,
     ),
     "server_is_overloaded": ErrorRow(
@@ -442,9 +441,12 @@ def leaving() -> RequestError:
     return RequestError("server_is_overloaded", "The server is shutting down. Send the request to another server.")
 
 
-def model_not_loaded(reason: str) -> RequestError:
-    """`reason`: why none of the model's engines runs."""
-    return RequestError("model_not_loaded", f"This model is not served: {reason}")
+def model_not_loaded(name: str, reason: str) -> RequestError:
+    """`reason`: why none of the engines of the model `name` runs. It is shortened if it leaves no place for the way
+    out."""
+    way_out = f"POST /v1/models/{clip(name, MAX_ECHO)}/load, with an admin key, tries it again."
+    why = clip(reason, MAX_MESSAGE - 2 * MAX_ECHO).rstrip(".")
+    return RequestError("model_not_loaded", f"This model is not served: {why}. {way_out}")
 
 
 def model_is_busy(reason: str) -> RequestError:

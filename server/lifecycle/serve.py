@@ -176,7 +176,8 @@ class _Service:
         """No engine of a model can start. The server goes on while it has another model."""
         reason = without_paths(model.report, str(error))
         if any(other is not model and not other.router.failure for other in self._models):
-            logger.error("%sno longer served: %s", model.label, error)
+            way_out = f"POST /v1/models/{model.name}/load tries it again"
+            logger.error("%sno longer served: %s; %s", model.label, error, way_out)
             model.router.fail_model(reason)
             return
         if isinstance(error, StartError):

@@ -155,6 +155,7 @@ def test_requests_of_a_model_that_failed_are_told_why(
     second.is_ready, second.failure = False, "tensor x is NaN"
     answer = two.post(path, json={"model": "second", **fields})
     assert answer.status_code in (503, 529) and "This model is not served: tensor x is NaN" in answer.text
+    assert "POST /v1/models/second/load" in answer.text and "retry-after" not in answer.headers
     assert two.post(path, json={"model": "tiny", **fields}).status_code == 200
     assert two.post("/tokenize", json={"model": "second", "prompt": "hi"}).status_code == 200, "this needs no engine"
     assert two.get("/v1/models/2nd").json()["error"] == "tensor x is NaN"

@@ -46,6 +46,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_others_alone(tmp_path: Path, s
     assert ": 1 of 2 models at http" in daemon.output and "\n  broken: not served: " in daemon.output
     assert ask(daemon, "tiny")["choices"]
     failed = httpx.post(f"{daemon.url}/v1/chat/completions", json={**QUESTION, "model": "broken"}, timeout=60)
+    assert "; POST /v1/models/broken/load tries it again" in daemon.output
     assert failed.status_code == 503 and failed.json()["error"]["code"] == "model_not_loaded"
     card = daemon.get("/v1/models/broken").json()
     assert card["status"] == "failed" and card["error"] in failed.json()["error"]["message"]

@@ -197,7 +197,10 @@ def test_requests_of_a_model_that_cannot_be_loaded_end_with_the_reason() -> None
         router.fail_model("the weights are gone")
         (delta,) = await collect(stream)
         assert delta.failure is not None and delta.failure.code == "model_not_loaded"
-        assert delta.failure.message == "This model is not served: the weights are gone"
+        assert delta.failure.message == (
+            "This model is not served: the weights are gone. "
+            "POST /v1/models/model/load, with an admin key, tries it again."
+        )
         for refusing in (loading, asyncio.create_task(_submitting(router))):
             with pytest.raises(RequestError, match="the weights are gone") as refused:
                 await refusing
