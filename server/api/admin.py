@@ -122,9 +122,9 @@ async def admin_only(request: Request) -> None:
 
     It belongs to the route, so no other spelling of the path avoids it. Raises `RequestError`.
     """
-    role = request.state.role
-    if role != "admin":
-        raise _refused(role, has_admin_keys=request.state.has_admin_keys)
+    state = request.state
+    if state.role != "admin":
+        raise _refused(state.role, state.key_error, has_admin_keys=state.has_admin_keys)
 
 
 def at_port(port: int, *, is_there: bool) -> Callable[[Request], Awaitable[None]]:
@@ -140,11 +140,13 @@ def at_port(port: int, *, is_there: bool) -> Callable[[Request], Awaitable[None]
     return check
 
 
-def _refused(role: str, *, has_admin_keys: bool) -> RequestError:
+def _refused(role: str, key_error: RequestError | None, *, has_admin_keys: bool) -> RequestError:
     if not has_admin_keys:
         message = "This route needs an admin key, but the server has none: start the server with --admin-key."
     elif role == "user":
         message = "This route needs an admin key, but you sent an API key of a client."
+    elif key_error is not None:
+        return key_error
     else:
         message = "You didn't provide an admin key. Send it in a header: 'Authorization: Bearer YOUR_ADMIN_KEY'."
         return RequestError("invalid_api_key", message)

@@ -65,8 +65,8 @@ class Origins:
 class Keys:
     """Lets requests pass that have a valid key or ask for a public path. If the server has no keys, all may pass.
 
-    It sets two values in the request's state: `role` is "admin" for an admin key, "user" for another key, otherwise "".
-    `holder` is the key's holder, or None.
+    It sets three values in the request's state: `role` is "admin" for an admin key, "user" for another key, otherwise
+    "". `holder` is the key's holder, or None. `key_error` says what is wrong with a key that was sent, or is None.
     """
 
     def __init__(self, app: ASGIApp, keyring: Keyring, public_paths: Iterable[str]) -> None:
@@ -85,7 +85,7 @@ class Keys:
         """Set the caller in the request's state. Returns the error of the key, or None."""
         state = scope["state"]
         state["role"], state["has_admin_keys"], state["holder"] = "", self._keyring.has_admins, None
-        state["needs_key"] = not self._keyring.is_open
+        state["needs_key"], state["key_error"] = not self._keyring.is_open, None
         if self._keyring.is_empty:
             return None
         keys = _keys_of(scope)
@@ -93,12 +93,13 @@ class Keys:
             also = " or 'x-api-key: YOUR_KEY'" if is_anthropic(scope) else ""
             message = f"You didn't provide an API key. Send it in a header: 'Authorization: Bearer YOUR_KEY'{also}."
             return RequestError("invalid_api_key", message)
-        if len(keys) > 1:
-            # A proxy in front of this server may have checked the other one.
-            return RequestError("invalid_api_key", "Your request has two different API keys. Send one.")
-        holder = self._keyring.find(*keys)
+        # If there are two, a proxy in front of this server may have checked the other one.
+        holder = self._keyring.find(*keys) if len(keys) == 1 else None
         if holder is None:
-            return RequestError("invalid_api_key", "Incorrect API key provided.")
+            is_one = len(keys) == 1
+            message = "Incorrect API key provided." if is_one else "Your request has two different API keys. Send one."
+            state["key_error"] = RequestError("invalid_api_key", message)
+            return state["key_error"]
         state["role"], state["tenant"], state["holder"] = "admin" if holder.is_admin else "user", holder.tenant, holder
         return None
 

@@ -64,6 +64,9 @@ def test_an_admin_key_opens_the_other_routes_too(guarded: str, serve: Callable[[
     assert httpx.get(guarded + "/v1/models", headers=bearer(ADMIN)).status_code == 200
     open_url = serve(AppOptions(admin_keys=(ADMIN,), has_access_log=False))
     assert httpx.get(open_url + "/v1/models").status_code == 200, "an admin key alone closes nothing else"
+    for headers, words in (({}, "You didn't provide an admin key."), (bearer("wrong"), "Incorrect API key provided.")):
+        refused = httpx.post(open_url + "/reset_prefix_cache", headers=headers)
+        assert refused.status_code == 401 and refused.json()["error"]["message"].startswith(words)
     assert httpx.post(open_url + "/reset_prefix_cache").status_code == 401
 
 
