@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,6 +13,8 @@ from inferd.server.api.service import Service
 from inferd.server.api.state import status_of
 from inferd.server.errors import table as errors
 from inferd.server.schema.answers.operation import Model, ModelList
+
+logger = logging.getLogger(__name__)
 
 
 class ModelsApi:
@@ -39,7 +43,10 @@ class ModelsApi:
     async def unload(self, request: Request) -> Response:
         """Answers when the memory is free. Raises `RequestError` if requests run."""
         service = self._named(request)
+        was_up = service.router.is_up
         await service.router.unload()
+        if was_up:
+            logger.info("%s: unloaded on request; the next request loads it", service.model.names[0])
         return _json(_card(service, request.path_params["model_id"]))
 
     def _named(self, request: Request) -> Service:

@@ -110,7 +110,7 @@ class EngineSupervisor:
                     raise EngineDeadError(reason)
                 delay_s = self._restart_policy.died(time.monotonic(), self._replica.num_delivered)
                 if delay_s is None or self._replica.failure:
-                    delay_s = self._give_up(f"{reason}; so did those before it, and none delivered a token")
+                    delay_s = self._give_up(f"{reason}; those before it ended too, and none delivered a token")
                 await self._wait_before_start(delay_s)
         finally:
             await self._drop_standby()

@@ -74,6 +74,8 @@ def test_requests_of_an_unloaded_model_start_its_engine_once(start: Callable[...
     assert httpx.post(f"{daemon.url}/v1/models/a/unload", timeout=60).status_code == 401
     before = ask(daemon, "a")
     assert post(daemon, "a", "unload").json()["status"] == "unloaded"
+    assert post(daemon, "a", "unload").json()["status"] == "unloaded"
+    assert daemon.output.count("a: unloaded on request; the next request loads it") == 1
     (of_b,) = engines(daemon)
     assert of_b in both and daemon.get("/state").json()["status"] == "unloaded"
     assert ask(daemon, "b")["choices"] == before["choices"], "the other model goes on"
