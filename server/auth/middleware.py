@@ -98,8 +98,8 @@ class Keys:
         if holder is None:
             is_one = len(keys) == 1
             message = "Incorrect API key provided." if is_one else "Your request has two different API keys. Send one."
-            state["key_error"] = RequestError("invalid_api_key", message)
-            return state["key_error"]
+            error = state["key_error"] = RequestError("invalid_api_key", message)
+            return error
         state["role"], state["tenant"], state["holder"] = "admin" if holder.is_admin else "user", holder.tenant, holder
         return None
 
