@@ -26,7 +26,7 @@ def test_every_code_has_openais_shape(code: str) -> None:
 def test_who_may_come_back_is_told_when() -> None:
     for code, row in errors.ROWS.items():
         headers = errors.headers_of(RequestError(code, "why"))
-        assert ("Retry-After" in headers) == (row.status in (429, 503))
+        assert ("Retry-After" in headers) == (row.status in (429, 503) and row.is_retried)
         assert (headers.get("WWW-Authenticate") == "Bearer") == (row.status == 401)
     seen = {errors.headers_of(RequestError("slow_down", ""))["Retry-After-Ms"] for _ in range(50)}
     assert len(seen) > 10, "callers refused together must not come back together"
