@@ -131,6 +131,7 @@ def test_an_adapter_is_refused_alone_if_its_model_is_loaded_again_for_it() -> No
         await scene.turn()
         with pytest.raises(RequestError, match="is being loaded"):
             await scene.router.unload()
+        scene.router.attach(scene.client)  # type: ignore[arg-type]
         scene.client.inbox.put_nowait(READY)
         await scene.turn()
         assert scene.router.idle_s == 0.0 and not scene.router.became_ready.is_set()
@@ -153,6 +154,7 @@ def test_a_model_that_failed_is_loaded_again_with_its_adapters() -> None:
         scene.router.fail_model("its weights are NaN")
         loading = asyncio.create_task(scene.router.load())
         await scene.turn()
+        scene.router.attach(scene.client)  # type: ignore[arg-type]
         scene.client.inbox.put_nowait(READY)
         await scene.turn()
         await scene.loaded("first")
