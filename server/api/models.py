@@ -43,9 +43,9 @@ class ModelsApi:
     async def unload(self, request: Request) -> Response:
         """Answers when the memory is free. Raises `RequestError` if requests run."""
         service = self._named(request)
-        was_up = service.router.is_up
+        was_unloaded = service.router.is_unloaded
         await service.router.unload()
-        if was_up:
+        if service.router.is_unloaded and not was_unloaded:
             logger.info("%s: unloaded on request; the next request loads it", service.model.names[0])
         return _json(_card(service, request.path_params["model_id"]))
 
