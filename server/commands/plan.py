@@ -18,7 +18,7 @@ from inferd.engine.api.checkpoint import CONFIG_FILES, Checkpoint, read_config, 
 from inferd.engine.api.config import AUTO_BLOCK_SIZE, BLOCK_SIZES, auto_step_tokens
 from inferd.engine.api.cost.step_cost import WorkModel
 from inferd.engine.api.draft import read_draft
-from inferd.engine.api.errors import ConfigError, StartError
+from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.hub_header import without_weights
 from inferd.engine.api.locate import EMBEDDED_NAME, gguf_to_download, local_path, locate
@@ -44,7 +44,7 @@ from inferd.engine.api.served import (
     served_weights_dtype,
 )
 from inferd.engine.api.speculation import check_draft, check_draft_length, check_served, speculative_on
-from inferd.server.config.models import Asked, demands_of, parts
+from inferd.server.config.models import Asked, demands_of, named, parts
 from inferd.server.config.settings import Settings
 
 _OVERHEAD = re.compile(r"(\d{1,3}(?:\.\d+)?)(?:-(\d{1,3}(?:\.\d+)?))?", re.ASCII)
@@ -62,7 +62,9 @@ class PlanOptions:
     batch: int = 1
     """Number of sequences that run at the same time."""
     context: int | None = None
-    """Number of tokens of each sequence; None takes the model's maximum."""
+    """Number of tokens of each sequence; None takes `max_model_len`."""
+    max_model_len: int | None = None
+    """Most tokens of a sequence that the server accepts; None takes the model's maximum."""
     overhead: str = "10-20"
     """Percentage of weights and KV, as one number or a range."""
     block_size: int = AUTO_BLOCK_SIZE
@@ -92,6 +94,7 @@ class PlanOptions:
             kv_cache_dtype=settings.kv_cache_dtype,
             batch=batch,
             context=settings.max_model_len if context is None else context,
+            max_model_len=settings.max_model_len,
             overhead=overhead,
             block_size=settings.block_size or AUTO_BLOCK_SIZE,
             standby=settings.standby,
@@ -113,7 +116,7 @@ class Files:
     """Bytes by dtype as the header writes it: "BF16", "F32"."""
 
 
-_BLOCKS = "blocks"
+BLOCKS = "blocks"
 """Name of the row for a GGUF file whose matrices keep their blocks. The other rows are for dequantized ones."""
 
 
@@ -129,7 +132,8 @@ class PlanRow:
     is_served: bool
     """Whether this machine computes in this precision."""
     max_context: int
-    """Number of tokens per sequence that fit this machine. 0 if the model does not fit or `is_served` is false."""
+    """Number of tokens per sequence that fit this machine, at most `max_model_len`. 0 if the model does not fit or
+    `is_served` is false."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +161,14 @@ class PlanReport:
     """Number of engines that share the machine; all sizes are of each."""
 
     @property
+    def num_processes(self) -> int:
+        """Number of processes that share the machine: the ranks of all replicas."""
+        return self.replicas * max(self.work.num_ranks, 1)
+
+    @property
     def chosen(self) -> str:
         """Name of the row that `plan` is about."""
-        return next((row.name for row in self.rows if row.name == _BLOCKS), self.precision.name)
+        return next((row.name for row in self.rows if row.name == BLOCKS), self.precision.name)
 
     @property
     def decode_reads(self) -> dict[int, int]:
@@ -199,7 +208,8 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     work = replace(work, draft=draft, adapters=_adapters(asked, facts, served, machine))
     plan = plan_sequences(facts.arch, precision, work, asked.batch)
     fits, verdict = _verdict(facts, served, work, machine)
-    rows = _rows(found, served, work, machine)
+    limit = asked.max_model_len or facts.arch.max_positions
+    rows = tuple(replace(row, max_context=min(row.max_context, limit)) for row in _rows(found, served, work, machine))
     return PlanReport(
         asked.model, facts, found.files, precision, work, plan, overhead, rows, machine, served, why, fits, verdict,
         deterministic_on(None, machine.device), asked.replicas,
@@ -227,9 +237,9 @@ class Serving(TypedDict):
     total_bytes: int
 
 
-def divide(all_asked: Sequence[Asked], machine: Machine) -> tuple[dict[str, Share], list[Serving | str]]:
-    """(how several models share this machine, what the server does with each or why it refuses). Raises `StartError` if
-    several do not fit."""
+def divide(all_asked: Sequence[Asked], machine: Machine) -> tuple[dict[str, Share], list[Serving]]:
+    """(how several models share this machine, what the server does with each). Raises `StartError` if the server would
+    refuse them."""
     demands = demands_of(machine, all_asked)
     found = parts(machine, demands)
     shares: dict[str, Share] = {}
@@ -238,14 +248,15 @@ def divide(all_asked: Sequence[Asked], machine: Machine) -> tuple[dict[str, Shar
         is_given, own_bytes = demand.kv_bytes is not None, part.machine.memory_available_bytes
         kv_bytes = (demand.needed_bytes if is_given else own_bytes) - beside_bytes
         shares[demand.name] = {"needed_bytes": beside_bytes, "kv_share_bytes": kv_bytes}
-    return shares, [_serving(asked, part) for asked, part in zip(all_asked, found, strict=True)]
+    each, served = [asked.settings for asked in all_asked], []
+    for asked, part in zip(all_asked, found, strict=True):
+        with named(asked.settings, each):
+            served.append(_serving(asked, part))
+    return shares, served
 
 
-def _serving(asked: Asked, part: division.Part) -> Serving | str:
-    try:
-        config, plan, _ = asked.settled(part)
-    except StartError as error:
-        return str(error)
+def _serving(asked: Asked, part: division.Part) -> Serving:
+    config, plan, _ = asked.settled(part)
     assert config.num_blocks is not None and config.block_size is not None
     assert config.max_model_len is not None and config.max_num_seqs is not None
     # A token of a sequence takes a place of a block in each group of layers.
@@ -391,7 +402,7 @@ def _rows(found: _Found, served: Precision, work: Workload, machine: Machine) ->
     if found.dequantized is None:
         return tuple(_row(found.facts, row, work, machine) for row in _precisions(found.facts, served, machine))
     others = _rows(_Found(found.dequantized), replace(served, quantization="none"), work, machine)
-    return (_row(found.facts, served, work, machine, _BLOCKS), *others)
+    return (_row(found.facts, served, work, machine, BLOCKS), *others)
 
 
 def _row(facts: ModelFacts, precision: Precision, work: Workload, machine: Machine, name: str = "") -> PlanRow:

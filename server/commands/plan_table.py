@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from rich.console import Console
 from rich.table import Table
 
+from inferd.engine.api.errors import StartError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import Part
 from inferd.engine.api.memory.capacity import of_each_rank
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS
-from inferd.server.commands.plan import PlanOptions, PlanReport, PlanRow, Serving, Share, build, divide, to_json
+from inferd.server.commands.plan import BLOCKS, PlanOptions, PlanReport, PlanRow, Serving, Share, build, divide, to_json
 from inferd.server.config.models import Asked, named, settings_of_models
 from inferd.server.config.settings import Settings
 
@@ -48,38 +50,52 @@ class _Unit:
 
 
 def run(settings: Settings, batch: int, context: int | None, overhead: str, *, as_json: bool) -> int:
-    """Print the report of each model, what the server would do with it, and what they need together. Raises
-    `StartError` if it cannot be made."""
+    """Print the report of each model, and what the server would do with them. Raises `StartError` before that if a
+    report cannot be made, and after it if the server would refuse."""
     machine, each = Machine.detect(), settings_of_models(settings)
     reports, all_asked = [], []
     for own in each:
         with named(own, each):
             reports.append(build(PlanOptions.of(own, batch, context, overhead), machine))
             all_asked.append(Asked.of(own, reports[-1].facts))
-    together, served = divide(all_asked, machine)
+    together: dict[str, Share] = {}
+    served: list[Serving] = []
+    refusal: StartError | None = None
+    try:
+        together, served = divide(all_asked, machine)
+    except StartError as error:
+        refusal = error
     if as_json:
-        all_json = [{**to_json(report), "serve": _json_of(one)} for report, one in zip(reports, served, strict=True)]
-        print(json.dumps({"models": all_json, "together": together} if together else all_json[0], indent=2))
-        return 0
-    console = Console(highlight=False)
-    for report, one in zip(reports, served, strict=True):
-        show(report, console)
-        console.print(_served(one, report), markup=False)
-        if together:
-            console.print()
-    if together:
-        console.print(_together(together), markup=False)
+        _print_json(reports, together, served or [{"refusal": str(refusal)}] * len(reports))
+    else:
+        _print_tables(reports, together, served)
+    if refusal is not None:
+        raise refusal
     return 0
 
 
-def _json_of(served: Serving | str) -> Serving | dict[str, str]:
-    return {"refusal": served} if isinstance(served, str) else served
+def _print_json(
+    reports: Sequence[PlanReport], together: Mapping[str, Share], served: Sequence[Serving | dict[str, str]]
+) -> None:
+    models = [{**to_json(report), "serve": one} for report, one in zip(reports, served, strict=True)]
+    print(json.dumps({"models": models, "together": together} if len(models) > 1 else models[0], indent=2))
 
 
-def _served(served: Serving | str, report: PlanReport) -> str:
-    if isinstance(served, str):
-        return f"inferd serve would refuse this model: {served}."
-    each = "each engine process of inferd serve" if report.replicas * report.work.num_ranks > 1 else "inferd serve"
+def _print_tables(reports: Sequence[PlanReport], together: Mapping[str, Share], served: Sequence[Serving]) -> None:
+    """Print the reports, and what the server does unless it refuses: `served` is then empty."""
+    console = Console(highlight=False)
+    for report, one in zip_longest(reports, served):
+        show(report, console)
+        if one is not None:
+            console.print(_served(one, report), markup=False)
+        if len(reports) > 1:
+            console.print()
+    if together:
+        console.print(_together(list(together), reports, served), markup=False)
+
+
+def _served(served: Serving, report: PlanReport) -> str:
+    each = "each engine process of inferd serve" if report.num_processes > 1 else "inferd serve"
     return (
         f"With these settings {each} takes {format_bytes(served['total_bytes'])}. Its KV cache of "
         f"{format_bytes(served['kv_bytes'])} holds {served['kv_tokens']:,} tokens: up to {served['max_model_len']:,} "
@@ -87,11 +103,17 @@ def _served(served: Serving | str, report: PlanReport) -> str:
     )
 
 
-def _together(shares: Mapping[str, Share]) -> str:
-    lines = ["Together, each with its part of what is left beside all weights:"]
-    for name, share in shares.items():
-        needed, left = format_bytes(share["needed_bytes"]), format_bytes(share["kv_share_bytes"])
-        lines.append(f"  {name}: {needed} of weights and working memory, and up to {left} for its KV cache")
+def _together(names: Sequence[str], reports: Sequence[PlanReport], served: Sequence[Serving]) -> str:
+    """The memory of each model, and their sum if all are in the memory of the host."""
+    lines, sum_bytes = ["Together, with these settings:"], 0
+    for name, report, one in zip(names, reports, served, strict=True):
+        count, each = report.num_processes, format_bytes(one["total_bytes"])
+        takes = each if count == 1 else f"{count} engine processes of {each}, each"
+        lines.append(f"  {name}: {takes} with {format_bytes(one['kv_bytes'])} of KV cache")
+        sum_bytes += count * one["total_bytes"]
+    if all(report.machine.device == "cpu" for report in reports):
+        whole = reports[0].machine.memory_available_bytes * reports[0].num_processes
+        lines.append(f"  sum: {format_bytes(sum_bytes)} of {format_bytes(whole)} available")
     return "\n".join(lines)
 
 
@@ -101,6 +123,8 @@ def show(report: PlanReport, console: Console) -> None:
     for table in (_parts(report), _precisions(report)):
         console.print()
         console.print(table)
+    if report.rows[0].name == BLOCKS:
+        console.print("blocks: the matrices stay as the GGUF file has them. The other rows are for dequantized ones.")
     console.print()
     console.print(_machine(report), markup=False)
 
@@ -202,11 +226,7 @@ def _parts(report: PlanReport) -> Table:
 def _precisions(report: PlanReport) -> Table:
     unit = _Unit.of(max(row.plan.total_bytes for row in report.rows if row.plan is not None))
     available = format_bytes(report.machine.memory_available_bytes)
-    num_ranks = report.work.num_ranks
-    ranks, replicas = (f"each of {num_ranks} ranks", f"each of {report.replicas} replicas")
-    each = [what for what, count in ((ranks, num_ranks), (replicas, report.replicas)) if count > 1]
-    has = f"{' of '.join(each) or 'this machine'} has"
-    table = _table(f"All precisions; {has} {available} available")
+    table = _table(f"All precisions; {_each(report) or 'this machine'} has {available} available")
     table.add_column("precision", no_wrap=True)
     sized = [f"{name} {unit.decimal_name}" for name in ("weights", "KV", "total")]
     for name in (*sized, f"total {unit.binary_name}"):
@@ -220,6 +240,13 @@ def _precisions(report: PlanReport) -> Table:
         style = "bold" if row.name == report.chosen else ""
         table.add_row(row.name, *cells, _here(row, report), style=style)
     return table
+
+
+def _each(report: PlanReport) -> str:
+    """The processes that share the machine; empty if there is one."""
+    num_ranks, replicas = report.work.num_ranks, report.replicas
+    each = ((f"each of {num_ranks} ranks", num_ranks), (f"each of {replicas} replicas", replicas))
+    return " of ".join(what for what, count in each if count > 1)
 
 
 def _here(row: PlanRow, report: PlanReport) -> str:
@@ -236,9 +263,13 @@ def _here(row: PlanRow, report: PlanReport) -> str:
 
 def _machine(report: PlanReport) -> str:
     machine, (is_deterministic, why) = report.machine, report.deterministic
+    own_bytes, whole_bytes = machine.memory_available_bytes, machine.memory_total_bytes
+    has, each = "This machine has", _each(report)
+    if each:
+        has = f"{each.capitalize()} has"
+        whole_bytes = whole_bytes if machine.device == "cuda" else own_bytes * report.num_processes
     return (
-        f"This machine: {format_bytes(machine.memory_available_bytes)} of "
-        f"{format_bytes(machine.memory_total_bytes)} available; {report.verdict}.\n"
+        f"{has} {format_bytes(own_bytes)} of {format_bytes(whole_bytes)} available; {report.verdict}.\n"
         f"{'Deterministic' if is_deterministic else 'Not deterministic'}: {why}."
     )
 

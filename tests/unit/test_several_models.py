@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,12 +151,42 @@ def test_the_plan_of_several_divides_what_is_left(
     tiny, b = together["tiny"], together["b"]
     assert tiny == b and tiny["needed_bytes"] + tiny["kv_share_bytes"] == GIB
     run(Settings(models=("tiny", "b=tiny")), 1, None, "10-20", as_json=False)
-    assert "\n  b: " in capsys.readouterr().out.partition("Together")[2]
+    said = capsys.readouterr().out.partition("Together")[2]
+    sizes = [float(size) for size in re.findall(r"^  \w+: ([\d.]+) MiB with ", said, re.MULTILINE)]
+    assert len(sizes) == 2 and float(said.partition("sum: ")[2].split()[0]) == round(sum(sizes) / 1024, 1)
+    run(Settings(models=("tiny", "b=tiny"), kv_memory=16 * MIB, replicas=2), 1, None, "10-20", as_json=False)
+    said = capsys.readouterr().out
+    assert re.search(r"\nEach of 2 replicas has 1\.0 GiB of 2\.0 GiB available; fits", said)
+    assert re.search(r"\n  b: 2 engine processes of [\d.]+ MiB, each with 16\.0 MiB of KV cache\n  sum: ", said)
     too_long = Settings(models=("tiny", {"model": "tiny", "served-model-name": "b", "max-model-len": 2049}))
     with pytest.raises(ConfigError, match=r"^b: .*must be from 1 to 2048"):
         run(too_long, 1, None, "0", as_json=True)
-    with pytest.raises(CapacityError, match=r"the models do not fit together: tiny .*, c "):
-        run(Settings(models=("tiny", *(f"{name}=tiny" for name in "cdefghi"))), 1, None, "10-20", as_json=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "kv_memory", "message"),
+    [
+        (("tiny",), 64 * GIB, r"^kv_memory of 64\.0 GiB was asked for, but 1\."),
+        (("tiny", "b=tiny"), 64 * GIB, r"^tiny: kv_memory of 64\.0 GiB was asked for"),
+        (("tiny", "b=tiny"), GIB, r"^the models do not fit together: tiny 1\.3 GiB, b 1\.3 GiB, but 2\.0 GiB are"),
+    ],
+)
+def test_the_plan_of_what_would_be_refused_is_printed_before_the_refusal(
+    names: tuple[str, ...], kv_memory: int, message: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    machine = replace(Machine.detect(), memory_available_bytes=2 * GIB, accelerator=None)
+    monkeypatch.setattr(Machine, "detect", lambda: machine)
+    settings = Settings(models=names, kv_memory=kv_memory)
+    with pytest.raises(CapacityError, match=message) as tables:
+        run(settings, 1, None, "10-20", as_json=False)
+    said = capsys.readouterr().out
+    assert said.count("All precisions; ") == len(names) and "Together" not in said
+    with pytest.raises(CapacityError, match=message):
+        run(settings, 1, None, "10-20", as_json=True)
+    said = json.loads(capsys.readouterr().out)
+    models = said["models"] if len(names) > 1 else [said]
+    assert [each["serve"] for each in models] == [{"refusal": str(tables.value)}] * len(names)
 
 
 PLANNED = """
@@ -191,9 +222,8 @@ def test_the_plan_of_a_settings_file_is_what_the_server_does(
     assert [each["context"] for each in said["models"]] == [2048, 2048, 300]
     assert said["together"]["b"]["kv_share_bytes"] == 32 * MIB
     assert sum(each["needed_bytes"] + each["kv_share_bytes"] for each in said["together"].values()) == 3 * GIB
-    run(Settings(kv_memory=64 * GIB), 1, None, "10-20", as_json=True)
-    refusal = json.loads(capsys.readouterr().out)["serve"]["refusal"]
-    assert refusal.startswith("kv_memory of 64.0 GiB was asked for, but 2.")
+    rows = {row["name"]: row["max_context"] for row in said["models"][2]["precisions"]}
+    assert rows["float32"] == 300, "the model has 2,048 positions, and its settings allow 300"
 
 
 def test_the_models_of_a_server_fit_its_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
