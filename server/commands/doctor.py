@@ -44,7 +44,15 @@ print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads
                   "cpu": torch.backends.cpu.get_cpu_capability(), "mkldnn": torch.backends.mkldnn.is_available(),
                   "bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported()}))
 """
-"""Program of the child process. It prints one line of JSON."""
+"""Program of a child process. It prints one line of JSON."""
+
+KERNELS_PROBE = """
+import json
+from inferd.kernels import native
+build = native.prepare(native.default_cache_dir())
+print(json.dumps({"level": build.level, "path": str(build.path or ""), "reason": build.reason}))
+"""
+"""The same, for a machine without a compiler: it loads the kernels of the image or of the cache, and builds none."""
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -124,9 +132,9 @@ def check_packages() -> Check:
     return Check("packages", "ok", f"inferd {version('inferd')} and the {num_right} packages that it requires")
 
 
-def probe_torch() -> dict[str, Any] | str:
-    """The facts that a child process prints about torch, or the last line of its error."""
-    command = [sys.executable, "-P", "-c", TORCH_PROBE]
+def probe(program: str) -> dict[str, Any] | str:
+    """The facts that a child process prints, which imports torch. Otherwise the last line of its error."""
+    command = [sys.executable, "-P", "-c", program]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -138,7 +146,7 @@ def probe_torch() -> dict[str, Any] | str:
 
 
 def check_torch() -> Check:
-    found = probe_torch()
+    found = probe(TORCH_PROBE)
     if isinstance(found, str):
         return Check("torch", "fail", found, "reinstall it: https://pytorch.org/get-started/locally")
     shown = (
@@ -230,11 +238,16 @@ def check_open_files(max_connections: int) -> Check:
 
 
 def check_compiler() -> Check:
+    """Checks whether the CPU kernels can be built, or are there already, as in the container image."""
     found = next((path for name in COMPILERS if (path := shutil.which(name))), None)
-    if found is None:
-        way_out = "install g++ 11 or newer: without it inferd computes in plain PyTorch, which is several times slower"
-        return Check("compiler", "warn", "no C++ compiler for the CPU kernels", way_out)
-    return Check("compiler", "ok", f"{found}; kernels are cached under XDG_CACHE_HOME or ~/.cache")
+    if found is not None:
+        return Check("compiler", "ok", f"{found}; kernels are cached under XDG_CACHE_HOME or ~/.cache")
+    kernels = probe(KERNELS_PROBE)
+    if not isinstance(kernels, str) and kernels["path"]:
+        return Check("compiler", "ok", f"none is needed: the kernels for {kernels['level']} are at {kernels['path']}")
+    why = kernels if isinstance(kernels, str) else kernels["reason"]
+    way_out = "install g++ 11 or newer: without it inferd computes in plain PyTorch, which is several times slower"
+    return Check("compiler", "warn", f"no C++ compiler for the CPU kernels, and none are built: {why}", way_out)
 
 
 def check_gpu() -> Check:

@@ -146,9 +146,16 @@ def test_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.check_memory().status == "warn"
 
 
-def test_no_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_compiler_is_a_warning_unless_the_kernels_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert (doctor.check_compiler().status, doctor.check_gpu().status) == ("warn", "ok")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    check = doctor.check_compiler()
+    assert (check.status, doctor.check_gpu().status) == ("warn", "ok")
+    assert check.found.endswith("there is no C++ compiler (g++, c++) to build the kernels with")
+    said = """print('{"level": "avx2", "path": "/built/x.so", "reason": ""}')"""
+    monkeypatch.setattr(doctor, "KERNELS_PROBE", said)
+    found = "none is needed: the kernels for avx2 are at /built/x.so"
+    assert doctor.check_compiler() == Check("compiler", "ok", found)
 
 
 def _smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
