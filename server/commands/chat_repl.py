@@ -6,6 +6,7 @@ It speaks only the OpenAI protocol, so any server with that protocol works. It k
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
@@ -147,13 +148,15 @@ def _with_model(options: ChatOptions, client: httpx.Client) -> ChatOptions:
 
 
 _ENDS = ("/quit", "/exit")
+_COMMAND = re.compile(r"/[a-z?]*( .*)?")
+"""A line that looks like a command. A path such as /etc/hosts does not."""
+_HINTS = "/reset starts a new conversation, Ctrl-C stops an answer, Ctrl-D or /quit ends"
 
 
 def _talk(conversation: ChatSession) -> int:
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        hints = "/reset starts a new conversation, Ctrl-C stops an answer, Ctrl-D or /quit ends"
-        print(f"Chatting with {conversation.options.model}: {hints}", file=sys.stderr)
+        print(f"Chatting with {conversation.options.model}: {_HINTS}", file=sys.stderr)
     while True:
         try:
             question = input("> " if is_terminal else "").strip()
@@ -163,6 +166,8 @@ def _talk(conversation: ChatSession) -> int:
             return 0
         if question == "/reset":
             conversation.reset()
+        elif _COMMAND.fullmatch(question):
+            print(f"inferd: there is no command {question}: {_HINTS}", file=sys.stderr)
         elif question:
             try:
                 _print_answer(conversation, question)

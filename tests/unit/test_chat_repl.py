@@ -93,18 +93,20 @@ def test_one_question(url: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_conversation_is_remembered_until_reset(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\nrefuse\nbreak\ntwo\n/reset\nthree\n/quit\nfour\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\nrefuse\nbreak\ntwo\n/reset\n/help\n/etc/x\n/quit\nfour\n"))
     assert run_chat(ChatOptions(base_url=url, model="m2"), None) == 0
     output = capsys.readouterr()
     assert output.out == "Hello\nHel\nHello\nHello\n"
-    assert output.err == "inferd: too long, by far\ninferd: engine gone\n"
+    refused, gone, unknown = output.err.splitlines()
+    assert (refused, gone) == ("inferd: too long, by far", "inferd: engine gone")
+    assert unknown.startswith("inferd: there is no command /help: /reset starts a new conversation, ")
     said = [[message["content"] for message in body["messages"]] for body in Handler.bodies]
     assert said == [
         ["one"],
         ["one", "Hello", "refuse"],
         ["one", "Hello", "break"],
         ["one", "Hello", "break", "Hel", "two"],
-        ["three"],
+        ["/etc/x"],
     ]
 
 
