@@ -75,10 +75,10 @@ def _check_keys(path: Path, node: yaml.MappingNode, names: Collection[str]) -> N
         seen[name] = line
 
 
-def suggest(name: str, names: Collection[str]) -> str:
-    """ "; did you mean x?", or an empty text if no name is similar."""
+def suggest(name: str, names: Collection[str], prefix: str = "") -> str:
+    """ "; did you mean x?" with `prefix` before x, or an empty text if no name is similar."""
     near = get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def unknown_variables(environ: Mapping[str, str], names: Collection[str]) -> list[str]:
@@ -86,9 +86,13 @@ def unknown_variables(environ: Mapping[str, str], names: Collection[str]) -> lis
 
     These are no errors, because Kubernetes sets such variables by itself if a service is named inferd.
     """
-    known = [ENV_PREFIX + name.upper() for name in names]
-    return [
-        f"{variable} is set, but inferd has no such setting{suggest(variable.upper(), known)}"
+    known = [name.upper() for name in names]
+    unknown = {
+        variable: own
         for variable in sorted(environ)
-        if variable.upper().startswith(ENV_PREFIX) and variable.upper() not in known
+        if (own := variable.upper().removeprefix(ENV_PREFIX)) != variable.upper() and own not in known
+    }
+    return [
+        f"{variable} is set, but inferd has no such setting{suggest(own, known, ENV_PREFIX)}"
+        for variable, own in unknown.items()
     ]

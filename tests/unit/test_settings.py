@@ -153,8 +153,10 @@ def test_file_values_have_their_yaml_types(tmp_path: Path, monkeypatch: pytest.M
 
 def test_unknown_variables_are_warned_of_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFERD_PROT", "1")
+    monkeypatch.setenv("INFERD_X", "1")
     assert Settings.load({}).warnings == (
         "INFERD_PROT is set, but inferd has no such setting; did you mean INFERD_PORT?",
+        "INFERD_X is set, but inferd has no such setting",
     )
 
 
