@@ -41,7 +41,9 @@ def browser() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the page is not tested")
     with api.sync_playwright() as playwright:
         # Chromium's sandbox does not start as root, as which containers run.
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox"], ignore_default_args=["--hide-scrollbars"]
+        )
         yield browser
         browser.close()
 
@@ -177,6 +179,7 @@ def test_an_error_is_shown_below_its_answer(page: Any, router: ScriptedRouter) -
     router.refusal = RequestError("model_not_found", "No such model.")
     send(page, "hi")
     page.locator(".assistant .failure", has_text="No such model.").wait_for()
+    assert page.get_by_role("button", name="Again", exact=True).count() == 0, "Try again does the same"
     router.refusal = None
     router.will(Script("better"))
     page.get_by_role("button", name="Try again").click()
@@ -190,6 +193,8 @@ def test_two_answers_are_compared_token_by_token(page: Any, router: ScriptedRout
     page.get_by_role("button", name="Compare").click()
     page.get_by_role("button", name="Send alone and among others").click()
     page.get_by_text(re.compile(r"^0 of \d+ tokens differ\.")).wait_for()
+    assert page.locator(".pair .tokens").all_inner_texts() == ["one two three four"] * 2, "without the token that ends"
+    assert page.locator(".pair p").all_inner_texts() == ["The model ended it."] * 2
     assert len(router.submits) == 1 + 1 + 31 + 1
     first, *others, second = router.submits[1:]
     assert first.prompt_ids == second.prompt_ids and first.params.seed == second.params.seed
@@ -203,6 +208,25 @@ def test_two_answers_are_compared_token_by_token(page: Any, router: ScriptedRout
     assert sorted(page.locator(".differs").all_inner_texts()) == [" five", " three"]
     assert 0.5 in {submit.params.temperature for submit in router.submits[-2:]} != {0.5}
     assert len({submit.params.seed for submit in router.submits[-2:]}) == 1
+
+
+def test_the_table_of_steps_is_not_cut_off(page: Any) -> None:
+    """Beside the scrollbar that a long panel has, at a common size of a window."""
+
+    def with_steps(route: Any) -> None:
+        answer = route.fetch()
+        phase = {"steps": 12345, "median_step_ms": 12.3, "bound_by": "memory"}
+        step = {"phase": "decode", "rows": 1, "tokens": 1, "ms": 12.3, "bound_by": "memory"}
+        state = answer.json() | {"last_minute": {"decode": phase}, "newest_steps": [step]}
+        route.fulfill(response=answer, json=state)
+
+    page.set_viewport_size({"width": 1400, "height": 700})
+    page.route("**/state", with_steps)
+    page.locator("td", has_text="by memory bandwidth").wait_for()
+    sizes = page.locator("aside").evaluate(
+        "each => [each.scrollHeight, each.clientHeight, each.scrollWidth, each.clientWidth]"
+    )
+    assert sizes[0] > sizes[1] and sizes[2] == sizes[3]
 
 
 @pytest.mark.parametrize("page", [("right",)], indirect=True, ids=["key"])
@@ -233,12 +257,13 @@ def test_each_of_several_models_can_be_watched_loaded_and_unloaded(
         page.get_by_label("Model whose engine is shown").select_option("org/second")
         page.locator("dt:text-is('Context') + dd:text-is('128 tokens')").wait_for()
         assert page.locator(".tenants tbody tr").all_inner_texts() == ["alice\t2\t0\t0\t0", "other\t0\t0\t0\t0"]
-        use_key(page, "user")
         page.get_by_role("button", name="Unload").click()
+        page.get_by_role("button", name="Use an admin key").click()
+        page.locator(".key-form label", has_text="This needs an admin key.").wait_for()
+        use_key(page, "user")
         page.get_by_role("button", name="Use another key").click()
         page.locator(".key-form [role=alert]", has_text="you sent an API key of a client").wait_for()
         use_key(page, "boss")
-        page.get_by_role("button", name="Unload").click()
         status.filter(has_text="unloaded").wait_for()
         assert lamp.inner_text() == "ready", "the next request loads it"
         assert page.get_by_role("heading", name="KV blocks").count() == 0
@@ -249,6 +274,11 @@ def test_each_of_several_models_can_be_watched_loaded_and_unloaded(
         page.get_by_role("button", name="Load", exact=True).click()
         status.filter(has_text="ready").wait_for()
         assert (second.failure, lamp.inner_text()) == ("", "ready")
+        page.get_by_label("Model that answers").select_option("org/second")
+        second.will(Script("I am the second"))
+        send(page, "hi")
+        answered(page, "I am the second")
+        assert page.locator(".assistant .facts").inner_text().startswith("org/second · ")
 
 
 def use_key(page: Any, key: str) -> None:

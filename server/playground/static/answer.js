@@ -81,7 +81,7 @@ function Answer({ message, act }) {
     ${error && html`<${Failure} error=${error} retry=${() => act.again(message)} />`}
     <div class="buttons">
       <${Branches} message=${message} act=${act} />
-      ${!isRunning && html`<button type="button" onClick=${() => act.again(message)}>Again</button>`}
+      ${!isRunning && !error && html`<button type="button" onClick=${() => act.again(message)}>Again</button>`}
       ${tokens.length > 0 && html`<button type="button" aria-pressed=${showsTokens}
         onClick=${() => setShowsTokens(!showsTokens)}>Tokens</button>`}
       <span class="facts">${factsOf(message)}</span>
@@ -108,10 +108,10 @@ function Timeline({ metrics, usage }) {
     </div>`;
 }
 
-const ENDS = { length: "cut at the most tokens", stopped: "stopped", content_filter: "filtered" };
+export const ENDS = { length: "cut at the most tokens", stopped: "stopped", content_filter: "filtered" };
 
-function factsOf({ usage, ttftMs, tpotMs, finishReason }) {
-  const facts = [];
+function factsOf({ model, usage, ttftMs, tpotMs, finishReason }) {
+  const facts = model ? [model] : [];
   if (usage) facts.push(`${usage.completion_tokens} tokens`);
   if (ttftMs != null) facts.push(`first after ${Math.round(ttftMs)} ms`);
   if (tpotMs != null) facts.push(`${(1000 / tpotMs).toFixed(0)} tokens/s`);

@@ -25,7 +25,7 @@ function App() {
   const [options, setOptions] = useState(storedOptions);
   const [tab, setTab] = useState("Engine");
   const [watched, setWatched] = useState(null); // the model whose engine is shown; null for the first
-  const [asksKey, setAsksKey] = useState(null); // the server's words, if it wants a key
+  const [asksKey, setAsksKey] = useState(null); // null, or { why: the server's words, isAdmin, then: what to do with the key }
   const [models, setModels] = useState([]);
   const [pair, setPair] = useState(null); // the comparison that is shown in place of the conversation
   const changed = useDrawing();
@@ -37,18 +37,19 @@ function App() {
       const { data } = await get("v1/models");
       setModels(data.map((model) => model.id));
       setAsksKey(null);
+      asksKey?.then?.();
       if (!data.some((model) => model.id === options.model)) changeOptions({ ...options, model: data[0].id });
     } catch (error) {
-      if (error instanceof Refusal && error.status === 401) setAsksKey(storedKey() ? error.message : "");
+      if (error instanceof Refusal && error.status === 401) setAsksKey((last) => ({ ...last, why: storedKey() ? error.message : "" }));
     }
   };
   useEffect(() => { readModels(); }, []);
 
   const ask = async (parent, fields = {}) => {
-    const answer = add(parent, newAnswer(fields));
+    const answer = add(parent, newAnswer({ ...fields, model: models.length > 1 ? options.model : "" }));
     changed();
     await fill(answer, options, changed);
-    if (answer.error?.status === 401) setAsksKey(answer.error.message);
+    if (answer.error?.status === 401) setAsksKey({ why: answer.error.message });
   };
   const showChat = () => { if (pair) stopPair(pair); setPair(null); };
   const say = (parent, text) => ask(add(parent, newMessage("user", { text })));
@@ -76,13 +77,14 @@ function App() {
         onClick=${() => { showChat(); lastOf(root.current).abort?.abort(); root.current = newConversation(); changed(); }}>New chat</button>
     </header>
     <main>
-      ${asksKey !== null && html`<${KeyForm} why=${asksKey} done=${readModels} />`}
+      ${asksKey !== null && html`<${KeyForm} asked=${asksKey} done=${readModels} />`}
       ${pair
         ? html`<${Comparison} pair=${pair} isDeterministic=${asksModel?.engine?.deterministic ?? true}
             close=${() => (pair.isRunning ? stopPair(pair) : setPair(null))} />`
         : html`<${Messages} path=${path} act=${act} />`}
       <${Composer} send=${(text) => { showChat(); say(lastOf(root.current), text); }} running=${running}
-        isBlocked=${last.calls?.length > 0} />
+        isBlocked=${last.calls?.length > 0} models=${models} model=${options.model}
+        choose=${(model) => changeOptions({ ...options, model })} />
     </main>
     <aside aria-label="Engine, settings and comparisons">
       <div class="tabs">
@@ -114,7 +116,7 @@ function Messages({ path, act }) {
     </div>`;
 }
 
-function Composer({ send, running, isBlocked }) {
+function Composer({ send, running, isBlocked, models, model, choose }) {
   const [text, setText] = useState("");
   const canSend = text.trim() && !running && !isBlocked;
   const submit = (event) => {
@@ -128,6 +130,12 @@ function Composer({ send, running, isBlocked }) {
   };
   return html`
     <form class="composer" onSubmit=${submit}>
+      ${models.length > 1 && html`
+        <label class="quiet">Model that answers
+          <select value=${model} onChange=${(event) => choose(event.target.value)}>
+            ${models.map((one) => html`<option value=${one}>${one}</option>`)}
+          </select>
+        </label>`}
       <textarea aria-label="Message" rows="3" value=${text} onKeyDown=${onKeyDown}
         placeholder=${isBlocked ? "Send the results of the calls first" : "Message (Enter sends, Shift+Enter begins a line)"}
         onInput=${(event) => setText(event.target.value)}></textarea>
@@ -137,14 +145,14 @@ function Composer({ send, running, isBlocked }) {
     </form>`;
 }
 
-// Asks for an API key. The browser forgets it with the tab.
-function KeyForm({ why, done }) {
+// Asks for an API key or an admin key. The browser forgets it with the tab.
+function KeyForm({ asked: { why, isAdmin }, done }) {
   const [key, setKey] = useState("");
   const submit = (event) => { event.preventDefault(); storeKey(key.trim()); done(); };
   return html`
     <form class="key-form" onSubmit=${submit}>
       ${why && html`<p role="alert">${why}</p>`}
-      <label>This server needs an API key. This tab keeps it until it is closed.
+      <label>${isAdmin ? "This needs an admin key" : "This server needs an API key"}. This tab keeps it until it is closed.
         <input type="password" autocomplete="off" value=${key} onInput=${(event) => setKey(event.target.value)} />
       </label>
       <button class="main" disabled=${!key.trim()}>Use key</button>

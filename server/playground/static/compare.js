@@ -2,10 +2,12 @@
 // second time it is among other requests, or has other settings.
 
 import { get } from "./api.js";
+import { ENDS } from "./answer.js";
 import { fill, occupy } from "./ask.js";
 import { newAnswer } from "./conversation.js";
 import { NumberFields } from "./options.js";
 import { html, useMemo, useState } from "./preact.js";
+import { SPECIAL } from "./tokens.js";
 
 // Prompts of the other requests, and the number of answers to each. They are few, because a browser opens six connections
 // to a server.
@@ -110,13 +112,19 @@ export function Comparison({ pair, isDeterministic, close }) {
         <div class="pair">${answers.map((answer, i) => html`
           <section><h2>${titles[i]}</h2>
             <div class="tokens">${answer.tokens.map(({ text }, at) => html`
-              <span class=${flags && !flags[i][at] ? "differs" : ""}>${text}</span>`)}</div>
+              <span class=${flags && !flags[i][at] ? "differs" : ""}>${isEnd(answer, at) ? "" : text}</span>`)}</div>
+            ${flags && html`<p class="quiet">${endOf(answer)}</p>`}
           </section>`)}
         </div>
         <div class="buttons"><button type="button" onClick=${close}>${isRunning ? "Stop" : "Back to the chat"}</button></div>
       </div>
     </div>`;
 }
+
+// Whether a token is the one that ends an answer. Its text is no part of the answer.
+const isEnd = ({ tokens, finishReason }, at) => finishReason === "stop" && at === tokens.length - 1 && SPECIAL.test(tokens[at].text);
+
+const endOf = ({ finishReason }) => (finishReason === "stop" ? "The model ended it." : ENDS[finishReason] ?? "");
 
 function verdictOf({ answers, numRunning }, flags) {
   if (!flags) return "Writing …";

@@ -8,7 +8,7 @@ export function newMessage(role, fields = {}) {
 }
 
 export const newAnswer = (fields = {}) =>
-  newMessage("assistant", { prefix: "", reasoning: "", calls: [], tokens: [], ids: [], isRunning: false, error: null, ...fields });
+  newMessage("assistant", { model: "", prefix: "", reasoning: "", calls: [], tokens: [], ids: [], isRunning: false, error: null, ...fields });
 
 export const newConversation = () => newMessage("root");
 

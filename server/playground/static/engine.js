@@ -59,7 +59,7 @@ export function Status({ seen: { state, isReachable } }) {
       <span>${isShared ? "" : `${alike.join(", ")}: `}${STATUS[status]}</span></span>`;
 }
 
-// `watched` is the id of the model that is shown, and `askKey` asks for another key with the server's words.
+// `watched` is the id of the model that is shown, and `askKey` asks for a key.
 export function Engine({ seen, watched, watch, askKey }) {
   const models = modelsOf(seen.state);
   if (models.length === 0) return html`<p class="quiet">Nothing is known of the engine yet.</p>`;
@@ -92,14 +92,17 @@ function Facts({ state, models, watch }) {
 
 // Loads or unloads a model, which needs an admin key. /state shows how far it is.
 function LoadButtons({ state, askKey }) {
-  const [{ isRunning, refusal }, setTask] = useState({ isRunning: false, refusal: null });
+  const [{ isRunning, refusal, what }, setTask] = useState({ isRunning: false, refusal: null });
   const id = state.model.id.split("/").map(encodeURIComponent).join("/");
   const start = async (what) => {
     setTask({ isRunning: true, refusal: null });
     const refusal = await post(`v1/models/${id}/${what}`).then(() => null, (error) => error);
-    setTask({ isRunning: false, refusal });
+    setTask({ isRunning: false, refusal, what });
   };
-  const useKey = () => { setTask({ isRunning: false, refusal: null }); askKey(refusal.message); };
+  const useKey = () => {
+    setTask({ isRunning: false, refusal: null });
+    askKey({ why: refusal.message, isAdmin: true, then: () => start(what) });
+  };
   return html`
     <p class="buttons">
       <button type="button" disabled=${isRunning || !NOT_LOADED.includes(state.status)} onClick=${() => start("load")}>Load</button>
@@ -107,7 +110,7 @@ function LoadButtons({ state, askKey }) {
     </p>
     ${refusal && html`
       <div class="failure" role="alert"><p>${refusal.message}</p>
-        ${[401, 403].includes(refusal.status) && html`<button type="button" onClick=${useKey}>Use another key</button>`}
+        ${[401, 403].includes(refusal.status) && html`<button type="button" onClick=${useKey}>${storedKey() ? "Use another key" : "Use an admin key"}</button>`}
       </div>`}`;
 }
 
@@ -183,7 +186,7 @@ function Steps({ steps, phases }) {
           <${Key} names=${PHASES} />
           <${Key} title="bound by" names=${Object.keys(BOUND_BY)} />
           <p class="quiet step">${pointed === null ? "Newest" : "Pointed at"}: ${wordsOf(shown)}</p>`}
-        <table>
+        <table class="bounds">
           <thead><tr><th>Last minute</th><th>Steps</th><th>Median</th><th>Bound</th></tr></thead>
           <tbody>${rows.map(([name, phase]) => html`
             <tr><td>${name}</td><td>${phase.steps}</td><td>${ms(phase.median_step_ms)}</td>
@@ -244,5 +247,5 @@ const Tenants = ({ tenants, areSeveral }) => html`
           <td class=${one.refused_last_minute ? "late" : ""}>${one.refused_last_minute}</td></tr>`)}
       </tbody>
     </table>
-    <p class="quiet">Tokens of answers that ended, and refusals: in the last minute.</p>
+    <p class="quiet">Tokens of prompts and answers that ended, and refusals: in the last minute.</p>
   </section>`;

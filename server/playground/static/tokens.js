@@ -3,7 +3,7 @@
 import { html, useState } from "./preact.js";
 
 const LEVELS = [0.9, 0.6, 0.3, 0.1];
-const SPECIAL = /^<.*>$/; // the text of a special token cannot be sent back
+export const SPECIAL = /^<.*>$/; // the text of a special token cannot be sent back
 
 const levelOf = (probability) => LEVELS.filter((level) => probability < level).length;
 const percent = (probability) => `${(100 * probability).toFixed(probability < 0.1 ? 2 : 1)}%`;
