@@ -103,6 +103,8 @@ function LoadButtons({ state, askKey }) {
     setTask({ isRunning: false, refusal: null });
     askKey({ why: refusal.message, isAdmin: true, then: () => start(what) });
   };
+  // A 403 without a key says that the server has no admin key.
+  const canHaveKey = refusal?.status === 401 || (refusal?.status === 403 && storedKey());
   return html`
     <p class="buttons">
       <button type="button" disabled=${isRunning || !NOT_LOADED.includes(state.status)} onClick=${() => start("load")}>Load</button>
@@ -110,7 +112,7 @@ function LoadButtons({ state, askKey }) {
     </p>
     ${refusal && html`
       <div class="failure" role="alert"><p>${refusal.message}</p>
-        ${[401, 403].includes(refusal.status) && html`<button type="button" onClick=${useKey}>${storedKey() ? "Use another key" : "Use an admin key"}</button>`}
+        ${canHaveKey && html`<button type="button" onClick=${useKey}>${storedKey() ? "Use another key" : "Use an admin key"}</button>`}
       </div>`}`;
 }
 
