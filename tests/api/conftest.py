@@ -217,10 +217,6 @@ class ScriptedRouter:
         return (Replica(0, is_up=self.is_ready, ready=self.ready if self.has_engine else None, stats=self.stats),)
 
     @property
-    def is_up(self) -> bool:
-        return any(replica.is_up for replica in self.replicas)
-
-    @property
     def ready(self) -> Ready:
         if not self.has_engine:
             raise EngineDeadError("the engine is not ready yet")
