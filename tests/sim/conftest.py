@@ -1,10 +1,10 @@
-"""Sets how many seeds the simulation runs: 200, 1,000,000 with `--long`, or as `--sim-seeds` and `--sim-seed` say."""
+"""Sets how many seeds the simulation runs: 160, 1,000,000 with `--long`, or as `--sim-seeds` and `--sim-seed` say."""
 
 from __future__ import annotations
 
 import pytest
 
-SHORT_SEEDS = 200
+SHORT_SEEDS = 160
 MUTANT_SEEDS = 300
 """Seeds that a planted bug may need."""
 LONG_SEEDS = 1_000_000
