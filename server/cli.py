@@ -197,7 +197,7 @@ def plan(
 
     Takes the settings of serve, also from variables and the YAML file. Loads no weights: config.json is enough.
     """
-    # Nobody is served, so the host that a variable names needs no key.
+    # The command serves nobody, so it needs no key, whatever INFERD_HOST says.
     settings = _load(models, config, {**flags, "allow_unauthenticated": True})
     for warning in settings.warnings:
         typer.echo(f"inferd: {warning}", err=True)

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from inferd.engine.api.process.logs import counted
 from inferd.kernels.tape import Buffers, record
 
 _MAX_CPU_ROWS = 64
@@ -97,9 +98,7 @@ class CpuDevice:
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
         torch.set_num_threads(num_threads)
-        self.name = (
-            f"cpu, {num_threads} thread{'s' if num_threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()}"
-        )
+        self.name = f"cpu, {counted(num_threads, 'thread')}, {torch.backends.cpu.get_cpu_capability()}"
         self.torch_device = torch.device("cpu")
         self._buffers = Buffers()
 
