@@ -23,6 +23,9 @@ PrefixKey = tuple[str, int, bytes]
 
 NO_SLOT = -1
 
+LONGEST_HOLD_S = 0.2
+"""Seconds for which a request that goes on after an engine's death may wait for those that do not go on yet."""
+
 
 class State(Enum):
     """State of an entry. In each state exactly one object holds the entry."""
@@ -62,7 +65,7 @@ class Entry:
     start_by_s: float = inf
     """Latest start for its first token to be in time; infinite if it has no target or has started."""
     first_token_s: float | None = None
-    """Time of the first token that this engine drew, if there is a TPOT target; None before."""
+    """Time of the first token that this engine drew; None before."""
     first_output: int = 0
     """Index of that token in the output, from 1 on; above 1 if the request was replayed."""
     draft_start: int = 0
@@ -71,6 +74,12 @@ class Entry:
     """How often drafts of the draft model were right for this request; None until it may have some."""
     num_charged: int = 0
     """Tokens, prompt and output together, that its tenant was charged for."""
+
+    def may_be_held(self, now: float) -> bool:
+        """Whether it was replayed, goes on since less than `LONGEST_HOLD_S`, and has no TPOT target."""
+        if self.first_output <= 1 or self.first_token_s is None:
+            return False
+        return self.request.scheduling.tpot_target_s is None and now - self.first_token_s < LONGEST_HOLD_S
 
 
 def rank_of(scheduling: SchedulingParams, sequence: int, ageing_s: float) -> Rank:

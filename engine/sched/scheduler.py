@@ -284,6 +284,24 @@ class Scheduler:
                 decodes.append(entry)
             elif num_pending > 1:
                 prompts.append(entry)
+        not_held = self._not_held(decodes, prompts, now)
+        builder = self._build_rows(not_held, prompts, now)
+        if not builder.rows and len(not_held) < len(decodes):  # what the held ones wait for cannot go on either
+            builder = self._build_rows(decodes, prompts, now)
+        self._suspects.others_had_their_turn()
+        if self._drafting is not None:
+            self._drafting.add(builder)
+        return builder, bool(prompts or len(self._waiting))
+
+    def _not_held(self, decodes: list[Entry], prompts: list[Entry], now: float) -> list[Entry]:
+        """The decodes that do not wait. After an engine's death, streams that already go on wait a little, so that the
+        last one goes on sooner."""
+        if not any([entry.request.num_output for entry in prompts]):
+            return decodes
+        return [entry for entry in decodes if not entry.may_be_held(now)]
+
+    def _build_rows(self, decodes: list[Entry], prompts: list[Entry], now: float) -> PlanBuilder:
+        """A step of these decodes and prompts, and of requests that start."""
         builder = self._build_decodes(decodes, now)
         # A due suspect that did not start waits for memory. No other request may take that memory first.
         may_start = not self._suspects.is_due
@@ -294,10 +312,7 @@ class Scheduler:
                 self._continue(entry, entry.request.num_pending, builder)
             if may_start:
                 self._admit_waiting(builder, now)
-        self._suspects.others_had_their_turn()
-        if self._drafting is not None:
-            self._drafting.add(builder)
-        return builder, bool(prompts or len(self._waiting))
+        return builder
 
     def _build_decodes(self, decodes: list[Entry], now: float) -> PlanBuilder:
         """A step in which each of these draws its next token, if memory allows."""

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
-from inferd.engine.cache.table import KVCache
+from inferd.engine.cache.table import BlockTable, KVCache
 from inferd.engine.request import Request
+from inferd.engine.sched.entry import LONGEST_HOLD_S
+from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.limits import Refusal, SchedulerConfig
 from inferd.engine.sched.plan import Row, RowResult, RowStatus, StepPlan, StepResult
 from inferd.engine.sched.scheduler import AppliedRow, Scheduler
@@ -57,11 +59,12 @@ class Engine:
         names: list[str] = [entry.request.request_id for entry in entries if entry.slot == row.slot]
         return names[0]
 
-    def apply(self, status: RowStatus = RowStatus.OK) -> list[AppliedRow]:
-        """Apply the oldest plan, and finish the requests that their length ends."""
+    def apply(self, status: RowStatus = RowStatus.OK, ended_s: float | None = None) -> list[AppliedRow]:
+        """Apply the oldest plan, and finish the requests that their length ends. `ended_s`: when it ended."""
         plan = self.plans.pop(0)
         rows = tuple(RowResult((TOKEN,) if row.samples and status is RowStatus.OK else (), status) for row in plan.rows)
-        applied = self.scheduler.apply(StepResult(plan.step_id, rows, 0.0))
+        timing = None if ended_s is None else Timing(ended_s, 0.01)
+        applied = self.scheduler.apply(StepResult(plan.step_id, rows, 0.0), timing)
         for row in applied:
             if row.request.is_complete:
                 self.scheduler.finish(row.request)
@@ -69,10 +72,10 @@ class Engine:
             self.scheduler.check()
         return applied
 
-    def step(self) -> list[tuple[str, int, int, bool]]:
-        rows = self.plan()
+    def step(self, now: float = 0.0) -> list[tuple[str, int, int, bool]]:
+        rows = self.plan(now)
         if rows:
-            self.apply()
+            self.apply(ended_s=now)
         return rows
 
 
@@ -95,6 +98,10 @@ def make(
     )
     cache = KVCache(num_blocks, block_size, windows, step_tokens=tokens, shares_prefixes=shares_prefixes)
     return Engine(Scheduler(config, cache), {}, [])
+
+
+def names(rows: list[tuple[str, int, int, bool]]) -> list[str]:
+    return [row[0] for row in rows]
 
 
 def unlike(number: int, length: int) -> tuple[int, ...]:
@@ -164,6 +171,62 @@ def test_admissions_and_tables_travel_with_the_plan() -> None:
     engine.plan()
     assert engine.plans[0].admissions == ()
     assert [(u.first, len(u.block_ids)) for u in engine.plans[0].table_updates] == [(2, 1)]
+
+
+# -- replays -----------------------------------------------------------------------------------------------------------
+
+
+def test_replayed_requests_wait_until_the_last_goes_on() -> None:
+    engine = make(tokens=8)
+    engine.add("new", unlike(1, 2), max_tokens=20)
+    engine.step(1.0)
+    for i, length in enumerate((3, 3, 8)):
+        engine.add(f"moved{i}", unlike(i + 2, length), emitted_ids=(9, 9), max_tokens=20)
+    assert names(engine.step(1.0)) == ["new", "moved0", "moved1"]
+    assert names(engine.step(1.0)) == ["new", "moved1", "moved2"], "the first waits"
+    assert names(engine.step(1.0)) == ["new", "moved2"], "two wait"
+    assert names(engine.step(1.0)) == ["new", "moved0", "moved1", "moved2"]
+
+
+def test_replayed_requests_wait_no_longer_than_the_bound() -> None:
+    engine = make(tokens=8)
+    engine.add("moved", unlike(1, 2), emitted_ids=(9, 9), max_tokens=20)
+    engine.step(1.0)
+    engine.add("long", unlike(2, 100), emitted_ids=(9, 9), max_tokens=20)
+    engine.step(1.0)
+    assert names(engine.step(1.0 + 0.9 * LONGEST_HOLD_S)) == ["long"]
+    assert names(engine.step(1.0 + 1.1 * LONGEST_HOLD_S)) == ["moved", "long"]
+    engine.add("later", unlike(3, 2), max_tokens=20)
+    assert names(engine.step(1.0 + 1.2 * LONGEST_HOLD_S)) == ["moved", "long"], "it draws at each step from then on"
+
+
+def test_a_replayed_request_with_a_tpot_target_does_not_wait() -> None:
+    engine = make(tokens=40)
+    engine.add("timed", unlike(1, 2), emitted_ids=(9, 9), max_tokens=20, tpot_target_s=10.0)
+    engine.step(1.0)
+    engine.add("moved", unlike(2, 100), emitted_ids=(9, 9), max_tokens=20)
+    engine.step(1.0)
+    assert names(engine.step(1.0)) == ["timed", "moved"]
+
+
+def test_a_replayed_request_goes_on_if_what_it_waits_for_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty plan would stop the engine until the next message comes."""
+    engine = make(tokens=8)
+    engine.add("moved", unlike(1, 2), emitted_ids=(9, 9), max_tokens=20)
+    engine.step(1.0)
+    engine.add("stuck", unlike(2, 100), emitted_ids=(9, 9), max_tokens=20)
+    engine.step(1.0)
+    monkeypatch.setattr(BlockTable, "chunk", lambda self, start, num_tokens: num_tokens if num_tokens == 1 else 0)
+    assert names(engine.step(1.0)) == ["moved"]
+
+
+def test_new_prompts_hold_no_replayed_request() -> None:
+    engine = make(tokens=8)
+    engine.add("moved", unlike(1, 2), emitted_ids=(9, 9), max_tokens=20)
+    engine.step(1.0)
+    engine.add("new", unlike(2, 100), max_tokens=20)
+    engine.step(1.0)
+    assert names(engine.step(1.0)) == ["moved", "new"]
 
 
 # -- priority ----------------------------------------------------------------------------------------------------------
