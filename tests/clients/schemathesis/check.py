@@ -1,7 +1,8 @@
 """Runs all checks of schemathesis but one against a server with keys and a server without keys.
 
 schemathesis writes requests from /openapi.json: first the boundary cases, then random ones until `RUN_S` is over, about
-5,000 in all. This program starts both servers. A context of 128 tokens keeps their answers short.
+20,000 in all. Few of them are valid and ask for a stream, so a third run makes only such requests. This program starts
+both servers. A context of 128 tokens keeps their answers short.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PYTHON = os.environ["INFERD_PYTHON"]
-READY_S, RUN_S = 60, 100
+READY_S, RUN_S = 60, 80
 ADMIN_KEY = "sk-admin"
 EXCLUDED_CHECK = "positive_data_acceptance"
 """This check expects that a body is accepted if it matches the schema. But a field may need another one, as
 `tool_choice` needs `tools`, which the schema does not say."""
+STREAM = "text/event-stream"
 SERVE = "from inferd.server.cli import main; main()"
 
 
@@ -47,24 +50,39 @@ def server(*flags: str) -> Iterator[str]:
             process.wait(30)
 
 
-def unserved(url: str) -> list[str]:
-    """Paths that always answer 501. schemathesis would report each such answer as a failure."""
+def answers(url: str) -> dict[str, list[Any]]:
+    """Each path's 200 answers in the document, one for each method that has one."""
     with urllib.request.urlopen(f"{url}/openapi.json") as answer:
         paths = json.load(answer)["paths"]
-    return [path for path, methods in paths.items() if not any("200" in one["responses"] for one in methods.values())]
+    return {
+        path: [method["responses"]["200"] for method in methods.values() if "200" in method["responses"]]
+        for path, methods in paths.items()
+    }
 
 
-def run(name: str, url: str, *options: str) -> bool:
+def run(name: str, url: str, *options: str, only_streams: bool = False) -> bool:
     """Run schemathesis and print its result. Returns whether all checks passed."""
-    excluded = [word for path in unserved(url) for word in ("--exclude-path", path)]
+    documented, env = answers(url), {**os.environ, "SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": str(HERE)}
+    if only_streams:
+        chosen = [path for path, found in documented.items() if any(STREAM in one.get("content", ()) for one in found)]
+        assert chosen, "no path has streams"
+        paths = [word for path in chosen for word in ("--include-path", path)]
+        env["INFERD_ONLY_STREAMS"] = "1"
+        phases, options = "fuzzing", (*options, "--mode", "positive", "--max-examples", "100000")
+    else:
+        # schemathesis would report each answer of a path that always answers 501.
+        paths = [word for path, found in documented.items() if not found for word in ("--exclude-path", path)]
+        phases = "coverage,fuzzing"
     command = [
         str(Path(sys.executable).with_name("st")), "--config-file", str(HERE / "schemathesis.toml"),
         "run", f"{url}/openapi.json", "--checks", "all", "--exclude-checks", EXCLUDED_CHECK,
-        "--phases", "coverage,fuzzing", "--max-time", str(RUN_S), "--continue-on-failure", "--no-color",
-        "--warnings", "off", *excluded, *options,
+        "--phases", phases, "--max-time", str(RUN_S), "--continue-on-failure", "--no-color",
+        "--warnings", "off", *paths, *options,
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_S + 30, check=False)
+        ended = subprocess.run(
+            command, cwd=folder, env=env, capture_output=True, text=True, timeout=RUN_S + 30, check=False
+        )
     counted = re.search(r"(\d+) generated", ended.stdout)
     print(f"{'FAILED' if ended.returncode else 'ok'} {name}: {counted[1] if counted else 'no'} cases", flush=True)
     if ended.returncode:
@@ -77,7 +95,8 @@ def main() -> int:
         keyed = run("with keys", url, "--header", f"Authorization: Bearer {ADMIN_KEY}")
     with server() as url:
         open_ = run("without keys", url, "--exclude-tag", "Administration")
-    return int(not (keyed and open_))
+        streams = run("streams", url, only_streams=True)
+    return int(not (keyed and open_ and streams))
 
 
 if __name__ == "__main__":
