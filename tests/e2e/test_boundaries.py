@@ -46,7 +46,7 @@ HOSTILE = (
 )  # fmt: skip
 """Values that no field, or only some fields, accept. They are JSON texts, or texts that some parsers accept as JSON."""
 
-SHORT_SHARE = 4
+SHORT_SHARE = 8
 """Bounds that the short tier tests in full too."""
 MAX_GENERATED = 70_000
 """Maximum length of a string or list that is made to test a bound."""

@@ -23,7 +23,7 @@ from tests.reliability.asking import Answer, Ask, ask_one
 from tests.reliability.conftest import wait_until
 from tests.reliability.workloads import streams
 
-SHORT_RESTARTS, LONG_RESTARTS = 3, 100
+SHORT_RESTARTS, LONG_RESTARTS = 2, 100
 DELAY_S = 1.5
 LONG_DELAY_S = 4.0
 """Delay in which even a busy machine sees not-ready and answers a short request."""

@@ -24,8 +24,8 @@ from tests.e2e.test_client import wait_idle
 from .conftest import restarts, wait_until
 from .fuzzing import Request, pairs, requests
 
-NUM_SHORT, NUM_LONG = 1_500, 10_000
-NUM_PAIRS_SHORT, NUM_PAIRS_LONG = 60, 2_000
+NUM_SHORT, NUM_LONG = 1_000, 10_000
+NUM_PAIRS_SHORT, NUM_PAIRS_LONG = 30, 2_000
 MAX_GROWTH = 64 * 2**20
 """Maximum growth of the server in bytes after requests of any kind."""
 NUM_CLIENTS = 8

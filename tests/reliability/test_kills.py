@@ -14,7 +14,7 @@ from tests.reliability.asking import Asker
 from tests.reliability.conftest import WITHOUT_CACHE, count, kill_engine, restarts, show_pauses, wait_until
 from tests.reliability.workloads import mixed
 
-SHORT_KILLS, LONG_KILLS = 10, 200
+SHORT_KILLS, LONG_KILLS = 6, 200
 
 
 class Killer(threading.Thread):

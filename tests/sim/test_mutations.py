@@ -58,6 +58,7 @@ def test_there_are_enough() -> None:
     assert len({plant.__name__ for plant, _ in CASES}) == len(CASES)
 
 
+@pytest.mark.sampled(keep=54)
 @pytest.mark.parametrize(("plant", "run"), CASES, ids=[plant.__name__ for plant, _ in CASES])
 def test_caught(plant: Mutation, run: Callable[[int], object]) -> None:
     with pytest.MonkeyPatch.context() as patch:
