@@ -67,14 +67,15 @@ _SECONDS, _MILLISECONDS, _TEXT = (
     {"type": "string"},
 )
 _RETRY: dict[str, Schema] = {"Retry-After": _SECONDS, "Retry-After-Ms": _MILLISECONDS}
+_NO_RETRY: dict[str, Schema] = {"X-Should-Retry": _TEXT}
 _HEADERS: dict[int, dict[str, Schema]] = {
     200: {"x-request-id": _TEXT, WARNING_HEADER: _TEXT},
     401: {"WWW-Authenticate": _TEXT},
     405: {"Allow": _TEXT},
     429: _RETRY,
-    501: {"X-Should-Retry": _TEXT},
-    503: _RETRY,
-    anthropic_errors.OVERLOADED: _RETRY,
+    501: _NO_RETRY,
+    503: _RETRY | _NO_RETRY,
+    anthropic_errors.OVERLOADED: _RETRY | _NO_RETRY,
 }
 
 

@@ -11,9 +11,11 @@ from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from inferd.engine.api.errors import RequestError
 from inferd.server.api.app import AppOptions, Backend, create_app
 from inferd.server.api.openapi import default_of, document
 from inferd.server.api.routes import ROUTES, Access
+from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.chat import ChatRequest
@@ -85,6 +87,7 @@ ASKED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("POST", "/v1/embeddings", "/v1/embeddings", {"json": {"input": "x"}}),
 )
 """(method, path, the path in the document, options of the request)."""
+NAMED = {"retry-after", "retry-after-ms", "www-authenticate", "x-should-retry"}
 
 
 @pytest.mark.parametrize("state", ["ready", "leaving", "keyed"])
@@ -100,8 +103,18 @@ def test_what_is_answered_is_in_it_with_its_headers(
         response = told[str(answer.status_code)]
         if "$ref" in response:
             response = described["components"]["responses"][response["$ref"].rpartition("/")[2]]
-        for name in ("retry-after", "retry-after-ms", "www-authenticate", "x-should-retry"):
-            assert (name in answer.headers) == (name in map(str.lower, response.get("headers", {}))), path
+        named = {name.lower() for name in response.get("headers", {})}
+        if answer.status_code in (503, anthropic_errors.OVERLOADED) and "x-should-retry" not in answer.headers:
+            named -= {"x-should-retry"}  # only some of them say that another try is useless
+        assert named & NAMED == answer.headers.keys() & NAMED, path
+
+
+def test_the_headers_of_every_error_are_in_it(described: dict[str, Any]) -> None:
+    for code, row in errors.ROWS.items():
+        sent = set(errors.headers_of(RequestError(code, "why")))
+        overloaded = anthropic_errors.OVERLOADED if row.status == 503 else row.status
+        for name in (f"Error{row.status}", f"AnthropicError{overloaded}"):
+            assert sent <= set(described["components"]["responses"][name].get("headers", {})), (code, name)
 
 
 def test_what_may_be_asked_for_in_headers_is_in_it(described: dict[str, Any]) -> None:
