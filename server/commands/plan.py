@@ -31,6 +31,7 @@ from inferd.engine.api.memory.precision import DTYPE_BYTES, SHORT_KV, KVCache, P
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.modelling import ModelImpl
 from inferd.engine.api.served import (
+    DeviceKind,
     auto_dtype,
     check_quantization,
     check_ranks,
@@ -39,6 +40,7 @@ from inferd.engine.api.served import (
     draft_precision,
     kv_refusal,
     quantization_of,
+    served_device,
     served_dtype,
     served_precisions,
     served_weights_dtype,
@@ -56,6 +58,7 @@ class PlanOptions:
 
     model: str
     revision: str | None = None
+    device: DeviceKind = "auto"
     dtype: str = "auto"
     quantization: str = "auto"
     kv_cache_dtype: str = "auto"
@@ -89,6 +92,7 @@ class PlanOptions:
         return cls(
             model=settings.model,
             revision=settings.revision,
+            device=settings.device,
             dtype=settings.dtype,
             quantization=settings.quantization,
             kv_cache_dtype=settings.kv_cache_dtype,
@@ -190,15 +194,15 @@ class PlanReport:
 
 def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     """Compute the report. Raises `ModelError` if the model cannot be read, and `ConfigError` for a wrong option."""
-    machine = machine.on(machine.best_device)
-    check_replica_places(asked.replicas, max(asked.tensor_parallel_size, 1), machine.device, machine)
-    machine = machine.shared_by(max(asked.tensor_parallel_size, 1) * asked.replicas)
     overhead = _overhead(asked.overhead)
     found = _read(asked)
     facts = found.facts
     check_served(facts.arch)
     check_ranks(asked.tensor_parallel_size, facts.arch)
     precision = _precision(asked, facts)
+    device, _ = served_device(asked.device, precision.quantization, machine, facts.arch)
+    check_replica_places(asked.replicas, max(asked.tensor_parallel_size, 1), device, machine)
+    machine = machine.on(device).shared_by(max(asked.tensor_parallel_size, 1) * asked.replicas)
     work = _workload(asked, facts, machine)
     dtype, why = served_dtype(precision.dtype, machine)
     served = replace(precision, dtype=dtype, weights_dtype=served_weights_dtype(dtype, facts, machine)[0])

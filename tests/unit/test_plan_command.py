@@ -11,16 +11,18 @@ import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console
 
 from inferd.engine.api.checkpoint import CONFIG_FILES, EMBEDDED_PATH
+from inferd.engine.api.config import auto_step_tokens
 from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
 from inferd.engine.api.memory.precision import KV_FORMATS
+from inferd.engine.api.served import DeviceKind
 from inferd.engine.api.speculation import check_draft_length
 from inferd.server.commands.plan import PlanOptions, PlanReport, build, to_json
 from inferd.server.commands.plan_table import show
@@ -287,6 +289,16 @@ def test_a_gpus_plan_names_what_only_a_gpu_holds(mistral: str) -> None:
     assert "recorded steps" in parts
     assert "(4,096 tokens x 1 sequence + 1 padding x 32 tokens)" in said.plan.kv.formula.text
     assert said.work.step_tokens == 4096
+
+
+def test_the_plan_is_of_the_device_that_serve_would_take(mistral: str) -> None:
+    gpu = replace(machine(), accelerator=Accelerator("H200", (9, 0), 141 * GIB, 140 * GIB))
+    expected: dict[DeviceKind, Literal["cpu", "cuda"]] = {"auto": "cuda", "cuda": "cuda", "cpu": "cpu"}
+    for asked, device in expected.items():
+        said = build(PlanOptions(model=mistral, context=4096, device=asked), gpu)
+        assert (said.machine.device, said.work.step_tokens) == (device, auto_step_tokens(device))
+    with pytest.raises(ConfigError, match="it is a test; give --device cpu, or auto"):
+        build(PlanOptions(model=mistral, device="cuda"), replace(machine(), no_accelerator="it is a test"))
 
 
 def test_it_says_whether_results_are_deterministic_here(mistral: str) -> None:
