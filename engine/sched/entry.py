@@ -75,11 +75,12 @@ class Entry:
     num_charged: int = 0
     """Tokens, prompt and output together, that its tenant was charged for."""
 
-    def may_be_held(self, now: float) -> bool:
-        """Whether it was replayed, goes on since less than `LONGEST_HOLD_S`, and has no TPOT target."""
+    def may_be_held(self, until_s: float) -> bool:
+        """Whether it may wait until then: it was replayed, has had its first token for less than `LONGEST_HOLD_S`, and
+        has no TPOT target."""
         if self.first_output <= 1 or self.first_token_s is None:
             return False
-        return self.request.scheduling.tpot_target_s is None and now - self.first_token_s < LONGEST_HOLD_S
+        return self.request.scheduling.tpot_target_s is None and until_s - self.first_token_s < LONGEST_HOLD_S
 
 
 def rank_of(scheduling: SchedulingParams, sequence: int, ageing_s: float) -> Rank:

@@ -295,10 +295,12 @@ class Scheduler:
 
     def _not_held(self, decodes: list[Entry], prompts: list[Entry], now: float) -> list[Entry]:
         """The decodes that do not wait. After an engine's death, streams that already go on wait a little, so that the
-        last one goes on sooner."""
-        if not any([entry.request.num_output for entry in prompts]):
+        last one goes on sooner. If the step ends later than a stream may wait, the stream is in it."""
+        if not any(entry.request.num_output for entry in prompts):
             return decodes
-        return [entry for entry in decodes if not entry.may_be_held(now)]
+        num_tokens = sum([entry.request.num_pending for entry in prompts]) + self._waiting.num_tokens
+        ends_s = now + self.latency.launched_s + self.latency.prompts_s(num_tokens, prompts[0].request.scheduled)
+        return [entry for entry in decodes if not entry.may_be_held(ends_s)]
 
     def _build_rows(self, decodes: list[Entry], prompts: list[Entry], now: float) -> PlanBuilder:
         """A step of these decodes and prompts, and of requests that start."""

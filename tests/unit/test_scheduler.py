@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from inferd.engine.cache.table import BlockTable, KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import LONGEST_HOLD_S
 from inferd.engine.sched.latency.policy import Timing
+from inferd.engine.sched.latency.step_time import UNKNOWN, Seed
 from inferd.engine.sched.limits import Refusal, SchedulerConfig
 from inferd.engine.sched.plan import Row, RowResult, RowStatus, StepPlan, StepResult
 from inferd.engine.sched.scheduler import AppliedRow, Scheduler
@@ -59,11 +60,14 @@ class Engine:
         names: list[str] = [entry.request.request_id for entry in entries if entry.slot == row.slot]
         return names[0]
 
-    def apply(self, status: RowStatus = RowStatus.OK, ended_s: float | None = None) -> list[AppliedRow]:
-        """Apply the oldest plan, and finish the requests that their length ends. `ended_s`: when it ended."""
+    def apply(
+        self, status: RowStatus = RowStatus.OK, ended_s: float | None = None, own_s: float = 0.01
+    ) -> list[AppliedRow]:
+        """Apply the oldest plan, and finish the requests that their length ends. `ended_s`: when it ended. `own_s`: the
+        seconds that it took."""
         plan = self.plans.pop(0)
         rows = tuple(RowResult((TOKEN,) if row.samples and status is RowStatus.OK else (), status) for row in plan.rows)
-        timing = None if ended_s is None else Timing(ended_s, 0.01)
+        timing = None if ended_s is None else Timing(ended_s, own_s)
         applied = self.scheduler.apply(StepResult(plan.step_id, rows, 0.0), timing)
         for row in applied:
             if row.request.is_complete:
@@ -72,10 +76,10 @@ class Engine:
             self.scheduler.check()
         return applied
 
-    def step(self, now: float = 0.0) -> list[tuple[str, int, int, bool]]:
+    def step(self, now: float = 0.0, own_s: float = 0.01) -> list[tuple[str, int, int, bool]]:
         rows = self.plan(now)
         if rows:
-            self.apply(ended_s=now)
+            self.apply(ended_s=now, own_s=own_s)
         return rows
 
 
@@ -89,6 +93,7 @@ def make(
     watermark: float = 0.0,
     shares_prefixes: bool = True,
     windows: tuple[int | None, ...] = (None,),
+    seed: Seed = UNKNOWN,
 ) -> Engine:
     config = SchedulerConfig(
         max_num_seqs=seqs,
@@ -97,7 +102,7 @@ def make(
         watermark=watermark,
     )
     cache = KVCache(num_blocks, block_size, windows, step_tokens=tokens, shares_prefixes=shares_prefixes)
-    return Engine(Scheduler(config, cache), {}, [])
+    return Engine(Scheduler(config, cache, seed), {}, [])
 
 
 def names(rows: list[tuple[str, int, int, bool]]) -> list[str]:
@@ -198,6 +203,22 @@ def test_replayed_requests_wait_no_longer_than_the_bound() -> None:
     assert names(engine.step(1.0 + 1.1 * LONGEST_HOLD_S)) == ["moved", "long"]
     engine.add("later", unlike(3, 2), max_tokens=20)
     assert names(engine.step(1.0 + 1.2 * LONGEST_HOLD_S)) == ["moved", "long"], "it draws at each step from then on"
+
+
+@pytest.mark.parametrize("cause", ["the prompt that goes on", "the launched step", "a prompt that starts"])
+def test_replayed_requests_do_not_wait_for_a_long_step(cause: str) -> None:
+    """A stream that is left out of a step waits until it ends. A step of 8 tokens takes longer than it may wait."""
+    token_s = LONGEST_HOLD_S / 7
+    engine = make(tokens=8, seed=Seed(UNKNOWN.decode, replace(UNKNOWN.chunked, token_s=token_s)))
+    engine.add("moved", unlike(1, 2), emitted_ids=(9, 9), max_tokens=20)
+    engine.step(1.0, own_s=4 * token_s)
+    engine.add("long", unlike(2, 8 if cause == "a prompt that starts" else 16), emitted_ids=(9, 9), max_tokens=20)
+    engine.step(1.0, own_s=8 * token_s)
+    if cause == "a prompt that starts":
+        engine.add("new", unlike(3, 8))
+    if cause == "the launched step":
+        engine.plan(1.0)
+    assert names(engine.plan(1.0))[:2] == ["moved", "long"]
 
 
 def test_a_replayed_request_with_a_tpot_target_does_not_wait() -> None:

@@ -120,6 +120,11 @@ class LatencyPolicy:
         num_tokens = largest_chunk(costs, depth, allowance_s - base_s, room)
         return Pace(costs, base_s, max(num_tokens, min(room, self._split / STARVED_STEPS)))
 
+    def prompts_s(self, num_tokens: int, depth: int) -> float:
+        """Predicted seconds of a step of prompts alone, with `num_tokens` to compute behind `depth`, or as many of them
+        as fit."""
+        return self.pace((), depth).seconds(min(num_tokens, self._max_num_batched_tokens), depth)
+
     def _allowance(self, decodes: Iterable[Entry], start_s: float) -> float:
         """Seconds that a step starting at `start_s` may take; infinite if no decode has a target."""
         least_s = inf
