@@ -393,7 +393,7 @@ class Scheduler:
         num_charged = 0
         claimant = self._slots.claimant
         if claimant is not None and claimant in prompts:
-            prompts.remove(claimant)
+            prompts = [entry for entry in prompts if entry is not claimant]
             self._continue(claimant, claimant.request.num_pending, builder)
             may_start = may_start and self._slots.claimant is None
         begun: dict[str, deque[Entry]] = {}

@@ -241,6 +241,18 @@ def test_a_replayed_request_goes_on_if_what_it_waits_for_cannot(monkeypatch: pyt
     assert names(engine.step(1.0)) == ["moved"]
 
 
+def test_nothing_starts_before_a_claimant_in_place_of_what_it_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make(tokens=8)
+    engine.add("moved", unlike(1, 2), emitted_ids=(9, 9), max_tokens=20, tenant="a")
+    engine.step(1.0)
+    stuck = engine.add("stuck", unlike(2, 100), emitted_ids=(9, 9), max_tokens=20, tenant="a")
+    engine.step(1.0)
+    engine.scheduler._slots.claimant = engine.scheduler._entries[stuck]
+    engine.add("later", (1,), tenant="b")
+    monkeypatch.setattr(BlockTable, "chunk", lambda self, start, num_tokens: num_tokens if num_tokens == 1 else 0)
+    assert names(engine.step(1.0)) == ["moved"]
+
+
 def test_new_prompts_hold_no_replayed_request() -> None:
     engine = make(tokens=8)
     engine.add("moved", unlike(1, 2), emitted_ids=(9, 9), max_tokens=20)
