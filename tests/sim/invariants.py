@@ -10,7 +10,7 @@ from inferd.engine.arch.paging import max_blocks
 from inferd.engine.cache.prefix import GONE
 from inferd.engine.core.kv_events import KVEventLog, hash_of
 from inferd.engine.request import Request
-from inferd.engine.sched.entry import State
+from inferd.engine.sched.entry import LONGEST_HOLD_S, State
 from inferd.engine.sched.latency.budget import chunk_s
 from inferd.engine.sched.latency.policy import STARVED_STEPS
 from inferd.engine.sched.latency.step_time import StepLoad
@@ -64,6 +64,7 @@ class Invariants:
         self._check_suspects()
         self._check_drafts(plan)
         self._check_pace(plan)
+        self._check_waits(plan)
 
     def check_step(self, before: Ranks, live: set[str]) -> None:
         """Checks after a step. `before`: requests that ran then. `live`: requests that have not ended."""
@@ -169,6 +170,19 @@ class Invariants:
             num_tokens = sum(row.num_tokens for row in chunks)
             assert num_starved >= STARVED_STEPS, f"chunks of {sum(chunks_s)} s where {left_s} s are left"
             assert num_tokens <= CHUNK_SPLIT, f"{num_tokens} tokens beyond the targets of those who decode"
+
+    def _check_waits(self, plan: StepPlan) -> None:
+        """A decode with a block for its next token is in the step, if that has room. The exceptions are a step in which
+        a suspect runs alone, and requests that went on after a crash less than `LONGEST_HOLD_S` ago."""
+        scheduler = self._engine.scheduler
+        if scheduler._suspects._current is not None or plan.num_tokens >= self._limits.max_num_batched_tokens:
+            return
+        planned = {row.slot for row in plan.rows}
+        for entry in scheduler._running:
+            request, since_s = entry.request, scheduler._now - (entry.first_token_s or 0.0)
+            if entry.slot not in planned and request.num_pending == 1 and request.scheduled < entry.table.capacity:
+                is_held = entry.first_output > 1 and request.scheduling.tpot_target_s is None
+                assert is_held and since_s < LONGEST_HOLD_S, f"{request.request_id} waits, {since_s} s after it went on"
 
     def _check_time_of_drafts(self, plan: StepPlan, left_s: float) -> None:
         """Drafts take no more than the seconds that targets and chunks leave, as far as the model knows."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from math import inf
 
 from inferd.engine.api.wire.params import SchedulingParams
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
+from inferd.engine.sched import entry as entry_module
 from inferd.engine.sched import scheduler as scheduler_module
 from inferd.engine.sched.entry import NO_SLOT, Entry, Rank, RunningSet, State
 from inferd.engine.sched.fairness.heap import LazyHeap
@@ -165,6 +167,12 @@ def largest_target_counts(patch: Patch) -> None:
 def prompts_starve_beside_a_tight_target(patch: Patch) -> None:
     """Starvation: if there is never time for a chunk, none is ever computed."""
     patch.setattr(latency_module, "STARVED_STEPS", 10**9)
+
+
+@plant
+def replayed_requests_wait_for_each_other_without_bound(patch: Patch) -> None:
+    """A stream that went on after a crash waits as long as prompts of others that were replayed are computed."""
+    patch.setattr(entry_module, "LONGEST_HOLD_S", inf)
 
 
 @plant
