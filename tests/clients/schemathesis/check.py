@@ -24,6 +24,8 @@ HERE = Path(__file__).resolve().parent
 PYTHON = os.environ["INFERD_PYTHON"]
 READY_S, RUN_S = 60, 80
 ADMIN_KEY = "sk-admin"
+MIN_TOKENS = 1_000
+"""Tokens that the run of streams must have, so that its checks have seen some."""
 EXCLUDED_CHECK = "positive_data_acceptance"
 """This check expects that a body is accepted if it matches the schema. But a field may need another one, as
 `tool_choice` needs `tools`, which the schema does not say."""
@@ -58,6 +60,14 @@ def answers(url: str) -> dict[str, list[Any]]:
         path: [method["responses"]["200"] for method in methods.values() if "200" in method["responses"]]
         for path, methods in paths.items()
     }
+
+
+def num_tokens(url: str) -> int:
+    """Tokens that the server has generated."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        found = re.search(r"^inferd_generation_tokens_total\S* (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert found, "the server counts no tokens"
+    return int(float(found[1]))
 
 
 def run(name: str, url: str, *options: str, only_streams: bool = False) -> bool:
@@ -95,7 +105,9 @@ def main() -> int:
         keyed = run("with keys", url, "--header", f"Authorization: Bearer {ADMIN_KEY}")
     with server() as url:
         open_ = run("without keys", url, "--exclude-tag", "Administration")
+        num_before = num_tokens(url)
         streams = run("streams", url, only_streams=True)
+        assert num_tokens(url) > num_before + MIN_TOKENS, "hardly a stream was answered"
     return int(not (keyed and open_ and streams))
 
 
