@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -307,3 +312,36 @@ def test_settings_without_effect_are_refused(given: dict[str, object], rule: str
     with pytest.raises(ValueError, match=rule):
         Settings(**given)  # type: ignore[arg-type]
     assert Settings(kv_events="tcp://*:1", api_key="k", kv_events_private=True).kv_events == "tcp://*:1"  # type: ignore[arg-type]
+
+
+_PUBLISH_AND_CLOSE = """
+import asyncio, sys
+from inferd.engine.api.wire.kv_publisher import KVPublisher, PublisherOptions
+
+async def main():
+    publisher = KVPublisher(PublisherOptions(sys.argv[1]), 1)
+    await asyncio.sleep(0.3)
+    publisher.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_peer_that_speaks_http_ends_no_server() -> None:
+    """libzmq can abort the process when the socket is closed, so another process publishes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> None:
+            with suppress(OSError):  # the listener was closed
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(100)
+                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 300\r\n\r\n" + 300 * b"x")
+
+        pool.submit(answer)
+        endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        command = [sys.executable, "-P", "-c", _PUBLISH_AND_CLOSE, endpoint]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        listener.shutdown(socket.SHUT_RDWR)
+    assert (ended.returncode, ended.stderr) == (0, "")

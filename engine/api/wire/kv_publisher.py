@@ -85,6 +85,9 @@ class KVPublisher:
         """Say that every cache is gone, and close the sockets. Waits at most a fifth of a second."""
         for rank in self._ranks:
             rank.publish(CLEARED)
+        if any(rank.connects for rank in self._ranks):
+            time.sleep(_LINGER_MS / 1000)
+        for rank in self._ranks:
             rank.close()
         self._context.term()
 
@@ -99,6 +102,7 @@ class _Rank:
         self._num_bytes = 0
         # Microseconds since 1970: the numbers of a server that was started again are larger than all before.
         self._sequence = time.time_ns() // 1000
+        self.connects = not is_bound(options.endpoint)
         self._pub = zmq.Socket(zmq.Context(context), zmq.PUB)
         self.replay: zmq.asyncio.Socket | None = None
         self._pub.set_hwm(HIGH_WATER_MARK)
@@ -156,6 +160,7 @@ class _Rank:
             await socket.send_multipart((peer, b"", b"", END_OF_REPLAY, b""))
 
     def close(self) -> None:
-        self._pub.close()
+        # libzmq aborts the process if such a socket is closed with messages left for a peer that does not speak ZeroMQ.
+        self._pub.close(linger=0 if self.connects else None)
         if self.replay is not None:
             self.replay.close()
