@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -31,10 +32,11 @@ def outcome(start_s: float, ttft_s: float = 0.1, num_tokens: int = 4, error: str
     )  # fmt: skip
 
 
-def written(tmp_path: Path, name: str, ttft_s: float = 0.1, **changes: object) -> Path:
+def written(tmp_path: Path, name: str, ttft_s: float = 0.1, num_cached: int = 0, **changes: object) -> Path:
     """A report as `--json` writes it."""
     options = LoadOptions(**{"base_url": "http://host", "goodput": parse_objective("ttft:150ms"), **changes})  # type: ignore[arg-type]
-    run = LoadRun(tuple(outcome(0.1 * i, ttft_s) for i in range(20)), 4.0, (), 0.1)
+    outcomes = [replace(outcome(0.1 * i, ttft_s), num_cached=num_cached) for i in range(20)]
+    run = LoadRun(tuple(outcomes), 4.0, (), 0.1)
     file = tmp_path / f"{name}.json"
     file.write_bytes(orjson.dumps(as_json(summarize(run, options.goodput), options, "m", "7")))
     return file
@@ -86,6 +88,17 @@ def test_runs_stand_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFixt
     assert re.search(r"TTFT p50, ms\s+│ 100 +│ 200 \(2.00x\)", result.output)
     assert re.search(r"goodput, requests/s\s+│ 5 +│ 0 \(0.00x\)", result.output)
     assert "warning" not in result.output and not drawings((tmp_path / "both.html").read_text())
+
+
+def test_a_run_with_cached_prompts_is_told_from_one_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [written(tmp_path, "first"), written(tmp_path, "again", num_cached=8), written(tmp_path, "other")]
+    compare(files, None)
+    told = capsys.readouterr()
+    assert re.search(r"cached input tokens\s+│ 0 +│ 160 +│ 0 ", told.out)
+    assert " ".join(told.err.split()) == (
+        "warning: the prefix cache had 89% of the input tokens of again, and 0% of first: "
+        "give each run another --seed, or start the server again"
+    )
 
 
 def test_runs_at_several_rates_are_drawn_over_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

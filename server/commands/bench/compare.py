@@ -25,6 +25,7 @@ _FIGURES = {
         for q in ("p50", "p99")
     },
     "goodput, requests/s": ("goodput.requests_per_s", 1.0),
+    "cached input tokens": ("num_cached_tokens", 1.0),
     "failed": ("num_failed", 1.0),
 }
 """Name -> (path in the results, factor)."""
@@ -32,6 +33,8 @@ _IGNORED = ("base_url", "model", "timeout_s")
 """Settings that may differ between runs that can be compared."""
 _OF_RATES = ("rate", "num_requests")
 """Settings that differ too if runs send requests at several rates."""
+_CACHED_SHARE = 0.1
+"""By so much of their input tokens two runs may differ in what the prefix cache had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ class Run:
         for key in path.split("."):
             found = None if found is None else found.get(key)
         return None if found is None else float(found)
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the input tokens that the prefix cache had."""
+        return (self.figure("num_cached_tokens") or 0.0) / (self.figure("num_input_tokens") or 1.0)
 
     @property
     def rate(self) -> float | None:
@@ -101,7 +109,7 @@ def _cell(value: float | None, first: float | None, factor: float, *, is_first: 
 
 
 def _differences(runs: Sequence[Run]) -> list[str]:
-    """Settings that make the runs different loads."""
+    """Settings, and prompts cached from an earlier run, that make the runs different loads."""
     first, notes = runs[0], []
     ignored = _IGNORED + (_OF_RATES if all(run.rate is not None for run in runs) else ())
     for run in runs[1:]:
@@ -109,6 +117,11 @@ def _differences(runs: Sequence[Run]) -> list[str]:
         names = [name for name in {**theirs, **mine} if name not in ignored and mine.get(name) != theirs.get(name)]
         told = ", ".join(f"{name} is {mine.get(name)} instead of {theirs.get(name)}" for name in names)
         notes += [f"{run.name} is another load than {first.name}: {told}"] if names else []
+        if abs(run.cached_share - first.cached_share) > _CACHED_SHARE:
+            notes.append(
+                f"the prefix cache had {run.cached_share:.0%} of the input tokens of {run.name}, and "
+                f"{first.cached_share:.0%} of {first.name}: give each run another --seed, or start the server again"
+            )
     return notes
 
 
