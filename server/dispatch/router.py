@@ -449,8 +449,9 @@ class Router:
         it."""
         self.replicas[index].client = client
 
-    def lose(self, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0) -> None:
+    def lose(self, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0) -> list[str]:
         """A replica's engine is gone and another will come. `in_flight`, `is_external_kill`: as in `Quarantine.judge`.
+        Returns the ids of the requests that it was computing.
 
         Its streams stay open, except those that were aborted and those that the quarantine fails: they end now.
         `send_waiting` sends the others to other replicas.
@@ -468,6 +469,7 @@ class Router:
         for stream in lost.values():
             stream.num_restarts += 1
         journals = [stream.journal for stream in lost.values()]
+        computed = [journal.submit.request_id for journal in journals if journal.tag in in_flight]
         for culprit in self._quarantine.judge(in_flight, journals, is_external_kill=is_external_kill):
             logger.error("request %s killed engines, also when it ran alone: it is failed", culprit.submit.request_id)
             self._fail(lost[culprit.submit.request_id], _ENDED_ENGINES)
@@ -476,6 +478,7 @@ class Router:
                 self._push(stream, Delta(request_id=stream.request_id, finish_reason="abort"))
         waiting = lost.keys() | self._unsent.keys()
         self._unsent = {name: stream for name, stream in self._streams.items() if name in waiting}
+        return computed
 
     async def send_waiting(self, index: int) -> None:
         """Send the streams of a replica whose engine is gone to the others, if one takes requests."""

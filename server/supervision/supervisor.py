@@ -39,6 +39,8 @@ _BESIDE_OTHERS_S = 1.0
 _MOST_BESIDE_OTHERS_S = 10.0
 """Most seconds more that such a start waits until each of these streams has had a token there."""
 _LOOK_S = 0.05
+_NAMED = 8
+"""Requests that the log names when an engine dies."""
 _FIRST_DELAY_S = 0.05
 _MAX_DELAY_S = 2.0
 
@@ -166,10 +168,13 @@ class EngineSupervisor:
             await handle.kill()
             in_flight, index = handle.supervisor.in_flight(), self._replica.index
             self._moved = frozenset(self._replica.streams)
-            self._router.lose(in_flight, is_external_kill=handle.is_external_kill, index=index)
+            computed = self._router.lose(in_flight, is_external_kill=handle.is_external_kill, index=index)
             self._log_death(reason)
             self._share_cores(is_lent=self._router.is_up)
             await self._router.send_waiting(index)
+            if computed:
+                more = f" and {len(computed) - _NAMED} more" if len(computed) > _NAMED else ""
+                logger.warning("the engine that died was computing %s%s", ", ".join(computed[:_NAMED]), more)
             return reason
         except asyncio.CancelledError:
             await handle.supervisor.stop()
