@@ -543,7 +543,7 @@ class Settings(BaseSettings):
         if not (self.api_key or self.keys_file or self.allow_unauthenticated or is_loopback(self.host)):
             raise ValueError(
                 f"other machines can reach host {self.host}, and no key is set: "
-                "set --api-key or --keys-file, or listen on 127.0.0.1, or pass --allow-unauthenticated"
+                "set --api-key (INFERD_API_KEY) or --keys-file, or listen on 127.0.0.1, or pass --allow-unauthenticated"
             )
         return self
 

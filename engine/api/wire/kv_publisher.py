@@ -127,9 +127,10 @@ class _Rank:
                 socket.connect(endpoint)
         except zmq.ZMQError as error:
             self.close()
+            example = "tcp://*:5557" if socket is self._pub else "tcp://*:5657"
             raise ConfigError(
                 f"cannot publish KV events at {endpoint}: {error.strerror}; give {flag} another endpoint, such as "
-                "tcp://*:5557"
+                f"{example}"
             ) from error
 
     def publish(self, events: Raw) -> None:
