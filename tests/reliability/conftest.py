@@ -102,7 +102,11 @@ def show_pauses(
         with around():
             answers = asked_under(kill, asker, asks)
             assert [answer.said for answer in answers] == [answer.said for answer in expected]
-            wait_until(lambda: restarts(daemon) == num_restarts + len(killed_s))
+            try:
+                wait_until(lambda: restarts(daemon) == num_restarts + len(killed_s))
+            except AssertionError as error:
+                told = f"{restarts(daemon) - num_restarts:g} restarts after {len(killed_s)} kills"
+                raise AssertionError(f"{told}\n{daemon.output[-10_000:]}") from error
         # On a busy machine the kill may come when all is answered.
         if count(daemon, "inferd_requests_replayed_total") - num_moved >= least_moved:
             pauses.append(pauses_s(answers, killed_s[-1]))
