@@ -57,6 +57,10 @@ class _Slot:
     """A row of this admission gave NaN, so all that it computes later is meaningless."""
 
 
+_FOUND_DONE = 8
+"""The host measures next to no time for one in so many steps."""
+
+
 class _Handle:
     def __init__(self, device: SimulatedDevice, step_id: int) -> None:
         self._device, self._step_id = device, step_id
@@ -239,7 +243,10 @@ class SimulatedDevice:
             first_draw += row.num_draws
         if self._states is not None:
             self._states.end(plan, {row.slot: self._slots[row.slot].state_to_save for row in plan.rows})
-        self._results[plan.step_id] = StepResult(plan.step_id, tuple(results), 0.001 + self._token_s * plan.num_tokens)
+        # A host that was late for the end of a step finds the next one done, if it was launched before that end.
+        is_found_done = plan.step_id % _FOUND_DONE == 0 and not plan.has_drafts
+        duration_s = 1e-6 if is_found_done else 0.001 + self._token_s * plan.num_tokens
+        self._results[plan.step_id] = StepResult(plan.step_id, tuple(results), duration_s)
 
     def _admit(self, admission: Admission) -> None:
         slot = self._slots[admission.slot]

@@ -61,6 +61,37 @@ def test_pauses_of_the_machine_move_little() -> None:
     assert worst(trained(UNKNOWN, 1500, Random(3), pauses=0.01), Random(4)) < 0.15
 
 
+@pytest.mark.parametrize("seed", [PLANTED, UNKNOWN], ids=["the truth", "anything"])
+def test_steps_of_next_to_no_time_move_little(seed: Seed) -> None:
+    """If the host is late for the end of a step, its time is too long and that of the next one next to nothing. Prompts
+    without decodes have no context, so a model that holds all else at 0 would predict no time at all."""
+    errors = list[float]()
+    for number in range(40):
+        rng, model = Random(number), StepTimeModel(seed)
+        for step in range(120):
+            rows = [Row(slot, rng.randint(20, 300), 1, True) for slot in range(rng.choice((0, 0, 32, 60)))]
+            prompts = [Row(100 + slot, 0, rng.randint(20, 200), False) for slot in range(rng.randint(1, 4))]
+            load = StepLoad.of(prompts if not rows else rows + prompts if rng.random() < 0.4 else rows)
+            if rng.random() < 0.1:
+                model.observe(load, truth(load) + 0.02)
+                model.observe(load, rng.choice((3e-6, 1e-5, 1e-4)))
+            else:
+                model.observe(load, truth(load))
+            if step > 20:
+                errors.append(abs(model.predict(load) / truth(load) - 1))
+    assert sorted(errors)[len(errors) // 2] < 0.1
+
+
+def test_no_step_is_predicted_to_take_no_time() -> None:
+    """Paces are tokens divided by predictions."""
+    model = StepTimeModel(UNKNOWN)
+    for _ in range(1000):
+        model.observe(StepLoad(8, 1000, 0), 1e-9)
+        model.observe(StepLoad(8, 1000, 16), 1e-9)
+    for load in (StepLoad(0, 0, 0), StepLoad(1, 0, 0), StepLoad(8, 0, 16)):
+        assert model.predict(load) > 0.0
+
+
 def test_a_machine_that_became_slower_is_believed() -> None:
     model = trained(UNKNOWN, 1000, Random(5), slower=1.5)
     loads = [random_load(Random(i)) for i in range(100)]

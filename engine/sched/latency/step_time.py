@@ -17,13 +17,15 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
-from inferd.engine.sched.latency.least_squares import NUM_TRUSTED, LeastSquares
+from inferd.engine.sched.latency.least_squares import LeastSquares
 from inferd.engine.sched.plan import Row
 
 _FORGETTING = 0.99
 """A step counts e times less than one 100 steps later of its kind."""
 _PRIOR = 1e-4
 """Weight of the seed, in steps. It decides what was never measured, and next to nothing else."""
+_LEAST_STEP_S = 1e-6
+"""No step is predicted to take less: paces are tokens divided by predictions."""
 _NUM_ERRORS = 256
 """Number of steps that the errors cover."""
 
@@ -99,8 +101,8 @@ UNKNOWN = Seed(Coefficients(1e-3, 1e-5, 1e-8), Coefficients(1e-3, 1e-5, 1e-8, 1e
 class _Fit:
     """The coefficients of one kind of step.
 
-    The fitted values are factors on the seed, and times are in units of the expected time. So a residual is a relative
-    error, and a short step counts as much as a long one.
+    The fitted values are factors on the seed, and times are in units of the expected time, or of half the measured
+    one if that is longer. So a residual is a relative error, and a short step counts as much as a long one.
     """
 
     __slots__ = ("_seed", "_squares", "coefficients")
@@ -112,13 +114,14 @@ class _Fit:
         self.coefficients = seed
 
     def observe(self, load: StepLoad, seconds: float) -> None:
-        # The seed's prediction is no good unit: it may be so far off that the first steps would outweigh all others.
-        unit_s = self.coefficients.predict(load) if self._squares.num_seen > NUM_TRUSTED else seconds
+        # The measured time is no good unit: one near 0 would outweigh all other steps. If the seed is far too low, the
+        # expected one is none either: the first steps would outweigh the others.
+        unit_s = max(self.coefficients.predict(load), seconds / 2)
         features = (1, *load)
         x = [seed * feature / unit_s for seed, feature in zip(self._seed, features, strict=False)]
         self._squares.update(x, seconds / unit_s)
         scaled = [seed * factor for seed, factor in zip(self._seed, self._squares.theta, strict=True)]
-        self.coefficients = Coefficients(*scaled)
+        self.coefficients = Coefficients(max(scaled[0], _LEAST_STEP_S), *scaled[1:])
 
 
 class StepTimeModel:
