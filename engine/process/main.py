@@ -24,8 +24,9 @@ from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.cost.step_cost import NO_WORK, WorkModel
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.process import garbage
+from inferd.engine.api.process.death_notice import hold_lock
 from inferd.engine.api.process.flight_recorder import FlightRecord
-from inferd.engine.api.process.heartbeat import EnginePhase, Heartbeat
+from inferd.engine.api.process.heartbeat import LOCK_OFFSET, EnginePhase, Heartbeat
 from inferd.engine.api.process.logs import configure
 from inferd.engine.api.process.supervisor import Launch
 from inferd.engine.api.wire.client import HIGH_WATER_MARK, TO_ENGINE, from_engine_endpoint, to_engine_endpoint
@@ -121,6 +122,7 @@ def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None)
         os.sched_setaffinity(0, launch.config.cpus)
     run_dir = Path(launch.run_dir)
     flight = FlightRecord(launch.flight_fd)
+    hold_lock(launch.heartbeat_fd, LOCK_OFFSET)
     with Heartbeat(launch.heartbeat_fd) as heartbeat:
         os.close(launch.flight_fd)
         os.close(launch.heartbeat_fd)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from typing import Self
+from typing import Any, Self
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.process.logs import LogStyle
@@ -39,7 +39,7 @@ class EngineHandle:
         refuses."""
         supervisor = Supervisor(config, epoch=epoch, log_style=log_style, is_standby=is_standby, early=early)
         try:
-            client = EngineClient(supervisor.run_dir, epoch, on_first_frame=supervisor.remove_run_dir)
+            client = EngineClient(supervisor.run_dir, epoch, on_first_frame=supervisor.connected)
         except BaseException:
             supervisor.discard()
             raise
@@ -51,35 +51,40 @@ class EngineHandle:
             raise
         return handle
 
-    async def ended(self) -> str:
-        """Wait until the process is gone or hangs; returns in words what happened."""
-        wait = asyncio.create_task(self.supervisor.wait())
-        hang = asyncio.create_task(self._hang())
-        try:
-            await asyncio.wait((wait, hang), return_when=asyncio.FIRST_COMPLETED)
-            if wait.done():
-                self.is_external_kill = wait.result() == -signal.SIGKILL  # a process does not send this to itself
-            return f"the engine process {describe_exit(wait.result()) if wait.done() else hang.result()}"
-        finally:
-            wait.cancel()
-            hang.cancel()
-            await asyncio.gather(wait, hang, return_exceptions=True)
-
-    async def _hang(self) -> str:
+    async def ended(self, sooner: asyncio.Task[Any] | None = None) -> str:
+        """Wait until the process dies or hangs, or until `sooner` is done. Returns in words what happened; an empty
+        string if it lives."""
+        if sooner is not None:
+            sooner.add_done_callback(lambda _: self.supervisor.wake())
         watchdog = Watchdog(time.monotonic())
-        while True:
-            await asyncio.sleep(TICK_S)
+        while (code := await self.supervisor.news(TICK_S)) is None:
+            if sooner is not None and sooner.done():
+                return ""
             reason = watchdog.look(self.supervisor.pulse(), time.monotonic(), self.client.frame_counts)
             if reason is not None:
                 self.is_external_kill = not watchdog.is_step_endless
-                return reason
+                return f"the engine process {reason}"
+        self.is_external_kill = code == -signal.SIGKILL  # a process does not send this to itself
+        return f"the engine process {describe_exit(code)}"
 
     async def kill(self) -> None:
         """End the process, even if it is stopped or hangs. Its shared memory can still be read."""
         self.supervisor.kill()
-        await self.supervisor.wait()
+        while await self.supervisor.news(TICK_S) is None:
+            pass
+
+    async def end(self) -> None:
+        """End the process, wait until its memory is free, and discard what belongs to it."""
+        try:
+            self.supervisor.kill()
+            await self.supervisor.wait()
+        except asyncio.CancelledError:
+            await self.supervisor.wait()  # `discard` would block the event loop for as long
+            raise
+        finally:
+            self.discard()
 
     def discard(self) -> None:
-        """Remove its files, shared memory and sockets."""
+        """Remove its files, shared memory and sockets. Blocks until the process is gone."""
         self.supervisor.discard()
         self.client.close()

@@ -56,7 +56,7 @@ class Standby:
         self._handle = None
         self._set_warm(False)
         if handle is not None and not is_warm:
-            await _end(handle)
+            await handle.end()
             return None
         return handle
 
@@ -77,21 +77,20 @@ class Standby:
     async def _run_one(self, epoch: int) -> str:
         """Run one standby to its end; returns how it ended. If this is cancelled, the standby goes on."""
         handle = self._handle = self._begin(epoch)
-        said, ended = asyncio.create_task(self._wait_ready(handle)), asyncio.create_task(handle.ended())
+        said = asyncio.create_task(self._wait_ready(handle))
         try:
-            await asyncio.wait((said, ended), return_when=asyncio.FIRST_COMPLETED)
+            ended = await handle.ended(said)
             if said.done() and said.result() is None:
                 self._set_warm(True)
-                return await ended
-            return said.result() or "" if said.done() else ended.result()
+                return ended or await handle.ended()
+            return (said.result() if said.done() else None) or ended
         finally:
             said.cancel()
-            ended.cancel()
-            await asyncio.gather(said, ended, return_exceptions=True)
+            await asyncio.gather(said, return_exceptions=True)
             if not asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 self._handle = None
                 self._set_warm(False)
-                await _end(handle)
+                await handle.end()
 
     async def _wait_ready(self, handle: EngineHandle) -> str | None:
         """None once the standby says that it can be promoted; else what is wrong with it."""
@@ -117,10 +116,3 @@ class Standby:
     def _set_warm(self, is_warm: bool) -> None:
         self._is_warm = is_warm
         self._on_change(is_warm)
-
-
-async def _end(handle: EngineHandle) -> None:
-    try:
-        await handle.kill()
-    finally:
-        handle.discard()

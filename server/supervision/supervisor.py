@@ -163,24 +163,32 @@ class EngineSupervisor:
             if not self._router.became_ready.is_set():
                 raise
             return self._log_death(f"the engine could not start: {error}")
+        receive = asyncio.create_task(self._receive())
         try:
-            reason = await self._end_of(handle)
-            await handle.kill()
-            in_flight, index = handle.supervisor.in_flight(), self._replica.index
-            self._moved = frozenset(self._replica.streams)
-            computed = self._router.lose(in_flight, is_external_kill=handle.is_external_kill, index=index)
-            self._log_death(reason)
-            self._share_cores(is_lent=self._router.is_up)
-            await self._router.send_waiting(index)
-            if computed:
-                more = f" and {len(computed) - _NAMED} more" if len(computed) > _NAMED else ""
-                logger.warning("the engine that died was computing %s%s", ", ".join(computed[:_NAMED]), more)
-            return reason
+            try:
+                reason = await self._end_of(handle, receive)
+                await self._move_streams(handle, reason)
+                return reason
+            finally:
+                await asyncio.gather(receive, return_exceptions=True)
         except asyncio.CancelledError:
             await handle.supervisor.stop()
             raise
         finally:
-            handle.discard()
+            await handle.end()
+
+    async def _move_streams(self, handle: EngineHandle, reason: str) -> None:
+        """Send the streams of an engine that ended to another replica, or have them wait for the next engine."""
+        await handle.kill()
+        in_flight, index = handle.supervisor.in_flight(), self._replica.index
+        self._moved = frozenset(self._replica.streams)
+        computed = self._router.lose(in_flight, is_external_kill=handle.is_external_kill, index=index)
+        self._log_death(reason)
+        self._share_cores(is_lent=self._router.is_up)
+        await self._router.send_waiting(index)
+        if computed:
+            more = f" and {len(computed) - _NAMED} more" if len(computed) > _NAMED else ""
+            logger.warning("the engine that died was computing %s%s", ", ".join(computed[:_NAMED]), more)
 
     async def _next(self) -> EngineHandle:
         """The standby if it can be promoted, else a newly started process. Raises `StartError`."""
@@ -215,18 +223,18 @@ class EngineSupervisor:
             await handle.supervisor.stop()
             handle.discard()
 
-    async def _end_of(self, handle: EngineHandle) -> str:
-        """How the engine ended, or why it must. Raises `StartError` if the first one says that it cannot start."""
-        receive, ended = asyncio.create_task(self._receive()), asyncio.create_task(handle.ended())
+    async def _end_of(self, handle: EngineHandle, receive: asyncio.Task[str]) -> str:
+        """How the engine ended, or why it must. Raises `StartError` if the first one says that it cannot start.
+
+        From then on nothing is received: `receive` is cancelled. It is not awaited, because the streams wait.
+        """
         try:
-            await asyncio.wait((receive, ended), return_when=asyncio.FIRST_COMPLETED)
-            if ended.done() and handle.supervisor.has_exited and not self._replica.is_up:
+            ended = await handle.ended(receive)
+            if handle.supervisor.has_exited and not self._replica.is_up:
                 await asyncio.wait((receive,), timeout=_LAST_WORDS_S)
-            return receive.result() if receive.done() else ended.result()
         finally:
             receive.cancel()
-            ended.cancel()
-            await asyncio.gather(receive, ended, return_exceptions=True)
+        return receive.result() if receive.done() else ended
 
     async def _receive(self) -> str:
         """Why the engine's messages end. Raises `StartError` if the first one says that it cannot start."""

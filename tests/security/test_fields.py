@@ -121,7 +121,7 @@ async def running() -> AsyncIterator[Engine]:
     asked = EngineConfig(model_path=str(EMBEDDED_PATH), kv_memory_bytes=64 * 2**20, max_num_seqs=4, num_threads=1)
     config, _, _ = resolve(asked, ModelFacts.of(Checkpoint.read(EMBEDDED_PATH)), Machine.detect())
     supervisor = Supervisor(config, log_style=LogStyle("error"))
-    client = EngineClient(supervisor.run_dir, 0, on_first_frame=supervisor.remove_run_dir)
+    client = EngineClient(supervisor.run_dir, 0, on_first_frame=supervisor.connected)
     try:
         supervisor.spawn()
         while not isinstance(message := await asyncio.wait_for(client.receive(), 60), Ready):

@@ -75,7 +75,9 @@ class SimulatedProcess:
         """Number of threads that it computes on."""
         self.engine: SimulatedEngine | None = None
         self.exit_code: int | None = None
-        self.exited = asyncio.Event()
+        self.is_known_dead = False
+        self.news, self.exited = asyncio.Event(), asyncio.Event()
+        """The server looks, and the process is gone."""
         self.promoted = asyncio.Event()
         if not is_standby:
             self.promoted.set()
@@ -117,7 +119,13 @@ class SimulatedProcess:
             if task is not asyncio.current_task():
                 task.cancel()
         self._run.ended(self, set().union(*self._recorder.in_flight.values()))
-        self._loop.call_later(self._run.rng.choice((0.0, 0.0005, 0.02)), self.exited.set)
+        notice_s, free_s = (self._run.rng.choice((0.0, 0.0005, 0.02)) for _ in range(2))
+        self._loop.call_later(notice_s, self._tell)
+        self._loop.call_later(notice_s + free_s, self.exited.set)
+
+    def _tell(self) -> None:
+        self.is_known_dead = True
+        self.news.set()
 
     async def _beat(self) -> None:
         await asyncio.sleep(self._run.rng.choice((0.0, 0.3)))

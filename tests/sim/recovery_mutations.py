@@ -21,6 +21,7 @@ from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.router import Router
 from inferd.server.supervision import watchdog as watchdog_module
+from inferd.server.supervision.engine_handle import EngineHandle
 from inferd.server.supervision.supervisor import EngineSupervisor, RestartPolicy
 from inferd.server.supervision.watchdog import Watchdog
 from tests.sim.loop import Clocks
@@ -223,6 +224,17 @@ def tokens_of_another_replica_count_as_progress(patch: Patch) -> None:
         self._restart_policy.router = router
 
     patch.setattr(EngineSupervisor, "__init__", shared)
+
+
+@plant
+def event_loop_waits_until_memory_is_free(patch: Patch) -> None:
+    """All streams stand still while the system frees the memory of an engine that died."""
+
+    async def end(self: EngineHandle) -> None:
+        self.supervisor.kill()
+        self.discard()
+
+    patch.setattr(EngineHandle, "end", end)
 
 
 @plant

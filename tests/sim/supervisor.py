@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,7 +49,7 @@ class SimulatedSupervisor:
     def has_exited(self) -> bool:
         """Whether it exited by itself, with a code of its own."""
         code = self._started().exit_code
-        return self._started().exited.is_set() and code is not None and code >= 0
+        return self._started().is_known_dead and code is not None and code >= 0
 
     def spawn(self) -> None:
         self.process = SimulatedProcess(
@@ -65,12 +67,24 @@ class SimulatedSupervisor:
         assert not self.is_discarded, "the flight record of what was discarded is read"
         return self._flight.in_flight()
 
-    def remove_run_dir(self) -> None:
-        """The simulation has no names to remove."""
+    def connected(self) -> None:
+        """The simulation has no names to remove, and notices each death early."""
 
     def kill(self) -> None:
         if self.process is not None:
             self.process.end(KILLED)
+
+    async def news(self, within_s: float) -> int | None:
+        process = self._started()
+        if not process.is_known_dead:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await process.news.wait()
+            process.news.clear()
+        return process.exit_code if process.is_known_dead else None
+
+    def wake(self) -> None:
+        self._started().news.set()
 
     async def wait(self) -> int:
         process = self._started()
@@ -86,6 +100,8 @@ class SimulatedSupervisor:
     def discard(self) -> None:
         if self.process is not None and self.process.exit_code is None:
             self.process.harms.append("discarded")
+        is_gone = self.process is None or self.process.exited.is_set()
+        assert is_gone, "the event loop waits until memory is free"
         self.kill()
         self.is_discarded = True
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -105,16 +106,128 @@ def test_one_that_dies_before_it_is_promoted_leaves_nothing_to_write(stub: list[
     supervisor.discard()
 
 
-def test_wait_sees_a_death_though_no_more_files_may_be_open(stub: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+HOLDS_LOCK = """
+import ctypes, json, os, pathlib, platform, signal, sys, threading, time
+from inferd.engine.api.process.death_notice import hold_lock
+from inferd.engine.api.process.heartbeat import LOCK_OFFSET
+launch = json.loads(sys.stdin.readline())
+hold_lock(launch["heartbeat_fd"], LOCK_OFFSET)
+pathlib.Path(launch["run_dir"], "held").touch()
+sys.stdin.readline()
+"""
+_EXIT = "ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[platform.machine()], 3)"
+
+
+def connected(program: str, stub: list[str]) -> Supervisor:
+    """A supervisor whose child holds its lock and then waits for a line."""
+    stub[0] = HOLDS_LOCK + program
+    supervisor = Supervisor(CONFIG)
+    supervisor.spawn()
+    wait_until((supervisor.run_dir / "held").exists)
+    return supervisor
+
+
+def test_a_death_is_seen_though_no_more_files_may_be_open(stub: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait for news takes as long as it was asked to: the watchdog counts in looks."""
+
     def refuse(pid: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    stub[0] = "raise SystemExit(9)"
+    stub[0] = "import sys; [sys.stdin.readline() for _ in range(2)]; raise SystemExit(9)"
     supervisor = Supervisor(CONFIG)
     supervisor.spawn()
-    assert asyncio.run(supervisor.wait()) == 9
+
+    async def see_it_die() -> None:
+        began_s = time.monotonic()
+        assert await supervisor.news(0.15) is None
+        assert time.monotonic() - began_s >= 0.15
+        supervisor.promote()
+        assert await supervisor.news(20.0) == 9
+        assert await supervisor.wait() == 9
+
+    asyncio.run(see_it_die())
     supervisor.discard()
+
+
+def test_a_death_is_seen_though_no_more_threads_may_run(stub: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    supervisor = connected("raise SystemExit(9)", stub)
+
+    async def see_it_die() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            supervisor.connected()
+        supervisor.promote()
+        assert await supervisor.news(20.0) == 9
+
+    asyncio.run(see_it_die())
+    supervisor.discard()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such locks")
+def test_a_death_is_noticed_before_all_of_the_child_is_gone(stub: list[str]) -> None:
+    """Here its main thread ends by the system call, and another one keeps the process there."""
+    supervisor = connected(f"threading.Thread(target=time.sleep, args=(60,)).start(); {_EXIT}", stub)
+
+    async def see_it_die() -> None:
+        supervisor.connected()
+        assert not supervisor.has_exited and supervisor.is_running
+        supervisor.promote()
+        assert await supervisor.news(20.0) == 3
+        assert supervisor.has_exited and not supervisor.is_running
+        assert supervisor._process is not None and supervisor._process.poll() is None, "it is gone"
+        supervisor.kill()
+        assert await supervisor.wait() == -signal.SIGKILL
+
+    asyncio.run(see_it_die())
+    supervisor.discard()
+
+
+@pytest.mark.parametrize("has_locks", [sys.platform == "linux", False])
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("os.kill(0, signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
+        ("os._exit(9)", 9),
+        ("os._exit(0)", 0),
+        ("sys.exit(3)", 3),
+    ],
+)
+def test_a_death_has_the_code_that_the_system_reports(
+    end: str, code: int, has_locks: bool, stub: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferd.engine.api.process.death_notice._IS_SUPPORTED", has_locks)
+    before = threading.active_count()
+    supervisor = connected(end, stub)
+
+    async def see_it_die() -> None:
+        supervisor.connected()
+        assert threading.active_count() == before + has_locks
+        supervisor.promote()
+        assert await supervisor.news(20.0) == code
+        assert await supervisor.wait() == code
+
+    asyncio.run(see_it_die())
+    supervisor.discard()
+    wait_until(lambda: threading.active_count() == before, within_s=5.0)  # less than the thread waits in vain
+
+
+def test_a_child_that_never_held_its_lock_gives_no_notice(stub: list[str]) -> None:
+    supervisor = Supervisor(CONFIG)
+    supervisor.spawn()
+    before = threading.active_count()
+
+    async def stop() -> int:
+        supervisor.connected()
+        wait_until(lambda: threading.active_count() == before)
+        assert supervisor.is_running
+        return await supervisor.stop()
+
+    assert asyncio.run(stop()) == 0
 
 
 @pytest.mark.parametrize("maker", ["zmq.Socket", "zmq.asyncio.Context.socket"])

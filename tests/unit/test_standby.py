@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -50,15 +50,14 @@ class FakeHandle:
         self.is_running = False
         self._gone.set()
 
-    async def ended(self) -> str:
-        await self._gone.wait()
-        return "died"
+    async def ended(self, sooner: asyncio.Task[Any] | None = None) -> str:
+        gone = asyncio.create_task(self._gone.wait())
+        await asyncio.wait((gone, sooner) if sooner else (gone,), return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        return "" if self.is_running else "died"
 
-    async def kill(self) -> None:
+    async def end(self) -> None:
         self.die()
-
-    def discard(self) -> None:
-        assert not self.is_running, "discarded alive"
         self.is_discarded = True
 
 

@@ -236,24 +236,27 @@ def test_a_replica_that_cannot_start_is_tried_again_beside_one_that_serves(monke
 
 
 class MortalEngine:
-    """An engine's handle in place of `EngineHandle`: the process ends when the test says so."""
+    """An engine's handle in place of `EngineHandle`: the process dies, and then is gone, when the test says so."""
 
     client = None
     is_external_kill = True
 
     def __init__(self) -> None:
-        self.dies = asyncio.Event()
-        self.supervisor = SimpleNamespace(in_flight=dict, has_exited=False, promote=lambda: None, stop=self.kill)
+        self.dies, self.leaves = asyncio.Event(), asyncio.Event()
+        self.supervisor = SimpleNamespace(in_flight=dict, has_exited=False, promote=lambda: None, stop=self.stop)
 
-    async def ended(self) -> str:
+    async def ended(self, sooner: asyncio.Task[str]) -> str:
         await self.dies.wait()
         return "the engine process was killed by SIGKILL"
 
     async def kill(self) -> None:
         """It is dead already."""
 
-    def discard(self) -> None:
-        """It left nothing."""
+    async def stop(self) -> None:
+        self.leaves.set()
+
+    async def end(self) -> None:
+        await self.leaves.wait()
 
 
 @pytest.mark.parametrize(("num_cores", "num_lent"), [(8, 6), (4, 4), (2, 3)], ids=["", "few-cores", "too-few-cores"])
@@ -284,6 +287,7 @@ def test_the_others_have_a_dead_replicas_cores_until_its_streams_go_on(
         engines[0].dies.set()
         await until(lambda: len(clients[1].sent) == 1 + len(moved))
         assert clients[1].sent[0] == UseThreads(num_lent)
+        engines[0].leaves.set()
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(engines) == 1, "a stream has had no token in its new place"

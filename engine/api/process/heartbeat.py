@@ -14,10 +14,13 @@ from enum import IntEnum
 from types import TracebackType
 from typing import Self
 
+from inferd.engine.api.process.death_notice import LOCK_BYTES
 from inferd.engine.api.process.shared_memory import open_map
 
 _LAYOUT = struct.Struct("<QdddQBBQQ")
-HEARTBEAT_BYTES = 64
+LOCK_OFFSET = 64
+"""Place of the lock that the engine holds while it lives (`death_notice`)."""
+HEARTBEAT_BYTES = LOCK_OFFSET + LOCK_BYTES
 BEAT_INTERVAL_S = 0.25
 
 

@@ -18,14 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 
 import msgspec
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import StartError
+from inferd.engine.api.process.death_notice import DeathNotice
 from inferd.engine.api.process.flight_recorder import FlightReader, flight_bytes
-from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, HeartbeatReader, Pulse
+from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, LOCK_OFFSET, HeartbeatReader, Pulse
 from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
 from inferd.engine.api.process.shared_memory import create, fill
 
@@ -67,6 +70,8 @@ IMPORT_FIRST = b"\n"
 """Sent before the launch line, it makes the child import its libraries at once."""
 
 _WAY_OUT = "free some space, or set TMPDIR to a writable directory"
+
+_POLL_S = 0.05
 
 STOP_GRACE_S = 5.0
 """Seconds that the engine has to exit when it is asked to, before it is killed."""
@@ -149,6 +154,7 @@ class Supervisor:
             fill(self._shared[0], HEARTBEAT_BYTES)
             fill(self._shared[1], flight_bytes(config.max_num_seqs or 1))
             self._pulse, self._flight = HeartbeatReader(self._shared[0]), FlightReader(self._shared[1])
+            self._notice = DeathNotice(self._shared[0], LOCK_OFFSET)
         except OSError as error:
             self._end_child()
             self._close_shared()
@@ -158,6 +164,9 @@ class Supervisor:
                 f"{reason}; free memory, or raise the limits on memory and open files (ulimit -a)"
             ) from error
         self._config, self._log_style, self._is_standby = config, log_style, is_standby
+        self._news = asyncio.Event()
+        self._noticed: int | None = None
+        """The child's exit code, known before all of the child is gone."""
 
     @property
     def pid(self) -> int | None:
@@ -165,14 +174,19 @@ class Supervisor:
 
     @property
     def is_running(self) -> bool:
-        """Whether the child exists; it may be stopped by a signal."""
-        return self._process is not None and self._process.poll() is None
+        """Whether the child is not known to be dead or dying; it may be stopped by a signal."""
+        return self._process is not None and self._code is None
 
     @property
     def has_exited(self) -> bool:
         """Whether the child ended by itself, not by a signal."""
+        return self._code is not None and self._code >= 0
+
+    @property
+    def _code(self) -> int | None:
+        """The child's exit code, or minus the signal that killed it; None while it lives."""
         code = self._process.poll() if self._process else None
-        return code is not None and code >= 0
+        return self._noticed if code is None else code
 
     def pulse(self) -> Pulse | None:
         """The engine's last beat, read without asking the engine."""
@@ -182,6 +196,22 @@ class Supervisor:
         """`FlightReader.in_flight`: the requests that the engine computes, or computed when it died. Call it before
         `discard`."""
         return self._flight.in_flight()
+
+    def connected(self) -> None:
+        """Remove the run directory, and watch for the engine's death. Call this at its first frame: then it has opened
+        its sockets and holds its lock."""
+        self.remove_run_dir()
+        loop = asyncio.get_running_loop()
+
+        def tell(code: int) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._notice_death, code)
+
+        self._notice.watch(self._started().pid, tell)
+
+    def _notice_death(self, code: int) -> None:
+        self._noticed = code
+        self._news.set()
 
     def remove_run_dir(self) -> None:
         """Remove the run directory once the engine has connected its sockets; open sockets go on working."""
@@ -228,11 +258,31 @@ class Supervisor:
             with contextlib.suppress(OSError):  # the pipe is closed nevertheless
                 self._process.stdin.close()
 
+    async def news(self, within_s: float) -> int | None:
+        """Wait until the child's main thread is dead, `wake` is called, or so many seconds have passed.
+
+        Returns the child's exit code or minus the signal that killed it, None while it lives. Its other threads may run
+        a moment longer, and its memory may not be free yet.
+        """
+        process, latest_s = self._started(), time.monotonic() + within_s
+        while self._code is None and not self._news.is_set() and (left_s := latest_s - time.monotonic()) > 0.0:
+            with contextlib.suppress(TimeoutError), _told_of_exit(process, self._news.set) as longest_s:
+                async with asyncio.timeout(min(left_s, longest_s)):
+                    await self._news.wait()
+        self._news.clear()
+        return self._code
+
+    def wake(self) -> None:
+        """End a wait for news."""
+        self._news.set()
+
     async def wait(self) -> int:
-        """Wait for the child to end. Returns its exit code, or minus the signal that killed it."""
-        process = self._started()
+        """Wait until the child is gone and its memory is free. Returns its exit code, or minus the signal."""
+        process, gone = self._started(), asyncio.Event()
         while process.poll() is None:
-            await _exited(process)
+            with contextlib.suppress(TimeoutError), _told_of_exit(process, gone.set) as longest_s:
+                async with asyncio.timeout(longest_s):
+                    await gone.wait()
         return process.returncode
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> int:
@@ -256,10 +306,12 @@ class Supervisor:
         raise AssertionError("a process outlived SIGKILL")
 
     def discard(self) -> None:
-        """Kill the child if it still runs, and remove the run directory. Safe to call twice."""
+        """Kill the child if it still runs, and remove the run directory. Blocks until the child is gone. Safe to call
+        twice."""
         self._end_child()
         self._pulse.close()
         self._flight.close()
+        self._notice.close()
         self._close_shared()
         self.remove_run_dir()
 
@@ -301,23 +353,18 @@ def _send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
-async def _exited(process: subprocess.Popen[bytes]) -> None:
-    """Return when the process has ended, or sooner: the caller polls."""
-    if not hasattr(os, "pidfd_open"):
-        await asyncio.sleep(0.05)
-        return
+@contextlib.contextmanager
+def _told_of_exit(process: subprocess.Popen[bytes], tell: Callable[[], None]) -> Iterator[float]:
+    """Call `tell` when the process is gone. Gives the seconds after which the caller must look for itself."""
     try:
         descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return
-    except OSError:  # the limit on open files is reached
-        await asyncio.sleep(0.05)
+    except (AttributeError, OSError):  # not Linux, or the limit on open files is reached
+        yield _POLL_S
         return
     loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
-    loop.add_reader(descriptor, gone.set)
+    loop.add_reader(descriptor, tell)
     try:
-        await gone.wait()
+        yield inf
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
