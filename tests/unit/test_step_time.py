@@ -82,6 +82,30 @@ def test_steps_of_next_to_no_time_move_little(seed: Seed) -> None:
     assert sorted(errors)[len(errors) // 2] < 0.1
 
 
+def test_many_steps_of_next_to_no_time_end_in_no_runaway() -> None:
+    """Chunks of one size: a step and its tokens are told apart by nothing. A model that has fallen to next to no time
+    must not believe its next measurements more than all others, or the equations have no solution."""
+    seed = Seed(UNKNOWN.decode, Coefficients(0.7, 0.14, 1e-6, 1e-8))
+    for number in range(20):
+        rng, model = Random(number), StepTimeModel(seed)
+        for _ in range(300):
+            load = StepLoad.of([Row(0, 256 * rng.randint(0, 8), 256, False)])
+            is_found_done = rng.random() < 0.5
+            model.observe(load, rng.choice((1e-6, 1e-5)) if is_found_done else 2 * seed.chunked.predict(load))
+
+
+def test_next_to_no_time_eight_times_in_a_row_is_soon_forgotten() -> None:
+    for number in range(10):
+        rng, model, load = Random(number), StepTimeModel(PLANTED), StepLoad(200, 0, 200**2)
+        for _ in range(8):
+            model.observe(load, 1e-5)
+        for _ in range(300):
+            num_tokens = rng.randint(20, 300)
+            other = StepLoad(num_tokens, rng.randint(0, 5000), num_tokens**2)
+            model.observe(other, truth(other) * rng.uniform(0.95, 1.05))
+        assert 0.5 < model.predict(load) / truth(load) < 1.5
+
+
 def test_no_step_is_predicted_to_take_no_time() -> None:
     """Paces are tokens divided by predictions."""
     model = StepTimeModel(UNKNOWN)

@@ -26,6 +26,9 @@ _PRIOR = 1e-4
 """Weight of the seed, in steps. It decides what was never measured, and next to nothing else."""
 _LEAST_STEP_S = 1e-6
 """No step is predicted to take less: paces are tokens divided by predictions."""
+_LEAST_SHARE = 0.1
+"""Least unit of a step, in times that the seed expects. If the expected time has fallen to near 0, a unit of that would
+keep it there: each further short step would outweigh hundreds of others, and the equations would lose their digits."""
 _NUM_ERRORS = 256
 """Number of steps that the errors cover."""
 
@@ -101,8 +104,8 @@ UNKNOWN = Seed(Coefficients(1e-3, 1e-5, 1e-8), Coefficients(1e-3, 1e-5, 1e-8, 1e
 class _Fit:
     """The coefficients of one kind of step.
 
-    The fitted values are factors on the seed, and times are in units of the expected time, or of half the measured
-    one if that is longer. So a residual is a relative error, and a short step counts as much as a long one.
+    The fitted values are factors on the seed, and times are in units of the expected time. So a residual is a relative
+    error, and a short step counts as much as a long one.
     """
 
     __slots__ = ("_seed", "_squares", "coefficients")
@@ -116,9 +119,9 @@ class _Fit:
     def observe(self, load: StepLoad, seconds: float) -> None:
         # The measured time is no good unit: one near 0 would outweigh all other steps. If the seed is far too low, the
         # expected one is none either: the first steps would outweigh the others.
-        unit_s = max(self.coefficients.predict(load), seconds / 2)
-        features = (1, *load)
-        x = [seed * feature / unit_s for seed, feature in zip(self._seed, features, strict=False)]
+        costs_s = [seed * feature for seed, feature in zip(self._seed, (1, *load), strict=False)]
+        unit_s = max(self.coefficients.predict(load), seconds / 2, _LEAST_SHARE * sum(costs_s))
+        x = [cost_s / unit_s for cost_s in costs_s]
         self._squares.update(x, seconds / unit_s)
         scaled = [seed * factor for seed, factor in zip(self._seed, self._squares.theta, strict=True)]
         self.coefficients = Coefficients(max(scaled[0], _LEAST_STEP_S), *scaled[1:])
