@@ -114,7 +114,7 @@ class Drafting:
         self._guesser, self._model, self._most_draws, self._most_tokens = guesser, model, most_draws, most_tokens
         self._drafts_follow = drafts_follow
         self._odds = DraftOdds() if model.has_draft_model else None
-        self._waits = deque[float](maxlen=_NUM_WAITS)
+        self._waits = deque((0.0, 0.0), maxlen=_NUM_WAITS)  # so that one long first wait is not the median
         self._host_s = 0.0
         """Seconds that the device usually waits before a step with drafts."""
         self._gains = DraftGains(_TRIAL_STEPS)
@@ -140,7 +140,9 @@ class Drafting:
         seconds = timing.own_s + min(timing.idle_s, 2 * self._host_s)
         if rows and seconds > 0.0 and all(row.num_tokens == 1 + row.num_drafts for row in rows):
             without_s = self._model.predict(StepLoad(len(rows), sum([row.start for row in rows]), 0))
-            self._gains.measured(len(rows), num_given * without_s / (len(rows) * seconds))
+            # A time near 0, as a late host measures it, would count as a gain for dozens of steps.
+            gain = min(num_given * without_s / (len(rows) * seconds), 1.0 + MOST_DRAFTS)
+            self._gains.measured(len(rows), gain)
 
     def ended(self, request: Request) -> None:
         """Learn how long answers are."""

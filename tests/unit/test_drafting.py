@@ -14,7 +14,7 @@ from inferd.engine.sched.latency.budget import StepBudget
 from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.latency.step_time import Coefficients, Seed, StepLoad
 from inferd.engine.sched.limits import SchedulerConfig
-from inferd.engine.sched.plan import RowResult, StepPlan, StepResult
+from inferd.engine.sched.plan import Row, RowResult, StepPlan, StepResult
 from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.speculation.ports import NO_GUESS, Guess
@@ -224,6 +224,15 @@ def test_slow_waits_stop_drafts_for_a_while_and_not_for_ever(num_slow: int, num_
     assert (num_steps > 100) == bool(num_without)
 
 
+def test_one_long_first_wait_stops_no_drafts() -> None:
+    scheduler = make(Given({"a": sure(*range(10, 26))}))
+    start(scheduler, "a")
+    finish(scheduler, planned(scheduler))
+    assert scheduler._drafting is not None
+    scheduler._drafting.applied((), 0, Timing(0.0, 0.0, 5.0))
+    assert planned(scheduler).has_drafts
+
+
 @pytest.mark.parametrize(("num_requests", "num_asked"), [(1, 12), (8, 2)])
 def test_requests_that_repeat_nothing_are_seldom_guessed_for(num_requests: int, num_asked: int) -> None:
     """While no guess was worth a wait, a step costs at most four of them on average."""
@@ -261,6 +270,17 @@ def test_drafts_end_where_they_do_not_pay(own_s: float, pays: bool) -> None:
         scheduler.finish(request)
     late = with_drafts[len(with_drafts) // 2 :]
     assert sum(late) > 0.5 * len(late) if pays else 0 < sum(late) < 0.05 * len(late)
+
+
+def test_a_step_of_next_to_no_time_proves_little() -> None:
+    scheduler = make(Given())
+    drafting = scheduler._drafting
+    assert drafting is not None
+    row = Row(0, 20, 3, True, draft_ids=(10, 11))
+    drafting.applied((row,), 3, Timing(0.0, 1e-6))
+    for _ in range(20):
+        drafting.applied((row,), 1, Timing(0.0, 2 * MEMORY_BOUND.predict(StepLoad(1, 20, 0))))
+    assert not drafting._gains.allows(1), "each of these steps gave half of what one without drafts gives"
 
 
 @pytest.mark.parametrize("limit", ["max_draws", "max_num_batched_tokens"])
