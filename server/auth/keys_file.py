@@ -68,7 +68,7 @@ class KeyEntry(BaseModel):
     tenant: Annotated[_Name, AfterValidator(_is_tenant)] | None = None
     """Tenant of the key. Keys of one tenant share cached prefixes, stored responses and a fair share; None: no other
     key shares them."""
-    weight: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] = 1.0
+    weight: Annotated[float, Field(ge=0.000_001, le=1_000_000, allow_inf_nan=False)] = 1.0
     """Weight of the tenant's fair share, which counts when other tenants wait too."""
     concurrent_requests: _Limit | None = None
     requests_per_minute: _Limit | None = None

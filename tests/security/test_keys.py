@@ -71,6 +71,7 @@ _DIGEST = digest_of(ONE).hex()
             "keys.1.wieght: there is no such field; an entry may have sha256, name, tenant, weight",
         ),
         (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    weight: 0\n", "keys.1.weight"),
+        (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    weight: 1.0e-7\n", "keys.1.weight"),
         (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    weight: .nan\n", "keys.1.weight"),
         (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    requests_per_minute: -1\n", "keys.1.requests_per_minute"),
         (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    tokens_per_minute: 1.5\n", "keys.1.tokens_per_minute"),
