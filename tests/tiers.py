@@ -42,7 +42,7 @@ class Tier:
 TIERS = (
     Tier("arch + unit", 85, ("arch", "unit"), workers=2, threads=1),
     Tier("simulation + property + chaos", 75, ("sim", "property", "chaos"), workers=2, threads=1),
-    Tier("cpu models + aot", 105, ("cpu", "aot"), workers=2, threads=1),
+    Tier("cpu models + aot", 115, ("cpu", "aot"), workers=2, threads=1),
     Tier("cpu models in plain PyTorch", 600, ("cpu",), options=("--kernels", "reference"), is_long=True),
     Tier("kernels", 120, ("kernels",), workers=2, threads=1),
     Tier(
@@ -53,11 +53,11 @@ TIERS = (
         threads=1,
         options=("-rs",),
     ),
-    Tier("real model", 45, ("real",), workers=2, threads=1, by="loadfile"),
-    Tier("e2e", 75, ("e2e", "prometheus"), workers=2, threads=1, by="loadfile", options=("-rs",)),
+    Tier("real model", 40, ("real",), workers=2, threads=1, by="loadfile"),
+    Tier("e2e", 80, ("e2e", "prometheus"), workers=2, threads=1, by="loadfile", options=("-rs",)),
     # There are more processes than cores, because waiting for a daemon takes no processor time. Engines with two
     # threads each would compete for the cores.
-    Tier("reliability", 125, ("reliability",), workers=4, threads=1, engine_threads=1, by="loadfile"),
+    Tier("reliability", 120, ("reliability",), workers=4, threads=1, engine_threads=1, by="loadfile"),
     Tier("security", 80, ("security",), workers=3, threads=1, engine_threads=1, by="loadfile"),
     Tier("schemathesis", 600, ("clients",), is_long=True, program=("tests/clients/run.py", "--only", "schemathesis")),
 )
@@ -70,7 +70,7 @@ QUICK = Tier(
 MUTANTS = ("-m", "tests.mutants.run", "--most", "2000", "--minutes", "60")
 MUTANTS_BUDGET_S = 4000
 """With `--long` only. This reports the mutants that survive, and fails only if it could judge none."""
-INSTALL_BUDGET_S = 95
+INSTALL_BUDGET_S = 90
 KEEPS_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 """Otherwise every process would compile its tests anew, and every daemon the server."""
 

@@ -72,6 +72,7 @@ IMPORT_FIRST = b"\n"
 _WAY_OUT = "free some space, or set TMPDIR to a writable directory"
 
 _POLL_S = 0.05
+"""Seconds between two looks at a child of whose end the system does not tell."""
 
 STOP_GRACE_S = 5.0
 """Seconds that the engine has to exit when it is asked to, before it is killed."""

@@ -15,7 +15,7 @@ _CLIP = 5.0
 """Largest residual of one measurement, in usual residuals."""
 _SPREAD_GAIN = 0.05
 """Weight of the newest residual in the usual one."""
-NUM_TRUSTED = 16
+_NUM_TRUSTED = 16
 """Number of first measurements that count in full: compared with a guess, any true value looks like an outlier."""
 _MIN_SPREAD = 0.02
 
@@ -42,7 +42,7 @@ class LeastSquares:
         expected = sum([a * b for a, b in zip(self.theta, x, strict=True)])
         residual = y - expected
         self.num_seen += 1
-        if self.num_seen > NUM_TRUSTED:
+        if self.num_seen > _NUM_TRUSTED:
             limit = _CLIP * self._spread
             residual = max(-limit, min(limit, residual))
         self._spread = max(_MIN_SPREAD, self._spread + _SPREAD_GAIN * (min(abs(residual), 1.0) - self._spread))
