@@ -149,11 +149,15 @@ class Drafting:
         if request.num_output:
             self._usual_length += _NEWEST_WEIGHT * (request.num_output - self._usual_length)
 
-    def add(self, builder: PlanBuilder) -> None:
-        """Add drafts to the rows of a step that is planned otherwise."""
+    def add(self, builder: PlanBuilder, *, may_take_blocks: bool = True) -> None:
+        """Add drafts to the rows of a step that is planned otherwise.
+
+        `may_take_blocks`: whether no request waits for memory. If one does, drafts go into blocks that their requests
+        have already.
+        """
         self._num_untried += 1
         is_trial = self._is_trial
-        num_added = self._add(builder)
+        num_added = self._add(builder, may_take_blocks=may_take_blocks)
         if self._has_waited and not num_added:
             self._num_to_rest = self._rest_steps
         if is_trial and self._has_waited:
@@ -161,7 +165,7 @@ class Drafting:
             self._num_untried = 0
         self._has_waited = False
 
-    def _add(self, builder: PlanBuilder) -> int:
+    def _add(self, builder: PlanBuilder, *, may_take_blocks: bool) -> int:
         """The number of drafts that were added. None are added to a row of a prompt's last token, before which the
         engine may have been idle, or of a request that was preempted since: its blocks are for another."""
         self._host_s *= _FORGETTING
@@ -186,7 +190,7 @@ class Drafting:
         num_added = 0
         for candidate, count in zip(candidates, counts, strict=True):
             entry = builder.entries[candidate.row]
-            num_drafts = _with_places(entry, candidate.context, count)
+            num_drafts = _with_places(entry, candidate.context, count, may_take_blocks)
             if num_drafts:
                 if self._drafts_follow:
                     entry.draft_start = candidate.context - 1
@@ -355,9 +359,11 @@ def _likeliest_first(candidates: Sequence[_Candidate]) -> list[tuple[float, int,
     return [(-negative, place, context) for _, negative, place, context in drafts]
 
 
-def _with_places(entry: Entry, first: int, num_drafts: int) -> int:
+def _with_places(entry: Entry, first: int, num_drafts: int, may_take_blocks: bool) -> int:
     """`num_drafts`, or half as many and so on, until there are blocks for them. Nobody is preempted for drafts."""
     table = entry.table
-    while num_drafts and first + num_drafts > table.capacity and not table.extend(first + num_drafts):
+    while num_drafts and first + num_drafts > table.capacity:
+        if may_take_blocks and table.extend(first + num_drafts):
+            break
         num_drafts //= 2
     return num_drafts

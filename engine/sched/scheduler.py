@@ -290,7 +290,7 @@ class Scheduler:
             builder = self._build_rows(decodes, prompts, now)
         self._suspects.others_had_their_turn()
         if self._drafting is not None:
-            self._drafting.add(builder)
+            self._drafting.add(builder, may_take_blocks=self._slots.claimant is None)
         return builder, bool(prompts or len(self._waiting))
 
     def _not_held(self, decodes: list[Entry], prompts: list[Entry], now: float) -> list[Entry]:

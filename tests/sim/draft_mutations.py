@@ -126,7 +126,7 @@ def blocks_of_drafts_are_sent_for_the_next_entry(patch: Patch) -> None:
 @plant
 def drafts_have_no_places(patch: Patch) -> None:
     """Drafts are added to a row whose blocks do not hold them."""
-    patch.setattr(drafting_module, "_with_places", lambda entry, first, num_drafts: num_drafts)
+    patch.setattr(drafting_module, "_with_places", lambda entry, first, num_drafts, may_take_blocks: num_drafts)
 
 
 @plant
@@ -139,7 +139,7 @@ def others_are_preempted_for_drafts(patch: Patch) -> None:
         created(self, *args, **kwargs)  # type: ignore[arg-type]
         schedulers[:] = [self]
 
-    def greedy(entry: Entry, first: int, num_drafts: int) -> int:
+    def greedy(entry: Entry, first: int, num_drafts: int, may_take_blocks: bool) -> int:
         if num_drafts and first + num_drafts > entry.table.capacity:
             schedulers[0]._slots.grow(entry, first + num_drafts)
         return max(0, min(num_drafts, entry.table.capacity - first))

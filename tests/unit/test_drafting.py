@@ -174,6 +174,21 @@ def test_nobody_is_preempted_for_drafts() -> None:
     finish(scheduler, plan, {0: (99,), 1: (98,)})
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_drafts_take_no_block_for_which_a_request_waits(waits: bool) -> None:
+    given = Given()
+    scheduler = make(given)
+    start(scheduler, "a", num_prompt=5)
+    other = start(scheduler, "b", num_prompt=2)
+    finish(scheduler, planned(scheduler))
+    given.guesses["a"] = sure(*range(10, 26))
+    scheduler._slots.claimant = scheduler._entries[other] if waits else None
+    num_free = scheduler.cache.pool.num_free
+    row = planned(scheduler).rows[0]
+    assert row.draft_ids, "its last block has room"
+    assert (scheduler.cache.pool.num_free == num_free) == waits
+
+
 @pytest.mark.parametrize("is_preempted", [False, True])
 def test_a_request_that_was_preempted_in_the_same_step_verifies_nothing(is_preempted: bool) -> None:
     """Its row was planned before another request needed its blocks."""
@@ -297,7 +312,9 @@ def test_a_step_without_room_for_drafts_is_not_waited_for(limit: str) -> None:
 
 def test_after_a_wait_for_nothing_there_is_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """That there is no block for a draft is known only when the step is planned."""
-    monkeypatch.setattr("inferd.engine.sched.drafting._with_places", lambda entry, first, num_drafts: 0)
+    monkeypatch.setattr(
+        "inferd.engine.sched.drafting._with_places", lambda entry, first, num_drafts, may_take_blocks: 0
+    )
     given = Given({"a": sure(*range(10, 26))})
     scheduler = make(given)
     start(scheduler, "a")
