@@ -107,7 +107,11 @@ class Callers:
         tokens.abort(reason)  # type: ignore[arg-type]
 
         def check() -> None:
-            if not tokens._closed and process is run.process_of(tokens.request_id) and run.is_calm(loop.time()):
+            if tokens._closed or process is not run.process_of(tokens.request_id) or not run.is_calm(loop.time()):
+                return
+            if run.num_replaying:
+                loop.call_later(_ABORTED_S, check)
+            else:
                 run.failed(AssertionError(f"{tokens.request_id} was aborted {_ABORTED_S} s ago, and goes on"))
 
         if process is not None and run.is_calm(loop.time()):

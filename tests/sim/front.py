@@ -133,6 +133,8 @@ class FrontRun:
         self.num_failures = 0
         """Times that the model could not be loaded while the server goes on with others."""
         self.history = History(loop)
+        self.num_replaying = 0
+        """Replicas that are being sent the requests of an engine that died, and are not read from meanwhile."""
         self._loop = loop
         self._callers = {caller.job.request_id: caller for caller in scenario.callers}
 
@@ -146,6 +148,7 @@ class FrontRun:
             num_replicas=scenario.num_replicas,
         )
         self.router = Router(None, self.metrics, options, Quarantine(self._loop.time))
+        self._note_replays()
         recovery = asyncio.create_task(self._recover())
         started = asyncio.create_task(self.router.became_ready.wait())
         await asyncio.wait((recovery, started), return_when=asyncio.FIRST_COMPLETED)
@@ -155,6 +158,18 @@ class FrontRun:
             return
         await self._serve(recovery)
         await self._end(recovery)
+
+    def _note_replays(self) -> None:
+        replay = self.router._replay
+
+        async def noted() -> int:
+            self.num_replaying += 1
+            try:
+                return await replay()
+            finally:
+                self.num_replaying -= 1
+
+        self.router._replay = noted  # type: ignore[method-assign]
 
     async def _recover(self) -> None:
         """Keep an engine running in every replica, as the server does."""
