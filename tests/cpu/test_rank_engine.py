@@ -59,6 +59,7 @@ def engines(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[tuple[
         shared.runner.close()
 
 
+@pytest.mark.sampled(keep=2)
 def test_every_request_has_the_bits_of_one_process(engines: tuple[Engine, Engine]) -> None:
     alone, shared = engines
     target = request("x", prompt(1, 75), temperature=0.9, top_p=0.8, presence_penalty=0.5, prompt_logprobs=2)

@@ -56,7 +56,7 @@ def expected(row: Tensor, slot: int, position: int) -> int:
     return totals.index(max(totals))
 
 
-@pytest.mark.sampled(keep=6, of="triton")
+@pytest.mark.sampled(keep=4, of="triton")
 @pytest.mark.parametrize("vocab_size", [1, 100, 1024, 2049, 5001])
 @pytest.mark.parametrize("slots", [[1], [4, 0, -1, 2, 3, 5, -1]])
 @pytest.mark.parametrize("scale", [0.01, 4.0])

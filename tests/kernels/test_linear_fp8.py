@@ -94,7 +94,7 @@ def error(result: Tensor, expected: Tensor) -> float:
     return float((result.double() - expected).abs().max() / expected.abs().max())
 
 
-@pytest.mark.sampled(keep=24, of="triton")
+@pytest.mark.sampled(keep=16, of="triton")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("kind", SCALES)
 @pytest.mark.parametrize(("out_size", "in_size"), SHAPES)
@@ -180,7 +180,7 @@ def test_sums_of_the_reference_are_exact(implementation: str) -> None:
 FUSED = ("norm", "residual", "gate", "norm and gate")
 
 
-@pytest.mark.sampled(keep=24, of="triton")
+@pytest.mark.sampled(keep=16, of="triton")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("in_size", [300, 512])
 @pytest.mark.parametrize("kind", SCALES)

@@ -295,7 +295,7 @@ def test_a_row_is_its_own(
                 assert torch.equal(result, parts[row][1][first:last]), f"row {row}, tokens {first}..{last}"
 
 
-@pytest.mark.sampled(keep=120)
+@pytest.mark.sampled(keep=80)
 @pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (90, None), (5, 5.0)])
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def batch_of(rows: Sequence[tuple[int, int]]) -> AttentionBatch:
     return AttentionBatch.build(rows, torch.zeros(len(rows), width, dtype=torch.int32), 16, "cpu")
 
 
-@pytest.mark.sampled(keep=14)
+@pytest.mark.sampled(keep=10)
 @pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("num_segments", [1, 2, 7, 60])

@@ -75,7 +75,7 @@ def rounded(x: Tensor, group_size: int) -> Tensor:
     return q.double() * scales.double().repeat_interleave(group_size, 1)[:, : x.shape[1]]
 
 
-@pytest.mark.sampled(keep=12)
+@pytest.mark.sampled(keep=8)
 @pytest.mark.parametrize(("bits", "layout", "group_size", "scales"), list(cases()))
 def test_a_layout_is_the_product_of_its_dequantized_matrix(
     bits: int, layout: str, group_size: int, scales: torch.dtype
@@ -96,7 +96,7 @@ def test_a_layout_is_the_product_of_its_dequantized_matrix(
     assert ((near @ wide.roll(1, 1).T + weight.bias.double() - expected).abs() > 100 * error).any()
 
 
-@pytest.mark.sampled(keep=12)
+@pytest.mark.sampled(keep=8)
 @pytest.mark.parametrize(("bits", "layout", "group_size", "scales"), list(cases()))
 def test_equals_the_reference(bits: int, layout: str, group_size: int, scales: torch.dtype) -> None:
     in_size = IN_SIZE if group_size else IN_SIZE + 5
