@@ -25,7 +25,8 @@ from inferd.engine.api.process.shared_memory import open_map
 LOCK_BYTES = 64
 """At least the size of a `pthread_mutex_t`: 40 bytes on x86-64, 48 on Arm."""
 
-_IS_SUPPORTED = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "pthread_mutex_clocklock")
+_LIBC = ctypes.CDLL(None)
+_IS_SUPPORTED = sys.platform == "linux" and hasattr(_LIBC, "pthread_mutex_clocklock")
 _PROCESS_SHARED = _ROBUST = 1
 _LOOK_S = 10
 """A thread that waits in vain looks so often whether it is still wanted."""
@@ -45,7 +46,7 @@ def hold_lock(descriptor: int, offset: int) -> None:
         memory = open_map(descriptor)
         # Never unmapped, not even when the interpreter ends: then the kernel could not find the lock any more.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
-        ctypes.CDLL(None).pthread_mutex_lock(_address(memory, offset))
+        _LIBC.pthread_mutex_lock(_address(memory, offset))
 
 
 class DeathNotice:
@@ -58,11 +59,11 @@ class DeathNotice:
         self._thread: threading.Thread | None = None
         self._is_closed = False
         if _IS_SUPPORTED:
-            libc, attributes = ctypes.CDLL(None), ctypes.create_string_buffer(LOCK_BYTES)
-            libc.pthread_mutexattr_init(attributes)
-            libc.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED)
-            libc.pthread_mutexattr_setrobust(attributes, _ROBUST)
-            libc.pthread_mutex_init(self._address, attributes)
+            attributes = ctypes.create_string_buffer(LOCK_BYTES)
+            _LIBC.pthread_mutexattr_init(attributes)
+            _LIBC.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED)
+            _LIBC.pthread_mutexattr_setrobust(attributes, _ROBUST)
+            _LIBC.pthread_mutex_init(self._address, attributes)
 
     def watch(self, pid: int, on_death: Callable[[int], None]) -> None:
         """Call `on_death`, from another thread, with the process's exit code or minus the signal that killed it. Call
@@ -83,15 +84,14 @@ class DeathNotice:
             self._map.close()
 
     def _wait(self, pid: int, on_death: Callable[[int], None]) -> None:
-        libc = ctypes.CDLL(None)
         outcome = errno.ETIMEDOUT
         while outcome == errno.ETIMEDOUT and not self._is_closed:
             until = _Time(int(time.monotonic()) + _LOOK_S, 0)
-            outcome = libc.pthread_mutex_clocklock(self._address, time.CLOCK_MONOTONIC, ctypes.byref(until))
+            outcome = _LIBC.pthread_mutex_clocklock(self._address, time.CLOCK_MONOTONIC, ctypes.byref(until))
         if outcome == errno.EOWNERDEAD and (code := _exit_code(pid)):
             on_death(code)
         if outcome in (0, errno.EOWNERDEAD):
-            libc.pthread_mutex_unlock(self._address)  # it must not be in this thread's list when its memory is unmapped
+            _LIBC.pthread_mutex_unlock(self._address)  # else it stays listed when its memory is unmapped
         self._map.close()
 
 

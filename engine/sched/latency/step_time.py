@@ -116,11 +116,11 @@ class _Fit:
         self._squares = LeastSquares(size, forgetting=_FORGETTING, prior=_PRIOR)
         self.coefficients = seed
 
-    def observe(self, load: StepLoad, seconds: float) -> None:
+    def observe(self, load: StepLoad, seconds: float, predicted_s: float) -> None:
         # The measured time is no good unit: one near 0 would outweigh all other steps. If the seed is far too low, the
         # expected one is none either: the first steps would outweigh the others.
         costs_s = [seed * feature for seed, feature in zip(self._seed, (1, *load), strict=False)]
-        unit_s = max(self.coefficients.predict(load), seconds / 2, _LEAST_SHARE * sum(costs_s))
+        unit_s = max(predicted_s, seconds / 2, _LEAST_SHARE * sum(costs_s))
         x = [cost_s / unit_s for cost_s in costs_s]
         self._squares.update(x, seconds / unit_s)
         scaled = [seed * factor for seed, factor in zip(self._seed, self._squares.theta, strict=True)]
@@ -160,10 +160,11 @@ class StepTimeModel:
         """Learn from a step that took `seconds`. A step of no time was not measured, and is skipped."""
         if seconds <= 0.0:
             return
-        predicted_s = self.predict(load)
+        fit = self._fit_of(load)
+        predicted_s = fit.coefficients.predict(load)
         self._errors.append(abs(predicted_s - seconds) / max(predicted_s, seconds))
         self.num_steps += 1
-        self._fit_of(load).observe(load, seconds)
+        fit.observe(load, seconds, predicted_s)
 
     def error(self, *quantiles: float) -> tuple[float, ...]:
         """Quantiles of |predicted - measured|, as a share of the larger, over the newest steps; 0 if there was none.
