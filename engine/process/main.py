@@ -132,7 +132,7 @@ def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None)
         if launch.is_standby:
             if ranks is not None:
                 ranks.wait_imported()
-            started_s = stand_by(launch, link.send, _bind_to_server, promoted)
+            started_s = stand_by(launch, link.send, _bind_to_server, lambda: _wait(promoted, heartbeat))
         try:
             core, executor, ready, adapters, events = build(launch, started_s, link, heartbeat, flight, ranks)
         except StartError as error:
@@ -149,6 +149,12 @@ def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None)
             logger.exception("the engine failed")
             # At once: threads of the worker may never end.
             os._exit(_EXIT_FAILED)
+
+
+def _wait(promoted: threading.Event, heartbeat: Heartbeat) -> None:
+    heartbeat.phase = EnginePhase.STANDBY
+    promoted.wait()
+    heartbeat.phase = EnginePhase.LOADING
 
 
 def build(
@@ -235,6 +241,7 @@ def serve(
 ) -> NoReturn:
     """Step for ever; the process ends with its standard input."""
     while True:
+        heartbeat.beat()
         if events is not None:
             for encoded in events.take():
                 link.send(CacheEvents(encoded))

@@ -6,19 +6,19 @@ to import its libraries at normal priority. It ends with rank 0, or when rank 0 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import signal
 import socket
 import sys
-import threading
 
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.logs import configure
 from inferd.engine.process.boot import import_engine
-from inferd.engine.worker.followers import BEAT_S, LAUNCHES, PLANS, Joins, Link, NotLoaded
+from inferd.engine.worker.followers import LAUNCHES, PLANS, Joins, Link, NotLoaded
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,8 @@ def main(descriptor: int, parent_pid: int, is_urgent: int) -> int:
     _end_with(parent_pid)
     link = Link(socket.socket(fileno=descriptor))
     worker = import_engine(_WORKER, is_urgent=bool(is_urgent))
-    threading.Thread(target=_beat, args=(link,), name="inferd-beat", daemon=True).start()
+    with contextlib.suppress(OSError):  # rank 0 is gone, and `receive` says so
+        link.send_encoded(b"")
     body = link.receive()
     if body is None:
         return 0
@@ -54,17 +55,6 @@ def main(descriptor: int, parent_pid: int, is_urgent: int) -> int:
         # At once: rank 0 waits for this rank, and ends with it.
         os._exit(_EXIT_FAILED)
     return 0
-
-
-def _beat(link: Link) -> None:
-    """Tell rank 0 that this process runs, until rank 0 is gone."""
-    pause = threading.Event()
-    try:
-        link.send_encoded(b"")
-        while not pause.wait(BEAT_S):
-            link.send_encoded(b"")
-    except OSError:
-        return
 
 
 def _end_with(parent_pid: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +20,9 @@ from inferd.engine.api.wire.messages import STANDBY, Phase
 
 
 def stand_by(
-    launch: Launch, report: Callable[[Phase], None], bind_to_server: Callable[[Launch], None], promoted: threading.Event
+    launch: Launch, report: Callable[[Phase], None], bind_to_server: Callable[[Launch], None], wait: Callable[[], None]
 ) -> float:
-    """Bind this process to the server, report that it is ready, and wait.
+    """Bind this process to the server, report that it is ready, and wait: `wait` returns once it is promoted.
 
     `bind_to_server` has the kernel end this process with the server; it may be called only after a report. Returns the
     time of promotion (monotonic), from which the phases of the start are counted.
@@ -32,7 +31,7 @@ def stand_by(
     bind_to_server(launch)
     report(Phase(STANDBY, time.monotonic() - launch.spawned_s, "waits to be promoted"))
     _prefetch_weights(Path(launch.config.model_path))
-    promoted.wait()
+    wait()
     return time.monotonic()
 
 

@@ -2,8 +2,9 @@
 
 A follower runs `inferd.engine.process.rank`. It belongs to rank 0's process group, and the kernel ends it with rank 0.
 Each has a socket to rank 0, on which its launch message and then the plans come as msgpack after their length. It
-answers once, when it has loaded its part, and says every half second that it lives. If a follower ends or is silent,
-rank 0 ends at once: its next step would wait for ever. The supervisor then starts the whole engine anew.
+says when it has imported its libraries, and answers once, when it has loaded its part. If a follower ends or is
+stopped by a signal, rank 0 ends: its next step would wait for ever. If one hangs, so does rank 0's step, which the
+server notices. The supervisor then starts the whole engine anew.
 
 Imports no torch, so that followers can start early.
 """
@@ -28,6 +29,7 @@ from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import StartError, start_error
 from inferd.engine.api.memory.activations import EXCHANGE_BYTES, EXCHANGE_HEADER_BYTES
 from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.process.processor_time import ProcessorTime
 from inferd.engine.api.process.shared_memory import allocate
 from inferd.engine.api.process.supervisor import Launch, describe_exit
 from inferd.engine.sched.plan import StepPlan
@@ -38,12 +40,9 @@ _COMMAND = (sys.executable, "-P", "-m", "inferd.engine.process.rank")
 _LENGTH_BYTES = 8
 _EXIT_FAILED = 1
 _CLOSE_S = 5.0
-BEAT_S = 0.5
-"""Seconds between two signs of life of a follower."""
 _TICK_S = 0.25
-_MAX_SILENCE_S, _FIRST_BEAT_S = 5.0, 120.0
-"""Most seconds without a sign of life: later, and before the first one, while the follower imports its libraries. The
-server has the same patience with rank 0."""
+_MAX_STOPPED_S = 5.0
+"""The server has the same patience with rank 0."""
 
 
 class RankLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +78,8 @@ PLANS = msgspec.msgpack.Decoder(StepPlan)
 LAUNCHES = msgspec.msgpack.Decoder(RankLaunch)
 
 
-class SilentError(Exception):
-    """The other end of a link hangs; says for how long."""
+class StoppedError(Exception):
+    """A signal stopped the process at the other end of a link; says for how long."""
 
 
 class Link:
@@ -95,23 +94,23 @@ class Link:
         self.send_encoded(_ENCODER.encode(message))
 
     def send_encoded(self, body: bytes) -> None:
-        """Send a message; an empty one is a sign of life."""
+        """Send a message; an empty one says that the libraries are imported."""
         with self._sending:
             self._end.sendall(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
 
-    def receive(self, max_silence_s: float | None = None) -> bytes | None:
-        """The next message; None if the other end is gone. Raises `SilentError` if it says nothing for so long."""
-        length = self._read(_LENGTH_BYTES, max_silence_s)
-        return None if length is None else self._read(int.from_bytes(length, "little"), max_silence_s)
+    def receive(self, sender: ProcessorTime | None = None) -> bytes | None:
+        """The next message; None if the other end is gone. Raises `StoppedError` if the process `sender` is stopped."""
+        length = self._read(_LENGTH_BYTES, sender)
+        return None if length is None else self._read(int.from_bytes(length, "little"), sender)
 
     def close(self) -> None:
         self._end.close()
 
-    def _read(self, num_bytes: int, max_silence_s: float | None) -> bytes | None:
+    def _read(self, num_bytes: int, sender: ProcessorTime | None) -> bytes | None:
         whole = bytearray()
         while len(whole) < num_bytes:
-            if max_silence_s is not None:
-                self._await(max_silence_s)
+            if sender is not None:
+                self._await(sender)
             try:
                 part = self._end.recv(num_bytes - len(whole))
             except ConnectionResetError:  # it ended without reading what it was sent
@@ -121,13 +120,14 @@ class Link:
             whole += part
         return bytes(whole)
 
-    def _await(self, max_silence_s: float) -> None:
+    def _await(self, sender: ProcessorTime) -> None:
         """Wait until something can be read. The time is counted in short waits, so that a suspension of this process
         counts as one of them."""
-        for _ in range(round(max_silence_s / _TICK_S)):
-            if select.select([self._end], [], [], _TICK_S)[0]:
-                return
-        raise SilentError(f"gave no sign of life for {max_silence_s:g} s")
+        stopped_s = 0.0
+        while not select.select([self._end], [], [], _TICK_S)[0]:
+            stopped_s = stopped_s + _TICK_S if sender.is_stopped() else 0.0
+            if stopped_s > _MAX_STOPPED_S:
+                raise StoppedError(f"was stopped for {_MAX_STOPPED_S:g} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,19 +228,20 @@ class Followers:
         return tuple(follower.answer.result() for follower in self._all)
 
     def _watch(self, follower: _Follower) -> None:
-        """Take the follower's answer. End this process when the follower ends or hangs, unless `wait_loaded` will say
-        so: with SIGKILL if somebody else sent that, because then the server blames no request."""
+        """Take the follower's answer. End this process when the follower ends or is stopped, unless `wait_loaded` will
+        say so: with SIGKILL if somebody else sent that, because then the server blames no request."""
+        sender = ProcessorTime(follower.process.pid)
         try:
-            body = follower.link.receive(_FIRST_BEAT_S)
+            body = follower.link.receive(sender)
             if body is not None:
                 follower.begins.set_result(None)
             while body is not None:
                 if body and not follower.take(_ANSWERS.decode(body)):
                     return
-                body = follower.link.receive(_MAX_SILENCE_S)
+                body = follower.link.receive(sender)
             code = follower.process.wait()
             how = describe_exit(code)
-        except SilentError as error:
+        except StoppedError as error:
             code, how = -signal.SIGKILL, str(error)
         except (OSError, ValueError):  # the link was closed
             return

@@ -6,12 +6,14 @@ Knows no requests and no router.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from typing import Any, Self
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.process.processor_time import ProcessorTime
 from inferd.engine.api.process.supervisor import EarlyProcess, Supervisor, describe_exit
 from inferd.engine.api.wire.client import EngineClient
 from inferd.server.supervision.watchdog import TICK_S, Watchdog
@@ -51,12 +53,13 @@ class EngineHandle:
             raise
         return handle
 
-    async def ended(self, sooner: asyncio.Task[Any] | None = None) -> str:
+    async def ended(self, sooner: asyncio.Task[Any] | None = None, *, may_wait: bool = False) -> str:
         """Wait until the process dies or hangs, or until `sooner` is done. Returns in words what happened; an empty
-        string if it lives."""
+        string if it lives. `may_wait`: whether a standby has not been promoted yet."""
         if sooner is not None:
             sooner.add_done_callback(lambda _: self.supervisor.wake())
-        watchdog = Watchdog(time.monotonic())
+        own = ProcessorTime(os.getpid())
+        watchdog = Watchdog(time.monotonic(), self.supervisor.processor_time, own, may_wait=may_wait)
         while (code := await self.supervisor.news(TICK_S)) is None:
             if sooner is not None and sooner.done():
                 return ""

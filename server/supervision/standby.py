@@ -22,8 +22,6 @@ _MAX_DOUBLINGS = 10
 """Enough to reach the longest delay, and few enough for a float."""
 _SOON_S = 60.0
 """A start within so many seconds of the last one waits twice as long as that one did."""
-_FRESH_S = 1.0
-"""Four heartbeats: a standby that was silent for longer counts as hung, and is killed instead of promoted."""
 
 
 class Standby:
@@ -52,7 +50,7 @@ class Standby:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
             self._keeper = None
-        handle, is_warm = self._handle, self._is_warm and self._is_fresh()
+        handle, is_warm = self._handle, self._is_warm and self._can_run()
         self._handle = None
         self._set_warm(False)
         if handle is not None and not is_warm:
@@ -79,10 +77,10 @@ class Standby:
         handle = self._handle = self._begin(epoch)
         said = asyncio.create_task(self._wait_ready(handle))
         try:
-            ended = await handle.ended(said)
+            ended = await handle.ended(said, may_wait=True)
             if said.done() and said.result() is None:
                 self._set_warm(True)
-                return ended or await handle.ended()
+                return ended or await handle.ended(may_wait=True)
             return (said.result() if said.done() else None) or ended
         finally:
             said.cancel()
@@ -102,11 +100,10 @@ class Standby:
             return str(error)
         return f"it said {type(message).__name__}"
 
-    def _is_fresh(self) -> bool:
-        if self._handle is None or not self._handle.supervisor.is_running:
-            return False
-        pulse = self._handle.supervisor.pulse()
-        return pulse is not None and time.monotonic() - pulse.beat_s < _FRESH_S
+    def _can_run(self) -> bool:
+        """Whether it lives, and no signal has stopped it."""
+        supervisor = None if self._handle is None else self._handle.supervisor
+        return supervisor is not None and supervisor.is_running and not supervisor.processor_time.is_stopped()
 
     def _next_delay_s(self, now: float) -> float:
         """Seconds to wait before a start."""

@@ -4,7 +4,9 @@ chunked, with a prefix hit and after preemption. Its ranks take the memory that 
 from __future__ import annotations
 
 import resource
+import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,10 +19,11 @@ from safetensors.torch import load_file, save_file
 from inferd.engine.api.errors import CapacityError, ModelError, StartError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import EXCHANGE_BYTES, EXCHANGE_HEADER_BYTES, MAX_RANKS
+from inferd.engine.api.process.processor_time import ProcessorTime
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker import followers
-from inferd.engine.worker.followers import PLANS, Followers, Link, SilentError
+from inferd.engine.worker.followers import PLANS, Followers, Link, StoppedError
 from inferd.kernels import gather
 from inferd.kernels.gather import exchange_bytes
 from tests.cpu.ranks import alone_in_a_group
@@ -150,16 +153,23 @@ def test_a_plan_is_the_same_on_the_other_side_of_a_link() -> None:
         assert Link(theirs).receive() is None
 
 
-def test_a_link_tells_silence_from_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_tells_a_stop_from_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followers, "_TICK_S", 0.01)
+    monkeypatch.setattr(followers, "_MAX_STOPPED_S", 0.05)
     ours, theirs = socket.socketpair()
     link = Link(ours)
-    with theirs:
-        Link(theirs).send_encoded(b"")
-        assert link.receive(0.05) == b"", "a sign of life"
-        with pytest.raises(SilentError, match=r"gave no sign of life for 0\.05 s"):
-            link.receive(0.05)
-    assert link.receive(0.05) is None
+    with subprocess.Popen(("sleep", "60")) as process:
+        sender = ProcessorTime(process.pid)
+        try:
+            with theirs:
+                Link(theirs).send_encoded(b"")
+                assert link.receive(sender) == b"", "its libraries are imported"
+                process.send_signal(signal.SIGSTOP)
+                with pytest.raises(StoppedError, match=r"was stopped for 0\.05 s"):
+                    link.receive(sender)
+            assert link.receive(sender) is None
+        finally:
+            process.kill()
     ours.close()
 
 

@@ -8,6 +8,9 @@ with a row that computes token id T) for:
   kill    SIGKILL, as an operator or the system sends it.
   abort   The process aborts, as after a failed assertion.
   hang    The step never ends, and the process lives.
+  spin    The step never ends: an endless loop in Python.
+  loop    The same in C, which holds the interpreter's lock.
+  lock    The step waits for ever for a lock, and holds the interpreter's lock.
   slow    The step takes eight seconds.
   stop    SIGSTOP: the whole process stands still.
   nan     The KV of one token becomes NaN.
@@ -19,6 +22,7 @@ WHERE is frame=K (the K-th frame to the server, from 0) for:
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import re
 import signal
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
     import zmq
 
 _FORM = re.compile(
-    r"(?:(kill|abort|hang|slow|stop|nan|memory)@(step|draft|token)|(lose|repeat|cut|flip|mute)@(frame))=(\d+)"
+    r"(?:(kill|abort|hang|spin|loop|lock|slow|stop|nan|memory)@(step|draft|token)|(lose|repeat|cut|flip|mute)@(frame))=(\d+)"
     r"(?:@epoch=(\d+))?"
 )
 _SLOW_S = 8.0
@@ -157,6 +161,15 @@ def _break(what: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif what == "hang":
         threading.Event().wait()
+    elif what == "spin":
+        while True:
+            pass
+    elif what == "loop":
+        re.match("(a+)+b", "a" * 99)
+    elif what == "lock":
+        held = ctypes.create_string_buffer(64)
+        for _ in range(2):
+            ctypes.PyDLL(None).pthread_mutex_lock(held)
     elif what == "slow":
         time.sleep(_SLOW_S)
     elif what == "memory":

@@ -61,6 +61,19 @@ def test_r5_hung_engines_are_replaced_and_slow_ones_are_not(start: Callable[...,
     print(f"R5: {num_stops} stopped engines, {num_hit} of them under an answer, 1 slow step, 1 without end: 0 wrong")
 
 
+@pytest.mark.sampled(keep=1)
+@pytest.mark.parametrize("what", ["spin", "loop", "lock"])
+def test_an_engine_that_hangs_is_replaced_whatever_holds_its_interpreter(
+    start: Callable[..., Daemon], what: str
+) -> None:
+    faults = faulty(f"{what}@step=330@epoch=0", step_ms=STEP_MS)
+    daemon = start(WITHOUT_CACHE, ready=False, program=faults)
+    daemon.wait_ready()
+    expected = said(daemon)
+    assert said(daemon) == expected
+    assert restarts(daemon) == 1 and "has not ended a step within 10 s" in daemon.output
+
+
 def said(daemon: Daemon) -> list[tuple[object, ...]]:
     """One request of about 300 steps. Its choices start together, so a step's number says which token it computes."""
     return [answer.said for answer in Asker(daemon.url).ask(FOUR_CHOICES)]
@@ -71,6 +84,6 @@ def stop_soon(daemon: Daemon, number: int) -> None:
     goal = count(daemon, "inferd_engine_steps_total") + 50
     wait_until(lambda: count(daemon, "inferd_engine_steps_total") >= goal)
     stopped_s = kill_engine(daemon, signal.SIGSTOP)
-    wait_until(lambda: sum("no sign of life" in line for line in daemon.lines) == number)
+    wait_until(lambda: sum("was stopped" in line for line in daemon.lines) == number)
     print(f"R5: a stopped engine was given up after {time.monotonic() - stopped_s:.1f} s")
     wait_until(lambda: restarts(daemon) == number)

@@ -23,8 +23,8 @@ RANKS = ("--num-threads", "2", "--tensor-parallel-size", "2")
 FAULTS = {
     "rank 0 dies": (0, signal.SIGKILL, "the engine process was killed by SIGKILL"),
     "rank 1 dies": (1, signal.SIGKILL, "rank 1 was killed by SIGKILL: the engine ends with it"),
-    "rank 0 stops": (0, signal.SIGSTOP, "the engine process gave no sign of life for 5 s"),
-    "rank 1 stops": (1, signal.SIGSTOP, "rank 1 gave no sign of life for 5 s: the engine ends with it"),
+    "rank 0 stops": (0, signal.SIGSTOP, "the engine process was stopped for 5 s"),
+    "rank 1 stops": (1, signal.SIGSTOP, "rank 1 was stopped for 5 s: the engine ends with it"),
 }
 
 

@@ -19,7 +19,8 @@ TICK_S = 0.003
 STEP_FAULTS = ("kill", "memory", "kill before", "kill after", "kill and lose", "hang", "stop", "pause", "slow")
 """Faults in a step of an engine. The process is killed when the step is launched, or an allocation fails then. It is
 killed before the results are sent. It is killed afterwards, and the results arrive or are lost. The step never ends.
-The process is suspended for ever, or for less than a hang. A step takes longer than any allowed silence."""
+The process is suspended for ever, or for less than a hang. A step takes longer than any allowed stop. Besides these,
+"starve": the process waits for a processor, for up to five minutes."""
 FRAME_FAULTS = ("lose", "repeat", "cut", "flip", "stale", "delay")
 """Faults of a frame: lost, repeated, cut short, with a wrong bit, replaced by one of an earlier engine, or late. A
 quarter of the lost ones lose all frames behind them as well ("mute"), so that no later number shows the gap."""
@@ -90,7 +91,10 @@ def make_front_scenario(seed: int) -> FrontScenario:
         seed=seed,
         core=core,
         callers=callers,
-        lives=_crash_loop(rng) if kind < 0.04 else _many_deaths(rng) if kind < 0.14 else _lives(rng),
+        lives=_with_starvation(
+            Random(f"starve {seed}"),
+            _crash_loop(rng) if kind < 0.04 else _many_deaths(rng) if kind < 0.14 else _lives(rng),
+        ),
         wall_jumps_s=tuple((rng.random(), rng.choice((-3600.0, 3600.0))) for _ in range(rng.choice((0, 1, 3)))),
         resets_s=tuple(rng.random() for _ in range(rng.choice((0, 0, 0, 2)))),
         outage_grace_s=rng.choice((0.0, 0.3, 10.0, 10.0)),
@@ -185,6 +189,14 @@ def _faults(rng: Random, epoch: int) -> tuple[Fault, ...]:
 
 def _early(rng: Random, first: int) -> int:
     return first + rng.choice((rng.randint(0, 3), rng.randint(0, 20), rng.randint(0, 80)))
+
+
+def _with_starvation(rng: Random, lives: dict[int, tuple[Fault, ...]]) -> dict[int, tuple[Fault, ...]]:
+    """In a fifth of the scenarios one engine waits for a processor in one of its steps, besides its other faults."""
+    if rng.random() >= 0.2:
+        return lives
+    epoch = rng.choice((0, 0, 1))
+    return {**lives, epoch: (*lives.get(epoch, ()), Fault("starve", "step", _early(rng, 0)))}
 
 
 def _many_deaths(rng: Random) -> dict[int, tuple[Fault, ...]]:

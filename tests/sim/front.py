@@ -40,7 +40,7 @@ from tests.sim.history import CheckedMetrics, History
 from tests.sim.loop import Clocks, VirtualLoop
 from tests.sim.network import Network
 from tests.sim.process import NUM_THREADS, SimulatedProcess
-from tests.sim.supervisor import SimulatedSupervisor
+from tests.sim.supervisor import AlwaysRuns, SimulatedSupervisor
 
 _LIMIT_S = 7200.0
 """Virtual seconds after which a run counts as endless."""
@@ -86,6 +86,7 @@ def _simulated(seed: int, loop: VirtualLoop) -> Iterator[tuple[Network, Clocks]]
         patch.setattr(supervisor_module, "num_cpus", lambda: 64)
         patch.setattr(router_module, "asyncio", _slow(Random(f"turns {seed}")))
         # The configuration of a simulated engine names its run.
+        patch.setattr(life_module, "ProcessorTime", lambda pid: AlwaysRuns())
         patch.setattr(life_module, "Supervisor", lambda config, **rest: SimulatedSupervisor(config.run, config, **rest))
         for name, module in list(sys.modules.items()):
             if name.startswith(("inferd.server.", "inferd.engine.api.")) and getattr(module, "time", None) is time:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.process.flight_recorder import FlightRecord
-from inferd.engine.api.process.heartbeat import BEAT_INTERVAL_S, EnginePhase, Heartbeat
+from inferd.engine.api.process.heartbeat import EnginePhase, Heartbeat
+from inferd.engine.api.process.processor_time import ProcessorUse
 from inferd.engine.api.wire.client import from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.wire.messages import (
     STANDBY,
@@ -84,7 +85,8 @@ class SimulatedProcess:
         self._run, self._is_standby = run, is_standby
         self._loop = asyncio.get_running_loop()
         self._faults = list(run.faults_of(replica, epoch))
-        self._frozen_until = 0.0
+        self._frozen_until = self._starved_until = 0.0
+        self._looked_s = self._loop.time()
         self._num_sent = self._num_received = self._num_steps = 0
         self._request_of: dict[int, str] = {}
         """Slot -> request in it."""
@@ -94,7 +96,7 @@ class SimulatedProcess:
         self._recorder = Recorder(StepWatch(FlightRecord(shared[1]), self._heartbeat, _PEAKS))
         self._in = run.network.pipe(to_engine_endpoint(run_dir))
         self._out = run.network.pipe(from_engine_endpoint(run_dir))
-        self._tasks = [self._loop.create_task(self._live()), self._loop.create_task(self._beat())]
+        self._task = self._loop.create_task(self._live())
 
     # -- its life and its end ----------------------------------------------------------------------------------------
 
@@ -115,9 +117,8 @@ class SimulatedProcess:
         if self.exit_code is not None:
             return
         self.exit_code = code
-        for task in self._tasks:
-            if task is not asyncio.current_task():
-                task.cancel()
+        if self._task is not asyncio.current_task():
+            self._task.cancel()
         self._run.ended(self, set().union(*self._recorder.in_flight.values()))
         notice_s, free_s = (self._run.rng.choice((0.0, 0.0005, 0.02)) for _ in range(2))
         self._loop.call_later(notice_s, self._tell)
@@ -127,12 +128,20 @@ class SimulatedProcess:
         self.is_known_dead = True
         self.news.set()
 
-    async def _beat(self) -> None:
-        await asyncio.sleep(self._run.rng.choice((0.0, 0.3)))
-        while True:
-            await self._thaw()
-            self._heartbeat._beat()
-            await asyncio.sleep(BEAT_INTERVAL_S)
+    # -- what the kernel says of it, as `ProcessorTime` ---------------------------------------------------------------
+
+    def is_stopped(self) -> bool:
+        return self._frozen_until > self._loop.time()
+
+    def use(self) -> ProcessorUse:
+        """It runs all the time, or waits for a processor all the time."""
+        now, looked_s = self._loop.time(), self._looked_s
+        self._looked_s = now
+        starved_s = max(min(self._starved_until, now) - looked_s, 0.0)
+        return ProcessorUse(now - looked_s, now - looked_s - starved_s, starved_s)
+
+    def forget(self) -> None:
+        self._looked_s = self._loop.time()
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -154,7 +163,9 @@ class SimulatedProcess:
             self._send(Phase("libraries", 0.1, "read"))
             await self._sleep(rng.choice((0.0, 0.005)))
             self._send(Phase(STANDBY, 0.1, "waits to be promoted"))
+            self._heartbeat.phase = EnginePhase.STANDBY
             await self.promoted.wait()
+            self._heartbeat.phase = EnginePhase.LOADING
         self._send(Phase("loading", 0.1, ""))
         await self._begin_badly()
         await self._sleep(rng.choice((0.02, 0.3, 2.0)))
@@ -176,6 +187,7 @@ class SimulatedProcess:
         assert self.engine is not None
         core, heartbeat = self.engine.core, self._heartbeat
         while True:
+            heartbeat.beat()
             messages = await self._receive(0.0 if core.has_work else 0.001 if core.is_compiling else 1.0)
             for message in messages:
                 self._take(message)
@@ -299,6 +311,11 @@ class SimulatedProcess:
             case "pause":
                 self._frozen_until = now + self._run.rng.choice((0.4, 4.0))
                 self.calm_s = max(self.calm_s, self._frozen_until)
+            case "starve":
+                starved_s = self._run.rng.choice((8.0, 300.0))
+                self._starved_until = now + starved_s
+                self.calm_s = max(self.calm_s, self._starved_until)
+                await asyncio.sleep(starved_s)
             case "slow":
                 self.calm_s = max(self.calm_s, now + 8.0)
                 await asyncio.sleep(8.0)

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from inferd.engine.api.errors import EngineDeadError
 from inferd.engine.api.process.flight_recorder import FlightReader, FlightRecord, Rows
+from inferd.engine.api.process.processor_time import ProcessorUse
 from inferd.engine.api.wire import messages as messages_module
 from inferd.engine.api.wire.client import EngineClient
 from inferd.engine.api.wire.messages import Envelope, Submit
@@ -246,7 +247,13 @@ def hang_is_never_seen(patch: Patch) -> None:
 @plant
 def short_silence_is_a_hang(patch: Patch) -> None:
     """An engine that was suspended for a moment is killed."""
-    patch.setattr(watchdog_module, "MAX_SILENCE_S", 0.3)
+    patch.setattr(watchdog_module, "MAX_STOPPED_S", 0.3)
+
+
+@plant
+def starved_engine_counts_as_hung(patch: Patch) -> None:
+    """An engine that waits for a processor is killed, because all of the time counts."""
+    patch.setattr(ProcessorUse, "share", 1.0)
 
 
 @plant

@@ -10,8 +10,22 @@ from types import SimpleNamespace
 from inferd.engine.api.process.flight_recorder import FlightReader, flight_bytes
 from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, HeartbeatReader, Pulse
 from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.process.processor_time import ProcessorUse
 from tests.sim.process import KILLED, SimulatedProcess
 from tests.sim.watcher import Watcher
+
+
+class AlwaysRuns:
+    """The server's own process as the kernel would see it."""
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def use(self) -> ProcessorUse:
+        return ProcessorUse()
+
+    def forget(self) -> None:
+        """There is nothing to forget."""
 
 
 class SimulatedSupervisor:
@@ -58,6 +72,10 @@ class SimulatedSupervisor:
 
     def promote(self) -> None:
         self._started().promoted.set()
+
+    @property
+    def processor_time(self) -> SimulatedProcess:
+        return self._started()
 
     def pulse(self) -> Pulse | None:
         assert not self.is_discarded, "the heartbeat of what was discarded is read"

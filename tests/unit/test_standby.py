@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
 from inferd.engine.api.errors import EngineDeadError, StartError
-from inferd.engine.api.process.heartbeat import EnginePhase, Pulse
 from inferd.engine.api.wire.messages import STANDBY, Failed, FromEngine, Phase
 from inferd.server.supervision import standby as standby_module
 from inferd.server.supervision.engine_handle import EngineHandle
@@ -27,7 +25,8 @@ class FakeHandle:
         """`says`: its messages after the one that its libraries are loaded; by default that it waits to be promoted."""
         self.supervisor = self.client = self
         self._unsaid = [READ, *(says or (Phase(STANDBY, 1.0, ""),))]
-        self.is_running, self.beat_s = True, float("inf")
+        self.processor_time = self
+        self.is_running, self.is_stopped = True, lambda: False
         self.is_discarded = False
         self._gone = asyncio.Event()
 
@@ -43,14 +42,12 @@ class FakeHandle:
             raise said
         return said
 
-    def pulse(self) -> Pulse:
-        return Pulse(1, min(self.beat_s, time.monotonic()), 0.0, 0.0, 0, EnginePhase.LOADING, False)
-
     def die(self) -> None:
         self.is_running = False
         self._gone.set()
 
-    async def ended(self, sooner: asyncio.Task[Any] | None = None) -> str:
+    async def ended(self, sooner: asyncio.Task[Any] | None = None, *, may_wait: bool = False) -> str:
+        assert may_wait, "a standby waits until it is promoted, which is no hang"
         gone = asyncio.create_task(self._gone.wait())
         await asyncio.wait((gone, sooner) if sooner else (gone,), return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
@@ -98,17 +95,17 @@ def test_a_warm_one_is_promoted_once() -> None:
     play(scene)
 
 
-@pytest.mark.parametrize("fault", ["silent", "dead", "cold"])
+@pytest.mark.parametrize("fault", ["stopped", "dead", "cold"])
 def test_one_that_cannot_serve_is_not_promoted_and_nothing_is_left_of_it(fault: str) -> None:
-    """A standby that is silent for long, just died, or is not bound to its server yet."""
+    """A standby that a signal stopped, just died, or is not bound to its server yet."""
 
     async def scene() -> None:
         it = Scene((lambda: FakeHandle(READ)) if fault == "cold" else FakeHandle)
         it.standby.keep(1)
         await settled(lambda: (it.begun and it.begun[0].has_said_all) if fault == "cold" else it.is_warm)
         assert it.is_warm == (fault != "cold")
-        if fault == "silent":
-            it.begun[0].beat_s = time.monotonic() - 2.0
+        if fault == "stopped":
+            it.begun[0].is_stopped = lambda: True
         if fault == "dead":
             it.begun[0].is_running = False
         assert await it.standby.take() is None

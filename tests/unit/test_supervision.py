@@ -18,6 +18,7 @@ from inferd.engine.api.errors import EngineDeadError, RequestError, StartError
 from inferd.engine.api.process.flight_recorder import FlightReader, FlightRecord, flight_bytes, tag_of
 from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, Pulse
 from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.process.processor_time import ProcessorUse
 from inferd.engine.api.process.shared_memory import allocate
 from inferd.engine.api.wire.client import FrameCounts
 from inferd.engine.api.wire.messages import Delta, Submit, UseThreads
@@ -30,7 +31,7 @@ from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision import supervisor as supervisor_module
 from inferd.server.supervision.engine_handle import EngineHandle
 from inferd.server.supervision.supervisor import MAX_DEATHS, WINDOW_S, EngineSupervisor, RestartPolicy
-from inferd.server.supervision.watchdog import MAX_LATE_S, MAX_SILENCE_S, TICK_S, Watchdog
+from inferd.server.supervision.watchdog import MAX_LATE_S, MAX_STOPPED_S, TICK_S, Watchdog
 from tests.unit.test_router import FakeClient, play_two, step, submit, until
 
 
@@ -319,67 +320,138 @@ def test_only_cores_that_all_replicas_share_are_lent() -> None:
 # -- hangs -------------------------------------------------------------------------------------------------------------
 
 
-def pulse(num_beats: int, *, started_s: float = 0.0, limit_s: float = 10.0, num_steps: int = 0) -> Pulse:
-    return Pulse(num_beats, 0.0, started_s, limit_s, num_steps, EnginePhase.SERVING, True)
+class Kernel:
+    """A process as the kernel would see it."""
+
+    def __init__(self, *, share: float = 1.0, stopped: bool = False, asleep: bool = False) -> None:
+        """`share`: the part of its time that the process could use."""
+        self.share, self.stopped, self.asleep = share, stopped, asleep
+        self.num_looks = 0
+
+    def is_stopped(self) -> bool:
+        return self.stopped
+
+    def use(self) -> ProcessorUse:
+        self.num_looks += 1
+        return ProcessorUse(TICK_S, 0.0 if self.asleep else TICK_S * self.share, TICK_S * (1 - self.share))
+
+    def forget(self) -> None:
+        """Each look stands for itself."""
+
+
+def pulse(
+    num_beats: int = 1,
+    *,
+    started_s: float = 0.0,
+    limit_s: float = 10.0,
+    num_steps: int = 0,
+    phase: EnginePhase = EnginePhase.SERVING,
+) -> Pulse:
+    return Pulse(num_beats, started_s, limit_s, num_steps, phase, True)
 
 
 QUIET = FrameCounts()
 """Nothing was sent either way."""
 
 
-def look_for(watchdog: Watchdog, seconds: float, start_s: float, **fields: float) -> str | None:
-    """Look every tick, while the engine's thread beats and its step goes on."""
-    for tick in range(int(seconds / TICK_S)):
-        reason = watchdog.look(pulse(tick + 1, **fields), start_s + tick * TICK_S, QUIET)  # type: ignore[arg-type]
+def given_up(
+    engine: Kernel, state: Pulse | None, seconds: float, *, own: Kernel | None = None, may_wait: bool = False
+) -> tuple[float, str] | None:
+    """(seconds until the watchdog gives up, why) if the engine stays in one state for so long."""
+    watchdog = Watchdog(0.0, engine, own or Kernel(), may_wait=may_wait)
+    for tick in range(1, int(seconds / TICK_S)):
+        reason = watchdog.look(state, tick * TICK_S, QUIET)
         if reason:
-            return reason
+            return tick * TICK_S, reason
     return None
 
 
-def test_silence_is_a_hang() -> None:
-    watchdog = Watchdog(0.0)
-    ticks = int(MAX_SILENCE_S / TICK_S) + 2
-    reasons = [watchdog.look(pulse(3), tick * TICK_S, QUIET) for tick in range(ticks + 1)]
-    assert reasons[: ticks - 1] == [None] * (ticks - 1)
-    assert reasons[-1] is not None and "no sign of life" in reasons[-1]
+IN_A_STEP = pulse(started_s=1.0, limit_s=10.0)
+
+
+def test_an_engine_that_is_stopped_is_given_up_whatever_it_did() -> None:
+    waits, loads = pulse(phase=EnginePhase.STANDBY), pulse(phase=EnginePhase.LOADING)
+    for state in (None, pulse(), IN_A_STEP, waits, loads):
+        end = given_up(Kernel(stopped=True), state, 10.0, may_wait=True)
+        assert end == (MAX_STOPPED_S + TICK_S, "was stopped for 5 s")
 
 
 def test_a_legal_long_step_never_trips_it() -> None:
-    assert look_for(Watchdog(0.0), 60.0, 0.0, started_s=1.0, limit_s=61.0) is None
+    assert given_up(Kernel(), pulse(started_s=1.0, limit_s=61.0), 60.0) is None
 
 
 def test_a_step_beyond_its_limit_is_a_hang() -> None:
-    reason = look_for(Watchdog(0.0), 12.0, 0.0, started_s=1.0, limit_s=10.0)
-    assert reason is not None and "within 10 s" in reason
+    """Whether it runs for ever or waits for a lock, and whatever holds the interpreter: nobody but the loop beats."""
+    for engine in (Kernel(), Kernel(asleep=True)):
+        end = given_up(engine, IN_A_STEP, 15.0)
+        assert end is not None and end[0] < 11.0 and end[1] == "has not ended a step within 10 s"
+
+
+def test_a_loop_that_does_not_turn_is_a_hang() -> None:
+    for engine in (Kernel(), Kernel(asleep=True)):
+        end = given_up(engine, pulse(), 15.0)
+        assert end is not None and end[0] < 11.0 and end[1] == "has not gone on for 10 s between two steps"
+    watchdog = Watchdog(0.0, Kernel(), Kernel())
+    turns = [watchdog.look(pulse(tick // 4), tick * TICK_S, QUIET) for tick in range(400)]
+    assert turns == [None] * 400, "an idle loop turns once a second"
+
+
+@pytest.mark.parametrize("state", [None, pulse(), IN_A_STEP], ids=["starts", "between two steps", "in a step"])
+def test_an_engine_that_waits_for_a_processor_is_none(state: Pulse | None) -> None:
+    """It could use some seconds of an hour. If it gets more and does not go on, it is given up all the same."""
+    assert given_up(Kernel(share=0.002), state, 3600.0) is None
+    limit_s = 10.0 if state else 120.0
+    end = given_up(Kernel(share=0.1), state, 3600.0)
+    assert end is not None and 8 * limit_s < end[0] < 11 * limit_s
+
+
+def test_a_standby_waits_until_it_is_promoted() -> None:
+    waits = pulse(phase=EnginePhase.STANDBY)
+    assert given_up(Kernel(asleep=True), waits, 3600.0, may_wait=True) is None
+    assert given_up(Kernel(asleep=True), waits, 3600.0) is not None, "it was promoted and goes on waiting"
+
+
+def test_an_engine_loads_for_as_long_as_it_does_anything() -> None:
+    loads = pulse(phase=EnginePhase.LOADING)
+    assert given_up(Kernel(), loads, 3600.0) is None
+    assert given_up(Kernel(share=0.01), loads, 3600.0) is None
+    end = given_up(Kernel(asleep=True), loads, 3600.0)
+    assert end is not None and "has slept for 600 s while it loaded" in end[1]
+
+
+def test_the_kernel_is_asked_in_doubt_alone() -> None:
+    engine = Kernel()
+    watchdog = Watchdog(0.0, engine, Kernel())
+    for tick in range(400):
+        assert watchdog.look(pulse(tick // 4, started_s=1.0, num_steps=tick // 4), tick * TICK_S, QUIET) is None
+    assert engine.num_looks == 0
+    assert given_up(engine, IN_A_STEP, 4.0) is None and engine.num_looks
 
 
 def test_many_short_steps_are_none() -> None:
-    watchdog = Watchdog(0.0)
+    watchdog = Watchdog(0.0, Kernel(), Kernel())
     for tick in range(400):
-        assert watchdog.look(pulse(tick, started_s=1.0, num_steps=tick // 2), tick * TICK_S, QUIET) is None
+        assert watchdog.look(pulse(1, started_s=1.0, num_steps=tick // 2), tick * TICK_S, QUIET) is None
 
 
 def test_time_in_which_this_process_stood_still_does_not_count() -> None:
-    watchdog = Watchdog(0.0)
+    watchdog = Watchdog(0.0, Kernel(), Kernel())
     assert watchdog.look(pulse(3, started_s=1.0), TICK_S, QUIET) is None
     assert watchdog.look(pulse(3, started_s=1.0), 3600.0, QUIET) is None
 
 
 def test_time_in_which_the_engine_was_stopped_is_no_step_time() -> None:
-    """6 s of a step, 4 s without a beat, 3 s of the same step: less than 10 s of work."""
-    watchdog = Watchdog(0.0)
-    assert look_for(watchdog, 6.0, 0.0, started_s=1.0, limit_s=10.0) is None
-    for tick in range(int(4.0 / TICK_S)):
-        assert watchdog.look(pulse(int(6 / TICK_S), started_s=1.0), 6.0 + tick * TICK_S, QUIET) is None
-    for tick in range(int(3.0 / TICK_S)):
-        at_s = 10.0 + tick * TICK_S
-        assert watchdog.look(pulse(int(6 / TICK_S) + tick + 1, started_s=1.0), at_s, QUIET) is None
+    """6 s of a step, 4 s in which it is stopped, 3 s of the same step: less than 10 s of work."""
+    engine = Kernel()
+    watchdog = Watchdog(0.0, engine, Kernel())
+    for tick in range(int(13.0 / TICK_S)):
+        engine.stopped = 6.0 <= tick * TICK_S < 10.0
+        assert watchdog.look(IN_A_STEP, tick * TICK_S, QUIET) is None
 
 
 def test_before_the_first_beat_libraries_are_read() -> None:
-    watchdog = Watchdog(0.0)
-    reasons = [watchdog.look(None, tick * TICK_S, QUIET) for tick in range(int(121 / TICK_S))]
-    assert reasons[int(119 / TICK_S)] is None and reasons[-1] is not None
+    end = given_up(Kernel(), None, 200.0)
+    assert end is not None and 119.0 < end[0] < 122.0 and end[1] == "gave no sign of life for 120 s"
 
 
 # -- lost frames -------------------------------------------------------------------------------------------------------
@@ -398,14 +470,14 @@ class Wire:
     taken: int = 3
     phase: EnginePhase = EnginePhase.SERVING
     in_a_step: bool = False
+    share: float = 1.0
+    """The part of its time that the engine could use."""
 
     def given_up(self, num_looks: int = 40, *, beats: int = 1, look_s: float = TICK_S) -> tuple[float, str] | None:
         """(seconds until the watchdog gives up, reason) if each look finds so many more beats."""
-        watchdog = Watchdog(0.0)
+        watchdog = Watchdog(0.0, Kernel(share=self.share), Kernel())
         for tick in range(1, num_looks + 1):
-            pulse = Pulse(
-                tick * beats + 1, 0.0, float(self.in_a_step), 99.0, 0, self.phase, True, self.sent, self.taken
-            )
+            pulse = Pulse(tick * beats + 1, float(self.in_a_step), 99.0, 0, self.phase, True, self.sent, self.taken)
             reason = watchdog.look(pulse, tick * look_s, FrameCounts(self.told, self.arrived, self.is_awaited))
             if reason:
                 return tick * look_s, reason
@@ -427,8 +499,9 @@ def test_a_frame_that_was_sent_and_does_not_come_is_lost_also_where_none_follows
         Wire(is_awaited=False),
         Wire(arrived=5, taken=2, in_a_step=True),
         Wire(arrived=5, taken=2, phase=EnginePhase.LOADING),
+        Wire(share=0.02),
     ],
-    ids=["the server is busy with the last one", "a long step", "the engine loads"],
+    ids=["the server is busy with the last one", "a long step", "the engine loads", "it waits for a processor"],
 )
 def test_nobody_misses_a_frame_while_it_could_not_be_seen(wire: Wire) -> None:
     assert wire.given_up() is None
@@ -436,9 +509,11 @@ def test_nobody_misses_a_frame_while_it_could_not_be_seen(wire: Wire) -> None:
 
 def test_time_in_which_a_side_stood_still_does_not_make_a_frame_late() -> None:
     """The engine or the server was stopped with a frame on its way: a look counts a quarter second at most."""
-    watchdog = Watchdog(0.0)
+    engine = Kernel(stopped=True)
+    watchdog = Watchdog(0.0, engine, Kernel())
     stopped = [watchdog.look(pulse_with(1, sent=5), tick * TICK_S, FrameCounts(0, 4, True)) for tick in range(1, 12)]
     assert stopped == [None] * 11
+    engine.stopped = False
     assert watchdog.look(pulse_with(2, sent=5), 3600.0, FrameCounts(0, 4, True)) is None
     num_looks = MAX_LATE_S / TICK_S + 2
     assert Wire().given_up(look_s=60.0) == (num_looks * 60.0, "has sent frame 4, which never came")
@@ -446,14 +521,14 @@ def test_time_in_which_a_side_stood_still_does_not_make_a_frame_late() -> None:
 
 def test_frames_that_go_on_coming_are_none_of_them_late() -> None:
     """A server that is behind reads on: the sequence number would show a gap."""
-    watchdog = Watchdog(0.0)
+    watchdog = Watchdog(0.0, Kernel(), Kernel())
     for tick in range(1, 400):
         behind = FrameCounts(3 * tick, tick, True)
         assert watchdog.look(pulse_with(tick, sent=2 * tick, taken=2 * tick), tick * TICK_S, behind) is None
 
 
 def pulse_with(num_beats: int, *, sent: int, taken: int = 0) -> Pulse:
-    return Pulse(num_beats, 0.0, 0.0, 0.0, 0, EnginePhase.SERVING, True, sent, taken)
+    return Pulse(num_beats, 0.0, 0.0, 0, EnginePhase.SERVING, True, sent, taken)
 
 
 # -- the flight record -------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from math import inf
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from inferd.engine.api.process.death_notice import DeathNotice
 from inferd.engine.api.process.flight_recorder import FlightReader, flight_bytes
 from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, LOCK_OFFSET, HeartbeatReader, Pulse
 from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
+from inferd.engine.api.process.processor_time import ProcessorTime
 from inferd.engine.api.process.shared_memory import create, fill
 
 logger = logging.getLogger(__name__)
@@ -190,8 +192,13 @@ class Supervisor:
         return self._noticed if code is None else code
 
     def pulse(self) -> Pulse | None:
-        """The engine's last beat, read without asking the engine."""
+        """How far the engine got, read without asking it."""
         return self._pulse.read()
+
+    @cached_property
+    def processor_time(self) -> ProcessorTime:
+        """What the kernel says of the child. It must have been started."""
+        return ProcessorTime(self._started().pid)
 
     def in_flight(self) -> dict[int, int]:
         """`FlightReader.in_flight`: the requests that the engine computes, or computed when it died. Call it before
