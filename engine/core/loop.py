@@ -244,6 +244,10 @@ class EngineCore:
         if not self._scheduler.has_work:
             assert self._scheduler.cache.pool.num_held == 0, "idle, and blocks are held"
 
+    def prepare(self) -> None:
+        """Do in advance what later requests need. Called while there is nothing else to do."""
+        self._grammars.prepare()
+
     # -- in ------------------------------------------------------------------------------------------------------------
 
     def _fault_in(self, submit: Submit) -> Failure | None:

@@ -79,6 +79,10 @@ class Grammars(Protocol):
         """
         ...
 
+    def prepare(self) -> None:
+        """Do in advance what the first grammar needs. Called while nothing else is to be done."""
+        ...
+
 
 class NoGrammars:
     """Refuses every grammar."""
@@ -86,6 +90,9 @@ class NoGrammars:
     def open(self, text: str, token_ids: Sequence[int], ending_ids: Sequence[int], tenant: str = "") -> PendingGrammar:
         del text, token_ids, ending_ids, tenant
         return _Refused()
+
+    def prepare(self) -> None:
+        """There is nothing to prepare."""
 
 
 class _Refused:

@@ -1,8 +1,7 @@
 """Compiles grammars on a thread beside the engine's loop, and keeps the most recent ones.
 
-llguidance releases the interpreter lock while it compiles, but not while it reads a vocabulary (0.4 s and 77 MiB for
-152,000 tokens; one core of an AMD EPYC Zen 4, 2026-11-21). So the vocabulary is read at the start, when little else
-runs.
+llguidance releases the interpreter's lock while it compiles, but not while it reads a vocabulary, which holds up all
+steps. So the vocabulary is read when the engine has been idle for a while, or when the first grammar comes.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 from llguidance import LLMatcher
@@ -53,7 +53,9 @@ class GrammarThread:
 
     def __init__(self, model_path: Path, vocab_size: int) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="inferd-grammar")
-        self._vocabulary = self._pool.submit(load_vocabulary, model_path, vocab_size)
+        self._load = cache(partial(load_vocabulary, model_path, vocab_size))
+        """Called on the thread alone."""
+        self._is_prepared = False
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()
@@ -67,13 +69,18 @@ class GrammarThread:
             copy = self._copy_of(text)
             if copy is not None:
                 done: Future[MatchedGrammar] = Future()
-                done.set_result(MatchedGrammar(copy, self._vocabulary.result(), ending_ids))
+                done.set_result(MatchedGrammar(copy, self._load(), ending_ids))
                 return _Pending(done)
         job = _Job(Future(), text, tuple(token_ids), tuple(ending_ids))
         with self._lock:
             self._waiting.setdefault(tenant, deque()).append(job)
         self._pool.submit(self._compile_next)
         return _Pending(job.future)
+
+    def prepare(self) -> None:
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._pool.submit(self._load)  # an error is raised again for the first grammar
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -94,7 +101,7 @@ class GrammarThread:
 
     def _compile(self, job: _Job) -> MatchedGrammar:
         """Raises `GrammarError`."""
-        vocabulary = self._vocabulary.result()
+        vocabulary = self._load()
         copy = self._copy_of(job.text)
         if copy is None:
             copy = compile_grammar(vocabulary, job.text)

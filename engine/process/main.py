@@ -68,6 +68,9 @@ logger = logging.getLogger(__name__)
 _IDLE_POLL_MS = 1000
 _COMPILING_POLL_MS = 1
 """Grammars are compiled, and adapters are read, on threads that cannot wake the loop."""
+_PREPARES_AFTER = 5
+"""Idle polls after which the engine prepares what later requests need. A person who just saw it start may be about to
+send the first one, which should not wait for that."""
 _MOST_RECEIVED_BYTES = 2**20
 """Most bytes received at once: some 500,000 ids, which take 60 ms to check and to queue. After a restart all prompts
 come at once, and an engine that took them for seconds would count as hung."""
@@ -240,6 +243,7 @@ def serve(
     events: KVEventLog | None = None,
 ) -> NoReturn:
     """Step for ever; the process ends with its standard input."""
+    num_idle = 0
     while True:
         heartbeat.beat()
         if events is not None:
@@ -257,10 +261,13 @@ def serve(
                 if not loaded.error:
                     core.add_adapter(loaded.adapter)
                 link.send(loaded)
-        if not messages and not core.has_work and not is_awaiting:
+        num_idle = num_idle + 1 if not messages and not core.has_work and not is_awaiting else 0
+        if num_idle:
             # To check a large pool takes a fifth of a second, so this runs only when the engine has been idle for a
             # while.
             core.check()
+        if num_idle == _PREPARES_AFTER:
+            core.prepare()
         # Refusals and aborts must not wait for a step, which may be long.
         _send(link, core.flush())
         heartbeat.has_work = core.has_work

@@ -14,6 +14,7 @@ from itertools import islice
 
 from tokenizers import Tokenizer
 
+from inferd.engine.api.byte_alphabet import BYTE_OF_CHAR
 from inferd.engine.api.errors import ModelError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -152,13 +153,3 @@ def _byte_level(piece: _Piece) -> _Piece:
     values = [BYTE_OF_CHAR.get(char) for char in piece]
     # An added token may hold characters that stand for no byte. Then its text is meant literally.
     return piece if None in values else bytes(value for value in values if value is not None)
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable alphabet of bytes: visible Latin-1 stands for itself, the other 68 bytes are U+0100 and up."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in set(visible)]
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
-
-
-BYTE_OF_CHAR = _byte_alphabet()

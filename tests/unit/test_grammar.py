@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 from array import array
@@ -291,26 +290,6 @@ def test_what_cannot_be_compiled_is_said_to_whoever_asks(thread: GrammarThread, 
         wait(GrammarThread(tmp_path, 10).open(pattern("a").text(), (), ()))
     with pytest.raises(GrammarError, match="without grammars"):
         NoGrammars().open("", (), ()).take()
-
-
-def test_a_vocabulary_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(GrammarError, match="cannot constrain output"):
-        load_vocabulary(tmp_path, 10)
-
-
-def test_tokens_of_the_configuration_alone_are_part_of_the_vocabulary(tmp_path: Path) -> None:
-    tokenizer = json.loads((MODEL_PATH / "tokenizer.json").read_text())
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    extra = {"content": "<extra>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-             "special": True}  # fmt: skip
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {"3072": extra}}))
-    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7}))
-    vocabulary = load_vocabulary(tmp_path, 3_080)
-    assert vocabulary.is_special_token(3_072) and vocabulary.vocab_size == 3_080
-    assert vocabulary.eos_tokens == [7]
-    grammar = compile_grammar(vocabulary, "start: <extra>")
-    assert grammar.consume_token(3_072) and grammar.is_stopped()
 
 
 # -- trying out --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""What the kernel says of a process: whether it is stopped, and what part of its time it waited for a processor.
+"""A process as the kernel sees it: whether it is stopped, and what part of its time it waited for a processor.
 
-A process that waits for a processor does nothing, however well it is. So whoever judges another process by its
-progress counts only the time that the process could use. Processes that it started count with it: an engine waits for
-its other ranks, and for compilers. Reads /proc (proc_pid_stat(5), and `schedstat` of each thread,
+A healthy process that waits for a processor does nothing. So the server judges an engine by its progress in the time
+that the engine could use. Processes that it started count with it: an engine waits for its other ranks, and for
+compilers. Reads /proc (proc_pid_stat(5), and `schedstat` of each thread,
 Documentation/scheduler/sched-stats.rst). Without it every process counts as running all the time.
 """
 
@@ -23,7 +23,7 @@ _LEAST_USE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ProcessorUse:
-    """What the threads of a process, and of those that it started, did since the last look, together."""
+    """Time that the threads of a process, and of those that it started, used since the last look, together."""
 
     passed_s: float = 0.0
     ran_s: float = 0.0
@@ -39,7 +39,7 @@ class ProcessorUse:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether hardly any thread ran, or wanted to."""
+        """Whether hardly any thread ran or wanted to."""
         return self.ran_s + self.waited_s < _LEAST_USE * self.passed_s
 
 

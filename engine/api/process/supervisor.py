@@ -197,7 +197,7 @@ class Supervisor:
 
     @cached_property
     def processor_time(self) -> ProcessorTime:
-        """What the kernel says of the child. It must have been started."""
+        """The child as the kernel sees it. It must have been started."""
         return ProcessorTime(self._started().pid)
 
     def in_flight(self) -> dict[int, int]:
