@@ -126,32 +126,32 @@ def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None)
     run_dir = Path(launch.run_dir)
     flight = FlightRecord(launch.flight_fd)
     hold_lock(launch.heartbeat_fd, LOCK_OFFSET)
-    with Heartbeat(launch.heartbeat_fd) as heartbeat:
-        os.close(launch.flight_fd)
-        os.close(launch.heartbeat_fd)
-        # The sockets are connected before the first message, because the run directory is removed after it.
-        link = EngineLink(run_dir, launch.epoch, heartbeat)
-        started_s = launch.spawned_s
-        if launch.is_standby:
-            if ranks is not None:
-                ranks.wait_imported()
-            started_s = stand_by(launch, link.send, _bind_to_server, lambda: _wait(promoted, heartbeat))
-        try:
-            core, executor, ready, adapters, events = build(launch, started_s, link, heartbeat, flight, ranks)
-        except StartError as error:
-            link.send(Failed(type(error).__name__, str(error)))
-            link.close()
-            return error.exit_code
-        garbage.freeze_objects()
-        _bind_to_server(launch)
-        link.send(ready)
-        heartbeat.phase = EnginePhase.SERVING
-        try:
-            serve(core, executor, link, heartbeat, adapters, events)
-        except Exception:
-            logger.exception("the engine failed")
-            # At once: threads of the worker may never end.
-            os._exit(_EXIT_FAILED)
+    heartbeat = Heartbeat.of(launch.heartbeat_fd)
+    os.close(launch.flight_fd)
+    os.close(launch.heartbeat_fd)
+    # The sockets are connected before the first message, because the run directory is removed after it.
+    link = EngineLink(run_dir, launch.epoch, heartbeat)
+    started_s = launch.spawned_s
+    if launch.is_standby:
+        if ranks is not None:
+            ranks.wait_imported()
+        started_s = stand_by(launch, link.send, _bind_to_server, lambda: _wait(promoted, heartbeat))
+    try:
+        core, executor, ready, adapters, events = build(launch, started_s, link, heartbeat, flight, ranks)
+    except StartError as error:
+        link.send(Failed(type(error).__name__, str(error)))
+        link.close()
+        return error.exit_code
+    garbage.freeze_objects()
+    _bind_to_server(launch)
+    link.send(ready)
+    heartbeat.phase = EnginePhase.SERVING
+    try:
+        serve(core, executor, link, heartbeat, adapters, events)
+    except Exception:
+        logger.exception("the engine failed")
+        # At once: threads of the worker may never end.
+        os._exit(_EXIT_FAILED)
 
 
 def _wait(promoted: threading.Event, heartbeat: Heartbeat) -> None:
@@ -245,7 +245,7 @@ def serve(
     """Step for ever; the process ends with its standard input."""
     num_idle = 0
     while True:
-        heartbeat.beat()
+        heartbeat.num_beats += 1
         if events is not None:
             for encoded in events.take():
                 link.send(CacheEvents(encoded))

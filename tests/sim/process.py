@@ -92,7 +92,7 @@ class SimulatedProcess:
         """Slot -> request in it."""
         self._dies_at_launch: type[Exception] | None = None
         self._deadly_code = KILLED
-        self._heartbeat = Heartbeat(shared[0])
+        self._heartbeat = Heartbeat.of(shared[0])
         self._recorder = Recorder(StepWatch(FlightRecord(shared[1]), self._heartbeat, _PEAKS))
         self._in = run.network.pipe(to_engine_endpoint(run_dir))
         self._out = run.network.pipe(from_engine_endpoint(run_dir))
@@ -187,7 +187,7 @@ class SimulatedProcess:
         assert self.engine is not None
         core, heartbeat = self.engine.core, self._heartbeat
         while True:
-            heartbeat.beat()
+            heartbeat.num_beats += 1
             messages = await self._receive(0.0 if core.has_work else 0.001 if core.is_compiling else 1.0)
             for message in messages:
                 self._take(message)

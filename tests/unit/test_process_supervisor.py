@@ -280,14 +280,14 @@ def test_a_pulse_is_read_without_asking() -> None:
     shared = allocate(HEARTBEAT_BYTES)
     reader = HeartbeatReader(shared)
     assert reader.read() is None
-    with Heartbeat(shared) as heartbeat:
-        os.close(shared)
-        assert reader.read() == Pulse(1, 0.0, 0.0, 0, EnginePhase.LOADING, False)
-        heartbeat.phase, heartbeat.has_work, heartbeat.num_steps = EnginePhase.SERVING, True, 7
-        heartbeat.step_started_s, heartbeat.step_limit_s = 1.5, 2.5
-        heartbeat.num_frames_sent, heartbeat.num_frames_received = 2**40, 3
-        heartbeat.beat()
-        assert reader.read() == Pulse(2, 1.5, 2.5, 7, EnginePhase.SERVING, True, 2**40, 3)
+    heartbeat = Heartbeat.of(shared)
+    os.close(shared)
+    assert reader.read() == Pulse(1, 0.0, 0.0, 0, EnginePhase.LOADING, False)
+    heartbeat.phase, heartbeat.has_work, heartbeat.num_steps = EnginePhase.SERVING, True, 7
+    heartbeat.step_started_s, heartbeat.step_limit_s = 1.5, 2.5
+    heartbeat.num_frames_sent, heartbeat.num_frames_received = 2**40, 3
+    heartbeat.num_beats += 1
+    assert reader.read() == Pulse(2, 1.5, 2.5, 7, EnginePhase.SERVING, True, 2**40, 3)
     reader.close()
 
 

@@ -551,7 +551,7 @@ def test_what_is_in_flight_is_what_was_launched_and_has_not_ended() -> None:
 
 
 def test_a_step_may_take_ten_predictions_and_its_first_time_more() -> None:
-    heartbeat = Heartbeat(allocate(HEARTBEAT_BYTES))
+    heartbeat = Heartbeat.of(allocate(HEARTBEAT_BYTES))
     watch = StepWatch(FlightRecord(allocate(flight_bytes(1))), heartbeat, Peaks(read_bytes_per_s=1e9, flops_per_s=1e9))
     limits = []
     for step_id, flops in enumerate((10**6, 10**6, 6 * 10**9)):

@@ -7,17 +7,13 @@ to say (`processor_time`).
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from enum import IntEnum
-from types import TracebackType
 from typing import Self
 
 from inferd.engine.api.process.death_notice import LOCK_BYTES
 from inferd.engine.api.process.shared_memory import open_map
-
-LOCK_OFFSET = 64
-"""Place of the lock that the engine holds while it lives (`death_notice`)."""
-HEARTBEAT_BYTES = LOCK_OFFSET + LOCK_BYTES
 
 
 class EnginePhase(IntEnum):
@@ -29,56 +25,39 @@ class EnginePhase(IntEnum):
     SERVING = 2
 
 
-class _Count:
-    """A whole number in shared memory. An assignment is visible to the other process at once."""
+class Heartbeat(ctypes.Structure):
+    """The engine's side: the shared memory itself. An assignment is visible to the other process at once."""
 
-    def __init__(self, place: int) -> None:
-        """`place`: index among the numbers of eight bytes."""
-        self._place = place
+    num_beats: int
+    step_started_s: float
+    step_limit_s: float
+    num_steps: int
+    phase: int
+    has_work: bool
+    num_frames_sent: int
+    num_frames_received: int
+    _fields_ = (
+        ("num_beats", ctypes.c_uint64),
+        ("step_started_s", ctypes.c_double),
+        ("step_limit_s", ctypes.c_double),
+        ("num_steps", ctypes.c_uint64),
+        ("phase", ctypes.c_uint64),
+        ("has_work", ctypes.c_uint64),
+        ("num_frames_sent", ctypes.c_uint64),
+        ("num_frames_received", ctypes.c_uint64),
+    )
 
-    def __get__(self, owner: _Shared, _: type[_Shared]) -> int:
-        return owner.counts[self._place]
-
-    def __set__(self, owner: _Shared, value: int) -> None:
-        owner.counts[self._place] = value
-
-
-class _Seconds:
-    """A time in shared memory, as `_Count`."""
-
-    def __init__(self, place: int) -> None:
-        self._place = place
-
-    def __get__(self, owner: _Shared, _: type[_Shared]) -> float:
-        return owner.seconds[self._place]
-
-    def __set__(self, owner: _Shared, value: float) -> None:
-        owner.seconds[self._place] = value
+    @classmethod
+    def of(cls, descriptor: int) -> Self:
+        """`descriptor`: file descriptor of shared memory of `HEARTBEAT_BYTES`. The memory stays mapped."""
+        heartbeat = cls.from_buffer(open_map(descriptor))
+        heartbeat.num_beats = 1
+        return heartbeat
 
 
-class _Shared:
-    """The memory, seen as whole numbers and as seconds."""
-
-    num_beats = _Count(0)
-    step_started_s = _Seconds(1)
-    step_limit_s = _Seconds(2)
-    num_steps = _Count(3)
-    phase = _Count(4)
-    has_work = _Count(5)
-    num_frames_sent = _Count(6)
-    num_frames_received = _Count(7)
-
-    def __init__(self, descriptor: int) -> None:
-        """`descriptor`: file descriptor of shared memory of `HEARTBEAT_BYTES`."""
-        self._map = open_map(descriptor)
-        numbers = memoryview(self._map)[:LOCK_OFFSET]
-        self.counts, self.seconds = numbers.cast("Q"), numbers.cast("d")
-        numbers.release()
-
-    def close(self) -> None:
-        for view in (self.counts, self.seconds):
-            view.release()
-        self._map.close()
+LOCK_OFFSET = ctypes.sizeof(Heartbeat)
+"""Place of the lock that the engine holds while it lives (`death_notice`)."""
+HEARTBEAT_BYTES = LOCK_OFFSET + LOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,40 +78,27 @@ class Pulse:
     num_frames_received: int = 0
 
 
-class Heartbeat(_Shared):
-    """The engine's side."""
+class HeartbeatReader:
+    """The supervisor's side."""
 
     def __init__(self, descriptor: int) -> None:
-        super().__init__(descriptor)
-        self.beat()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def beat(self) -> None:
-        """Called at each turn of the loop."""
-        self.num_beats += 1
-
-
-class HeartbeatReader(_Shared):
-    """The supervisor's side."""
+        self._map = open_map(descriptor)
 
     def read(self) -> Pulse | None:
         """The state now; None before the first beat."""
-        if not self.num_beats:
+        now = Heartbeat.from_buffer_copy(self._map)
+        if not now.num_beats:
             return None
         return Pulse(
-            num_beats=self.num_beats,
-            step_started_s=self.step_started_s,
-            step_limit_s=self.step_limit_s,
-            num_steps=self.num_steps,
-            phase=EnginePhase(self.phase),
-            has_work=bool(self.has_work),
-            num_frames_sent=self.num_frames_sent,
-            num_frames_received=self.num_frames_received,
+            num_beats=now.num_beats,
+            step_started_s=now.step_started_s,
+            step_limit_s=now.step_limit_s,
+            num_steps=now.num_steps,
+            phase=EnginePhase(now.phase),
+            has_work=bool(now.has_work),
+            num_frames_sent=now.num_frames_sent,
+            num_frames_received=now.num_frames_received,
         )
+
+    def close(self) -> None:
+        self._map.close()
