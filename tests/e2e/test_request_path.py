@@ -2,7 +2,8 @@
 
 A file is on the path if, during a chat, one of its functions calls a function of another file: it hands work on. Leaf
 files do not count, because they only answer what their name says, such as the block pool or the table of errors. Files
-in `kernels/` do not count either, nor do calls that an idle server makes too, such as those of the watchdog.
+in `kernels/` do not count either, nor do calls that an idle server makes too. Calls of the watchdog do not count: it
+asks more about an engine whose steps are slow.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ STATIONS = {
     "engine/worker/runner.py", "engine/models/decoder.py", "engine/sample/sampler.py",
 }  # fmt: skip
 """Some files that are certainly on the path."""
+
+WATCHDOG = "server/supervision/watchdog.py"
 
 Calls = Counter[tuple[str, str, str, str]]
 """(calling file, its function, called file, its function) -> how often. See `traced_server`."""
@@ -110,7 +113,7 @@ def files_of(calls: Calls, idle: Calls) -> Files:
     ran = set()
     for (caller, function, called, called_function), num in calls.items():
         # The recording may end before the end of the last chat.
-        if num < NUM_CHATS - 1 or (caller, function, called, called_function) in idle:
+        if num < NUM_CHATS - 1 or caller == WATCHDOG or (caller, function, called, called_function) in idle:
             continue
         ran |= {caller, called}
         if caller != called:
