@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
+import re
 from importlib.resources import files
 from pathlib import PurePosixPath
 
@@ -12,6 +15,7 @@ from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.api.routes import DOCS_FILES
+from inferd.server.transport.page_headers import page_headers
 
 _PACKAGE = "fastapi_swagger"
 """Carries the files of swagger-ui-dist. Only its files are used."""
@@ -19,22 +23,31 @@ _MEDIA = {".js": "text/javascript", ".css": "text/css", ".png": "image/png"}
 
 
 async def page(request: Request) -> Response:
-    """FastAPI's own page, with the addresses of our files, behind the prefix that a proxy removes."""
+    """FastAPI's own page, with the addresses of our files, behind the prefix that a proxy removes. Its inline script is
+    the only one that a browser runs."""
     prefix = request.scope.get("root_path", "")
     script, style, icon = (prefix + route.path for route in DOCS_FILES)
-    return get_swagger_ui_html(
+    answer = get_swagger_ui_html(
         openapi_url=f"{prefix}/openapi.json",
         title="inferd",
         swagger_js_url=script,
         swagger_css_url=style,
         swagger_favicon_url=icon,
     )
+    answer.headers.update(page_headers(*_hashes_of_scripts(bytes(answer.body))))
+    return answer
 
 
 async def file(request: Request) -> Response:
     """Raises `RequestError` if the package is not installed."""
     name = PurePosixPath(request.url.path)
-    return Response(_content(name.name), media_type=_MEDIA[name.suffix])
+    return Response(_content(name.name), media_type=_MEDIA[name.suffix], headers=page_headers())
+
+
+def _hashes_of_scripts(page: bytes) -> list[str]:
+    """Hashes of the inline scripts of a page. They differ by prefix."""
+    scripts = re.findall(rb"<script>(.*?)</script>", page, re.DOTALL)
+    return [f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'" for script in scripts]
 
 
 @functools.cache

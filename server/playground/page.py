@@ -14,13 +14,9 @@ from pathlib import Path, PurePosixPath
 from starlette.requests import Request
 from starlette.responses import Response
 
-STATIC = Path(__file__).parent / "static"
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-"""The browser enforces this for the page: an answer of the model can neither run a script nor reach another host."""
+from inferd.server.transport.page_headers import page_headers
 
+STATIC = Path(__file__).parent / "static"
 _MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -36,10 +32,7 @@ async def file(request: Request) -> Response:
     """The page or one of its files; 304 if the caller has it. The page's addresses are relative, so that it also works
     behind the prefix that a proxy removes."""
     found = _file(PurePosixPath(request.url.path).name if "/playground/" in request.url.path else "index.html")
-    headers = {
-        "Content-Security-Policy": POLICY,
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
+    headers = page_headers() | {
         "Cache-Control": "no-cache",  # a browser asks with the tag, so it never mixes the files of two versions
         "ETag": found.tag,
     }

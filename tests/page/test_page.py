@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import MAX_MODEL_LEN, MODEL_PATH, VOCAB_SIZE, Script, ScriptedRouter, serving
 from tests.e2e.conftest import Daemon, free_model, start
+from tests.page.conftest import answered, opened, send
 from tests.reliability.conftest import count, kill_engine
 
 __all__ = ["start"]
@@ -31,21 +30,6 @@ AXE = Path(os.environ.get("AXE_CORE", "build/node_modules/axe-core/axe.min.js"))
 SERIOUS = ("serious", "critical")
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is not installed: the page is not tested")
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the page is not tested")
-    with api.sync_playwright() as playwright:
-        # Chromium's sandbox does not start as root, as which containers run.
-        browser = playwright.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox"], ignore_default_args=["--hide-scrollbars"]
-        )
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -64,32 +48,6 @@ def page(request: pytest.FixtureRequest, browser: Any, model: ServedModel, route
     options = AppOptions(api_keys=request.param, has_access_log=False)
     with serving(model, router, options) as url, opened(browser, url) as page:
         yield page
-
-
-@contextmanager
-def opened(browser: Any, url: str) -> Iterator[Any]:
-    """The page of a server. Afterwards it has reported no error and refused nothing."""
-    faults: list[str] = []
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.goto(f"{url}/")
-        page.wait_for_selector(".status.ready")
-        yield page
-    # The browser itself reports answers that are no success.
-    assert [fault for fault in faults if "Failed to load resource" not in fault] == []
-
-
-def send(page: Any, text: str) -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
-
-
-def answered(page: Any, text: str) -> None:
-    """Wait for a finished answer."""
-    page.locator(".assistant", has_text=text).locator(".facts", has_text="tokens").wait_for()
 
 
 def test_an_answer_streams_and_can_be_branched_from_a_token(page: Any, router: ScriptedRouter) -> None:
