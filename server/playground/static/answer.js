@@ -1,30 +1,8 @@
 // Shows the messages of a conversation: texts, reasoning, calls of tools, errors, and the buttons of each message.
 
-import { marked } from "./marked.js";
-import { html, useEffect, useMemo, useState } from "./preact.js";
+import { Markdown, Plain } from "./markdown.js";
+import { html, useEffect, useState } from "./preact.js";
 import { Tokens } from "./tokens.js";
-
-const TAGS = ["a", "b", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "input",
-  "li", "ol", "p", "pre", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"];
-const escaped = (text) => text.replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`);
-
-// HTML and images in an answer are shown as they were written: nothing is loaded, and nothing can look like the page.
-marked.use({
-  async: false,
-  renderer: { html: ({ text }) => escaped(text), image: ({ raw }) => escaped(raw), checkbox: ({ checked }) => (checked ? "☑ " : "☐ ") },
-});
-DOMPurify.addHook("afterSanitizeAttributes", (node) => {
-  if (node.tagName !== "A") return;
-  node.setAttribute("target", "_blank");
-  node.setAttribute("rel", "noopener noreferrer");
-});
-
-function Markdown({ text }) {
-  const __html = useMemo(
-    () => DOMPurify.sanitize(marked.parse(text), { ALLOWED_TAGS: TAGS, ALLOWED_ATTR: ["href", "title", "start"] }), [text],
-  );
-  return html`<div class="markdown" dangerouslySetInnerHTML=${{ __html }}></div>`;
-}
 
 export function Message({ message, act }) {
   const shown = { user: UserMessage, assistant: Answer, tool: Results }[message.role];
@@ -58,7 +36,7 @@ function UserMessage({ message, act }) {
       </form>`;
   }
   return html`
-    <div class="bubble">${message.text}</div>
+    <div class="bubble"><${Plain} text=${message.text} /></div>
     <div class="buttons">
       <${Branches} message=${message} act=${act} />
       <button type="button" onClick=${() => setDraft(message.text)}>Edit</button>
@@ -71,9 +49,9 @@ function Answer({ message, act }) {
   const isPlain = !isRunning && !message.reasoning && !message.calls.length && !message.isConstrained;
   return html`
     ${message.reasoning && html`<details class="reasoning"><summary>Reasoning${isRunning && !text ? " …" : ""}</summary>
-      <div>${message.reasoning}</div></details>`}
+      <${Plain} text=${message.reasoning} /></details>`}
     ${showsTokens && tokens.length
-      ? html`${message.prefix && html`<p class="prefix">${message.prefix}</p>`}
+      ? html`${message.prefix && html`<div class="prefix"><${Plain} text=${message.prefix} /></div>`}
         <${Tokens} tokens=${tokens} branch=${isPlain ? (index, other) => act.branch(message, index, other) : null} />`
       : html`<${Markdown} text=${text} />`}
     ${isRunning && html`<p class="waiting" role="status">${text || message.reasoning ? "Writing" : "Waiting for the first token"}</p>`}
@@ -143,7 +121,7 @@ function Calls({ message, act }) {
 
 function Results({ message, act }) {
   return html`
-    ${message.results.map(({ name, text }) => html`<div class="bubble"><b>${name}</b> gave ${text}</div>`)}
+    ${message.results.map(({ name, text }) => html`<div class="bubble"><b>${name}</b> gave <${Plain} text=${text} /></div>`)}
     <div class="buttons"><${Branches} message=${message} act=${act} /></div>`;
 }
 

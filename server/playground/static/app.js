@@ -10,14 +10,19 @@ import { Options, storedOptions, storeOptions } from "./options.js";
 import { html, render, useEffect, useRef, useState } from "./preact.js";
 
 const DRAW_MS = 60; // shortest time between two drawings of an answer that grows
+const REST = 3;
 
-// Draws the page again, soon, and at most every `DRAW_MS`.
+// Draws the page again, soon, and at most every `DRAW_MS`. If a drawing takes long, the next waits for `REST` times as long.
 function useDrawing() {
   const [, setCount] = useState(0);
-  const timer = useRef(null);
-  return () => {
-    timer.current ??= setTimeout(() => { timer.current = null; setCount((count) => count + 1); }, DRAW_MS);
-  };
+  const state = useRef({ timer: null, begunMs: null, waitMs: DRAW_MS }).current;
+  useEffect(() => {
+    if (state.begunMs === null) return;
+    state.waitMs = Math.max(DRAW_MS, REST * (performance.now() - state.begunMs));
+    state.begunMs = null;
+  });
+  const draw = () => { state.timer = null; state.begunMs = performance.now(); setCount((count) => count + 1); };
+  return () => { state.timer ??= setTimeout(draw, state.waitMs); };
 }
 
 function App() {
@@ -103,16 +108,20 @@ function App() {
 const lastOf = (root) => shownPath(root).at(-1) ?? root;
 
 function Messages({ path, act }) {
-  const box = useRef(null);
+  const box = useRef(null), list = useRef(null);
   const follows = useRef(true); // whether the reader is at the end
-  useEffect(() => { if (follows.current) box.current.scrollTop = box.current.scrollHeight; });
+  useEffect(() => {
+    const sizes = new ResizeObserver(() => { if (follows.current) box.current.scrollTop = box.current.scrollHeight; });
+    sizes.observe(list.current);
+    return () => sizes.disconnect();
+  }, []);
   const scrolled = ({ currentTarget: { scrollHeight, scrollTop, clientHeight } }) => {
     follows.current = scrollHeight - scrollTop - clientHeight < 40;
   };
   return html`
     <div class="scroll" ref=${box} onScroll=${scrolled} tabindex="0" role="region" aria-label="Conversation">
       ${path.length === 0 && html`<p class="empty">Write a message to begin. Everything stays on this server.</p>`}
-      <ol class="messages">${path.map((message) => html`<${Message} key=${message.id} message=${message} act=${act} />`)}</ol>
+      <ol class="messages" ref=${list}>${path.map((message) => html`<${Message} key=${message.id} message=${message} act=${act} />`)}</ol>
     </div>`;
 }
 

@@ -13,6 +13,7 @@ import { SPECIAL } from "./tokens.js";
 // to a server.
 const OTHERS = [["Count to one thousand.", 11], ["Tell a long story about the sea.", 10], ["Describe a large city.", 10]];
 const NUM_OTHERS = OTHERS.reduce((sum, [, num]) => sum + num, 0);
+const MAX_CELLS = 4_000_000; // of the table that compares two answers; so many take 16 MB
 const MOST_TOKENS = 128; // of an answer, if the settings have no bound
 const IDS_TOO = { return_token_ids: true };
 
@@ -63,8 +64,21 @@ export function stopPair(pair) {
   for (const { abort } of [pair, ...pair.answers]) abort?.abort();
 }
 
-// For each id of two lists whether it belongs to their longest common subsequence.
+// For each id of two lists whether both have it: in their longest common subsequence, between the beginning and the end
+// that they share. If that part is too long to compare, none of its ids is common, and `isWhole` is false.
 function common(left, right) {
+  let from = 0, end = 0;
+  const most = Math.min(left.length, right.length);
+  while (from < most && left[from] === right[from]) from++;
+  while (end < most - from && left.at(-1 - end) === right.at(-1 - end)) end++;
+  const middles = [left, right].map((ids) => ids.slice(from, ids.length - end));
+  const isWhole = middles[0].length * middles[1].length <= MAX_CELLS;
+  const found = isWhole ? commonInside(...middles) : middles.map((ids) => ids.map(() => false));
+  const same = (num) => new Array(num).fill(true);
+  return { flags: found.map((side) => [...same(from), ...side, ...same(end)]), isWhole };
+}
+
+function commonInside(left, right) {
   const rows = [new Uint32Array(right.length + 1)];
   for (let i = 0; i < left.length; i++) {
     const above = rows[i], row = new Uint32Array(right.length + 1);
@@ -102,12 +116,15 @@ export function CompareForm({ asked, isRunning, crowd, settings }) {
 // The two answers side by side, in place of the conversation.
 export function Comparison({ pair, isDeterministic, close }) {
   const { answers, isRunning, titles } = pair;
-  const flags = useMemo(() => (isRunning ? null : common(...answers.map((answer) => answer.ids))), [pair, isRunning]);
+  const compared = useMemo(() => (isRunning ? null : common(...answers.map((answer) => answer.ids))), [pair, isRunning]);
+  const flags = compared?.flags;
   const error = pair.error ?? answers.find((answer) => answer.error)?.error;
   return html`
     <div class="scroll" tabindex="0" role="region" aria-label="Comparison">
       <div class="comparison">
         <p role="status" class=${error ? "failed" : ""}>${error ? error.message : verdictOf(pair, flags)}</p>
+        ${compared && !compared.isWhole && html`<p class="quiet">All tokens between the first and the last difference are
+          counted, because the answers are too long to compare there token by token.</p>`}
         ${!isDeterministic && html`<p class="quiet">This server runs without --deterministic, so other requests may change tokens.</p>`}
         <div class="pair">${answers.map((answer, i) => html`
           <section><h2>${titles[i]}</h2>

@@ -1,7 +1,10 @@
 // The tokens of an answer, coloured by their probability, with the likeliest others in each place.
 
-import { html, useState } from "./preact.js";
+import { Plain } from "./markdown.js";
+import { html, useMemo, useRef, useState } from "./preact.js";
 
+const MAX_SHOWN = 8000; // tokens that are coloured, from the first on; the others are plain text
+const SLICE = 200; // tokens that are drawn together
 const LEVELS = [0.9, 0.6, 0.3, 0.1];
 export const SPECIAL = /^<.*>$/; // the text of a special token cannot be sent back
 
@@ -13,23 +16,41 @@ const visible = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥").r
 export function Tokens({ tokens, branch }) {
   const [at, setAt] = useState(null); // place of the token whose alternatives are shown
   const [focus, setFocus] = useState(0); // place of the token that the Tab key reaches
+  const newestBranch = useRef(null);
+  newestBranch.current = branch;
+  const numShown = Math.min(tokens.length, MAX_SHOWN);
   const move = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (event.key === "Escape") setAt(null);
     if (!step || !event.target.matches(".token > button")) return;
     event.preventDefault();
-    const next = Math.min(Math.max(focus + step, 0), tokens.length - 1);
+    const next = Math.min(Math.max(focus + step, 0), numShown - 1);
     event.currentTarget.children[next].firstElementChild.focus();
   };
   return html`
     <div class="tokens" onKeyDown=${move} onMouseLeave=${() => setAt(null)}>
-      ${tokens.map((token, index) => html`<${Token} key=${index} token=${token} isOpen=${index === at}
-        isReached=${index === focus} open=${() => setAt(index)} reach=${() => { setFocus(index); setAt(index); }}
-        branch=${branch && ((other) => branch(index, other))} />`)}
+      ${Array.from({ length: Math.ceil(numShown / SLICE) }, (_, i) => html`
+        <${Slice} key=${i} tokens=${tokens} from=${i * SLICE} to=${Math.min((i + 1) * SLICE, numShown)} at=${at} focus=${focus}
+          setAt=${setAt} setFocus=${setFocus} canBranch=${Boolean(branch)} newestBranch=${newestBranch} />`)}
     </div>
+    ${tokens.length > numShown && html`
+      <${Plain} text=${tokens.slice(numShown).map((token) => token.text).join("")} />
+      <p class="quiet note">The first ${numShown.toLocaleString()} tokens are coloured.</p>`}
     <p class="legend" aria-hidden="true">
       ${["90% or more", "60%", "30%", "10%", "less"].map((text, level) => html`<span class="p${level}">${text}</span>`)}
     </p>`;
+}
+
+// Some tokens, which are drawn again only if one of them has changed.
+function Slice({ tokens, from, to, at, focus, setAt, setFocus, canBranch, newestBranch }) {
+  const inside = (index) => (index >= from && index < to ? index : null);
+  const draw = () => tokens.slice(from, to).map((token, i) => {
+    const index = from + i;
+    return html`<${Token} key=${index} token=${token} isOpen=${index === at} isReached=${index === focus}
+      open=${() => setAt(index)} reach=${() => { setFocus(index); setAt(index); }}
+      branch=${canBranch && ((other) => newestBranch.current(index, other))} />`;
+  });
+  return useMemo(draw, [tokens, from, to, inside(at), inside(focus), canBranch]);
 }
 
 function Token({ token, isOpen, isReached, open, reach, branch }) {
