@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms as plain numbers. Prometheus samples are made from them only when it scrapes.
+"""Counters, gauges and histograms as plain numbers. `exposition` writes them as text when Prometheus scrapes.
 
 The client library's histogram locks and scans its buckets for every value. That takes 1.1 us, at every step of hundreds
 of streams. Here a value takes a binary search and two additions, 0.25 us (Zen 4, 2026-11-21). It needs no lock, because
@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Self
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 Labels = tuple[str, ...]
 
@@ -52,13 +50,9 @@ class HistogramCell:
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
-    def cumulative(self) -> list[tuple[str, float]]:
-        """(le, number of values up to le), as in the exposition format."""
-        total, buckets = 0, []
-        for bound, count in zip((*map(repr, self.bounds), "+Inf"), self.counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        return buckets
+    def cumulative(self) -> list[int]:
+        """For each bound the number of values up to it, and last the number of all values."""
+        return list(accumulate(self.counts))
 
 
 class LastMinute:
@@ -139,56 +133,3 @@ class Gauge:
 
     def set(self, value: float, *labels: str) -> None:
         self.values[labels] = value
-
-
-class Export(Collector):
-    """Gives instruments names and help texts, with constant labels in front. One instrument may have several names."""
-
-    def __init__(self, constant: Mapping[str, str]) -> None:
-        self._constant = dict(constant)
-        self._shown: list[tuple[str, str, Labels, Counter | Gauge | Histogram]] = []
-        self._joined: list[Export] = []
-
-    def join(self, other: Export) -> None:
-        """Show the series of `other` too, which has the same names and other constant labels."""
-        self._joined.append(other)
-
-    def counter(self, name: str, about: str, counter: Counter, *labels: str) -> None:
-        """Show a counter. The page adds `_total` to the name."""
-        self._shown.append((name, about, labels, counter))
-
-    def gauge(self, name: str, about: str, gauge: Gauge, *labels: str) -> None:
-        self._shown.append((name, about, labels, gauge))
-
-    def histogram(self, name: str, about: str, histogram: Histogram, *labels: str) -> None:
-        self._shown.append((name, about, labels, histogram))
-
-    def collect(self) -> Iterable[Metric]:
-        exports = (self, *self._joined)
-        for family, *others in zip(*(export._families() for export in exports), strict=True):
-            for other in others:
-                family.samples += other.samples
-            yield family
-
-    def _families(self) -> Iterable[Metric]:
-        for name, about, labels, instrument in self._shown:
-            yield self._family(name, about, (*self._constant, *labels), instrument)
-
-    def _family(self, name: str, about: str, labels: Labels, instrument: Counter | Gauge | Histogram) -> Metric:
-        fixed = tuple(self._constant.values())
-        match instrument:
-            case Histogram():
-                histogram = HistogramMetricFamily(name, about, labels=labels)
-                for values, cell in instrument.cells.items():
-                    histogram.add_metric((*fixed, *values), cell.cumulative(), cell.sum)
-                return histogram
-            case Counter():
-                counter = CounterMetricFamily(name, about, labels=labels)
-                for values, number in instrument.values.items():
-                    counter.add_metric((*fixed, *values), number)
-                return counter
-            case Gauge():
-                gauge = GaugeMetricFamily(name, about, labels=labels)
-                for values, number in instrument.values.items():
-                    gauge.add_metric((*fixed, *values), number)
-                return gauge

@@ -7,12 +7,15 @@ seconds of the monotonic clock. It belongs to the event loop and is not thread-s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import ProcessCollector
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from inferd.engine.api.cost.roofline import StepPhase
 from inferd.engine.api.wire.messages import EngineStats, Phase, Ready, StepOutput
@@ -31,6 +34,30 @@ _OPENMETRICS = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8"
 """With another escaping, prometheus_client 0.26 replaces the colons of vLLM's names by underscores."""
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The page of one moment, in both formats."""
+
+    text: bytes
+    openmetrics: bytes
+
+    def answer(self, accept: str) -> tuple[bytes, str]:
+        """(page, content type), in the format that the Accept header asks for."""
+        if _OPENMETRICS.partition(";")[0] in accept:
+            return self.openmetrics, choose_encoder(_OPENMETRICS)[1]
+        return self.text, choose_encoder("")[1]
+
+
+class _Process(Collector):
+    """The library's metrics of this process, read once for both formats."""
+
+    def __init__(self) -> None:
+        self._families = tuple(ProcessCollector(registry=None).collect())
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
 class Metrics(ServerInstruments):
     """All instruments of one model and its server, with one method per event, and the page that shows them."""
 
@@ -47,12 +74,10 @@ class Metrics(ServerInstruments):
         self._tenant_labels: dict[str, str] = {}
         """Id of a tenant -> its label, for at most `MAX_TENANTS`."""
         self._num_starts = 0
-        self._registry = CollectorRegistry()
         self._of_model = [show_engine_names(self), *([show_vllm_names(self)] if compat == "vllm" else [])]
-        for export in (self._of_model[0], show_server_names(self), *self._of_model[1:]):
-            self._registry.register(export)
+        self._exports = [self._of_model[0], show_server_names(self), *self._of_model[1:]]
         self._beside: list[Metrics] = []
-        ProcessCollector(registry=self._registry)
+        self._held = EngineStats()
 
     def show_beside(self, other: Metrics) -> None:
         """Show what another model's engines do on this page too. What concerns the whole server is counted here."""
@@ -149,21 +174,22 @@ class Metrics(ServerInstruments):
         self.replica_kv_usage.set(_usage(own), label)
         stats = EngineStats.total(list(self._stats.values()) or [own])
         self.running.set(stats.num_running)
-        self.waiting.set(stats.num_waiting)
+        self.waiting.set(stats.num_waiting + self._held.num_waiting)
         self.kv_usage.set(_usage(stats))
         self.blocks.set(stats.num_blocks_used, "used")
         self.blocks.set(stats.num_blocks_cached, "cached")
         self.blocks.set(stats.num_blocks - stats.num_blocks_used - stats.num_blocks_cached, "free")
         for layer, peak in stats.expert_peaks:
             self.expert_peaks.set(peak, str(layer))
-        self.tokens_waiting.set(stats.num_tokens_waiting)
+        self.tokens_waiting.set(stats.num_tokens_waiting + self._held.num_tokens_waiting)
         self.prefill_rate.set(stats.step_model.prefill_tokens_per_s)
         self.step_error.set(stats.step_model.error_p50, "50")
         self.step_error.set(stats.step_model.error_p95, "95")
 
     def requests_held(self, held: EngineStats) -> None:
         """Add the sequences that wait in the server for an engine to those in the engines' queues. Called before each
-        `render`, because no step tells of them."""
+        page, because no step tells of them."""
+        self._held = held
         stats = EngineStats.total([*self._stats.values(), held])
         self.waiting.set(stats.num_waiting)
         self.tokens_waiting.set(stats.num_tokens_waiting)
@@ -304,21 +330,43 @@ class Metrics(ServerInstruments):
         """Efficiency of the last minute's steps. A phase without steps is missing."""
         return self.efficiency.last_minute()
 
-    def render(self, accept: str = "") -> tuple[bytes, str]:
-        """(page, content type), in the format that the Accept header asks for."""
+    def page_pieces(self) -> Generator[None, None, Page]:
+        """Make the page in pieces of at most some hundred lines, or 1 ms. Counts may grow between two pieces, but each
+        instrument of a model is written in one."""
         for metrics in (self, *self._beside):
             summaries = metrics.last_minute()
             metrics.mfu.values = {(phase,): summary.mfu for phase, summary in summaries.items()}
             metrics.mbu.values = {(phase,): summary.mbu for phase, summary in summaries.items()}
-        encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS.partition(";")[0] in accept else "")
-        return encode(self._registry), content_type
+            yield
+        text, openmetrics = [], []
+        for family in (family for export in self._exports for family in export.families):
+            text.append(family.text_head)
+            openmetrics.append(family.openmetrics_head)
+            for series in family.series:
+                lines = series.text()
+                text.append(lines)
+                openmetrics.append(lines)
+                yield
+        process = _Process()
+        yield
+        as_text = "".join(text).encode() + choose_encoder("")[0](process)
+        yield
+        return Page(as_text, "".join(openmetrics).encode() + choose_encoder(_OPENMETRICS)[0](process))
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """(page, content type), made in one go, for programs that have no event loop."""
+        pieces = self.page_pieces()
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                page: Page = end.value
+                return page.answer(accept)
 
     def names(self) -> set[str]:
         """Names of all samples that the page can have, such as `x_bucket`, `x_sum` and `x_count` of a histogram."""
-        suffixes = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",)}
-        return {
-            family.name + suffix for family in self._registry.collect() for suffix in suffixes.get(family.type, ("",))
-        }
+        own = {name for export in self._exports for family in export.families for name in family.names}
+        return own | {sample.name for family in _Process().collect() for sample in family.samples}
 
 
 def _usage(stats: EngineStats) -> float:

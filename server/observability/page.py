@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from inferd.server.observability.instruments import Export, Gauge
+from inferd.server.observability.exposition import Export
+from inferd.server.observability.instruments import Gauge
 from inferd.server.observability.server_instruments import ServerInstruments
 
 

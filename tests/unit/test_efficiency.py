@@ -68,6 +68,18 @@ def test_the_last_minute_is_that_of_a_list(steps: list[tuple[float, StepPhase, f
     assert [(step.phase, step.own_s) for step in efficiency.newest()] == newest
 
 
+def test_the_median_is_that_of_the_newest_thousand() -> None:
+    """The older steps of a fast engine's minute are counted, but not sorted."""
+    clock = Clock()
+    efficiency = Efficiency(clock)
+    efficiency.engine_ready(PEAKS)
+    for own_s in [1.0] * 2_000 + [0.25] * 1_000:
+        clock.now_s += 0.01
+        efficiency.step(worked("decode", own_s))
+    summary = efficiency.last_minute()["decode"]
+    assert (summary.num_steps, summary.seconds, summary.median_step_s) == (3_000, 2_250.0, 0.25)
+
+
 def test_a_phase_is_bound_by_what_took_most_of_its_time_and_not_by_most_steps() -> None:
     efficiency = Efficiency(Clock())
     efficiency.engine_ready(PEAKS)

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from inferd.engine.api.cost.roofline import Peaks, StepPhase
 from inferd.engine.api.wire.messages import EngineStats, Phase, Ready, StepModel, StepOutput
 from inferd.engine.api.wire.params import SchedulingParams
+from inferd.server.observability.exposition import Series
 from inferd.server.observability.instruments import Histogram
 from inferd.server.observability.metrics import MAX_TENANTS, Metrics
 from inferd.server.observability.request_record import RequestRecord
@@ -83,7 +84,7 @@ def test_a_histogram_is_the_librarys(values: list[float], count: int) -> None:
         for sample in family.samples
         if sample.name == "x_bucket"
     }
-    assert dict(ours.cell().cumulative()) == expected
+    assert dict(zip((*map(repr, ours.bounds), "+Inf"), ours.cell().cumulative(), strict=True)) == expected
     assert math.isclose(ours.cell().sum, sum(values) * count, rel_tol=1e-9, abs_tol=1e-9)
 
 
@@ -199,7 +200,11 @@ def test_a_step_sets_the_gauges_and_a_dead_engine_clears_them() -> None:
         assert [value(metrics, name) for name in names] == [1, 3, 6, 0.25], (
             "those that wait for an engine are added once"
         )
+    metrics.step(step(num_running=2, num_waiting=3, num_blocks=8, num_blocks_used=2))
+    assert [value(metrics, name) for name in names] == [1, 2, 7, 0.25], "a step while a page is made loses none of them"
     metrics.engine_down()
+    assert [value(metrics, name) for name in names] == [0, 0, 4, 0]
+    metrics.requests_held(EngineStats())
     assert [value(metrics, name) for name in names] == [0, 0, 0, 0]
     metrics.requests_held(EngineStats(num_waiting=4))
     assert [value(metrics, name) for name in names] == [0, 0, 4, 0], "of a dead engine's nothing is left"
@@ -374,6 +379,24 @@ def test_promtool_finds_nothing_wrong(compat: Literal["none", "vllm"]) -> None:
 def test_names_are_those_of_the_page(compat: Literal["none", "vllm"]) -> None:
     metrics = busy(compat)
     assert {name for name, _ in scrape(metrics)} == metrics.names()
+
+
+def test_a_page_of_several_models_is_made_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two of them the event loop may go on. Each has the lines of one instrument of one model."""
+    write, written = Series.text, [0]
+
+    def counted(series: Series) -> str:
+        lines = write(series)
+        written[-1] += lines.count("\n")
+        return lines
+
+    monkeypatch.setattr(Series, "text", counted)
+    first, *others = [busy("vllm") for _ in range(4)]
+    for other in others:
+        first.show_beside(other)
+    for _ in first.page_pieces():
+        written.append(0)
+    assert sum(written) > 4_000 and max(written) < 100
 
 
 def test_vllm_names_have_vllms_labels_buckets_and_our_values() -> None:
