@@ -115,7 +115,7 @@ async def measure(url: str, bodies: Sequence[dict[str, Any]], num_clients: int) 
 
 async def _counters(client: httpx.AsyncClient) -> tuple[int, Drafts]:
     """(steps, draft tokens) since the server's start."""
-    page = (await client.get("/metrics")).text
+    page = (await client.get("/metrics", headers={"Cache-Control": "no-cache"})).text
     steps, drafts = _STEPS.search(page), Drafts.read(page)
     assert steps is not None and drafts is not None, "the server does not count steps or drafts"
     return int(float(steps[1])), drafts

@@ -22,6 +22,8 @@ KERNEL_CACHE = CACHE_HOME / "inferd" / "kernels"
 NO_AUTHORITIES = ROOT / "build" / "no_authorities"
 """An empty folder of certificate authorities, for the HTTP clients of the tests. They use no TLS, and reading the usual
 list takes 20 ms of processor time a client."""
+FRESH = {"Cache-Control": "no-cache"}
+"""Header of requests for /metrics and /state that must not be answered from the server's cache."""
 LONGEST_FIRST = (
     "deploy/test_packaging", "benchmarks/test_gpu_driver", "cpu/test_over_http", "e2e/test_benchmark_scenarios",
     "e2e/test_benchmark_slo", "e2e/test_serve", "e2e/test_boundaries", "e2e/test_benchmark_overhead",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from inferd.server.api.cached_answer import CachedAnswer, asks_for_fresh
 from inferd.server.api.respond import Services, check_ready
 from inferd.server.api.state import status_of
 from inferd.server.errors import table as errors
+from inferd.server.observability.metrics import Page
 from inferd.server.schema.answers.operation import Liveness, Readiness, Version
 
 
@@ -19,6 +22,7 @@ class HealthApi:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._page = CachedAnswer(self._page_pieces)
 
     async def live(self, request: Request) -> Response:
         """Says that the server process answers. The engine may be down."""
@@ -47,6 +51,12 @@ class HealthApi:
         return _json({"version": self._services.first.version})
 
     async def metrics(self, request: Request) -> Response:
+        """The page of at most a second ago. Both of its formats are made together, so they share that second."""
+        page = await self._page.get(is_fresh=asks_for_fresh(request))
+        body, content_type = page.answer(request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": content_type})
+
+    def _page_pieces(self) -> Generator[None, None, Page]:
         metrics = self._services.first.metrics
         metrics.num_tasks(len(asyncio.all_tasks()))
         for service in self._services:
@@ -55,8 +65,8 @@ class HealthApi:
             service.metrics.tenants_waiting(router.num_waiting_by_tenant())
             if router.adapters.num_places:
                 service.metrics.adapter_requests(router.adapter_requests(), router.adapters.num_places)
-        body, content_type = metrics.render(request.headers.get("accept", ""))
-        return Response(body, headers={"Content-Type": content_type})
+            yield
+        return (yield from metrics.page_pieces())
 
 
 def _json(value: Liveness | Readiness | Version) -> Response:

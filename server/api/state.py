@@ -5,7 +5,7 @@ Like /metrics it needs no key, because it shows nothing of a single request. Fie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from math import ceil
 
 import orjson
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from inferd.engine.api.cost.roofline import StepPhase
 from inferd.engine.api.errors import EngineDeadError
 from inferd.engine.api.wire.messages import EngineStats, Ready, StepCosts
+from inferd.server.api.cached_answer import CachedAnswer, asks_for_fresh
 from inferd.server.api.respond import Services
 from inferd.server.api.service import Service
 from inferd.server.dispatch.replica import Replica
@@ -47,17 +48,25 @@ class StateApi:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._body = CachedAnswer(self._pieces)
 
     async def get(self, request: Request) -> Response:
-        """Always 200. `status` says whether the server accepts requests."""
-        del request
-        first, *others = map(_model, self._services)
+        """Always 200. `status` says whether the server accepted requests, at most a second ago."""
+        body = await self._body.get(is_fresh=asks_for_fresh(request))
+        return Response(body, media_type="application/json")
+
+    def _pieces(self) -> Generator[None, None, bytes]:
+        models: list[ModelState] = []
+        for service in self._services:
+            models.append(_model(service))
+            yield
+        first, *others = models
         state: dict[str, object] = {"status": first["status"], "version": self._services.first.version, **first}
         if others:
             state["models"] = others
-        if tenants := _tenants(self._services):
+        if tenants := (yield from _tenants(self._services)):
             state["tenants"] = tenants
-        return Response(orjson.dumps(state), media_type="application/json")
+        return orjson.dumps(state)
 
 
 def _model(service: Service) -> ModelState:
@@ -88,7 +97,7 @@ def _model(service: Service) -> ModelState:
     }
 
 
-def _tenants(services: Services) -> list[TenantState]:
+def _tenants(services: Services) -> Generator[None, None, list[TenantState]]:
     """The tenants that /metrics names, and all others together as there."""
     rows: dict[str, TenantState] = {
         label: {"tenant": label, "running": 0, "waiting": 0, "tokens_last_minute": 0, "refused_last_minute": 0}
@@ -106,6 +115,7 @@ def _tenants(services: Services) -> list[TenantState]:
             rows[label]["tokens_last_minute"] += round(tokens.total())
         for label, refused in metrics.recent_tenant_refused.items():
             rows[label]["refused_last_minute"] += round(refused.total())
+        yield
     return list(rows.values())
 
 

@@ -38,6 +38,7 @@ from inferd.server.text.model import ServedModel
 from inferd.server.transport.limits import ConnectionLimits
 from inferd.server.transport.loop_probe import LoopProbe
 from inferd.server.transport.uvicorn_server import http_config
+from tests.conftest import FRESH
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 MAX_MODEL_LEN = 256
@@ -450,7 +451,7 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def http(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=WAIT_S) as client:
+    with httpx.Client(base_url=url, timeout=WAIT_S, headers=FRESH) as client:
         yield client
 
 

@@ -16,6 +16,7 @@ from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.latency import Targets
 from inferd.server.text.model import ServedModel
 from inferd.server.transport import sse
+from tests.conftest import FRESH
 
 from .conftest import Script, ScriptedRouter, serving
 
@@ -56,7 +57,10 @@ def two(model: ServedModel, first: ScriptedRouter, second: ScriptedRouter) -> It
     )
     other = AppOptions(targets=Targets(5.0), config=settled(Settings(dtype="float16"), None))
     beside = Backend(second.model, second, Metrics("second"), other)  # type: ignore[arg-type]
-    with serving(model, first, options, others=[beside]) as url, httpx.Client(base_url=url, timeout=20) as client:
+    with (
+        serving(model, first, options, others=[beside]) as url,
+        httpx.Client(base_url=url, timeout=20, headers=FRESH) as client,
+    ):
         yield client
 
 

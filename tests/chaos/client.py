@@ -46,7 +46,10 @@ class Client:
 
     def __init__(self, url: str) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
-        self._http = httpx.AsyncClient(base_url=url, timeout=SILENT_S, limits=limits, verify=False, trust_env=False)
+        fresh = {"Cache-Control": "no-cache"}  # /state is not to be a second old
+        self._http = httpx.AsyncClient(
+            base_url=url, timeout=SILENT_S, limits=limits, verify=False, trust_env=False, headers=fresh
+        )
         self.is_ending = False
         """Whether this program has told the server to end. It may refuse requests from then on."""
 

@@ -18,6 +18,8 @@ import httpx
 import psutil
 import pytest
 
+from tests.conftest import FRESH
+
 if TYPE_CHECKING:
     from openai import OpenAI
 
@@ -108,7 +110,8 @@ class Daemon:
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60, **options)  # type: ignore[arg-type]
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=30)
+        """The answer of this moment, also if the server keeps answers for a while."""
+        return httpx.get(self.url + path, timeout=30, headers=FRESH)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         if self.process.poll() is None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import httpx
-
 from .conftest import Daemon
 
 
 def test_steps_explain_themselves(daemon: Daemon) -> None:
     """A prompt of several tokens and the answer's decodes, against peaks measured at the start."""
-    before = httpx.get(f"{daemon.url}/metrics").text
+    before = daemon.get("/metrics").text
     daemon.client().completions.create(model="tiny", prompt="one two three four", max_tokens=32, seed=1)
-    state = httpx.get(f"{daemon.url}/state").json()
+    state = daemon.get("/state").json()
     assert state["status"] == "ready"
     assert state["engine"]["peaks"]["read_bytes_per_s"] > 10**8
     assert state["engine"]["peaks"]["flops_per_s"] > 10**8
@@ -22,7 +20,7 @@ def test_steps_explain_themselves(daemon: Daemon) -> None:
         assert summary["mbu"] > 0
         assert summary["median_step_ms"] > 0
         assert summary["bound_by"] in ("compute", "memory", "host")
-        assert flops(before, phase) < flops(httpx.get(f"{daemon.url}/metrics").text, phase)
+        assert flops(before, phase) < flops(daemon.get("/metrics").text, phase)
     assert any(line.split()[:1] == ["peaks"] or " peaks " in line for line in daemon.lines), daemon.output
 
 

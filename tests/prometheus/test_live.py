@@ -97,12 +97,15 @@ def prometheus(start: Callable[..., Daemon], tmp_path: Path) -> Iterator[tuple[P
         with ThreadPoolExecutor(NUM_STREAMS) as pool:
             streams = list(pool.map(lambda _: stream(paced.url), range(NUM_STREAMS)))
             list(pool.map(lambda _: ask_for(served.url, LOAD_S), range(3)))
-        last = float(served.get("/metrics").text.partition("\ninferd_generation_tokens_total")[2].split()[1])
-        wait_until(lambda: made.query('inferd_generation_tokens_total{job="inferd"}') == [last])
+        wait_until(lambda: made.query('inferd_generation_tokens_total{job="inferd"}') == [num_generated(served)])
         yield made, served, ([first for first, _ in streams], [gap for _, gaps in streams for gap in gaps])
     finally:
         made.process.kill()
         made.process.wait()
+
+
+def num_generated(served: Daemon) -> float:
+    return float(served.get("/metrics").text.partition("\ninferd_generation_tokens_total")[2].split()[1])
 
 
 def stream(url: str) -> tuple[float, list[float]]:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from tests.conftest import FRESH
 from tests.e2e.conftest import Daemon
 from tests.reliability.conftest import WITHOUT_CACHE
 
@@ -88,7 +89,7 @@ def test_r11_whoever_goes_leaves_nothing_behind(daemon: Daemon, is_long: bool) -
     num_drops = LONG_DROPS if is_long else SHORT_DROPS
     rng = random.Random(num_drops)
     ended = finished(daemon, "length")
-    with httpx.Client(base_url=daemon.url, timeout=60) as http:
+    with httpx.Client(base_url=daemon.url, timeout=60, headers=FRESH) as http:
         times_s = []
         for number in range(num_drops // 2):
             drop(daemon, list(KINDS)[number % len(KINDS)], rng)
@@ -104,7 +105,7 @@ def test_r11_whoever_goes_leaves_nothing_behind(daemon: Daemon, is_long: bool) -
     print(f"R11: {num_drops} clients gone; of one alone, all was free {middle:.0f} ms later (p99 {p99:.0f} ms)")
     print({phase: facts["median_step_ms"] for phase, facts in steps_ms.items() if facts})
     assert finished(daemon, "length") == ended, "somebody's answer was computed to its end"
-    page = httpx.get(daemon.url + "/metrics", timeout=30).text
+    page = daemon.get("/metrics").text
     answers = [line for line in page.splitlines() if line.startswith("inferd_http_requests_total{")]
     vectors = [line for line in answers if 'route="/v1/embeddings"' in line]
     assert vectors and not any('status="200"' in line for line in vectors), "somebody's vectors were all computed"
@@ -114,7 +115,7 @@ def test_r11_whoever_goes_leaves_nothing_behind(daemon: Daemon, is_long: bool) -
 
 
 def finished(daemon: Daemon, reason: str) -> float:
-    page = httpx.get(daemon.url + "/metrics", timeout=30).text
+    page = daemon.get("/metrics").text
     return next(
         float(line.rpartition(" ")[2])
         for line in page.splitlines()

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from statistics import quantiles
 
-import httpx
 import psutil
 import pytest
 
@@ -105,7 +104,7 @@ def test_r12_slow_readers_cost_little_and_others_nothing(daemon: Daemon, is_long
         readers = SlowReaders(daemon, num_readers, held)
         # Generation goes on at its own pace: every choice ends, though hardly a byte was read.
         wait_until(lambda: finished(daemon, "length") == done + num_readers, 240, "the slow readers' answers")
-        state = httpx.get(daemon.url + "/state", timeout=30).json()
+        state = daemon.get("/state").json()
         assert (state["requests"], state["kv_cache"]["used"]) == ({"running": 0, "waiting": 0}, 0)
         others.pace("while they read")
         grown = process.memory_info().rss - before

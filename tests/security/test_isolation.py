@@ -17,10 +17,12 @@ from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
+from tests.conftest import FRESH
 from tests.e2e.conftest import INFERD, Daemon, free_model
 
 KEYS = {"alice": "acme", "bob": "acme", "carol": None, "dave": None}
 """Name of a key -> its tenant. The name is also the key."""
+ADMIN = "may-ask-for-fresh-metrics"
 NUM_TOKENS = 192
 FIRST_ID, LAST_ID = 300, 3000
 """Ordinary tokens of the embedded model."""
@@ -33,7 +35,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     for name, tenant in KEYS.items():
         append_entry(path, entry_of(sha256=digest_of(name).hex(), name=name, tenant=tenant))
     program = (str(INFERD),) if request.config.getoption("--long") else free_model(0)
-    daemon = Daemon("--keys-file", str(path), "--log-level", "warning", program=program)
+    daemon = Daemon("--keys-file", str(path), "--admin-key", ADMIN, "--log-level", "warning", program=program)
     daemon.wait_ready()
     yield daemon
     daemon.stop()
@@ -61,7 +63,8 @@ class Prober:
 
     def steps(self) -> int:
         """Number of steps that the engine has made."""
-        found = re.search(r"^inferd_engine_steps_total\S* (\S+)$", self._http.get("/metrics").text, re.MULTILINE)
+        page = self._http.get("/metrics", headers={**FRESH, "Authorization": f"Bearer {ADMIN}"}).text
+        found = re.search(r"^inferd_engine_steps_total\S* (\S+)$", page, re.MULTILINE)
         assert found is not None
         return int(float(found[1]))
 

@@ -61,6 +61,8 @@ class Client:
         head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}Accept: */*\r\n"
         if body:
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        else:
+            head += "Cache-Control: no-cache\r\n"  # inferd keeps its metrics for a second
         request = head.encode("latin-1") + b"\r\n" + body
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -64,7 +64,8 @@ def answers(url: str) -> dict[str, list[Any]]:
 
 def num_tokens(url: str) -> int:
     """Tokens that the server has generated."""
-    with urllib.request.urlopen(f"{url}/metrics") as answer:
+    asked = urllib.request.Request(f"{url}/metrics", headers={"Cache-Control": "no-cache"})
+    with urllib.request.urlopen(asked) as answer:
         found = re.search(r"^inferd_generation_tokens_total\S* (\S+)$", answer.read().decode(), re.MULTILINE)
     assert found, "the server counts no tokens"
     return int(float(found[1]))
