@@ -17,7 +17,8 @@ from inferd.engine.api.config import EngineConfig, replicas_of
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.supervisor import EarlyProcess
-from inferd.engine.api.wire.kv_publisher import KVPublisher, PublisherOptions, is_bound
+from inferd.engine.api.wire.endpoint import is_bound
+from inferd.engine.api.wire.kv_publisher import KVPublisher, PublisherOptions
 from inferd.engine.api.wire.messages import Phase
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.adapters import Adapters
@@ -125,7 +126,7 @@ class Engines:
             endpoint, settings.kv_events_replay, settings.kv_events_topic, settings.kv_events_buffer
         )
         publisher = KVPublisher(options, settings.replicas)
-        replays = asyncio.create_task(publisher.serve_replays())
+        serving = asyncio.create_task(publisher.serve())
         self.router.on_kv_events = publisher.publish
         shown = self.label, "at" if is_bound(endpoint) else "to a subscriber that is bound at", endpoint
         logger.info("%sKV events %s %s: who can reach it can read the token ids of prompts", *shown)
@@ -133,9 +134,9 @@ class Engines:
             yield
         finally:
             self.router.on_kv_events = None
-            replays.cancel()
-            await asyncio.wait((replays,))
-            publisher.close()
+            serving.cancel()
+            await asyncio.wait((serving,))
+            await publisher.close()
 
     def show_phase(self, phase: Phase) -> None:
         """A phase of the start has ended that needs no engine."""
