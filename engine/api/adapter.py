@@ -15,6 +15,7 @@ from typing import Any
 
 from inferd.engine.api.checkpoint import TensorInfo, read_header, read_json
 from inferd.engine.api.errors import ConfigError, ModelError
+from inferd.engine.api.files import open_regular
 from inferd.engine.api.memory.activations import AdapterSpace
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.description import Arch
@@ -28,11 +29,16 @@ AUTO_RANK = 16
 AUTO_ADAPTERS = 8
 """Number of adapters that there is space for, unless more are given at the start."""
 
+MAX_CONFIG_BYTES, MAX_HEADER_BYTES = 256 * 1024, 512 * 1024
+"""Sizes of JSON that are read while requests run: parsing it holds the interpreter's lock. PEFT writes a few KiB of
+configuration, and a header of 0.3 MiB if it adapts every matrix of a model with 126 layers."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _BODY = "base_model.model.", "model."
 """PEFT writes the first before a module's name. An adapter of a model without a head leaves the second out."""
 _WEIGHT = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 _PATTERN = re.compile(r"\^?[\w.]+")
+_MOST_SHOWN = 200
+"""Characters of a value in a message."""
 _UNSUPPORTED = (
     "use_dora", "use_qalora", "lora_bias", "fan_in_fan_out", "modules_to_save", "trainable_token_indices",
     "layer_replication", "target_parameters", "alora_invocation_tokens", "arrow_config", "use_bdlora", "kasa_config",
@@ -83,16 +89,18 @@ def read_adapter(path: Path, arch: Arch, max_rank: int = MAX_RANK) -> AdapterFil
 
 
 def _read(path: Path, arch: Arch, max_rank: int) -> AdapterFiles:
+    if not str(path).isprintable():
+        raise ModelError(f"the directory of an adapter must have a printable path, but got {_shown(str(path))}")
     if not path.is_dir():
         raise ModelError(f"{path} is no directory: an adapter is a directory with {CONFIG} and {WEIGHTS}")
-    config, file = read_json(path / CONFIG), path / WEIGHTS
+    config, file = read_json(path / CONFIG, MAX_CONFIG_BYTES), path / WEIGHTS
     _check_config(path, config)
     if not file.is_file():
         raise ModelError(
             f"{path} holds no {WEIGHTS}; an adapter in another format must be saved as safetensors, because pickled "
             "weights can carry code"
         )
-    updates = tuple(_updates(path, config, {info.name: info for info in read_header(file)}, arch))
+    updates = tuple(_updates(path, config, {info.name: info for info in read_header(file, MAX_HEADER_BYTES)}, arch))
     if not updates:
         raise ModelError(f"{file} holds no weights of LoRA")
     widest = max(updates, key=lambda update: update.rank)
@@ -108,7 +116,7 @@ def digest_of(path: Path) -> str:
     """Hash of the contents of an adapter's two files."""
     both = hashlib.sha256()
     for name in (CONFIG, WEIGHTS):
-        with (path / name).open("rb") as file:
+        with open_regular(path / name) as file:
             both.update(hashlib.file_digest(file, "sha256").digest())
     return both.hexdigest()[:32]
 
@@ -151,17 +159,20 @@ def check_adapters(arch: Arch, num_ranks: int) -> None:
 
 def _check_config(path: Path, config: Mapping[str, Any]) -> None:
     if config.get("peft_type") != "LORA":
-        raise ModelError(f"{path / CONFIG}: peft_type must be 'LORA', but is {config.get('peft_type')!r}")
+        raise ModelError(f"{path / CONFIG}: peft_type must be 'LORA', but is {_shown(config.get('peft_type'))}")
     if config.get("bias", "none") != "none":
-        raise ModelError(f"{path / CONFIG}: bias must be 'none', but is {config['bias']!r}; merge the adapter instead")
+        raise ModelError(
+            f"{path / CONFIG}: bias must be 'none', but is {_shown(config['bias'])}; merge the adapter instead"
+        )
     for name in _UNSUPPORTED:
         if config.get(name):
             raise ModelError(
-                f"{path / CONFIG}: {name} is not supported, but is {config[name]!r}; merge the adapter into the weights"
+                f"{path / CONFIG}: {name} is not supported, but is {_shown(config[name])}; merge the adapter into "
+                "the weights"
             )
     if config.get("init_lora_weights") not in _BEGINNINGS:
         raise ModelError(
-            f"{path / CONFIG}: init_lora_weights is {config['init_lora_weights']!r}, with which PEFT changes the "
+            f"{path / CONFIG}: init_lora_weights is {_shown(config['init_lora_weights'])}, with which PEFT changes the "
             "model's own weights; save the adapter with path_initial_model_for_weight_conversion, or merge it"
         )
 
@@ -179,7 +190,7 @@ def _updates(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor
         if match is None:
             raise ModelError(f"{path / WEIGHTS}: {name} is no A or B of a linear module, and nothing else is supported")
         names.setdefault(match["module"], {})[match["factor"]] = name
-    found, seen = [], dict[str, str]()
+    found, seen, settings = [], dict[str, str](), _Patterns(path, config)
     for theirs, pair in names.items():
         module = _BODY + text_name(theirs.removeprefix(_PREFIX)).removeprefix(_BODY)
         if module not in places:
@@ -191,14 +202,13 @@ def _updates(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor
         seen[module] = theirs
         matrix, part, shape = places[module]
         rank = _rank(path, arch, config, tensors[pair["A"]], tensors[pair["B"]], (shape.out_size, shape.in_size))
-        found.append(LowRank(matrix, part, rank, _scale(path, config, module, rank), pair["A"], pair["B"]))
+        found.append(LowRank(matrix, part, rank, _scale(path, settings, module, rank), pair["A"], pair["B"]))
     return found
 
 
 def _base(arch: Arch, config: Mapping[str, Any]) -> str:
-    return (
-        f"the served model ({arch.architecture}), and the adapter's base is {config.get('base_model_name_or_path')!r}"
-    )
+    base = _shown(config.get("base_model_name_or_path"))
+    return f"the served model ({arch.architecture}), and the adapter's base is {base}"
 
 
 def _rank(
@@ -218,25 +228,56 @@ def _rank(
     return rank
 
 
-def _scale(path: Path, config: Mapping[str, Any], module: str, rank: int) -> float:
+def _scale(path: Path, settings: _Patterns, module: str, rank: int) -> float:
     """The factor of B A: alpha / rank, or alpha / sqrt(rank) with rank-stabilized LoRA."""
-    alpha = _of_pattern(path, config, "alpha_pattern", module, config.get("lora_alpha", 8))
-    stated = _of_pattern(path, config, "rank_pattern", module, config.get("r", 8))
+    alpha, stated = settings.alpha(module), settings.rank(module)
     if stated != rank:
-        raise ModelError(f"{path}: {module} has rank {rank} in {WEIGHTS}, but {stated} in {CONFIG}")
+        raise ModelError(f"{path}: {module} has rank {rank} in {WEIGHTS}, but {_shown(stated)} in {CONFIG}")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < 1e6:
-        raise ModelError(f"{path / CONFIG}: lora_alpha must be a number below 1,000,000, but is {alpha!r}")
-    return alpha / (rank**0.5 if config.get("use_rslora") else rank)
+        raise ModelError(f"{path / CONFIG}: lora_alpha must be a number below 1,000,000, but is {_shown(alpha)}")
+    return alpha / (rank**0.5 if settings.is_stabilized else rank)
 
 
-def _of_pattern(path: Path, config: Mapping[str, Any], field: str, module: str, default: Any) -> Any:
-    """The value for a module: of the first name in `field` that the module's name ends with, or the default."""
+class _Patterns:
+    """The values that a configuration gives to modules by the ends of their names, or to all others."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        """Raises `ModelError`."""
+        self._alphas, self._ranks = (_ends(path, config, field) for field in ("alpha_pattern", "rank_pattern"))
+        self._alpha, self._rank = config.get("lora_alpha", 8), config.get("r", 8)
+        self.is_stabilized = bool(config.get("use_rslora"))
+
+    def alpha(self, module: str) -> Any:
+        return _of_module(self._alphas, module, self._alpha)
+
+    def rank(self, module: str) -> Any:
+        return _of_module(self._ranks, module, self._rank)
+
+
+def _ends(path: Path, config: Mapping[str, Any], field: str) -> dict[str, tuple[int, Any]]:
+    """End of a module's name -> (position in the file, value)."""
     patterns = config.get(field) or {}
     if not isinstance(patterns, dict):
-        raise ModelError(f"{path / CONFIG}: {field} must be an object, but is {patterns!r}")
-    for name, value in patterns.items():
+        raise ModelError(f"{path / CONFIG}: {field} must be an object, but is {_shown(patterns)}")
+    found: dict[str, tuple[int, Any]] = {}
+    for number, (name, value) in enumerate(patterns.items()):
         if not _PATTERN.fullmatch(name):
-            raise ModelError(f"{path / CONFIG}: {field} must have names of modules, but has the pattern {name!r}")
-        if f".{module}".endswith(f".{name.removeprefix('^')}"):
-            return value
-    return default
+            raise ModelError(f"{path / CONFIG}: {field} must have names of modules, but has the pattern {_shown(name)}")
+        found.setdefault(name.removeprefix("^"), (number, value))
+    return found
+
+
+def _of_module(ends: Mapping[str, tuple[int, Any]], module: str, default: Any) -> Any:
+    """The value of the first pattern that the module's name ends with, or the default."""
+    parts = module.split(".")
+    matches = [ends[end] for i in range(len(parts)) if (end := ".".join(parts[i:])) in ends]
+    return min(matches, key=lambda match: match[0])[1] if matches else default
+
+
+def _shown(value: object) -> str:
+    """A value of a file for a message, shortened if it is long."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a nested {type(value).__name__}"
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-import stat
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 from inferd.engine.api import smollm2
 from inferd.engine.api.errors import ModelError
+from inferd.engine.api.files import open_regular, read_regular
 from inferd.engine.api.gguf import is_gguf, parts_of, read_gguf
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.gguf.tensors import PlacedTensor
@@ -216,15 +217,10 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path, max_bytes: int = _MAX_JSON_BYTES) -> dict[str, Any]:
     """The JSON object in `file`. Raises `ModelError` if the file is missing, unreadable, too large or malformed."""
     try:
-        about = file.stat()
-        if not stat.S_ISREG(about.st_mode):
-            raise ModelError(f"{file} must be a regular file")
-        if about.st_size > _MAX_JSON_BYTES:
-            raise ModelError(f"{file} must have at most {_MAX_JSON_BYTES} bytes, but has {about.st_size}")
-        value = json.loads(file.read_bytes())
+        value = json.loads(read_regular(file, max_bytes))
     except FileNotFoundError as error:
         found = sorted(found.name for found in file.parent.glob("*.gguf"))
         hint = f"; give one of its GGUF files: {', '.join(found[:8])}" if found else ""
@@ -273,13 +269,13 @@ def _weight_files(path: Path) -> list[Path]:
     return files
 
 
-def read_header(file: Path) -> list[TensorInfo]:
-    """The tensors in a safetensors file, from its header alone. Raises `ModelError` unless they cover the rest of the
-    file exactly once.
+def read_header(file: Path, max_bytes: int = _MAX_JSON_BYTES) -> list[TensorInfo]:
+    """The tensors in a safetensors file, from its header alone, which has at most `max_bytes`. Raises `ModelError`
+    unless they cover the rest of the file exactly once.
 
     Format: https://github.com/huggingface/safetensors#format.
     """
-    content, data_bytes = _header_bytes(file)
+    content, data_bytes = _header_bytes(file, max_bytes)
     try:
         header = json.loads(content, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
@@ -312,17 +308,19 @@ def _check_offsets(file: Path, offsets: list[tuple[int, int, str]], data_bytes: 
         raise ModelError(f"{file} has {data_bytes - at} bytes after its last tensor, which belong to no tensor")
 
 
-def _header_bytes(file: Path) -> tuple[bytes, int]:
+def _header_bytes(file: Path, max_bytes: int) -> tuple[bytes, int]:
     """(the header's JSON, number of bytes of data after it)."""
     try:
-        file_bytes = file.stat().st_size
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
+            file_bytes = os.fstat(stream.fileno()).st_size
             prefix = stream.read(_HEADER_PREFIX_BYTES)
             header_bytes = int.from_bytes(prefix, "little")
-            if len(prefix) < _HEADER_PREFIX_BYTES or header_bytes > min(file_bytes, _MAX_JSON_BYTES):
+            if len(prefix) < _HEADER_PREFIX_BYTES or header_bytes > file_bytes:
                 raise ModelError(
                     f"{file} is truncated or not a safetensors file: {file_bytes} bytes, header of {header_bytes}"
                 )
+            if header_bytes > max_bytes:
+                raise ModelError(f"{file} has a header of {header_bytes} bytes, but at most {max_bytes} are allowed")
             return stream.read(header_bytes), file_bytes - _HEADER_PREFIX_BYTES - header_bytes
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}") from error

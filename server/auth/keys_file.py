@@ -22,7 +22,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.config.sources import read_regular
+from inferd.engine.api.files import read_regular
 
 OTHER_TENANTS = "other"
 """Label of metrics for all tenants without a label of their own. No tenant has this name."""
@@ -146,11 +146,13 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        names = [key.value for key, _ in node.value]
-        for i, name in enumerate(names):
-            if name in names[:i]:
-                problem = f"{name!r} appears twice in one mapping"
-                raise yaml.constructor.ConstructorError(None, None, problem, node.value[i][0].start_mark)
+        names: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):  # any other key is refused below
+                if key.value in names:
+                    problem = f"{key.value!r} appears twice in one mapping"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                names.add(key.value)
         return super().construct_mapping(node, deep)
 
 

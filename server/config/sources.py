@@ -6,9 +6,6 @@ For an unknown name it suggests the nearest known one. It knows no particular se
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,27 +13,10 @@ from pathlib import Path
 import yaml
 
 from inferd.engine.api.errors import ConfigError
+from inferd.engine.api.files import read_regular
 from inferd.server.config.fields import ENV_PREFIX
 
 _MAX_BYTES = 2**20
-
-
-def read_regular(path: Path, max_bytes: int) -> bytes:
-    """Read a whole regular file. Raises `OSError`, also for another kind of file and for more than `max_bytes`.
-
-    Opening a FIFO waits until another process writes to it, and reading a terminal or a device may never end.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            data = file.read(max_bytes + 1)
-    finally:
-        os.close(descriptor)
-    if len(data) > max_bytes:
-        raise OSError(errno.EFBIG, f"it has more than {max_bytes} bytes, the most allowed", str(path))
-    return data
 
 
 def read_yaml(path: Path, names: Collection[str]) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -80,6 +81,24 @@ def test_weights_that_do_not_fit(path: Path, name: str, tensor: torch.Tensor | N
     save_file(tensors, path / WEIGHTS)
     with pytest.raises(ModelError, match=message):
         read_adapter(path, ARCH)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_first_pattern_that_a_module_ends_with_counts(path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    ends = [".".join(module.split(".")[i:]) for module in SHAPES for i in range(5)] + ["proj", "x.q_proj"]
+    names = chance.sample(sorted({*ends, *("^" + end for end in ends)}), 20)
+    stated = json.loads((path / CONFIG).read_text())
+    patterns = {name: chance.randrange(1, 100) for name in names}
+    (path / CONFIG).write_text(json.dumps({**stated, "alpha_pattern": patterns, "lora_alpha": 100}))
+    found = [update.scale * update.rank for update in read_adapter(path, ARCH).updates]
+    expected = []
+    for name in load_file(path / WEIGHTS):
+        if "lora_A" in name:
+            module = name.removeprefix("base_model.model").removesuffix(".lora_A.weight")
+            matching = [patterns[each] for each in patterns if module.endswith("." + each.removeprefix("^"))]
+            expected.append(matching[0] if matching else 100)
+    assert sorted(found) == pytest.approx(sorted(expected)) and len(set(found)) > 1
 
 
 def test_a_module_that_is_named_twice(path: Path) -> None:

@@ -20,12 +20,22 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from inferd.engine.api.errors import ConfigError, RequestError
 from inferd.server.api.app import AppOptions
 from inferd.server.auth.keyring import Keyring
-from inferd.server.auth.keys_file import KEY_PREFIX, KeyEntry, append_entry, digest_of, entry_of, new_key, read_keys
+from inferd.server.auth.keys_file import (
+    KEY_PREFIX,
+    KeyEntry,
+    append_entry,
+    digest_of,
+    entry_of,
+    new_key,
+    parse_keys,
+    read_keys,
+)
 from inferd.server.auth.quotas import KeyAccount, Quota
 from inferd.server.cli import app
 from inferd.server.config.settings import Settings
@@ -56,6 +66,33 @@ def bearer(key: str) -> dict[str, str]:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 _DIGEST = digest_of(ONE).hex()
+
+
+class Compared(str):
+    """A text that counts its comparisons."""
+
+    num = 0
+
+    def __eq__(self, other: object) -> bool:
+        type(self).num += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_mapping_of_many_names_is_read_in_linear_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The file is read while requests run, and 4 MiB have room for 400,000 names."""
+    composed = yaml.SafeLoader.compose_scalar_node
+
+    def compose(loader: yaml.SafeLoader, anchor: str | None) -> yaml.ScalarNode:
+        node = composed(loader, anchor)
+        node.value = Compared(node.value)
+        return node
+
+    monkeypatch.setattr(yaml.SafeLoader, "compose_scalar_node", compose)
+    with pytest.raises(ConfigError, match="expected `keys:`"):
+        parse_keys("".join(f"k{i}: 1\n" for i in range(500)).encode(), tmp_path)
+    assert Compared.num < 10_000
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""Files that others write, read within a bound.
+
+Opening a FIFO waits until another process writes to it, and reading a terminal or a device may never end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file to read it. Raises `OSError`, also for another kind of file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it must be a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Read a whole regular file. Raises `OSError`, also for another kind of file and for more than `max_bytes`."""
+    with open_regular(path) as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        data = file.read(max_bytes + 1) if num_bytes <= max_bytes else b""
+    if num_bytes > max_bytes or len(data) > max_bytes:
+        given = max(num_bytes, len(data))
+        raise OSError(errno.EFBIG, f"it has {given} bytes, and at most {max_bytes} are allowed", str(path))
+    return data
