@@ -17,6 +17,7 @@ from inferd.engine.api.errors import ModelError, RequestError
 from inferd.server.api.body import Body, body_of
 from inferd.server.api.respond import Services, check_ready
 from inferd.server.api.service import Service
+from inferd.server.config.names import NAME_RULE, is_name
 from inferd.server.errors import table as errors
 from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from inferd.server.schema.answers.operation import Done
@@ -32,6 +33,8 @@ class AdminApi:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._reading = asyncio.Lock()
+        """Held while an adapter's files are read: several threads that parse would slow the event loop together."""
 
     async def config(self, request: Request) -> Response:
         """Setting -> its value, its source and what it became. Keys are counted, never shown.
@@ -71,10 +74,13 @@ class AdminApi:
         service, name, path = self._base(body.wire.base_model_name), body.wire.lora_name, body.wire.lora_path
         check_ready(service.router, service.model.names[0])
         others = (each for each in self._services if each is not service)
-        if not name or name in service.model.names or any(name in other.names for other in others):
+        if not is_name(name):
+            raise errors.invalid_value("lora_name", name, f"Expected {NAME_RULE}.")
+        if name in service.model.names or any(name in other.names for other in others):
             raise errors.invalid_value("lora_name", name, "Expected a name that no model or adapter has.")
         try:
-            files = await asyncio.to_thread(service.router.adapters.read, name, Path(path))
+            async with self._reading:
+                files = await asyncio.to_thread(service.router.adapters.read, name, Path(path))
         except ModelError as error:
             raise RequestError("invalid_value", f"{error}.", "lora_path") from error
         await service.router.load_adapter(name, files)

@@ -40,6 +40,7 @@ from inferd.server.config.fields import (
     format_duration,
     setting,
 )
+from inferd.server.config.names import NAME_RULE, is_name
 from inferd.server.config.sources import read_yaml, unknown_variables
 from inferd.server.schema.latency import MAX_TARGET_S, MIN_TARGET_S
 
@@ -427,8 +428,8 @@ class Settings(BaseSettings):
     @field_validator("served_model_name")
     @classmethod
     def _names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(value) or len(set(value)) < len(value):
-            raise ValueError("must be different names, none of them empty")
+        if len(set(value)) < len(value):
+            raise ValueError("must be different names")
         return value
 
     @field_validator("lora")
@@ -437,6 +438,8 @@ class Settings(BaseSettings):
         names = [entry.partition("=")[0] for entry in value]
         if not all(name and path for name, _, path in (entry.partition("=") for entry in value)):
             raise ValueError("must be a name and a directory, such as sql=adapters/sql")
+        if not all(map(is_name, names)):
+            raise ValueError(f"must have {NAME_RULE}")
         if len(set(names)) < len(names):
             raise ValueError("must be adapters of different names")
         return value
@@ -480,10 +483,13 @@ class Settings(BaseSettings):
         return value
 
     @model_validator(mode="after")
-    def _names_are_text(self) -> Self:
-        """Refuses names that JSON cannot carry: the name of a local directory may hold any bytes."""
-        if any(name.encode("utf-8", "replace").decode() != name for name in self.served_names):
-            raise ValueError(f"served_model_name must be UTF-8, but is {self.served_names!a}")
+    def _names_are_short_and_visible(self) -> Self:
+        """Refuses other names, also if they come from a directory, whose name may hold any bytes."""
+        for name in self.served_names:
+            if not is_name(name):
+                raise ValueError(
+                    f"served_model_name must be {NAME_RULE}, but is {_clipped(ascii(name))}: give another one"
+                )
         return self
 
     @model_validator(mode="after")
@@ -558,6 +564,8 @@ def _without_models(values: dict[str, Any], source: Mapping[str, object]) -> dic
 
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
+_MOST_SHOWN = 200
+"""Characters of a value in a message."""
 _ENDPOINT = re.compile(r"tcp://\S+:\d{1,5}|ipc://\S+")
 _HOST_NAME = re.compile(r"[^/?#@\s,:]+|[0-9a-f:.]*:[0-9a-f:.]*:[0-9a-f:.]*")
 
@@ -586,10 +594,14 @@ def _problem(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
     if name in _SECRET:
         why = detail["ctx"]["error"] if detail["type"] == "value_error" else f"must be {about.rule}"
         return f"{name}: {why} ({origin})"
-    given = repr(detail["input"])
+    given = _clipped(repr(detail["input"]))
     if detail["type"] == "value_error":
         return f"{name}: {detail['ctx']['error']}, but got {given} ({origin})"
     return f"{name} must be {about.rule}, but got {given} ({origin})"
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
 
 
 def _shown(value: object, about: Setting) -> str:

@@ -21,6 +21,9 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("INFERD_CONFIG", raising=False)
 
 
+_NAME = "a name of 1 to 256 printable characters without spaces, such as sql-v2"
+
+
 def refusal(**flags: object) -> str:
     with pytest.raises(ConfigError) as raised:
         Settings.load(flags)
@@ -80,8 +83,14 @@ def test_choices_are_exactly_what_is_accepted(name: str) -> None:
         ({"e2e_target": True}, "e2e_target: must be a number, not yes or no"),
         ({"root_path": "llm/"}, "root_path: must begin with / and must not end with /, such as /llm, but got 'llm/'"),
         ({"served_model_name": ["a", "a"]}, "served_model_name: must be different names"),
-        ({"served_model_name": ["\udcff"]}, "served_model_name must be UTF-8"),
-        ({"model": "/models/\udcff"}, "served_model_name must be UTF-8"),
+        ({"served_model_name": ["\udcff"]}, rf"served_model_name must be {_NAME}, but is '\udcff': give another one"),
+        ({"served_model_name": ["a", ""]}, f"served_model_name must be {_NAME}, but is ''"),
+        ({"served_model_name": "x" * 257}, f"served_model_name must be {_NAME}, but is '{'x' * 196}...: give"),
+        ({"model": "/models/\udcff"}, f"served_model_name must be {_NAME}"),
+        ({"model": "/models/my model.gguf"}, f"served_model_name must be {_NAME}, but is 'my model'"),
+        ({"lora": ["a\nb=dir"]}, f"lora: must have {_NAME}, but got"),
+        ({"lora": ["x" * 2**20 + "=dir"]}, "x..."),
+        ({"lora": ["=dir"]}, "lora: must be a name and a directory, such as sql=adapters/sql"),
         ({"host": " "}, "host: must not be empty"),
     ],
 )
