@@ -1,14 +1,15 @@
 """The rule for the names that clients send as `model`: those of models and of adapters.
 
-They are in log lines, in labels of metrics and in answers, so they are short and visible.
+They are in log lines, in labels of metrics and in answers, so they are short and visible. Files that people have may
+have spaces in their names, and so may models.
 """
 
 from __future__ import annotations
 
 MAX_NAME_CHARS = 256
-NAME_RULE = f"a name of 1 to {MAX_NAME_CHARS} printable characters without spaces, such as sql-v2"
+NAME_RULE = f"a name of 1 to {MAX_NAME_CHARS} printable characters, with no space at its ends, such as sql-v2"
 
 
 def is_name(text: str) -> bool:
     """Whether a model or an adapter may have this name. A lone surrogate, which JSON cannot carry, is not printable."""
-    return 0 < len(text) <= MAX_NAME_CHARS and text.isprintable() and " " not in text
+    return 0 < len(text) <= MAX_NAME_CHARS and text.isprintable() and text == text.strip()

@@ -21,7 +21,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("INFERD_CONFIG", raising=False)
 
 
-_NAME = "a name of 1 to 256 printable characters without spaces, such as sql-v2"
+_NAME = "a name of 1 to 256 printable characters, with no space at its ends, such as sql-v2"
 
 
 def refusal(**flags: object) -> str:
@@ -87,7 +87,7 @@ def test_choices_are_exactly_what_is_accepted(name: str) -> None:
         ({"served_model_name": ["a", ""]}, f"served_model_name must be {_NAME}, but is ''"),
         ({"served_model_name": "x" * 257}, f"served_model_name must be {_NAME}, but is '{'x' * 196}...: give"),
         ({"model": "/models/\udcff"}, f"served_model_name must be {_NAME}"),
-        ({"model": "/models/my model.gguf"}, f"served_model_name must be {_NAME}, but is 'my model'"),
+        ({"served_model_name": "a\tb"}, rf"served_model_name must be {_NAME}, but is 'a\tb'"),
         ({"lora": ["a\nb=dir"]}, f"lora: must have {_NAME}, but got"),
         ({"lora": ["x" * 2**20 + "=dir"]}, "x..."),
         ({"lora": ["=dir"]}, "lora: must be a name and a directory, such as sql=adapters/sql"),
@@ -96,6 +96,10 @@ def test_choices_are_exactly_what_is_accepted(name: str) -> None:
 )
 def test_a_refusal_says_rule_value_and_origin(flags: dict[str, object], message: str) -> None:
     assert message in refusal(**flags)
+
+
+def test_a_file_may_have_spaces_in_its_name() -> None:
+    assert Settings.load({"model": "/models/my model.gguf"}).served_names == ("my model",)
 
 
 def test_every_problem_is_said_at_once() -> None:
