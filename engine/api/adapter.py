@@ -20,6 +20,7 @@ from inferd.engine.api.memory.activations import AdapterSpace
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
+from inferd.engine.arch.shown import shown
 from inferd.engine.arch.stored import FLOATS
 from inferd.engine.arch.wrappers import text_name
 
@@ -37,8 +38,6 @@ _PREFIX, _BODY = "base_model.model.", "model."
 """PEFT writes the first before a module's name. An adapter of a model without a head leaves the second out."""
 _WEIGHT = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 _PATTERN = re.compile(r"\^?[\w.]+")
-_MOST_SHOWN = 200
-"""Characters of a value in a message."""
 _UNSUPPORTED = (
     "use_dora", "use_qalora", "lora_bias", "fan_in_fan_out", "modules_to_save", "trainable_token_indices",
     "layer_replication", "target_parameters", "alora_invocation_tokens", "arrow_config", "use_bdlora", "kasa_config",
@@ -90,7 +89,7 @@ def read_adapter(path: Path, arch: Arch, max_rank: int = MAX_RANK) -> AdapterFil
 
 def _read(path: Path, arch: Arch, max_rank: int) -> AdapterFiles:
     if not str(path).isprintable():
-        raise ModelError(f"the directory of an adapter must have a printable path, but got {_shown(str(path))}")
+        raise ModelError(f"the directory of an adapter must have a printable path, but got {shown(str(path))}")
     if not path.is_dir():
         raise ModelError(f"{path} is no directory: an adapter is a directory with {CONFIG} and {WEIGHTS}")
     config, file = read_json(path / CONFIG, MAX_CONFIG_BYTES), path / WEIGHTS
@@ -159,20 +158,20 @@ def check_adapters(arch: Arch, num_ranks: int) -> None:
 
 def _check_config(path: Path, config: Mapping[str, Any]) -> None:
     if config.get("peft_type") != "LORA":
-        raise ModelError(f"{path / CONFIG}: peft_type must be 'LORA', but is {_shown(config.get('peft_type'))}")
+        raise ModelError(f"{path / CONFIG}: peft_type must be 'LORA', but is {shown(config.get('peft_type'))}")
     if config.get("bias", "none") != "none":
         raise ModelError(
-            f"{path / CONFIG}: bias must be 'none', but is {_shown(config['bias'])}; merge the adapter instead"
+            f"{path / CONFIG}: bias must be 'none', but is {shown(config['bias'])}; merge the adapter instead"
         )
     for name in _UNSUPPORTED:
         if config.get(name):
             raise ModelError(
-                f"{path / CONFIG}: {name} is not supported, but is {_shown(config[name])}; merge the adapter into "
+                f"{path / CONFIG}: {name} is not supported, but is {shown(config[name])}; merge the adapter into "
                 "the weights"
             )
     if config.get("init_lora_weights") not in _BEGINNINGS:
         raise ModelError(
-            f"{path / CONFIG}: init_lora_weights is {_shown(config['init_lora_weights'])}, with which PEFT changes the "
+            f"{path / CONFIG}: init_lora_weights is {shown(config['init_lora_weights'])}, with which PEFT changes the "
             "model's own weights; save the adapter with path_initial_model_for_weight_conversion, or merge it"
         )
 
@@ -207,7 +206,7 @@ def _updates(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor
 
 
 def _base(arch: Arch, config: Mapping[str, Any]) -> str:
-    base = _shown(config.get("base_model_name_or_path"))
+    base = shown(config.get("base_model_name_or_path"))
     return f"the served model ({arch.architecture}), and the adapter's base is {base}"
 
 
@@ -232,9 +231,9 @@ def _scale(path: Path, settings: _Patterns, module: str, rank: int) -> float:
     """The factor of B A: alpha / rank, or alpha / sqrt(rank) with rank-stabilized LoRA."""
     alpha, stated = settings.alpha(module), settings.rank(module)
     if stated != rank:
-        raise ModelError(f"{path}: {module} has rank {rank} in {WEIGHTS}, but {_shown(stated)} in {CONFIG}")
+        raise ModelError(f"{path}: {module} has rank {rank} in {WEIGHTS}, but {shown(stated)} in {CONFIG}")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < 1e6:
-        raise ModelError(f"{path / CONFIG}: lora_alpha must be a number below 1,000,000, but is {_shown(alpha)}")
+        raise ModelError(f"{path / CONFIG}: lora_alpha must be a number below 1,000,000, but is {shown(alpha)}")
     return alpha / (rank**0.5 if settings.is_stabilized else rank)
 
 
@@ -258,11 +257,11 @@ def _ends(path: Path, config: Mapping[str, Any], field: str) -> dict[str, tuple[
     """End of a module's name -> (position in the file, value)."""
     patterns = config.get(field) or {}
     if not isinstance(patterns, dict):
-        raise ModelError(f"{path / CONFIG}: {field} must be an object, but is {_shown(patterns)}")
+        raise ModelError(f"{path / CONFIG}: {field} must be an object, but is {shown(patterns)}")
     found: dict[str, tuple[int, Any]] = {}
     for number, (name, value) in enumerate(patterns.items()):
         if not _PATTERN.fullmatch(name):
-            raise ModelError(f"{path / CONFIG}: {field} must have names of modules, but has the pattern {_shown(name)}")
+            raise ModelError(f"{path / CONFIG}: {field} must have names of modules, but has the pattern {shown(name)}")
         found.setdefault(name.removeprefix("^"), (number, value))
     return found
 
@@ -272,12 +271,3 @@ def _of_module(ends: Mapping[str, tuple[int, Any]], module: str, default: Any) -
     parts = module.split(".")
     matches = [ends[end] for i in range(len(parts)) if (end := ".".join(parts[i:])) in ends]
     return min(matches, key=lambda match: match[0])[1] if matches else default
-
-
-def _shown(value: object) -> str:
-    """A value of a file for a message, shortened if it is long."""
-    try:
-        text = repr(value)
-    except RecursionError:
-        return f"a nested {type(value).__name__}"
-    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."

@@ -22,6 +22,7 @@ from inferd.engine.api.gguf import is_gguf, parts_of, read_gguf
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.gguf.tensors import PlacedTensor
 from inferd.engine.arch.registry import tensor_names
+from inferd.engine.arch.shown import shown
 from inferd.engine.arch.stacked import Slice, router_name, slices
 from inferd.engine.arch.stored import FLOATS
 from inferd.engine.arch.tensors import EMBEDDING, HEAD, TensorNames, named_in_full
@@ -252,7 +253,7 @@ def _weight_files(path: Path) -> list[Path]:
         names = sorted(set(weight_map.values()))
         outside = [name for name in names if Path(name).name != name]
         if outside:
-            raise ModelError(f"{index} names a file outside its directory: {outside[0]!r}")
+            raise ModelError(f"{index} names a file outside its directory: {shown(outside[0])}")
         try:
             missing = [name for name in names if not (path / name).is_file()]
         except OSError as error:

@@ -19,6 +19,7 @@ from inferd.engine.api.model import ModelFacts, of_mtp_layer
 from inferd.engine.api.speculation import Speculative
 from inferd.engine.arch.description import ArchError
 from inferd.engine.arch.registry import describe_mtp_layer
+from inferd.engine.arch.shown import shown
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def _difference(served: dict[str, int], draft: dict[str, int]) -> str | None:
         ids = served.get(token), draft.get(token)
         if ids[0] != ids[1]:
             named = ["no token" if token_id is None else f"token {token_id}" for token_id in ids]
-            return f"{token!r} is {named[0]} of the served model and {named[1]} of the draft model"
+            return f"{shown(token)} is {named[0]} of the served model and {named[1]} of the draft model"
     return None
 
 

@@ -11,7 +11,12 @@ InferdError
 
 from __future__ import annotations
 
+import errno
+import resource
+from collections.abc import Iterator
 from typing import Self
+
+from inferd.engine.arch.shown import clipped
 
 
 class InferdError(Exception):
@@ -19,9 +24,13 @@ class InferdError(Exception):
 
 
 class StartError(InferdError):
-    """The reason why the server did not start, in one line that tells the user what to do."""
+    """The reason why the server did not start, in one line that tells the user what to do. It is cut if it is long,
+    because a file that it quotes may hold anything."""
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(clipped(message))
 
 
 class ModelError(StartError):
@@ -46,6 +55,38 @@ def start_error(kind: str, message: str) -> StartError:
     """An error from another process, made from its class name. An unknown name gives a `StartError`."""
     kinds = {error.__name__: error for error in (ModelError, ConfigError, CapacityError)}
     return kinds.get(kind, StartError)(message)
+
+
+_REFUSALS = (
+    "allocate memory", "Cannot allocate", "not enough memory", "bad_alloc", "start new thread", "failed to map segment",
+)  # fmt: skip
+"""Parts of what libraries say if the system refuses them memory or a thread. Such errors have no class of their
+own."""
+
+
+def shortage(error: BaseException) -> str | None:
+    """Text that says that the system gave no more memory or threads, and what to do; None if `error` means something
+    else. If the address space is limited, any error may mean that, because some libraries drop the reason."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    bound = (
+        "" if limit == resource.RLIM_INFINITY else f"the address space is limited to {limit // 2**20} MiB (ulimit -v)"
+    )
+    what = f"{type(error).__name__}: {error}".removesuffix(": ")
+    if any(map(_is_refused, _with_causes(error))):
+        bound = f"; {bound}" if bound else ""
+        return f"the system refused memory or a thread ({what}){bound}; free memory, or raise the limits (ulimit -a)"
+    return f"{what}; perhaps {bound} too tightly: raise the limit" if bound else None
+
+
+def _is_refused(error: BaseException) -> bool:
+    is_refusal = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    return is_refusal or any(part in str(error) for part in _REFUSALS)
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 class RequestError(InferdError):

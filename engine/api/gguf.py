@@ -17,6 +17,7 @@ from inferd.engine.arch.gguf.header import MAX_HEADER_BYTES, GgufError, GgufTens
 from inferd.engine.arch.gguf.tensors import OriginalNames, PlacedTensor
 from inferd.engine.arch.gguf.tokenizer import generation_config_of, tokenizer_config_of, tokenizer_of
 from inferd.engine.arch.registry import tensor_names
+from inferd.engine.arch.shown import shown
 
 SUFFIX = ".gguf"
 
@@ -111,8 +112,8 @@ def _check_parts(files: list[Path], headers: list[Header]) -> None:
         stated = (header.metadata.get("split.no", 0), header.metadata.get("split.count", 1) or 1)
         if stated != (index, len(files)):
             raise ModelError(
-                f"{file}: by its metadata it is part {stated[0]!r} of {stated[1]!r}, counted from 0; by its name it is "
-                f"part {index} of {len(files)}. All parts must have the names that they were made with"
+                f"{file}: by its metadata it is part {shown(stated[0])} of {shown(stated[1])}, counted from 0; by its "
+                f"name it is part {index} of {len(files)}. All parts must have the names that they were made with"
             )
 
 

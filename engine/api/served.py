@@ -17,6 +17,7 @@ from inferd.engine.api.memory.precision import DTYPE_BYTES, KV_FORMATS, SHORT_KV
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.ranks import counts_of, refuses
+from inferd.engine.arch.shown import shown
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
@@ -211,7 +212,9 @@ def auto_dtype(facts: ModelFacts) -> tuple[str, str]:
     if facts.is_embedded:
         return "float32", "the embedded model answers the same on every machine in float32"
     if facts.dtype not in DTYPE_BYTES:
-        raise ConfigError(f"the checkpoint's dtype is {facts.dtype!r}; give --dtype as one of {', '.join(DTYPE_BYTES)}")
+        raise ConfigError(
+            f"the checkpoint's dtype is {shown(facts.dtype)}; give --dtype as one of {', '.join(DTYPE_BYTES)}"
+        )
     return facts.dtype, "the checkpoint's"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from inferd.engine.arch.description import Activation, ArchError
+from inferd.engine.arch.shown import shown
 
 Value = TypeVar("Value")
 
@@ -39,7 +40,7 @@ class Fields:
 
     def refuse(self, name: str, rule: str) -> ArchError:
         """The error for field `name` of this config, with its rule and the value that was found."""
-        return ArchError(f"{self.owner}: {name} {rule}, but it is {self._values.get(name)!r}")
+        return ArchError(f"{self.owner}: {name} {rule}, but it is {shown(self._values.get(name))}")
 
     def has(self, name: str) -> bool:
         """Whether the field is present and not null."""

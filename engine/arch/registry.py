@@ -54,6 +54,7 @@ from inferd.engine.arch.draft_heads import (
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.modelled import Modelled
 from inferd.engine.arch.quantization.read import read_quantization
+from inferd.engine.arch.shown import shown
 from inferd.engine.arch.stored import Stored
 from inferd.engine.arch.tensors import LLAMA_NAMES, TensorNames, modelled_weights, weight_map
 from inferd.engine.arch.weights import WeightMap
@@ -138,11 +139,11 @@ def describe(config: Mapping[str, Any]) -> Arch:
     config = text_config(config)
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise ArchError(f"config.json: architectures must be a list of one name, but it is {names!r}")
+        raise ArchError(f"config.json: architectures must be a list of one name, but it is {shown(names)}")
     architecture = names[0]
     if architecture not in _FAMILIES:
         known = ", ".join((*known_architectures(), *known_wrappers()))
-        raise ArchError(f"unknown architecture {architecture!r}; known are: {known}")
+        raise ArchError(f"unknown architecture {shown(architecture)}; known are: {known}")
     fields, family = Fields(config, architecture), _FAMILIES[architecture]
     return _as_stored(family.describe(architecture, fields), fields, family)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inferd.engine.arch.description import ArchError
+from inferd.engine.arch.shown import shown
 from inferd.engine.arch.tensors import HEAD
 from inferd.engine.arch.weights import Tensor
 
@@ -104,7 +105,9 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     merged = {**whole, **{name: value for name, value in own.items() if value is not None}}
     kind, allowed = merged.get("model_type"), _WRAPPERS[wrapper]
     if kind not in allowed:
-        raise ArchError(f"{wrapper}: model_type of text_config must be one of {', '.join(allowed)}, but it is {kind!r}")
+        raise ArchError(
+            f"{wrapper}: model_type of text_config must be one of {', '.join(allowed)}, but it is {shown(kind)}"
+        )
     architecture, defaults = _TEXTS[kind]
     merged = {**defaults, **merged, "architectures": [architecture]}
     for name in ("rope_scaling", "rope_parameters"):

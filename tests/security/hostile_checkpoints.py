@@ -449,6 +449,7 @@ REFUSED: dict[str, Case] = {
     "a GGUF that is a pipe": Case(pipe(GGUF), "must be a regular file", GGUF),
     "a GGUF of 64 GiB of zeros": Case(sparse(GGUF), "begins with b'GGUF', but this one with", GGUF),
     "a GGUF of a thousand million layers": Case(gguf_keys(llama__block_count=10**9), "llama.block_count must be", GGUF),
+    "a GGUF whose width is a list": Case(gguf_keys(llama__embedding_length=[7] * 2**17), "hidden_size must be", GGUF),
     "a GGUF of no heads": Case(gguf_keys(llama__attention__head_count=0), "attention.head_count", GGUF),
     "a GGUF of wrong sizes": Case(gguf_keys(llama__feed_forward_length=641), "the weights contradict", GGUF),
     "a GGUF of an unknown kind": Case(gguf_keys(general__architecture="x" * 10_000), "unknown architecture", GGUF),

@@ -183,7 +183,7 @@ def test_gemmas_spaces_are_tokens() -> None:
         ({"merges": None}, "lacks tokenizer.ggml.merges"),
         ({"merges": ["ab"]}, "merges must hold two tokens in each item, but holds 'ab'"),
         ({"bos_token_id": 3072, "add_bos_token": True}, "bos_token_id must be an id from 0 to 3071, but is 3072"),
-        ({"add_bos_token": 1}, "add_bos_token must be a bool, but is '1'"),
+        ({"add_bos_token": 1}, "add_bos_token must be a bool, but is 1"),
     ],
 )
 def test_unusable_metadata_is_refused_by_key(metadata: dict[str, Any], changes: dict[str, Any], words: str) -> None:

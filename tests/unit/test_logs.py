@@ -8,6 +8,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 import pytest
@@ -34,6 +35,17 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
     line = capsys.readouterr().err
     assert line[2] == line[5] == ":"
     assert line[8:] == " info    hello you\n"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_warning_is_bounded_whatever_it_quotes(
+    form: Literal["text", "json"], capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure(LogStyle("info", form))
+    logging.getLogger("inferd.x").warning("it holds %s: give another", "x" * 10**6)
+    line = capsys.readouterr().err
+    assert len(line) <= 1_200 and line.count("\n") == 1
+    assert "it holds x" in line and "x: give another" in line
 
 
 def test_json_is_one_object_with_its_extras(capsys: pytest.CaptureFixture[str]) -> None:

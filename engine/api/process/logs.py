@@ -1,4 +1,5 @@
-"""Format of log lines: one line each on stderr, as text or as JSON.
+"""Format of log lines: one line each on stderr, as text or as JSON. The messages of warnings and errors are bounded,
+because they may quote a file.
 
 Each process calls `configure` once at its start, so that the engine's lines look like the server's.
 """
@@ -11,6 +12,8 @@ from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 import msgspec
+
+from inferd.engine.arch.shown import clipped, cut
 
 _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
 
@@ -35,6 +38,11 @@ class TextFormatter(logging.Formatter):
         record.level = f"{record.levelname.lower():<7}"
         return super().format(record)
 
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if record.levelno >= logging.WARNING:
+            record.message = clipped(record.message)
+        return super().formatMessage(record)
+
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a line. Fields given as `extra` become keys of the object."""
@@ -44,7 +52,7 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": cut(record.getMessage()) if record.levelno >= logging.WARNING else record.getMessage(),
         }
         line |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
         if record.exc_info:

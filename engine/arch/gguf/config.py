@@ -12,6 +12,7 @@ from typing import Any
 
 from inferd.engine.arch.gguf.header import GgufError, GgufTensor, Value
 from inferd.engine.arch.gguf.types import PLAIN
+from inferd.engine.arch.shown import shown
 
 LONG_FACTORS, SHORT_FACTORS, ROPE_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight"
 FACTOR_TENSORS = (LONG_FACTORS, SHORT_FACTORS, ROPE_FACTORS)
@@ -36,7 +37,7 @@ class Metadata:
         self.values, self.tensors, self.factors = values, tensors, factors
         architecture = values.get("general.architecture")
         if not isinstance(architecture, str):
-            raise GgufError(f"general.architecture must be a text, but is {architecture!r}")
+            raise GgufError(f"general.architecture must be a text, but is {shown(architecture)}")
         self.architecture = architecture
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -56,7 +57,7 @@ class Metadata:
         return value
 
     def refuse(self, key: str, rule: str) -> GgufError:
-        return GgufError(f"{self.architecture}.{key} {rule}, but is {self.get(key)!r}")
+        return GgufError(f"{self.architecture}.{key} {rule}, but is {shown(self.get(key))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +251,7 @@ FAMILIES: dict[str, GgufFamily] = {
 def family_of(of: Metadata) -> GgufFamily:
     family = FAMILIES.get(of.architecture)
     if family is None:
-        raise GgufError(f"unknown architecture {of.architecture[:200]!r}; known are: {', '.join(FAMILIES)}")
+        raise GgufError(f"unknown architecture {shown(of.architecture)}; known are: {', '.join(FAMILIES)}")
     return family
 
 
@@ -304,13 +305,13 @@ def _head_dim(of: Metadata) -> int | None:
     """Size of a head; None if the file leaves it to be computed."""
     stated = {name: of.whole(name) for name in (_KEY, _VALUE, _ROTATED) if of.get(name) is not None}
     if stated.get(_VALUE, stated.get(_KEY)) != stated.get(_KEY):
-        raise of.refuse(_VALUE, f"must be {_KEY}, {stated.get(_KEY)!r}")
+        raise of.refuse(_VALUE, f"must be {_KEY}, {shown(stated.get(_KEY))}")
     if of.architecture == "phi3":
         # Its rope turns a part of each head.
         return stated.get(_KEY)
     found = stated.get(_KEY, stated.get(_ROTATED))
     if stated.get(_ROTATED, found) != found:
-        raise of.refuse(_ROTATED, f"must be the size of a head, {found!r}")
+        raise of.refuse(_ROTATED, f"must be the size of a head, {shown(found)}")
     return found
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from mmap import mmap
 
 from inferd.engine.arch.gguf.types import NAMES, TYPES, UNREAD, TensorType
+from inferd.engine.arch.shown import shown
 
 Value = int | float | bool | str | list[str] | tuple[int | float | bool, ...]
 
@@ -86,7 +87,7 @@ def parse_header(data: bytes | mmap, file_bytes: int) -> Header:
     metadata = _metadata(cursor, cursor.count("metadata keys", _MAX_KEYS))
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if type(alignment) is not int or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise GgufError(f"general.alignment must be a power of two up to {_MAX_ALIGNMENT}, but is {alignment!r}")
+        raise GgufError(f"general.alignment must be a power of two up to {_MAX_ALIGNMENT}, but is {shown(alignment)}")
     entries = [_tensor(cursor) for _ in range(num_tensors)]
     tensors = _placed(entries, _aligned(cursor.at, alignment), alignment, file_bytes)
     return Header(metadata, tensors)
@@ -166,7 +167,7 @@ def _metadata(cursor: _Cursor, num_keys: int) -> dict[str, Value]:
     for _ in range(num_keys):
         key = cursor.text("a metadata key", _MAX_KEY_BYTES)
         if key in metadata:
-            raise GgufError(f"the metadata key {key[:200]!r} appears twice")
+            raise GgufError(f"the metadata key {shown(key)} appears twice")
         metadata[key] = _value(cursor, key[:200])
     return metadata
 

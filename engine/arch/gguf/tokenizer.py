@@ -10,6 +10,7 @@ from typing import Any
 
 from inferd.engine.arch.gguf.header import GgufError, Value
 from inferd.engine.arch.gguf.splitters import SPLITTERS, Splitter
+from inferd.engine.arch.shown import shown
 
 Json = dict[str, Any]
 
@@ -56,7 +57,7 @@ class Vocabulary:
         if found is None or (key not in self._values and not self._is_id(found)):
             return None
         if not self._is_id(found):
-            raise GgufError(f"{key} must be an id from 0 to {len(self.tokens) - 1}, but is {found!r}")
+            raise GgufError(f"{key} must be an id from 0 to {len(self.tokens) - 1}, but is {shown(found)}")
         assert isinstance(found, int)
         return found
 
@@ -68,7 +69,7 @@ class Vocabulary:
         for merge in self._get("merges", list, None):
             cut = merge.find(" ", 1)
             if cut < 0:
-                raise GgufError(f"tokenizer.ggml.merges must hold two tokens in each item, but holds {merge[:80]!r}")
+                raise GgufError(f"tokenizer.ggml.merges must hold two tokens in each item, but holds {shown(merge)}")
             pairs.append([merge[:cut], merge[cut + 1 :]])
         return pairs
 
@@ -95,7 +96,7 @@ class Vocabulary:
             for index, token in enumerate(named):
                 if seen.setdefault(token, index) != index:
                     raise GgufError(
-                        f"tokenizer.ggml.tokens holds {token[:80]!r} twice, as {seen[token]} and as {index}"
+                        f"tokenizer.ggml.tokens holds {shown(token)} twice, as {seen[token]} and as {index}"
                     )
         return named
 
@@ -110,7 +111,7 @@ class Vocabulary:
         if found is None:
             raise GgufError(f"the metadata lacks tokenizer.ggml.{name}")
         if not isinstance(found, kind):
-            raise GgufError(f"tokenizer.ggml.{name} must be a {kind.__name__}, but is {str(found)[:80]!r}")
+            raise GgufError(f"tokenizer.ggml.{name} must be a {kind.__name__}, but is {shown(found)}")
         return found
 
 
@@ -119,7 +120,7 @@ def tokenizer_of(values: Mapping[str, Value]) -> Json:
     vocabulary = Vocabulary(values)
     kinds: dict[str, Callable[[Vocabulary, str], Json]] = {"gpt2": _byte_level, "llama": _sentencepiece}
     if vocabulary.kind not in kinds:
-        raise GgufError(f"tokenizer.ggml.model must be one of {', '.join(kinds)}, but is {vocabulary.kind[:80]!r}")
+        raise GgufError(f"tokenizer.ggml.model must be one of {', '.join(kinds)}, but is {shown(vocabulary.kind)}")
     architecture = str(values.get("general.architecture", ""))
     made = kinds[vocabulary.kind](vocabulary, architecture)
     return {
@@ -177,7 +178,7 @@ def _chat_template(values: Mapping[str, Value]) -> str | Json | None:
     for name, text in named.items():
         key = "tokenizer.chat_template" + ("" if name == "default" else f".{name}")
         if text is not None and (not isinstance(text, str) or ("{{" not in text and "{%" not in text)):
-            raise GgufError(f"{key} must be a Jinja template, but is {str(text)[:80]!r}")
+            raise GgufError(f"{key} must be a Jinja template, but is {shown(text)}")
     found = {name: text for name, text in named.items() if text is not None}
     return found["default"] if list(found) == ["default"] else found or None  # type: ignore[return-value]
 
@@ -203,7 +204,7 @@ def _splitter_of(vocabulary: Vocabulary) -> Splitter:
             "file; convert the model again, or fetch a newer file"
         )
     if name not in SPLITTERS:
-        raise GgufError(f"tokenizer.ggml.pre {name[:80]!r} is not known; known are: {', '.join(SPLITTERS)}")
+        raise GgufError(f"tokenizer.ggml.pre {shown(name)} is not known; known are: {', '.join(SPLITTERS)}")
     return SPLITTERS[name]
 
 

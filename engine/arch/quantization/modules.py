@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from inferd.engine.arch.description import ArchError
 from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.shown import shown
 
 IsListed = Callable[[str], bool]
 """Says whether a list names a module, which is given by its name in the checkpoint."""
@@ -86,7 +87,7 @@ def check_time(section: Fields, patterns: list[str]) -> None:
         if steps > _MAX_STEPS:
             raise ArchError(
                 f"{section.owner}: a list of modules must hold names, or expressions of names, classes, alternatives "
-                f"and at most 3 wildcards (.*), but it holds {pattern[:200]!r}"
+                f"and at most 3 wildcards (.*), but it holds {shown(pattern)}"
             )
     if sum(costs) > _MAX_ALL_STEPS:
         raise ArchError(
