@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from inferd.engine.api.errors import CapacityError, shortage
 from inferd.engine.api.process import garbage
 
 logger = logging.getLogger("inferd")
@@ -43,7 +44,7 @@ def main() -> int:
     source = _Input()
     line = source.lines.get()
     if line == b"\n":  # the server will know the configuration later
-        _import(_ENGINE)
+        import_engine(_ENGINE, is_urgent=True)
         line = source.lines.get()
     launch = json.loads(line)
     is_standby: bool = launch["is_standby"]
@@ -102,8 +103,14 @@ def import_engine(name: str, *, is_urgent: bool) -> ModuleType:
 
 
 def _import(name: str) -> ModuleType:
-    with garbage.collector_paused():
-        return importlib.import_module(name)
+    """Import a module. If there is not enough memory for it, this process ends, and its exit code says so."""
+    try:
+        with garbage.collector_paused():
+            return importlib.import_module(name)
+    except Exception as error:
+        if shortage(error) is None:
+            raise
+        os._exit(CapacityError.exit_code)
 
 
 def _lower_priority() -> None:

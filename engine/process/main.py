@@ -22,7 +22,7 @@ import zmq
 from inferd.engine.api.config import EngineConfig, precision_of
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.cost.step_cost import NO_WORK, WorkModel
-from inferd.engine.api.errors import StartError
+from inferd.engine.api.errors import CapacityError, StartError, shortage
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.death_notice import hold_lock
 from inferd.engine.api.process.flight_recorder import FlightRecord
@@ -138,10 +138,14 @@ def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None)
         started_s = stand_by(launch, link.send, _bind_to_server, lambda: _wait(promoted, heartbeat))
     try:
         core, executor, ready, adapters, events = build(launch, started_s, link, heartbeat, flight, ranks)
-    except StartError as error:
-        link.send(Failed(type(error).__name__, str(error)))
+    except Exception as error:
+        refusal = _refusal(error)
+        if refusal is None:
+            raise
+        logger.debug("the engine cannot start", exc_info=error)
+        link.send(Failed(type(refusal).__name__, str(refusal)))
         link.close()
-        return error.exit_code
+        return refusal.exit_code
     garbage.freeze_objects()
     _bind_to_server(launch)
     link.send(ready)
@@ -158,6 +162,14 @@ def _wait(promoted: threading.Event, heartbeat: Heartbeat) -> None:
     heartbeat.phase = EnginePhase.STANDBY
     promoted.wait()
     heartbeat.phase = EnginePhase.LOADING
+
+
+def _refusal(error: Exception) -> StartError | None:
+    """The error as the server's user reads it; None if it is a fault of ours."""
+    if isinstance(error, StartError):
+        return error
+    reason = shortage(error)
+    return None if reason is None else CapacityError(f"the engine cannot start: {reason}")
 
 
 def build(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
@@ -125,6 +126,8 @@ def run_chat(options: ChatOptions, question: str | None) -> int:
     with httpx.Client(base_url=base_url, headers=headers, timeout=timeout) as client:
         conversation = ChatSession(_with_model(options, client), client, on_reasoning=_print_reasoning)
         conversation.reset()
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # an exception, which stops an answer
         if question is not None:
             _print_answer(conversation, question)
             return 0

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import platform
+import signal
 import socket
 import sys
 import time
@@ -46,8 +47,9 @@ EXIT_ENGINE_DIED = 70
 _SHUTDOWN_DELAY_S = 5.0
 """Delay if other machines reach the server. A load balancer polls /ready every few seconds, and may poll twice."""
 _BACKLOG = 2048
+_PROC = Path("/proc/self/stat")
 _STAT_STARTTIME = 19
-"""Index of field 22 of /proc/PID/stat, counted after the name in parentheses."""
+"""Index of field 22 of that file, counted after the name in parentheses."""
 
 
 def serve(settings: Settings, early: EarlyProcess | None = None) -> int:
@@ -56,6 +58,11 @@ def serve(settings: Settings, early: EarlyProcess | None = None) -> int:
     `early` becomes the engine process.
     """
     started_s, entered_s = _process_started_s(), time.monotonic()
+    if sys.platform == "linux" and not _PROC.exists():
+        logger.warning(
+            "/proc is not mounted: half of this machine's memory counts as free, and kernels for any processor are "
+            "used; mount it, or give --kv-memory"
+        )
     limits = fit_open_files(ConnectionLimits(max_connections=settings.max_connections))
     reports = read_models(settings)
     with contextlib.ExitStack() as sockets:
@@ -67,15 +74,20 @@ def serve(settings: Settings, early: EarlyProcess | None = None) -> int:
             Phase("imports", entered_s - started_s, f"inferd {version('inferd')}, Python {platform.python_version()}"),
             *(Phase("checkpoint", time.monotonic() - entered_s, describe_start(report)) for report in reports),
         )
-        return uvloop.run(_Service(settings, reports, limits, listener, admin, started_s, early).run(phases))
+        try:
+            return uvloop.run(_Service(settings, reports, limits, listener, admin, started_s, early).run(phases))
+        finally:
+            # The loop has put Python's handler back, whose exception would come up while the interpreter ends.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _process_started_s() -> float:
     """When this process began, on the monotonic clock. Without Linux's /proc, it is the time of this call."""
     now = time.monotonic()
-    if sys.platform != "linux":
+    try:
+        ticks = int(_PROC.read_text().rpartition(")")[2].split()[_STAT_STARTTIME])
+    except OSError:
         return now
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[_STAT_STARTTIME])
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return now - age_s
 

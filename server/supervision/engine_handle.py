@@ -12,11 +12,16 @@ import time
 from typing import Any, Self
 
 from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.errors import CapacityError
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.processor_time import ProcessorTime
 from inferd.engine.api.process.supervisor import EarlyProcess, Supervisor, describe_exit
 from inferd.engine.api.wire.client import EngineClient
 from inferd.server.supervision.watchdog import TICK_S, Watchdog
+
+NO_MEMORY = (
+    "found too little memory to import its libraries: free memory, or raise the limit on its address space (ulimit -v)"
+)
 
 
 class EngineHandle:
@@ -26,6 +31,8 @@ class EngineHandle:
         self.supervisor, self.client = supervisor, client
         self.is_external_kill = True
         """Whether no request need have caused its end: it did not exit by itself, and no step ran too long."""
+        self.lacked_memory = False
+        """Whether it ended because the system gave it no more memory before it could say so."""
 
     @classmethod
     def begin(
@@ -68,7 +75,8 @@ class EngineHandle:
                 self.is_external_kill = not watchdog.is_step_endless
                 return f"the engine process {reason}"
         self.is_external_kill = code == -signal.SIGKILL  # a process does not send this to itself
-        return f"the engine process {describe_exit(code)}"
+        self.lacked_memory = code == CapacityError.exit_code
+        return f"the engine process {NO_MEMORY if self.lacked_memory else describe_exit(code)}"
 
     async def kill(self) -> None:
         """End the process, even if it is stopped or hangs. Its shared memory can still be read."""

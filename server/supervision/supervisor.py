@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from inferd.engine.api.config import EngineConfig, lendable_threads
-from inferd.engine.api.errors import EngineDeadError, StartError
+from inferd.engine.api.errors import CapacityError, EngineDeadError, StartError
 from inferd.engine.api.machine.cpu import num_cpus
 from inferd.engine.api.process.logs import LogStyle, counted
 from inferd.engine.api.process.supervisor import EarlyProcess
@@ -167,6 +167,8 @@ class EngineSupervisor:
         try:
             try:
                 reason = await self._end_of(handle, receive)
+                if handle.lacked_memory and self._is_first_start:
+                    raise CapacityError(reason)
                 await self._move_streams(handle, reason)
                 return reason
             finally:

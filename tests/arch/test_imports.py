@@ -46,7 +46,9 @@ RULES: dict[str, tuple[str, ...]] = {
         "inferd.engine.sched", "inferd.engine.cache", "inferd.engine.request", "inferd.engine.grammar.ports",
         "inferd.engine.api", "inferd.engine.worker.executor", "inferd.engine.speculation.ports",
     ),
-    "engine.process.boot": ("inferd.engine.process.main", "inferd.engine.api.process.garbage"),
+    "engine.process.boot": (
+        "inferd.engine.process.main", "inferd.engine.api.process.garbage", "inferd.engine.api.errors",
+    ),
     "engine.process.step_watch": ("inferd.engine.api",),
     "engine.process.standby": ("inferd.engine.api",),
     "engine.process": (

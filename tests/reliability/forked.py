@@ -13,7 +13,7 @@ from inferd.server import cli
 
 FORKS = multiprocessing.get_context("forkserver")
 """Forks from a server process that has imported the libraries once, and has no threads."""
-FORKS.set_forkserver_preload([__name__, "inferd.server.lifecycle.serve"])
+FORKS.set_forkserver_preload([__name__, "inferd.server.commands.app", "inferd.server.lifecycle.serve"])
 
 
 def serve(

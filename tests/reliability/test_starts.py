@@ -8,8 +8,10 @@ import json
 import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -201,6 +203,79 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         refusal = refused(Case("", 2, (), flags("--port", port), is_read_early=True), tmp_path)
     assert refusal.code == 2
     assert len(refusal.lines) == 1 and f"127.0.0.1:{port}" in refusal.lines[0] and "--port" in refusal.lines[0]
+
+
+# -- memory, /proc, and Ctrl-C -----------------------------------------------------------------------------------------
+
+SHORT = ("imports the command line", 64), ("imports the engine's libraries", 300), ("computes", 1_000)
+
+
+@pytest.mark.parametrize(("where", "num_mib"), SHORT, ids=[where for where, _ in SHORT])
+def test_a_start_without_memory_is_one_line(where: str, num_mib: int) -> None:
+    """The address space is limited. Whichever part does not fit, the log has one line besides finished phases."""
+
+    def bound() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (num_mib * 2**20, num_mib * 2**20))
+
+    command = [INFERD, "serve", "tiny", "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=bound, timeout=WAIT_S, check=False)
+    told = [line for line in done.stderr.splitlines() if " info " not in line]
+    assert (done.returncode, len(told)) == (4, 1), f"{where}: {done.stderr}"
+    assert "memory" in told[0] and "ulimit" in told[0] and len(told[0]) <= 1_000
+
+
+WITHOUT_PROC = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
+"""Runs a command that finds an empty /proc. It needs the right to mount."""
+
+
+def test_a_server_without_proc_starts_and_says_what_it_cannot_know(tmp_path: Path) -> None:
+    if subprocess.run([*WITHOUT_PROC, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this process may not mount")
+    broken = shutil.copytree(EMBEDDED_PATH, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    command = [*WITHOUT_PROC, INFERD, "serve", str(broken), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    warning, refusal = done.stderr.splitlines()
+    assert "/proc is not mounted" in warning and "--kv-memory" in warning
+    assert done.returncode == 3 and "no safetensors" in refusal
+
+
+INTERRUPTED = """
+import os, sys
+number, num_left, has_begun = int(sys.argv.pop(1)), int(sys.argv.pop(1)), False
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        global num_left, has_begun
+        has_begun = has_begun or name.startswith("inferd.server.commands")
+        num_left -= has_begun
+        if has_begun and not num_left:
+            os.kill(os.getpid(), number)
+sys.meta_path.insert(0, Interrupt())
+from inferd.server.cli import main
+main()
+"""
+"""Runs the command line. The process sends itself a signal at the n-th import after the first of a subcommand's. So
+each run stops at a certain place, however busy the machine is."""
+COMMANDS = {
+    "serve": ("serve", "tiny", "--port", "0"),
+    "plan": ("plan", "tiny"),
+    "chat": ("chat", "hello", "--base-url", "http://127.0.0.1:9"),
+    "bench": ("bench", "serve", "--base-url", "http://127.0.0.1:9"),
+    "doctor": ("doctor",),
+}
+MOMENTS = [
+    *((name, num, signal.SIGINT) for name in COMMANDS for num in (1, 3, 10, 30, 100, 200, 300)),
+    *(("serve", num, number) for num in range(350, 1150, 50) for number in (signal.SIGINT, signal.SIGTERM)),
+]
+
+
+@pytest.mark.sampled(keep=6)
+@pytest.mark.parametrize(("name", "num_imports", "number"), MOMENTS)
+def test_a_signal_during_the_imports_ends_a_command_without_a_word(
+    name: str, num_imports: int, number: signal.Signals
+) -> None:
+    program = [sys.executable, "-P", "-c", INTERRUPTED, str(int(number)), str(num_imports)]
+    done = subprocess.run([*program, *COMMANDS[name]], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert (done.returncode, done.stderr) == (-number, "")
 
 
 def test_a_cache_that_cannot_be_written_is_said_and_costs_speed_alone(start: Callable[..., Daemon]) -> None:

@@ -37,7 +37,7 @@ from inferd.server.auth.keys_file import (
     read_keys,
 )
 from inferd.server.auth.quotas import KeyAccount, Quota
-from inferd.server.cli import app
+from inferd.server.commands.app import app
 from inferd.server.config.settings import Settings
 from inferd.server.config.sources import read_yaml
 from inferd.server.lifecycle.models import read_models

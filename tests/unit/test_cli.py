@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from inferd.server import cli
+from inferd.server.commands.app import app
 from inferd.server.config.settings import SETTINGS, Settings
 
 POSITIONAL = ("model", "models")
@@ -62,7 +62,7 @@ def invoke(
         raise typer.Exit(7)
 
     monkeypatch.setattr(Settings, "load", load)
-    assert CliRunner().invoke(cli.app, [command, *arguments]).exit_code == 7
+    assert CliRunner().invoke(app, [command, *arguments]).exit_code == 7
     return given[0]
 
 
@@ -114,10 +114,11 @@ import os, subprocess, sys
 for descriptor in (0, 1, 2):
     os.close(descriptor)
 from inferd.server import cli
+from inferd.server.commands import app as commands
 def app():
     probe = "import os; os.write(int(os.sys.argv[1]), bytes(str([os.fstat(i).st_rdev for i in range(3)]), 'ascii'))"
     subprocess.run([sys.executable, "-P", "-c", probe, sys.argv[1]], pass_fds=[int(sys.argv[1])])
-cli.app = app
+commands.app = app
 cli.main()
 """
 
@@ -133,13 +134,13 @@ def test_a_server_without_standard_streams_passes_its_engine_three() -> None:
 
 def test_the_version_is_a_flag_and_a_command() -> None:
     runner = CliRunner()
-    flag, named = runner.invoke(cli.app, ["--version"]), runner.invoke(cli.app, ["version"])
+    flag, named = runner.invoke(app, ["--version"]), runner.invoke(app, ["version"])
     assert (flag.exit_code, flag.output) == (0, named.output)
     assert flag.output == f"inferd {installed_version('inferd')}\n"
 
 
 def test_the_doctor_says_where_its_port_comes_from() -> None:
-    assert "INFERD_PORT=8001 inferd doctor" in CliRunner().invoke(cli.app, ["doctor", "--help"]).output
+    assert "INFERD_PORT=8001 inferd doctor" in CliRunner().invoke(app, ["doctor", "--help"]).output
 
 
 def test_help_loads_nothing_heavy() -> None:

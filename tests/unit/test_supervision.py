@@ -240,7 +240,7 @@ class MortalEngine:
     """An engine's handle in place of `EngineHandle`: the process dies, and then is gone, when the test says so."""
 
     client = None
-    is_external_kill = True
+    is_external_kill, lacked_memory = True, False
 
     def __init__(self) -> None:
         self.dies, self.leaves = asyncio.Event(), asyncio.Event()

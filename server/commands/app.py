@@ -1,0 +1,220 @@
+"""The subcommands of `inferd`. The flags of `serve` are made from the settings model.
+
+Each command imports its code only when it runs, so that `--help` answers at once. This file knows no engine and no
+HTTP. `cli` runs it, and prints a user's error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+from collections.abc import Callable, Collection, Mapping
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from inferd.engine.api.process import garbage
+from inferd.server.commands.bench.command import bench_app, first_key
+from inferd.server.commands.keys import keys_app
+from inferd.server.config.fields import Setting
+from inferd.server.config.settings import SETTINGS, Settings
+
+app = typer.Typer(
+    name="inferd",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(bench_app)
+app.add_typer(keys_app)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"inferd {installed_version('inferd')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    is_version_asked: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Serve language models to OpenAI clients."""
+
+
+def _settings_parameters(panels: Collection[str]) -> list[inspect.Parameter]:
+    """One keyword parameter for each setting of `panels`. Values stay text; the settings model checks them."""
+    return [
+        inspect.Parameter(about.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(about))
+        for about in SETTINGS.values()
+        if about.panel in panels and about.name not in _POSITIONAL
+    ]
+
+
+def _option(about: Setting) -> Any:
+    choices = f" One of {', '.join(about.choices)}." if about.choices else ""
+    default = f" Default: {about.default}." if about.default else ""
+    # A switch gets a --no- flag only if it can be on by default. This keeps the help narrow.
+    is_double = about.is_switch and about.default != "off"
+    option = typer.Option(
+        f"{about.flag}/--no-{about.flag.removeprefix('--')}" if is_double else about.flag,
+        help=f"{about.help}{choices}{default}",
+        metavar=about.metavar or " ",
+        rich_help_panel=about.panel,
+        show_default=False,
+        autocompletion=(lambda: list(about.choices)) if about.choices else None,
+    )
+    kind = bool if about.is_switch else list[str] if about.is_list else str
+    return Annotated[kind | None, option]
+
+
+def _with_settings(*panels: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's `**flags` by one flag for each setting of `panels`. Models stay positional arguments."""
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        signature = inspect.Signature([*own, *_settings_parameters(panels)])
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+        return command
+
+    return decorated
+
+
+def _load(models: list[str] | None, config: Path | None, flags: Mapping[str, object]) -> Settings:
+    """The settings of a command. Raises `ConfigError`."""
+    named = {"model": models[0]} if models and len(models) == 1 else {"models": models}
+    given = {name: value for name, value in {**flags, **named}.items() if value not in (None, [])}
+    return Settings.load(given, config)
+
+
+_POSITIONAL = ("model", "models")
+_Config = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="YAML file of settings.", rich_help_panel="Model", show_default=False),
+]
+
+
+@app.command()
+@_with_settings(*dict.fromkeys(about.panel for about in SETTINGS.values()))
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help=f"{SETTINGS['model'].help} Several models, each as MODEL or NAME=MODEL, share the server.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    config: _Config = None,
+    **flags: object,
+) -> None:
+    """Serve a model, or several.
+
+    Each option can also be set by a variable INFERD_<NAME> or by a line of the YAML file (--config).
+    """
+    settings = _load(models, config, flags)
+
+    with garbage.collector_paused():
+        from inferd.engine.api.process.supervisor import EarlyProcess  # noqa: PLC0415
+
+    # Server and engine import their libraries side by side: each takes a second or more.
+    with contextlib.closing(EarlyProcess()) as early:
+        with garbage.collector_paused():
+            from inferd.engine.api.process.logs import LogStyle, configure  # noqa: PLC0415
+            from inferd.server.lifecycle.serve import serve as run_server  # noqa: PLC0415
+
+        configure(LogStyle(settings.log_level, settings.log_format))
+        for warning in settings.warnings:
+            logging.getLogger("inferd").warning(warning)
+        raise typer.Exit(run_server(settings, early))
+
+
+@app.command()
+def chat(
+    question: Annotated[
+        str | None, typer.Argument(help="Question to ask once. Without it, a conversation starts.")
+    ] = None,
+    base_url: Annotated[str, typer.Option(help="URL of the server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Model to ask. Default: the first that the server lists.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="INFERD_API_KEY", help="API key, if the server requires one.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature. Default: the server's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens in an answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling. The same seed gives the same answer.")] = None,
+) -> None:
+    """Chat with a running server."""
+    from inferd.server.commands.chat_repl import ChatOptions, run_chat  # noqa: PLC0415
+
+    options = ChatOptions(
+        base_url=base_url,
+        model=model,
+        api_key=first_key(api_key),
+        system=system,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+    )
+    raise typer.Exit(run_chat(options, question))
+
+
+@app.command()
+@_with_settings("Model", "Engine")
+def plan(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="Hub id, checkpoint directory, GGUF file, config.json file, tiny or smollm2; or several of them.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    config: _Config = None,
+    batch: Annotated[int, typer.Option(help="Number of sequences that run at the same time.", metavar="N")] = 1,
+    context: Annotated[
+        int | None,
+        typer.Option(help="Number of tokens of each sequence.", metavar="N", show_default="the model's maximum"),
+    ] = None,
+    overhead: Annotated[
+        str, typer.Option(help="Overhead, as a percentage of weights and KV cache.", metavar="N[-N]")
+    ] = "10-20",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every size in bytes.")] = False,
+    **flags: object,
+) -> None:
+    """Show how much memory models need, and what serve would do.
+
+    Takes the settings of serve, also from variables and the YAML file. Loads no weights: config.json is enough.
+    """
+    # The command serves nobody, so it needs no key, whatever INFERD_HOST says.
+    settings = _load(models, config, {**flags, "allow_unauthenticated": True})
+    for warning in settings.warnings:
+        typer.echo(f"inferd: {warning}", err=True)
+    from inferd.server.commands.plan_table import run  # noqa: PLC0415
+
+    raise typer.Exit(run(settings, batch, context, overhead, as_json=as_json))
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Check whether this machine can serve a model.
+
+    Settings come from INFERD_* variables: INFERD_PORT=8001 inferd doctor.
+    """
+    from inferd.server.commands.doctor import run  # noqa: PLC0415
+
+    raise typer.Exit(run(as_json=as_json))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    _show_version(True)
