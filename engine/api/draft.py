@@ -109,7 +109,10 @@ def _tokens_of(path: Path) -> dict[str, int]:
         vocabulary: Any = found["model"]["vocab"]
         if isinstance(vocabulary, list):
             vocabulary = {entry[0]: token_id for token_id, entry in enumerate(vocabulary)}
-        return {**vocabulary, **{token["content"]: token["id"] for token in found.get("added_tokens") or ()}}
+        tokens = {**vocabulary, **{token["content"]: token["id"] for token in found.get("added_tokens") or ()}}
+        if not all(type(token) is str and type(token_id) is int for token, token_id in tokens.items()):
+            raise TypeError("a token must be a text, and its id a whole number")
+        return tokens
     except (AttributeError, KeyError, TypeError, IndexError) as error:
         raise ModelError(
             f"{path / 'tokenizer.json'} must have its tokens in model.vocab and added_tokens ({error!r}); the draft "

@@ -137,6 +137,15 @@ def test_a_draft_model_of_another_vocabulary_is_refused_by_name(mistral: str, tm
         report("tiny", speculative=draft)
 
 
+@pytest.mark.parametrize("token", [{"content": 7, "id": 1}, {"content": "x", "id": "1"}, {"content": "x", "id": None}])
+def test_a_draft_model_whose_tokens_are_none_is_refused(token: dict[str, object], tmp_path: Path) -> None:
+    draft = draft_beside(tmp_path / "draft")
+    file = Path(draft) / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "added_tokens": [token]}))
+    with pytest.raises(ModelError, match="a token must be a text, and its id a whole number"):
+        report("tiny", speculative=draft)
+
+
 @pytest.mark.parametrize(
     ("asked", "changes", "message"),
     [
