@@ -1,6 +1,6 @@
 """The `inferd` command. It runs a subcommand of `commands/app`, and says in one line why one cannot go on.
 
-It imports nothing large before it has decided what Ctrl-C does: the subcommands' libraries take half a second.
+It imports nothing before it has decided what Ctrl-C does: the subcommands' libraries take half a second.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import os
 import signal
 import sys
 
-from inferd.engine.api.errors import CapacityError, StartError, shortage
-
 
 def main() -> None:
     """Run the command line. A `StartError` becomes one line on stderr and its exit code."""
@@ -18,22 +16,24 @@ def main() -> None:
         # An exception could come up inside of any import. The chat and the server handle Ctrl-C once they run.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_standard_streams()
+    from inferd.engine.api.errors import CapacityError, StartError, shortage  # noqa: PLC0415
+
     try:
         from inferd.server.commands.app import app  # noqa: PLC0415
 
         app()
     except StartError as error:
-        _end(error)
+        _end(str(error), error.exit_code)
     except Exception as error:
         reason = shortage(error)
         if reason is None:
             raise
-        _end(CapacityError(f"the command cannot go on: {reason}"))
+        _end(str(CapacityError(f"the command cannot go on: {reason}")), CapacityError.exit_code)
 
 
-def _end(error: StartError) -> None:
-    print(f"inferd: {error}", file=sys.stderr)
-    sys.exit(error.exit_code)
+def _end(message: str, exit_code: int) -> None:
+    print(f"inferd: {message}", file=sys.stderr)
+    sys.exit(exit_code)
 
 
 def _open_standard_streams() -> None:

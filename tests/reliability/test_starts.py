@@ -245,7 +245,7 @@ number, num_left, has_begun = int(sys.argv.pop(1)), int(sys.argv.pop(1)), False
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
         global num_left, has_begun
-        has_begun = has_begun or name.startswith("inferd.server.commands")
+        has_begun = has_begun or name.startswith(("inferd.server.commands", "inferd.engine"))
         num_left -= has_begun
         if has_begun and not num_left:
             os.kill(os.getpid(), number)
@@ -253,7 +253,7 @@ sys.meta_path.insert(0, Interrupt())
 from inferd.server.cli import main
 main()
 """
-"""Runs the command line. The process sends itself a signal at the n-th import after the first of a subcommand's. So
+"""Runs the command line. The process sends itself a signal at the n-th import from the first that `cli` makes. So
 each run stops at a certain place, however busy the machine is."""
 COMMANDS = {
     "serve": ("serve", "tiny", "--port", "0"),
