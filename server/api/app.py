@@ -201,6 +201,8 @@ def create_app(*backends: Backend) -> FastAPI:
                 await grammars.close()
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
+            for service in services:
+                service.prompts.close()
             lanes.close()
 
     table = routes.ROUTES + (routes.PAGE if options.has_playground else ())

@@ -123,9 +123,11 @@ def serve(
 
     with garbage.collector_paused():
         from inferd.engine.api.process.supervisor import EarlyProcess  # noqa: PLC0415
+        from inferd.server.text.render_workers import render_process  # noqa: PLC0415
 
-    # Server and engine import their libraries side by side: each takes a second or more.
-    with contextlib.closing(EarlyProcess()) as early:
+    # These processes import their libraries side by side: each takes a second or more.
+    with contextlib.closing(EarlyProcess()) as early, contextlib.closing(render_process()) as renders:
+        renders.start()
         with garbage.collector_paused():
             from inferd.engine.api.process.logs import LogStyle, configure  # noqa: PLC0415
             from inferd.server.lifecycle.serve import serve as run_server  # noqa: PLC0415

@@ -1,12 +1,14 @@
 """Prompts: texts, conversations and ids -> token ids that fit the model.
 
-Renders and tokenizes on threads. Knows nothing of sampling.
+Has chats rendered, and tokenizes on threads. Knows nothing of sampling.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Generic, TypeVar
 
@@ -15,16 +17,21 @@ from inferd.server.errors import table as errors
 from inferd.server.generate.request import Prompt
 from inferd.server.schema import completions
 from inferd.server.text.detokenizer import Detokenizer
-from inferd.server.text.lanes import LONG_TEXT, Lanes, OvertimeError, TimeLimited, pieces
+from inferd.server.text.lanes import LONG_TEXT, Lanes, pieces
 from inferd.server.text.model import ServedModel
+from inferd.server.text.render_wire import Limits
+from inferd.server.text.render_workers import OvertimeError, RarelyLogged, RenderError
 from inferd.server.text.split_points import PART
-from inferd.server.text.template import Conversation
+from inferd.server.text.template import QUICK, SLOW, ChatTemplate, Conversation
 from inferd.server.text.tokenizer import NoSplitPointError, Tokenizer, TooManyTokensError
 
 T = TypeVar("T")
 
-RENDER_LIMIT_S = 10.0
-"""A hundred times as long as 10,000 messages take (0.1 s; one core, AMD EPYC Zen 4, 2026-11-21)."""
+_NUM_RENDERS = 2
+"""Renderings that run at once, of quick ones and of slow ones."""
+
+_MAX_SLOW = 64
+"""Most slow renderings that may wait or run."""
 
 MANY_IDS = 2**20
 """Most ids of a text, unless the context holds more: as Python's numbers they take 40 MiB."""
@@ -47,8 +54,18 @@ class _Result(Generic[T]):
 class PromptReader:
     """Reads prompts for one model."""
 
-    def __init__(self, model: ServedModel, lanes: Lanes, render_limit_s: float = RENDER_LIMIT_S) -> None:
-        self._model, self._lanes, self._render_limit_s = model, lanes, render_limit_s
+    def __init__(self, model: ServedModel, lanes: Lanes, render_cpu_s: float = SLOW.cpu_s) -> None:
+        """`render_cpu_s`: most processor time for the template of one conversation."""
+        self._model, self._lanes, self._render_cpu_s = model, lanes, render_cpu_s
+        self._renders = Lanes(num_short=_NUM_RENDERS, num_long=_NUM_RENDERS, name="render")
+        self._num_slow = 0
+        self._unrendered = RarelyLogged()
+
+    def close(self) -> None:
+        """End its threads. Renderings that run are given up."""
+        self._renders.close()  # first, so that no other rendering begins
+        if self._model.template is not None:
+            self._model.template.close()
 
     async def run(self, work: Callable[[], T], size: int) -> T:
         """Run `work()` on a thread of the pools that prompts are read on. Raises what `work` raises."""
@@ -70,23 +87,54 @@ class PromptReader:
         if template is None:
             message = "This model has no chat template; use /v1/completions instead."
             raise RequestError("unsupported_value", message, "messages")
-
-        rendered = TimeLimited(lambda: template.render(conversation), self._render_limit_s)
+        size = _num_chars(conversation.messages)
+        text = await self._text_of(template, conversation, size)
 
         def work() -> Generator[int, None, Encoded]:
-            try:
-                text = rendered()
-            except OvertimeError as error:
-                message = (
-                    f"The model's chat template did not render these messages: {error}. Send fewer, or shorter ones."
-                )
-                raise RequestError("invalid_value", message, "messages") from error
             if check_size is not None:
                 check_size(*tokenizer.size_of(text))
             ids = yield from self._encode(text, add_special, "messages", kept, must_fit=check_size is not None)
             return ids, text
 
-        return await self._in_turns(work(), _num_chars(conversation.messages))
+        return await self._in_turns(work(), size)
+
+    async def reads_late_system(self) -> bool:
+        """Whether the template reads a system message behind other messages."""
+        template = self._model.template
+        if template is None:
+            return True
+        try:
+            return await self._renders.run(template.reads_late_system, 0)
+        except RenderError:
+            return False
+
+    async def _text_of(self, template: ChatTemplate, conversation: Conversation, size: int) -> str:
+        """The rendered conversation. Raises `RequestError`.
+
+        Quick renderings do not wait behind slow ones. One that takes too long for a quick one begins again as a slow
+        one, as long texts begin.
+        """
+        try:
+            if size < LONG_TEXT:
+                with contextlib.suppress(OvertimeError):
+                    return await self._renders.run(partial(template.render, conversation, QUICK), 0)
+            return await self._slow_text_of(template, conversation, is_nice=size < LONG_TEXT)
+        except RenderError as error:
+            name = self._model.names[0]
+            self._unrendered.warn("%s: the chat template did not render a request's messages: %s", name, error)
+            message = f"The model's chat template did not render these messages: {error}. Send fewer, or shorter ones."
+            raise RequestError("invalid_value", message, "messages") from error
+
+    async def _slow_text_of(self, template: ChatTemplate, conversation: Conversation, *, is_nice: bool) -> str:
+        if self._num_slow >= _MAX_SLOW:
+            message = f"{self._num_slow} prompts wait for the model's chat template, the most that may; retry later."
+            raise RequestError("server_is_overloaded", message)
+        limits = Limits(self._render_cpu_s, is_nice=is_nice)
+        self._num_slow += 1
+        try:
+            return await self._renders.run(partial(template.render, conversation, limits), LONG_TEXT)
+        finally:
+            self._num_slow -= 1
 
     async def encode(self, text: str, *, add_special: bool) -> tuple[int, ...]:
         """The ids of a text. They need not fit the context."""

@@ -2,23 +2,16 @@
 
 A megabyte of prompt takes about a second to tokenize (0.7 s on one core, Zen 4, 2026-11-21). It waits only behind other
 long texts.
-
-A chat template is a program and may loop forever, so it gets a thread of its own and a limited time. Past the limit, an
-exception raised from outside ends this thread. The exception interrupts every Python loop, and templates are compiled
-to such loops, but no single call into C. Nothing else runs on the thread, so the exception may arrive anywhere in the
-code.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar, cast
+from typing import TypeVar, cast
 
 from inferd.engine.api.errors import RequestError
 
@@ -28,9 +21,6 @@ LONG_TEXT = 256 * 1024
 """Work on this many characters, bytes or ids, or more, goes to the pool for long texts."""
 
 _PIECE = 65_536
-
-_RETRY_S = 0.1
-"""Seconds between attempts: an exception that arrives in a destructor is lost, so it is sent until the thread ends."""
 
 
 def pieces(values: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -46,11 +36,15 @@ def pieces(values: Sequence[T]) -> Iterator[Sequence[T]]:
 class Lanes:
     """Two thread pools, one for short texts and one for long ones; `close` ends them."""
 
-    def __init__(self, max_pending: int = 2_048) -> None:
-        """`max_pending`: most pieces of work that may wait or run; further ones are refused."""
+    def __init__(
+        self, max_pending: int = 2_048, num_short: int | None = None, num_long: int = 1, name: str = "text"
+    ) -> None:
+        """`max_pending`: most pieces of work that may wait or run; further ones are refused. `num_short`, `num_long`:
+        threads of each pool; None: one for each core, from two to eight. `name`: a part of the threads' names."""
         self._max_pending, self._num_pending = max_pending, 0
-        self._short = ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 1)), thread_name_prefix="inferd-text")
-        self._long = ThreadPoolExecutor(1, thread_name_prefix="inferd-long-text")
+        num_short = num_short or max(2, min(8, os.cpu_count() or 1))
+        self._short = ThreadPoolExecutor(num_short, thread_name_prefix=f"inferd-{name}")
+        self._long = ThreadPoolExecutor(num_long, thread_name_prefix=f"inferd-long-{name}")
 
     async def run(self, work: Callable[[], T], size: int, *, is_begun: bool = False) -> T:
         """Run `work()` on a thread of the pool for its `size`. Raises what `work` raises, or `RequestError` when too
@@ -102,48 +96,3 @@ class Lanes:
     def close(self) -> None:
         for lane in (self._short, self._long):
             lane.shutdown(wait=False, cancel_futures=True)
-
-
-class OvertimeError(Exception):
-    """The code was ended because it took longer than its limit."""
-
-
-class _End(SystemExit):
-    """Raised in the thread. No handler for `Exception` catches it, and the thread that it ends logs nothing."""
-
-
-class TimeLimited(Generic[T]):
-    """Work with a time limit. Call it once, on a thread that may block: the call lasts as long as the work."""
-
-    def __init__(self, work: Callable[[], T], limit_s: float) -> None:
-        self._work, self._limit_s = work, limit_s
-        self._result: list[T] = []
-        self._error: BaseException | None = None
-
-    def __call__(self) -> T:
-        """Run the work. Raises what the work raises, and `OvertimeError` past the limit."""
-        thread = threading.Thread(target=self._run, name="inferd-limited", daemon=True)
-        thread.start()
-        thread.join(self._limit_s)
-        while thread.is_alive():
-            assert thread.ident is not None
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_End))
-            thread.join(_RETRY_S)
-        error, self._error = self._error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # it refers to this frame, and would keep itself alive
-        if not self._result:
-            raise OvertimeError(f"it took longer than {self._limit_s:g} s")
-        return self._result[0]
-
-    def _run(self) -> None:
-        """Runs on the thread. The exception may arrive between any two lines: the result is then absent or complete."""
-        try:
-            self._result.append(self._work())
-        except _End:
-            pass
-        except BaseException as error:
-            self._error = error

@@ -14,7 +14,7 @@ from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
 from inferd.server.errors import table as errors
 from inferd.server.text.json_bytes import any_json
-from inferd.server.text.lanes import OvertimeError, TimeLimited
+from inferd.server.text.render_workers import RenderError
 from inferd.server.text.template import ChatTemplate
 from inferd.server.text.tokenizer import Pretrained, Tokenizer, load_pretrained, made_pretrained
 from inferd.server.tools.builtin import PLAIN_SYNTAX
@@ -23,9 +23,6 @@ from inferd.server.tools.fallback import Fallback, ToolSupport
 from inferd.server.tools.format import Format
 
 logger = logging.getLogger("inferd.server")
-
-_PROBE_LIMIT_S = 2.0
-"""Most seconds for all probes of a template together: a published template takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +122,13 @@ def _pretrained_of(path: Path, read: Callable[[str], dict[str, Any] | None]) -> 
 
 
 def _tool_support(template: ChatTemplate | None) -> ToolSupport:
-    """The parts of tool use that the template shows. A template whose probes take too long counts as showing
-    everything."""
+    """The parts of tool use that the template shows. A template counts as showing everything if one of its probes takes
+    too long. There are at most 13, each within `QUICK`."""
     if template is None:
         return ToolSupport()
     try:
-        return TimeLimited(template.probe, _PROBE_LIMIT_S)()
-    except OvertimeError as error:
+        return template.probe()
+    except RenderError as error:
         logger.warning("cannot tell whether the chat template shows tools (%s); the server assumes that it does", error)
         return ToolSupport()
 

@@ -20,11 +20,13 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Failure
-from inferd.server.text.lanes import TimeLimited
+from inferd.server.text.render_wire import Limits
+from inferd.server.text.render_workers import OvertimeError
+from inferd.server.text.template import ChatTemplate, Conversation
 from tests.reliability.fuzzing import requests
 from tests.reliability.test_fuzz import SEED, send_all
 
-from .conftest import WAIT_S, Script, ScriptedRouter
+from .conftest import Script, ScriptedRouter
 from .wire import CLOSE, raw, say
 
 _OURS = ("inferd.", "uvicorn.", "starlette.", "fastapi.", "uvloop.", "pydantic.", "httptools.")
@@ -158,7 +160,15 @@ def test_a_failed_answer_leaves_no_cycle(url: str, router: ScriptedRouter) -> No
     assert not found
 
 
-def test_work_that_fails_within_its_time_leaves_no_cycle() -> None:
-    with garbage() as found, pytest.raises(ZeroDivisionError):
-        TimeLimited(lambda: 1 // 0, WAIT_S)()
+def test_a_template_that_refuses_or_takes_too_long_leaves_no_cycle() -> None:
+    talk = Conversation([{"role": "user", "content": "a"}])
+    refusing, slow = (
+        ChatTemplate("{{ raise_exception('no') }}", {}),
+        ChatTemplate("{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2, {}),
+    )
+    with garbage() as found:
+        with pytest.raises(RequestError):
+            refusing.render(talk)
+        with pytest.raises(OvertimeError):
+            slow.render(talk, Limits(cpu_s=0.05))
     assert not found

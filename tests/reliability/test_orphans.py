@@ -12,22 +12,26 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests.e2e.conftest import INFERD, children, free_model, is_engine
 from tests.reliability.conftest import HTTP, wait_until
+from tests.security.hostile_checkpoints import copy_of_tiny, tokenizer_config
+from tests.security.hostile_templates import HOSTILE
 
 GONE_WITHIN_S = 3.0
 LOADED_WITHIN_S = 2.5
 LONG_LOOPS = 17
 """Number of repetitions of each of seven ways."""
 
-CHECK = "inferd.engine.grammar"
+CHECK, RENDER = "inferd.engine.grammar", "inferd.server.text.render_process"
 STEP_MS = 5.0
 """Duration of the free model's steps. `streaming` goes on for ten seconds."""
 
@@ -48,9 +52,16 @@ class Server:
         """Child processes at the time of the kill."""
 
     def children(self) -> dict[int, str]:
-        """Engines, and the process that checks grammars."""
+        """Engines, the process that checks grammars, and those that render chat templates."""
         found = children(self.process.pid)
-        return {pid: command for pid, command in found.items() if is_engine(command) or CHECK in command}
+        renders = [pid for pid, command in found.items() if RENDER in command]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found |= {pid: command for forker in renders for pid, command in children(forker).items()}
+        return {
+            pid: command
+            for pid, command in found.items()
+            if is_engine(command) or CHECK in command or RENDER in command
+        }
 
     def engines(self) -> list[int]:
         return [pid for pid, command in self.children().items() if is_engine(command)]
@@ -116,6 +127,22 @@ def with_a_grammar_process(server: Server) -> None:
     assert any(CHECK in args for args in server.children().values()), server.children()
 
 
+def while_it_renders(server: Server) -> None:
+    """A worker is in a call that never returns. The start tried the template before, and killed the worker."""
+    wait_until(server.is_ready)
+    asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    asking = threading.Thread(target=ask_in_vain, args=(server.url + "/v1/chat/completions", asked), daemon=True)
+    asking.start()
+    wait_until(lambda: sum(RENDER in command for command in server.children().values()) > 1)
+    server.kill()
+    asking.join()
+
+
+def ask_in_vain(url: str, asked: dict[str, object]) -> None:
+    with contextlib.suppress(httpx.TransportError):
+        httpx.post(url, json=asked, timeout=60)
+
+
 def with_a_stopped_standby(server: Server) -> None:
     warm = re.compile(r"^inferd_standby_ready.* 1\.0$", re.MULTILINE)
 
@@ -144,7 +171,7 @@ def after_its_engine(server: Server) -> None:
 WAYS = (
     (while_loading, stopped_while_it_loads),
     (while_it_streams, with_a_stopped_engine),
-    (with_a_grammar_process, after_its_engine),
+    (with_a_grammar_process, while_it_renders, after_its_engine),
     (with_a_stopped_standby,),
 )
 """Those of a group follow each other on one port."""
@@ -164,6 +191,9 @@ def test_r6_nothing_is_left_of_a_killed_server(
         home = tmp_path / str(loop)
         home.mkdir()
         flags = ["--standby"] if way is with_a_stopped_standby else []
+        if way is while_it_renders:
+            tokenizer_config(chat_template=HOSTILE["lists"])(copy_of_tiny(home / "model"))
+            flags = [str(home / "model")]
         server = Server(port, home, *flags, is_free=not is_long and way not in REAL)
         try:
             way(server)

@@ -22,6 +22,7 @@ from torch import Tensor
 from benchmarks.quality import checkpoint_formats, gguf_blocks, gguf_files
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from tests.cpu import quantized_checkpoints
+from tests.security.hostile_templates import HOSTILE
 
 Edit = Callable[[Path], None]
 
@@ -371,7 +372,6 @@ def _last(**changes: object) -> Edit:
 
 _DIGITS = b'{"w": {"dtype": "F32", "shape": [1' + b"0" * 5_000 + b'], "data_offsets": [0, 4]}}'
 _NO_NUMBER = b'{"w": {"dtype": "F32", "shape": [NaN], "data_offsets": [0, 4]}}'
-_LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
 
 REFUSED: dict[str, Case] = {
     "a pickle": Case(pickled("pytorch_model.bin"), "pytorch_model.bin is a pickle, which can carry code"),
@@ -489,7 +489,7 @@ SERVED: dict[str, Edit] = {
     "an id far beyond the vocabulary": tokenizer(_huge_id),
     "a special token far beyond the vocabulary": tokenizer(_huge_added_id),
     "an expression that nothing compiles": tokenizer(_regex_bomb),
-    "a template without end": tokenizer_config(chat_template=_LOOP + "{% endfor %}" * 3),
+    **{f"a template of {name}": tokenizer_config(chat_template=text) for name, text in HOSTILE.items()},
     "special tokens from a device": device("special_tokens_map.json"),
     "a template from a device": device("chat_template.jinja"),
 }

@@ -141,7 +141,7 @@ def test_the_search_finds_each_way_of_using_one() -> None:
     """Imported, called, called in a program that is text, inherited as a method, and made by a base class."""
     known = {
         "uvicorn._types.ASGI3Application": "server/transport/connection.py",
-        "transformers.utils.chat_template_utils._compile_jinja_template": "server/text/template.py",
+        "transformers.utils.chat_template_utils._compile_jinja_template": "server/text/rendering.py",
         "torch._scaled_mm": "kernels/linear_fp8/cuda.py",
         "torch.ops.mkldnn._is_mkldnn_bf16_supported": "server/commands/doctor.py",
         "llguidance.gbnf_to_lark.GrammarParser._parse_char": "engine/grammar/gbnf.py",

@@ -8,8 +8,9 @@ import pytest
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferd.engine.api.errors import ModelError, RequestError
-from inferd.server.text import template as template_module
-from inferd.server.text.template import MAX_RENDERED_CHARS, ChatTemplate, Conversation, conversation_of
+from inferd.server.text import rendering
+from inferd.server.text.render_wire import MAX_RENDERED_CHARS, Question
+from inferd.server.text.template import SLOW, ChatTemplate, Conversation, conversation_of
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 TALK = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"})
@@ -169,16 +170,26 @@ GREEDY = {
 def test_a_template_that_makes_too_much_of_its_messages_is_refused_before_it_has(name: str) -> None:
     """10,000 messages that share a text of 200 kB make 20 TB, in the output or in variables."""
     talk = ({"role": "user", "content": "x" * 200_000},) * 10_000
-    with pytest.raises(RequestError, match=f"more than {MAX_RENDERED_CHARS} characters of them; send fewer") as caught:
-        ChatTemplate(GREEDY[name], {}).render(Conversation(talk))
-    assert (caught.value.code, caught.value.param) == ("invalid_value", "messages")
+    program, question = ChatTemplate(GREEDY[name], {}).program, Question(SLOW, talk, None, None, True, False, {})
+    with pytest.raises(ValueError, match=f"more than {MAX_RENDERED_CHARS} characters of them; send fewer"):
+        rendering.render(program, question)
 
 
 def test_each_rendering_has_all_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renders the allowed maximum repeatedly on one thread, also after a refusal."""
-    monkeypatch.setattr(template_module, "MAX_RENDERED_CHARS", 7)
-    template = ChatTemplate(EACH, {})
+    """Renders the allowed maximum repeatedly in one process, also after a refusal."""
+    monkeypatch.setattr(rendering, "MAX_RENDERED_CHARS", 7)
+    program = ChatTemplate(EACH, {}).program
+    whole, over = ([{"role": "user", "content": "x" * num_chars}] for num_chars in (7, 8))
     for _ in range(3):
-        assert template.render(Conversation(({"role": "user", "content": "x" * 7},))) == "x" * 7
-        with pytest.raises(RequestError, match="more than 7 characters"):
-            template.render(Conversation(({"role": "user", "content": "x" * 8},)))
+        assert rendering.render(program, Question(SLOW, whole, None, None, True, False, {})) == "x" * 7
+        with pytest.raises(ValueError, match="more than 7 characters"):
+            rendering.render(program, Question(SLOW, over, None, None, True, False, {}))
+
+
+def test_the_longest_text_comes_back_whole() -> None:
+    template = ChatTemplate("{% for n in messages %}{{ n.content }}{{ n.content }}{% endfor %}", {})
+    half = "x" * (MAX_RENDERED_CHARS // 2)
+    assert template.render(Conversation(({"role": "user", "content": half},))) == half * 2
+    with pytest.raises(RequestError, match=f"more than {MAX_RENDERED_CHARS} characters of them; send fewer") as caught:
+        template.render(Conversation(({"role": "user", "content": half + "x"},)))
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "messages")

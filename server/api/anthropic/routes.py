@@ -16,10 +16,8 @@ from inferd.server.api.anthropic.chat_request import chat_of, has_late_system, i
 from inferd.server.api.body import Body, body_of
 from inferd.server.api.respond import Services, admit, caller_of, respond, while_asked
 from inferd.server.api.service import Service
-from inferd.server.generate.prompts import RENDER_LIMIT_S
 from inferd.server.schema.answers.tokens import TokenCount
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
-from inferd.server.text.lanes import OvertimeError, TimeLimited
 
 T = TypeVar("T")
 
@@ -62,15 +60,11 @@ class MessagesApi:
 
     async def _reads_late_system(self, service: Service, wire: CountTokensRequest) -> bool:
         """Whether the template can read this conversation's system messages. The first late one tries it."""
-        template, name = service.model.template, service.model.names[0]
-        if template is None or not has_late_system(wire):
+        name = service.model.names[0]
+        if not has_late_system(wire):
             return True
         if name not in self._late_system:
-            probe = TimeLimited(template.reads_late_system, RENDER_LIMIT_S)
-            try:
-                self._late_system[name] = await service.lanes.run(probe, 0)
-            except OvertimeError:
-                self._late_system[name] = False
+            self._late_system[name] = await service.prompts.reads_late_system()
         return self._late_system[name]
 
 
