@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -266,6 +268,18 @@ def test_quick_conversations_pass_slow_ones_and_the_end_waits_for_none() -> None
         assert all(isinstance(end, (RequestError, asyncio.CancelledError)) for end in ended)
 
     asyncio.run(asyncio.wait_for(reading(SLOW_IF_TWO, work, render_cpu_s=300.0), WAIT_S))
+
+
+def test_the_forking_process_imports_little() -> None:
+    """It starts beside the server and the engine, and every worker has what it imported."""
+    code = (
+        "from inferd.server.text import render_process as process; process._skip_code_of_packages();"
+        "import inferd.server.text.rendering, sys; print(*sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(run.stdout.split())
+    assert "transformers.utils.chat_template_utils" in loaded
+    assert not loaded & {"torch", "fastapi", "pydantic", "httpx", "tokenizers", "transformers.utils.hub"}
 
 
 def test_one_forking_process_serves_all_models() -> None:
