@@ -165,9 +165,10 @@ def _prepare(parent: int) -> None:
     if os.getppid() != parent:
         os._exit(0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = num_pages * os.sysconf("SC_PAGE_SIZE") + RENDER_MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    with contextlib.suppress(OSError):  # a system that does not report the memory in use: it stays unbounded
+        num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = num_pages * os.sysconf("SC_PAGE_SIZE") + RENDER_MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _work(source: socket.socket) -> None:

@@ -76,7 +76,7 @@ def test_others_are_answered_meanwhile_and_the_request_fails_by_name(
 
 
 def test_each_route_that_renders_is_bounded(tmp_path: Path, start: Callable[..., Daemon]) -> None:
-    daemon = serving(start, tmp_path, HOSTILE["text"])
+    daemon = serving(start, tmp_path, HOSTILE["replace"])
     for path in ROUTES:
         refused = ask(daemon, "hi", path=path)
         assert refused.status_code == 400 and "more than 512 MiB of memory" in refused.text, path

@@ -65,6 +65,14 @@ def test_what_the_parser_itself_cannot_bear_is_refused(text: str) -> None:
         ChatTemplate(text, {})
 
 
+def test_half_of_a_surrogate_pair_is_no_text() -> None:
+    """In the file it stops the start. As an escape of a literal it is seen when it is rendered."""
+    with pytest.raises(ModelError, match="no Unicode text"):
+        ChatTemplate("\ud800", {})
+    with pytest.raises(RequestError, match="surrogates not allowed"):
+        ChatTemplate("{{ '\\ud800' }}", {}).render(Conversation(TALK))
+
+
 @pytest.mark.timeout(30)
 def test_the_start_runs_nothing_of_the_template() -> None:
     """It would take an hour to render."""
