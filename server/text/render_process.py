@@ -181,7 +181,7 @@ def _work(source: socket.socket) -> None:
     os._exit(0)
 
 
-def _answer(program: Program, body: bytearray) -> bytes:
+def _answer(program: Program, body: bytearray) -> bytearray:
     """The frame of the answer to a question. A signal ends this process if that takes too long."""
     from inferd.server.text.rendering import TEMPLATE_ERRORS, render  # noqa: PLC0415
 

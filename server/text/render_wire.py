@@ -87,13 +87,16 @@ _QUESTION_DECODER = msgspec.msgpack.Decoder(Question, ext_hook=_read_big_int)
 _ANSWER_DECODER = msgspec.msgpack.Decoder(Answer)
 
 
-def frame_of(message: Program | Question | Answer) -> bytes:
+def frame_of(message: Program | Question | Answer) -> bytearray:
     """A message as the bytes that are sent. Raises `UnicodeEncodeError` for half of a surrogate pair."""
+    frame = bytearray()
     try:
-        body = _ENCODER.encode(message)
+        _ENCODER.encode_into(message, frame, FRAME_HEADER_BYTES)
     except OverflowError:
-        body = _ENCODER.encode(_with_packed_integers(msgspec.structs.astuple(message)))
-    return len(body).to_bytes(FRAME_HEADER_BYTES, "little") + body
+        packed = _with_packed_integers(msgspec.structs.astuple(message))
+        _ENCODER.encode_into(packed, frame, FRAME_HEADER_BYTES)
+    frame[:FRAME_HEADER_BYTES] = (len(frame) - FRAME_HEADER_BYTES).to_bytes(FRAME_HEADER_BYTES, "little")
+    return frame
 
 
 def _with_packed_integers(value: Any) -> Any:

@@ -28,8 +28,9 @@ from inferd.server.text.render_wire import (
     RENDER_WALL_S,
     STATUS_BYTES,
     Answer,
-    Limits,
+    Question,
     body_length,
+    frame_of,
     read_answer,
 )
 
@@ -93,7 +94,7 @@ class RenderProcess:
         with self._lock:
             self._running()
 
-    def fork(self, program: bytes) -> Worker:
+    def fork(self, program: bytearray) -> Worker:
         """A new worker for the program's frame. Raises `RenderError` if the process cannot be started."""
         source, their_source = socket.socketpair()
         status, their_status = socket.socketpair()
@@ -177,7 +178,7 @@ class EndedError(Exception):
 class Worker:
     """One process that renders one program. Used by one thread at a time."""
 
-    def __init__(self, source: socket.socket, status: socket.socket, program: bytes) -> None:
+    def __init__(self, source: socket.socket, status: socket.socket, program: bytearray) -> None:
         """`program`: sent before the first question, so that making a worker does not wait for it."""
         self._source, self._status, self._unsent = source, status, program
         self.is_stopped = False
@@ -187,15 +188,18 @@ class Worker:
     def __del__(self) -> None:
         self.close()
 
-    def ask(self, frame: bytes) -> tuple[Answer, int]:
-        """The answer to a question, and its size in bytes. Raises `EndedError`."""
+    def ask(self, question: Question) -> tuple[Answer, int]:
+        """The answer to a question, and the bytes of both. Raises `EndedError`, and `UnicodeEncodeError`."""
+        frame = frame_of(question)
+        num_sent = len(frame)
         try:
-            program, self._unsent = self._unsent, b""
+            program, self._unsent = self._unsent, bytearray()
             self._source.sendall(program)
             self._source.sendall(frame)
+            frame.clear()  # it may be long, and so may be the answer
             num_bytes = body_length(bytes(self._read(FRAME_HEADER_BYTES)))
             if num_bytes <= MAX_ANSWER_BYTES:
-                return read_answer(self._read(num_bytes)), num_bytes
+                return read_answer(self._read(num_bytes)), num_sent + num_bytes
         except (OSError, EOFError, msgspec.MsgspecError):
             pass
         raise self._ended()
@@ -241,7 +245,7 @@ class Worker:
 class RenderPool:
     """The workers of one program. Each is started when a rendering finds none idle."""
 
-    def __init__(self, program: bytes, process: RenderProcess | None = None) -> None:
+    def __init__(self, program: bytearray, process: RenderProcess | None = None) -> None:
         """`program`: a frame."""
         self._program, self._process = program, process or render_process()
         self._idle: list[Worker] = []
@@ -250,15 +254,16 @@ class RenderPool:
         """Times that it was closed. A rendering that began before the last one is given up."""
         self._lost = RarelyLogged()
 
-    def run(self, question: bytes, limits: Limits) -> Answer:
-        """The answer to the question's frame. If its worker is killed from outside, another gets the question.
+    def run(self, question: Question) -> Answer:
+        """The answer to the question. If its worker is killed from outside, another gets the question.
 
         Raises `OvertimeError` past a limit, and `RenderError` if no worker lives long enough.
         """
+        limits = question.limits
         num_closed = self._num_closed
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             try:
-                return self._ask(question, num_closed, is_last=limits.is_nice)
+                return self._ask(question, num_closed)
             except EndedError as ended:
                 if self._num_closed != num_closed:
                     raise RenderError("the server is shutting down") from ended
@@ -279,7 +284,7 @@ class RenderPool:
         while self._idle:
             self._idle.pop().close()
 
-    def _ask(self, question: bytes, num_closed: int, *, is_last: bool) -> Answer:
+    def _ask(self, question: Question, num_closed: int) -> Answer:
         worker = self._take()
         self._busy.add(worker)
         try:
@@ -289,7 +294,7 @@ class RenderPool:
             answer, num_bytes = worker.ask(question)
         finally:
             self._busy.discard(worker)
-        is_last = is_last or answer.is_spent or len(question) + num_bytes > _KEPT_BYTES
+        is_last = question.limits.is_nice or answer.is_spent or num_bytes > _KEPT_BYTES
         if is_last or len(self._idle) >= _MAX_IDLE:
             worker.close()
         else:

@@ -151,7 +151,7 @@ class ChatTemplate:
             conversation.continue_final_message,
             kwargs,
         )
-        return self._pool.run(frame_of(question), limits)
+        return self._pool.run(question)
 
     def _of(self, conversation: Conversation) -> str:
         return self.program.with_tools if conversation.tools else self.program.default

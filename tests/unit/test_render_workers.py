@@ -145,8 +145,8 @@ def process() -> Iterator[RenderProcess]:
 def rendered_by(process: RenderProcess, source: str, limits: Limits = SLOW) -> Callable[[], str]:
     program = ChatTemplate(source, {}).program
     pool = RenderPool(frame_of(program), process)
-    frame = frame_of(Question(limits, [SAY], None, None, True, False, {}))
-    return lambda: pool.run(frame, limits).text
+    asked = Question(limits, [SAY], None, None, True, False, {})
+    return lambda: pool.run(asked).text
 
 
 def workers(process: RenderProcess) -> list[psutil.Process]:
@@ -213,7 +213,7 @@ def test_no_worker_outlives_the_forking_process(process: RenderProcess) -> None:
 def test_workers_end_with_their_pool(process: RenderProcess) -> None:
     program = frame_of(ChatTemplate("done", {}).program)
     pool = RenderPool(program, process)
-    pool.run(frame_of(question(SAY)), SLOW)
+    pool.run(question(SAY))
     (worker,) = workers(process)
     pool.close()
     worker.wait(WAIT_S)
