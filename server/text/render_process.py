@@ -24,6 +24,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from inferd.engine.api.errors import CapacityError, shortage
 from inferd.server.text.render_wire import (
     FRAME_HEADER_BYTES,
     RENDER_MEMORY_BYTES,
@@ -48,7 +49,12 @@ _NICENESS = 10
 def main() -> int:
     """Fork workers until the input ends."""
     _skip_code_of_packages()
-    importlib.import_module("inferd.server.text.rendering")
+    try:
+        importlib.import_module("inferd.server.text.rendering")
+    except Exception as error:
+        if shortage(error) is None:
+            raise
+        return CapacityError.exit_code  # the server has as little memory, and says so
     gc.freeze()  # the collector then leaves these pages alone, so that workers share them
     _Forker().run()
     return 0
@@ -168,7 +174,9 @@ def _prepare(parent: int) -> None:
     with contextlib.suppress(OSError):  # a system that does not report the memory in use: it stays unbounded
         num_pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = num_pages * os.sysconf("SC_PAGE_SIZE") + RENDER_MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        most = resource.getrlimit(resource.RLIMIT_AS)[1]
+        if most == resource.RLIM_INFINITY or limit < most:
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _work(source: socket.socket) -> None:

@@ -207,7 +207,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
 
 # -- memory, /proc, and Ctrl-C -----------------------------------------------------------------------------------------
 
-SHORT = ("imports the command line", 64), ("imports the engine's libraries", 300), ("computes", 1_000)
+SHORT = ("imports the command line", 60), ("imports the engine's libraries", 300), ("computes", 1_000)
 
 
 @pytest.mark.parametrize(("where", "num_mib"), SHORT, ids=[where for where, _ in SHORT])
