@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from inferd.engine.api.checkpoint import TensorInfo, read_header, read_json
 from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.files import open_regular
+from inferd.engine.api.held_files import HeldFiles
 from inferd.engine.api.memory.activations import AdapterSpace
 from inferd.engine.api.memory.precision import Precision
+from inferd.engine.api.pinned_files import exists, is_file, source_of
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.shown import shown
@@ -34,6 +36,7 @@ MAX_CONFIG_BYTES, MAX_HEADER_BYTES = 256 * 1024, 512 * 1024
 """Sizes of JSON that are read while requests run: parsing it holds the interpreter's lock. PEFT writes a few KiB of
 configuration, and a header of 0.3 MiB if it adapts every matrix of a model with 126 layers."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+NUM_FILES = 2
 _PREFIX, _BODY = "base_model.model.", "model."
 """PEFT writes the first before a module's name. An adapter of a model without a head leaves the second out."""
 _WEIGHT = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
@@ -72,6 +75,8 @@ class AdapterFiles:
     digest: str
     """Hash of its two files."""
     updates: tuple[LowRank, ...]
+    held: HeldFiles = field(default_factory=lambda: HeldFiles(()), compare=False, repr=False)
+    """The files, if the server holds them open."""
 
     @property
     def rank(self) -> int:
@@ -87,14 +92,23 @@ def read_adapter(path: Path, arch: Arch, max_rank: int = MAX_RANK) -> AdapterFil
         raise ModelError(f"the adapter in {path} cannot be read: {error.strerror}") from error
 
 
+def hold_adapter(path: Path, arch: Arch, max_rank: int = MAX_RANK) -> AdapterFiles:
+    """`read_adapter`, for the server: later engines read the same files, even if others have their names by then."""
+    held = HeldFiles([path / CONFIG, path / WEIGHTS])
+    files = read_adapter(path, arch, max_rank)
+    # All of the weights is hashed each time they are read.
+    held.pin({path / WEIGHTS: [(0, 0)]})
+    return replace(files, held=held)
+
+
 def _read(path: Path, arch: Arch, max_rank: int) -> AdapterFiles:
     if not str(path).isprintable():
         raise ModelError(f"the directory of an adapter must have a printable path, but got {shown(str(path))}")
-    if not path.is_dir():
+    if not exists(path / CONFIG) and not path.is_dir():
         raise ModelError(f"{path} is no directory: an adapter is a directory with {CONFIG} and {WEIGHTS}")
     config, file = read_json(path / CONFIG, MAX_CONFIG_BYTES), path / WEIGHTS
     _check_config(path, config)
-    if not file.is_file():
+    if not is_file(file):
         raise ModelError(
             f"{path} holds no {WEIGHTS}; an adapter in another format must be saved as safetensors, because pickled "
             "weights can carry code"

@@ -19,6 +19,7 @@ from inferd.engine.api import smollm2
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.files import open_regular, read_regular
 from inferd.engine.api.gguf import is_gguf, parts_of, read_gguf
+from inferd.engine.api.pinned_files import exists, files_in, is_file, source_of
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.gguf.tensors import PlacedTensor
 from inferd.engine.arch.registry import tensor_names
@@ -33,6 +34,7 @@ EMBEDDED_PATH = Path(__file__).resolve().parents[1] / "tiny" / "model"
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 """Files beside config.json that may describe a quantization, and the `quant_method` that they leave out."""
 CONFIG_FILES = ("config.json", *_QUANTIZATION_FILES)
+INDEX_FILE = "model.safetensors.index.json"
 
 _MAX_JSON_BYTES = 64 * 2**20
 _HEADER_PREFIX_BYTES = 8
@@ -55,6 +57,8 @@ class TensorInfo:
     shape: tuple[int, ...]
     file: Path
     num_bytes: int
+    begin: int
+    """First byte in the file, also if it is one of several parts of a tensor there."""
     gguf: PlacedTensor | None = None
     """Place and form in a GGUF file; None in a safetensors file."""
     part: Slice | None = None
@@ -125,7 +129,9 @@ class Checkpoint:
         for name, stored in file.tensors.items():
             tensor = stored.tensor
             kind = tensor.type.name
-            tensors[name] = TensorInfo(tensor.name, kind, tensor.shape, stored.file, tensor.num_bytes, stored)
+            tensors[name] = TensorInfo(
+                tensor.name, kind, tensor.shape, stored.file, tensor.num_bytes, tensor.begin, stored
+            )
         return cls(path, file.config, tensors, keeps_blocks)
 
     def tensors_of(self, arch: Arch) -> dict[str, TensorInfo]:
@@ -180,7 +186,7 @@ def documents_of(path: Path) -> Callable[[str], dict[str, Any] | None]:
         return _with_sampling(document) if smollm2.is_this(path) else document
 
     def read(name: str) -> dict[str, Any] | None:
-        found = read_json(path / name) if (path / name).exists() else None
+        found = read_json(path / name) if exists(path / name) else None
         return _text_config(path, found) if name == "config.json" and found is not None else found
 
     return read
@@ -213,7 +219,7 @@ def read_config(path: Path) -> dict[str, Any]:
     `ModelError`."""
     config = read_json(path / "config.json")
     for name, method in _QUANTIZATION_FILES.items():
-        if config.get("quantization_config") is None and (path / name).exists():
+        if config.get("quantization_config") is None and exists(path / name):
             config["quantization_config"] = {"quant_method": method, **read_json(path / name)}
     return config
 
@@ -245,8 +251,8 @@ def _check_num_layers(path: Path, config: dict[str, Any], num_tensors: int) -> N
 
 def _weight_files(path: Path) -> list[Path]:
     """The files that the index names, else `model.safetensors`, else every safetensors file in the directory."""
-    index = path / "model.safetensors.index.json"
-    if index.exists():
+    index = path / INDEX_FILE
+    if exists(index):
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise ModelError(f"{index} has no weight_map from tensor names to file names")
@@ -255,14 +261,14 @@ def _weight_files(path: Path) -> list[Path]:
         if outside:
             raise ModelError(f"{index} names a file outside its directory: {shown(outside[0])}")
         try:
-            missing = [name for name in names if not (path / name).is_file()]
+            missing = [name for name in names if not is_file(path / name)]
         except OSError as error:
             raise ModelError(f"{index} names a file that cannot exist: {error.strerror}") from error
         if missing:
             raise ModelError(f"{index} names {len(names)} files, of which {len(missing)} are missing: {missing[0]}")
         return [path / name for name in names]
     single = path / "model.safetensors"
-    files = [single] if single.is_file() else sorted(file for file in path.glob("*.safetensors") if file.is_file())
+    files = [single] if is_file(single) else files_in(path, ".safetensors")
     if not files:
         pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
         hint = f" ({pickled[0]} is a pickle, which can carry code: convert it to safetensors)" if pickled else ""
@@ -284,7 +290,8 @@ def read_header(file: Path, max_bytes: int = _MAX_JSON_BYTES) -> list[TensorInfo
     if not isinstance(header, dict):
         raise ModelError(f"the header of {file} is not an object")
     entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    infos = [_tensor(file, name, entry, data_bytes) for name, entry in entries.items()]
+    data_begin = _HEADER_PREFIX_BYTES + len(content)
+    infos = [_tensor(file, name, entry, data_begin, data_bytes) for name, entry in entries.items()]
     _check_offsets(file, sorted((*entry["data_offsets"], name) for name, entry in entries.items()), data_bytes)
     return infos
 
@@ -327,7 +334,7 @@ def _header_bytes(file: Path, max_bytes: int) -> tuple[bytes, int]:
         raise ModelError(f"cannot read {file}: {error.strerror}") from error
 
 
-def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
+def _tensor(file: Path, name: str, entry: Any, data_begin: int, data_bytes: int) -> TensorInfo:
     try:
         dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
         begin, end = entry["data_offsets"]
@@ -344,7 +351,7 @@ def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
         )
     if end > data_bytes:
         raise ModelError(f"{file} is truncated: {name} ends at byte {end} of {data_bytes}")
-    return TensorInfo(name, dtype, shape, file, num_bytes)
+    return TensorInfo(name, dtype, shape, file, num_bytes, data_begin + begin)
 
 
 def _malformed(file: Path, name: str) -> ModelError:

@@ -37,6 +37,7 @@ from inferd.engine.api.memory.planner import (
 from inferd.engine.api.memory.precision import KV_FORMATS, KVCache, Precision, Quantization
 from inferd.engine.api.memory.states import checkpoint_interval, most_slots, num_checkpoints, state_bytes
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.api.served import (
     DeviceKind,
     Dtype,
@@ -123,6 +124,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the engine. `resolve` replaces None and "auto"; the engine process gets resolved settings."""
 
     model_path: str
+    files: tuple[PinnedFile, ...] = ()
+    """Files of the model and its draft model, as the server holds them open. Every engine reads these."""
     dtype: Dtype = "auto"
     """Dtype of activations, norms and biases."""
     weights_dtype: Dtype = "auto"

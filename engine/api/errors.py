@@ -3,6 +3,7 @@
 InferdError
 |-- StartError            the server cannot start as asked; printed as one line, exit code in `exit_code`
 |   |-- ModelError        the checkpoint: not found, unknown architecture, contradiction, truncated, unsafe
+|   |   `-- ChangedError  files or kernels are no longer those that the server started with
 |   |-- ConfigError       a setting, alone or together with another one
 |   `-- CapacityError     the model does not fit: memory needed, memory available, settings that would fit
 |-- RequestError          one request is refused, with its OpenAI error code
@@ -39,6 +40,10 @@ class ModelError(StartError):
     exit_code = 3
 
 
+class ChangedError(ModelError):
+    """An engine would compute other answers than those before it, because a file or the kernels are others."""
+
+
 class ConfigError(StartError):
     """A setting cannot be honoured."""
 
@@ -53,7 +58,7 @@ class CapacityError(StartError):
 
 def start_error(kind: str, message: str) -> StartError:
     """An error from another process, made from its class name. An unknown name gives a `StartError`."""
-    kinds = {error.__name__: error for error in (ModelError, ConfigError, CapacityError)}
+    kinds = {error.__name__: error for error in (ModelError, ChangedError, ConfigError, CapacityError)}
     return kinds.get(kind, StartError)(message)
 
 

@@ -1,4 +1,4 @@
-"""Files that others write, read within a bound.
+"""Files that others write, read within a bound. A pinned file is read in place of one that has its name by now.
 
 Opening a FIFO waits until another process writes to it, and reading a terminal or a device may never end.
 """
@@ -11,10 +11,12 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 
+from inferd.engine.api.pinned_files import source_of
+
 
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file to read it. Raises `OSError`, also for another kind of file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(source_of(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "it must be a regular file", str(path))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from inferd.engine.api.errors import ModelError
+from inferd.engine.api.pinned_files import is_file, source_of
 from inferd.engine.arch.gguf.config import FACTOR_TENSORS, Metadata, config_of, family_of
 from inferd.engine.arch.gguf.header import MAX_HEADER_BYTES, GgufError, GgufTensor, Header, Value, parse_header
 from inferd.engine.arch.gguf.tensors import OriginalNames, PlacedTensor
@@ -100,7 +101,7 @@ def parts_of(path: Path) -> list[Path]:
     names = [f"{part[1]}-{number:05d}-of-{part[3]}.gguf" for number in range(1, min(count, _MAX_PARTS) + 1)]
     if count > _MAX_PARTS or names[:1] != [path.name]:
         raise ModelError(f"{path} is one of {count} parts, 1 to {_MAX_PARTS}: give the first, {part[1]}-00001-...")
-    missing = [name for name in names if not (path.parent / name).is_file()]
+    missing = [name for name in names if not is_file(path.parent / name)]
     if missing:
         raise ModelError(f"{path} has {count} parts, of which {len(missing)} are missing: {missing[0]}")
     return [path.parent / name for name in names]
@@ -119,12 +120,13 @@ def _check_parts(files: list[Path], headers: list[Header]) -> None:
 
 def _header(file: Path) -> Header:
     try:
-        about = file.stat()
+        source = source_of(file)
+        about = source.stat()
         if not stat.S_ISREG(about.st_mode):
             raise ModelError(f"{file} must be a regular file")
         if not about.st_size:
             raise ModelError(f"{file} is empty")
-        with file.open("rb") as stream:
+        with source.open("rb") as stream:
             num_bytes = min(about.st_size, MAX_HEADER_BYTES)
             with mmap.mmap(stream.fileno(), num_bytes, access=mmap.ACCESS_READ) as data:
                 return parse_header(data, about.st_size)
@@ -142,7 +144,7 @@ def _values(tensor: GgufTensor, file: Path) -> tuple[float, ...]:
         rule = f"must be one row of at most {_MAX_FACTORS} values in F32"
         raise ModelError(f"{file}: {tensor.name} {rule}, but is {tensor.type.name} {list(tensor.shape)}")
     try:
-        with file.open("rb") as stream:
+        with source_of(file).open("rb") as stream:
             stream.seek(tensor.begin)
             return struct.unpack(f"<{tensor.shape[0]}f", stream.read(tensor.num_bytes))
     except (OSError, struct.error) as error:

@@ -1,6 +1,6 @@
 """Compiles and tries callers' grammars before the engine sees them, each in a process that can be killed.
 
-The server starts it as `python -P -m inferd.engine.grammar.check CHECKPOINT ROWS`. Frames of
+The server starts it as `python -P -m inferd.engine.grammar.check CHECKPOINT ROWS [FILE ...]`. Frames of
 `engine.api.wire.grammar_check` come on standard input and go to standard output. This process has read the vocabulary,
 and forks one process for each grammar. The processor time, the wall time and the address space of that process are
 bounded.
@@ -22,6 +22,8 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 
+from inferd.engine.api.errors import ChangedError
+from inferd.engine.api.pinned_files import of_arguments, read_pinned
 from inferd.engine.api.wire.grammar_check import (
     CHECK_CPU_S,
     CHECK_MEMORY_BYTES,
@@ -72,7 +74,12 @@ def main() -> int:
     """Answer until the input ends."""
     path, vocab_size = Path(sys.argv[1]), int(sys.argv[2])
     try:
+        read_pinned(of_arguments(sys.argv[3:]))
         vocabulary = load_vocabulary(path, vocab_size)
+    except ChangedError:
+        reason = "a file of its tokenizer was written to after the server read it"
+        _write(_OUTPUT, frame_of(Verdict(error=reason, is_broken=True)))
+        return 0
     except GrammarError as error:
         _write(_OUTPUT, frame_of(Verdict(error=str(error)[:MAX_REASON], is_broken=True)))
         return 0

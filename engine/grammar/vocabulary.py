@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from inferd.engine.api.byte_alphabet import BYTE_OF_CHAR
 from inferd.engine.api.checkpoint import documents_of
 from inferd.engine.api.gguf import is_gguf
+from inferd.engine.api.pinned_files import is_file, source_of
 from inferd.engine.grammar.ports import GrammarError
 
 _SPECIAL = b"\xff"
@@ -84,9 +85,9 @@ def _tokenizer_of(path: Path, read: Documents) -> Tokenizer:
         tokenizer = Tokenizer.from_str(json.dumps(read("tokenizer.json")))
     else:
         file = path / "tokenizer.json"
-        if not file.is_file():
+        if not is_file(file):
             raise GrammarError(f"{path.name} has no tokenizer.json, which constrained output is built from")
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(source_of(file)))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     normalizer, splitter = _state_of(tokenizer.normalizer), _state_of(tokenizer.pre_tokenizer)

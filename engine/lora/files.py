@@ -10,6 +10,7 @@ from torch import Tensor
 
 from inferd.engine.api.adapter import WEIGHTS, read_adapter
 from inferd.engine.api.errors import ModelError
+from inferd.engine.api.pinned_files import source_of
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
 
@@ -36,7 +37,7 @@ def read_updates(path: Path, digest: str, arch: Arch, max_rank: int) -> list[Upd
     if files.digest != digest:
         raise ModelError(f"the adapter in {path} has changed since it was loaded: unload it, and load it again")
     try:
-        with safe_open(path / WEIGHTS, framework="pt") as tensors:
+        with safe_open(source_of(path / WEIGHTS), framework="pt") as tensors:
             for low in files.updates:
                 a, b = (tensors.get_tensor(name) for name in (low.a, low.b))
                 for name, tensor in ((low.a, a), (low.b, b)):

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from inferd.engine.api.checkpoint import TensorInfo
+from inferd.engine.api.pinned_files import source_of
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import QuantizedSource, RowOrder, Source, WeightMap
@@ -213,7 +214,7 @@ def _check_finite(name: str, values: Tensor) -> None:
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     try:
-        with safe_open(file, framework="pt") as handle:
+        with safe_open(source_of(file), framework="pt") as handle:
             yield handle
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} is truncated or no safetensors file: {error}") from error

@@ -23,6 +23,7 @@ from inferd.engine.api.config import EngineConfig, precision_of
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.cost.step_cost import NO_WORK, WorkModel
 from inferd.engine.api.errors import CapacityError, StartError, shortage
+from inferd.engine.api.pinned_files import check_pinned, read_pinned
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.death_notice import hold_lock
 from inferd.engine.api.process.flight_recorder import FlightRecord
@@ -186,8 +187,10 @@ def build(
     `started_s`: time at which the first phase began (monotonic).
     """
     config = launch.config
+    read_pinned(config.files)
     thread = WorkerThread()
     worker, ready = thread.submit(load_worker, config, started_s, link.send, launch.log_style, ranks).result()
+    check_pinned(config.files)  # one may have been written to while it was read
     assert config.max_num_seqs is not None and config.max_num_batched_tokens is not None
     limits = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,

@@ -10,11 +10,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from inferd.engine.api.checkpoint import weight_files
-from inferd.engine.api.errors import ModelError
+from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.api.process.supervisor import Launch
 from inferd.engine.api.wire.messages import STANDBY, Phase
 
@@ -30,21 +28,20 @@ def stand_by(
     report(Phase("libraries", time.monotonic() - launch.spawned_s, "read"))
     bind_to_server(launch)
     report(Phase(STANDBY, time.monotonic() - launch.spawned_s, "waits to be promoted"))
-    _prefetch_weights(Path(launch.config.model_path))
+    _prefetch(launch.config.files)
     wait()
     return time.monotonic()
 
 
-def _prefetch_weights(checkpoint: Path) -> None:
+def _prefetch(files: Sequence[PinnedFile]) -> None:
     """Read weights that the file cache dropped now, so that the next engine's requests do not wait for them."""
     if sys.platform != "linux":
         return
-    try:
-        files = weight_files(checkpoint)
-    except ModelError:
-        return  # the engine reports it once it is promoted and loads the model
     for file in files:
-        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            descriptor = os.open(file.opened, os.O_RDONLY)
+        except OSError:
+            continue  # the engine reads it by its name, or reports it once it is promoted
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
         finally:

@@ -6,7 +6,8 @@ import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from inferd.engine.api.errors import ModelError
+from inferd.engine.api.errors import ChangedError, ModelError
+from inferd.engine.api.pinned_files import adapter_pinned
 from inferd.engine.api.wire.messages import AdapterLoaded, LoadAdapter
 from inferd.engine.arch.description import Arch
 from inferd.engine.lora.adapters import Adapters
@@ -46,5 +47,10 @@ class AdapterLoader:
         return found
 
     def _load(self, message: LoadAdapter) -> None:
-        updates = read_updates(Path(message.path), message.adapter.digest, self._arch, self._adapters.max_rank)
-        self._thread.submit(self._adapters.put, message.adapter.index, updates).result()
+        try:
+            with adapter_pinned(message.files):
+                updates = read_updates(Path(message.path), message.adapter.digest, self._arch, self._adapters.max_rank)
+                self._thread.submit(self._adapters.put, message.adapter.index, updates).result()
+        except ChangedError as error:
+            rule = "has changed since it was loaded: unload it, and load it again"
+            raise ModelError(f"the adapter in {message.path} {rule}") from error

@@ -20,6 +20,7 @@ from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.pinned_files import check_pinned, read_pinned
 from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
 from inferd.engine.api.wire.messages import Phase, Ready
 from inferd.engine.api.wire.params import SamplingParams
@@ -105,6 +106,7 @@ def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner,
     """Load the part of one of the other ranks. `meet` is called before it waits for the others. Raises `StartError`."""
     config = launch.config
     assert config.deterministic is not None and config.max_num_batched_tokens is not None
+    read_pinned(config.files)
     device = _open_device(config, launch.index)
     if config.device == "cpu":
         prepare_kernels()
@@ -116,6 +118,7 @@ def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner,
     ranks = open_ranks(config, arch, recipe, device, launch.index, launch.exchange_fd, meet)
     decoder = build_decoder(config, arch, device, recipe, ranks)
     weights_bytes = load_and_measure(decoder, checkpoint, planned, device)
+    check_pinned(config.files)
     if tuning is not None:
         tuning.complete()
     kv = allocate_pool(config, decoder, planned, device)

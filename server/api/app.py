@@ -177,7 +177,8 @@ def create_app(*backends: Backend) -> FastAPI:
         options.api_keys, options.admin_keys, options.keys_file, metrics.keys_read, metrics.keys_age, show_tenants
     )
     tracing = _tracing(options, model.names[0])
-    all_grammars = [GrammarChecker(backend.model.path, backend.model.vocab_size) for backend in backends]
+    models = [backend.model for backend in backends]
+    all_grammars = [GrammarChecker(each.path, each.vocab_size, files=each.files) for each in models]
     responses = ResponseStore(options.stored_responses_bytes, options.stored_responses_ttl_s)
     services = Services(
         [

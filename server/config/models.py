@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
-from inferd.engine.api.adapter import MAX_RANK, AdapterFiles, check_adapters, read_adapter, space_for
+from inferd.engine.api.adapter import MAX_RANK, AdapterFiles, check_adapters, hold_adapter, space_for
 from inferd.engine.api.config import Decision, EngineConfig, resolve
 from inferd.engine.api.draft import read_draft, source_of
 from inferd.engine.api.errors import ConfigError, StartError
@@ -100,7 +100,7 @@ class Asked:
         if settings.lora or settings.max_loras:
             check_adapters(facts.arch, settings.tensor_parallel_size)
         most = settings.max_lora_rank or MAX_RANK
-        adapters = {name: read_adapter(path, facts.arch, most) for name, path in settings.loras.items()}
+        adapters = {name: hold_adapter(path, facts.arch, most) for name, path in settings.loras.items()}
         max_loras, max_lora_rank = space_for(settings.max_loras, settings.max_lora_rank, tuple(adapters.values()))
         config = EngineConfig(
             model_path=str(facts.path),

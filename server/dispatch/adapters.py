@@ -15,6 +15,7 @@ from pathlib import Path
 
 from inferd.engine.api.adapter import AdapterFiles
 from inferd.engine.api.errors import RequestError
+from inferd.engine.api.held_files import HeldFiles
 from inferd.engine.api.wire.params import Adapter
 
 
@@ -27,6 +28,8 @@ class ServedAdapter:
     adapter: Adapter
     created: int
     """Unix seconds."""
+    held: HeldFiles
+    """Its files, open as long as it has a place."""
     is_from_start: bool = False
     """Whether the settings name it: a model that cannot load it does not start."""
     num_requests: int = 0
@@ -77,7 +80,8 @@ class Adapters:
         """Give an adapter a place. Raises `RequestError` if there is none, or its name is in use."""
         self._check(name)
         index = self._places.index(None)
-        served = ServedAdapter(name, files.path, Adapter(index, files.digest), int(time.time()), is_from_start)
+        adapter, now = Adapter(index, files.digest), int(time.time())
+        served = ServedAdapter(name, files.path, adapter, now, files.held, is_from_start)
         self._places[index] = served
         return served
 

@@ -70,7 +70,7 @@ def _cost_of(output: StepOutput) -> int:
 
 
 def _loading(served: ServedAdapter) -> LoadAdapter:
-    return LoadAdapter(served.adapter, str(served.path), served.name)
+    return LoadAdapter(served.adapter, str(served.path), served.name, served.held.pinned)
 
 
 @dataclass(frozen=True, slots=True)

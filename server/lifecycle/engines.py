@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import NoReturn, TypeVar
 
-from inferd.engine.api.adapter import read_adapter
+from inferd.engine.api.adapter import hold_adapter
 from inferd.engine.api.config import EngineConfig, replicas_of
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.process.logs import LogStyle
@@ -185,7 +185,7 @@ def router_options(settings: Settings) -> RouterOptions:
 def _adapters(report: StartupReport) -> Adapters:
     """Places for adapters, with those that are served from the start."""
     config, arch = report.config, report.facts.arch
-    adapters = Adapters(config.max_loras, lambda path: read_adapter(path, arch, config.max_lora_rank))
+    adapters = Adapters(config.max_loras, lambda path: hold_adapter(path, arch, config.max_lora_rank))
     for name, files in report.adapters.items():
         adapters.add(name, files, is_from_start=True)
     return adapters

@@ -6,9 +6,14 @@ Loads no weights. Several models divide what is left beside all of their weights
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from inferd.engine.api.checkpoint import Checkpoint
+from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.held_checkpoint import HeldCheckpoint, merged
 from inferd.engine.api.locate import locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
@@ -22,33 +27,56 @@ from inferd.server.tools.answer_rules import LACKS_TOOLS
 logger = logging.getLogger("inferd")
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One model whose headers were read from files that are held open."""
+
+    asked: Asked
+    checkpoint: Checkpoint
+    held: HeldCheckpoint
+
+
 def read_models(settings: Settings) -> tuple[StartupReport, ...]:
     """Find each checkpoint, check that its headers are consistent, and decide every automatic setting. Raises
     `StartError`."""
     if settings.keys_file is not None:
         read_keys(Path(settings.keys_file))
     machine, each = Machine.detect(), settings_of_models(settings)
-    asked = []
+    all_read = []
     for own in each:
         with named(own, each):
-            asked.append(_ask(own))
+            all_read.append(_read(own))
     reports = []
-    for one, part in zip(asked, parts(machine, demands_of(machine, asked)), strict=True):
-        with named(one.settings, each):
-            reports.append(_report(one, one.settled(part)))
+    demands = demands_of(machine, [read.asked for read in all_read])
+    for read, part in zip(all_read, parts(machine, demands), strict=True):
+        with named(read.asked.settings, each):
+            reports.append(_report(read, read.asked.settled(part)))
     return tuple(reports)
 
 
-def _ask(settings: Settings) -> Asked:
-    """Finds the checkpoint, and reads its headers."""
+def _read(settings: Settings) -> _Read:
+    """Finds the checkpoint, opens its files, and reads their headers."""
     keeps_blocks = settings.quantization == "auto"
-    checkpoint = Checkpoint.read(locate(settings.model, settings.revision), keeps_blocks=keeps_blocks)
-    return Asked.of(settings, ModelFacts.of(checkpoint, settings.model_impl))
+    path = locate(settings.model, settings.revision)
+    held = HeldCheckpoint(path)
+    checkpoint = Checkpoint.read(path, keeps_blocks=keeps_blocks)
+    return _Read(Asked.of(settings, ModelFacts.of(checkpoint, settings.model_impl)), checkpoint, held)
 
 
-def _report(asked: Asked, settled: Settled) -> StartupReport:
+def _held_draft(config: EngineConfig) -> tuple[HeldCheckpoint, ...]:
+    """The files of the draft model, if it has files of its own."""
+    draft = config.draft
+    if draft is None or draft.model_path == config.model_path:
+        return ()
+    held = HeldCheckpoint(Path(draft.model_path))
+    held.pin(Checkpoint.read(Path(draft.model_path), keeps_blocks=draft.keeps_blocks))
+    return (held,)
+
+
+def _report(read: _Read, settled: Settled) -> StartupReport:
     """Says what was decided, and reads the model's texts."""
-    settings, facts, (config, memory, decisions) = asked.settings, asked.facts, settled
+    asked, (config, memory, decisions) = read.asked, settled
+    settings, facts = asked.settings, asked.facts
     for decision in decisions:
         is_cut = decision.field == "max_model_len" and config.max_model_len != facts.arch.max_positions
         is_changed = decision.field == "deterministic" and decision.asked is not None
@@ -77,4 +105,8 @@ def _report(asked: Asked, settled: Settled) -> StartupReport:
     )
     if model.template is not None and model.template.lacks_tools:
         logger.info("%s, and reads calls as %s", LACKS_TOOLS, model.format.tool_name)
-    return StartupReport(settings, facts, model, config, memory, asked.adapters)
+    # All that the server reads is read by now.
+    model = replace(model, digest=read.held.pin(read.checkpoint), files=read.held.documents)
+    held = (read.held, *_held_draft(config))
+    config = msgspec.structs.replace(config, files=merged(held))
+    return StartupReport(settings, facts, model, config, memory, asked.adapters, held)

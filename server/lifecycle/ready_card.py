@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from inferd.engine.api.adapter import AdapterFiles
+from inferd.engine.api.adapter import NUM_FILES, AdapterFiles
 from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.held_checkpoint import HeldCheckpoint
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS
 from inferd.engine.api.model import ModelFacts
@@ -38,6 +39,13 @@ class StartupReport:
     memory: MemoryPlan
     adapters: Mapping[str, AdapterFiles] = field(default_factory=dict)
     """Those served from the start, by name."""
+    held: tuple[HeldCheckpoint, ...] = ()
+    """The files of the model and its draft model, open as long as this report lives."""
+
+    @property
+    def num_held_files(self) -> int:
+        """Most files that the server holds open for this model and its adapters."""
+        return sum(map(len, self.held)) + NUM_FILES * self.config.max_loras
 
 
 def describe_start(report: StartupReport) -> str:

@@ -65,6 +65,7 @@ def serve(settings: Settings, early: EarlyProcess | None = None) -> int:
         )
     limits = fit_open_files(ConnectionLimits(max_connections=settings.max_connections))
     reports = read_models(settings)
+    limits = fit_open_files(limits, sum(report.num_held_files for report in reports))
     with contextlib.ExitStack() as sockets:
         listener = sockets.enter_context(bind(settings.host, settings.port))
         admin = None

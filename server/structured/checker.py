@@ -24,6 +24,7 @@ import msgspec
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.machine.cpu import num_cpus
+from inferd.engine.api.pinned_files import PinnedFile, to_argument
 from inferd.engine.api.process.processor_time import ProcessorTime
 from inferd.engine.api.wire.grammar_check import (
     CHECK_COMMAND,
@@ -92,8 +93,15 @@ class _Lane:
 class GrammarChecker:
     """One process that checks grammars for one checkpoint; `close` ends it."""
 
-    def __init__(self, model_path: Path, vocab_size: int, command: Sequence[str] = CHECK_COMMAND) -> None:
-        self._command = (*command, str(model_path), str(vocab_size))
+    def __init__(
+        self,
+        model_path: Path,
+        vocab_size: int,
+        command: Sequence[str] = CHECK_COMMAND,
+        files: Sequence[PinnedFile] = (),
+    ) -> None:
+        """`files`: the checkpoint's files without the weights, as the server holds them open."""
+        self._command = (*command, str(model_path), str(vocab_size), *map(to_argument, files))
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[Process | Verdict] | None = None

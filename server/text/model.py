@@ -12,6 +12,7 @@ from typing import Any, Self
 from inferd.engine.api.checkpoint import documents_of
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
+from inferd.engine.api.pinned_files import PinnedFile
 from inferd.server.errors import table as errors
 from inferd.server.text.json_bytes import any_json
 from inferd.server.text.render_workers import RenderError
@@ -63,6 +64,10 @@ class ServedModel:
     """How the model writes reasoning and tool calls."""
     tokenizer_info: bytes = b"{}"
     """JSON of the checkpoint's tokenizer_config.json, with the chat template even if it has a file of its own."""
+    digest: str = ""
+    """Hash of the files of weights, tokenizer and chat template."""
+    files: tuple[PinnedFile, ...] = ()
+    """The files that a tokenizer is made from, as the server holds them open."""
 
     @classmethod
     def load(

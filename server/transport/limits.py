@@ -52,29 +52,30 @@ class ConnectionLimits:
     """Bytes of answers that the kernel buffers before it sends them."""
 
 
-def connections_within(max_files: int, asked: int) -> int:
+def connections_within(max_files: int, asked: int, num_reserved: int = RESERVED_FILES) -> int:
     """How many of the `asked` connections fit a limit of `max_files` open files. `RLIM_INFINITY` fits all."""
-    return asked if max_files == resource.RLIM_INFINITY else min(asked, max_files - RESERVED_FILES)
+    return asked if max_files == resource.RLIM_INFINITY else min(asked, max_files - num_reserved)
 
 
-def fit_open_files(limits: ConnectionLimits) -> ConnectionLimits:
+def fit_open_files(limits: ConnectionLimits, num_held: int = 0) -> ConnectionLimits:
     """Raise this process's soft limit on open files as far as needed and allowed, and fit `max_connections` into it.
 
-    Raises `ConfigError` if so few connections remain that the server would refuse nearly every client.
+    `num_held`: files of models that are held open. Raises `ConfigError` if so few connections remain that the server
+    would refuse nearly every client.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    asked = limits.max_connections
-    if connections_within(soft, asked) == asked:
+    asked, reserved = limits.max_connections, RESERVED_FILES + num_held
+    if connections_within(soft, asked, reserved) == asked:
         return limits
-    wanted = asked + RESERVED_FILES
+    wanted = asked + reserved
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if allowed > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    num = connections_within(allowed, asked)
+    num = connections_within(allowed, asked, reserved)
     if num == asked:
         return limits
     reason = (
-        f"this process may open {allowed} files and needs {RESERVED_FILES} besides its connections; raise the hard "
+        f"this process may open {allowed} files and needs {reserved} besides its connections; raise the hard "
         "limit (ulimit -Hn, systemd's LimitNOFILE=, Docker's --ulimit nofile=)"
     )
     if num < LEAST_CONNECTIONS:

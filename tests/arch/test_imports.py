@@ -63,15 +63,16 @@ RULES: dict[str, tuple[str, ...]] = {
         "inferd.engine.api", "inferd.engine.arch", "inferd.kernels", "torch",
     ),
     "engine.models": (
-        "inferd.engine.api.checkpoint", "inferd.engine.arch", "inferd.engine.layers", "inferd.engine.quant",
+        "inferd.engine.api.checkpoint", "inferd.engine.api.pinned_files", "inferd.engine.arch", "inferd.engine.layers",
+        "inferd.engine.quant",
         "inferd.kernels", "torch", "safetensors", "transformers",
     ),
     "engine.lora": (
-        "inferd.engine.api.adapter", "inferd.engine.api.errors", "inferd.engine.arch", "inferd.kernels", "torch",
-        "safetensors",
+        "inferd.engine.api.adapter", "inferd.engine.api.errors", "inferd.engine.api.pinned_files", "inferd.engine.arch",
+        "inferd.kernels", "torch", "safetensors",
     ),
     "engine.layers": ("inferd.engine.quant", "inferd.kernels", "inferd.engine.arch", "torch"),
-    "engine.quant": ("inferd.engine.arch", "inferd.kernels", "torch"),
+    "engine.quant": ("inferd.engine.api.pinned_files", "inferd.engine.arch", "inferd.kernels", "torch"),
     "engine.sample": ("inferd.kernels", "inferd.engine.api.wire.params", "torch"),
     "kernels": ("torch", "triton", "cudnn", "flash_attn", "flash_attn_interface"),
 }  # fmt: skip

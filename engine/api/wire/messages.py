@@ -15,9 +15,10 @@ from zlib import crc32
 import msgspec
 
 from inferd.engine.api.cost.roofline import Peaks, StepPhase
+from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.api.wire.params import NO_SCHEDULING, Adapter, SamplingParams, SchedulingParams
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -66,6 +67,8 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
     path: str
     name: str
     """Name by which requests ask for it."""
+    files: tuple[PinnedFile, ...] = ()
+    """Its files, as the server holds them open."""
 
 
 class UseThreads(msgspec.Struct, frozen=True, tag="use_threads"):

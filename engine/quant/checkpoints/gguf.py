@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from inferd.engine.api.pinned_files import source_of
 from inferd.engine.arch.gguf.formats import GgufBlocks
 from inferd.engine.arch.gguf.tensors import PlacedTensor
 from inferd.engine.arch.gguf.types import TYPES
@@ -77,7 +78,7 @@ def mapped(stored: PlacedTensor) -> Tensor:
     """The bytes of the tensor as a view of the file."""
     tensor = stored.tensor
     start = tensor.begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-    with stored.file.open("rb") as file:
+    with source_of(stored.file).open("rb") as file:
         num_bytes = tensor.begin - start + tensor.num_bytes
         # torch wants memory that it may write to. A copy is only made of a page that is written to, and none is.
         pages = mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_COPY, offset=start)
