@@ -104,6 +104,7 @@ Recorder = Callable[[int, bytes], None]
 """Called with the address of a kernel and its packed arguments."""
 
 _library: ctypes.CDLL | None = None
+_library_name = ""
 _level = _PORTABLE
 _functions: dict[str, Callable[..., None]] = {}
 _recorder: Recorder | None = None
@@ -134,18 +135,25 @@ def prepare(cache_dir: Path, level: str | None = None, before_compiling: Callabl
     `before_compiling` is called before a compilation, which takes half a minute on two cores. Call `prepare` once,
     before any op gets its first key: an op keeps the implementation that it has chosen.
     """
-    global _library, _missing, _level
+    global _library, _library_name, _missing, _level
     _functions.clear()
     best = runnable_levels()[0]
     _level = level = level or best
     rejected: list[str] = []
     try:
         _library, path, compile_s = _load(cache_dir, level, before_compiling or _say_nothing, rejected)
-        _missing = ""
+        _library_name, _missing = path.stem, ""
     except NativeError as error:
-        _library, _missing = None, "; ".join([*rejected, str(error)])
+        _library, _library_name, _missing = None, "", "; ".join([*rejected, str(error)])
         return Build(level, None, _missing, 0.0, tuple(rejected))
     return Build(level, path, "", compile_s, tuple(rejected))
+
+
+def leave_out(reason: str) -> None:
+    """Have every op run its plain PyTorch reference. Call this instead of `prepare`."""
+    global _library, _library_name, _missing
+    _functions.clear()
+    _library, _library_name, _missing = None, "", reason
 
 
 def _say_nothing() -> None:
@@ -213,6 +221,12 @@ def _digest(content: bytes) -> bytes:
 def missing() -> str | None:
     """Why no native kernel can run in this process; None if they can. For predicates."""
     return _missing or None
+
+
+def library_name() -> str:
+    """The library's name, which says its instruction set level and has a hash of sources and flags; empty without
+    one."""
+    return _library_name
 
 
 def level() -> str:

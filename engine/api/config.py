@@ -37,6 +37,7 @@ from inferd.engine.api.memory.planner import (
 from inferd.engine.api.memory.precision import KV_FORMATS, KVCache, Precision, Quantization
 from inferd.engine.api.memory.states import checkpoint_interval, most_slots, num_checkpoints, state_bytes
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.numerics import Numerics
 from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.api.served import (
     DeviceKind,
@@ -104,6 +105,8 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
     two."""
 
     model_path: str
+    files: tuple[PinnedFile, ...] = ()
+    """Its files, unless they are the served model's. They change no token, and are no part of the fingerprint."""
     keeps_blocks: bool = False
     name: str = ""
     """Name of the model on the command line."""
@@ -125,7 +128,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model_path: str
     files: tuple[PinnedFile, ...] = ()
-    """Files of the model and its draft model, as the server holds them open. Every engine reads these."""
+    """The model's files, as the server holds them open. Every engine reads these."""
+    numerics: Numerics | None = None
+    """Facts of the first engine that this one must share; None if it is the first."""
     dtype: Dtype = "auto"
     """Dtype of activations, norms and biases."""
     weights_dtype: Dtype = "auto"
@@ -189,6 +194,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Largest rank of an adapter."""
     kv_events: Literal["none", "shared", "all"] = "none"
     """Changes of the prefix index that the engine reports: those of prefixes that every request may hit, or all."""
+
+    @property
+    def all_files(self) -> tuple[PinnedFile, ...]:
+        """The files of the model and its draft model."""
+        return self.files if self.draft is None else (*self.files, *self.draft.files)
 
     @property
     def of_draft(self) -> EngineConfig | None:

@@ -1,17 +1,15 @@
-"""The files of a checkpoint that a server holds open: which they are, and one digest of them all."""
+"""The files of a checkpoint that a server holds open: which they are, and a digest of the texts among them."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 
 from inferd.engine.api.checkpoint import CONFIG_FILES, INDEX_FILE, Checkpoint, weight_files
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.held_files import HeldFiles
-from inferd.engine.api.pinned_files import PinnedFile
+from inferd.engine.api.pinned_files import PinnedFile, digest_of_all
 
 ENGINE_FILES = (*CONFIG_FILES, INDEX_FILE, "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 """Files beside the weights that engines read."""
@@ -28,7 +26,6 @@ class HeldCheckpoint:
 
     def __init__(self, path: Path) -> None:
         """A checkpoint that cannot be read has none, and its reader says why."""
-        self._path = path
         weights: list[Path] = []
         with contextlib.suppress(ModelError, OSError):
             weights = weight_files(path)
@@ -36,6 +33,8 @@ class HeldCheckpoint:
         self._engine = HeldFiles([*(path / name for name in ENGINE_FILES if is_folder), *weights])
         texts = [*(path / name for name in _SERVER_FILES), *sorted((path / _TEMPLATES).glob("*.jinja"))]
         self._server = HeldFiles(texts if is_folder else ())
+        self.texts_digest = ""
+        """Digest of `documents` and of what only the server reads, once `pin` was called."""
 
     def __len__(self) -> int:
         return len(self._engine)
@@ -47,12 +46,11 @@ class HeldCheckpoint:
 
     @property
     def documents(self) -> tuple[PinnedFile, ...]:
-        """Those of them that may say something of the tokenizer."""
+        """Those of them that are no safetensors: what a tokenizer is made from, and all of a GGUF file."""
         return tuple(file for file in self.pinned if not file.path.endswith(".safetensors"))
 
-    def pin(self, checkpoint: Checkpoint) -> str:
-        """Call this when all was read. Returns a digest of weights, tokenizer and chat template. Raises `ModelError` if
-        a file changed since it was opened."""
+    def pin(self, checkpoint: Checkpoint) -> None:
+        """Call this when all was read. Raises `ModelError` if a file changed since it was opened."""
         begins: dict[Path, list[tuple[int, int]]] = {}
         for info in (*checkpoint.tensors.values(), *checkpoint.left_out.values()):
             begins.setdefault(info.file, []).append((info.begin, info.num_bytes))
@@ -61,17 +59,5 @@ class HeldCheckpoint:
                 raise ModelError(f"{file} cannot be held open: raise the limit on open files (ulimit -n)")
         self._engine.pin(begins)
         self._server.pin()
-        made = hashlib.blake2b(digest_size=16)
-        for pinned in sorted((*self._engine.pinned, *self._server.pinned), key=_name):
-            made.update(f"{_name(pinned)}\0{pinned.digest}\0".encode())
+        self.texts_digest = digest_of_all((*self.documents, *self._server.pinned))
         self._server = HeldFiles(())
-        return made.hexdigest()
-
-
-def _name(file: PinnedFile) -> str:
-    return Path(file.path).name
-
-
-def merged(held: Iterable[HeldCheckpoint]) -> tuple[PinnedFile, ...]:
-    """The files of several checkpoints, each once."""
-    return tuple({file.path: file for each in held for file in each.pinned}.values())

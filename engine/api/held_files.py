@@ -16,7 +16,7 @@ from inferd.engine.api.errors import ModelError
 from inferd.engine.api.pinned_files import OPEN_FLAGS, PinnedFile, digest_of
 
 _MAX_COVERED_BYTES = 16 * 2**20
-"""A file of up to so many bytes is covered completely: 16 ms (2 cores of an AMD EPYC, Zen 4, 2026-11-28)."""
+"""A file of up to so many bytes is covered completely, which takes 10 ms (AMD EPYC, Zen 4, 2026-11-28)."""
 _MAX_FIRST_BYTES = 64 * 2**20
 _MAX_PAGES = 1024
 """Most pages of all weight files together: one in each tensor, or of so many tensors."""

@@ -12,7 +12,7 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from inferd.engine.api.errors import ChangedError
 
 PAGE_BYTES = 4096
 _PIECE_BYTES = 2**20
-_DIGEST_BYTES = 16
+_DIGEST_DIGITS = 32
+"""SHA-256 reads 1.7 GB/s with the processor's instructions for it, BLAKE2b 0.9 (AMD EPYC, Zen 4, 2026-11-28)."""
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """A named pipe must not hold up the start."""
 
@@ -50,12 +51,12 @@ class PinnedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 def digest_of(descriptor: int, num_bytes: int, num_first_bytes: int, pages: Sequence[int]) -> str:
     """The `digest` of an open file of so many bytes. Raises `OSError`."""
-    made = hashlib.blake2b(num_bytes.to_bytes(8, "little"), digest_size=_DIGEST_BYTES)
+    made = hashlib.sha256(num_bytes.to_bytes(8, "little"))
     for at in range(0, num_first_bytes, _PIECE_BYTES):
         made.update(os.pread(descriptor, min(_PIECE_BYTES, num_first_bytes - at), at))
     for page in pages:
         made.update(os.pread(descriptor, PAGE_BYTES, page))
-    return made.hexdigest()
+    return made.hexdigest()[:_DIGEST_DIGITS]
 
 
 def to_argument(file: PinnedFile) -> str:
@@ -65,6 +66,14 @@ def to_argument(file: PinnedFile) -> str:
 
 def of_arguments(arguments: Sequence[str]) -> list[PinnedFile]:
     return [msgspec.json.decode(argument, type=PinnedFile) for argument in arguments]
+
+
+def digest_of_all(files: Iterable[PinnedFile]) -> str:
+    """One digest of the names and contents of several files, wherever they lie."""
+    made = hashlib.sha256()
+    for name, digest in sorted((Path(file.path).name, file.digest) for file in files):
+        made.update(f"{name}\0{digest}\0".encode())
+    return made.hexdigest()[:_DIGEST_DIGITS]
 
 
 # -- how this process reads them --------------------------------------------------------------------------------------
@@ -117,10 +126,11 @@ def read_pinned(files: Sequence[PinnedFile]) -> None:
 
 
 def check_pinned(files: Sequence[PinnedFile]) -> None:
-    """Raises `ChangedError` if one of the files that this process reads was written to."""
+    """Raises `ChangedError` if one of the files that this process has read was written to since. Looks at the content
+    only of files that have another time."""
     for file in files:
         with _opened(source_of(Path(file.path))) as descriptor:
-            if descriptor is None or not _is_unchanged(file, descriptor):
+            if descriptor is None or not (_has_old_time(file, descriptor) or _is_unchanged(file, descriptor)):
                 raise _changed(file)
 
 
@@ -166,6 +176,11 @@ def _opened(path: Path) -> Iterator[int | None]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _has_old_time(file: PinnedFile, descriptor: int) -> bool:
+    about = os.fstat(descriptor)
+    return (about.st_size, about.st_mtime_ns) == (file.num_bytes, file.mtime_ns)
 
 
 def _is_unchanged(file: PinnedFile, descriptor: int) -> bool:

@@ -187,10 +187,10 @@ def build(
     `started_s`: time at which the first phase began (monotonic).
     """
     config = launch.config
-    read_pinned(config.files)
+    read_pinned(config.all_files)
     thread = WorkerThread()
     worker, ready = thread.submit(load_worker, config, started_s, link.send, launch.log_style, ranks).result()
-    check_pinned(config.files)  # one may have been written to while it was read
+    check_pinned(config.all_files)  # one may have been written to while it was read
     assert config.max_num_seqs is not None and config.max_num_batched_tokens is not None
     limits = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,

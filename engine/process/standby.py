@@ -28,7 +28,7 @@ def stand_by(
     report(Phase("libraries", time.monotonic() - launch.spawned_s, "read"))
     bind_to_server(launch)
     report(Phase(STANDBY, time.monotonic() - launch.spawned_s, "waits to be promoted"))
-    _prefetch(launch.config.files)
+    _prefetch(launch.config.all_files)
     wait()
     return time.monotonic()
 

@@ -20,7 +20,8 @@ from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.pinned_files import check_pinned, read_pinned
+from inferd.engine.api.numerics import Numerics, check_numerics
+from inferd.engine.api.pinned_files import check_pinned, digest_of_all, read_pinned
 from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
 from inferd.engine.api.wire.messages import Phase, Ready
 from inferd.engine.api.wire.params import SamplingParams
@@ -54,7 +55,7 @@ from inferd.engine.worker.peaks import measure
 from inferd.engine.worker.ranks import FollowingSampler, LeadingSampler, SharedRanks
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.tuning import Tuning
-from inferd.kernels import registry
+from inferd.kernels import native, registry
 from inferd.kernels.linear import Choices
 from inferd.kernels.paged_attention import LIBRARIES, PAGED_ATTENTION
 from inferd.kernels.registry import KernelError
@@ -106,10 +107,10 @@ def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner,
     """Load the part of one of the other ranks. `meet` is called before it waits for the others. Raises `StartError`."""
     config = launch.config
     assert config.deterministic is not None and config.max_num_batched_tokens is not None
-    read_pinned(config.files)
+    read_pinned(config.all_files)
     device = _open_device(config, launch.index)
     if config.device == "cpu":
-        prepare_kernels()
+        prepare_kernels(config.numerics)
     checkpoint = Checkpoint.read(Path(config.model_path), keeps_blocks=config.keeps_blocks)
     arch = ModelFacts.of(checkpoint, modelled=config.modelled).arch
     planned = plan_of(config, arch)
@@ -118,7 +119,7 @@ def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner,
     ranks = open_ranks(config, arch, recipe, device, launch.index, launch.exchange_fd, meet)
     decoder = build_decoder(config, arch, device, recipe, ranks)
     weights_bytes = load_and_measure(decoder, checkpoint, planned, device)
-    check_pinned(config.files)
+    check_pinned(config.all_files)
     if tuning is not None:
         tuning.complete()
     kv = allocate_pool(config, decoder, planned, device)
@@ -143,7 +144,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     device = _open_device(config, 0)
     timer.done("engine", f"torch {torch.__version__} on {device.name}")
     if config.device == "cpu":
-        timer.done("kernels", prepare_kernels())
+        timer.done("kernels", prepare_kernels(config.numerics))
 
     checkpoint = Checkpoint.read(Path(config.model_path), keeps_blocks=config.keeps_blocks)
     facts = ModelFacts.of(checkpoint, modelled=config.modelled)
@@ -185,6 +186,11 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
         refuse_varying(registry.explain())
     kernels = tuple(sorted({(choice.op, choice.chosen) for choice in registry.explain()}))
     timer.done("warm-up", f"{len(kernels)} kernels: {_tally(kernels)}")
+    model_impl = "native" if arch.is_native else f"transformers {version('transformers')}, torch {torch.__version__}"
+    device_name = device.name if shared is None else f"{config.tensor_parallel_size} ranks, each {device.name}"
+    numerics = _numerics(config, model_impl, device_name, kernels)
+    if config.numerics is not None:
+        check_numerics(config.numerics, numerics)
     return runner, Ready(
         num_blocks=config.num_blocks,
         num_groups=len(arch.cache_groups),
@@ -198,18 +204,40 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
         kv_bytes=max(kv_bytes, *(other.kv_bytes for other in others), 0),
         planned_weights_bytes=planned.weights_bytes,
         planned_kv_bytes=planned.kv_bytes,
-        device=device.name if shared is None else f"{config.tensor_parallel_size} ranks, each {device.name}",
+        device=device_name,
         dtype=config.dtype,
         peaks=peaks,
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
         deterministic=deterministic,
         kernels=kernels,
-        model_impl="native" if arch.is_native else f"transformers {version('transformers')}, torch {torch.__version__}",
+        model_impl=model_impl,
+        numerics=numerics,
         speculative=config.speculative if config.draft is None else config.draft.described,
         prefix_caching=config.prefix_caching,
         num_checkpoints=config.num_checkpoints,
         checkpoint_interval=config.checkpoint_interval,
+    )
+
+
+def _numerics(
+    config: EngineConfig, model_impl: str, device_name: str, kernels: tuple[tuple[str, str], ...]
+) -> Numerics:
+    assert config.deterministic is not None
+    return Numerics(
+        files=digest_of_all(config.files),
+        inferd=version("inferd"),
+        torch=str(torch.__version__),
+        model_impl=model_impl,
+        library=native.library_name(),
+        dtype=config.dtype,
+        weights_dtype=config.weights_dtype,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        device=device_name,
+        num_ranks=config.tensor_parallel_size,
+        deterministic=config.deterministic,
+        kernels=kernels,
     )
 
 

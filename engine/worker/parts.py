@@ -22,6 +22,7 @@ from inferd.engine.api.memory.capacity import MIN_MODEL_LEN
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS, SHORT_KV
 from inferd.engine.api.model import ModelFacts, of_mtp_layer
+from inferd.engine.api.numerics import Numerics, other_numerics
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.draft_heads import layers_read_by
 from inferd.engine.arch.modelled import ModellingError
@@ -67,12 +68,21 @@ def open_device(config: EngineConfig, index: int) -> Device:
     return CudaDevice(config.first_gpu + index)
 
 
-def prepare_kernels() -> str:
-    """Build or load the C++ kernels. If that fails, plain PyTorch computes more slowly, and a warning says so."""
+def prepare_kernels(first: Numerics | None) -> str:
+    """Build or load the C++ kernels. If that fails, plain PyTorch computes more slowly, and a warning says so.
+
+    `first`: the numerics of the server's first engine, if this is a later one. Raises `ChangedError` if its kernels
+    cannot be had.
+    """
+    if first is not None and not first.library:
+        native.leave_out("the first engine of this server computes in plain PyTorch, and each later one must do so too")
+        return "plain PyTorch, as in the first engine of this server"
     built = native.prepare(
         native.default_cache_dir(),
         before_compiling=lambda: logger.info("compiling the C++ kernels, once: about half a minute on two cores"),
     )
+    if first is not None and native.library_name() != first.library:
+        raise other_numerics("library", first.library, native.library_name(), built.reason)
     if built.path is None:
         logger.warning("kernels in plain PyTorch are used, several times slower: %s", built.reason)
         return f"plain PyTorch, several times slower: {built.reason}"

@@ -106,12 +106,14 @@ def head(service: Service, request: GenerateRequest, shape: Shape) -> AnswerHead
 
 def fingerprint(service: Service, request: GenerateRequest) -> str:
     """`system_fingerprint`, which changes if the same request may get another answer. Needs a ready engine."""
-    ready, adapter = service.router.ready, request.params.adapter
-    seen = (service.version, service.model.root, ready.device, ready.dtype, ready.vocab_size, ready.kernels)
-    if ready.model_impl != "native":
-        seen += (ready.model_impl,)  # type: ignore[assignment]
-    if adapter is not None:
-        seen += (adapter.digest,)  # type: ignore[assignment]
+    model, adapter = service.model, request.params.adapter
+    seen = (
+        service.version,
+        model.digest,
+        model.defaults,
+        service.router.numerics or service.router.ready.device,
+        None if adapter is None else adapter.digest,
+    )
     return "fp_" + hashlib.sha256(repr(seen).encode()).hexdigest()[:10]
 
 

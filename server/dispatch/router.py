@@ -21,6 +21,7 @@ from msgspec import Raw, structs
 
 from inferd.engine.api.adapter import AdapterFiles
 from inferd.engine.api.errors import EngineDeadError, ModelError, RequestError, start_error
+from inferd.engine.api.numerics import Numerics, check_numerics
 from inferd.engine.api.process.logs import counted
 from inferd.engine.api.wire.client import EngineClient
 from inferd.engine.api.wire.kv_events import CLEARED
@@ -125,6 +126,8 @@ class Router:
         self.on_unload: Callable[[], Awaitable[None]] | None = None
         """Stops the engines."""
         self._ready: Ready | None = None
+        self.numerics: Numerics | None = None
+        """Facts of the first engine that was ready. All later ones share them."""
         self._idle_since_s = time.monotonic()
         self._draining = asyncio.Event()
         """Set once new requests are refused."""
@@ -173,6 +176,11 @@ class Router:
         if self._ready is None:
             raise EngineDeadError("the engine is not ready yet")
         return self._ready
+
+    @property
+    def has_been_ready(self) -> bool:
+        """Whether every replica has had an engine that took requests."""
+        return self._ready is not None
 
     @property
     def stats(self) -> EngineStats:
@@ -435,6 +443,7 @@ class Router:
                     if self.on_phase is not None:
                         self.on_phase(index, message)
                 case Ready():
+                    self._take_numerics(message)
                     self._metrics.engine_ready(message, index)
                     self._load_adapters(replica, message)
                     await self._begin_if_loaded(replica)
@@ -443,6 +452,13 @@ class Router:
                     await self._begin_if_loaded(replica)
                 case Failed():
                     raise start_error(message.kind, message.message)
+
+    def _take_numerics(self, ready: Ready) -> None:
+        """The first engine decides. Raises `ChangedError` if another does not compute the same."""
+        if self.numerics is None:
+            self.numerics = ready.numerics
+        elif ready.numerics is not None:
+            check_numerics(self.numerics, ready.numerics)
 
     def attach(self, client: EngineClient, index: int = 0) -> None:
         """A replica is to use the `client` of another engine that is being started; call `run` again to receive from

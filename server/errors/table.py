@@ -143,8 +143,8 @@ ROWS: dict[str, ErrorRow] = {
         503,
         _UNAVAILABLE,
         "model_not_loaded",
-        "The model could not be loaded, or its engines died again and again, while the server serves other models. The "
-        "message says why.",
+        "The model could not be loaded, or its engines died again and again, while the server serves other models. Or "
+        "one of its files was written to, or its kernels are others. The message says why.",
         is_retried=False,
     ),
     "server_is_overloaded": ErrorRow(

@@ -24,6 +24,7 @@ from inferd.server.config.settings import Settings
 from inferd.server.dispatch.adapters import Adapters
 from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.router import Router, RouterOptions
+from inferd.server.lifecycle.models import opened_anew
 from inferd.server.lifecycle.ready_card import StartupReport, without_paths
 from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision.supervisor import EngineSupervisor
@@ -56,6 +57,7 @@ class Engines:
         self.router.on_wanted = self._wanted.set
         self._on_failed = on_failed
         self._early, self.label = early, "" if is_alone else f"{self.name}: "
+        self._is_tried_again = False
         self._until_end = contextlib.AsyncExitStack()
         """Contexts that `run` ends."""
         self._warm: frozenset[int] = frozenset()
@@ -92,6 +94,12 @@ class Engines:
     async def _serve(self) -> StartError | EngineDeadError:
         """Keep an engine running in each replica until none can start; returns why."""
         error: StartError | EngineDeadError | None = None
+        if self._is_tried_again and not self.router.has_been_ready:
+            try:
+                self.report = await asyncio.to_thread(opened_anew, self.report)
+            except StartError as refusal:
+                return refusal
+        self._is_tried_again = True
         try:
             if self.report.settings.kv_events is not None and self.router.on_kv_events is None:
                 await self._until_end.enter_async_context(self._kv_events(self.report.settings.kv_events))

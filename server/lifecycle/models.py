@@ -12,11 +12,13 @@ from pathlib import Path
 import msgspec
 
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import EngineConfig
-from inferd.engine.api.held_checkpoint import HeldCheckpoint, merged
+from inferd.engine.api.errors import ModelError
+from inferd.engine.api.gguf import is_gguf
+from inferd.engine.api.held_checkpoint import HeldCheckpoint
 from inferd.engine.api.locate import locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.pinned_files import digest_of_all
 from inferd.server.auth.keys_file import read_keys
 from inferd.server.config.models import Asked, Settled, demands_of, named, parts, settings_of_models
 from inferd.server.config.settings import Settings
@@ -63,14 +65,11 @@ def _read(settings: Settings) -> _Read:
     return _Read(Asked.of(settings, ModelFacts.of(checkpoint, settings.model_impl)), checkpoint, held)
 
 
-def _held_draft(config: EngineConfig) -> tuple[HeldCheckpoint, ...]:
-    """The files of the draft model, if it has files of its own."""
-    draft = config.draft
-    if draft is None or draft.model_path == config.model_path:
-        return ()
-    held = HeldCheckpoint(Path(draft.model_path))
-    held.pin(Checkpoint.read(Path(draft.model_path), keeps_blocks=draft.keeps_blocks))
-    return (held,)
+def _held(path: Path, *, keeps_blocks: bool) -> HeldCheckpoint:
+    """The files of a checkpoint as they are now, held open. Raises `ModelError`."""
+    held = HeldCheckpoint(path)
+    held.pin(Checkpoint.read(path, keeps_blocks=keeps_blocks))
+    return held
 
 
 def _report(read: _Read, settled: Settled) -> StartupReport:
@@ -105,8 +104,26 @@ def _report(read: _Read, settled: Settled) -> StartupReport:
     )
     if model.template is not None and model.template.lacks_tools:
         logger.info("%s, and reads calls as %s", LACKS_TOOLS, model.format.tool_name)
-    # All that the server reads is read by now.
-    model = replace(model, digest=read.held.pin(read.checkpoint), files=read.held.documents)
-    held = (read.held, *_held_draft(config))
-    config = msgspec.structs.replace(config, files=merged(held))
-    return StartupReport(settings, facts, model, config, memory, asked.adapters, held)
+    read.held.pin(read.checkpoint)  # all that the server reads is read by now
+    model = replace(model, digest=read.held.texts_digest, files=read.held.documents)
+    config = msgspec.structs.replace(config, files=read.held.pinned)
+    held, draft = [read.held], config.draft
+    if draft is not None and draft.model_path != config.model_path:
+        held.append(_held(Path(draft.model_path), keeps_blocks=draft.keeps_blocks))
+        config = msgspec.structs.replace(config, draft=msgspec.structs.replace(draft, files=held[1].pinned))
+    return StartupReport(settings, facts, model, config, memory, asked.adapters, tuple(held))
+
+
+def opened_anew(report: StartupReport) -> StartupReport:
+    """A model that could not be loaded, with the weights that its files have now. Nobody has had an answer of it.
+
+    Raises `ModelError` if other files have changed: the server has read them.
+    """
+    path, held = report.facts.path, _held(report.facts.path, keeps_blocks=report.config.keeps_blocks)
+    if digest_of_all(held.pinned) == digest_of_all(report.config.files):
+        return report
+    if held.texts_digest != report.model.digest:
+        what = "it" if is_gguf(path) else "more than its weights"
+        raise ModelError(f"{path} has changed, and the server has read {what}: restart the server to serve it")
+    config = msgspec.structs.replace(report.config, files=held.pinned)
+    return replace(report, config=config, held=(held, *report.held[1:]))

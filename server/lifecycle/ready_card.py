@@ -76,6 +76,7 @@ def without_paths(report: StartupReport, text: str) -> str:
     """`text` with names in place of directories, because no answer shows a path of this machine."""
     names = {str(files.path): name for name, files in report.adapters.items()}
     names[report.config.model_path] = report.settings.served_names[0]
+    names |= {file.path: Path(file.path).name for file in report.config.all_files}
     if report.config.draft is not None:
         names[report.config.draft.model_path] = Path(report.config.draft.name).name
     for path in sorted(names, key=len, reverse=True):  # one may be inside another

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import uvloop
 
-from inferd.engine.api.errors import ConfigError, EngineDeadError, StartError
+from inferd.engine.api.errors import ChangedError, ConfigError, EngineDeadError, StartError
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.logs import counted
 from inferd.engine.api.process.supervisor import EarlyProcess
@@ -186,8 +186,13 @@ class _Service:
         return HttpServer(http_config(app, self._models[0].metrics, self._limits, self._settings.root_path))
 
     def _model_failed(self, model: Engines, error: StartError | EngineDeadError) -> None:
-        """No engine of a model can start. The server goes on while it has another model."""
+        """No engine of a model can start. The server goes on while it has another model. It also goes on to say that a
+        file or the kernels are no longer those that it served with, because another start would hide that."""
         reason = without_paths(model.report, str(error))
+        if model.router.has_been_ready and isinstance(error, ChangedError):
+            logger.error("%sno longer served: %s", model.label, error)
+            model.router.fail_model(reason)
+            return
         if any(other is not model and not other.router.failure for other in self._models):
             way_out = f"POST /v1/models/{model.name}/load tries it again"
             logger.error("%sno longer served: %s; %s", model.label, error, way_out)

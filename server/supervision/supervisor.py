@@ -13,8 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
+import msgspec
+
 from inferd.engine.api.config import EngineConfig, lendable_threads
-from inferd.engine.api.errors import CapacityError, EngineDeadError, StartError
+from inferd.engine.api.errors import CapacityError, ChangedError, EngineDeadError, StartError
 from inferd.engine.api.machine.cpu import num_cpus
 from inferd.engine.api.process.logs import LogStyle, counted
 from inferd.engine.api.process.supervisor import EarlyProcess
@@ -99,23 +101,40 @@ class EngineSupervisor:
         self._epoch, self._early = 0, early
         self._moved: frozenset[str] = frozenset()
         """Requests that the last engine computed when it ended."""
+        self._refusal: ChangedError | None = None
+        """Why the last engine was refused, if it would have computed other answers."""
+        self._shares_numerics = False
+        """Whether the last engine was to have the numerics of the model's first one."""
         self._replica.on_up, router.on_recovered = self._began_to_serve, self._log_recovered
 
     async def run(self) -> NoReturn:
-        """Raises `StartError` if the first engine cannot start. Raises `EngineDeadError` if it dies while the server
-        starts, or if engines keep dying and those of no other replica live."""
+        """Raises `StartError` if the first engine cannot start, or if a later one would compute other answers. Raises
+        `EngineDeadError` if it dies while the server starts, or if engines keep dying. While another replica serves,
+        it is tried again instead."""
         try:
             while True:
+                self._refusal = None
                 reason = await self._run_one()
                 self._epoch += 1
+                if self._refusal is not None and self._router.numerics is not None and not self._shares_numerics:
+                    logger.warning("%s%s; another engine starts, which must compute the same", self._name, reason)
+                    continue
                 if self._is_first_start:
-                    raise EngineDeadError(reason)
-                delay_s = self._restart_policy.died(time.monotonic(), self._replica.num_delivered)
-                if delay_s is None or self._replica.failure:
-                    delay_s = self._give_up(f"{reason}; those before it ended too, and none delivered a token")
-                await self._wait_before_start(delay_s)
+                    raise self._refusal or EngineDeadError(reason)
+                await self._wait_before_start(self._delay_s(reason))
         finally:
             await self._drop_standby()
+
+    def _delay_s(self, reason: str) -> float:
+        """Seconds to wait after an engine that ended. Raises `ChangedError` or `EngineDeadError` if no other should
+        start."""
+        if self._refusal is not None:
+            return self._give_up(self._refusal)
+        delay_s = self._restart_policy.died(time.monotonic(), self._replica.num_delivered)
+        if delay_s is None or self._replica.failure:
+            reason = f"{reason}; those before it ended too, and none delivered a token"
+            return self._give_up(EngineDeadError(reason))
+        return delay_s
 
     @property
     def _is_first_start(self) -> bool:
@@ -146,17 +165,17 @@ class EngineSupervisor:
                 if replica.is_up:
                     replica.try_send(UseThreads(min(num_threads * len(replicas) // num_using, most)))
 
-    def _give_up(self, reason: str) -> float:
-        """Seconds to wait before the next try, if another replica serves meanwhile. Raises `EngineDeadError` if none
-        does."""
-        self._replica.failure = self._told(reason)
+    def _give_up(self, error: ChangedError | EngineDeadError) -> float:
+        """Seconds to wait before the next try, if another replica serves meanwhile. Raises the error if none does."""
+        self._replica.failure = self._told(str(error))
         others_serve = any(other.is_up or not other.failure for other in self._router.replicas)
         if not others_serve or not self._router.became_ready.is_set():
-            raise EngineDeadError(reason)
+            raise error
         return RETRY_S
 
     async def _run_one(self) -> str:
         """Run one engine, from its start or promotion to its end; returns how it ended."""
+        self._shares_numerics = self._router.numerics is not None
         try:
             handle = await self._next()
         except StartError as error:
@@ -209,7 +228,10 @@ class EngineSupervisor:
         return handle
 
     def _begin(self, epoch: int, *, is_standby: bool, early: EarlyProcess | None = None) -> EngineHandle:
-        return EngineHandle.begin(self._config, epoch, self._log_style, is_standby=is_standby, early=early)
+        config, numerics = self._config, self._router.numerics
+        if numerics is not None:
+            config = msgspec.structs.replace(config, numerics=numerics)
+        return EngineHandle.begin(config, epoch, self._log_style, is_standby=is_standby, early=early)
 
     def _began_to_serve(self) -> None:
         if self._epoch and len(self._router.replicas) > 1:
@@ -242,6 +264,9 @@ class EngineSupervisor:
         """Why the engine's messages end. Raises `StartError` if the first one says that it cannot start."""
         try:
             await self._router.run(self._replica.index)
+        except ChangedError as error:
+            self._refusal = error
+            return f"the engine could not start: {error}"
         except StartError as error:
             if not self._router.became_ready.is_set():
                 raise

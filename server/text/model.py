@@ -65,7 +65,7 @@ class ServedModel:
     tokenizer_info: bytes = b"{}"
     """JSON of the checkpoint's tokenizer_config.json, with the chat template even if it has a file of its own."""
     digest: str = ""
-    """Hash of the files of weights, tokenizer and chat template."""
+    """Hash of the files of the tokenizer and the chat template."""
     files: tuple[PinnedFile, ...] = ()
     """The files that a tokenizer is made from, as the server holds them open."""
 

@@ -198,6 +198,7 @@ class ScriptedRouter:
     is_unloaded: bool = False
     is_wanted: bool = False
     failure: str = ""
+    numerics: None = None
     has_engine: bool = True
     refusal: RequestError | None = None
     scripts: list[Script] = field(default_factory=list)

@@ -19,7 +19,7 @@ from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.registry import weights
 from tests.cpu.adapters import write_adapter
-from tests.e2e.conftest import Daemon
+from tests.e2e.conftest import Daemon, free_model
 from tests.reliability.asking import Answer, Ask, Asker, asked_under
 from tests.reliability.conftest import HTTP, WITHOUT_CACHE, count, engines, restarts, wait_until
 
@@ -171,3 +171,102 @@ def test_a_model_that_is_loaded_again_is_the_same(start: Callable[..., Daemon], 
     wait_until(lambda: not engines(daemon), what=daemon.output)
     assert said(asker.ask(asked)) == expected
     assert fingerprint(daemon) == print_before
+
+
+def flipped(file: Path) -> None:
+    """Change one bit of a file in place."""
+    with file.open("r+b") as opened:
+        opened.seek(-1, os.SEEK_END)
+        last = opened.read(1)
+        opened.seek(-1, os.SEEK_END)
+        opened.write(bytes([last[0] ^ 1]))
+
+
+def refused_by_name(daemon: Daemon, name: str) -> None:
+    """The server lives, is not ready, and says which file it was."""
+    state = daemon.get("/state").json()
+    assert state["status"] == "failed" and state["error"].startswith(f"{name} was written to"), state
+    assert daemon.get("/ready").status_code == 503 and daemon.get("/live").status_code == 200
+    assert count(daemon, "inferd_replica_up") == 0
+    body = {"model": "m", "prompt": "Once", "max_tokens": 1}
+    answer = HTTP.post(daemon.url + "/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_loaded")
+    assert name in answer.json()["error"]["message"] and str(Path.cwd().anchor + "tmp") not in answer.text
+    assert daemon.process.poll() is None
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, 1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [("model.safetensors", flipped), ("model.safetensors", cut), ("config.json", flipped)]
+)
+@pytest.mark.sampled(keep=1)
+def test_a_file_that_is_written_to_is_refused_by_its_name(
+    start: Callable[..., Daemon], tmp_path: Path, name: str, change: Callable[[Path], None]
+) -> None:
+    """Before an engine of which the model only sleeps. Its process reads the same files."""
+    model = copy_of_tiny(tmp_path / "model")
+    daemon = start(str(model), "--served-model-name", "m", "--admin-key", "k", program=free_model(5.0))
+    asked = [*asks("m"), Ask("/v1/completions", {"model": "m", "prompt": "Once", "max_tokens": 400})]
+    answers = asked_under(
+        lambda: kill_while_streams_run(daemon, lambda: change(model / name)), Asker(daemon.url), asked
+    )
+    for answer in answers:
+        assert answer.error is not None and answer.error["code"] == "model_not_loaded", answer
+        assert f"{name} was written to" in answer.error["message"]
+    assert [answer.status for answer in answers] == [200, 200, 503]
+    refused_by_name(daemon, name)
+    assert daemon.output.count("starting another engine") == 1, "it is not tried again and again"
+    again = httpx.post(f"{daemon.url}/v1/models/m/load", headers={"Authorization": "Bearer k"}, timeout=60)
+    assert again.status_code == 503 and name in again.json()["error"]["message"]
+    refused_by_name(daemon, name)
+    assert daemon.stop() == 0
+
+
+@pytest.mark.long
+def test_the_other_replica_goes_on_if_a_file_is_written_to(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    model = copy_of_tiny(tmp_path / "model")
+    daemon = start(str(model), "--served-model-name", "m", "--replicas", "2", program=free_model(5.0))
+    asker, asked = Asker(daemon.url), asks("m")
+    expected = said(asker.ask(asked))
+    change = lambda: flipped(model / "model.safetensors")  # noqa: E731
+    assert said(asked_under(lambda: kill_while_streams_run(daemon, change), asker, asked)) == expected
+
+    def reasons() -> list[str]:
+        return [each["reason"] or "" for each in daemon.get("/state").json()["replicas"]]
+
+    wait_until(lambda: any(map(bool, reasons())), what=daemon.output)
+    assert any(reason.startswith("model.safetensors was written to") for reason in reasons())
+    assert daemon.get("/ready").status_code == 200 and said(asker.ask(asked)) == expected
+
+
+@pytest.mark.long
+def test_weights_are_not_read_while_requests_are_served(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    """A file that is cut short under a running engine ends none: all weights were copied. The next one is refused."""
+    model = copy_of_tiny(tmp_path / "model")
+    lora = adapter(tmp_path / "lora", 1)
+    daemon = start(str(model), "--served-model-name", "m", "--lora", f"a={lora}", WITHOUT_CACHE)
+    asker, asked = Asker(daemon.url), asks("m", "a")
+    expected = said(asker.ask(asked))
+    os.truncate(model / "model.safetensors", 0)
+    os.truncate(lora / "adapter_model.safetensors", 0)
+    assert said(asker.ask(asked)) == expected and restarts(daemon) == 0
+    os.kill(daemon.engine_pid, signal.SIGKILL)
+    wait_until(lambda: daemon.get("/state").json()["status"] == "failed", what=daemon.output)
+    refused_by_name(daemon, "model.safetensors")
+
+
+@pytest.mark.long
+def test_an_adapter_that_is_written_to_fails_alone(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    lora = adapter(tmp_path / "lora", 1)
+    daemon = start(str(EMBEDDED_PATH), "--served-model-name", "m", "--lora", f"a={lora}", WITHOUT_CACHE)
+    asker, asked = Asker(daemon.url), asks("m", "a", seeds=1)
+    expected = said(asker.ask(asked))
+    change = lambda: flipped(lora / "adapter_model.safetensors")  # noqa: E731
+    model_answer, adapter_answer = asked_under(lambda: kill_while_streams_run(daemon, change), asker, asked)
+    assert model_answer.said == expected[0]
+    assert adapter_answer.error is not None and adapter_answer.error["code"] == "engine_error"
+    assert "has changed since it was loaded: unload it, and load it again" in adapter_answer.error["message"]
+    assert daemon.get("/ready").status_code == 200

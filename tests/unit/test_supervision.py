@@ -14,14 +14,15 @@ from msgspec import structs
 from inferd.engine.api.config import EngineConfig, lendable_threads
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.cost.step_cost import StepWork
-from inferd.engine.api.errors import EngineDeadError, RequestError, StartError
+from inferd.engine.api.errors import ChangedError, EngineDeadError, RequestError, StartError
+from inferd.engine.api.numerics import Numerics
 from inferd.engine.api.process.flight_recorder import FlightReader, FlightRecord, flight_bytes, tag_of
 from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, Pulse
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.processor_time import ProcessorUse
 from inferd.engine.api.process.shared_memory import allocate
 from inferd.engine.api.wire.client import FrameCounts
-from inferd.engine.api.wire.messages import Delta, Submit, UseThreads
+from inferd.engine.api.wire.messages import Delta, Failed, Submit, UseThreads
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.process.step_watch import StepWatch
 from inferd.server.dispatch.journal import Journal
@@ -32,7 +33,7 @@ from inferd.server.supervision import supervisor as supervisor_module
 from inferd.server.supervision.engine_handle import EngineHandle
 from inferd.server.supervision.supervisor import MAX_DEATHS, WINDOW_S, EngineSupervisor, RestartPolicy
 from inferd.server.supervision.watchdog import MAX_LATE_S, MAX_STOPPED_S, TICK_S, Watchdog
-from tests.unit.test_router import FakeClient, play_two, step, submit, until
+from tests.unit.test_router import READY, FakeClient, play_two, step, submit, until
 
 
 def journal(name: str, num_prompt: int = 4) -> Journal:
@@ -258,6 +259,86 @@ class MortalEngine:
 
     async def end(self) -> None:
         await self.leaves.wait()
+
+
+class RefusableEngine(MortalEngine):
+    """An engine's handle whose process lives until the server wants it no more."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__()
+        self.config, self.client = config, FakeClient()  # type: ignore[assignment]
+        self.leaves.set()
+
+    async def ended(self, sooner: asyncio.Task[str]) -> str:
+        await asyncio.wait((sooner,))
+        return ""
+
+    def is_ready_with(self, library: str) -> None:
+        numerics = Numerics(library=library, deterministic=True)
+        self.client.inbox.put_nowait(structs.replace(READY, numerics=numerics))  # type: ignore[attr-defined]
+
+
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[RefusableEngine]:
+    """The engines that supervisors start from now on."""
+    engines: list[RefusableEngine] = []
+
+    def begin(config: EngineConfig, *_: object, is_standby: bool, early: None) -> RefusableEngine:
+        engines.append(RefusableEngine(config))
+        return engines[-1]
+
+    monkeypatch.setattr(EngineHandle, "begin", begin)
+    return engines
+
+
+def test_replicas_that_start_together_compute_what_the_first_ready_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk was full for one, and not for the other. The other starts again, without C++ kernels."""
+    engines = begun(monkeypatch)
+
+    async def run() -> None:
+        router = Router(None, Metrics("m"), RouterOptions(num_replicas=2))
+        config = EngineConfig(model_path="x", num_replicas=2)
+        both = [EngineSupervisor(router, config, LogStyle(), lambda _: None, index=index) for index in range(2)]
+        running = [asyncio.create_task(each.run()) for each in both]
+        await until(lambda: len(engines) == 2)
+        assert [engine.config.numerics for engine in engines] == [None, None]
+        engines[0].is_ready_with("")
+        await until(lambda: router.numerics is not None)
+        engines[1].is_ready_with("kernels-avx2-1")
+        await until(lambda: len(engines) == 3)
+        assert engines[2].config.numerics == router.numerics == Numerics(library="", deterministic=True)
+        assert not router.became_ready.is_set()
+        engines[2].is_ready_with("")
+        await asyncio.wait_for(router.became_ready.wait(), 10)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_an_engine_that_would_compute_other_answers_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another try would find the same files and the same kernels."""
+    engines = begun(monkeypatch)
+    monkeypatch.setattr(supervisor_module, "_FIRST_DELAY_S", 0.0)
+
+    async def run() -> None:
+        router = Router(None, Metrics("m"))
+        running = asyncio.create_task(
+            EngineSupervisor(router, EngineConfig(model_path="x"), LogStyle(), lambda _: None).run()
+        )
+        await until(lambda: len(engines) == 1)
+        engines[0].is_ready_with("kernels-avx2-1")
+        await asyncio.wait_for(router.became_ready.wait(), 10)
+        engines[0].client.inbox.put_nowait(Failed("StartError", "it died"))  # type: ignore[attr-defined]
+        await until(lambda: len(engines) == 2)
+        engines[1].client.inbox.put_nowait(  # type: ignore[attr-defined]
+            Failed("ChangedError", "/m/model.safetensors was written to")
+        )
+        with pytest.raises(ChangedError, match=r"model\.safetensors was written to"):
+            await asyncio.wait_for(running, 10)
+        assert len(engines) == 2 and router.has_been_ready
+
+    asyncio.run(asyncio.wait_for(run(), 20))
 
 
 @pytest.mark.parametrize(("num_cores", "num_lent"), [(8, 6), (4, 4), (2, 3)], ids=["", "few-cores", "too-few-cores"])

@@ -15,6 +15,7 @@ from zlib import crc32
 import msgspec
 
 from inferd.engine.api.cost.roofline import Peaks, StepPhase
+from inferd.engine.api.numerics import Numerics
 from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.api.wire.params import NO_SCHEDULING, Adapter, SamplingParams, SchedulingParams
 
@@ -289,6 +290,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """Tokens from one of them to the next in a sequence; 0 for such a model."""
     model_impl: str = "native"
     """Code that computes the model: "native", or "transformers 5.23.0, torch 2.13.0"."""
+    numerics: Numerics | None = None
+    """Facts that results depend on; None for an engine that computes nothing."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
