@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import NoReturn, TypeVar
 
@@ -34,6 +34,10 @@ _LEAST_SLEEP_S = 0.01
 _Error = TypeVar("_Error", bound=Exception)
 
 
+async def _opened_on_a_thread(report: StartupReport) -> StartupReport:
+    return await asyncio.to_thread(opened_anew, report)
+
+
 class Engines:
     """The engines of one model, its router and its metrics."""
 
@@ -46,9 +50,11 @@ class Engines:
         early: EarlyProcess | None = None,
         *,
         is_alone: bool = True,
+        open_anew: Callable[[StartupReport], Awaitable[StartupReport]] = _opened_on_a_thread,
     ) -> None:
         """`on_failed` is called with why none can start. `early` becomes the first engine. `is_alone`: whether the
-        server has no other model, so that log lines need no name."""
+        server has no other model, so that log lines need no name. `open_anew` gives a model that never served the
+        weights that its files have now."""
         settings = report.settings
         self.report, self.name = report, settings.served_names[0]
         self.router, self.metrics = router, metrics
@@ -57,7 +63,7 @@ class Engines:
         self.router.on_wanted = self._wanted.set
         self._on_failed = on_failed
         self._early, self.label = early, "" if is_alone else f"{self.name}: "
-        self._is_tried_again = False
+        self._is_tried_again, self._open_anew = False, open_anew
         self._until_end = contextlib.AsyncExitStack()
         """Contexts that `run` ends."""
         self._warm: frozenset[int] = frozenset()
@@ -96,7 +102,7 @@ class Engines:
         error: StartError | EngineDeadError | None = None
         if self._is_tried_again and not self.router.has_been_ready:
             try:
-                self.report = await asyncio.to_thread(opened_anew, self.report)
+                self.report = await self._open_anew(self.report)
             except StartError as refusal:
                 return refusal
         self._is_tried_again = True

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -118,7 +119,13 @@ class ModelRun(FrontRun):
         self.metrics = CheckedMetrics(self._loop.time)
         options = RouterOptions(QueueBounds(scenario.max_waiting), num_replicas=scenario.num_replicas)
         self.router = Router(None, self.metrics, options, Quarantine(self._loop.time))
-        self.engines = Engines(self._report(), self.router, self.metrics, self._failed)  # type: ignore[arg-type]
+        self.engines = Engines(
+            self._report(),
+            self.router,
+            self.metrics,
+            self._failed,
+            open_anew=_unchanged,  # type: ignore[arg-type]
+        )
         running = [asyncio.create_task(self.engines.run())]
         await self.router.has_settled.wait()
         if self._asked.idle_s is not None:
@@ -219,5 +226,10 @@ class ModelRun(FrontRun):
     def _report(self) -> SimpleNamespace:
         settings = SimpleNamespace(served_names=(self.name,), log_level="info", log_format="text", kv_events=None)
         replicas = tuple(map(self.config_of, range(self.scenario.num_replicas)))
-        config = SimpleNamespace(model_path="/simulated", draft=None, replicas=replicas)
+        config = SimpleNamespace(model_path="/simulated", draft=None, replicas=replicas, all_files=())
         return SimpleNamespace(settings=settings, config=config, adapters={})
+
+
+async def _unchanged(report: Any) -> Any:
+    """A simulated model has no files."""
+    return report
