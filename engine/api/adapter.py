@@ -19,7 +19,7 @@ from inferd.engine.api.files import open_regular
 from inferd.engine.api.held_files import HeldFiles
 from inferd.engine.api.memory.activations import AdapterSpace
 from inferd.engine.api.memory.precision import Precision
-from inferd.engine.api.pinned_files import exists, is_file, source_of
+from inferd.engine.api.pinned_files import exists, is_file
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.shown import shown

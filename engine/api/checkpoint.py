@@ -19,7 +19,7 @@ from inferd.engine.api import smollm2
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.files import open_regular, read_regular
 from inferd.engine.api.gguf import is_gguf, parts_of, read_gguf
-from inferd.engine.api.pinned_files import exists, files_in, is_file, source_of
+from inferd.engine.api.pinned_files import exists, files_in, is_file
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.gguf.tensors import PlacedTensor
 from inferd.engine.arch.registry import tensor_names
