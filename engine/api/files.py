@@ -8,10 +8,22 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from io import BufferedReader
 from pathlib import Path
 
 from inferd.engine.api.pinned_files import source_of
+
+
+def cache_folder(name: str) -> Path:
+    """The folder for what a server keeps for the next one, by the XDG base directory specification. For a user without
+    a home directory it lies among the temporary files."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    try:
+        home = Path(given) if given else Path.home() / ".cache"
+    except RuntimeError:
+        home = Path(tempfile.gettempdir()) / f"inferd-{os.geteuid()}"
+    return home / "inferd" / name
 
 
 def open_regular(path: Path) -> BufferedReader:

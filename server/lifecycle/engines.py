@@ -26,6 +26,7 @@ from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.lifecycle.models import opened_anew
 from inferd.server.lifecycle.ready_card import StartupReport, without_paths
+from inferd.server.lifecycle.weights_digest import WeightsDigest
 from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision.supervisor import EngineSupervisor
 
@@ -57,7 +58,7 @@ class Engines:
         weights that its files have now."""
         settings = report.settings
         self.report, self.name = report, settings.served_names[0]
-        self.router, self.metrics = router, metrics
+        self.router, self.metrics, self.weights = router, metrics, WeightsDigest(report.config.files)
         self.router.on_phase, self.router.on_unload = self._log_phase, self._stop
         self._wanted = asyncio.Event()
         self.router.on_wanted = self._wanted.set
@@ -86,6 +87,11 @@ class Engines:
                     self._on_failed(self, self._serving.result())
                 await self._wanted.wait()
                 logger.info("%sloading the model", self.label)
+
+    async def hash_weights(self) -> None:
+        """Hash the weights once an engine has loaded them."""
+        await self.router.became_ready.wait()
+        await self.weights.run()
 
     async def unload_when_idle(self, idle_s: float) -> None:
         """Stop the engines each time no request has run or waited for so many seconds."""

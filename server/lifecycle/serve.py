@@ -179,6 +179,7 @@ class _Service:
                 model.router,
                 model.metrics,
                 replace(AppOptions.from_settings(model.report.settings, model.report.config), admin_port=port),
+                model.weights.known,
             )
             for model in self._models
         ]
@@ -245,6 +246,7 @@ class _Service:
 def _running(model: Engines) -> Iterator[Coroutine[None, None, None]]:
     """The tasks that run a model's engines."""
     yield model.run()
+    yield model.hash_weights()
     idle_s = model.report.settings.idle_unload
     if idle_s is not None:
         yield model.unload_when_idle(idle_s)

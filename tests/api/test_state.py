@@ -23,7 +23,9 @@ def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:
     assert state.pop("version")
     assert state == {
         "status": "ready",
-        "model": {"id": "tiny", "max_model_len": 256, "tool_format": "own", "reasoning_format": "none"},
+        "model": {
+            "id": "tiny", "max_model_len": 256, "tool_format": "own", "reasoning_format": "none", "weights_sha256": {},
+        },
         "engine": {
             "device": "cpu",
             "dtype": "float32",

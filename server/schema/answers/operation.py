@@ -139,6 +139,8 @@ class ServedModelState(Answer):
     tool_format: str
     """Format in which the model writes tool calls; `none` if it is not known."""
     reasoning_format: str
+    weights_sha256: dict[str, str]
+    """SHA-256 of each weight file by its name, as soon as it is known. Large models take some minutes."""
 
 
 class Peaks(Answer):
