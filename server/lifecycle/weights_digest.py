@@ -1,7 +1,7 @@
-"""SHA-256 of a model's weight files, made while the model is served: a little at a time, and once for each file.
+"""SHA-256 of a model's weight files. The server makes it while it serves the model, a little at a time.
 
-It is told beside the fingerprint, which must not wait for it, and never changes that. A result is kept by the file's
-inode, size and time of change, so that the next server knows it at once.
+It stands beside the fingerprint, which must not wait for it, and never changes that. The server keeps a result by the
+file's inode, size and time of change, so that the next server knows it at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WeightsDigest:
     """The hashes of one model's weight files."""
 
     def __init__(self, files: Sequence[PinnedFile], folder: Path | None = None) -> None:
-        """`folder`: where results are kept; by default in the user's cache."""
+        """`folder`: place of the results; by default in the user's cache."""
         self._files = [file for file in files if file.path.endswith(_SUFFIXES)]
         self._cache = (folder or cache_folder("digests")) / _CACHE
         self.known: dict[str, str] = {}

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+
+from inferd.engine.api.checkpoint import EMBEDDED_PATH
+from tests.reliability.conftest import wait_until
+
 from .conftest import Daemon
 
 
@@ -22,6 +27,12 @@ def test_steps_explain_themselves(daemon: Daemon) -> None:
         assert summary["bound_by"] in ("compute", "memory", "host")
         assert flops(before, phase) < flops(daemon.get("/metrics").text, phase)
     assert any(line.split()[:1] == ["peaks"] or " peaks " in line for line in daemon.lines), daemon.output
+
+
+def test_the_weights_are_hashed(daemon: Daemon) -> None:
+    file = EMBEDDED_PATH / "model.safetensors"
+    expected = {file.name: hashlib.sha256(file.read_bytes()).hexdigest()}
+    wait_until(lambda: daemon.get("/state").json()["model"]["weights_sha256"] == expected)
 
 
 def flops(page: str, phase: str) -> float:
