@@ -65,7 +65,7 @@ class EngineHandle:
         string if it lives. `may_wait`: whether a standby has not been promoted yet."""
         if sooner is not None:
             sooner.add_done_callback(lambda _: self.supervisor.wake())
-        own = ProcessorTime(os.getpid())
+        own = ProcessorTime(os.getpid(), has_family=False)
         watchdog = Watchdog(time.monotonic(), self.supervisor.processor_time, own, may_wait=may_wait)
         while (code := await self.supervisor.news(TICK_S)) is None:
             if sooner is not None and sooner.done():

@@ -31,6 +31,9 @@ _DOUBT_S = 1.5
 """Seconds without progress from which on the kernel is asked how much of the time the engine could use. Until then all
 of it counts."""
 _MAX_TICK_S = 4 * TICK_S
+_LOOK_S = 1.0
+"""Seconds between two questions to the kernel, which take 0.06 ms for each thread of the engine (AMD EPYC Zen 4,
+2026-11-28). The time between them is judged at the next one."""
 
 
 class Processes(Protocol):
@@ -54,6 +57,9 @@ class Watchdog:
         self._stopped_s = self._asleep_s = self._turn_s = self._step_s = 0.0
         self._still_s = 0.0
         """Seconds without progress, whatever the reason."""
+        self._unjudged_s = self._unjudged_run_s = 0.0
+        """Seconds since the kernel was asked, and seconds of them in which frames may have come."""
+        self._is_loading = False
         self._to_server, self._to_engine = _Direction(), _Direction()
         self.is_step_endless = False
         """Whether `look` gave the engine up because a step ran too long."""
@@ -65,24 +71,26 @@ class Watchdog:
         """
         passed_s, self._now = min(now - self._now, _MAX_TICK_S), now
         if self._engine.is_stopped():
-            self._engine.forget()
+            self._forget()
             self._stopped_s += passed_s
             return f"was stopped for {MAX_STOPPED_S:g} s" if self._stopped_s > MAX_STOPPED_S else None
         self._stopped_s = 0.0
         if pulse is None:
-            self._turn_s += passed_s * self._engine.use().share
+            self._turn_s += self._judged(passed_s)[0]
             return f"gave no sign of life for {_FIRST_BEAT_S:g} s" if self._turn_s > _FIRST_BEAT_S else None
         has_turned, self._num_beats = pulse.num_beats != self._num_beats, pulse.num_beats
         is_same_step = pulse.step_started_s > 0.0 and pulse.num_steps == self._num_steps
         self._still_s = 0.0 if has_turned or pulse.num_steps != self._num_steps else self._still_s + passed_s
         self._num_steps = pulse.num_steps
+        if pulse.phase is EnginePhase.STANDBY and self._may_wait:
+            return None
         usable_s, both_s = self._usable(passed_s, pulse)
         hang = self._hang(pulse, usable_s, has_turned=has_turned, is_same_step=is_same_step)
-        return hang or self._lost(pulse, frame_counts, min(both_s, TICK_S), is_same_step)
+        return hang or self._lost(pulse, frame_counts, both_s, is_same_step)
 
     def _hang(self, pulse: Pulse, usable_s: float, *, has_turned: bool, is_same_step: bool) -> str | None:
         """The hang in words, or None. `usable_s`: seconds since the last look that it could use."""
-        turns = pulse.phase is EnginePhase.SERVING or (pulse.phase is EnginePhase.STANDBY and not self._may_wait)
+        turns = pulse.phase is not EnginePhase.LOADING
         self._turn_s = self._turn_s + usable_s if turns and not has_turned and not is_same_step else 0.0
         self._step_s = self._step_s + usable_s if is_same_step else 0.0
         if self._asleep_s > _MAX_ASLEEP_S:
@@ -95,14 +103,28 @@ class Watchdog:
     def _usable(self, passed_s: float, pulse: Pulse) -> tuple[float, float]:
         """(seconds that the engine could use, seconds that both processes could use)."""
         is_late = self._to_server.is_late or self._to_engine.is_late
-        is_loading = pulse.phase is EnginePhase.LOADING
-        if not is_loading and not is_late and self._still_s <= _DOUBT_S:
-            self._engine.forget()
-            self._own.forget()
-            return passed_s, passed_s
+        self._is_loading = pulse.phase is EnginePhase.LOADING
+        if self._is_loading or is_late or self._still_s > _DOUBT_S:
+            return self._judged(passed_s)
+        self._forget()
+        return passed_s, min(passed_s, TICK_S)
+
+    def _forget(self) -> None:
+        self._engine.forget()
+        self._own.forget()
+        self._unjudged_s = self._unjudged_run_s = self._asleep_s = 0.0
+
+    def _judged(self, passed_s: float) -> tuple[float, float]:
+        """The same, as the kernel says; nothing until it is asked again."""
+        self._unjudged_s += passed_s
+        # After a suspension of this process, it needs a moment to read what came.
+        self._unjudged_run_s += min(passed_s, TICK_S)
+        if self._unjudged_s < _LOOK_S:
+            return 0.0, 0.0
+        seconds, run_s, self._unjudged_s, self._unjudged_run_s = self._unjudged_s, self._unjudged_run_s, 0.0, 0.0
         use = self._engine.use()
-        self._asleep_s = self._asleep_s + passed_s if is_loading and use.is_asleep else 0.0
-        return passed_s * use.share, passed_s * use.share * self._own.use().share
+        self._asleep_s = self._asleep_s + seconds if self._is_loading and use.is_asleep else 0.0
+        return seconds * use.share, run_s * use.share * self._own.use().share
 
     def _lost(self, pulse: Pulse, frame_counts: FrameCounts, run_s: float, is_same_step: bool) -> str | None:
         """The frame that was lost, in words, or None. `run_s`: seconds since the last look that both sides could

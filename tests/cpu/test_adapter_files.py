@@ -162,7 +162,7 @@ def test_an_idle_engine_takes_requests_while_it_reads_an_adapter() -> None:
 
     link.receive = receive
     with pytest.raises(StopAsyncIteration):
-        serve(core, Mock(), link, Mock(), adapters)
+        serve(core, Mock(), link, Mock(num_beats=0), adapters)
     assert waits == [1, 1, 1, 1000, 1000]
     assert core.check.call_count == 1, "only once nothing was read"
 

@@ -285,7 +285,7 @@ def test_a_family_that_neither_way_can_serve_is_refused_by_both(phi: Path, monke
         ModelFacts.of_config(phi, config, "auto")
     with pytest.raises(ModelError, match=r"own code cannot serve it: it lacks attention; give --model-impl auto"):
         ModelFacts.of_config(phi, config, "transformers")
-    with pytest.raises(ModelError, match=r"unknown architecture 'MambaForCausalLM'; known are: [\w, ]+$"):
+    with pytest.raises(ModelError, match=r"unknown architecture 'MambaForCausalLM'; known are: [\w, .]+$"):
         ModelFacts.of_config(phi, config, "native")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.process.flight_recorder import FlightRecord
 from inferd.engine.api.process.heartbeat import EnginePhase, Heartbeat
-from inferd.engine.api.process.processor_time import ProcessorUse
+from inferd.engine.api.process.processor_time import LEAST_SHARE, ProcessorUse
 from inferd.engine.api.wire.client import from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.wire.messages import (
     STANDBY,
@@ -138,7 +138,7 @@ class SimulatedProcess:
         now, looked_s = self._loop.time(), self._looked_s
         self._looked_s = now
         starved_s = max(min(self._starved_until, now) - looked_s, 0.0)
-        return ProcessorUse(now - looked_s, now - looked_s - starved_s, starved_s)
+        return ProcessorUse(max(1.0 - starved_s / (now - looked_s), LEAST_SHARE) if starved_s else 1.0)
 
     def forget(self) -> None:
         self._looked_s = self._loop.time()

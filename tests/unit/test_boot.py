@@ -8,7 +8,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -138,10 +137,9 @@ def test_a_standby_is_bound_to_its_server_before_it_says_that_it_is_ready(tmp_pa
         server_pid=1,
         spawned_s=0.0,
     )
-    promoted = threading.Event()
-    promoted.set()
-    stand_by(launch, lambda phase: did.append(phase.name), lambda launch: did.append("bound"), promoted)
-    assert did == ["libraries", "bound", "standby"]
+    told = (lambda phase: did.append(phase.name), lambda launch: did.append("bound"))
+    stand_by(launch, *told, lambda: did.append("promoted"))
+    assert did == ["libraries", "bound", "standby", "promoted"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other kernel shares processors out by session")

@@ -67,7 +67,7 @@ def test_kv_bytes_are_those_of_the_published_example() -> None:
 def test_every_auto_is_settled_and_explained() -> None:
     config, plan, decisions = resolve(ASKED, facts(), machine(64))
     unsettled = [field for field, value in msgspec.structs.asdict(config).items() if value in (None, "auto")]
-    assert unsettled == ["modelled", "draft"], "the family is native, and there is no draft model"
+    assert unsettled == ["numerics", "modelled", "draft"], "no engine is ready, the family is native, without a draft"
     changed = {f for f, v in msgspec.structs.asdict(config).items() if v != getattr(ASKED, f)}
     assert {decision.field for decision in decisions} == changed
     assert all(decision.why for decision in decisions)

@@ -414,7 +414,7 @@ class Kernel:
 
     def use(self) -> ProcessorUse:
         self.num_looks += 1
-        return ProcessorUse(TICK_S, 0.0 if self.asleep else TICK_S * self.share, TICK_S * (1 - self.share))
+        return ProcessorUse(self.share, self.asleep)
 
     def forget(self) -> None:
         """Each look stands for itself."""
