@@ -58,7 +58,7 @@ class Engines:
         weights that its files have now."""
         settings = report.settings
         self.report, self.name = report, settings.served_names[0]
-        self.router, self.metrics, self.weights = router, metrics, WeightsDigest(report.config.files)
+        self.router, self.metrics, self.weights = router, metrics, WeightsDigest()
         self.router.on_phase, self.router.on_unload = self._log_phase, self._stop
         self._wanted = asyncio.Event()
         self.router.on_wanted = self._wanted.set
@@ -91,7 +91,7 @@ class Engines:
     async def hash_weights(self) -> None:
         """Hash the weights once an engine has loaded them."""
         await self.router.became_ready.wait()
-        await self.weights.run()
+        await self.weights.run(self.report.config.files)
 
     async def unload_when_idle(self, idle_s: float) -> None:
         """Stop the engines each time no request has run or waited for so many seconds."""

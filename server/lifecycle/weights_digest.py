@@ -32,17 +32,16 @@ _CACHE = "weights.json"
 class WeightsDigest:
     """The hashes of one model's weight files."""
 
-    def __init__(self, files: Sequence[PinnedFile], folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         """`folder`: place of the results; by default in the user's cache."""
-        self._files = [file for file in files if file.path.endswith(_SUFFIXES)]
         self._cache = (folder or cache_folder("digests")) / _CACHE
         self.known: dict[str, str] = {}
         """Name of a file -> SHA-256 of its content, as far as they were made."""
 
-    async def run(self) -> None:
-        """Hash all files. A file that was written to is left out."""
+    async def run(self, files: Sequence[PinnedFile]) -> None:
+        """Hash those of the files that hold weights. One that was written to is left out."""
         kept = await asyncio.to_thread(self._read_kept)
-        for file in self._files:
+        for file in [each for each in files if each.path.endswith(_SUFFIXES)]:
             key = _key_of(file)
             found = None if key is None else kept.get(key) or await self._hash(file)
             if key is None or found is None or _key_of(file) != key:

@@ -86,7 +86,7 @@ def _simulated(seed: int, loop: VirtualLoop) -> Iterator[tuple[Network, Clocks]]
         patch.setattr(supervisor_module, "num_cpus", lambda: 64)
         patch.setattr(router_module, "asyncio", _slow(Random(f"turns {seed}")))
         # The configuration of a simulated engine names its run.
-        patch.setattr(life_module, "ProcessorTime", lambda pid: AlwaysRuns())
+        patch.setattr(life_module, "ProcessorTime", lambda pid, **how: AlwaysRuns())
         patch.setattr(life_module, "Supervisor", lambda config, **rest: SimulatedSupervisor(config.run, config, **rest))
         for name, module in list(sys.modules.items()):
             if name.startswith(("inferd.server.", "inferd.engine.api.")) and getattr(module, "time", None) is time:

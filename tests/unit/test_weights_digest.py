@@ -31,8 +31,8 @@ def weights(folder: Path, content: bytes) -> HeldFiles:
 
 
 def known(held: HeldFiles, cache: Path) -> dict[str, str]:
-    digest = WeightsDigest(held.pinned, cache)
-    asyncio.run(digest.run())
+    digest = WeightsDigest(cache)
+    asyncio.run(digest.run(held.pinned))
     return digest.known
 
 
