@@ -65,6 +65,7 @@ def in_a_loop(url: str, path: str, headers: Sequence[dict[str, str]]) -> set[tup
         return set().union(*threads.map(ask, range(NUM_CONNECTIONS)))
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize(
     ("path", "options", "headers"),
     [

@@ -23,7 +23,7 @@ from tests.e2e.conftest import Daemon, free_model
 from tests.reliability.asking import Answer, Ask, Asker, asked_under
 from tests.reliability.conftest import HTTP, WITHOUT_CACHE, count, engines, restarts, wait_until
 
-NUM_TOKENS = 500
+NUM_TOKENS = 900
 
 
 def copy_of_tiny(folder: Path, *, is_changed: bool = False) -> Path:
@@ -156,7 +156,7 @@ def test_a_replaced_file_changes_nothing(start: Callable[..., Daemon], tmp_path:
         assert len(set(map(repr, said(answers)))) == 1, "both replicas have the same weights"
 
 
-@pytest.mark.sampled(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["idle", "route"])
 def test_a_model_that_is_loaded_again_is_the_same(start: Callable[..., Daemon], tmp_path: Path, by: str) -> None:
     model, other = copy_of_tiny(tmp_path / "model"), copy_of_tiny(tmp_path / "other", is_changed=True)

@@ -61,6 +61,7 @@ def test_an_engine_after_one_in_plain_pytorch_is_the_same(start: Callable[..., D
     assert fingerprint(other, "tiny") != print_before
 
 
+@pytest.mark.long
 def test_an_engine_that_cannot_have_the_same_kernels_is_refused(start: Callable[..., Daemon], home: Path) -> None:
     open_up(home)
     daemon = start(WITHOUT_CACHE, env={"XDG_CACHE_HOME": str(home)})

@@ -210,6 +210,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
 SHORT = ("imports the command line", 60), ("imports the engine's libraries", 300), ("computes", 1_000)
 
 
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize(("where", "num_mib"), SHORT, ids=[where for where, _ in SHORT])
 def test_a_start_without_memory_is_one_line(where: str, num_mib: int) -> None:
     """The address space is limited. Whichever part does not fit, the log has one line besides finished phases."""
@@ -268,7 +269,7 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.sampled(keep=6)
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize(("name", "num_imports", "number"), MOMENTS)
 def test_a_signal_during_the_imports_ends_a_command_without_a_word(
     name: str, num_imports: int, number: signal.Signals
