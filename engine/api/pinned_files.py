@@ -8,6 +8,7 @@ This file knows no checkpoint.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferd.engine.api.errors import ChangedError
+from inferd.engine.api.errors import ChangedError, StartError
 
 PAGE_BYTES = 4096
 _PIECE_BYTES = 2**20
@@ -26,6 +27,11 @@ _DIGEST_DIGITS = 32
 """SHA-256 reads 1.7 GB/s with the processor's instructions for it, BLAKE2b 0.9 (AMD EPYC, Zen 4, 2026-11-28)."""
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """A named pipe must not hold up the start."""
+
+_GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ESRCH))
+"""Errors that say that nothing has this path any more. Others may pass."""
+_NOT_LENT = _GONE | {errno.EACCES, errno.EPERM}
+"""Errors of a path of the server's descriptor that say that there is none, or that the system lends none."""
 
 
 class PinnedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,24 +125,32 @@ def _is_pinned(folder: Path, known: Mapping[Path, Path]) -> bool:
 
 
 def read_pinned(files: Sequence[PinnedFile]) -> None:
-    """Have this process read these files, and hold them open. Raises `ChangedError` if one was written to."""
+    """Have this process read these files, and hold them open. Raises `ChangedError` if one was written to, and
+    `StartError` if one cannot be read now."""
     for file in files:
         descriptor = _open(file)
         _sources[Path(file.path)] = _own(file, descriptor)
 
 
 def check_pinned(files: Sequence[PinnedFile]) -> None:
-    """Raises `ChangedError` if one of the files that this process has read was written to since. Looks at the content
-    only of files that have another time."""
+    """Raises `ChangedError` if one of the files that this process has read was written to since, and `StartError` if
+    one cannot be read now. Looks at the content only of files that have another time."""
     for file in files:
-        with _opened(source_of(Path(file.path))) as descriptor:
-            if descriptor is None or not (_has_old_time(file, descriptor) or _is_unchanged(file, descriptor)):
-                raise _changed(file)
+        try:
+            with _opened(source_of(Path(file.path))) as descriptor:
+                is_same = _has_old_time(file, descriptor) or _is_unchanged(file, descriptor)
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise _unreadable(file, error) from error
+            is_same = False
+        if not is_same:
+            raise _changed(file)
 
 
 @contextlib.contextmanager
 def adapter_pinned(files: Sequence[PinnedFile]) -> Iterator[None]:
-    """Have this thread read these files alone. Raises `ChangedError` if one was written to."""
+    """Have this thread read these files alone. Raises `ChangedError` if one was written to, and `StartError` if one
+    cannot be read now."""
     with contextlib.ExitStack() as descriptors:
         sources: dict[Path, Path] = {}
         for file in files:
@@ -157,21 +171,26 @@ def _own(file: PinnedFile, descriptor: int) -> Path:
 
 def _open(file: PinnedFile) -> int:
     """A descriptor of the file: through the server's, or by its name if the system does not allow that. Raises
-    `ChangedError` if both are other files now, or the file was written to."""
-    for path in (file.opened, file.path):
-        with _opened(Path(path)) as descriptor:
-            if descriptor is not None and _is_unchanged(file, descriptor):
-                return os.dup(descriptor)
+    `ChangedError` if both are other files now, or the file was written to. Raises `StartError` if that is unknown,
+    because one of them could not be read."""
+    failure: OSError | None = None
+    for path, without in ((file.opened, _NOT_LENT), (file.path, _GONE)):
+        try:
+            with _opened(Path(path)) as descriptor:
+                if _is_unchanged(file, descriptor):
+                    return os.dup(descriptor)
+        except OSError as error:
+            if error.errno not in without:
+                failure = failure or error
+    if failure is not None:
+        raise _unreadable(file, failure) from failure
     raise _changed(file)
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int | None]:
-    try:
-        descriptor = os.open(path, OPEN_FLAGS)
-    except OSError:
-        yield None
-        return
+def _opened(path: Path) -> Iterator[int]:
+    """Raises `OSError`."""
+    descriptor = os.open(path, OPEN_FLAGS)
     try:
         yield descriptor
     finally:
@@ -184,15 +203,20 @@ def _has_old_time(file: PinnedFile, descriptor: int) -> bool:
 
 
 def _is_unchanged(file: PinnedFile, descriptor: int) -> bool:
-    try:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode) or about.st_size != file.num_bytes:
-            return False
-        if about.st_mtime_ns != file.mtime_ns and not file.is_covered:
-            return False
-        return digest_of(descriptor, file.num_bytes, file.num_first_bytes, file.pages) == file.digest
-    except OSError:
+    """Whether what the descriptor gives is what the server saw. Raises `OSError` if it gives nothing."""
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode) or about.st_size != file.num_bytes:
         return False
+    if about.st_mtime_ns != file.mtime_ns and not file.is_covered:
+        return False
+    return digest_of(descriptor, file.num_bytes, file.num_first_bytes, file.pages) == file.digest
+
+
+def _unreadable(file: PinnedFile, error: OSError) -> StartError:
+    return StartError(
+        f"{file.path} cannot be read now, so nobody knows whether it is what the server opened: "
+        f"{error.strerror or error}; this may pass: try again"
+    )
 
 
 def _changed(file: PinnedFile) -> ChangedError:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 
-from inferd.engine.api.errors import ChangedError
+from inferd.engine.api.errors import ChangedError, StartError
 from inferd.engine.api.pinned_files import of_arguments, read_pinned
 from inferd.engine.api.wire.grammar_check import (
     CHECK_CPU_S,
@@ -75,11 +75,13 @@ def main() -> int:
     path, vocab_size = Path(sys.argv[1]), int(sys.argv[2])
     try:
         read_pinned(of_arguments(sys.argv[3:]))
-        vocabulary = load_vocabulary(path, vocab_size)
-    except ChangedError:
-        reason = "a file of its tokenizer was written to after the server read it"
-        _write(_OUTPUT, frame_of(Verdict(error=reason, is_broken=True)))
+    except StartError as error:
+        is_changed = isinstance(error, ChangedError)
+        reason = "was written to after the server read it" if is_changed else "cannot be read now: try again"
+        _write(_OUTPUT, frame_of(Verdict(error=f"a file of its tokenizer {reason}", is_broken=True)))
         return 0
+    try:
+        vocabulary = load_vocabulary(path, vocab_size)
     except GrammarError as error:
         _write(_OUTPUT, frame_of(Verdict(error=str(error)[:MAX_REASON], is_broken=True)))
         return 0

@@ -6,7 +6,7 @@ import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from inferd.engine.api.errors import ChangedError, ModelError
+from inferd.engine.api.errors import ChangedError, ModelError, StartError
 from inferd.engine.api.pinned_files import adapter_pinned
 from inferd.engine.api.wire.messages import AdapterLoaded, LoadAdapter
 from inferd.engine.arch.description import Arch
@@ -41,7 +41,7 @@ class AdapterLoader:
         while self._loading and self._loading[0][1].done():
             message, future = self._loading.pop(0)
             error = future.exception()
-            if error is not None and not isinstance(error, ModelError):
+            if error is not None and not isinstance(error, StartError):
                 logger.error("adapter %s cannot be loaded", message.path, exc_info=error)
             found.append(AdapterLoaded(message.adapter, "" if error is None else str(error) or type(error).__name__))
         return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from msgspec import structs
 
 from inferd.engine.api import held_files, pinned_files
 from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint, documents_of
-from inferd.engine.api.errors import ChangedError, ModelError
+from inferd.engine.api.errors import ChangedError, ModelError, StartError
 from inferd.engine.api.held_checkpoint import HeldCheckpoint
 from inferd.engine.api.held_files import HeldFiles
 from inferd.engine.api.numerics import Numerics, check_numerics
@@ -29,6 +31,9 @@ from inferd.engine.api.pinned_files import (
     read_pinned,
     source_of,
 )
+from inferd.engine.api.wire.messages import LoadAdapter
+from inferd.engine.api.wire.params import Adapter
+from inferd.engine.worker.adapter_loader import AdapterLoader
 from inferd.server.api.answer import fingerprint
 from inferd.server.config.settings import Settings
 from inferd.server.lifecycle.models import opened_anew, read_models
@@ -141,6 +146,86 @@ def test_a_file_that_was_written_to_is_refused_by_name(
     os.utime(model / name)
     with pytest.raises(ChangedError, match=f"{name} was written to"):
         check_pinned(held.pinned)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
+    """Have a call of the system fail from now on."""
+
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(pinned_files.os, name, fail)
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("open", errno.EMFILE),
+        ("open", errno.EACCES),
+        ("pread", errno.EIO),
+        ("pread", errno.ESTALE),
+        ("pread", errno.ENOMEM),
+        ("dup", errno.EMFILE),
+    ],
+)
+def test_an_error_that_may_pass_is_no_change(
+    model: Path, name: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server gives up at a `ChangedError`, and tries again at any other `StartError`."""
+    held, _ = hold(model)
+    rule = rf"{held.pinned[0].path} cannot be read now.*: {os.strerror(code)}; .* try again"
+    with monkeypatch.context() as broken:
+        failing(broken, name, code)
+        for read in (read_pinned, lambda files: adapter_pinned(files).__enter__()):
+            with pytest.raises(StartError, match=rule) as refusal:
+                read(held.pinned)
+            assert type(refusal.value) is StartError
+    read_pinned(held.pinned)
+    for file in model.iterdir():
+        os.utime(file)
+    with monkeypatch.context() as broken:
+        failing(broken, name, code)
+        if name != "dup":
+            with pytest.raises(StartError, match="cannot be read now") as refusal:
+                check_pinned(held.pinned)
+            assert type(refusal.value) is StartError
+    check_pinned(held.pinned)
+
+
+def test_another_file_with_the_name_says_nothing_if_the_servers_cannot_be_read(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, _ = hold(model)
+    (model / "new").write_text("{}")
+    os.replace(model / "new", model / "config.json")
+    real = os.open
+
+    def without_the_servers(path: Path, flags: int) -> int:
+        if str(path).startswith("/proc/"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, flags)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(pinned_files.os, "open", without_the_servers)
+        with pytest.raises(StartError, match=r"config\.json cannot be read now") as refusal:
+            read_pinned(held.pinned)
+    assert not isinstance(refusal.value, ChangedError)
+    read_pinned(held.pinned)
+
+
+def test_an_adapter_that_cannot_be_read_now_is_not_called_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_text("x")
+    held = HeldFiles([tmp_path / "x"])
+    held.pin()
+    failing(monkeypatch, "pread", errno.EIO)
+    loader = AdapterLoader(None, None, None)  # type: ignore[arg-type]
+    loader.load(LoadAdapter(Adapter(0, "digest"), str(tmp_path), "name", held.pinned))
+    loader._reader.shutdown()
+    (loaded,) = loader.ended()
+    assert re.search(r"x cannot be read now.*: Input/output error; .* try again", loaded.error), loaded.error
+    assert "changed" not in loaded.error and "written" not in loaded.error
 
 
 def test_a_file_that_was_only_touched_is_the_same(model: Path) -> None:
