@@ -47,8 +47,13 @@ _OF_DETERMINISTIC = (*_OF_ALL, "device", "num_ranks", "kernels")
 _PLAIN = "plain PyTorch"
 
 
-def check_numerics(first: Numerics, own: Numerics) -> None:
-    """Raises `ChangedError` if an engine with `own` would not compute what the first one did."""
+def check_numerics(first: Numerics, own: Numerics | None) -> None:
+    """Raises `ChangedError` if an engine with `own` would not compute what the first one did, or does not say."""
+    if own is None:
+        raise ChangedError(
+            "an engine does not say what its answers depend on, but the first one of this server did, so it may not "
+            "compute the same: restart the server to serve with what there is now"
+        )
     for name in _OF_DETERMINISTIC if first.deterministic else _OF_ALL:
         wanted, found = getattr(first, name), getattr(own, name)
         if wanted != found:

@@ -457,7 +457,7 @@ class Router:
         """The first engine decides. Raises `ChangedError` if another does not compute the same."""
         if self.numerics is None:
             self.numerics = ready.numerics
-        elif ready.numerics is not None:
+        else:
             check_numerics(self.numerics, ready.numerics)
 
     def attach(self, client: EngineClient, index: int = 0) -> None:

@@ -341,6 +341,28 @@ def test_an_engine_that_would_compute_other_answers_is_not_tried_again(monkeypat
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
+def test_an_engine_that_does_not_say_what_its_answers_depend_on_is_refused() -> None:
+    """If the first one did not say so either, nothing is known to differ."""
+
+    async def ends(*numerics: Numerics | None) -> list[str]:
+        router, reasons = Router(None, Metrics("m"), RouterOptions(num_replicas=len(numerics))), []
+        for index, each in enumerate(numerics):
+            client = FakeClient()
+            client.inbox.put_nowait(structs.replace(READY, numerics=each))
+            client.inbox.put_nowait(Failed("StartError", "the end"))
+            router.attach(client, index)  # type: ignore[arg-type]
+            with pytest.raises(StartError) as end:
+                await asyncio.wait_for(router.run(index), 10)
+            reasons.append(f"{type(end.value).__name__}: {end.value}")
+        return reasons
+
+    assert asyncio.run(ends(None, None)) == ["StartError: the end"] * 2
+    assert asyncio.run(ends(Numerics(), Numerics())) == ["StartError: the end"] * 2
+    first, second = asyncio.run(ends(Numerics(), None))
+    assert first == "StartError: the end"
+    assert second.startswith("ChangedError: an engine does not say what its answers depend on")
+
+
 @pytest.mark.parametrize(("num_cores", "num_lent"), [(8, 6), (4, 4), (2, 3)], ids=["", "few-cores", "too-few-cores"])
 def test_the_others_have_a_dead_replicas_cores_until_its_streams_go_on(
     num_cores: int, num_lent: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
