@@ -45,7 +45,7 @@ class CachedAnswer(Generic[Answer]):
 
     async def get(self, *, is_fresh: bool = False) -> Answer:
         """The cached answer, or a new one if that is too old. If `is_fresh`, one whose making began after this call.
-        Raises what making it raised; the next call tries again."""
+        Raises what making it raised, also to those that call before the next making is due."""
         made = self._made
         if is_fresh and made is not None and not made.done():
             await asyncio.wait([made])
@@ -53,31 +53,33 @@ class CachedAnswer(Generic[Answer]):
         if made is self._made and (is_fresh or made is None or self._is_due(made)):
             self._made = asyncio.create_task(self._make())
         assert self._made is not None
-        return await asyncio.shield(self._made)
+        made = self._made
+        if not made.done():
+            await asyncio.wait([made])
+        return made.result()
 
     def _is_due(self, made: asyncio.Task[Answer]) -> bool:
-        if not made.done():
-            return False
-        has_failed = made.cancelled() or made.exception() is not None
-        return has_failed or self._clock() >= self._due_s
+        return made.done() and (made.cancelled() or self._clock() >= self._due_s)
 
     async def _make(self) -> Answer:
         begun_s = slice_s = self._clock()
         held_s, pieces = 0.0, self._pieces()
-        while True:
-            try:
-                next(pieces)
-            except StopIteration as end:
-                answer: Answer = end.value
-                break
-            now_s = self._clock()
-            if now_s - slice_s >= _SLICE_S:
-                held_s += now_s - slice_s
-                await asyncio.sleep(0)
-                slice_s = self._clock()
-        held_s += self._clock() - slice_s
-        self._due_s = begun_s + MAX_AGE_S * max(1.0, held_s / _CHEAP_S)
-        return answer
+        try:
+            while True:
+                try:
+                    next(pieces)
+                except StopIteration as end:
+                    answer: Answer = end.value
+                    return answer
+                now_s = self._clock()
+                if now_s - slice_s >= _SLICE_S:
+                    held_s += now_s - slice_s
+                    await asyncio.sleep(0)
+                    slice_s = self._clock()
+        finally:
+            # Also if it fails: an answer that cannot be made takes no more of the loop's time.
+            held_s += self._clock() - slice_s
+            self._due_s = begun_s + MAX_AGE_S * max(1.0, held_s / _CHEAP_S)
 
 
 def asks_for_fresh(request: Request) -> bool:

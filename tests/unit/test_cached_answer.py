@@ -122,13 +122,24 @@ def test_a_caller_that_goes_stops_nothing_for_the_others() -> None:
     asyncio.run(run())
 
 
-def test_a_mistake_is_told_to_all_and_not_kept() -> None:
+@pytest.mark.parametrize(("held_s", "kept_s"), [(0.04, 1.0), (1.0, 20.0)])
+def test_a_mistake_is_told_to_all_until_the_next_making_is_due(held_s: float, kept_s: float) -> None:
+    """It takes no more of the loop's time than an answer. The mistake does not grow with the number of callers."""
+
     async def run() -> None:
-        made = Made()
+        made = Made(num_pieces=10, piece_s=held_s / 10)
         made.fails = True
         told = await asyncio.gather(*(made.cached.get() for _ in range(3)), return_exceptions=True)
         assert [type(each) for each in told] == [ZeroDivisionError] * 3 and made.num_begun == 1
         made.fails = False
+        made.now_s = 100.0 + kept_s - 0.01
+        lengths = []
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError) as mistake:
+                await made.cached.get()
+            lengths.append(len(mistake.traceback))
+        assert made.num_begun == 1 and len(set(lengths)) == 1
+        made.now_s = 100.0 + kept_s + 0.001
         assert await made.cached.get() == 2
 
     asyncio.run(run())
