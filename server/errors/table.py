@@ -148,7 +148,12 @@ ROWS: dict[str, ErrorRow] = {
         is_retried=False,
     ),
     "server_is_overloaded": ErrorRow(
-        503, _UNAVAILABLE, "server_is_overloaded", "Too many requests wait, or the server is starting or stopping.", 1.0
+        503,
+        _UNAVAILABLE,
+        "server_is_overloaded",
+        "Too many requests wait, or the server is starting or stopping, or the machine lacks memory or processes to "
+        "render the chat template.",
+        1.0,
     ),
 }
 _WIRE_CODES = [*sorted({row.wire_code for row in ROWS.values() if row.wire_code}), None]

@@ -6,6 +6,7 @@ Has chats rendered, and tokenizes on threads. Knows nothing of sampling.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,8 @@ from inferd.server.text.render_workers import OvertimeError, RarelyLogged, Rende
 from inferd.server.text.split_points import PART
 from inferd.server.text.template import QUICK, SLOW, ChatTemplate, Conversation
 from inferd.server.text.tokenizer import NoSplitPointError, Tokenizer, TooManyTokensError
+
+logger = logging.getLogger("inferd.server")
 
 T = TypeVar("T")
 
@@ -59,7 +62,7 @@ class PromptReader:
         self._model, self._lanes, self._render_cpu_s = model, lanes, render_cpu_s
         self._renders = Lanes(num_short=_NUM_RENDERS, num_long=_NUM_RENDERS, name="render")
         self._num_slow = 0
-        self._unrendered = RarelyLogged()
+        self._unrendered, self._failed = RarelyLogged(), RarelyLogged()
 
     def close(self) -> None:
         """End its threads. Renderings that run are given up."""
@@ -99,14 +102,19 @@ class PromptReader:
         return await self._in_turns(work(), size)
 
     async def reads_late_system(self) -> bool:
-        """Whether the template reads a system message behind other messages."""
+        """Whether the template reads a system message behind other messages. It counts as reading none if it takes too
+        long. Raises `RequestError` if the server could not render the test messages."""
         template = self._model.template
         if template is None:
             return True
         try:
             return await self._renders.run(template.reads_late_system, 0)
-        except RenderError:
+        except OvertimeError as error:
+            name, rest = self._model.names[0], "late system messages become user messages"
+            logger.warning("%s: the chat template did not render test messages (%s); %s", name, error, rest)
             return False
+        except RenderError as error:
+            raise self._failure(error) from error
 
     async def _text_of(self, template: ChatTemplate, conversation: Conversation, size: int) -> str:
         """The rendered conversation. Raises `RequestError`.
@@ -119,11 +127,19 @@ class PromptReader:
                 with contextlib.suppress(OvertimeError):
                     return await self._renders.run(partial(template.render, conversation, QUICK), 0)
             return await self._slow_text_of(template, conversation, is_nice=size < LONG_TEXT)
-        except RenderError as error:
+        except OvertimeError as error:
             name = self._model.names[0]
             self._unrendered.warn("%s: the chat template did not render a request's messages: %s", name, error)
             message = f"The model's chat template did not render these messages: {error}. Send fewer, or shorter ones."
             raise RequestError("invalid_value", message, "messages") from error
+        except RenderError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: RenderError) -> RequestError:
+        """The refusal of a request whose messages the server could not render, which is no fault of theirs."""
+        self._failed.warn("%s: cannot render a request's messages: %s", self._model.names[0], error)
+        message = f"The server could not have the model's chat template rendered: {error}. Please retry later."
+        return RequestError("server_is_overloaded", message)
 
     async def _slow_text_of(self, template: ChatTemplate, conversation: Conversation, *, is_nice: bool) -> str:
         if self._num_slow >= _MAX_SLOW:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from inferd.engine.api.checkpoint import documents_of
-from inferd.engine.api.errors import ModelError
+from inferd.engine.api.errors import ModelError, StartError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.pinned_files import PinnedFile
 from inferd.server.errors import table as errors
 from inferd.server.text.json_bytes import any_json
-from inferd.server.text.render_workers import RenderError
+from inferd.server.text.render_workers import OvertimeError, RenderError
 from inferd.server.text.template import ChatTemplate
 from inferd.server.text.tokenizer import Pretrained, Tokenizer, load_pretrained, made_pretrained
 from inferd.server.tools.builtin import PLAIN_SYNTAX
@@ -128,14 +128,19 @@ def _pretrained_of(path: Path, read: Callable[[str], dict[str, Any] | None]) -> 
 
 def _tool_support(template: ChatTemplate | None) -> ToolSupport:
     """The parts of tool use that the template shows. A template counts as showing everything if one of its probes takes
-    too long. There are at most 13, each within `QUICK`."""
+    too long. There are at most 13, each within `QUICK`. Raises `StartError` if they could not be rendered."""
     if template is None:
         return ToolSupport()
     try:
         return template.probe()
-    except RenderError as error:
+    except OvertimeError as error:
         logger.warning("cannot tell whether the chat template shows tools (%s); the server assumes that it does", error)
         return ToolSupport()
+    except RenderError as error:
+        raise StartError(
+            f"the chat template could not be rendered to see whether it shows tools: {error}; see whether the machine "
+            "has memory and processes left, and start again"
+        ) from error
 
 
 def _templates_of(given: object) -> str | dict[str, str] | None:

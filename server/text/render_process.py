@@ -29,6 +29,7 @@ from inferd.server.text.render_wire import (
     FRAME_HEADER_BYTES,
     RENDER_MEMORY_BYTES,
     STATUS_BYTES,
+    WORKER_BEGAN,
     Answer,
     Limits,
     Program,
@@ -182,6 +183,7 @@ def _prepare(parent: int) -> None:
 def _work(source: socket.socket) -> None:
     """Answer until the server closes its end."""
     with contextlib.suppress(ConnectionError):
+        source.sendall(WORKER_BEGAN)
         body = _read_frame(source)
         program = None if body is None else read_program(body)
         while program is not None and (body := _read_frame(source)) is not None:

@@ -1,7 +1,8 @@
 """Messages between the server and the processes that render its chat templates. Knows no templates.
 
-A frame is a length (4 bytes, little-endian) and a msgpack body. Each worker first gets its program, and then questions.
-It gives one answer to each. `render_process` has the processes, `render_workers` the server's side.
+A frame is a length (4 bytes, little-endian) and a msgpack body. Each worker first says that it has
+begun, and gets its program. Then it gives one answer to each question. `render_process` has the processes,
+`render_workers` the server's side.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ MAX_ANSWER_BYTES = 4 * MAX_RENDERED_CHARS + 2**16
 """Longest answer that the server reads."""
 
 FRAME_HEADER_BYTES = 4
+WORKER_BEGAN = b"b"
+"""Byte that a worker sends before it reads its program."""
+
 STATUS_BYTES = 4
 """Size of a worker's wait status, little-endian."""
 

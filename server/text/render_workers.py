@@ -1,7 +1,7 @@
-"""The server's side of the processes that render chat templates: starts them, asks them, and replaces those that end.
+"""The server's side of the processes that render chat templates: starts them and asks them.
 
-There is one process that forks (`RenderProcess`) in a server, and a few workers for each checkpoint (`RenderPool`),
-which render nothing but its template. All calls block, so they belong on threads. Knows no messages.
+There is one process that forks (`RenderProcess`) in a server. A worker (`Worker`) renders nothing but one checkpoint's
+template. `render_pool` has the workers of a checkpoint. All calls block, so they belong on threads. Knows no messages.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from inferd.engine.api.process.processor_time import ProcessorTime
 from inferd.server.text.render_wire import (
     FRAME_HEADER_BYTES,
     MAX_ANSWER_BYTES,
     RENDER_COMMAND,
     RENDER_WALL_S,
     STATUS_BYTES,
+    WORKER_BEGAN,
     Answer,
     Question,
     body_length,
@@ -39,17 +41,15 @@ logger = logging.getLogger("inferd.server")
 _START_TIMEOUT_S = 60.0
 """Most seconds until the forking process has read its libraries. It takes one on an idle core."""
 
+_FORK_TIMEOUT_S = 5.0
+"""Most seconds that a forking process which has read its libraries could use, until a new worker begins. It takes a few
+milliseconds. One that is stopped gets no more before it has read them."""
+
+_LOOK_S = 0.25
+"""Seconds between two looks at what a late forking process does."""
+
 _STATUS_TIMEOUT_S = 5.0
 _END_TIMEOUT_S = 2.0
-
-_MAX_ATTEMPTS = 3
-"""How often a conversation is rendered if each worker is killed from outside."""
-
-_MAX_IDLE = 2
-"""Most idle workers of a checkpoint."""
-
-_KEPT_BYTES = 2**20
-"""A worker that took or gave more is replaced, which returns its memory. A new one compiles the template again."""
 
 _QUIET_S = 60.0
 
@@ -60,6 +60,10 @@ class RenderError(Exception):
 
 class OvertimeError(RenderError):
     """The rendering was ended because it exceeded a time limit."""
+
+
+class NotStartedError(RenderError):
+    """The system refused what a new worker needs."""
 
 
 class RarelyLogged:
@@ -83,6 +87,8 @@ class RenderProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._is_ready = False
+        """Whether the process has read its libraries, since one of its workers began."""
         self._is_closed = False
 
     @property
@@ -95,17 +101,21 @@ class RenderProcess:
             self._running()
 
     def fork(self, program: bytearray) -> Worker:
-        """A new worker for the program's frame. Raises `RenderError` if the process cannot be started."""
-        source, their_source = socket.socketpair()
-        status, their_status = socket.socketpair()
+        """A new worker for the program's frame, which may not have begun. Raises `NotStartedError`, and `RenderError`
+        once the server shuts down."""
         try:
-            with their_source, their_status, self._lock:
-                self._send([their_source.fileno(), their_status.fileno()])
+            with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+                pairs = []
+                for _ in ("source", "status"):
+                    end, their_end = socket.socketpair()
+                    pairs.append((ours.enter_context(end), theirs.enter_context(their_end)))
+                (source, their_source), (status, their_status) = pairs
+                with self._lock:
+                    forker = self._send([their_source.fileno(), their_status.fileno()])
+                ours.pop_all()
         except OSError as error:
-            source.close()
-            status.close()
-            raise RenderError(f"no process can be started for it: {error}") from error
-        return Worker(source, status, program)
+            raise NotStartedError(f"no process can be started for it: {error}") from error
+        return Worker(source, status, program, lambda: self._await_begin(forker, source))
 
     def close(self) -> None:
         """End the process and its workers, for good."""
@@ -113,22 +123,37 @@ class RenderProcess:
             self._is_closed = True
             self._end()
 
-    def _send(self, descriptors: list[int]) -> None:
-        for is_last in (False, True):
-            try:
-                socket.send_fds(self._running(), [b"w"], descriptors)
-            except OSError:  # it has ended, or reads nothing
+    def _send(self, descriptors: list[int]) -> subprocess.Popen[bytes]:
+        """Have a worker forked. Returns the process that forks it."""
+        try:
+            socket.send_fds(self._running(), [b"w"], descriptors)
+        except OSError:  # it has ended, or reads nothing
+            self._end()
+            socket.send_fds(self._running(), [b"w"], descriptors)
+        assert self._process is not None
+        return self._process
+
+    def _await_begin(self, forker: subprocess.Popen[bytes], source: socket.socket) -> None:
+        """Wait until the worker behind `source` has begun. Ends `forker` if that takes too long. Raises `EOFError` if
+        the worker does not begin."""
+        limit_s = _FORK_TIMEOUT_S if self._is_ready else _START_TIMEOUT_S
+        is_told = _is_told_within(limit_s, source, forker.pid)
+        has_begun = is_told and source.recv(len(WORKER_BEGAN)) == WORKER_BEGAN
+        with self._lock:
+            is_current = self._process is forker  # no other thread has replaced it
+            self._is_ready = self._is_ready or (has_begun and is_current)
+            if not is_told and is_current:
+                logger.warning("the process that forks those that render chat templates hangs; it is replaced")
+                forker.kill()
                 self._end()
-                if is_last:
-                    raise
-            else:
-                return
+        if not has_begun:
+            raise EOFError
 
     def _running(self) -> socket.socket:
         if self._control is not None:
             return self._control
         if self._is_closed:
-            raise BrokenPipeError("the server is shutting down")
+            raise RenderError("the server is shutting down")
         ours, theirs = socket.socketpair()
         ours.settimeout(_START_TIMEOUT_S)
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a process with threads should not fork
@@ -138,7 +163,7 @@ class RenderProcess:
             self._process = subprocess.Popen(
                 self._command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment, process_group=0
             )
-        self._control = ours
+        self._control, self._is_ready = ours, False
         return ours
 
     def _end(self) -> None:
@@ -162,6 +187,22 @@ def render_process() -> RenderProcess:
     return process
 
 
+def _is_told_within(limit_s: float, source: socket.socket, forker_pid: int) -> bool:
+    """Whether something arrives at `source`, or it ends, within seconds that the forking process could use."""
+    clock = ProcessorTime(forker_pid)
+    poll = select.poll()
+    poll.register(source, select.POLLIN)
+    late_s = stopped_s = 0.0
+    while not poll.poll(_LOOK_S * 1_000):
+        use = clock.use()
+        passed_s = min(use.passed_s, _LOOK_S)  # this process may have been stopped too
+        late_s += passed_s * use.share
+        stopped_s += passed_s if clock.is_stopped() else 0.0
+        if late_s > limit_s or stopped_s > _FORK_TIMEOUT_S:
+            return False
+    return True
+
+
 class EndedError(Exception):
     """The worker has ended, or sent what no worker sends."""
 
@@ -178,9 +219,13 @@ class EndedError(Exception):
 class Worker:
     """One process that renders one program. Used by one thread at a time."""
 
-    def __init__(self, source: socket.socket, status: socket.socket, program: bytearray) -> None:
-        """`program`: sent before the first question, so that making a worker does not wait for it."""
+    def __init__(
+        self, source: socket.socket, status: socket.socket, program: bytearray, await_begin: Callable[[], None]
+    ) -> None:
+        """`program`: sent before the first question, so that making a worker does not wait for it. `await_begin`:
+        called before that; raises `EOFError` or `OSError` if the worker does not begin."""
         self._source, self._status, self._unsent = source, status, program
+        self._await_begin: Callable[[], None] | None = await_begin
         self.is_stopped = False
         self._source.settimeout(RENDER_WALL_S + _START_TIMEOUT_S)
         self._status.settimeout(_STATUS_TIMEOUT_S)
@@ -193,6 +238,9 @@ class Worker:
         frame = frame_of(question)
         num_sent = len(frame)
         try:
+            if self._await_begin is not None:
+                self._await_begin()
+                self._await_begin = None
             program, self._unsent = self._unsent, bytearray()
             self._source.sendall(program)
             self._source.sendall(frame)
@@ -240,73 +288,3 @@ class Worker:
         self._status.close()
         status = int.from_bytes(told, "little")
         return EndedError(os.WTERMSIG(status) if told and os.WIFSIGNALED(status) else None)
-
-
-class RenderPool:
-    """The workers of one program. Each is started when a rendering finds none idle."""
-
-    def __init__(self, program: bytearray, process: RenderProcess | None = None) -> None:
-        """`program`: a frame."""
-        self._program, self._process = program, process or render_process()
-        self._idle: list[Worker] = []
-        self._busy: set[Worker] = set()
-        self._num_closed = 0
-        """Times that it was closed. A rendering that began before the last one is given up."""
-        self._lost = RarelyLogged()
-
-    def run(self, question: Question) -> Answer:
-        """The answer to the question. If its worker is killed from outside, another gets the question.
-
-        Raises `OvertimeError` past a limit, and `RenderError` if no worker lives long enough.
-        """
-        limits = question.limits
-        num_closed = self._num_closed
-        for attempt in range(1, _MAX_ATTEMPTS + 1):
-            try:
-                return self._ask(question, num_closed)
-            except EndedError as ended:
-                if self._num_closed != num_closed:
-                    raise RenderError("the server is shutting down") from ended
-                if ended.signal_number == signal.SIGPROF:
-                    raise OvertimeError(f"it took more than {limits.cpu_s:g} s of processor time") from ended
-                if ended.signal_number == signal.SIGALRM:
-                    raise OvertimeError(f"it took longer than {limits.wall_s:g} s") from ended
-                self._lost.warn("a process that renders chat templates ended%s before it had answered", ended.reason)
-                if attempt == _MAX_ATTEMPTS:
-                    raise RenderError(f"its process ended{ended.reason}, {attempt} times") from ended
-        raise AssertionError
-
-    def close(self) -> None:
-        """End the idle workers. Renderings that run raise `RenderError`."""
-        self._num_closed += 1
-        for worker in tuple(self._busy):
-            worker.stop()
-        while self._idle:
-            self._idle.pop().close()
-
-    def _ask(self, question: Question, num_closed: int) -> Answer:
-        worker = self._take()
-        self._busy.add(worker)
-        try:
-            if self._num_closed != num_closed:  # too late for `close` to have seen the worker
-                worker.close()
-                raise EndedError(None)
-            answer, num_bytes = worker.ask(question)
-        finally:
-            self._busy.discard(worker)
-        is_last = question.limits.is_nice or answer.is_spent or num_bytes > _KEPT_BYTES
-        if is_last or len(self._idle) >= _MAX_IDLE:
-            worker.close()
-        else:
-            self._idle.append(worker)
-        return answer
-
-    def _take(self) -> Worker:
-        while True:
-            try:
-                worker = self._idle.pop()
-            except IndexError:
-                return self._process.fork(self._program)
-            if worker.is_alive():
-                return worker
-            worker.close()

@@ -1,6 +1,6 @@
 """The checkpoint's chat template: messages -> the text that the model was trained to continue.
 
-Never renders a caller's template. The checkpoint's own is rendered in another process (`render_workers`). If it refuses
+Never renders a caller's template. The checkpoint's own is rendered in another process (`render_pool`). If it refuses
 messages (roles must alternate), the answer is a 400 with the template's words.
 """
 
@@ -13,8 +13,8 @@ from typing import Self
 
 from inferd.engine.api.errors import ModelError, RequestError
 from inferd.server.errors import table as errors
+from inferd.server.text.render_pool import RenderPool
 from inferd.server.text.render_wire import Answer, Limits, Program, Question, frame_of
-from inferd.server.text.render_workers import RenderPool
 from inferd.server.text.rendering import check_syntax, global_names
 from inferd.server.tools.fallback import Fallback, Message, Tool, ToolSupport, probe
 

@@ -21,13 +21,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.engine.api.errors import RequestError
+from inferd.engine.api.errors import RequestError, StartError
+from inferd.server.errors import table as errors
 from inferd.server.generate.prompts import PromptReader
-from inferd.server.text import rendering
+from inferd.server.text import render_workers, rendering
 from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import ServedModel
+from inferd.server.text.render_pool import RenderPool
 from inferd.server.text.render_wire import Limits, Question, frame_of, read_question
-from inferd.server.text.render_workers import OvertimeError, RenderError, RenderPool, RenderProcess, render_process
+from inferd.server.text.render_workers import OvertimeError, RenderError, RenderProcess, render_process
 from inferd.server.text.template import SLOW, ChatTemplate, Conversation
 from tests.security.hostile_templates import CALM, HOSTILE
 from tests.unit.test_harmony import TEMPLATE as HARMONY
@@ -197,6 +199,48 @@ def test_a_forking_process_that_was_killed_is_replaced(process: RenderProcess) -
     assert render() == "done"
 
 
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_a_forking_process_that_is_stopped_is_replaced(
+    process: RenderProcess, is_ready: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if it is stopped before it has read its libraries."""
+    monkeypatch.setattr(render_workers, "_FORK_TIMEOUT_S", 0.3)
+    render = rendered_by(process, "done", Limits(cpu_s=10.0, is_nice=True))  # a nice worker is asked once
+    if is_ready:
+        assert render() == "done"
+    else:
+        process.start()
+    stopped = process.pid
+    assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(render)
+        try:
+            assert running.result(WAIT_S) == "done"
+        finally:
+            if not running.done():
+                os.kill(stopped, signal.SIGCONT)
+    assert process.pid != stopped
+    assert "hangs; it is replaced" in caplog.text
+
+
+def test_a_worker_that_cannot_be_started_is_started_after_a_pause(
+    process: RenderProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system refuses the forking process twice."""
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            process._command = command
+
+    command, process._command = process._command, ("/no/such/command",)
+    monkeypatch.setattr("inferd.server.text.render_pool.time.sleep", pause)
+    assert rendered_by(process, "done")() == "done"
+    assert len(pauses) == 2 and min(pauses) > 0.0
+
+
 def test_no_worker_outlives_the_forking_process(process: RenderProcess) -> None:
     """Not even one in a call that never returns: the kernel ends it."""
     with ThreadPoolExecutor(1) as pool:
@@ -252,6 +296,55 @@ def test_messages_that_take_too_long_to_render_are_refused_and_others_are_render
         asyncio.run(reading(SLOW_IF_TWO, work, render_cpu_s=0.05))
     assert caplog.text.count("tiny: the chat template did not render a request's messages") == 1
     assert "Traceback" not in caplog.text and "Exception in thread" not in caplog.text
+
+
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process that renders can be started."""
+    process = RenderProcess(("/no/such/command",))
+    monkeypatch.setattr("inferd.server.text.render_pool.render_process", lambda: process)
+
+
+def test_a_fault_of_the_server_is_no_fault_of_the_messages(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The caller may try again, and nothing is assumed about the template."""
+
+    async def work(prompts: PromptReader) -> None:
+        for asked in (prompts.render(Conversation([SAY]), add_special=False), prompts.reads_late_system()):
+            with pytest.raises(RequestError, match="no process can be started for it") as caught:
+                await asked
+            assert errors.row_of(caught.value).status == 503
+            assert "Retry-After" in errors.headers_of(caught.value)
+
+    async def run() -> None:
+        model = ServedModel.load(TINY, ("tiny",), max_model_len=64, vocab_size=3_072)
+        broken(monkeypatch)
+        lanes = Lanes()
+        prompts = PromptReader(replace(model, template=ChatTemplate("done", {})), lanes)
+        try:
+            await work(prompts)
+        finally:
+            prompts.close()
+            lanes.close()
+
+    asyncio.run(run())
+    assert "tiny: cannot render a request's messages: no process can be started" in caplog.text
+
+
+def test_a_template_that_takes_too_long_reads_no_late_system_message(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(prompts: PromptReader) -> None:
+        assert not await prompts.reads_late_system()
+
+    asyncio.run(reading(HOSTILE["lists"], work))
+    assert "late system messages become user messages" in caplog.text
+
+
+def test_a_server_that_cannot_render_at_its_start_does_not_assume_what_the_template_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken(monkeypatch)
+    with pytest.raises(StartError, match="no process can be started for it"):
+        ServedModel.load(TINY, ("tiny",), max_model_len=64, vocab_size=3_072)
 
 
 def test_quick_conversations_pass_slow_ones_and_the_end_waits_for_none() -> None:
