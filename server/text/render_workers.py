@@ -194,10 +194,9 @@ def _is_told_within(limit_s: float, source: socket.socket, forker_pid: int) -> b
     poll.register(source, select.POLLIN)
     late_s = stopped_s = 0.0
     while not poll.poll(_LOOK_S * 1_000):
-        use = clock.use()
-        passed_s = min(use.passed_s, _LOOK_S)  # this process may have been stopped too
-        late_s += passed_s * use.share
-        stopped_s += passed_s if clock.is_stopped() else 0.0
+        # Not the time that passed: this process may have been stopped too.
+        late_s += _LOOK_S * clock.use().share
+        stopped_s += _LOOK_S if clock.is_stopped() else 0.0
         if late_s > limit_s or stopped_s > _FORK_TIMEOUT_S:
             return False
     return True
