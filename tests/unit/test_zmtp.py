@@ -14,10 +14,11 @@ import uvloop
 import zmq
 import zmq.asyncio
 
+from inferd.engine.api.wire import zmtp_port
 from inferd.engine.api.wire.kv_events import CLEARED, BlockRemoved, encode_events
 from inferd.engine.api.wire.kv_publisher import END_OF_REPLAY, KVPublisher, PublisherOptions
 from inferd.engine.api.wire.zmtp import GREETING, MAX_PARTS, PeerError, Reader, message
-from inferd.engine.api.wire.zmtp_port import MAX_PEERS, MAX_SILENT_TICKS, Port
+from inferd.engine.api.wire.zmtp_port import MAX_FULL_TICKS, MAX_PEERS, MAX_SILENT_TICKS, Port
 from tests.zmtp_client import COMMAND, LONG, MORE, command, frame, ready
 from tests.zmtp_client import GREETING as THEIRS
 
@@ -210,6 +211,73 @@ def test_silent_peers_are_dropped_and_libzmq_is_not(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING):
         run(tmp_path, use)
     assert "did not end ZeroMQ's handshake" in caplog.text
+
+
+def test_a_peer_that_sends_but_does_not_read_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """While nothing waits for a peer it may read nothing, and one that reads stays."""
+    events = next(encode_events([BlockRemoved([1 << 63] * 6000, "CPU", 0)]))
+
+    async def use(ports: Ports) -> None:
+        subscriber = ports.connected(zmq.SUB, "pub")
+        subscriber.subscribe(b"")
+        await ports.until(ports.events, 1)
+        (reads,) = ports.events.peers
+        _, stalled = await ports.client("pub", THEIRS + ready(b"SUB") + command(b"SUBSCRIBE"))
+        await ports.until(ports.events, 2)
+        (stalls,) = ports.events.peers - {reads}
+        stalled.transport.pause_reading()  # type: ignore[attr-defined]
+        while not await subscriber.poll(5):
+            ports.publisher.publish(0, CLEARED)
+        for num_ticks in range(2 * MAX_FULL_TICKS + 1):
+            while num_ticks == MAX_FULL_TICKS and stalls.num_waiting_bytes < 3 * len(events):
+                ports.publisher.publish(0, events)
+                await subscriber.recv_multipart()
+            assert stalls in ports.events.peers
+            ports.events.tick()
+            assert reads in ports.events.peers
+            stalled.write(command(b"PONG"))
+            await ports.until(ports.events, 2 if num_ticks < 2 * MAX_FULL_TICKS else 1)
+        await asyncio.wait_for(stalls.lost.wait(), 20)
+        assert ports.events.num_waiting_bytes == reads.num_waiting_bytes
+        stalled.transport.abort()
+
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path, use)
+    assert "it read too little for 30 s, while messages waited for it" in caplog.text
+
+
+def test_all_batches_that_wait_have_one_bound(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peer for which most wait goes, and the others lose nothing."""
+    events = next(encode_events([BlockRemoved([1 << 63] * 6000, "CPU", 0)]))
+    most = 40 * len(events)
+    monkeypatch.setattr(zmtp_port, "MAX_WAITING_BYTES", most)
+
+    async def use(ports: Ports) -> None:
+        peers, writers = [], []
+        for number in range(1, 4):
+            _, writer = await ports.client("pub", THEIRS + ready(b"SUB") + command(b"SUBSCRIBE"))
+            writers.append(writer)
+            await ports.until(ports.events, number)
+            peers += ports.events.peers - set(peers)
+            while peers[-1].num_waiting_bytes < 3 * len(events):  # so fewer wait for each one that comes later
+                ports.publisher.publish(0, events)
+                await asyncio.sleep(0)
+        while len(ports.events.peers) == 3:
+            ports.publisher.publish(0, events)
+            assert ports.events.num_waiting_bytes == sum(peer.num_waiting_bytes for peer in peers) <= most
+            await asyncio.sleep(0)
+        assert ports.events.peers == set(peers[1:]) and peers[0].num_waiting_bytes == 0
+        assert peers[1].num_waiting_bytes > peers[2].num_waiting_bytes > 0
+        for writer in writers:
+            writer.transport.abort()
+        await ports.until(ports.events, 0)
+        assert ports.events.num_waiting_bytes == 0
+
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path, use)
+    assert f"more than {most} bytes waited for all connections" in caplog.text
 
 
 def test_connections_are_bounded_and_places_are_free_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,7 @@
 """The peers of one endpoint: accepts or makes their connections, and drops those that exceed a bound.
 
-What a peer can make the server keep is one frame, the parts of one message, and the batches that wait for it. All
-peers share the bytes of a batch. A subclass of `Port` says what messages mean.
+What a peer can make the server keep is one frame, the parts of one message, and the batches that wait for it. The
+batches that wait have a bound for each peer and one for all. A subclass of `Port` says what messages mean.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 HIGH_WATER_MARK = 1000
 """Messages that wait for one peer, of up to 64 KiB each; further ones are dropped for it."""
+MAX_WAITING_BYTES = 64 * 2**20
+"""Most bytes that wait for all peers, as if they shared none. It takes two peers to exceed them."""
 MAX_PEERS = 256
 """Most connections to one endpoint."""
 TICK_S = 10.0
@@ -28,6 +30,8 @@ TICK_S = 10.0
 MAX_BYTES_PER_TICK = 16 * 1024
 """Most bytes that a peer may send between two ticks. A subscriber sends some 150 in its whole life, and 12 a PING."""
 MAX_SILENT_TICKS = 3
+MAX_FULL_TICKS = 3
+"""Ticks for which a connection may have no room while messages wait, whatever the peer sends."""
 MAX_HANDSHAKE_TICKS = 2
 
 _BUFFERED_BYTES = 64 * 1024
@@ -45,6 +49,8 @@ class Peer(asyncio.Protocol):
         self._port, self._reader = port, Reader()
         self._transport: asyncio.Transport
         self._waiting: deque[tuple[bytes, ...]] = deque()
+        self.num_waiting_bytes = self._num_full_ticks = 0
+        """Bytes of the messages that wait, and ticks since the connection's own buffer had room."""
         self._num_bytes = self._num_ticks = 0
         """Bytes received since the last tick, and ticks in all."""
         self.num_silent_ticks = 0
@@ -68,7 +74,7 @@ class Peer(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        self._waiting.clear()
+        self._forget()
         self.lost.set()
         self._port.remove(self)
 
@@ -88,8 +94,11 @@ class Peer(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.room.set()
+        self._num_full_ticks = 0
         while self._waiting and self.room.is_set() and not self._transport.is_closing():
-            self._transport.writelines(self._waiting.popleft())
+            pieces = self._waiting.popleft()
+            self._count(-sum(map(len, pieces)))
+            self._transport.writelines(pieces)
         if self._is_finishing and not self._waiting:
             self._transport.close()
 
@@ -101,14 +110,19 @@ class Peer(asyncio.Protocol):
             self._transport.writelines(pieces)
         elif len(self._waiting) < HIGH_WATER_MARK:
             self._waiting.append(pieces)
+            self._count(sum(map(len, pieces)))
+            self._port.keep_to_bound()
 
     def tick(self) -> None:
-        """Drop the peer if it is silent, otherwise ask for a sign of life."""
+        """Drop the peer if it is silent or does not read, otherwise ask for a sign of life."""
         self._num_bytes = 0
         self._num_ticks += 1
         self.num_silent_ticks += 1
+        self._num_full_ticks += bool(self._waiting)
         if self.num_silent_ticks > MAX_SILENT_TICKS:
             self.drop(f"it was silent for {MAX_SILENT_TICKS * TICK_S:g} s")
+        elif self._num_full_ticks > MAX_FULL_TICKS:
+            self.drop(f"it read too little for {MAX_FULL_TICKS * TICK_S:g} s, while messages waited for it")
         elif self.is_ready:
             self._answer(ping())
         elif self._num_ticks >= MAX_HANDSHAKE_TICKS:
@@ -120,6 +134,7 @@ class Peer(asyncio.Protocol):
         self.abort()
 
     def abort(self) -> None:
+        self._forget()
         self._transport.abort()
 
     def finish(self) -> None:
@@ -127,6 +142,14 @@ class Peer(asyncio.Protocol):
         self._is_finishing = True
         if not self._waiting:
             self._transport.close()
+
+    def _forget(self) -> None:
+        self._waiting.clear()
+        self._count(-self.num_waiting_bytes)
+
+    def _count(self, num_bytes: int) -> None:
+        self.num_waiting_bytes += num_bytes
+        self._port.num_waiting_bytes += num_bytes
 
     def _take(self, received: Received) -> None:
         if received.kind == "greeting":
@@ -167,6 +190,8 @@ class Port(ABC):
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self.peers: set[Peer] = set()
+        self.num_waiting_bytes = 0
+        """Bytes of the messages that wait for all peers."""
         self._num_unreported = 0
         self._has_reported = False
         self._listener: Listener | None = None
@@ -230,6 +255,13 @@ class Port(ABC):
         if peer in self.peers:
             self.peers.remove(peer)
             self.on_lost(peer)
+
+    def keep_to_bound(self) -> None:
+        """Drop the peers for which most bytes wait, as long as too many wait for all."""
+        while self.num_waiting_bytes > MAX_WAITING_BYTES:
+            most = max(self.peers, key=lambda peer: peer.num_waiting_bytes)
+            rule = f"more than {MAX_WAITING_BYTES} bytes waited for all connections, the most allowed"
+            most.drop(f"{rule}, and {most.num_waiting_bytes} of these for it")
 
     def tick(self) -> None:
         if self._num_unreported:
