@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import os
 import resource
+import select
 import selectors
 import signal
 import socket
@@ -49,6 +50,10 @@ _NICENESS = 10
 
 def main() -> int:
     """Fork workers until the input ends."""
+    # It notices the end of its input once it is ready. Until then the kernel ends it with the server.
+    _die_with_parent(signal.SIGKILL)
+    if _has_ended_input():
+        return 0
     _skip_code_of_packages()
     try:
         importlib.import_module("inferd.server.text.rendering")
@@ -56,9 +61,22 @@ def main() -> int:
         if shortage(error) is None:
             raise
         return CapacityError.exit_code  # the server has as little memory, and says so
+    # The kernel's parent is one thread of the server, which may end before the server does.
+    _die_with_parent(0)
+
     gc.freeze()  # the collector then leaves these pages alone, so that workers share them
     _Forker().run()
     return 0
+
+
+def _die_with_parent(signal_number: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
+
+
+def _has_ended_input() -> bool:
+    poll = select.poll()
+    poll.register(0, select.POLLHUP)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))
 
 
 def _skip_code_of_packages() -> None:
@@ -168,7 +186,7 @@ def _prepare(parent: int) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
