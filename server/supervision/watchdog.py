@@ -59,7 +59,6 @@ class Watchdog:
         """Seconds without progress, whatever the reason."""
         self._unjudged_s = self._unjudged_run_s = 0.0
         """Seconds since the kernel was asked, and seconds of them in which frames may have come."""
-        self._is_loading = False
         self._to_server, self._to_engine = _Direction(), _Direction()
         self.is_step_endless = False
         """Whether `look` gave the engine up because a step ran too long."""
@@ -103,9 +102,9 @@ class Watchdog:
     def _usable(self, passed_s: float, pulse: Pulse) -> tuple[float, float]:
         """(seconds that the engine could use, seconds that both processes could use)."""
         is_late = self._to_server.is_late or self._to_engine.is_late
-        self._is_loading = pulse.phase is EnginePhase.LOADING
-        if self._is_loading or is_late or self._still_s > _DOUBT_S:
-            return self._judged(passed_s)
+        is_loading = pulse.phase is EnginePhase.LOADING
+        if is_loading or is_late or self._still_s > _DOUBT_S:
+            return self._judged(passed_s, is_loading=is_loading)
         self._forget()
         return passed_s, min(passed_s, TICK_S)
 
@@ -114,7 +113,7 @@ class Watchdog:
         self._own.forget()
         self._unjudged_s = self._unjudged_run_s = self._asleep_s = 0.0
 
-    def _judged(self, passed_s: float) -> tuple[float, float]:
+    def _judged(self, passed_s: float, *, is_loading: bool = False) -> tuple[float, float]:
         """The same, as the kernel says; nothing until it is asked again."""
         self._unjudged_s += passed_s
         # After a suspension of this process, it needs a moment to read what came.
@@ -123,7 +122,7 @@ class Watchdog:
             return 0.0, 0.0
         seconds, run_s, self._unjudged_s, self._unjudged_run_s = self._unjudged_s, self._unjudged_run_s, 0.0, 0.0
         use = self._engine.use()
-        self._asleep_s = self._asleep_s + seconds if self._is_loading and use.is_asleep else 0.0
+        self._asleep_s = self._asleep_s + seconds if is_loading and use.is_asleep else 0.0
         return seconds * use.share, run_s * use.share * self._own.use().share
 
     def _lost(self, pulse: Pulse, frame_counts: FrameCounts, run_s: float, is_same_step: bool) -> str | None:

@@ -1,7 +1,7 @@
 """The peers of one endpoint: accepts or makes their connections, and drops those that exceed a bound.
 
-What a peer can make the server keep is one frame, the parts of one message, and the batches that wait for it. The
-batches that wait have a bound for each peer and one for all. A subclass of `Port` says what messages mean.
+The server keeps one frame of a peer, the parts of one message, and the batches that wait for it. The batches that wait
+have a bound for each peer and one for all. A subclass of `Port` says what messages mean.
 """
 
 from __future__ import annotations
