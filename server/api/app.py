@@ -26,12 +26,12 @@ from inferd.engine.api.errors import ConfigError, EngineDeadError, RequestError
 from inferd.server.api import docs_page, middleware, routes
 from inferd.server.api.admin import AdminApi, Handler, admin_only, at_port, not_served
 from inferd.server.api.anthropic.routes import MessagesApi
-from inferd.server.api.body import WARNING_HEADER
 from inferd.server.api.chat import ChatApi
 from inferd.server.api.completions import CompletionsApi
 from inferd.server.api.embeddings import EmbeddingsApi
 from inferd.server.api.gateways import GatewaysApi
 from inferd.server.api.health import HealthApi
+from inferd.server.api.middleware import WARNING_HEADER
 from inferd.server.api.models import ModelsApi
 from inferd.server.api.openapi import OpenApi, operation_of
 from inferd.server.api.respond import Services

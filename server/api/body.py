@@ -5,9 +5,7 @@ Long bodies are read on a thread, in a way that lets other threads run: see `str
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Depends
 from starlette.requests import ClientDisconnect, Request
@@ -17,36 +15,31 @@ from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.schema import strict_json
 from inferd.server.schema.model import RequestModel, read
+from inferd.server.schema.notices import Notice
 from inferd.server.transport.sse import ClientGoneError, unless_disconnected
 
 R = TypeVar("R", bound=RequestModel)
 
-WARNING_HEADER = "x-inferd-warning"
-
 _INLINE_BYTES = 32 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Body(Generic[R]):
-    """A parsed body, with headers for its answer."""
-
-    wire: R
-    headers: Mapping[str, str]
-    """Headers of the answer, which name ignored fields if `--unknown-fields` is `warn`."""
-
-
-async def read_body(request: Request, service: Service, request_type: type[R]) -> Body[R]:
-    """Read and parse the body. Raises `RequestError`, and `ClientGoneError` if the body never arrives."""
+async def read_body(request: Request, service: Service, request_type: type[R]) -> R:
+    """Read and parse the body. Its notices go into the request's state. Raises `RequestError`, and `ClientGoneError` if
+    the body never arrives."""
     _check_content_type(request.headers.get("content-type"))
     try:
         raw = await request.body()
     except ClientDisconnect as error:
         raise ClientGoneError from error
 
-    def work() -> Body[R]:
+    notices: list[Notice] = request.state.notices
+
+    def work() -> R:
         ignored: list[str] | None = [] if service.unknown_fields == "warn" else None
-        wire = read(request_type, parse_object(raw), ignored)
-        return Body(wire, warned({}, (_ignored_words(ignored),)) if ignored else {})
+        wire = read(request_type, parse_object(raw), ignored, notices)
+        if ignored:
+            notices.append(Notice("unknown_parameter", _ignored_words(ignored)))
+        return wire
 
     if len(raw) <= _INLINE_BYTES:
         return work()
@@ -59,7 +52,7 @@ def body_of(model: type[R]) -> Any:
     FastAPI itself would read the body before any other dependency, with a parser that is not strict.
     """
 
-    async def parsed(request: Request) -> Body[R]:
+    async def parsed(request: Request) -> R:
         service: Service = request.app.state.service
         return await read_body(request, service, model)
 
@@ -95,12 +88,6 @@ def _malformed(reason: str) -> RequestError:
     return RequestError("malformed_json", message)
 
 
-def warned(headers: Mapping[str, str], warnings: Sequence[str]) -> Mapping[str, str]:
-    """`headers` with more warnings in the warning header. Texts must be ASCII."""
-    texts = [text for text in (headers.get(WARNING_HEADER), *warnings) if text]
-    return {**headers, WARNING_HEADER: "; ".join(texts)} if texts else headers
-
-
 def _ignored_words(ignored: list[str]) -> str:
-    names = (errors.clip(name, 64).encode("unicode_escape").decode("ascii") for name in ignored[:10])
+    names = (errors.clip(name, 64) for name in ignored[:10])
     return "Unknown parameters were ignored: " + ", ".join(f"'{name}'" for name in names)

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.server.api.answer import ChunkRendering, Chunks, Shape, head, usage_of
-from inferd.server.api.body import Body, body_of
+from inferd.server.api.body import body_of
 from inferd.server.api.logprobs import chat_logprobs, prompt_logprobs
 from inferd.server.api.respond import Services, admit, respond, shape_of, while_asked
 from inferd.server.api.service import Service
@@ -45,14 +45,14 @@ class ChatApi:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def create(self, request: Request, body: Annotated[Body[ChatRequest], body_of(ChatRequest)]) -> Response:
+    async def create(self, request: Request, wire: Annotated[ChatRequest, body_of(ChatRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._services.of(body.wire.model)
-        shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
-        caller = admit(request, service, body.wire.timeout, body.wire.n or 1)
-        taken = await while_asked(request, caller.deadline, service.intake.chat(body.wire, caller))
+        service = self._services.of(wire.model)
+        shape = shape_of(wire, service.intake.check_model(wire.model))
+        caller = admit(request, service, wire.timeout, wire.n or 1)
+        taken = await while_asked(request, caller.deadline, service.intake.chat(wire, caller))
         service.metrics.request_arrived("chat")
-        return await respond(request, service, taken, shape, ChatRendering(service, taken, shape), body.headers)
+        return await respond(request, service, taken, shape, ChatRendering(service, taken, shape))
 
 
 class ChatRendering(ChunkRendering):

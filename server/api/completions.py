@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.server.api.answer import ChunkRendering, Chunks, Shape, head, usage_of
-from inferd.server.api.body import Body, body_of
+from inferd.server.api.body import body_of
 from inferd.server.api.logprobs import prompt_logprobs, text_logprobs
 from inferd.server.api.long_lists import Chained
 from inferd.server.api.respond import Services, admit, respond, shape_of, while_asked
@@ -38,15 +38,15 @@ class CompletionsApi:
         self._services = services
 
     async def create(
-        self, request: Request, body: Annotated[Body[CompletionRequest], body_of(CompletionRequest)]
+        self, request: Request, wire: Annotated[CompletionRequest, body_of(CompletionRequest)]
     ) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._services.of(body.wire.model)
-        shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
-        caller = admit(request, service, body.wire.timeout, len(body.wire.prompt) * (body.wire.n or 1))
-        taken = await while_asked(request, caller.deadline, service.intake.completion(body.wire, caller))
+        service = self._services.of(wire.model)
+        shape = shape_of(wire, service.intake.check_model(wire.model))
+        caller = admit(request, service, wire.timeout, len(wire.prompt) * (wire.n or 1))
+        taken = await while_asked(request, caller.deadline, service.intake.completion(wire, caller))
         service.metrics.request_arrived("completions")
-        return await respond(request, service, taken, shape, TextRendering(service, taken, shape), body.headers)
+        return await respond(request, service, taken, shape, TextRendering(service, taken, shape))
 
 
 class TextRendering(ChunkRendering):

@@ -12,7 +12,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.api.body import Body, body_of
+from inferd.server.api.body import body_of
 from inferd.server.api.respond import Services, admit, while_asked
 from inferd.server.generate.embed import EmbedIntake, embed
 from inferd.server.schema.answers.tokens import Embedding, Embeddings
@@ -28,20 +28,18 @@ class EmbeddingsApi:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def create(
-        self, request: Request, body: Annotated[Body[EmbeddingRequest], body_of(EmbeddingRequest)]
-    ) -> Response:
+    async def create(self, request: Request, wire: Annotated[EmbeddingRequest, body_of(EmbeddingRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._services.of(body.wire.model)
-        name = service.intake.check_model(body.wire.model)
+        service = self._services.of(wire.model)
+        name = service.intake.check_model(wire.model)
         # The server sends inputs as places in the queue become free, so one free place is enough to begin.
-        caller = admit(request, service, body.wire.timeout, num_choices=1, has_target=False)
+        caller = admit(request, service, wire.timeout, num_choices=1, has_target=False)
         hidden_size = service.router.ready.hidden_size
-        adapter = service.intake.adapter_of(body.wire.model)
-        work = EmbedIntake(service.prompts).take(body.wire, caller, hidden_size, adapter)
+        adapter = service.intake.adapter_of(wire.model)
+        work = EmbedIntake(service.prompts).take(wire, caller, hidden_size, adapter)
         taken = await while_asked(request, caller.deadline, work)
         service.metrics.request_arrived("embeddings")
-        is_base64 = body.wire.encoding_format == "base64"
+        is_base64 = wire.encoding_format == "base64"
 
         async def answer() -> bytes:
             vectors = await embed(service.router, taken)
@@ -50,7 +48,7 @@ class EmbeddingsApi:
             return await service.lanes.run(work, num_components, is_begun=True)
 
         data = await while_asked(request, caller.deadline, answer())
-        return Response(data, headers=dict(body.headers), media_type="application/json")
+        return Response(data, media_type="application/json")
 
 
 def written(name: str, vectors: Sequence[bytes], num_tokens: int, *, is_base64: bool) -> bytes:

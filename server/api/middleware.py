@@ -25,6 +25,7 @@ from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.generation import is_sane_id
+from inferd.server.schema.notices import Notice, header_of, names_of
 
 MIN_BODY_RATE = 16 * 1024
 """Minimum bytes per second, 128 kbit/s. 16 MiB may take 17 minutes."""
@@ -38,6 +39,7 @@ MAX_TENANT_SHARE = 0.75
 access_logger = logging.getLogger("inferd.access")
 logger = logging.getLogger("inferd.server")
 
+WARNING_HEADER = "x-inferd-warning"
 
 _CLIENT_GONE = 499
 """Status of an answer of which nothing was sent, as in nginx."""
@@ -60,7 +62,7 @@ class RequestIds:
     """Adds `x-request-id` to every answer: the caller's own id if it is well-formed, otherwise a new one.
 
     Anthropic's clients read it as `request-id`. Inner layers find in the request's state how much of the answer was
-    `sent`.
+    `sent`, and add `notices` to it, which become a header of the answer.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -77,6 +79,8 @@ class RequestIds:
         state["arrival_s"] = time.monotonic()
         state["tenant"] = ""
         state["sent"] = sent = Sent()
+        notices: list[Notice] = []
+        state["notices"] = notices
         names = ("x-request-id", "request-id") if is_anthropic(scope) else ("x-request-id",)
 
         async def send_with_id(message: Message) -> None:
@@ -85,6 +89,8 @@ class RequestIds:
                 headers = MutableHeaders(scope=message)
                 for name in names:
                     headers[name] = request_id
+                if notices:
+                    headers[WARNING_HEADER] = header_of(notices)
             else:
                 sent.num_bytes += len(message.get("body", b""))
             await send(message)
@@ -93,7 +99,8 @@ class RequestIds:
 
 
 class AnswerMetrics:
-    """Counts and times every answer up to its last byte, by the template of its route, and refusals by tenant."""
+    """Counts and times every answer up to its last byte, by the template of its route. Counts notices, and refusals by
+    tenant."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, templates: Iterable[str]) -> None:
         """`templates`: the paths of all routes."""
@@ -111,6 +118,8 @@ class AnswerMetrics:
             state = scope["state"]
             template, duration_s = self._template(route_path(scope)), time.monotonic() - state["arrival_s"]
             self._metrics.http_request(template, scope["method"], state["sent"].status, duration_s)
+            if state["notices"]:
+                self._metrics.notices_sent(names_of(state["notices"]))
             if state["tenant"] and "refused_with" in state:
                 self._metrics.tenant_refused_with(state["tenant"], state["refused_with"])
 
@@ -146,6 +155,9 @@ class AccessLog:
             "request_id": state["request_id"],
         }
         line = "%(method)s %(path)s %(status)d %(duration_ms).1f ms %(response_bytes)d B %(request_id)s"
+        if state["notices"]:
+            fields["notices"] = ",".join(names_of(state["notices"]))
+            line += " %(notices)s"
         is_quiet = route_path(scope) in self._quiet_paths and sent.status < 500
         level = logging.DEBUG if is_quiet else logging.INFO
         access_logger.log(level, line, fields, extra=fields)

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from inferd.server.api.body import WARNING_HEADER
+from inferd.server.api.middleware import WARNING_HEADER
 from inferd.server.api.routes import (
     DOCS,
     DOCS_FILES,

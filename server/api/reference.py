@@ -17,7 +17,7 @@ from inferd.server.api import routes
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics
-from inferd.server.schema import messages, strict_json
+from inferd.server.schema import messages, notices, strict_json
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import TOOL_WITHOUT_EFFECT, ChatRequest
 from inferd.server.schema.completions import CompletionRequest
@@ -247,6 +247,10 @@ def _limits() -> str:
     return _table(("In one body", "At most", ""), ((name, f"{limit:,}", note) for name, limit, note in rows))
 
 
+def _notices() -> str:
+    return _table(("Notice", "What it says"), ((f"`{name}`", about) for name, about in notices.ABOUT.items()))
+
+
 def _metrics() -> str:
     """The metrics of a server that has not served anything yet."""
     page = Metrics(model_name="").render()[0].decode()
@@ -283,6 +287,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "aliases": _aliases,
     "answers": _answers,
     "errors": _errors,
+    "notices": _notices,
     "limits": _limits,
     "metrics": _metrics,
 }

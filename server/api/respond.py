@@ -18,7 +18,6 @@ from starlette.types import Receive, Scope, Send
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.api.answer import Shape
-from inferd.server.api.body import warned
 from inferd.server.api.long_lists import dumps, pieces
 from inferd.server.api.service import Service
 from inferd.server.auth.keyring import Holder
@@ -181,11 +180,10 @@ async def respond(
     taken: GenerateRequest,
     shape: Shape,
     rendering: Rendering,
-    headers: Mapping[str, str],
 ) -> Response:
     """Generate and answer. Raises `RequestError` and `EngineDeadError` until the response has begun, and
     `ClientGoneError`."""
-    headers = warned(headers, taken.warnings)
+    request.state.notices += taken.notices
     streams = await ChoiceStreams.begin(service.router, taken, service.model.tokenizer.bytes)
     events = until(taken.deadline, streams.events())
 
@@ -198,15 +196,15 @@ async def respond(
     if shape.is_stream:
         data = _streamed(events, rendering, extra, service.lanes, per_token)
         notice = partial(_notice, service) if service.router.is_unloaded else None
-        return sse.EventStream(data, rendering, streams.abort, headers, service.keep_alive_s, notice)
+        return sse.EventStream(data, rendering, streams.abort, service.keep_alive_s, notice)
     num_events, num_scored = await sse.unless_disconnected(request.receive, _taken_in(events, rendering))
 
     size = num_scored * per_token + num_events + _CHOICE_SIZE * taken.num_choices
     if size < _LARGE_ANSWER:
-        return Response(exact(dumps(rendering.plain(extra()))), headers=dict(headers), media_type="application/json")
+        return Response(exact(dumps(rendering.plain(extra()))), media_type="application/json")
     rendered = service.lanes.run(lambda: rendering.plain(extra()), size, is_begun=True)
     answer = await while_asked(request, taken.deadline, rendered)
-    return LargeAnswer(pieces(answer), service.lanes, headers)
+    return LargeAnswer(pieces(answer), service.lanes)
 
 
 def _notice(service: Service) -> bytes:
@@ -252,8 +250,8 @@ class LargeAnswer(Response):
 
     media_type = "application/json"
 
-    def __init__(self, pieces: Iterator[bytes], lanes: Lanes, headers: Mapping[str, str]) -> None:
-        super().__init__(headers=dict(headers))
+    def __init__(self, pieces: Iterator[bytes], lanes: Lanes) -> None:
+        super().__init__()
         del self.headers["content-length"]
         self._pieces, self._lanes = pieces, lanes
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.body import Body, body_of
+from inferd.server.api.body import body_of
 from inferd.server.api.respond import Services, caller_of, while_asked
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
@@ -41,11 +41,8 @@ class TokensApi:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def tokenize(
-        self, request: Request, body: Annotated[Body[TokenizeRequest], body_of(TokenizeRequest)]
-    ) -> Response:
+    async def tokenize(self, request: Request, wire: Annotated[TokenizeRequest, body_of(TokenizeRequest)]) -> Response:
         """Raises `RequestError`."""
-        wire = body.wire
         service = self._services.of(wire.model)
         service.intake.check_model(wire.model)
         token_ids = await while_asked(request, None, self._ids(service, wire))
@@ -62,13 +59,12 @@ class TokensApi:
             return exact(orjson.dumps(answer))
 
         data = await service.lanes.run(work, len(token_ids))
-        return Response(data, headers=dict(body.headers), media_type="application/json")
+        return Response(data, media_type="application/json")
 
     async def detokenize(
-        self, request: Request, body: Annotated[Body[DetokenizeRequest], body_of(DetokenizeRequest)]
+        self, request: Request, wire: Annotated[DetokenizeRequest, body_of(DetokenizeRequest)]
     ) -> Response:
         """Raises `RequestError`."""
-        wire = body.wire
         service = self._services.of(wire.model)
         service.intake.check_model(wire.model)
 
@@ -85,7 +81,7 @@ class TokensApi:
             return exact(b'{"prompt":"' + b"".join(parts) + b'"}')
 
         data = await service.lanes.run(work, len(wire.tokens))
-        return Response(data, headers=dict(body.headers), media_type="application/json")
+        return Response(data, media_type="application/json")
 
     async def info(self, request: Request) -> Response:
         """The model's tokenizer_config.json, with the chat template even if that is in another file. Raises
@@ -118,30 +114,31 @@ class RenderApi:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def chat(self, request: Request, body: Annotated[Body[ChatRequest], body_of(ChatRequest)]) -> Response:
+    async def chat(self, request: Request, wire: Annotated[ChatRequest, body_of(ChatRequest)]) -> Response:
         """`{"token_ids": [...]}`. Raises `RequestError`, as for a chat, and `ClientGoneError`."""
-        return await self._render(request, body, Intake.chat, is_list=False)
+        return await self._render(request, wire, Intake.chat, is_list=False)
 
     async def completions(
-        self, request: Request, body: Annotated[Body[CompletionRequest], body_of(CompletionRequest)]
+        self, request: Request, wire: Annotated[CompletionRequest, body_of(CompletionRequest)]
     ) -> Response:
         """One `{"token_ids": [...]}` for each prompt. Raises the same errors."""
-        return await self._render(request, body, Intake.completion, is_list=True)
+        return await self._render(request, wire, Intake.completion, is_list=True)
 
     async def _render(
         self,
         request: Request,
-        body: Body[R],
+        wire: R,
         take: Callable[[Intake, R, Caller], Awaitable[GenerateRequest]],
         *,
         is_list: bool,
     ) -> Response:
-        service = self._services.of(body.wire.model)
-        service.intake.check_model(body.wire.model)
-        caller = caller_of(request, body.wire.timeout)
-        taken = await while_asked(request, caller.deadline, take(service.intake, body.wire, caller))
+        service = self._services.of(wire.model)
+        service.intake.check_model(wire.model)
+        caller = caller_of(request, wire.timeout)
+        taken = await while_asked(request, caller.deadline, take(service.intake, wire, caller))
+        request.state.notices += taken.notices
         data = await self._written(service, taken, is_list=is_list)
-        return Response(data, headers=dict(body.headers), media_type="application/json")
+        return Response(data, media_type="application/json")
 
     async def _written(self, service: Service, taken: GenerateRequest, *, is_list: bool) -> bytes:
         def work() -> bytes:

@@ -15,6 +15,7 @@ from inferd.server.generate.sampling import choice_seed
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import GenerationFields
 from inferd.server.schema.latency import NO_TARGETS, Targets
+from inferd.server.schema.notices import Notice
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.text.stops import StopTables
 from inferd.server.tools.answer_parser import ParserConfig
@@ -92,8 +93,8 @@ class GenerateRequest:
     """Name of the request's field that the engine's grammar comes from."""
     seed: int = 0
     """The caller's seed or the one chosen for it, which the answer carries. `params` has the engine's."""
-    warnings: tuple[str, ...] = ()
-    """Fields that had no effect, or not the usual one; for the answer's header."""
+    notices: tuple[Notice, ...] = ()
+    """The parts of the request that the answer leaves out or does otherwise, for its header."""
 
     @property
     def num_choices(self) -> int:

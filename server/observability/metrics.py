@@ -24,6 +24,7 @@ from inferd.server.observability.efficiency import PhaseSummary
 from inferd.server.observability.page import show_engine_names, show_server_names, show_vllm_names
 from inferd.server.observability.request_record import RequestRecord
 from inferd.server.observability.server_instruments import FINISH_REASONS, ServerInstruments
+from inferd.server.schema.notices import Name
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -88,6 +89,11 @@ class Metrics(ServerInstruments):
     def request_arrived(self, api: str) -> None:
         """The route family `api`, such as "chat", accepted a request."""
         self.arrived.add(1, api)
+
+    def notices_sent(self, names: Iterable[Name]) -> None:
+        """An answer had these notices."""
+        for name in names:
+            self.notices.add(1, name)
 
     def first_token(self, ttft_s: float) -> None:
         self._ttft.observe(ttft_s)

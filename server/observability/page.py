@@ -217,6 +217,12 @@ def show_server_names(seen: ServerInstruments) -> Export:
     build.set(1, version("inferd"))
     page.gauge("inferd_build_info", "The version of inferd, as a label.", build, "version")
     page.counter("inferd_http_requests", "Number of HTTP answers.", seen.http, "route", "method", "status")
+    page.counter(
+        "inferd_request_notices",
+        "Number of requests of which a part was accepted and not done, by what.",
+        seen.notices,
+        "notice",
+    )
     page.histogram("inferd_event_loop_lag_seconds", "Lateness of a timer in the server's event loop.", seen.loop)
     page.histogram(
         "inferd_http_request_duration_seconds", "Time of an HTTP request to its last byte.", seen.http_duration, "route"

@@ -9,6 +9,7 @@ from typing import get_args
 from inferd.engine.api.wire.messages import FinishReason
 from inferd.server.observability.efficiency import Efficiency
 from inferd.server.observability.instruments import Counter, Gauge, Histogram, LastMinute, MinuteSum
+from inferd.server.schema.notices import ABOUT
 
 FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 
@@ -83,7 +84,9 @@ class ServerInstruments:
         self.tokens_waiting, self.prefill_rate = Gauge.zero(), Gauge.zero()
 
     def _make_http(self) -> None:
-        self.arrived, self.http = Counter(), Counter()
+        self.arrived, self.http, self.notices = Counter(), Counter(), Counter()
+        for name in ABOUT:
+            self.notices.add(0, name)
         self.http_duration = Histogram(_fine(0.001, ()))
         self.loop = Histogram((0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10))
         self._loop = self.loop.cell()

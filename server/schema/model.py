@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.errors import validation
+from inferd.server.schema.notices import Name, Notice
 from inferd.server.schema.strict_json import Counts
 
 
@@ -48,6 +49,15 @@ class Context:
     """The unknown keys of each object, by the object's id; None: they are refused."""
     counts: Counts = field(default_factory=Counts)
     """Counts all JSON in the request's strings: many strings together may hold no more than one body."""
+    notices: list[Notice] = field(default_factory=list)
+    """Notices for the answer."""
+
+
+def tell(info: ValidationInfo, name: Name, text: str) -> None:
+    """Add a notice to the answer of the request that is read."""
+    context: Context | None = info.context
+    if context is not None:
+        context.notices.append(Notice(name, text))
 
 
 class _Model(BaseModel):
@@ -87,6 +97,9 @@ class RequestModel(_Model):
 
     refused: ClassVar[Mapping[str, str]] = {}
     """Names that clients know and this server does not serve, each with the way out."""
+    offered: ClassVar[Mapping[str, str]] = {}
+    """Names that offer the model what this server does not have, each with what is done instead. They are accepted and
+    told."""
     aliases: ClassVar[Mapping[str, str]] = {}
     """Other servers' names for fields of this model."""
 
@@ -95,7 +108,9 @@ class Part(_Model):
     """Base of the models of objects within a request."""
 
     without_effect: ClassVar[tuple[str, ...]] = ()
-    """Keys that are accepted and dropped."""
+    """Keys that are accepted and dropped: they cannot change the answer."""
+    offered: ClassVar[Mapping[str, str]] = {}
+    """As of `RequestModel`, for keys."""
 
     @model_validator(mode="before")
     @classmethod
@@ -116,7 +131,10 @@ class Part(_Model):
         unknown = []
         for key, item in value.items():
             if key not in cls.names:
-                if key not in cls.without_effect:
+                if key in cls.offered:
+                    if item:
+                        tell(info, "hosted_tool", f"'{key}' is not used: {cls.offered[key]}")
+                elif key not in cls.without_effect:
                     unknown.append(key)
             elif item is not None:
                 given[key] = int(item) if type(item) is float and key in cls.whole and item.is_integer() else item
@@ -131,15 +149,20 @@ class Part(_Model):
 R = TypeVar("R", bound=RequestModel)
 
 
-def read(model: type[R], body: Mapping[str, object], ignored: list[str] | None = None) -> R:
+def read(
+    model: type[R],
+    body: Mapping[str, object],
+    ignored: list[str] | None = None,
+    notices: list[Notice] | None = None,
+) -> R:
     """Make a model of a JSON object. Raises `RequestError` for the first field that is wrong.
 
     Unknown names come first, then the fields in the order of the model. With `ignored`, the paths of unknown names at
-    any depth are added to it; without it they are refused.
+    any depth are added to it; without it they are refused. `notices` is filled.
     """
     spelt: dict[str, str] = {}
-    values = _values(model, body, spelt, ignored)
-    context = Context(None if ignored is None else {})
+    context = Context(None if ignored is None else {}, notices=[] if notices is None else notices)
+    values = _values(model, body, spelt, ignored, context.notices)
     try:
         made = model.model_validate(values, context=context)
     except ValidationError as error:
@@ -150,7 +173,11 @@ def read(model: type[R], body: Mapping[str, object], ignored: list[str] | None =
 
 
 def _values(
-    model: type[RequestModel], body: Mapping[str, object], spelt: dict[str, str], ignored: list[str] | None
+    model: type[RequestModel],
+    body: Mapping[str, object],
+    spelt: dict[str, str],
+    ignored: list[str] | None,
+    notices: list[Notice],
 ) -> dict[str, object]:
     """Field name -> what is given for it. Fills `spelt`: the names that stand for fields in `body`."""
     values: dict[str, object] = {}
@@ -164,6 +191,9 @@ def _values(
             if body.get(other) is not None:
                 raise RequestError("invalid_value", f"Only one of '{other}' and '{name}' can be given.", name)
             spelt[field], values[field] = name, value
+        elif name in model.offered:
+            if value:
+                notices.append(Notice("hosted_tool", f"'{name}' is not used: {model.offered[name]}"))
         elif name not in names:
             _check_unknown(model, name, value, ignored)
         elif value is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.schema.chat import ChatRequest
+from inferd.server.schema.notices import Notice
 from inferd.server.schema.tool_choice import ToolChoice
 from inferd.server.structured.calls import CallRules, answer_with_calls, can_bound, paths_of, reasoning
 from inferd.server.structured.formats import AnswerLanguage
@@ -74,16 +75,18 @@ def template_kwargs(wire: ChatRequest, template: str) -> Mapping[str, object] | 
     return {**given, name: value}
 
 
-def warnings_of(wire: ChatRequest, model: ServedModel) -> tuple[str, ...]:
-    """Warnings for a header: fields that have no effect with this model."""
+def notices_of(wire: ChatRequest, model: ServedModel) -> tuple[Notice, ...]:
+    """Fields that have no effect with this model, or not the usual one."""
     template = "" if model.template is None else model.template.source
-    found = []
+    found: list[Notice] = []
     if _effort(wire) is not None and not _switch(template):
-        found.append("'reasoning_effort' has no effect: this model's chat template has no switch for reasoning")
+        text = "'reasoning_effort' has no effect: this model's chat template has no switch for reasoning"
+        found.append(Notice("no_effect", text))
     if wire.verbosity not in (None, "medium"):
-        found.append("'verbosity' has no effect: say in the prompt how long the answer should be")
+        text = "'verbosity' has no effect: say in the prompt how long the answer should be"
+        found.append(Notice("no_effect", text))
     if tools_shown(wire) and model.template is not None and model.template.lacks_tools:
-        found.append(LACKS_TOOLS)
+        found.append(Notice("tools_as_text", LACKS_TOOLS))
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
@@ -83,7 +83,6 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         wording: Wording,
         on_close: Callable[[], None],
-        headers: Mapping[str, str] | None = None,
         keep_alive_s: float = KEEP_ALIVE_S,
         notice: Callable[[], bytes] | None = None,
     ) -> None:
@@ -95,7 +94,7 @@ class EventStream(Response):
         super().__init__(status_code=200)
         self._events, self._wording, self._on_close = events, wording, on_close
         self._keep_alive_s, self._notice = keep_alive_s, notice
-        self.init_headers({**_HEADERS, **(headers or {})})
+        self.init_headers(_HEADERS)
         del self.headers["content-length"]
         self._has_begun = self._is_over = False
         self._sending = asyncio.Lock()

@@ -145,6 +145,25 @@ def test_the_access_line_has_the_facts_and_neither_prompt_nor_key(
     assert text.count("\n") == 1
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_notice_is_a_header_a_word_in_the_log_and_a_count(
+    serve: Callable[[AppOptions], str], caplog: pytest.LogCaptureFixture, is_stream: bool
+) -> None:
+    url = serve(AppOptions())
+    body = {"messages": [{"role": "user", "content": "hi"}], "verbosity": "low", "max_tokens": 2, "stream": is_stream}
+    with caplog.at_level(logging.INFO, "inferd.access"):
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body)
+        silent = httpx.post(f"{url}/v1/chat/completions", json={**body, "verbosity": "medium"})
+    assert answer.headers["x-inferd-warning"].startswith("'verbosity' has no effect")
+    assert "x-inferd-warning" not in silent.headers
+    deadline = time.monotonic() + 20
+    while len(lines := [record for record in caplog.records if record.name == "inferd.access"]) < 2:
+        assert time.monotonic() < deadline, lines
+    assert [record.getMessage().endswith(" no_effect") for record in lines] == [True, False]
+    assert lines[0].__dict__["notices"] == "no_effect"
+    assert 'inferd_request_notices_total{notice="no_effect"} 1.0' in httpx.get(f"{url}/metrics").text
+
+
 def test_browsers_may_call_where_the_operator_says_so(serve: Callable[[AppOptions], str], http: httpx.Client) -> None:
     url = serve(AppOptions(api_keys=KEYS, allowed_origins=("https://a.example",), has_access_log=False))
     asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}

@@ -241,7 +241,8 @@ def test_a_server_without_proc_starts_and_says_what_it_cannot_know(tmp_path: Pat
 
 
 INTERRUPTED = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
 number, num_left, has_begun = int(sys.argv.pop(1)), int(sys.argv.pop(1)), False
 class Interrupt:
     def find_spec(self, name, path=None, target=None):

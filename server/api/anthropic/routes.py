@@ -13,7 +13,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.api.answer import Shape
 from inferd.server.api.anthropic.answer import MessageRendering
 from inferd.server.api.anthropic.chat_request import chat_of, has_late_system, in_anthropic_words, prompt_of
-from inferd.server.api.body import Body, body_of
+from inferd.server.api.body import body_of
 from inferd.server.api.respond import Services, admit, caller_of, respond, while_asked
 from inferd.server.api.service import Service
 from inferd.server.schema.answers.tokens import TokenCount
@@ -30,11 +30,8 @@ class MessagesApi:
         self._late_system: dict[str, bool] = {}
         """Name of a model -> whether its template reads late system messages."""
 
-    async def create(
-        self, request: Request, body: Annotated[Body[MessagesRequest], body_of(MessagesRequest)]
-    ) -> Response:
+    async def create(self, request: Request, wire: Annotated[MessagesRequest, body_of(MessagesRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        wire = body.wire
         service = self._services.of(wire.model)
         name = service.intake.check_model(wire.model)
         caller = admit(request, service, None, num_choices=1)
@@ -43,20 +40,20 @@ class MessagesApi:
         taken = await _in_anthropic_words(while_asked(request, caller.deadline, work))
         service.metrics.request_arrived("messages")
         rendering = MessageRendering(taken, name, wire.max_tokens, request.state.request_id)
-        return await respond(request, service, taken, _shape(name, wire), rendering, body.headers)
+        return await respond(request, service, taken, _shape(name, wire), rendering)
 
     async def count_tokens(
-        self, request: Request, body: Annotated[Body[CountTokensRequest], body_of(CountTokensRequest)]
+        self, request: Request, wire: Annotated[CountTokensRequest, body_of(CountTokensRequest)]
     ) -> Response:
         """The count, even if it exceeds the context. Needs no engine. Raises `RequestError`."""
-        service = self._services.of(body.wire.model)
-        service.intake.check_model(body.wire.model)
+        service = self._services.of(wire.model)
+        service.intake.check_model(wire.model)
         caller = caller_of(request)
-        reads = await self._reads_late_system(service, body.wire)
-        work = service.intake.read_chat(prompt_of(body.wire, service.model, reads_late_system=reads))
+        reads = await self._reads_late_system(service, wire)
+        work = service.intake.read_chat(prompt_of(wire, service.model, reads_late_system=reads))
         token_ids, _ = await _in_anthropic_words(while_asked(request, caller.deadline, work))
         answer: TokenCount = {"input_tokens": len(token_ids)}
-        return Response(orjson.dumps(answer), headers=dict(body.headers), media_type="application/json")
+        return Response(orjson.dumps(answer), media_type="application/json")
 
     async def _reads_late_system(self, service: Service, wire: CountTokensRequest) -> bool:
         """Whether the template can read this conversation's system messages. The first late one tries it."""

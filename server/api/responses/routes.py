@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.api.answer import Shape
-from inferd.server.api.body import Body, body_of, warned
+from inferd.server.api.body import body_of
 from inferd.server.api.query import query_of
 from inferd.server.api.respond import Services, admit, respond, while_asked
 from inferd.server.api.responses.background import Job
@@ -45,11 +45,8 @@ class ResponsesApi:
         self._services, first = services, services.first
         self._store, self._background, self._lanes = first.responses, first.background, first.lanes
 
-    async def create(
-        self, request: Request, body: Annotated[Body[ResponsesRequest], body_of(ResponsesRequest)]
-    ) -> Response:
+    async def create(self, request: Request, wire: Annotated[ResponsesRequest, body_of(ResponsesRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        wire = body.wire
         service = self._services.of(wire.model)
         model = service.intake.check_model(wire.model)
         caller = admit(request, service, wire.timeout, num_choices=1)
@@ -59,11 +56,12 @@ class ResponsesApi:
         service.metrics.request_arrived("responses")
         draft = ResponseDraft(service, wire, taken, model)
         if wire.background:
+            request.state.notices += taken.notices
             shown = await self._start(service, draft, taken, caller, conversation, num_bytes)
-            return _json(exact(orjson.dumps(shown)), dict(warned(body.headers, taken.warnings)))
+            return _json(exact(orjson.dumps(shown)))
         rendering = ResponsesRendering(draft, partial(self._keep, caller.tenant, conversation))
         shape = Shape(model, bool(wire.stream), False, False, False, None)
-        return await respond(request, service, taken, shape, rendering, body.headers)
+        return await respond(request, service, taken, shape, rendering)
 
     async def get(self, request: Request, query: Annotated[RetrieveQuery, query_of(RetrieveQuery)]) -> Response:
         """A response as it is now. The query has no effect. Raises `RequestError`."""
@@ -192,5 +190,5 @@ def _page(context: bytes, query: InputItemsQuery) -> bytes:
     return exact(orjson.dumps(page))
 
 
-def _json(data: bytes, headers: dict[str, str] | None = None) -> Response:
-    return Response(data, headers=headers, media_type="application/json")
+def _json(data: bytes) -> Response:
+    return Response(data, media_type="application/json")
