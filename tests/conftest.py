@@ -58,8 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SSL_CERT_DIR"] = str(NO_AUTHORITIES)
     config.addinivalue_line(
         "markers",
-        "sampled(keep, of=None): run `keep` of this test's cases, or of those whose `implementation` is `of`, drawn by"
-        " a seed from the commit; all with --long",
+        "sampled(keep, of=None, among=None): run `keep` of this test's cases, or of those whose `implementation` is"
+        " `of`, drawn by a seed from the commit; all with --long. Tests with the same `among` are drawn from together",
     )
     config.addinivalue_line("markers", "long: run with --long only")
     config.addinivalue_line("markers", "browser: needs Chromium and Playwright; skipped by name without them")
@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         marker = item.get_closest_marker("sampled")
         if marker and marker.kwargs.get("of") in (None, _implementation(item)):
-            groups[item.nodeid.partition("[")[0]].append(item)
+            groups[marker.kwargs.get("among") or item.nodeid.partition("[")[0]].append(item)
     for name, group in groups.items():
         marker = group[0].get_closest_marker("sampled")
         assert marker is not None

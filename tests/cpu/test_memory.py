@@ -84,6 +84,7 @@ def test_weights_take_what_was_planned(checkpoint: Path, quantization: str, kv_c
         assert abs(measured["weights_bytes"] / wrong - 1) > TOLERANCE
 
 
+@pytest.mark.sampled(keep=3, among="models over HTTP and their memory")
 def test_a_quantized_checkpoint_takes_what_was_planned(tmp_path: Path) -> None:
     sizes = {"vocab_size": 8000, "hidden_size": 1024, "intermediate_size": 12288, "num_attention_heads": 16}
     chosen = next(one for one in FORMATS if one.name == "W4A16")
@@ -94,6 +95,7 @@ def test_a_quantized_checkpoint_takes_what_was_planned(tmp_path: Path) -> None:
     assert abs(measured["weights_bytes"] / (plan.weights_bytes + 2 * scales_bytes) - 1) > TOLERANCE
 
 
+@pytest.mark.sampled(keep=3, among="models over HTTP and their memory")
 @pytest.mark.skipif(num_cpus() < 2, reason="two ranks need two cores")
 def test_a_rank_takes_what_was_planned_for_each(checkpoint: Path) -> None:
     """More than a half of the whole: the embedding is on every rank."""

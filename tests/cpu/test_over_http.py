@@ -50,7 +50,7 @@ def make(family: str) -> PreTrainedModel:
     return model.eval()
 
 
-@pytest.mark.sampled(keep=1)
+@pytest.mark.sampled(keep=3, among="models over HTTP and their memory")
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_ids_are_those_of_generate(family: str, start: Callable[..., Daemon], tmp_path: Path) -> None:
     model = make(family)
@@ -82,6 +82,7 @@ def test_ids_are_those_of_generate(family: str, start: Callable[..., Daemon], tm
         assert list(threads.map(ask, prompts)) == expected
 
 
+@pytest.mark.sampled(keep=3, among="models over HTTP and their memory")
 def test_a_gguf_file_answers_as_the_checkpoint_that_it_was_made_from(
     start: Callable[..., Daemon], tmp_path: Path
 ) -> None:

@@ -263,6 +263,7 @@ def test_functions_differ_behind_whole_vectors() -> None:
     assert not all(torch.equal(torch.nn.functional.silu(x[:count]), whole[:count]) for count in range(1, 60))
 
 
+@pytest.mark.sampled(keep=3, among="models over HTTP and their memory")
 def test_the_headers_are_compared_with_the_code(phi: Path, tmp_path: Path) -> None:
     """In a process of its own, as the server does it."""
     facts = ModelFacts.of(Checkpoint.read(phi), "auto")

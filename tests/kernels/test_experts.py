@@ -130,6 +130,7 @@ class Dense:
         return (product if self.bias is None else product + self.bias.double()).to(x.dtype)
 
 
+@pytest.mark.sampled(keep=1, of="triton")
 @pytest.mark.parametrize(("dtype", "has_bias"), [(torch.float32, True), (torch.bfloat16, False)])
 def test_products_of_weights_that_stay_as_they_are(dtype: torch.dtype, has_bias: bool) -> None:
     """Triton multiplies a stack of them. Of 150 rows some experts have two tiles, and in most steps some have none."""

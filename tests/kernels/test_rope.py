@@ -136,7 +136,7 @@ def test_a_token_is_its_own(has_norm: bool) -> None:
         assert torch.equal(case.kv[block, :, :, offset], pool[block, :, :, offset])
 
 
-@pytest.mark.sampled(keep=4, of="triton")
+@pytest.mark.sampled(keep=2, of="triton")
 @pytest.mark.parametrize("kv_dtype", KV_FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(24, 24), (40, 16), (96, 96), (64, 64)])
@@ -249,6 +249,7 @@ def test_q_alone_is_rotated_if_there_are_no_heads_of_k() -> None:
     assert bool(case.kv.isnan().all())
 
 
+@pytest.mark.sampled(keep=2, of="triton")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (64, 16), (24, 8)])
 def test_heads_of_q_may_have_gates_between_them(head_dim: int, rotary_dim: int, dtype: torch.dtype) -> None:

@@ -75,6 +75,7 @@ SCORES: dict[str, Callable[[int, int], Tensor]] = {
 INTERPRETED = {("equal", 1), ("tied", 9), ("model", 200), ("tied", 200), ("masked", 200)}
 
 
+@pytest.mark.sampled(keep=3, of="triton")
 @pytest.mark.parametrize("size", [1, 9, 200, 4099])
 @pytest.mark.parametrize("kind", SCORES)
 def test_what_stays_is_what_a_search_finds(implementation: str, kind: str, size: int) -> None:

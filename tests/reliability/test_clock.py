@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import Daemon
@@ -27,6 +28,7 @@ BOUND_S = 900.0
 """Seconds that no answer needs on any machine, but fewer than a jump."""
 
 
+@pytest.mark.sampled(keep=6, among="recoveries")
 def test_r20_a_jumping_wall_clock_is_not_noticed(start: Callable[..., Daemon], tmp_path: Path) -> None:
     code, seen = tmp_path / "code", tmp_path / "seen"
     code.mkdir()

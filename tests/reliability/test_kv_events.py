@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import zmq
 
 from tests.e2e.conftest import Daemon, free_model
@@ -50,6 +51,7 @@ class Gateway:
         return self.mirror.held
 
 
+@pytest.mark.sampled(keep=6, among="recoveries")
 def test_events_go_on_after_an_engine_died(start: Callable[..., Daemon], tmp_path: Path) -> None:
     pub, replay = f"ipc://{tmp_path}/pub", f"ipc://{tmp_path}/replay"
     events = ("--kv-events", pub, "--kv-events-replay", replay, "--kv-events-topic", "kv@tiny")

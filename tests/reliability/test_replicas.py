@@ -6,12 +6,15 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from tests.e2e.conftest import Daemon
 from tests.reliability.conftest import HTTP, NUM_STREAMS, WITHOUT_CACHE, show_pauses, wait_until
 
 LONG_KILLS = 20
 
 
+@pytest.mark.sampled(keep=6, among="recoveries")
 def test_r2_streams_go_on_in_the_other_replica(start: Callable[..., Daemon], is_long: bool) -> None:
     daemon = start(WITHOUT_CACHE, "--replicas", "2")
 

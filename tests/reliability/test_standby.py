@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import Daemon
 from tests.reliability.conftest import WITHOUT_CACHE, count, engines, show_pauses, wait_until
 
 
+@pytest.mark.sampled(keep=6, among="recoveries")
 def test_r2_a_standby_takes_the_engines_place(start: Callable[..., Daemon]) -> None:
     daemon = start(WITHOUT_CACHE, "--standby")
 

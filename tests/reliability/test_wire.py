@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.e2e.conftest import Daemon
 from tests.reliability.asking import Asker
 from tests.reliability.conftest import WITHOUT_CACHE, faulty, restarts
@@ -23,6 +25,7 @@ SAID = {
 """Fault of a frame -> text of the log. If all later frames are lost too, only the heartbeat's count shows it."""
 
 
+@pytest.mark.sampled(keep=6, among="recoveries")
 def test_r21_a_bad_frame_is_a_pause(start: Callable[..., Daemon], is_long: bool) -> None:
     faults = [f"{kind}@frame=60@epoch={epoch}" for epoch, kind in enumerate(SAID)]
     daemon = start(WITHOUT_CACHE, program=faulty(*faults, step_ms=None if is_long else STEP_MS))

@@ -77,20 +77,21 @@ def test_the_kernel_tells_a_starved_process_from_one_that_waits_for_a_lock() -> 
     that waits for a lock could use all of it. The time of a process that it started counts, and hides no wait."""
     core = {min(os.sched_getaffinity(0))}
 
-    def pinned(nice: int) -> Callable[[], None]:
-        return lambda: (os.sched_setaffinity(0, core), os.nice(nice), None)[-1]
+    def pin() -> None:
+        os.sched_setaffinity(0, core)
 
     parent = f"import subprocess, sys; subprocess.run((sys.executable, '-c', {SPIN!r}))"
     lock = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()"
     with contextlib.ExitStack() as all_of_them:
-        for _ in range(4):
-            # All in one session: the kernel weighs sessions before the processes in one.
-            all_of_them.enter_context(subprocess.Popen((sys.executable, "-c", SPIN), preexec_fn=pinned(0)))
-        starved = all_of_them.enter_context(subprocess.Popen((sys.executable, "-c", parent), preexec_fn=pinned(19)))
+        # All in one session: the kernel weighs sessions before the processes in one.
+        starved = all_of_them.enter_context(subprocess.Popen((sys.executable, "-c", parent), preexec_fn=pin))
         locked = all_of_them.enter_context(subprocess.Popen((sys.executable, "-c", lock)))
-        started = psutil.Process().children(recursive=True)
-        all_of_them.callback(lambda: [each.kill() for each in {*started, *psutil.Process().children(recursive=True)}])
         wait_until(lambda: psutil.Process(starved.pid).children(), 60.0)
+        for pid in (starved.pid, psutil.Process(starved.pid).children()[0].pid):
+            os.setpriority(os.PRIO_PROCESS, pid, 19)  # not before they have started, which would take long
+        for _ in range(4):
+            all_of_them.enter_context(subprocess.Popen((sys.executable, "-c", SPIN), preexec_fn=pin))
+        all_of_them.callback(lambda: [each.kill() for each in psutil.Process().children(recursive=True)])
         of_starved, of_locked = ProcessorTime(starved.pid), ProcessorTime(locked.pid)
         wait_until_told(lambda: of_locked.use().is_asleep)
         of_starved.use()
