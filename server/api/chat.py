@@ -23,7 +23,7 @@ from inferd.server.generate.events import (
     ToolCallStart,
 )
 from inferd.server.generate.request import GenerateRequest
-from inferd.server.generate.results import ChoiceResult
+from inferd.server.generate.results import CalledTool, ChoiceResult
 from inferd.server.schema.answers.chat import (
     ChatChoice,
     ChatChunkChoice,
@@ -33,6 +33,10 @@ from inferd.server.schema.answers.chat import (
     ChatDelta,
     ChatMessage,
     ChatPrompt,
+    CustomToolCall,
+    CustomToolCallDelta,
+    FunctionDelta,
+    ToolCall,
     ToolCallDelta,
 )
 from inferd.server.schema.answers.generation import Extra
@@ -69,6 +73,8 @@ class ChatRendering(ChunkRendering):
         self._table = service.model.tokenizer.bytes
         self._scores = taken.params.logprobs is not None
         self._introduced: set[int] = set()
+        self._custom_calls: set[tuple[int, int]] = set()
+        """(choice, index) of the streamed calls of custom tools."""
 
     def event(self, event: Event) -> bytes:
         match event:
@@ -81,16 +87,9 @@ class ChatRendering(ChunkRendering):
             case ReasoningDelta():
                 return self._delta(event.choice, {"reasoning": event.text, "reasoning_content": event.text})
             case ToolCallStart():
-                call: ToolCallDelta = {
-                    "index": event.index,
-                    "id": event.id,
-                    "type": "function",
-                    "function": {"name": event.name, "arguments": ""},
-                }
-                return self._delta(event.choice, {"tool_calls": [call]})
+                return self._delta(event.choice, {"tool_calls": [self._call_begun(event)]})
             case ToolCallArguments():
-                call = {"index": event.index, "function": {"arguments": event.text}}
-                return self._delta(event.choice, {"tool_calls": [call]})
+                return self._delta(event.choice, {"tool_calls": [self._call_grown(event)]})
             case Finished():
                 self._chunks.ended(event.choice)
                 end: ChatChunkChoice = {
@@ -147,6 +146,18 @@ class ChatRendering(ChunkRendering):
     def _delta(self, choice: int, delta: ChatDelta) -> bytes:
         return self._role(choice) + self._chunks.chunk(_growth(choice, delta))
 
+    def _call_begun(self, event: ToolCallStart) -> ToolCallDelta | CustomToolCallDelta:
+        if _is_custom(self._taken, event.name):
+            self._custom_calls.add((event.choice, event.index))
+            return {"index": event.index, "id": event.id, "type": "custom", "custom": {"name": event.name, "input": ""}}
+        function: FunctionDelta = {"name": event.name, "arguments": ""}
+        return {"index": event.index, "id": event.id, "type": "function", "function": function}
+
+    def _call_grown(self, event: ToolCallArguments) -> ToolCallDelta | CustomToolCallDelta:
+        if (event.choice, event.index) in self._custom_calls:
+            return {"index": event.index, "custom": {"input": event.text}}
+        return {"index": event.index, "function": {"arguments": event.text}}
+
     def _reason(self, reason: EndReason) -> EndReason:
         """The finish reason. If the caller named the function, the model did not decide to call: OpenAI says `stop`."""
         config = self._taken.parser_config
@@ -155,7 +166,7 @@ class ChatRendering(ChunkRendering):
     def _choice(self, index: int, result: ChoiceResult) -> ChatChoice:
         choice: ChatChoice = {
             "index": index,
-            "message": _message(result),
+            "message": _message(result, self._taken),
             "logprobs": chat_logprobs(self._table, result.scored) if self._scores else None,
             "finish_reason": self._reason(result.reason),
             "stop_reason": result.stop_reason,
@@ -170,15 +181,23 @@ def _growth(choice: int, delta: ChatDelta) -> ChatChunkChoice:
     return {"index": choice, "logprobs": None, "delta": delta, "finish_reason": None}
 
 
-def _message(result: ChoiceResult) -> ChatMessage:
+def _is_custom(taken: GenerateRequest, name: str) -> bool:
+    tool = taken.tools.get(name)
+    return tool is not None and tool.kind == "custom"
+
+
+def _message(result: ChoiceResult, taken: GenerateRequest) -> ChatMessage:
     """The message of a choice. `content` is null if there are only calls."""
     content = None if result.calls and not result.text else result.text
     message: ChatMessage = {"role": "assistant", "content": content, "refusal": None}
     if result.reasoning:
         message["reasoning"] = message["reasoning_content"] = result.reasoning
     if result.calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in result.calls
-        ]
+        message["tool_calls"] = [_call(call, taken) for call in result.calls]
     return message
+
+
+def _call(call: CalledTool, taken: GenerateRequest) -> ToolCall | CustomToolCall:
+    if _is_custom(taken, call.name):
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -98,7 +98,7 @@ class TokensApi:
             return await prompts.encode(wire.prompt, add_special=wire.add_special_tokens is not False)
         conversation = conversation_of(
             wire.messages,
-            wire.tools,
+            [tool.shown for tool in wire.tools] if wire.tools else None,
             wire.add_generation_prompt,
             wire.continue_final_message,
             wire.chat_template_kwargs,

@@ -20,7 +20,8 @@ from inferd.server.generate.events import (
     ToolCallStart,
 )
 from inferd.server.tools.answer_parser import ParserConfig
-from inferd.server.tools.pieces import CallArguments, CallBegun, Content, Piece, Reasoning, joined
+from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Content, Piece, Reasoning, joined
+from inferd.server.tools.text_input import TextInput
 
 _SHORT_ID_CHARS = string.ascii_letters + string.digits
 _SHORT_ID_LENGTH = 9
@@ -100,6 +101,8 @@ class ParsedAnswer:
         """Number of characters before each token, never falling. Tokens without text count too."""
         self._num_reasoning = 0
         self._pieces: list[Piece] = []
+        self._text_input: TextInput | None = None
+        """Reads the open call's text; None if it is a function's."""
 
     @property
     def is_full(self) -> bool:
@@ -113,7 +116,7 @@ class ParsedAnswer:
             self._pieces += self._parser.feed(text)
 
     def finish(self) -> None:
-        self._pieces += self._parser.finish()
+        self._pieces += (*self._parser.finish(), CallEnded())  # the answer may be cut off within a call
 
     def events(
         self, token_ids: tuple[int, ...], scored: tuple[ScoredToken, ...], num_cached_tokens: int, num_unsent: int = 0
@@ -137,9 +140,23 @@ class ParsedAnswer:
                         yield ReasoningDelta(self._choice, piece.text)
                 case CallBegun():
                     self.num_calls += 1
+                    self._text_input = TextInput() if piece.name in self._config.text_tools else None
                     yield ToolCallStart(self._choice, self.num_calls - 1, self._new_id(), piece.name)
                 case CallArguments():
-                    yield ToolCallArguments(self._choice, self.num_calls - 1, piece.text)
+                    yield from self._arguments(piece.text)
+                case CallEnded():
+                    yield from self._call_ended()
+
+    def _arguments(self, text: str) -> Iterator[Event]:
+        text = text if self._text_input is None else self._text_input.feed(text)
+        if text:
+            yield ToolCallArguments(self._choice, self.num_calls - 1, text)
+
+    def _call_ended(self) -> Iterator[Event]:
+        rest = "" if self._text_input is None else self._text_input.finish()
+        if rest:
+            yield ToolCallArguments(self._choice, self.num_calls - 1, rest)
+        self._text_input = None
 
     def _new_id(self) -> str:
         if self._config.format.has_short_ids:

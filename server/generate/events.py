@@ -85,7 +85,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """New text of a call's arguments, as JSON."""
+    """New text of a call's arguments, as JSON, or of a custom tool's input."""
 
     choice: int
     index: int

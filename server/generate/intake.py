@@ -34,6 +34,7 @@ from inferd.server.tools.answer_rules import (
     check_tools,
     notices_of,
     template_kwargs,
+    tools_of,
     tools_shown,
 )
 
@@ -131,7 +132,12 @@ class Intake:
         rendered = encoded[1] or ""
         rules = await self._prompts.run(lambda: self._answer_rules(wire, rendered), len(rendered))
         taken = await self._request(prefix, "messages", wire, caller, (prompt,), logprobs, rules.answer, echo=False)
-        return replace(taken, parser_config=rules.parser_config, notices=notices_of(wire, self._model))
+        return replace(
+            taken,
+            parser_config=rules.parser_config,
+            tools={tool.name: tool for tool in tools_of(wire)},
+            notices=notices_of(wire, self._model),
+        )
 
     async def completion(self, wire: CompletionRequest, caller: Caller) -> GenerateRequest:
         """A completion request as a `GenerateRequest`. Raises `RequestError`."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -12,6 +12,7 @@ from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.generate.deadline import Deadline
 from inferd.server.generate.sampling import choice_seed
+from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import GenerationFields
 from inferd.server.schema.latency import NO_TARGETS, Targets
@@ -89,6 +90,8 @@ class GenerateRequest:
     """The account that its tokens are charged to."""
     parser_config: ParserConfig | None = None
     """How reasoning and calls are separated from the content; None: all of the text is content."""
+    tools: Mapping[str, CallerTool] = field(default_factory=dict)
+    """The tools that the model is shown, by their names."""
     grammar_param: str = ""
     """Name of the request's field that the engine's grammar comes from."""
     seed: int = 0

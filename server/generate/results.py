@@ -22,13 +22,13 @@ from inferd.server.generate.request import GenerateRequest
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class CalledTool:
     """A call as the model wrote it."""
 
     id: str
     name: str
     arguments: str
-    """JSON, unless the answer was cut off or the model wrote something else."""
+    """JSON, unless the answer was cut off or the model wrote something else; of a custom tool its input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ChoiceResult:
     stop_reason: str | int | None
     num_cached_tokens: int
     reasoning: str = ""
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[CalledTool, ...] = ()
     num_reasoning_tokens: int = 0
 
 
@@ -92,7 +92,7 @@ class _ChoiceBuilder:
             self.end.stop_reason,
             self.num_cached_tokens,
             "".join(self.reasoning),
-            tuple(ToolCall(start.id, start.name, "".join(pieces)) for start, pieces in self.calls),
+            tuple(CalledTool(start.id, start.name, "".join(pieces)) for start, pieces in self.calls),
             self.num_reasoning_tokens,
         )
 

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
 from inferd.engine.api.wire.params import MAX_LOGPROBS
+from inferd.server.schema.caller_tool import CallerTool, TextFormat, custom_tool, function_tool
 from inferd.server.schema.generation import OUTPUT, PROMPT, STOPPING, TOOLS, GenerationFields
 from inferd.server.schema.messages import Messages
 from inferd.server.schema.model import Part, option, required
 from inferd.server.schema.tool_choice import ToolChoiceField
-from inferd.server.schema.values import AsGiven, Besides, Converted, Flag, JsonObject, Many, Matching, Only, Text, Whole
+from inferd.server.schema.values import (
+    AsGiven,
+    Besides,
+    Converted,
+    Flag,
+    JsonObject,
+    Many,
+    Matching,
+    Only,
+    Text,
+    Whole,
+    by_type,
+    form,
+)
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1_024
+"""Agents list the tools of every server that they are connected to."""
+MAX_GRAMMAR_CHARS = 65_536
 MAX_THINKING_TOKENS = 2**20
 MAX_DOCUMENTS = 1_024
 
@@ -39,15 +55,72 @@ class _Function(Part):
     without_effect = TOOL_WITHOUT_EFFECT
 
 
-class _Tool(Part):
+class _FunctionTool(Part):
     type: Literal["function"]
     function: _Function
 
     without_effect = TOOL_WITHOUT_EFFECT
 
 
-Tool = Annotated[Mapping[str, object], AsGiven(_Tool)]
-"""A function that the chat template shows to the model; passed on as it was given."""
+class _AnyText(Part):
+    type: Literal["text"]
+
+
+class GrammarText(Part):
+    """The grammar of a custom tool's input."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[Text, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+
+
+class _GrammarFormat(Part):
+    type: Literal["grammar"]
+    grammar: GrammarText
+
+
+_TextFormat = Annotated[
+    Annotated[_AnyText, Tag("<text>")] | Annotated[_GrammarFormat, Tag("<grammar>")],
+    form("an object", by_type, ("text", "grammar")),
+]
+
+
+class _Custom(Part):
+    """A tool that takes a text."""
+
+    name: FunctionName
+    description: Text | None = None
+    format: _TextFormat = _AnyText(type="text")
+
+
+class _CustomTool(Part):
+    type: Literal["custom"]
+    custom: _Custom
+
+    without_effect = TOOL_WITHOUT_EFFECT
+
+
+_Tool = Annotated[
+    Annotated[Mapping[str, object], AsGiven(_FunctionTool), Tag("<function>")]
+    | Annotated[_CustomTool, Tag("<custom>")],
+    form("an object", by_type, ("function", "custom")),
+]
+
+
+def _tools(given: Sequence[Any], where: str) -> tuple[CallerTool, ...]:
+    return tuple(_tool(tool, f"{where}[{i}]") for i, tool in enumerate(given))
+
+
+def _tool(tool: _CustomTool | Mapping[str, object], path: str) -> CallerTool:
+    if not isinstance(tool, _CustomTool):
+        return function_tool(tool, path)
+    custom, text = tool.custom, TextFormat()
+    if isinstance(custom.format, _GrammarFormat):
+        grammar = custom.format.grammar
+        text = TextFormat(grammar.syntax, grammar.definition, f"{path}.custom.format.grammar.definition")
+    return custom_tool(custom.name, custom.description, text, path)
+
+
+Tools = Annotated[tuple[CallerTool, ...], Converted(Annotated[tuple[_Tool, ...], Many(max_length=MAX_TOOLS)], _tools)]
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Verbosity = Literal["low", "medium", "high"]
@@ -90,16 +163,18 @@ class ChatRequest(GenerationFields):
     top_logprobs: Whole | None = option(
         "Number of alternatives to each token. Only with `logprobs`.", unset="0", area=OUTPUT, ge=0, le=MAX_LOGPROBS
     )
-    tools: Annotated[tuple[Tool, ...], Many(max_length=MAX_TOOLS)] | None = option(
-        "Functions that the model may call. How it writes calls is read off the checkpoint. `strict` has the arguments "
-        "of a function follow its schema token by token, and refuses a schema with a keyword that cannot be enforced.",
+    tools: Tools | None = option(
+        "Tools that the model may call and the caller runs. How it writes calls is read off the checkpoint. A "
+        "`function` with `strict` gets arguments that follow its schema token by token, and its schema is refused if "
+        "a keyword cannot be enforced. A `custom` tool gets a text that follows the `grammar` in its `format` token by "
+        "token.",
         unset="none",
         area=TOOLS,
     )
     tool_choice: ToolChoiceField | None = option(
         "`none` hides the tools from the model. `auto` lets the model decide. `required` makes it call at least one. "
-        "An object that names a function makes the model call it once, and `finish_reason` is then `stop`. "
-        "`allowed_tools` lists the functions that may be called. The server enforces required calls token by token, "
+        "An object that names a tool makes the model call it once, and `finish_reason` is then `stop`. "
+        "`allowed_tools` lists the tools that may be called. The server enforces required calls token by token, "
         "after any reasoning.",
         unset="`auto`",
         area=TOOLS,

@@ -15,8 +15,8 @@ Kind = Literal["enforced", "hint", "offer", "demand"]
 ABOUT: Mapping[Kind, str] = {
     "enforced": "The server does it.",
     "hint": "It can change speed, cost or bookkeeping, not the answer. It is accepted in silence.",
-    "offer": "It lets the model do something that this server does not have. It is accepted, the model does not see it, "
-    "and a notice says so.",
+    "offer": "It lets the model do something that this server does not have. It is accepted, the model does not see "
+    "it, and a notice says so.",
     "demand": "The caller relies on it, and the server cannot do it. The request is refused by name, with the way out.",
 }
 

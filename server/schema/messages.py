@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, Tag, ValidationInfo, field_validator
 from inferd.server.errors import table as errors
 from inferd.server.errors import validation
 from inferd.server.schema import strict_json
+from inferd.server.schema.caller_tool import TEXT_KEY
 from inferd.server.schema.model import Context, Part
 from inferd.server.schema.strict_json import Counts
 from inferd.server.schema.values import Converted, Many, Text, Unsupported, by_type, form
@@ -100,6 +101,30 @@ class _ToolCall(Part):
     without_effect = CALL_WITHOUT_EFFECT
 
 
+class _CustomInput(Part):
+    name: Text
+    input: Text
+
+
+class _CustomCall(Part):
+    """A call of a custom tool."""
+
+    type: Literal["custom"]
+    custom: _CustomInput
+    id: Text | None = None
+
+    without_effect = CALL_WITHOUT_EFFECT
+
+
+def _call_tag(value: object) -> str:
+    return "<custom>" if isinstance(value, dict) and value.get("type") == "custom" else "<function>"
+
+
+_Call = Annotated[
+    Annotated[_ToolCall, Tag("<function>")] | Annotated[_CustomCall, Tag("<custom>")], form("an object", _call_tag)
+]
+
+
 class _Message(Part):
     role: Role
     function_call: Annotated[object, Unsupported("Use 'tool_calls' instead.")] = None
@@ -108,7 +133,7 @@ class _Message(Part):
     tool_call_id: Text | None = None
     reasoning: Text | None = None
     reasoning_content: Text | None = None
-    tool_calls: Annotated[tuple[_ToolCall, ...], Many(max_length=MAX_CALLS)] | None = None
+    tool_calls: Annotated[tuple[_Call, ...], Many(max_length=MAX_CALLS)] | None = None
 
     without_effect = MESSAGE_WITHOUT_EFFECT
     model_config = ConfigDict(
@@ -162,8 +187,11 @@ def _joined(parts: tuple[_TextPart | _RefusalPart, ...]) -> str:
     return "\n".join(part.text if isinstance(part, _TextPart) else part.refusal for part in parts)
 
 
-def _plain_call(call: _ToolCall) -> Message:
-    function = {"name": call.function.name, "arguments": call.function.arguments}
+def _plain_call(call: _ToolCall | _CustomCall) -> Message:
+    if isinstance(call, _CustomCall):
+        function: Message = {"name": call.custom.name, "arguments": {TEXT_KEY: call.custom.input}}
+    else:
+        function = {"name": call.function.name, "arguments": call.function.arguments}
     plain: dict[str, object] = {"type": "function", "function": function}
     return plain if call.id is None else {**plain, "id": call.id}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from inferd.server.schema.chat import MAX_DOCUMENTS, MAX_TOOLS, Tool
+from inferd.server.schema.chat import MAX_DOCUMENTS, Tools
 from inferd.server.schema.messages import Messages
 from inferd.server.schema.model import RequestModel, option, required
 from inferd.server.schema.token_ids import TokenId, read_token_ids
@@ -19,7 +19,7 @@ class TokenizeRequest(RequestModel):
         "A text of at most 1,048,576 tokens, or of the context if that is more. Give either this or `messages`."
     )
     messages: Messages | None = option("A conversation to render and tokenize.")
-    tools: Annotated[tuple[Tool, ...], Many(max_length=MAX_TOOLS)] | None = option("As in chat.", unset="none")
+    tools: Tools | None = option("As in chat.", unset="none")
     documents: Annotated[tuple[JsonObject, ...], Many(max_length=MAX_DOCUMENTS)] | None = option(
         "As in chat.", unset="none"
     )

@@ -13,7 +13,7 @@ from inferd.server.schema.values import Converted, Many, Text, by_type, form
 Mode = Literal["none", "auto", "required"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-MAX_NAMED = 128
+MAX_NAMED = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +22,30 @@ class ToolChoice:
 
     mode: Mode
     names: tuple[tuple[str, str], ...] | None = None
-    """(function, its path in the request) of the tools that may be called; None: all."""
+    """(tool, its path in the request) of the tools that may be called; None: all."""
     is_single: bool = False
-    """One named function: exactly one call."""
+    """One named tool: exactly one call."""
 
 
-class _FunctionName(Part):
+class _Name(Part):
     name: Text = Field(min_length=1)
 
 
-class _NamedTool(Part):
+class _NamedFunction(Part):
     type: Literal["function"]
-    function: _FunctionName
+    function: _Name
+
+
+class _NamedCustom(Part):
+    type: Literal["custom"]
+    custom: _Name
+
+
+_Named = _NamedFunction | _NamedCustom
+_NamedTool = Annotated[
+    Annotated[_NamedFunction, Tag("<function>")] | Annotated[_NamedCustom, Tag("<custom>")],
+    form("an object", by_type, ("function", "custom")),
+]
 
 
 class _Allowed(Part):
@@ -53,20 +65,27 @@ def word_or_type(value: object) -> str | None:
 
 _Given = Annotated[
     Annotated[Mode, Tag("<word>")]
-    | Annotated[_NamedTool, Tag("<function>")]
+    | Annotated[_NamedFunction, Tag("<function>")]
+    | Annotated[_NamedCustom, Tag("<custom>")]
     | Annotated[_AllowedTools, Tag("<allowed_tools>")],
-    form("one of a string or an object", word_or_type, ("function", "allowed_tools")),
+    form("one of a string or an object", word_or_type, ("function", "custom", "allowed_tools")),
 ]
 
 
-def _read(given: Mode | _NamedTool | _AllowedTools, where: str) -> ToolChoice:
+def _read(given: Mode | _Named | _AllowedTools, where: str) -> ToolChoice:
     if isinstance(given, str):
         return ToolChoice(given)
-    if isinstance(given, _NamedTool):
-        return ToolChoice("required", ((given.function.name, f"{where}.function.name"),), is_single=True)
+    if not isinstance(given, _AllowedTools):
+        return ToolChoice("required", (_named(given, where),), is_single=True)
     allowed, path = given.allowed_tools, f"{where}.allowed_tools.tools"
-    names = ((tool.function.name, f"{path}[{i}].function.name") for i, tool in enumerate(allowed.tools))
-    return ToolChoice(allowed.mode, tuple(names))
+    return ToolChoice(allowed.mode, tuple(_named(tool, f"{path}[{i}]") for i, tool in enumerate(allowed.tools)))
+
+
+def _named(tool: _Named, where: str) -> tuple[str, str]:
+    """(name, its path)."""
+    if isinstance(tool, _NamedCustom):
+        return tool.custom.name, f"{where}.custom.name"
+    return tool.function.name, f"{where}.function.name"
 
 
 ToolChoiceField = Annotated[ToolChoice, Converted(_Given, _read)]

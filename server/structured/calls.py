@@ -5,10 +5,11 @@ Pure functions of a format's call syntax and of the tools' schemas. Knows no fie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inferd.server.errors import table as errors
+from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.structured.bounds import GrammarSize
 from inferd.server.structured.language import (
     Language,
@@ -27,8 +28,6 @@ from inferd.server.structured.schema import has_reference, read_schema
 from inferd.server.structured.tags import Tokens
 from inferd.server.tools.format import CallSyntax, ReasoningSyntax, Tags
 
-Tool = Mapping[str, object]
-
 MAX_CALLS = 128
 """Most calls in one answer under a grammar."""
 
@@ -45,8 +44,8 @@ _NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}, "add
 class CallRules:
     """The calls that an answer may hold."""
 
-    tools: tuple[tuple[str, Tool], ...]
-    """(path in the request, tool) of the tools that may be called."""
+    tools: tuple[CallerTool, ...]
+    """The tools that may be called."""
     is_required: bool
     """Whether the answer must be calls alone, apart from reasoning."""
     is_single: bool
@@ -106,7 +105,7 @@ class _Writer:
         self._rules, self._syntax, self._tokens = rules, syntax, tokens
         self._is_single = rules.is_single or syntax.is_single
         self._size = GrammarSize("tools")
-        self._rest = shared(either(*(self._call(where, tool) for where, tool in rules.tools)))
+        self._rest = shared(either(*map(self._call, rules.tools)))
         """Language of a call from its name on."""
 
     def calls(self, written: str) -> Language:
@@ -130,18 +129,15 @@ class _Writer:
             return either(called, free_text())
         return sequence(repeat(called, 0, None), free_text())
 
-    def _call(self, where: str, tool: Tool) -> Language:
+    def _call(self, tool: CallerTool) -> Language:
         """From a call's name to its end."""
-        function = tool["function"]
-        assert isinstance(function, Mapping)
-        name, is_strict = str(function["name"]), function.get("strict") is True
-        path = f"{where}.function.parameters"
-        schema = _parameters(function.get("parameters"), path)
-        arguments = read_schema(schema, path, is_strict=is_strict)
+        path = f"{tool.path}.function.parameters"
+        schema = _parameters(tool.function.get("parameters"), path)
+        arguments = read_schema(schema, path, is_strict=tool.is_strict)
         self._size.add(len(arguments.expression))
         if self._syntax.tags is not None:
-            arguments = self._tagged(self._syntax.tags, schema, path, is_strict=is_strict)
-        parts = [marked(name + self._syntax.between, self._tokens), arguments]
+            arguments = self._tagged(self._syntax.tags, schema, path, is_strict=tool.is_strict)
+        parts = [marked(tool.name + self._syntax.between, self._tokens), arguments]
         if self._syntax.end:
             parts.append(marked(self._syntax.end, self._tokens))
         return sequence(*parts)
@@ -194,8 +190,3 @@ def _until(marker: str, tokens: Tokens) -> Language:
     if any(marker.startswith(token) for token in tokens):
         return sequence(free_text(), marked(marker, tokens))
     return free_text_until(marker)
-
-
-def paths_of(tools: Sequence[Tool]) -> tuple[tuple[str, Tool], ...]:
-    """(path in the request, tool) of each tool."""
-    return tuple((f"tools[{i}]", tool) for i, tool in enumerate(tools))

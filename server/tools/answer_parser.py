@@ -34,6 +34,8 @@ class ParserConfig:
     tools: tuple[Mapping[str, object], ...] = ()
     prefill: str = ""
     """Beginning of the answer that is already in the prompt."""
+    text_tools: frozenset[str] = frozenset()
+    """Names of the tools that take a text instead of arguments."""
     max_calls: int | None = None
     """Number of calls after which the answer ends; None: no bound."""
     shows_reasoning: bool = True

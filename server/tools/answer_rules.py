@@ -11,18 +11,17 @@ from dataclasses import dataclass, replace
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
+from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.notices import Notice
 from inferd.server.schema.tool_choice import ToolChoice
-from inferd.server.structured.calls import CallRules, answer_with_calls, can_bound, paths_of, reasoning
+from inferd.server.structured.calls import CallRules, answer_with_calls, can_bound, reasoning
 from inferd.server.structured.formats import AnswerLanguage
 from inferd.server.structured.language import Language, free_text, literal, marked, sequence
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
 from inferd.server.tools.detect import PLAIN_CALLS
 from inferd.server.tools.format import Format
-
-Tool = Mapping[str, object]
 
 LACKS_TOOLS = "the chat template does not show tools, so the server writes them into the prompt as text"
 
@@ -51,15 +50,20 @@ def check_tools(wire: ChatRequest) -> None:
             raise RequestError(
                 "invalid_value", f"The '{name}' parameter is only allowed when 'tools' are specified.", name
             )
-    known = [_name_of(tool) for tool in wire.tools or ()]
+    known = [tool.name for tool in wire.tools or ()]
     for name, where in (choice.names if choice is not None else None) or ():
         if name not in known:
             raise errors.not_among(where, name, known[:10])
 
 
-def tools_shown(wire: ChatRequest) -> tuple[Tool, ...] | None:
-    """The tools that the template is given."""
-    return None if _choice(wire).mode == "none" else wire.tools
+def tools_of(wire: ChatRequest) -> tuple[CallerTool, ...]:
+    """The tools that the model is shown."""
+    return () if _choice(wire).mode == "none" else wire.tools or ()
+
+
+def tools_shown(wire: ChatRequest) -> tuple[Mapping[str, object], ...] | None:
+    """The same tools as the template is given them."""
+    return tuple(tool.shown for tool in tools_of(wire)) or None
 
 
 def template_kwargs(wire: ChatRequest, template: str) -> Mapping[str, object] | None:
@@ -85,7 +89,7 @@ def notices_of(wire: ChatRequest, model: ServedModel) -> tuple[Notice, ...]:
     if wire.verbosity not in (None, "medium"):
         text = "'verbosity' has no effect: say in the prompt how long the answer should be"
         found.append(Notice("no_effect", text))
-    if tools_shown(wire) and model.template is not None and model.template.lacks_tools:
+    if tools_of(wire) and model.template is not None and model.template.lacks_tools:
         found.append(Notice("tools_as_text", LACKS_TOOLS))
     return tuple(found)
 
@@ -112,14 +116,14 @@ def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: Ans
     if budget is not None and not (form.reads_reasoning and can_bound(form.reasoning_syntax, tokens)):
         rule = "This model's reasoning ends with no token that could be forced; bound the answer with 'max_tokens'."
         raise errors.unsupported_parameter("thinking_token_budget", rule)
-    choice, tools = _choice(wire), tools_shown(wire) or ()
+    choice, tools = _choice(wire), tools_of(wire)
     rules = _rules(choice, tools, wire)
     is_enforced = bool(tools) and (
         rules.is_required
         or choice.names is not None
         or answer is not None
         or budget is not None
-        or any(map(_is_strict, tools))
+        or any(tool.is_strict for tool in tools)
     )
     if is_enforced and _needs_plain_calls(form, rules, answer):
         form = form.with_plain_calls(PLAIN_CALLS)
@@ -127,7 +131,8 @@ def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: Ans
     config = ParserConfig(
         format=form,
         with_calls=bool(tools),
-        tools=tools,
+        tools=tuple(tool.shown for tool in tools),
+        text_tools=frozenset(tool.name for tool in tools if tool.text is not None),
         prefill=form.prefill(prompt),
         max_calls=1 if tools and rules.is_single else None,
         shows_reasoning=wire.include_reasoning is not False and (wire.reasoning is None or wire.reasoning.is_shown),
@@ -146,11 +151,10 @@ def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: Ans
     return AnswerRules(config.with_prefill_parsed() if is_read else None, answer)
 
 
-def _rules(choice: ToolChoice, tools: tuple[Tool, ...], wire: ChatRequest) -> CallRules:
+def _rules(choice: ToolChoice, tools: tuple[CallerTool, ...], wire: ChatRequest) -> CallRules:
     names = None if choice.names is None else {name for name, _ in choice.names}
-    callable_tools = tuple((path, tool) for path, tool in paths_of(tools) if names is None or _name_of(tool) in names)
     return CallRules(
-        callable_tools,
+        tuple(tool for tool in tools if names is None or tool.name in names),
         is_required=choice.mode == "required",
         is_single=choice.is_single or wire.parallel_tool_calls is False,
     )
@@ -179,15 +183,3 @@ def _before(config: ParserConfig, tokens: Mapping[str, int], budget: int | None)
 def _choice(wire: ChatRequest) -> ToolChoice:
     """The request's choice, or OpenAI's default: the model decides."""
     return wire.tool_choice or ToolChoice("auto")
-
-
-def _name_of(tool: Tool) -> str:
-    function = tool["function"]
-    assert isinstance(function, Mapping)
-    return str(function["name"])
-
-
-def _is_strict(tool: Tool) -> bool:
-    function = tool["function"]
-    assert isinstance(function, Mapping)
-    return function.get("strict") is True

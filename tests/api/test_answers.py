@@ -33,6 +33,7 @@ PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 FUNCTION = {"name": "get_weather", "description": "Get the weather.", "parameters": PARAMETERS}
 TEXT = "Hello there, this is an answer."
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+WRITTEN = '<tool_call>\n{"name": "get_weather", "arguments": {"input": "Paris"}}\n</tool_call>'
 THOUGHT = f"<think>Hm.</think>I look.\n{CALL}"
 FAILURE = Failure("numerical_error", "The model computed NaN.")
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -81,6 +82,8 @@ def ask_for_chat(asking: Asking) -> None:
     asking.ask(routes.CHAT, messages=MESSAGES, prompt_logprobs=1)
     tools = [{"type": "function", "function": FUNCTION}]
     asking.generate(routes.CHAT, Script(text=THOUGHT), messages=MESSAGES, tools=tools, include_metrics=True)
+    tools = [{"type": "custom", "custom": {"name": "get_weather"}}]
+    asking.generate(routes.CHAT, Script(text=WRITTEN), messages=MESSAGES, tools=tools)
     asking.fail(routes.CHAT, messages=MESSAGES)
     asking.ask(routes.CHAT_RENDER, messages=MESSAGES)
     asking.ask(routes.TOKENIZE, messages=MESSAGES)

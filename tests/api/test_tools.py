@@ -376,3 +376,56 @@ def test_without_tools_nothing_is_told(unshown: tuple[str, ScriptedRouter]) -> N
         assert "x-inferd-warning" not in answer.headers
     assert len({submit.prompt_ids for submit in router.submits}) == 1
     assert "# Tools" not in router.model.tokenizer.decode(router.submits[0].prompt_ids, skip_special=False)
+
+
+PATCH: Any = {
+    "type": "custom",
+    "custom": {
+        "name": "apply_patch",
+        "description": "Edit files.",
+        "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": '[a-z]+ "[a-z]"\n'}},
+    },
+}
+PATCHED = '<tool_call>\n{"name": "apply_patch", "arguments": {"input": "edit \\"a\\"\\n"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_a_custom_tool_gets_a_text(client: openai.OpenAI, router: Any, script: Any, cuts: Any) -> None:
+    """Beside a function, plain and streamed, and taken back as history."""
+    router.will(script(text=f"{PATCHED}\n{CALL}", cuts=cuts))
+    asked = {**ASKED, "tools": [PATCH, *TOOLS]}
+    message = client.chat.completions.create(**asked).choices[0].message
+    assert message.tool_calls is not None
+    custom, function = (call.model_dump(exclude={"id"}) for call in message.tool_calls)
+    assert custom == {"type": "custom", "custom": {"name": "apply_patch", "input": 'edit "a"\n'}}
+    assert function["type"] == "function"
+    assert "apply_patch" in prompt_text(router) and "[a-z]+" in prompt_text(router)
+    deltas = [
+        call.model_dump(exclude_none=True)
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        for choice in chunk.choices
+        for call in choice.delta.tool_calls or ()
+        if call.index == 0
+    ]
+    assert (deltas[0]["type"], deltas[0]["custom"]) == ("custom", {"name": "apply_patch", "input": ""})
+    assert "".join(delta["custom"]["input"] for delta in deltas) == 'edit "a"\n'
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "done"}
+    history = [*MESSAGES, message.model_dump(exclude_none=True), result]
+    client.chat.completions.create(**{**asked, "messages": history})
+    assert r'{"input": "edit \"a\"\n"}' in prompt_text(router)
+
+
+def prompt_text(router: ScriptedRouter) -> str:
+    """The last prompt that the router was given."""
+    return router.model.tokenizer.decode(router.submits[-1].prompt_ids, skip_special=False)
+
+
+def test_a_custom_tool_may_be_named_and_allowed(client: openai.OpenAI, router: Any, script: Any) -> None:
+    router.will(script(text=PATCHED))
+    named: Any = {"type": "custom", "custom": {"name": "apply_patch"}}
+    for choice in (named, {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}):
+        answer = client.chat.completions.create(**{**ASKED, "tools": [PATCH, *TOOLS]}, tool_choice=choice)
+        assert [call.type for call in answer.choices[0].message.tool_calls or ()] == ["custom"]
+    with pytest.raises(openai.BadRequestError, match="'apply_patch'") as refused:
+        client.chat.completions.create(**ASKED, tool_choice=named)
+    assert refused.value.param == "tool_choice.custom.name"

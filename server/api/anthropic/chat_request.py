@@ -6,6 +6,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.anthropic_turns import joined
+from inferd.server.schema.caller_tool import functions
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.messages import Message
 from inferd.server.schema.structured import AnswerFormat
@@ -44,7 +45,7 @@ def prompt_of(wire: CountTokensRequest, model: ServedModel, *, reads_late_system
         model=wire.model,
         messages=messages,
         continue_final_message=continues or None,
-        tools=wire.tools,
+        tools=None if wire.tools is None else functions(wire.tools),
         tool_choice=use.choice if use else None,
         parallel_tool_calls=False if use and not use.is_parallel else None,
         chat_template_kwargs=_switches(wire, model) or None,

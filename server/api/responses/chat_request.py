@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
+from inferd.server.schema.caller_tool import functions
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.generation import SharedFields
 from inferd.server.schema.messages import Message, read_arguments
@@ -34,7 +35,7 @@ def chat_request(wire: ResponsesRequest, items: Iterable[Placed]) -> ChatRequest
         response_format=wire.text.means if wire.text is not None else None,
         logprobs=shows_logprobs or None,
         top_logprobs=wire.top_logprobs,
-        tools=tuple(map(_chat_tool, wire.tools)) if wire.tools else None,
+        tools=functions(map(_chat_tool, wire.tools)) if wire.tools else None,
         tool_choice=choice if has_choice else None,
         parallel_tool_calls=wire.parallel_tool_calls if wire.tools else None,
         reasoning_effort=wire.reasoning.effort if wire.reasoning is not None else None,

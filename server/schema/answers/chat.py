@@ -29,6 +29,20 @@ class ToolCall(Answer):
     function: CalledFunction
 
 
+class CustomInput(Answer):
+    name: str
+    input: str
+    """The text for the tool. It follows the tool's grammar, unless the answer was cut off."""
+
+
+class CustomToolCall(Answer):
+    """A call of a `custom` tool."""
+
+    id: str
+    type: Literal["custom"]
+    custom: CustomInput
+
+
 class Reasoning(Answer, total=False):
     """The reasoning before an answer, under both names that clients read. Absent if there is none."""
 
@@ -41,7 +55,7 @@ class ChatMessage(Reasoning):
     content: str | None
     """Null if the message has only calls."""
     refusal: None
-    tool_calls: NotRequired[Sequence[ToolCall]]
+    tool_calls: NotRequired[Sequence[ToolCall | CustomToolCall]]
 
 
 class ChatChoice(Answer):
@@ -88,6 +102,22 @@ class ToolCallDelta(Answer):
     function: FunctionDelta
 
 
+class CustomInputDelta(Answer):
+    name: NotRequired[str]
+    """Only in the first chunk of a call."""
+    input: str
+    """New text of the input."""
+
+
+class CustomToolCallDelta(Answer):
+    """New text of a call of a `custom` tool."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["custom"]]
+    custom: CustomInputDelta
+
+
 class ChatDelta(Reasoning, total=False):
     """New parts of the message."""
 
@@ -95,7 +125,7 @@ class ChatDelta(Reasoning, total=False):
     """Only in the first chunk of a choice, as `refusal`."""
     content: str | None
     refusal: None
-    tool_calls: Sequence[ToolCallDelta]
+    tool_calls: Sequence[ToolCallDelta | CustomToolCallDelta]
 
 
 class ChatChunkChoice(Answer):

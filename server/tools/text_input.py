@@ -1,0 +1,72 @@
+"""Reads the text out of the arguments of a call to a custom tool, while the model writes them.
+
+The model calls the tool as a function of one string, `{"input": "..."}`. The caller gets the string itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from inferd.server.schema.caller_tool import TEXT_KEY
+
+_BEGIN = re.compile(rf'\s*\{{\s*"{TEXT_KEY}"\s*:\s*"')
+_PIECE = re.compile(r'(?:[^"\\]|\\(?:[^u]|u[0-9a-fA-F]{4}))*')
+_HIGH_HALF_AT_END = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
+
+
+class TextInput:
+    """Reads one call's arguments."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        """Characters that are not decoded yet."""
+        self._is_open = self._is_over = False
+        """Whether the string has begun, and whether it has ended."""
+
+    def feed(self, text: str) -> str:
+        """The characters of the string that are certain after this text."""
+        if self._is_over:
+            return ""
+        self._held += text
+        if not self._is_open:
+            begin = _BEGIN.match(self._held)
+            if begin is None:
+                return ""
+            self._held, self._is_open = self._held[begin.end() :], True
+        return self._decoded()
+
+    def finish(self) -> str:
+        """The rest, when the arguments end. Arguments of another form become their only text, or stay as they are."""
+        held, self._held = self._held, ""
+        if self._is_over or self._is_open:
+            return ""
+        return _only_text(held)
+
+    def _decoded(self) -> str:
+        match = _PIECE.match(self._held)
+        assert match is not None
+        piece = match[0]
+        self._is_over = self._held[match.end() : match.end() + 1] == '"'
+        if not self._is_over and (half := _HIGH_HALF_AT_END.search(piece)):
+            piece = piece[: half.start()]
+        self._held = self._held[len(piece) :]
+        return _unescaped(piece)
+
+
+def _unescaped(piece: str) -> str:
+    try:
+        text: str = json.loads(f'"{piece}"', strict=False)
+    except ValueError:  # an escape that JSON does not have
+        return piece
+    return text.encode("utf-8", "replace").decode()
+
+
+def _only_text(arguments: str) -> str:
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    if isinstance(value, dict) and len(value) == 1:
+        (value,) = value.values()
+    return value if isinstance(value, str) else arguments
