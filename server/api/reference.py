@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from inferd.server.api import routes
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics
-from inferd.server.schema import messages, notices, strict_json
+from inferd.server.schema import kinds, messages, notices, response_items, response_tools, strict_json
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import TOOL_WITHOUT_EFFECT, ChatRequest
 from inferd.server.schema.completions import CompletionRequest
@@ -25,7 +25,6 @@ from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
 from inferd.server.schema.json_schema import Schema, inlined, schema_of, schemas_of_answers, types_of
 from inferd.server.schema.model import RequestModel
-from inferd.server.schema.response_items import ITEM_WITHOUT_EFFECT
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -47,7 +46,7 @@ _NESTED_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     "messages[].tool_calls[]": messages.CALL_WITHOUT_EFFECT,
     "messages[].tool_calls[].function": messages.CALLED_FUNCTION_WITHOUT_EFFECT,
     "tools[]": TOOL_WITHOUT_EFFECT,
-    "input[]": ITEM_WITHOUT_EFFECT,
+    "input[]": response_items.ITEM_WITHOUT_EFFECT,
     "input[].content[]": messages.PART_WITHOUT_EFFECT,
 }
 _ANSWERS: dict[str, Any] = {
@@ -212,6 +211,18 @@ def _refused(types: dict[str, type[RequestModel]]) -> str:
     return _table(("Field", "Way out", "APIs"), ((*row, ", ".join(apis)) for row, apis in rows.items()))
 
 
+def _offered(types: dict[str, type[RequestModel]]) -> str:
+    rows: dict[tuple[str, str], list[str]] = {}
+    for api, fields in types.items():
+        for name, about in fields.offered.items():
+            rows.setdefault((f"`{name}`", f"Not used: {about}."), []).append(api)
+    return _table(("Field", "Note", "APIs"), ((*row, ", ".join(apis)) for row, apis in rows.items()))
+
+
+def _of_kinds(name: str, rows: Mapping[str, kinds.Row]) -> str:
+    return _table((name, "Kind", "What the server does"), ((f"`{t}`", row.kind, row.about) for t, row in rows.items()))
+
+
 def _aliases() -> str:
     aliases = {alias: name for fields in _GENERATING.values() for alias, name in fields.aliases.items()}
     return _table(("Name", "Is another name of"), ((f"`{alias}`", f"`{name}`") for alias, name in aliases.items()))
@@ -284,6 +295,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "without-effect": lambda: _without_effect(_GENERATING | _EMBEDDING),
     "nested-without-effect": _nested_without_effect,
     "refused": lambda: _refused(_GENERATING | _EMBEDDING),
+    "offered": lambda: _offered(_GENERATING | _EMBEDDING),
+    "kinds": lambda: _table(("Kind", "What it means"), ((kind, about) for kind, about in kinds.ABOUT.items())),
+    "response-tools": lambda: _of_kinds("Type of tool", response_tools.TOOLS),
+    "response-items": lambda: _of_kinds("Type of item", response_items.ITEMS),
     "aliases": _aliases,
     "answers": _answers,
     "errors": _errors,

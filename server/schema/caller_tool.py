@@ -12,6 +12,9 @@ from typing import Literal
 ToolKind = Literal["function", "custom", "shell", "local_shell", "apply_patch", "tool_search"]
 Syntax = Literal["text", "lark", "regex"]
 
+_BUILT_IN: frozenset[ToolKind] = frozenset(("shell", "local_shell", "apply_patch"))
+"""Kinds whose schema is the API's own. Its clients read no other arguments."""
+
 TEXT_KEY = "input"
 """The only parameter of a custom tool, as the model sees it."""
 
@@ -61,7 +64,7 @@ class CallerTool:
         """Whether calls must follow the tool's schema or grammar."""
         if self.text is not None:
             return self.text.syntax != "text"
-        return self.function.get("strict") is True
+        return self.kind in _BUILT_IN or self.function.get("strict") is True
 
 
 def functions(tools: Iterable[Mapping[str, object]]) -> tuple[CallerTool, ...]:

@@ -122,7 +122,7 @@ def _tool(tool: _CustomTool | Mapping[str, object], path: str) -> CallerTool:
 
 Tools = Annotated[tuple[CallerTool, ...], Converted(Annotated[tuple[_Tool, ...], Many(max_length=MAX_TOOLS)], _tools)]
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 
 

@@ -17,20 +17,17 @@ from inferd.server.schema.response_options import (
     Metadata,
     ReasoningOption,
     TextField,
-    ToolChoiceOption,
-    Tools,
 )
+from inferd.server.schema.response_tools import GivenTools, ToolChoiceOption
 from inferd.server.schema.values import Besides, Flag, JsonObject, Only, Text, Whole
-
-_FUNCTIONS_ALONE = "No hosted tools run here: functions are called by the caller."
 
 
 class ResponsesRequest(SharedFields):
     """Items to answer. The items of an earlier response come first if one is named."""
 
     input: Items = required(
-        "A text, or items: messages, function calls and their outputs, reasoning, and references to stored items by "
-        "`id`. What an earlier answer gave in `output` can be sent back as it is.",
+        "A text, or items of the types [below](#tools-and-items-of-responses). What an earlier answer gave in `output` "
+        "can be sent back as it is.",
         area=PROMPT,
     )
     instructions: Text | None = option(
@@ -84,14 +81,16 @@ class ResponsesRequest(SharedFields):
     metadata: Metadata | None = option(
         "Kept and returned with the response. Keys have up to 64 characters.", unset="none", area=REQUEST
     )
-    tools: Tools | None = option(
-        "Functions that the model may call; hosted tools are refused. A `web_search` with `external_web_access` false, "
-        "which Codex sends, has no effect. `strict` as in chat, but false if it is not given.",
+    tools: GivenTools | None = option(
+        "Tools that the model may call and the caller runs, of the types [below](#tools-and-items-of-responses). Tools "
+        "that OpenAI's servers run are offers. `strict` as in chat, but false if it is not given.",
         unset="none",
         area=TOOLS,
     )
     tool_choice: ToolChoiceOption | None = option(
-        "As in chat; a function is named flat, by `type` and `name`.", unset="`auto`", area=TOOLS
+        "As in chat; a tool is named flat, by `type` and `name`, or by its `type` alone if it has no name.",
+        unset="`auto`",
+        area=TOOLS,
     )
     parallel_tool_calls: Flag | None = option(
         "If false, the answer ends after its first call.", unset="true", area=TOOLS
@@ -114,17 +113,23 @@ class ResponsesRequest(SharedFields):
     stream_options: JsonObject | None = option(
         "Usage comes with every response, and no event is ever padded.", has_effect=False, max_length=2
     )
+    max_tool_calls: Whole | None = option(
+        "It bounds the calls of hosted tools, and no answer has one.", has_effect=False
+    )
     background_options: object = option(
         "A response in the background runs until it ends or is cancelled.", has_effect=False
     )
 
+    offered: ClassVar[Mapping[str, str]] = {
+        **SharedFields.offered,
+        "context_management": "nothing is compacted, and items that do not fit the context are refused",
+        "access_programs": "the server has none",
+        "moderation": "no model judges the conversation",
+    }
     refused: ClassVar[Mapping[str, str]] = {
         **SharedFields.refused,
         "conversation": "Use 'previous_response_id', or send the items.",
         "prompt": "Prompts are not stored here; send 'instructions' and 'input'.",
-        "max_tool_calls": _FUNCTIONS_ALONE,
-        "context_management": "Nothing is compacted; what does not fit is refused.",
-        "access_programs": "There are none.",
         "image": "This server reads text alone.",
         "messages": "Use 'input' instead.",
         "max_tokens": "Use 'max_output_tokens' instead.",

@@ -72,7 +72,8 @@ def template_kwargs(wire: ChatRequest, template: str) -> Mapping[str, object] | 
     if effort is None or not name:
         return wire.chat_template_kwargs
     given = wire.chat_template_kwargs or {}
-    value: object = effort if name == "reasoning_effort" else effort != "none"
+    level = "xhigh" if effort == "max" else effort  # the highest level that templates know
+    value: object = level if name == "reasoning_effort" else effort != "none"
     if name in given:
         message = f"Only one of 'reasoning_effort' and 'chat_template_kwargs.{name}' can be given."
         raise RequestError("invalid_value", message, "reasoning_effort")

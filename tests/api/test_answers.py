@@ -35,6 +35,14 @@ TEXT = "Hello there, this is an answer."
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 WRITTEN = '<tool_call>\n{"name": "get_weather", "arguments": {"input": "Paris"}}\n</tool_call>'
 THOUGHT = f"<think>Hm.</think>I look.\n{CALL}"
+BUILT_IN: Any = {
+    "shell": {"commands": ["ls"]},
+    "local_shell": {"command": ["ls"]},
+    "apply_patch": {"type": "create_file", "path": "a", "diff": "+a"},
+    "tool_search": {"query": "x"},
+    "s__c": {"input": "x"},
+    "s__f": {},
+}
 FAILURE = Failure("numerical_error", "The model computed NaN.")
 MESSAGES = [{"role": "user", "content": "Hi"}]
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
@@ -126,6 +134,16 @@ def ask_for_responses(asking: Asking) -> None:
     text = {"format": {"type": "json_schema", "name": "x", "schema": PARAMETERS}}
     asked = {"input": items, "previous_response_id": first["id"], "max_output_tokens": 2, "text": text}
     second = asking.generate(routes.RESPONSES, Script(text='{"city": "x"}'), **asked)
+    members = [{"type": "custom", "name": "c"}, {"type": "function", "name": "f"}]
+    for name, arguments in BUILT_IN.items():
+        tool = {"type": name, "execution": "client"} if name == "tool_search" else {"type": name}
+        tool = {"type": "namespace", "name": "s", "tools": members} if name.startswith("s__") else tool
+        call = json.dumps({"name": name, "arguments": arguments})
+        script = Script(text=f"<tool_call>\n{call}\n</tool_call>")
+        third = asking.generate(routes.RESPONSES, script, input="Hi", tools=[tool])
+        items = [*third["output"], {"role": "user", "content": "x"}]
+        fourth = asking.ask(routes.RESPONSES, input=items)
+        asking.ask(routes.RESPONSE_ITEMS, f"/v1/responses/{fourth['id']}/input_items")
     asking.ask(routes.RESPONSE_ITEMS, f"/v1/responses/{second['id']}/input_items?limit=100")
     asking.fail(routes.RESPONSES, input="Hi")
     asking.router.will(Script(text=TEXT, failure=FAILURE))

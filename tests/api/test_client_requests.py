@@ -60,8 +60,6 @@ def test_what_has_no_effect_does_not_reach_the_prompt(http: httpx.Client, router
         (CHAT, {**HELLO, "length_penalty": True}, "length_penalty"),
         (TEXT, {"prompt": "x", "early_stopping": True}, "early_stopping"),
         (RESPONSES, {"input": "x", "text": {"verbosity": "chatty"}}, "text.verbosity"),
-        (RESPONSES, {"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
-        (RESPONSES, {"input": "x", "tools": [{"type": "web_search", "external_web_access": True}]}, "tools[0].type"),
         (
             RESPONSES,
             {

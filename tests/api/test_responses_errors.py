@@ -33,11 +33,10 @@ def items(*some: dict[str, Any]) -> dict[str, Any]:
          "input[1].content[0].type"),
         (items({"role": "tool", "content": "x"}), "invalid_value", "input[1].role"),
         (items({"content": "x"}), "missing_required_parameter", "input[1].type"),
-        (items({"type": "computer_call", "id": "x"}), "unsupported_value", "input[1].type"),
-        (items({"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1"}), "invalid_value",
-         "input[1].arguments"),
+        (items({"type": "compaction_trigger"}), "unsupported_value", "input[1].type"),
+        (items({"type": "configuration_update"}), "unsupported_value", "input[1].type"),
+        (items({"type": "a_call"}), "invalid_value", "input[1].type"),
         (items({"type": "function_call_output", "call_id": "c", "output": "x"}), "invalid_value", "input[1].call_id"),
-        (items({"type": "reasoning", "encrypted_content": "gAAAA"}), "invalid_value", "input[1].encrypted_content"),
         (items({"type": "item_reference", "id": "msg_none"}), "invalid_value", "input[1].id"),
         ({"model": "other"}, "model_not_found", "model"),
         ({"max_output_tokens": 0}, "integer_below_min_value", "max_output_tokens"),
@@ -46,7 +45,17 @@ def items(*some: dict[str, Any]) -> dict[str, Any]:
         ({"max_output_tokens": 250}, "context_length_exceeded", "input"),
         ({"truncation": "auto", "input": "word " * 400}, "context_length_exceeded", "input"),
         ({"previous_response_id": "resp_none"}, "previous_response_not_found", "previous_response_id"),
-        ({"tools": [{"type": "web_search"}]}, "unsupported_value", "tools[0].type"),
+        ({"tools": [{"type": "web_surf"}]}, "invalid_value", "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "shell"}]}]}, "invalid_value",
+         "tools[0].tools[0].type"),
+        ({"tools": [{"type": "custom", "name": "n", "format": {"type": "grammar", "syntax": "gbnf"}}]},
+         "missing_required_parameter", "tools[0].format.definition"),
+        ({"tools": [{"type": "function", "name": "n", "colour": 1}]}, "unknown_parameter", "tools[0].colour"),
+        ({"tools": [{"type": "custom", "name": "g"}], "tool_choice": {"type": "function", "name": "g"}},
+         "invalid_value", "tool_choice.name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "shell"}}, "invalid_value", "tool_choice.type"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "mcp"}]}},
+         "unsupported_value", "tool_choice"),
         ({"tools": [{"type": "function"}]}, "missing_required_parameter", "tools[0].name"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "invalid_value", "tools[0].name"),
         ({"tools": [{**WEATHER, "strict": True, "parameters": {"type": "object", "not": {}}}]}, None,
@@ -61,7 +70,7 @@ def items(*some: dict[str, Any]) -> dict[str, Any]:
         ({"text": {"format": {"type": "json_object"}}, "regex": "x"}, "invalid_value", "regex"),
         ({"reasoning": {"effort": "most"}}, "invalid_value", "reasoning.effort"),
         ({"thinking_token_budget": 5}, "unsupported_parameter", "thinking_token_budget"),
-        ({"include": ["file_search_call.results"]}, "unsupported_value", "include[0]"),
+        ({"include": ["everything"]}, "invalid_value", "include[0]"),
         ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
         ({"background": True, "stream": True}, "invalid_value", "background"),
         ({"background": True, "store": False}, "invalid_value", "background"),
@@ -69,7 +78,6 @@ def items(*some: dict[str, Any]) -> dict[str, Any]:
         ({"metadata": {"k" * 65: "x"}}, "string_above_max_length", "metadata." + "k" * 65),
         ({"metadata": {str(i): "x" for i in range(17)}}, "object_above_max_properties", "metadata"),
         ({"conversation": "conv_1"}, "unsupported_parameter", "conversation"),
-        ({"max_tool_calls": 1}, "unsupported_parameter", "max_tool_calls"),
         ({"messages": []}, "unsupported_parameter", "messages"),
         ({"inputs": "x"}, "unknown_parameter", "inputs"),
         ({"chat_template_kwargs": {"messages": 1}}, "unsupported_parameter", "chat_template_kwargs.messages"),
@@ -91,7 +99,7 @@ def test_a_refusal_names_the_field_as_the_caller_knows_it(
 
 def test_every_field_of_openais_call_is_known() -> None:
     names = set(response_create_params.ResponseCreateParamsBase.__annotations__) | {"stream"}
-    assert names <= {*ResponsesRequest.names, *ResponsesRequest.refused}
+    assert names <= {*ResponsesRequest.names, *ResponsesRequest.refused, *ResponsesRequest.offered}
 
 
 def test_unknown_fields_can_be_warned_of(serve: Callable[[AppOptions], str]) -> None:

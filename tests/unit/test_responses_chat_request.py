@@ -8,6 +8,7 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.api.responses.chat_request import in_callers_words, messages_of
+from inferd.server.api.responses.toolset import toolset_of
 from inferd.server.schema.model import read
 from inferd.server.schema.response_items import sealed
 from inferd.server.schema.responses import ResponsesRequest
@@ -34,9 +35,9 @@ def output(call_id: str, text: Any = "done") -> dict[str, Any]:
 
 
 def messages(*given: dict[str, Any]) -> list[Any]:
-    return messages_of(
-        (item, f"input[{i}]") for i, item in enumerate(read(ResponsesRequest, {"input": list(given)}).input)
-    )
+    items = read(ResponsesRequest, {"input": list(given)}).input
+    placed = [(item, f"input[{i}]") for i, item in enumerate(items)]
+    return messages_of(placed, toolset_of((), placed))
 
 
 def assistant(text: str | None = None, thinks: str = "", calls: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from inferd.engine.api.errors import RequestError
+from inferd.server.api.responses.toolset import Toolset, toolset_of
 from inferd.server.errors import table as errors
-from inferd.server.schema.caller_tool import functions
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.generation import SharedFields
-from inferd.server.schema.messages import Message, read_arguments
-from inferd.server.schema.response_items import Item, text_of
+from inferd.server.schema.messages import Message, parse_arguments
+from inferd.server.schema.response_items import CALLS, ITEMS, Item, called, text_of
 from inferd.server.schema.response_options import LOGPROBS
 from inferd.server.schema.responses import ResponsesRequest
 from inferd.server.schema.strict_json import Counts
+
+_UNSEEN = {kind for kind, row in ITEMS.items() if row.kind == "offer"} | {"additional_tools"}
+"""Types of items that are no part of the prompt's messages."""
 
 Placed = tuple[Item, str]
 """(item, path of the field that it came from)."""
@@ -24,10 +28,12 @@ Placed = tuple[Item, str]
 
 def chat_request(wire: ResponsesRequest, items: Iterable[Placed]) -> ChatRequest:
     """The chat request. `items` is the whole conversation without references. Raises `RequestError`."""
-    messages = (*_instructions(wire.instructions), *messages_of(items))
+    placed = list(items)
+    toolset = toolset_of(wire.tools or (), placed)
+    messages = (*_instructions(wire.instructions), *messages_of(placed, toolset))
     shows_logprobs = LOGPROBS in (wire.include or ())
-    choice = wire.tool_choice.means if wire.tool_choice is not None else None
-    has_choice = choice is not None and (bool(wire.tools) or choice.mode == "required")
+    choice = toolset.choice(wire.tool_choice)
+    has_choice = choice is not None and (bool(toolset.tools) or choice.mode == "required")
     return ChatRequest.model_construct(
         **{name: getattr(wire, name) for name in SharedFields.model_fields},
         messages=messages,
@@ -35,9 +41,9 @@ def chat_request(wire: ResponsesRequest, items: Iterable[Placed]) -> ChatRequest
         response_format=wire.text.means if wire.text is not None else None,
         logprobs=shows_logprobs or None,
         top_logprobs=wire.top_logprobs,
-        tools=functions(map(_chat_tool, wire.tools)) if wire.tools else None,
+        tools=toolset.tools or None,
         tool_choice=choice if has_choice else None,
-        parallel_tool_calls=wire.parallel_tool_calls if wire.tools else None,
+        parallel_tool_calls=wire.parallel_tool_calls if toolset.tools else None,
         reasoning_effort=wire.reasoning.effort if wire.reasoning is not None else None,
         thinking_token_budget=wire.thinking_token_budget,
         chat_template_kwargs=wire.chat_template_kwargs,
@@ -60,31 +66,57 @@ def check(wire: ResponsesRequest) -> None:
             raise RequestError("invalid_value", f"The '{param}' parameter is only allowed when {other}.", param)
 
 
-def messages_of(items: Iterable[Placed]) -> list[Message]:
+def messages_of(items: Iterable[Placed], toolset: Toolset) -> list[Message]:
     """Items as messages. Consecutive reasoning, text and calls of the assistant become one message.
 
-    Raises `RequestError` for an output without its call, and for a stored call that was cut off.
+    Raises `RequestError` for an output without its call.
     """
     messages: list[Message] = []
     turn, counts = _Turn(), Counts()
-    call_ids: set[str] = set()
+    calls: dict[str, str] = {}
+    """Id of a call, and of its item -> id of the call."""
     for item, where in items:
-        is_assistant = item["type"] in ("function_call", "reasoning") or item.get("role") == "assistant"
+        kind = str(item["type"])
+        is_assistant = kind in CALLS or kind == "reasoning" or item.get("role") == "assistant"
+        if kind in _UNSEEN:
+            continue
         if not is_assistant or turn.is_over_before(item):
             messages += turn.messages()
             turn = _Turn()
-        if is_assistant:
-            turn.add(item, where, counts)
-            call_ids |= {str(call["id"]) for call in turn.calls[-1:]}
-        elif item["type"] == "function_call_output":
-            call_id = str(item["call_id"])
-            if call_id not in call_ids:
-                rule = "No function call before it has this id; send the call too, or 'previous_response_id'."
-                raise errors.invalid_value(f"{where}.call_id", call_id, rule)
+        if kind in CALLS:
+            call_id = str(item.get("call_id") or item.get("id") or f"call_{len(calls)}")
+            calls |= {call_id: call_id, str(item.get("id") or call_id): call_id}
+            turn.calls.append(_call(item, call_id, toolset, counts))
+        elif is_assistant:
+            turn.add(item)
+        elif kind.endswith("_output"):
+            call_id = _answered(item, where, calls)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": text_of(item)})
-        else:
+        elif "role" in item and "content" in item:
             messages.append({"role": item["role"], "content": text_of(item)})
     return [*messages, *turn.messages()]
+
+
+def _answered(item: Item, where: str, calls: Mapping[str, str]) -> str:
+    """The id of the call that an output belongs to. Raises `RequestError` if there is no such call before it."""
+    given = item.get("call_id")
+    if given is None and item["type"] == "tool_search_output" and calls:
+        return list(calls.values())[-1]
+    if given not in calls:
+        rule = "No call before it has this id; send the call too, or 'previous_response_id'."
+        raise errors.invalid_value(f"{where}.call_id", given, rule)
+    return calls[str(given)]
+
+
+def _call(item: Item, call_id: str, toolset: Toolset, counts: Counts) -> Message:
+    """A call as the function that the model called."""
+    name, arguments = called(item)
+    namespace = str(item["namespace"]) if item.get("namespace") else None
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError):  # it may have been cut off, or be no JSON: the model reads what it wrote
+            arguments = parse_arguments(arguments, counts)
+    function = {"name": toolset.name_of(namespace, name), "arguments": arguments}
+    return {"type": "function", "id": call_id, "function": function}
 
 
 @dataclass(slots=True)
@@ -99,17 +131,14 @@ class _Turn:
     def is_over_before(self, item: Item) -> bool:
         """Whether the item needs a new message."""
         has_spoken = self.text is not None or bool(self.calls)
-        return has_spoken if item["type"] != "function_call" else False
+        return has_spoken and item["type"] not in CALLS
 
-    def add(self, item: Item, where: str, counts: Counts) -> None:
+    def add(self, item: Item) -> None:
+        """Reasoning, or a text of the assistant."""
         match item["type"]:
             case "reasoning":
                 text = text_of(item)
                 self.reasoning += [text] if text or self.reasoning else []
-            case "function_call":
-                arguments = read_arguments(str(item["arguments"]), where, counts)
-                function = {"name": item["name"], "arguments": arguments}
-                self.calls.append({"type": "function", "id": item["call_id"], "function": function})
             case _:
                 self.text = text_of(item)
 
@@ -131,14 +160,6 @@ class _Turn:
 def _instructions(text: str | None) -> Iterator[Message]:
     if text is not None:
         yield {"role": "system", "content": text}
-
-
-def _chat_tool(tool: Item) -> Message:
-    function = {key: value for key, value in tool.items() if key != "type" and value is not None}
-    # Templates print all keys. Without this one, a function looks like one in a chat request.
-    if function["strict"] is False:
-        del function["strict"]
-    return {"type": "function", "function": function}
 
 
 _NAMES = {

@@ -18,7 +18,12 @@ from inferd.server.schema.response_items import Item
 from inferd.server.schema.responses import ResponsesRequest
 from inferd.server.text.json_bytes import exact
 
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "shell_call": "sh", "shell_call_output": "sho",
+    "local_shell_call": "lsh", "local_shell_call_output": "lsho", "apply_patch_call": "apc",
+    "apply_patch_call_output": "apco", "tool_search_call": "tsc", "tool_search_output": "tso", "additional_tools": "at",
+}  # fmt: skip
 """Type of an item -> prefix of its id, if the server makes the id."""
 
 _PREVIOUS = "previous_response_id"
@@ -83,4 +88,6 @@ def _resolved(items: tuple[Item, ...], with_item: Callable[[str], Stored | None]
 
 
 def _with_id(item: Item) -> Item:
-    return item if "id" in item else {"id": f"{_PREFIXES[str(item['type'])]}_{secrets.token_hex(24)}", **item}
+    if item.get("id"):
+        return item
+    return {**item, "id": f"{_PREFIXES.get(str(item['type']), 'item')}_{secrets.token_hex(24)}"}

@@ -35,6 +35,7 @@ from inferd.server.schema.answers.responses import (
     ResponseUsage,
 )
 from inferd.server.schema.response_options import SEALED_REASONING, TextOption
+from inferd.server.schema.response_tools import shown_tool
 from inferd.server.schema.responses import ResponsesRequest
 from inferd.server.transport import sse
 
@@ -57,6 +58,7 @@ class ResponseDraft:
                 logprobs=lambda scored: chat_logprobs(table, scored)["content"],
                 seals_reasoning=SEALED_REASONING in (wire.include or ()),
                 numbers=self.numbers,
+                tools=taken.tools,
             )
         )
         self._error: ResponseFailure | None = None
@@ -213,7 +215,7 @@ def _asked(wire: ResponsesRequest, taken: GenerateRequest, model: str, fingerpri
         "temperature": taken.params.temperature,
         "text": {"format": text.format, "verbosity": text.verbosity},
         "tool_choice": wire.tool_choice.given if wire.tool_choice is not None else "auto",
-        "tools": list(wire.tools or ()),
+        "tools": [shown_tool(tool) for tool in wire.tools or ()],
         "top_logprobs": wire.top_logprobs or 0,
         "top_p": taken.params.top_p,
         "truncation": wire.truncation or "disabled",

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
 import orjson
 
 from inferd.server.api.long_lists import dumps
+from inferd.server.api.responses.built_in_calls import read_call
 from inferd.server.generate.events import (
     Event,
     Finished,
@@ -26,9 +27,19 @@ from inferd.server.generate.events import (
     ToolCallStart,
 )
 from inferd.server.schema.answers.generation import TokenLogprob
-from inferd.server.schema.answers.response_events import GrowthEvent, ItemEvent, OutputEvent, PartEvent, PartGrowthEvent
+from inferd.server.schema.answers.response_events import (
+    CommandDeltaEvent,
+    CommandEvent,
+    GrowthEvent,
+    ItemEvent,
+    OutputEvent,
+    PartEvent,
+    PartGrowthEvent,
+)
 from inferd.server.schema.answers.responses import (
+    CallItem,
     ContentPart,
+    CustomCallItem,
     FunctionCallItem,
     ItemStatus,
     OutputItem,
@@ -38,9 +49,14 @@ from inferd.server.schema.answers.responses import (
     ReasoningText,
     SealedReasoning,
 )
+from inferd.server.schema.caller_tool import CallerTool, ToolKind
 from inferd.server.schema.response_items import sealed
 
 Scored = tuple[ScoredToken, ...]
+Ending = Literal["completed", "incomplete"]
+
+_PREFIXES: Mapping[ToolKind, str] = {"shell": "sh", "local_shell": "lsh", "apply_patch": "apc", "tool_search": "tsc"}
+"""Kind of a tool -> prefix of its items' ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +69,8 @@ class Style:
     """Whether reasoning has `encrypted_content` too."""
     numbers: Iterator[int]
     """The numbers of the stream's events, which must be sent in the order in which they are made."""
+    tools: Mapping[str, CallerTool]
+    """The tools that the model sees, by their names."""
 
 
 class Output:
@@ -88,10 +106,10 @@ class Output:
             case ToolCallStart():
                 self._pending = ()
                 yield from self._close("completed")
-                yield from self._begin(_Call(len(self._items), self._style, event))
+                yield from self._begin(_call_item(len(self._items), self._style, event))
             case ToolCallArguments():
                 self._pending = ()
-                yield self._items[-1].more(event.text, ())
+                yield from self._items[-1].more(event.text, ())
             case Finished():
                 self.end = event
                 if not self._items:
@@ -116,17 +134,15 @@ class Output:
         if not (self._items and isinstance(self._items[-1], kind)):
             yield from self._close("completed")
             yield from self._begin(kind(len(self._items), self._style))
-        yield self._items[-1].more(text, self._take_scored())
+        yield from self._items[-1].more(text, self._take_scored())
 
     def _begin(self, item: _Item) -> Iterator[OutputEvent]:
         self._items.append(item)
-        yield item.whole("response.output_item.added")
-        if isinstance(item, _Content):
-            yield item.whole_part("response.content_part.added")
+        yield from item.begin()
 
-    def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[OutputEvent]:
+    def _close(self, status: Ending) -> Iterator[OutputEvent]:
         if (item := self._filled()) is not None:
-            yield from item.close()
+            yield from item.close(status)
             item.status = status
             yield item.whole("response.output_item.done")
 
@@ -159,18 +175,22 @@ class _Item(ABC):
         number = next(self.style.numbers)
         return {"type": kind, "sequence_number": number, "output_index": self.index, "item": self.shown()}
 
-    def more(self, text: str, scored: Scored) -> OutputEvent:
-        """Add text. Returns its event. `scored`: the tokens since the last text."""
+    def begin(self) -> Iterator[OutputEvent]:
+        """Events of its beginning."""
+        yield self.whole("response.output_item.added")
+
+    def more(self, text: str, scored: Scored) -> Iterator[OutputEvent]:
+        """Add text. Gives its event. `scored`: the tokens since the last text."""
         self.pieces.append(text)
-        return self.delta(text, scored)
+        yield self.delta(text, scored)
 
     @abstractmethod
     def delta(self, text: str, scored: Scored) -> OutputEvent:
         """The event of more text."""
 
     @abstractmethod
-    def close(self) -> Iterator[OutputEvent]:
-        """Events before the item is done."""
+    def close(self, status: Ending) -> Iterator[OutputEvent]:
+        """Events before the item is done. `status`: how it ends."""
 
     @abstractmethod
     def shown(self) -> OutputItem:
@@ -183,7 +203,11 @@ class _Content(_Item):
     def part_growth(self) -> PartGrowthEvent:
         return {**self.growth(), "content_index": 0}
 
-    def close(self) -> Iterator[OutputEvent]:
+    def begin(self) -> Iterator[OutputEvent]:
+        yield from super().begin()
+        yield self.whole_part("response.content_part.added")
+
+    def close(self, status: Ending) -> Iterator[OutputEvent]:
         yield self.done()
         yield self.whole_part("response.content_part.done")
 
@@ -273,25 +297,130 @@ class _Reasoning(_Content):
 
 
 class _Call(_Item):
+    """A call of a function, or of a tool that the request does not list."""
+
     prefix = "fc"
 
     def __init__(self, index: int, style: Style, start: ToolCallStart) -> None:
         super().__init__(index, style)
-        self._start = start
+        self.start, self.tool = start, style.tools.get(start.name)
 
     def delta(self, text: str, scored: Scored) -> OutputEvent:
         return {"type": "response.function_call_arguments.delta", **self.growth(), "delta": text}
 
-    def close(self) -> Iterator[OutputEvent]:
-        name, text = self._start.name, self.text
-        yield {"type": "response.function_call_arguments.done", **self.growth(), "name": name, "arguments": text}
+    def close(self, status: Ending) -> Iterator[OutputEvent]:
+        yield {
+            "type": "response.function_call_arguments.done",
+            **self.growth(),
+            "name": self.name,
+            "arguments": self.text,
+        }
 
-    def shown(self) -> FunctionCallItem:
-        return {
+    @property
+    def name(self) -> str:
+        """The caller's name of the tool."""
+        return (self.tool.given_name if self.tool is not None else "") or self.start.name
+
+    def shown(self) -> CallItem:
+        item: FunctionCallItem = {
             "id": self.id,
             "type": "function_call",
             "status": self.status,
-            "call_id": self._start.id,
-            "name": self._start.name,
+            "call_id": self.start.id,
+            "name": self.name,
             "arguments": self.text,
         }
+        if self.tool is not None and self.tool.namespace is not None:
+            item["namespace"] = self.tool.namespace
+        return item
+
+
+class _CustomCall(_Call):
+    """A call of a custom tool."""
+
+    prefix = "ctc"
+
+    def delta(self, text: str, scored: Scored) -> OutputEvent:
+        return {"type": "response.custom_tool_call_input.delta", **self.growth(), "delta": text}
+
+    def close(self, status: Ending) -> Iterator[OutputEvent]:
+        yield {"type": "response.custom_tool_call_input.done", **self.growth(), "input": self.text}
+
+    def shown(self) -> CallItem:
+        item: CustomCallItem = {
+            "id": self.id,
+            "type": "custom_tool_call",
+            "status": self.status,
+            "call_id": self.start.id,
+            "name": self.name,
+            "input": self.text,
+        }
+        if self.tool is not None and self.tool.namespace is not None:
+            item["namespace"] = self.tool.namespace
+        return item
+
+
+class _WholeCall(_Call):
+    """A call whose item holds no text but what the text says. It is shown when it is complete: until then, and if the
+    text cannot be read, it is a call of a function."""
+
+    def __init__(self, index: int, style: Style, start: ToolCallStart, kind: ToolKind) -> None:
+        super().__init__(index, style, start)
+        self.kind = kind
+        self.id = f"{_PREFIXES[kind]}_{secrets.token_hex(24)}"
+
+    def begin(self) -> Iterator[OutputEvent]:
+        return iter(())
+
+    def more(self, text: str, scored: Scored) -> Iterator[OutputEvent]:
+        self.pieces.append(text)
+        return iter(())
+
+    def close(self, status: Ending) -> Iterator[OutputEvent]:
+        self.status = status
+        if (item := self.read()) is None:
+            self.status = "in_progress"
+            yield self.whole("response.output_item.added")
+            yield from super().close(status)
+            return
+        self.status = "in_progress"
+        yield self.whole("response.output_item.added")
+        if item["type"] == "shell_call":
+            yield from self._commands(item["action"]["commands"])
+
+    def _commands(self, commands: Sequence[str]) -> Iterator[OutputEvent]:
+        for i, command in enumerate(commands):
+            for kind, text in (("added", ""), ("delta", command), ("done", command)):
+                yield self._command(kind, i, text)
+
+    def _command(self, kind: str, index: int, text: str) -> CommandEvent | CommandDeltaEvent:
+        number = next(self.style.numbers)
+        if kind == "delta":
+            return {
+                "type": "response.shell_call_command.delta",
+                "sequence_number": number,
+                "output_index": self.index,
+                "command_index": index,
+                "delta": text,
+            }
+        return {
+            "type": "response.shell_call_command.added" if kind == "added" else "response.shell_call_command.done",
+            "sequence_number": number,
+            "output_index": self.index,
+            "command_index": index,
+            "command": text,
+        }
+
+    def shown(self) -> CallItem:
+        return self.read() or super().shown()
+
+    def read(self) -> CallItem | None:
+        """The item that the text makes; None if it cannot be read."""
+        return read_call(self.kind, self.text, self.id, self.status, self.start.id)
+
+
+def _call_item(index: int, style: Style, start: ToolCallStart) -> _Item:
+    tool = style.tools.get(start.name)
+    if tool is None or tool.kind == "function":
+        return _Call(index, style, start)
+    return _CustomCall(index, style, start) if tool.kind == "custom" else _WholeCall(index, style, start, tool.kind)

@@ -102,6 +102,32 @@ class ArgumentsDoneEvent(GrowthEvent):
     arguments: str
 
 
+class InputDeltaEvent(GrowthEvent):
+    type: Literal["response.custom_tool_call_input.delta"]
+    delta: str
+
+
+class InputDoneEvent(GrowthEvent):
+    type: Literal["response.custom_tool_call_input.done"]
+    input: str
+
+
+class CommandEvent(NumberedEvent):
+    """A command of a `shell_call` begins or is done."""
+
+    type: Literal["response.shell_call_command.added", "response.shell_call_command.done"]
+    output_index: int
+    command_index: int
+    command: str
+
+
+class CommandDeltaEvent(NumberedEvent):
+    type: Literal["response.shell_call_command.delta"]
+    output_index: int
+    command_index: int
+    delta: str
+
+
 OutputEvent = (
     ItemEvent
     | PartEvent
@@ -111,6 +137,10 @@ OutputEvent = (
     | ReasoningDoneEvent
     | ArgumentsDeltaEvent
     | ArgumentsDoneEvent
+    | InputDeltaEvent
+    | InputDoneEvent
+    | CommandEvent
+    | CommandDeltaEvent
 )
 """An event about the items of the output."""
 StreamedEvent = Annotated[ResponseEvent | ErrorEvent | OutputEvent, Field(discriminator="type")]

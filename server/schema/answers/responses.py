@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
 from inferd.server.schema.answers.base import Answer
 from inferd.server.schema.answers.generation import CompletionTokensDetails, PromptTokensDetails, TokenLogprob
@@ -61,11 +62,90 @@ class FunctionCallItem(Answer):
     status: ItemStatus
     call_id: str
     name: str
+    namespace: NotRequired[str]
+    """The namespace of the function, if it has one."""
     arguments: str
     """Arguments as the model wrote them: JSON, unless the answer was cut off."""
 
 
-OutputItem = Annotated[OutputMessage | ReasoningItem | FunctionCallItem, Field(discriminator="type")]
+class CustomCallItem(Answer):
+    id: str
+    type: Literal["custom_tool_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: NotRequired[str]
+    input: str
+    """The text for the tool. It follows the tool's grammar, unless the answer was cut off."""
+
+
+class ShellAction(Answer):
+    commands: Sequence[str]
+    timeout_ms: int | None
+    max_output_length: int | None
+
+
+class ShellCallItem(Answer):
+    """Commands for the caller to run."""
+
+    id: str
+    type: Literal["shell_call"]
+    status: ItemStatus
+    call_id: str
+    action: ShellAction
+    environment: None
+
+
+class LocalShellAction(Answer):
+    type: Literal["exec"]
+    command: Sequence[str]
+    env: Mapping[str, str]
+    """Always empty."""
+    timeout_ms: int | None
+    user: None
+    working_directory: str | None
+
+
+class LocalShellCallItem(Answer):
+    """A command for the caller to run."""
+
+    id: str
+    type: Literal["local_shell_call"]
+    status: ItemStatus
+    call_id: str
+    action: LocalShellAction
+
+
+class PatchOperation(Answer):
+    type: Literal["create_file", "update_file", "delete_file"]
+    path: str
+    diff: NotRequired[str]
+    """Absent if the file is deleted."""
+
+
+class PatchCallItem(Answer):
+    """A change of a file for the caller to make."""
+
+    id: str
+    type: Literal["apply_patch_call"]
+    status: ItemStatus
+    call_id: str
+    operation: PatchOperation
+
+
+class ToolSearchCallItem(Answer):
+    """A search for tools, for the caller to make."""
+
+    id: str
+    type: Literal["tool_search_call"]
+    status: ItemStatus
+    call_id: str
+    execution: Literal["client"]
+    arguments: Mapping[str, object]
+
+
+CallItem = FunctionCallItem | CustomCallItem | ShellCallItem | LocalShellCallItem | PatchCallItem | ToolSearchCallItem
+OutputItem = Annotated[OutputMessage | ReasoningItem | CallItem, Field(discriminator="type")]
 
 # --- The response ----------------------------------------------------------------------------------------------------
 
@@ -107,15 +187,6 @@ class ResponseText(Answer):
     verbosity: Verbosity
 
 
-class FunctionTool(Answer):
-    type: Literal["function"]
-    name: str
-    description: str | None
-    parameters: Mapping[str, object]
-    """JSON schema of the arguments."""
-    strict: bool
-
-
 class ResponseRequest(Answer):
     """Fields of the request that the response repeats, with the defaults of those that were not given."""
 
@@ -138,7 +209,8 @@ class ResponseRequest(Answer):
     text: ResponseText
     tool_choice: str | Mapping[str, object]
     """The choice as the request wrote it."""
-    tools: Sequence[FunctionTool]
+    tools: Sequence[Mapping[str, object]]
+    """The tools as the request wrote them; a function with every key."""
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
@@ -219,7 +291,15 @@ class FunctionOutput(Answer):
     output: str | Sequence[InputPart]
 
 
-InputItem = Annotated[InputMessage | ReasoningItem | FunctionCallItem | FunctionOutput, Field(discriminator="type")]
+@with_config(ConfigDict(extra="allow", use_attribute_docstrings=True))
+class OtherItem(TypedDict):
+    """An item of another type, as the request or an earlier response had it."""
+
+    id: str
+    type: str
+
+
+InputItem = InputMessage | ReasoningItem | FunctionCallItem | FunctionOutput | OtherItem
 
 
 class InputItemList(Answer):
