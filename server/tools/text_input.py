@@ -11,6 +11,8 @@ import re
 from inferd.server.schema.caller_tool import TEXT_KEY
 
 _BEGIN = re.compile(rf'\s*\{{\s*"{TEXT_KEY}"\s*:\s*"')
+_LONGEST_BEGIN = 256
+"""Characters that a beginning with blanks may have."""
 _PIECE = re.compile(r'(?:[^"\\]|\\(?:[^u]|u[0-9a-fA-F]{4}))*')
 _HIGH_HALF_AT_END = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 
@@ -23,25 +25,33 @@ class TextInput:
         """Characters that are not decoded yet."""
         self._is_open = self._is_over = False
         """Whether the string has begun, and whether it has ended."""
+        self._others: list[str] = []
+        """Arguments of another form."""
 
     def feed(self, text: str) -> str:
         """The characters of the string that are certain after this text."""
         if self._is_over:
             return ""
+        if self._others:
+            self._others.append(text)
+            return ""
         self._held += text
         if not self._is_open:
             begin = _BEGIN.match(self._held)
             if begin is None:
+                if len(self._held) > _LONGEST_BEGIN:
+                    self._others, self._held = [self._held], ""
                 return ""
             self._held, self._is_open = self._held[begin.end() :], True
         return self._decoded()
 
     def finish(self) -> str:
         """The rest, when the arguments end. Arguments of another form become their only text, or stay as they are."""
-        held, self._held = self._held, ""
         if self._is_over or self._is_open:
             return ""
-        return _only_text(held)
+        arguments = "".join((*self._others, self._held))
+        self._others, self._held = [], ""
+        return _only_text(arguments)
 
     def _decoded(self) -> str:
         match = _PIECE.match(self._held)

@@ -45,8 +45,10 @@ def test_a_text_that_is_cut_off_is_its_beginning(text: str, cut: int) -> None:
         ('{"patch": "a", "x": 1}', '{"patch": "a", "x": 1}'),
         ("*** Begin", "*** Begin"),
         ('{"input": 3}', '{"input": 3}'),
+        ('{"patch": "' + "a" * 999 + '"}', "a" * 999),
+        ("x" * 999, "x" * 999),
         ("", ""),
     ],
 )
 def test_models_write_other_forms(arguments: str, text: str) -> None:
-    assert read(arguments, []) == text
+    assert read(arguments, []) == read(arguments, list(range(len(arguments)))) == text
