@@ -14,6 +14,7 @@ _BEGIN = re.compile(rf'\s*\{{\s*"{TEXT_KEY}"\s*:\s*"')
 _LONGEST_BEGIN = 256
 """Characters that a beginning with blanks may have."""
 _PIECE = re.compile(r'(?:[^"\\]|\\(?:[^u]|u[0-9a-fA-F]{4}))*')
+_ESCAPE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _HIGH_HALF_AT_END = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 
 
@@ -65,10 +66,15 @@ class TextInput:
 
 
 def _unescaped(piece: str) -> str:
+    return _ESCAPE.sub(_character, piece)
+
+
+def _character(escape: re.Match[str]) -> str:
+    """The character of an escape. One that JSON does not have stays as it is."""
     try:
-        text: str = json.loads(f'"{piece}"', strict=False)
-    except ValueError:  # an escape that JSON does not have
-        return piece
+        text: str = json.loads(f'"{escape[0]}"')
+    except ValueError:
+        return escape[0]
     return text.encode("utf-8", "replace").decode()
 
 
