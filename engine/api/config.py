@@ -38,7 +38,7 @@ from inferd.engine.api.memory.precision import KV_FORMATS, KVCache, Precision, Q
 from inferd.engine.api.memory.states import checkpoint_interval, most_slots, num_checkpoints, state_bytes
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.numerics import Numerics
-from inferd.engine.api.pinned_files import PinnedFile
+from inferd.engine.api.pinned_files import PinnedFile, documents_among
 from inferd.engine.api.served import (
     DeviceKind,
     Dtype,
@@ -129,6 +129,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     files: tuple[PinnedFile, ...] = ()
     """The model's files, as the server holds them open. Every engine reads these."""
+    vocabulary: str = ""
+    """Path of the server's file for the vocabulary of grammars (`process.written_once`); empty if there is none."""
     numerics: Numerics | None = None
     """Facts of the first engine that this one must share; None if it is the first."""
     dtype: Dtype = "auto"
@@ -194,6 +196,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Largest rank of an adapter."""
     kv_events: Literal["none", "shared", "all"] = "none"
     """Changes of the prefix index that the engine reports: those of prefixes that every request may hit, or all."""
+
+    @property
+    def documents(self) -> tuple[PinnedFile, ...]:
+        """Those of the model's files that are no safetensors: its tokenizer is made from these."""
+        return documents_among(self.files)
 
     @property
     def all_files(self) -> tuple[PinnedFile, ...]:

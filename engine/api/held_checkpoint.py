@@ -9,7 +9,7 @@ from inferd.engine.api.checkpoint import CONFIG_FILES, INDEX_FILE, Checkpoint, w
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.held_files import HeldFiles
-from inferd.engine.api.pinned_files import PinnedFile, digest_of_all
+from inferd.engine.api.pinned_files import PinnedFile, digest_of_all, documents_among
 
 ENGINE_FILES = (*CONFIG_FILES, INDEX_FILE, "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 """Files beside the weights that engines read."""
@@ -47,7 +47,7 @@ class HeldCheckpoint:
     @property
     def documents(self) -> tuple[PinnedFile, ...]:
         """Those of them that are no safetensors: what a tokenizer is made from, and all of a GGUF file."""
-        return tuple(file for file in self.pinned if not file.path.endswith(".safetensors"))
+        return documents_among(self.pinned)
 
     def pin(self, checkpoint: Checkpoint) -> None:
         """Call this when all was read. Raises `ModelError` if a file changed since it was opened."""

@@ -74,6 +74,11 @@ def of_arguments(arguments: Sequence[str]) -> list[PinnedFile]:
     return [msgspec.json.decode(argument, type=PinnedFile) for argument in arguments]
 
 
+def documents_among(files: Iterable[PinnedFile]) -> tuple[PinnedFile, ...]:
+    """Those that are no safetensors."""
+    return tuple(file for file in files if not file.path.endswith(".safetensors"))
+
+
 def digest_of_all(files: Iterable[PinnedFile]) -> str:
     """One digest of the names and contents of several files, wherever they lie."""
     made = hashlib.sha256()

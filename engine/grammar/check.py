@@ -1,6 +1,6 @@
 """Compiles and tries callers' grammars before the engine sees them, each in a process that can be killed.
 
-The server starts it as `python -P -m inferd.engine.grammar.check CHECKPOINT ROWS [FILE ...]`. Frames of
+The server starts it as `python -P -m inferd.engine.grammar.check CHECKPOINT ROWS SHARED [FILE ...]`. Frames of
 `engine.api.wire.grammar_check` come on standard input and go to standard output. This process has read the vocabulary,
 and forks one process for each grammar. The processor time, the wall time and the address space of that process are
 bounded.
@@ -72,16 +72,17 @@ class _Check:
 
 def main() -> int:
     """Answer until the input ends."""
-    path, vocab_size = Path(sys.argv[1]), int(sys.argv[2])
+    path, vocab_size, shared = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    files = of_arguments(sys.argv[4:])
     try:
-        read_pinned(of_arguments(sys.argv[3:]))
+        read_pinned(files)
     except StartError as error:
         is_changed = isinstance(error, ChangedError)
         reason = "was written to after the server read it" if is_changed else "cannot be read now: try again"
         _write(_OUTPUT, frame_of(Verdict(error=f"a file of its tokenizer {reason}", is_broken=True)))
         return 0
     try:
-        vocabulary = load_vocabulary(path, vocab_size)
+        vocabulary = load_vocabulary(path, vocab_size, shared, files)
     except GrammarError as error:
         _write(_OUTPUT, frame_of(Verdict(error=str(error)[:MAX_REASON], is_broken=True)))
         return 0

@@ -1,7 +1,8 @@
 """Compiles grammars on a thread beside the engine's loop, and keeps the most recent ones.
 
-llguidance releases the interpreter's lock while it compiles, but not while it reads a vocabulary, which holds up all
-steps. So the vocabulary is read when the engine has been idle for a while, or when the first grammar comes.
+llguidance releases the interpreter's lock while it compiles, but not while it takes in a vocabulary, which holds up all
+steps. So that happens when the engine has been idle for a while, or when the first grammar comes. The tokenizer is read
+by a process of its own, once for all engines of a server.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from llguidance import LLMatcher
 
+from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.grammar.compiler import compile_grammar
 from inferd.engine.grammar.matcher import MatchedGrammar
 from inferd.engine.grammar.vocabulary import load_vocabulary
@@ -51,9 +53,11 @@ class _Job:
 class GrammarThread:
     """One thread. A tenant's grammars are compiled in the order in which they were opened, and tenants take turns."""
 
-    def __init__(self, model_path: Path, vocab_size: int) -> None:
+    def __init__(self, model_path: Path, vocab_size: int, shared: str = "", files: Sequence[PinnedFile] = ()) -> None:
+        """`shared`: path of the server's file for the vocabulary. `files`: the checkpoint's, as the server holds them
+        open."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="inferd-grammar")
-        self._load = cache(partial(load_vocabulary, model_path, vocab_size))
+        self._load = cache(partial(load_vocabulary, model_path, vocab_size, shared, files))
         """Called on the thread alone."""
         self._is_prepared = False
         self._lock = threading.Lock()

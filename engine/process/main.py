@@ -223,7 +223,7 @@ def build(
         clock=time.monotonic,
         work=work,
         draft_work=draft_work or NO_WORK,
-        grammars=GrammarThread(Path(config.model_path), ready.vocab_size),
+        grammars=GrammarThread(Path(config.model_path), ready.vocab_size, config.vocabulary, config.documents),
         recorder=StepWatch(flight, heartbeat, ready.peaks),
         guesses=guesses,
     )

@@ -180,7 +180,9 @@ def create_app(*backends: Backend) -> FastAPI:
     )
     tracing = _tracing(options, model.names[0])
     models = [backend.model for backend in backends]
-    all_grammars = [GrammarChecker(each.path, each.vocab_size, files=each.files) for each in models]
+    all_grammars = [
+        GrammarChecker(each.path, each.vocab_size, files=each.files, vocabulary=each.vocabulary) for each in models
+    ]
     responses = ResponseStore(options.stored_responses_bytes, options.stored_responses_ttl_s)
     services = Services(
         [

@@ -19,6 +19,7 @@ from inferd.engine.api.locate import locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.pinned_files import digest_of_all
+from inferd.engine.api.process.written_once import WrittenOnce
 from inferd.server.auth.keys_file import read_keys
 from inferd.server.config.models import Asked, Settled, demands_of, named, parts, settings_of_models
 from inferd.server.config.settings import Settings
@@ -105,8 +106,9 @@ def _report(read: _Read, settled: Settled) -> StartupReport:
     if model.template is not None and model.template.lacks_tools:
         logger.info("%s, and reads calls as %s", LACKS_TOOLS, model.format.tool_name)
     read.held.pin(read.checkpoint)  # all that the server reads is read by now
-    model = replace(model, digest=read.held.texts_digest, files=read.held.documents)
-    config = msgspec.structs.replace(config, files=read.held.pinned)
+    vocabulary = WrittenOnce()
+    model = replace(model, digest=read.held.texts_digest, files=read.held.documents, vocabulary=vocabulary)
+    config = msgspec.structs.replace(config, files=read.held.pinned, vocabulary=vocabulary.path)
     held, draft = [read.held], config.draft
     if draft is not None and draft.model_path != config.model_path:
         held.append(_held(Path(draft.model_path), keeps_blocks=draft.keeps_blocks))

@@ -44,8 +44,8 @@ class StartupReport:
 
     @property
     def num_held_files(self) -> int:
-        """Most files that the server holds open for this model and its adapters."""
-        return sum(map(len, self.held)) + NUM_FILES * self.config.max_loras
+        """Most files that the server holds open for this model, its vocabulary and its adapters."""
+        return 1 + sum(map(len, self.held)) + NUM_FILES * self.config.max_loras
 
 
 def describe_start(report: StartupReport) -> str:

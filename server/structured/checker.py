@@ -26,6 +26,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.engine.api.machine.cpu import num_cpus
 from inferd.engine.api.pinned_files import PinnedFile, to_argument
 from inferd.engine.api.process.processor_time import ProcessorTime
+from inferd.engine.api.process.written_once import WrittenOnce
 from inferd.engine.api.wire.grammar_check import (
     CHECK_COMMAND,
     CHECK_CPU_S,
@@ -44,7 +45,7 @@ from inferd.server.structured.turns import TenantTurns
 logger = logging.getLogger("inferd.server")
 
 _START_TIMEOUT_S = 60.0
-"""Most time that it may use to start. The process reads a vocabulary of 262,000 tokens in 4 s on an idle machine (AMD
+"""Most time that it may use to start. A vocabulary of 262,000 tokens is read and built in 5 s of processor time (AMD
 EPYC Zen 4, 2026-11-28). Time in which it waits for a processor does not count."""
 _LOOK_S = 1.0
 
@@ -99,9 +100,13 @@ class GrammarChecker:
         vocab_size: int,
         command: Sequence[str] = CHECK_COMMAND,
         files: Sequence[PinnedFile] = (),
+        vocabulary: WrittenOnce | None = None,
     ) -> None:
-        """`files`: the checkpoint's files without the weights, as the server holds them open."""
-        self._command = (*command, str(model_path), str(vocab_size), *map(to_argument, files))
+        """`files`: the checkpoint's files without the weights, as the server holds them open. `vocabulary`: what the
+        engines share with the process."""
+        self._vocabulary = vocabulary or WrittenOnce()
+        arguments = (str(model_path), str(vocab_size), self._vocabulary.path)
+        self._command = (*command, *arguments, *map(to_argument, files))
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[Process | Verdict] | None = None

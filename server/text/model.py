@@ -13,6 +13,7 @@ from inferd.engine.api.checkpoint import documents_of
 from inferd.engine.api.errors import ModelError, StartError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.pinned_files import PinnedFile
+from inferd.engine.api.process.written_once import WrittenOnce
 from inferd.server.errors import table as errors
 from inferd.server.text.json_bytes import any_json
 from inferd.server.text.render_workers import OvertimeError, RenderError
@@ -68,6 +69,8 @@ class ServedModel:
     """Hash of the files of the tokenizer and the chat template."""
     files: tuple[PinnedFile, ...] = ()
     """The files that a tokenizer is made from, as the server holds them open."""
+    vocabulary: WrittenOnce | None = None
+    """The vocabulary of grammars, which all processes of this model share."""
 
     @classmethod
     def load(

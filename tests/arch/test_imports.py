@@ -38,7 +38,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine.speculation.ports": ("inferd.engine.request", "inferd.engine.grammar.ports"),
     "engine.speculation": ("inferd.engine.request", "inferd.engine.grammar.ports", "inferd.engine.api"),
     "engine.grammar.ports": (),
-    "engine.grammar": ("inferd.engine.api", "llguidance", "tokenizers"),
+    "engine.grammar": ("inferd.engine.api", "llguidance", "msgspec", "tokenizers"),
     "engine.core.live_request": (
         "inferd.engine.api", "inferd.engine.grammar.ports", "inferd.engine.request", "inferd.engine.sched",
     ),

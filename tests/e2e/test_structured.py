@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import httpx
 import pytest
 from pydantic import BaseModel, Field
 
-from .conftest import Daemon
+from .conftest import Daemon, children
 
 HI: Any = [{"role": "user", "content": "Name a person."}]
 NAME = re.compile(r"[A-Z][a-z]{2,7}")
@@ -70,6 +72,17 @@ def test_a_stream_is_the_plain_answer_in_pieces(daemon: Daemon) -> None:
     assert len([piece for piece in pieces if piece]) > 1  # tokens of a slow reader join
     assert "".join(pieces) == plain.choices[0].message.content == final.choices[0].message.content
     assert final.choices[0].message.parsed == plain.choices[0].message.parsed
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="each process has its own there")
+def test_the_engine_and_the_process_that_checks_map_one_vocabulary(daemon: Daemon) -> None:
+    answer(daemon, response_format={"type": "json_object"})
+    checks = [pid for pid, command in children(daemon.process.pid).items() if "inferd.engine.grammar.check" in command]
+    mapped = [
+        {line.split()[4] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/memfd:inferd-once" in line}
+        for pid in (daemon.engine_pid, *checks)
+    ]
+    assert len(mapped) == 2 and len(mapped[0]) == 1 and mapped[0] == mapped[1], "the same inode"
 
 
 def test_completions_take_the_same_fields(daemon: Daemon) -> None:

@@ -16,6 +16,9 @@ from inferd.engine.api.errors import ModelError
 from inferd.engine.arch.gguf.header import GgufError
 from inferd.engine.arch.gguf.splitters import SPLITTERS
 from inferd.engine.arch.gguf.tokenizer import generation_config_of, tokenizer_config_of, tokenizer_of
+from inferd.engine.grammar import reading
+from inferd.engine.grammar.merging import MergingTokenizer
+from inferd.engine.grammar.reading import tables_of
 from inferd.server.text.model import ServedModel
 
 TEXTS = (
@@ -166,6 +169,27 @@ def test_gemmas_spaces_are_tokens() -> None:
     values["tokenizer.ggml.scores"] = (*[-1000.0] * len(SPM), -1000.0)
     values["tokenizer.ggml.token_type"] = (*values["tokenizer.ggml.token_type"], 4)
     assert tokens_of(values, "a  a") == ["<s>", "a", "\u2581\u2581", "a"]
+
+
+@pytest.mark.parametrize("kind", ["embedded", "llama", "phi3", "gemma2"])
+def test_forced_texts_have_the_ids_of_the_library(metadata: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    """From the tables that grammars are compiled with, which hold the merges of these tokenizers."""
+    values = metadata if kind == "embedded" else {**spm(add_space_prefix=False), "general.architecture": kind}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_of(values)))
+    num_tokens = len(values["tokenizer.ggml.tokens"])
+    tables, library = tables_of(tmp_path, num_tokens), reading.tokenizer_of(tmp_path)
+    assert tables.facts.symbols
+    for text in (*TEXTS, "the cat  the", "a<|user|> \n the", "\u00e9t\u00e9"):
+        assert MergingTokenizer(tables)(text) == library.encode(text, add_special_tokens=False).ids
+
+
+def test_a_files_vocabulary_is_that_of_its_folder(tmp_path: Path) -> None:
+    tables = [tables_of(path, 3_072) for path in (convert(EMBEDDED_PATH, tmp_path / "tiny.gguf"), EMBEDDED_PATH)]
+    ours, original = map(MergingTokenizer, tables)
+    for text in TEXTS:
+        assert ours(text) == original(text)
+    assert tables[0].tokens() == tables[1].tokens()
+    assert tables[0].facts.eos_ids[0] == tables[1].facts.eos_ids[0]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 
 CHECK_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.grammar.check")
 """Command of the checking process. Its arguments: the checkpoint's folder, the number of rows of the embedding,
-and the files that the server holds open."""
+the path of the server's file for the vocabulary, and the files that the server holds open."""
 
 CHECK_CPU_S = 1.0
 """Most processor time for the check of a grammar: three times that of the slowest valid one of a service (0.3 s; one
