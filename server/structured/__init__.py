@@ -6,6 +6,8 @@
 - `tags.read_tags`: the same for a `structural_tag`.
 - `formats.answer_language`: combines `response_format`, `structured_outputs`, `regex` and `ebnf`.
 - `calls`: tool calls as languages.
+- `quoted.json_text`: a caller's grammar of free texts, for a text inside a string of JSON. `regexes` and `larks` read
+  grammars as `trees`, `escaping` rewrites terminals, and `quoted_grammar` rewrites rules.
 - `checker.GrammarChecker`: compiles a grammar in a process of its own, within limits, before the engine gets it.
 - `bounds`: limits the size of a grammar before it is built. `intervals`: makes a schema's bounds of numbers exact.
 """

@@ -1,0 +1,453 @@
+r"""Regular expressions in Rust's `regex` syntax as trees of characters.
+
+For each character class it is known exactly which of the characters that JSON escapes it matches; the rest of the class
+stays source text. Anchors at the ends are dropped, as llguidance does. Knows neither grammars nor JSON.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from inferd.server.structured.trees import EMPTY, SPECIAL, Alt, Char, Node, Repeat, Seq
+
+_ASCII = frozenset(map(chr, range(0x80)))
+_BLANKS = frozenset("\t\n\x0b\x0c\r ")
+_LOWER, _UPPER, _DIGITS = map(frozenset, (string.ascii_lowercase, string.ascii_uppercase, string.digits))
+_LETTERS = _LOWER | _UPPER
+_CONTROLS = frozenset(map(chr, range(0x20))) | {"\x7f"}
+_PERL = {"d": _DIGITS, "w": _LETTERS | _DIGITS | {"_"}, "s": _BLANKS}
+_GRAPHIC = frozenset(map(chr, range(0x21, 0x7F)))
+_POSIX = {
+    "alnum": _LETTERS | _DIGITS, "alpha": _LETTERS, "ascii": _ASCII, "blank": frozenset("\t "), "cntrl": _CONTROLS,
+    "digit": _DIGITS, "graph": _GRAPHIC, "lower": _LOWER, "print": _GRAPHIC | {" "},
+    "punct": _GRAPHIC - _LETTERS - _DIGITS, "space": _BLANKS, "upper": _UPPER, "word": _PERL["w"],
+    "xdigit": _DIGITS | frozenset("abcdefABCDEF"),
+}  # fmt: skip
+_PROPERTIES = {
+    "any": SPECIAL, "ascii": SPECIAL, "assigned": SPECIAL, "common": SPECIAL, "zyyy": SPECIAL,
+    "whitespace": _BLANKS, "wspace": _BLANKS, "space": _BLANKS, "patternwhitespace": _BLANKS, "patws": _BLANKS,
+    "patternsyntax": frozenset('"\\'), "patsyn": frozenset('"\\'), "graphemebase": frozenset('"\\'),
+    "grbase": frozenset('"\\'), "quotationmark": frozenset('"'), "qmark": frozenset('"'),
+}  # fmt: skip
+"""Properties of Unicode that hold for some special characters. No other script or binary property does."""
+_CATEGORIES = {
+    "othercontrol": "cc", "control": "cc", "cntrl": "cc", "other": "c", "punctuation": "p", "punct": "p",
+    "otherpunctuation": "po", "separator": "z", "letter": "l", "mark": "m", "number": "n", "symbol": "s",
+    "uppercaseletter": "lu", "lowercaseletter": "ll", "decimalnumber": "nd", "digit": "nd", "spaceseparator": "zs",
+}  # fmt: skip
+_CATEGORY = re.compile("c[cfnos]?|l[cltmou]?|m[cen]?|n[dlo]?|p[cdefios]?|s[ckmo]?|z[lps]?")
+_SIMPLE = {"a": "\x07", "f": "\f", "t": "\t", "n": "\n", "r": "\r", "v": "\x0b"}
+_HEX = {
+    char: re.compile(rf"\{{([0-9A-Fa-f]+)\}}|([0-9A-Fa-f]{{{num}}})") for char, num in (("x", 2), ("u", 4), ("U", 8))
+}
+_ANCHORS = {"A": "start", "z": "end"}
+_BOUNDARIES = tuple("bB<>")
+_PUNCTUATION = _GRAPHIC - _LETTERS - _DIGITS
+_PLAIN = re.compile(r"[^\W_]|[_ ,:;=@'\"!%`<>]", re.ASCII)
+_COUNT = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
+_GROUP = re.compile(r"\(\?(?:P?<(?P<name>[^>]*)>|(?P<flags>[a-zA-Z\-]*)(?P<end>[:)]))")
+_LOOK = re.compile(r"\(\?<?[=!]")
+_MAX_DEPTH = 200
+_MAX_COUNT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchor:
+    """The start or the end of the text."""
+
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Set:
+    """The ASCII characters of a class, while it is read."""
+
+    ascii: frozenset[str]
+    is_ascii: bool = True
+    """Whether the class has no other characters."""
+    is_exact: bool = True
+    """Whether `ascii` is right for all ASCII characters, and not only for the special ones."""
+
+    def joined(self, ascii: frozenset[str], other: _Set, *, is_ascii: bool) -> _Set:
+        return _Set(ascii, is_ascii, self.is_exact and other.is_exact)
+
+
+def literal(text: str, *, ignores_case: bool = False) -> Node:
+    """Exactly `text`."""
+    chars = tuple(_char(char, ignores_case) for char in text)
+    return chars[0] if len(chars) == 1 else Seq(chars)
+
+
+def char_range(first: str, last: str) -> Node:
+    """One character of a range, both ends included."""
+    ascii = frozenset(char for char in _ASCII if first <= char <= last)
+    return _of_set(f"[{source(first)}-{source(last)}]", _Set(ascii, last in _ASCII), frozenset())
+
+
+def source(char: str) -> str:
+    """A character as a regular expression for exactly it, which may stand in a class and between slashes."""
+    if _PLAIN.fullmatch(char) or not char.isascii():
+        return char if char.isprintable() else f"\\u{{{ord(char):x}}}"
+    return f"\\{char}" if char.isprintable() else f"\\x{ord(char):02x}"
+
+
+def parse(text: str, flags: str = "") -> Node:
+    """The tree of a regular expression. `flags`: those that hold from its beginning on.
+
+    Raises ValueError for what has no tree, and for the mistakes that it meets.
+    """
+    parser = _Parser(text)
+    node = parser.alternatives(frozenset(flags), 0)
+    if not parser.at_end:
+        raise ValueError(f"the regular expression {_shown(text)} closes a group that was not opened")
+    return _without_anchors(node, text, start=True, end=True)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _char(char: str, ignores_case: bool) -> Char:
+    ascii = frozenset(char) & _ASCII
+    held = _Set(ascii, bool(ascii))
+    return _of_set(source(char), held, frozenset("i") if ignores_case else frozenset())
+
+
+def _of_set(text: str, held: _Set, flags: frozenset[str]) -> Char:
+    is_known = held.is_ascii and held.is_exact
+    others = held.ascii - SPECIAL if is_known else None
+    ignores_case = "i" in flags
+    if ignores_case and others is not None and others & _LETTERS:
+        others |= frozenset("".join(others & _LETTERS).swapcase())
+    return Char(text, held.ascii & SPECIAL, others, ignores_case)
+
+
+def _without_anchors(node: Node | _Anchor, text: str, *, start: bool, end: bool) -> Node:
+    """The tree without the anchors that hold anyway. Raises ValueError for any other."""
+    if isinstance(node, _Anchor):
+        if start if node.where == "start" else end:
+            return EMPTY
+        raise ValueError(
+            f"the regular expression {_shown(text)} has an anchor inside ('^', '$', '\\A' or '\\z'); "
+            "the whole text is matched anyway, so leave it out"
+        )
+    if isinstance(node, Seq):
+        last = len(node.items) - 1
+        items = (
+            _without_anchors(item, text, start=start and i == 0, end=end and i == last)
+            for i, item in enumerate(node.items)
+        )
+        return Seq(tuple(items))
+    if isinstance(node, Alt):
+        return Alt(tuple(_without_anchors(item, text, start=start, end=end) for item in node.items))
+    if isinstance(node, Repeat):
+        return replace(node, item=_without_anchors(node.item, text, start=False, end=False))
+    return node
+
+
+class _Parser:
+    """Reads one regular expression from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._at = text, 0
+
+    @property
+    def at_end(self) -> bool:
+        return self._at >= len(self._text)
+
+    def alternatives(self, flags: frozenset[str], depth: int) -> Node:
+        """Alternatives up to the end of their group."""
+        if depth > _MAX_DEPTH:
+            raise self._error(f"is nested more than {_MAX_DEPTH} levels deep")
+        branches: list[list[Node]] = [[]]
+        while True:
+            self._skip_blanks(flags)
+            char = self._peek()
+            if char in ("", ")"):
+                break
+            if char == "|":
+                self._at += 1
+                branches.append([])
+            elif char in "*+?{":
+                self._repeat(branches[-1], char, flags)
+            elif char == "(":
+                node, flags = self._group(flags, depth)
+                if node is not None:
+                    branches[-1].append(node)
+            else:
+                branches[-1].append(self._atom(char, flags))
+        nodes = tuple(items[0] if len(items) == 1 else Seq(tuple(items)) for items in branches)
+        return nodes[0] if len(nodes) == 1 else Alt(nodes)
+
+    def _peek(self, num: int = 1) -> str:
+        return self._text[self._at : self._at + num]
+
+    def _error(self, reason: str) -> ValueError:
+        return ValueError(f"the regular expression {_shown(self._text)} {reason}")
+
+    def _skip_blanks(self, flags: frozenset[str]) -> None:
+        """Skips blanks and comments if the flag `x` is set."""
+        while "x" in flags and not self.at_end:
+            if self._peek() == "#":
+                end = self._text.find("\n", self._at)
+                self._at = len(self._text) if end < 0 else end
+            elif self._peek().isspace():
+                self._at += 1
+            else:
+                break
+
+    def _repeat(self, items: list[Node], char: str, flags: frozenset[str]) -> None:
+        if not items:
+            raise self._error(f"has a '{char}' with nothing before it to repeat")
+        low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(char, (0, None))
+        if char == "{":
+            match = _COUNT.match(self._text, self._at)
+            if match is None:
+                raise self._error("has a '{' that begins no count; write '\\{' for the character")
+            low = int(match[1])
+            high = low if match[2] is None else int(match[3]) if match[3] else None
+            if max(low, high or 0) > _MAX_COUNT or (high is not None and high < low):
+                raise self._error(f"has the count '{match[0]}', whose end is below its start or too large")
+            self._at = match.end()
+        else:
+            self._at += 1
+        self._skip_blanks(flags)
+        if self._peek() == "?":  # a lazy quantifier matches the same texts
+            self._at += 1
+        items[-1] = Repeat(items[-1], low, high)
+
+    def _group(self, flags: frozenset[str], depth: int) -> tuple[Node | None, frozenset[str]]:
+        """(the group, or None if it only sets flags; the flags that hold behind it)."""
+        inner = flags
+        if self._text.startswith("(?", self._at):
+            if _LOOK.match(self._text, self._at):
+                raise self._error("looks ahead or behind ('(?=', '(?!', '(?<=' or '(?<!'), which a mask cannot")
+            match = _GROUP.match(self._text, self._at)
+            if match is None:
+                raise self._error(f"has a group that begins with '{self._peek(4)}', which is not known")
+            self._at = match.end()
+            if match["name"] == "stop":
+                raise self._error("has a group named 'stop', which looks ahead; give it another name")
+            if match["flags"] is not None:
+                inner = self._with_flags(flags, match["flags"])
+                if match["end"] == ")":
+                    return None, inner
+        else:
+            self._at += 1
+        node = self.alternatives(inner, depth + 1)
+        if self._peek() != ")":
+            raise self._error("ends inside a group")
+        self._at += 1
+        return node, flags
+
+    def _with_flags(self, flags: frozenset[str], text: str) -> frozenset[str]:
+        on, _, off = text.partition("-")
+        unknown = set(on + off) - set("imsRUux")
+        if unknown:
+            raise self._error(f"sets the flag '{min(unknown)}', which is not known")
+        if "u" in off:
+            raise self._error("turns Unicode off ('(?-u)'), so that it matches bytes, not characters")
+        return (flags | set(on)) - set(off)
+
+    def _atom(self, char: str, flags: frozenset[str]) -> Node:
+        if char == "[":
+            begin = self._at
+            held = self._class(flags, 0)
+            text = self._text[begin : self._at]
+            return _of_set(_fit_for_slashes(_compact(text) if "x" in flags else text), held, flags)
+        self._at += 1
+        if char == ".":
+            excluded = frozenset() if "s" in flags else frozenset("\r\n") if "R" in flags else frozenset("\n")
+            text = "[^" + "".join(map(source, sorted(excluded))) + "]" if excluded else r"[\s\S]"
+            return _of_set(text, _Set(_ASCII - excluded, is_ascii=False), flags)
+        if char in "^$":
+            if "m" in flags:
+                raise self._error(f"has '{char}' with the flag 'm', an anchor inside the text")
+            return _Anchor("start" if char == "^" else "end")  # type: ignore[return-value]
+        if char == "\\":
+            return self._escape(flags)
+        return _char(char, "i" in flags)
+
+    def _escape(self, flags: frozenset[str]) -> Node:
+        """The tree of an escape outside of classes, from behind its backslash on."""
+        char = self._peek()
+        if char in _ANCHORS:
+            self._at += 1
+            return _Anchor(_ANCHORS[char])  # type: ignore[return-value]
+        if char in _BOUNDARIES:
+            raise self._error(f"has a word boundary ('\\{char}'), which looks at the characters around it")
+        if char.isdigit():
+            raise self._error(f"refers back to a group ('\\{char}'), which a grammar cannot")
+        begin = self._at
+        found = self._escaped_set()
+        if found is not None:
+            return _of_set("\\" + self._text[begin : self._at], found, flags)
+        return _char(self._escaped_char(), "i" in flags)
+
+    def _escaped_set(self) -> _Set | None:
+        r"""The set of `\d`, `\p{..}` and so on; None if the escape stands for one character."""
+        char = self._peek()
+        if char.lower() in _PERL and char:
+            self._at += 1
+            held = _PERL[char.lower()]
+            return _Set(held if char.islower() else _ASCII - held, is_ascii=False)
+        if char not in ("p", "P"):
+            return None
+        self._at += 1
+        if self._peek() == "{":
+            end = self._text.find("}", self._at)
+            if end < 0:
+                raise self._error(f"ends inside '\\{char}{{'")
+            name = self._text[self._at + 1 : end]
+            self._at = end + 1
+        else:
+            name = self._peek()
+            self._at += 1
+        held = self._property(name)
+        return _Set(held if char == "p" else SPECIAL - held, is_ascii=False, is_exact=False)
+
+    def _property(self, name: str) -> frozenset[str]:
+        """The special characters with a property of Unicode."""
+        if "!=" in name:
+            raise self._error(f"has '\\p{{{name}}}', which Rust reads as '='; write '\\P{{..=..}}'")
+        kind, _, value = re.sub(r"[\s_-]", "", name.lower()).replace(":", "=").rpartition("=")
+        if kind in ("gcb", "graphemeclusterbreak", "wb", "wordbreak", "sb", "sentencebreak"):
+            raise self._error(f"uses the property '{name}', which is not supported in a text that JSON escapes")
+        category = _CATEGORIES.get(value, value)
+        if kind in ("age",):
+            held = SPECIAL
+        elif value in _PROPERTIES and kind not in ("gc", "generalcategory"):
+            held = _PROPERTIES[value]
+        elif kind not in ("sc", "script", "scx", "scriptextensions") and _CATEGORY.fullmatch(category):
+            held = frozenset(char for char in SPECIAL if unicodedata.category(char).lower().startswith(category))
+        else:
+            held = frozenset()
+        return held
+
+    def _escaped_char(self) -> str:
+        """The one character that an escape stands for."""
+        char = self._peek()
+        self._at += 1
+        if char in _SIMPLE:
+            return _SIMPLE[char]
+        if char in _HEX:
+            match = _HEX[char].match(self._text, self._at)
+            number = int(match[1] or match[2], 16) if match else -1
+            if match is None or number > 0x10FFFF or 0xD800 <= number < 0xE000:
+                raise self._error(f"has '\\{char}' without the number of a character behind it")
+            self._at = match.end()
+            return chr(number)
+        if char in _PUNCTUATION or char == " ":
+            return char
+        raise self._error(f"has the escape '\\{char}', which is not known" if char else "ends with a backslash")
+
+    def _class(self, flags: frozenset[str], depth: int) -> _Set:
+        """A class in brackets, from its opening bracket on."""
+        if depth > _MAX_DEPTH:
+            raise self._error(f"is nested more than {_MAX_DEPTH} levels deep")
+        self._at += 1
+        self._skip_blanks(flags)
+        is_negated = self._peek() == "^"
+        self._at += is_negated
+        operands, operators, items = [], [], [_Set(frozenset())]
+        self._skip_blanks(flags)
+        while self._peek() == "-":
+            items.append(_Set(frozenset("-")))
+            self._at += 1
+            self._skip_blanks(flags)
+        if self._peek() == "]" and len(items) == 1:
+            items.append(_Set(frozenset("]")))
+            self._at += 1
+        while True:
+            self._skip_blanks(flags)
+            char = self._peek()
+            if not char:
+                raise self._error("ends inside a class ('[')")
+            if char == "]":
+                break
+            if char == "[":
+                items.append(self._posix() or self._class(flags, depth + 1))
+            elif self._peek(2) in ("&&", "--", "~~"):
+                operands.append(reduce(_union, items))
+                operators.append(self._peek(2))
+                items = [_Set(frozenset())]
+                self._at += 2
+            else:
+                items.append(self._class_item(flags))
+        self._at += 1
+        operands.append(reduce(_union, items))
+        held = operands[0]
+        for operator, operand in zip(operators, operands[1:], strict=True):
+            held = _combined(operator, held, operand)
+        return replace(held, ascii=_ASCII - held.ascii, is_ascii=False) if is_negated else held
+
+    def _posix(self) -> _Set | None:
+        """A class like `[:alpha:]`; None if there is none here."""
+        match = re.compile(r"\[:(\^?)(\w+):\]").match(self._text, self._at)
+        if match is None or match[2] not in _POSIX:
+            return None
+        self._at = match.end()
+        held = _POSIX[match[2]]
+        return _Set(_ASCII - held, is_ascii=False) if match[1] else _Set(held)
+
+    def _class_item(self, flags: frozenset[str]) -> _Set:
+        """A character, a range, or an escape that stands for a set."""
+        first = self._class_char()
+        if isinstance(first, _Set):
+            return first
+        self._skip_blanks(flags)
+        if self._peek() != "-":
+            return _single(first)
+        begin = self._at
+        self._at += 1
+        self._skip_blanks(flags)
+        if self._peek() in ("]", "-"):
+            self._at = begin
+            return _single(first)
+        last = self._class_char()
+        if isinstance(last, _Set) or last < first:
+            raise self._error(f"has a range from {first!r} that ends before it or in no character")
+        return _Set(frozenset(char for char in _ASCII if first <= char <= last), last in _ASCII)
+
+    def _class_char(self) -> str | _Set:
+        char = self._peek()
+        self._at += 1
+        if char != "\\":
+            if not char:
+                raise self._error("ends inside a class ('[')")
+            return char
+        return self._escaped_set() or self._escaped_char()
+
+
+def _single(char: str) -> _Set:
+    return _Set(frozenset(char) & _ASCII, char in _ASCII)
+
+
+def _union(left: _Set, right: _Set) -> _Set:
+    return left.joined(left.ascii | right.ascii, right, is_ascii=left.is_ascii and right.is_ascii)
+
+
+def _combined(operator: str, left: _Set, right: _Set) -> _Set:
+    if operator == "&&":
+        return left.joined(left.ascii & right.ascii, right, is_ascii=left.is_ascii or right.is_ascii)
+    if operator == "--":
+        return left.joined(left.ascii - right.ascii, right, is_ascii=left.is_ascii)
+    return left.joined(left.ascii ^ right.ascii, right, is_ascii=left.is_ascii and right.is_ascii)
+
+
+def _fit_for_slashes(text: str) -> str:
+    """A class that may be written between slashes on one line."""
+    return re.sub(r"(\\.)|[/\x00-\x1f]", lambda match: match[1] or source(match[0]), text, flags=re.DOTALL)
+
+
+def _compact(text: str) -> str:
+    """A class that was read with the flag `x`, so that it means the same without: no blanks, no comments."""
+    return re.sub(r"(\\.)|\s+|#[^\n]*", lambda match: _kept(match[1]), text, flags=re.DOTALL)
+
+
+def _kept(escape: str | None) -> str:
+    return "" if escape is None else source(escape[1]) if escape[1:].isspace() else escape
