@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inferd.server.errors import table as errors
-from inferd.server.schema.caller_tool import CallerTool
+from inferd.server.schema.caller_tool import TEXT_KEY, CallerTool, TextFormat
 from inferd.server.structured.bounds import GrammarSize
 from inferd.server.structured.language import (
     Language,
     either,
     free_text,
     free_text_until,
+    lark,
     literal,
     marked,
     one_of,
@@ -24,6 +25,7 @@ from inferd.server.structured.language import (
     sequence,
     shared,
 )
+from inferd.server.structured.quoted import json_text
 from inferd.server.structured.schema import has_reference, read_schema
 from inferd.server.structured.tags import Tokens
 from inferd.server.tools.format import CallSyntax, ReasoningSyntax, Tags
@@ -131,16 +133,36 @@ class _Writer:
 
     def _call(self, tool: CallerTool) -> Language:
         """From a call's name to its end."""
+        if tool.text is not None and tool.text.syntax != "text":
+            return self._with_text(tool, tool.text)
         path = f"{tool.path}.function.parameters"
         schema = _parameters(tool.function.get("parameters"), path)
         arguments = read_schema(schema, path, is_strict=tool.is_strict)
         self._size.add(len(arguments.expression))
         if self._syntax.tags is not None:
             arguments = self._tagged(self._syntax.tags, schema, path, is_strict=tool.is_strict)
-        parts = [marked(tool.name + self._syntax.between, self._tokens), arguments]
+        return self._with_arguments(tool.name, arguments)
+
+    def _with_arguments(self, name: str, arguments: Language) -> Language:
+        parts = [marked(name + self._syntax.between, self._tokens), arguments]
         if self._syntax.end:
             parts.append(marked(self._syntax.end, self._tokens))
         return sequence(*parts)
+
+    def _with_text(self, tool: CallerTool, text: TextFormat) -> Language:
+        """A call whose only argument is a text of the caller's grammar."""
+        self._size.add(len(text.definition))
+        tags = self._syntax.tags
+        try:
+            if tags is None:
+                return self._with_arguments(tool.name, json_text(TEXT_KEY, text))
+            written = lark(text.definition) if text.syntax == "lark" else pattern(text.definition)
+        except ValueError as error:
+            raise errors.invalid_value(
+                text.path, text.definition, f"The grammar cannot be enforced: {error}."
+            ) from None
+        begin = literal(f"{tags.before}{TEXT_KEY}{tags.between}")
+        return self._with_arguments(tool.name, sequence(begin, written, literal(tags.end)))
 
     def _tagged(self, tags: Tags, schema: Mapping[str, object], path: str, *, is_strict: bool) -> Language:
         """Arguments in tags, in the order of the schema."""

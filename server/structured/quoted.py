@@ -7,9 +7,9 @@ matches. Knows no wire fields.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
+from inferd.server.schema.caller_tool import TextFormat
 from inferd.server.structured.escaping import NOTHING, Quoter, regex_source
 from inferd.server.structured.language import WHITESPACE, Language, lark, literal, pattern, sequence
 from inferd.server.structured.larks import parse_grammar
@@ -20,15 +20,7 @@ MAX_DEFINITION_CHARS = 64 * 1024
 """Most characters of a caller's grammar."""
 
 
-@dataclass(frozen=True, slots=True)
-class Freeform:
-    """The texts that a tool takes, by a grammar. `syntax`: "lark" or "regex"."""
-
-    syntax: str
-    definition: str
-
-
-def json_text(key: str, text: Freeform) -> Language:
+def json_text(key: str, text: TextFormat) -> Language:
     """The JSON objects with one member, `key`, whose value is a text of the grammar.
 
     Raises ValueError with the reason if the grammar cannot be enforced in a string of JSON.

@@ -14,8 +14,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from inferd.engine.grammar.compiler import LIMITS, normal_form
 from inferd.engine.grammar.vocabulary import load_vocabulary
+from inferd.server.schema.caller_tool import TextFormat
 from inferd.server.structured.language import pattern
-from inferd.server.structured.quoted import Freeform, json_text, quoted_lark, quoted_regex
+from inferd.server.structured.quoted import json_text, quoted_lark, quoted_regex
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 END = 2
@@ -159,7 +160,7 @@ def test_codex_patches() -> None:
 
 
 def test_the_object_of_a_call() -> None:
-    language = json_text("input", Freeform("lark", APPLY_PATCH))
+    language = json_text("input", TextFormat("lark", APPLY_PATCH))
     grammar = normal_form(language.text())
     call = json.dumps({"input": PATCH}, ensure_ascii=False)
     assert follows(grammar, call)
@@ -167,4 +168,4 @@ def test_the_object_of_a_call() -> None:
     assert not follows(grammar, json.dumps({"input": PATCH}).replace("\\u00e9", "e") + " ")
     assert not follows(grammar, call.replace("*** End Patch", ""))
     assert not follows(grammar, call.replace('"input"', '"text"'))
-    assert follows(json_text('a"b', Freeform("regex", r"\d+\n")).text(), '{"a\\"b": "12\\n"}')
+    assert follows(json_text('a"b', TextFormat("regex", r"\d+\n")).text(), '{"a\\"b": "12\\n"}')

@@ -297,3 +297,37 @@ def test_bounds_of_numbers_are_exact_in_tags_too() -> None:
     assert syntax is not None
     assert follows(what, model, written(syntax, ("f", {"x": 0.25})))
     assert not follows(what, model, written(syntax, ("f", {"x": 0})))
+
+
+# -- custom tools ------------------------------------------------------------------------------------------------------
+
+LINES = 'start: line+\nline: ("+" | "-") /[^\\n]*/ LF\n%import common.LF\n'
+ADDED = '+say "hi"\\n\n-\t\n'
+
+
+def custom(syntax: str, definition: str) -> dict[str, Any]:
+    grammar = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    return {"type": "custom", "custom": {"name": "edit", "format": grammar}}
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral", XML, "llama3_json", "deepseek_v3", "granite"])
+@pytest.mark.parametrize(("syntax", "definition"), [("lark", LINES), ("regex", r"([+-][^\n]*\n)+")])
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_the_text_of_a_custom_tool_follows_its_grammar_in_each_format(
+    name: str, syntax: str, definition: str, choice: str
+) -> None:
+    model, form = served(name, "none"), CALLS[name].syntax
+    assert form is not None
+    what = asked(model, tools=[custom(syntax, definition)], tool_choice=choice)
+    for text, is_right in ((ADDED, True), ("say\n", False), ("+no end", False), ("", False)):
+        assert follows(what, model, written(form, ("edit", {"input": text}))) == is_right, text
+
+
+def test_a_grammar_that_cannot_be_enforced_is_refused_by_its_path() -> None:
+    for syntax, definition, reason in (
+        ("regex", "a(?=b)", "look"),
+        ("lark", 'start: %json {"type": "string"}', "json"),
+    ):
+        with pytest.raises(RequestError, match=reason) as caught:
+            asked(served("hermes", "none"), tools=[custom(syntax, definition)])
+        assert caught.value.param == "tools[0].custom.format.grammar.definition"
