@@ -32,6 +32,9 @@ def schema_of(model: type[RequestModel]) -> Schema:
     properties = schema["properties"]
     for alias, name in model.aliases.items():
         properties[alias] = {**properties[name], "description": f"Another name of `{name}`."}
+    unused = {"x-unset": "", "x-area": "", "x-has-effect": False}
+    for name, about in model.offered.items():
+        properties[name] = {"description": f"It is not used: {about}.", **unused}
     only_one = [
         {"anyOf": [{"properties": {one: {"type": "null"}}} for one in names]} for names in model.aliases.items()
     ]
@@ -64,7 +67,7 @@ class _Generator(GenerateJsonSchema):
         if issubclass(model, Part):
             optional = made["properties"].keys() - made.get("required", ())
             made["properties"] |= {name: or_null(made["properties"][name]) for name in optional}
-            made["properties"] |= {name: {} for name in model.without_effect}
+            made["properties"] |= {name: {} for name in (*model.without_effect, *model.offered)}
         return {key: value for key, value in made.items() if key != "title"}
 
     def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:

@@ -28,3 +28,10 @@ class Row:
     kind: Kind
     about: str
     """A sentence that says what the server does with it; for a demand it is the way out."""
+
+
+def key_of(rows: Mapping[str, Row], name: str) -> str | None:
+    """The key of a name's row: the name itself, or the key that ends in `*` and begins it, for types with a version."""
+    if name in rows:
+        return name
+    return next((key for key in rows if key.endswith("*") and name.startswith(key[:-1])), None)

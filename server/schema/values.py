@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import Discriminator, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+)
 from pydantic import StrictBool as Flag
 from pydantic import StrictFloat as Number
 from pydantic import StrictInt as Whole
@@ -17,9 +27,13 @@ from pydantic_core import CoreSchema, core_schema
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.errors import validation
+from inferd.server.schema.kinds import Row, key_of
 from inferd.server.schema.model import Part
 
-__all__ = ["Besides", "Converted", "Flag", "JsonObject", "Many", "Number", "Only", "ReadBy", "Text", "Whole", "form"]
+__all__ = [
+    "Besides", "Converted", "Flag", "JsonObject", "Many", "Number", "Only", "ReadBy", "Telling", "Text", "Whole",
+    "form",
+]  # fmt: skip
 
 JsonObject = dict[str, object]
 
@@ -167,6 +181,24 @@ class Kept:
 
 
 @dataclass(eq=False, frozen=True, slots=True)
+class Telling:
+    """As `Converted`, with a `convert` that is given the validator's `info`, so that it may tell notices and read the
+    fields before."""
+
+    wire: Any
+    convert: Callable[[Any, ValidationInfo], object]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_after_validator_function(self._read, handler.generate_schema(self.wire))
+
+    def _read(self, value: object, info: ValidationInfo) -> object:
+        try:
+            return self.convert(value, info)
+        except RequestError as error:
+            raise validation.refused(error) from None
+
+
+@dataclass(eq=False, frozen=True, slots=True)
 class ReadBy:
     """A value that `read` checks and converts, given the field's name: long lists, in slices.
 
@@ -237,6 +269,42 @@ class Typed:
         if not is_missing and not (isinstance(kind, str) and kind in self.types):
             raise validation.wrong_form("an object", self.types, self.rule)
         return value
+
+
+def union_of(rows: Mapping[str, Row], types: Mapping[str, Any], *, untyped: str = "", rule: str = "") -> Any:
+    """A union of objects by their `type`, which has a row. `types`: what each is read as. A demand without a type is
+    refused by name, with its way out.
+
+    `untyped`: type of an object that names none. `rule`: says what to do about an unknown type.
+    """
+    assert {key for key, row in rows.items() if row.kind != "demand"} <= set(types) <= set(rows)
+
+    def key(value: object) -> str | None:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if kind is None and untyped and isinstance(value, dict):
+            return untyped
+        return key_of(rows, kind) if isinstance(kind, str) else None
+
+    def check(value: object) -> object:
+        found = key(value)
+        if found is not None and found not in types:
+            assert isinstance(value, dict)
+            raise validation.unsupported_type(value["type"], rows[found].about)
+        return value
+
+    def tag_of(value: object) -> str | None:
+        found = key(value)
+        return None if found is None else f"<{found}>"
+
+    members: Any = functools.reduce(operator.or_, (Annotated[kind, Tag(f"<{name}>")] for name, kind in types.items()))
+    return Annotated[members, form("an object", tag_of, tuple(types), rule), BeforeValidator(check)]
+
+
+def typed_object(*types: str) -> Any:
+    """Any object, whose `type` is one of `types`; one that ends in `*` begins the type."""
+    patterns = "|".join(re.escape(kind).replace(r"\*", ".*") for kind in types)
+    schema = {"type": "object", "properties": {"type": {"type": "string", "pattern": f"^({patterns})$"}}}
+    return Annotated[JsonObject, WithJsonSchema({**schema, "required": ["type"]})]
 
 
 class _Form(Discriminator):
