@@ -17,7 +17,17 @@ from inferd.server.api import routes
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics
-from inferd.server.schema import kinds, messages, notices, response_items, response_tools, strict_json
+from inferd.server.schema import (
+    anthropic_blocks,
+    anthropic_parts,
+    anthropic_tools,
+    kinds,
+    messages,
+    notices,
+    response_items,
+    response_tools,
+    strict_json,
+)
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import TOOL_WITHOUT_EFFECT, ChatRequest
 from inferd.server.schema.completions import CompletionRequest
@@ -37,6 +47,19 @@ _GENERATING: dict[str, type[RequestModel]] = {
     "responses": ResponsesRequest,
 }
 _ANTHROPIC: dict[str, type[RequestModel]] = {"messages": MessagesRequest, "count_tokens": CountTokensRequest}
+_BLOCKS = {
+    "`user`": anthropic_blocks.USER_BLOCKS,
+    "`assistant`": anthropic_blocks.ASSISTANT_BLOCKS,
+    "`system`": anthropic_blocks.SYSTEM_BLOCKS,
+    "`tool_result`": anthropic_blocks.RESULT_BLOCKS,
+}
+_TYPES = {
+    "`source`": anthropic_blocks.SOURCES,
+    "`tool` of `tool_addition`, `tool_removal`": anthropic_blocks.TOOL_CHANGES,
+    "`tool_choice`": anthropic_tools.CHOICES,
+    "`thinking`": anthropic_parts.THINKING,
+    "`context_management.edits`": anthropic_parts.EDITS,
+}
 _EMBEDDING: dict[str, type[RequestModel]] = {"embeddings": EmbeddingRequest}
 _READING: dict[str, type[RequestModel]] = {"/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest}
 _QUERIES: dict[str, type[RequestModel]] = {"/v1/responses/{id}": RetrieveQuery, "input_items": InputItemsQuery}
@@ -223,6 +246,18 @@ def _of_kinds(name: str, rows: Mapping[str, kinds.Row]) -> str:
     return _table((name, "Kind", "What the server does"), ((f"`{t}`", row.kind, row.about) for t, row in rows.items()))
 
 
+def _by_place(column: str, places: Mapping[str, Mapping[str, kinds.Row]]) -> str:
+    """One row for a type, or one for each of the places that take it differently."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for place, types in places.items():
+        for name, row in types.items():
+            rows.setdefault((f"`{name}`", row.kind, row.about), []).append(place)
+    names = list(dict.fromkeys(name for name, _, _ in rows))
+    ordered = sorted(rows.items(), key=lambda item: names.index(item[0][0]))
+    cells = ((name, ", ".join(places), kind, about) for (name, kind, about), places in ordered)
+    return _table(("Type", column, "Kind", "What the server does"), cells)
+
+
 def _aliases() -> str:
     aliases = {alias: name for fields in _GENERATING.values() for alias, name in fields.aliases.items()}
     return _table(("Name", "Is another name of"), ((f"`{alias}`", f"`{name}`") for alias, name in aliases.items()))
@@ -265,10 +300,10 @@ def _notices() -> str:
 def _metrics() -> str:
     """The metrics of a server that has not served anything yet."""
     page = Metrics(model_name="").render()[0].decode()
-    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", page, re.MULTILINE))
+    types = dict(re.findall(r"^# TYPE (\w+) (\w+)$", page, re.MULTILINE))
     metrics = re.findall(r"^# HELP (inferd_\w+) (.+)$", page, re.MULTILINE)
     return _table(
-        ("Metric", "Type", "What it measures"), ((f"`{name}`", kinds[name], about) for name, about in metrics)
+        ("Metric", "Type", "What it measures"), ((f"`{name}`", types[name], about) for name, about in metrics)
     )
 
 
@@ -291,6 +326,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "messages": lambda: _table(_COLUMNS, _rows(_ANTHROPIC, lambda field: field["x-has-effect"])),
     "messages-without-effect": lambda: _without_effect(_ANTHROPIC),
     "messages-refused": lambda: _refused(_ANTHROPIC),
+    "messages-offered": lambda: _offered(_ANTHROPIC),
+    "messages-tools": lambda: _of_kinds("Type of tool", anthropic_tools.TOOLS),
+    "messages-blocks": lambda: _by_place("In", _BLOCKS),
+    "messages-types": lambda: _by_place("Of", _TYPES),
     "messages-errors": _messages_errors,
     "without-effect": lambda: _without_effect(_GENERATING | _EMBEDDING),
     "nested-without-effect": _nested_without_effect,

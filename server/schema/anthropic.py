@@ -7,25 +7,17 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from inferd.server.schema.anthropic_parts import (
-    ContextManagement,
-    CustomTool,
-    JsonFormat,
-    OutputConfig,
-    ThinkingField,
-    ToolUseField,
-)
+from inferd.server.schema.anthropic_parts import ContextManagement, JsonFormat, OutputConfig, ThinkingField
+from inferd.server.schema.anthropic_tools import ToolsField, ToolUseField
 from inferd.server.schema.anthropic_turns import System, Turns
 from inferd.server.schema.generation import MAX_STOP_LENGTH, MAX_STOP_STRINGS, OUTPUT, PROMPT, SAMPLING, STOPPING, TOOLS
 from inferd.server.schema.model import RequestModel, option, required
 from inferd.server.schema.values import Flag, JsonObject, Many, Number, Only, Text, Whole
 
-MAX_TOOLS = 1_024
-"""Agents list the tools of every server that they are connected to."""
-
 _RECOMMENDED = "the checkpoint's, else "
-_NO_CONTAINER = "This server runs no code and keeps no files."
 _NO_STATE = "No conversation is kept here; send all of it in 'messages'."
+_NO_BILLS = "Nothing is billed here."
+_BY_KEY = "Clients are identified by their key."
 
 
 class CountTokensRequest(RequestModel):
@@ -34,11 +26,19 @@ class CountTokensRequest(RequestModel):
     model: Text | None = option(
         "The name of the served model; any other is a 404.", unset="the served model", area=PROMPT
     )
+    # Before `messages`, whose blocks name tools.
+    tools: ToolsField | None = option(
+        "Tools that the model may use. It is shown those that the caller runs, which the table of tools lists. "
+        "`strict` has the input follow `input_schema` token by token. A tool with `defer_loading` is shown once a "
+        "`tool_reference` or a `tool_addition` names it.",
+        unset="none",
+        area=TOOLS,
+    )
     messages: Turns = required(
-        "Turns of `user`, `assistant` and `system`: a text, or blocks of type `text`, `tool_use`, `tool_result` and "
-        "`thinking`. Neighbours of one role are one turn. A `system` turn that the chat template does "
-        "not read behind others becomes a `user` turn. A last turn of the assistant's is continued. "
-        "`cache_control`, `signature`, `citations` and `is_error` have no effect.",
+        "Turns of `user`, `assistant` and `system`: a text, or blocks, which the table of blocks lists. Neighbours of "
+        "one role are one turn. A `system` turn that the chat template does not read behind others becomes a `user` "
+        "turn, and a notice says so. `clear_at` and `output_config.effort` of a `system` turn hold. A last turn of the "
+        "assistant's is continued. `cache_control`, `signature` and `is_error` have no effect.",
         area=PROMPT,
     )
     system: System | None = option(
@@ -46,12 +46,6 @@ class CountTokensRequest(RequestModel):
         "every request of Claude Code's, is left out, so that prefixes are found again.",
         unset="none",
         area=PROMPT,
-    )
-    tools: Annotated[tuple[CustomTool, ...], Many(max_length=MAX_TOOLS)] | None = option(
-        "Tools that the model may use and the caller runs. `strict` has the input follow `input_schema` token by "
-        "token. Tools that Anthropic defines or runs are refused.",
-        unset="none",
-        area=TOOLS,
     )
     tool_choice: ToolUseField | None = option(
         "`auto`, `any` (at least one tool is used), `tool` (the named one is, once) or `none`; what is required is "
@@ -61,37 +55,45 @@ class CountTokensRequest(RequestModel):
     )
     thinking: ThinkingField | None = option(
         "`enabled` and `adaptive` turn reasoning on if the chat template has a switch. A model that does not reason "
-        "answers without. `budget_tokens` bounds the reasoning. `disabled` turns it off. If the template has no "
-        "switch, it hides the reasoning, as `display: omitted` does.",
+        "answers without. `budget_tokens` bounds the reasoning, if a special token ends it. `disabled` turns it off. "
+        "If the template has no switch, it hides the reasoning, as `display` `omitted` and `updates` do. A notice says "
+        "what has no effect.",
         unset="the template's own default",
         area=TOOLS,
     )
     output_config: OutputConfig | None = option(
         "`format`: a `json_schema` that the answer follows token by token. `effort` becomes the template's "
-        "`reasoning_effort` (`max` becomes `xhigh`). It has no effect if the template has none.",
+        "`reasoning_effort` (`max` becomes `xhigh`). It has no effect if the template has none, and a notice says so.",
         unset="none",
         area=OUTPUT,
     )
     output_format: JsonFormat | None = option("The older name of `output_config.format`.", unset="none", area=OUTPUT)
     cache_control: JsonObject | None = option("Every prefix is cached, and found by its content.", has_effect=False)
     context_management: ContextManagement | None = option(
-        "Only `clear_thinking_20251015` that keeps all is accepted.", has_effect=False
+        "Nothing is cut out of a conversation. A notice says so, except for `clear_thinking_20251015` that keeps all.",
+        has_effect=False,
     )
-    speed: Annotated[object, Only(("standard",), "There is one speed.")] | None = option(
-        "Only `standard` is accepted.", has_effect=False
+    speed: Literal["standard", "fast"] | None = option("There is one speed.", has_effect=False)
+    inference_geo: Annotated[object, Only(("global",), "This server stands in one place; leave it out.")] | None = (
+        option("Only `global` is accepted.", has_effect=False)
     )
+    fallbacks: object = option("This server declines no request by policy.", has_effect=False)
+    fallback_credit_token: object = option(_NO_BILLS, has_effect=False)
+    billing_policy: object = option(_NO_BILLS, has_effect=False)
+    diagnostics: object = option("`usage.cache_read_input_tokens` says what was cached.", has_effect=False)
+    user_profile_id: Text | None = option(_BY_KEY, has_effect=False)
+    workspace_id: Text | None = option(_BY_KEY, has_effect=False)
+    betas: object = option("As the header `anthropic-beta`.", has_effect=False)
+    anthropic_beta: object = option("As the header.", has_effect=False)
+    anthropic_version: object = option("As the header.", has_effect=False)
 
+    offered: ClassVar[Mapping[str, str]] = {
+        "container": "this server runs no code and keeps no files",
+        "mcp_servers": "this server connects to no others",
+    }
     refused: ClassVar[Mapping[str, str]] = {
-        "container": _NO_CONTAINER,
-        "mcp_servers": "This server connects to no others; list the tools in 'tools' and run them yourself.",
-        "diagnostics": "'usage.cache_read_input_tokens' says what was found in the cache.",
-        "inference_geo": "This server stands in one place.",
-        "user_profile_id": "Clients are identified by their key.",
-        "workspace_id": "Clients are identified by their key.",
         "compaction": "Ask for a summary in a turn of its own.",
         "thread": _NO_STATE,
-        "fallbacks": "One model is served.",
-        "billing_policy": "Nothing is billed here.",
     }
 
 
@@ -99,8 +101,8 @@ class MessagesRequest(CountTokensRequest):
     """A conversation to answer, in Anthropic's form."""
 
     max_tokens: Whole = required(
-        "Most tokens to generate; 0 reads the prompt into the cache. If the context holds fewer, the answer may end "
-        "with `stop_reason` `model_context_window_exceeded`.",
+        "Most tokens to generate; 0 reads the prompt into the cache. If the context holds fewer, a notice says so, and "
+        "the answer may end with `stop_reason` `model_context_window_exceeded`.",
         area=STOPPING,
         ge=0,
     )
@@ -135,5 +137,5 @@ class MessagesRequest(CountTokensRequest):
         ge=0,
         le=1,
     )
-    metadata: JsonObject | None = option("Clients are identified by their key.", has_effect=False)
-    service_tier: Literal["auto", "standard_only"] | None = option("There is one tier.", has_effect=False)
+    metadata: JsonObject | None = option(_BY_KEY, has_effect=False)
+    service_tier: Text | None = option("There is one tier.", has_effect=False)

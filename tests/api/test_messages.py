@@ -293,6 +293,87 @@ def test_an_input_is_passed_on_as_it_was_written(http: httpx.Client, router: Any
     assert f'"input":{{"city": {number}}}' in response.text
 
 
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+BASH = {"type": "bash_20250124", "name": "bash"}
+
+
+def test_a_choice_of_a_tool_that_the_model_is_not_shown_is_refused(http: httpx.Client, router: Any) -> None:
+    deferred = {**WEATHER, "defer_loading": True}
+    for tool, name, words in (
+        (SEARCH, "web_search", "does not search the web"),
+        (deferred, "get_weather", "This tool is not loaded"),
+        (BASH, "other", "Supported values are: 'bash'"),
+    ):
+        message = refused(http, tools=[tool], tool_choice={"type": "tool", "name": name})
+        assert "tool_choice.name" in message and words in message
+        if tool is not BASH:
+            assert "none of the tools" in refused(http, tools=[tool], tool_choice={"type": "any"})
+            auto = {"type": "auto", "disable_parallel_tool_use": True}
+            assert http.post("/v1/messages", json={**ASKED, "tools": [tool], "tool_choice": auto}).status_code == 200
+    named = {**ASKED, "tools": [BASH], "tool_choice": {"type": "tool", "name": "bash"}}
+    assert http.post("/v1/messages", json=named).status_code == 200
+    assert "bash" in router.submits[-1].params.grammar
+
+
+def test_a_tool_is_loaded_behind_those_before_it(http: httpx.Client, router: Any) -> None:
+    """A loaded tool keeps the prefix of the prompt, and a call of one that is not loaded is a call."""
+    late = {**WEATHER, "name": "late", "defer_loading": True}
+    use = {"type": "tool_use", "id": "t", "name": "get_weather", "input": {"city": "x"}}
+    found = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "late"}]}
+    talk = [ASK, {"role": "assistant", "content": [use]}, {"role": "user", "content": [found]}]
+    assert warning(http, tools=[WEATHER, late], max_tokens=9) == ""
+    before = prompt(router)
+    assert "late" not in before
+    assert warning(http, tools=[WEATHER, late], messages=talk, max_tokens=9) == ""
+    after = prompt(router)
+    assert "Tool loaded: late" in after
+    declared = "- get_weather(city: string): The weather of a city.\n"
+    assert after.startswith(before[: before.index(declared)] + declared + "- late(")
+    router.will(Script(text=CALL.replace("get_weather", "late")))
+    message = ask(http, tools=[WEATHER, late])
+    assert [(block["type"], block["name"]) for block in message["content"]] == [("tool_use", "late")]
+
+
+def test_every_answer_can_be_sent_back(http: httpx.Client, serving_reasoning: Serve, router: Any) -> None:
+    reasoning, slow = serving_reasoning()
+    for text in ("Hi.", "", f"Well. {CALL}", f"<think>\nHm.\n</think>\n\n{CALL}", "<think>\nHm", CALL + CALL):
+        for served, asked in ((http, router), (reasoning, slow)):
+            for max_tokens in (0, 3, 12, 25, 100):
+                asked.reset()
+                asked.will(Script(text=text))
+                answer = served.post("/v1/messages", json={**WITH_TOOLS, "max_tokens": max_tokens}).json()
+                results = [
+                    {"type": "tool_result", "tool_use_id": block["id"], "content": "18 C"}
+                    for block in answer["content"]
+                    if block["type"] == "tool_use"
+                ]
+                turns = [
+                    {"role": "assistant", "content": answer["content"]},
+                    {"role": "user", "content": results or "k"},
+                ]
+                again = {**WITH_TOOLS, "max_tokens": 2, "messages": [ASK, *turns]}
+                assert served.post("/v1/messages", json=again).status_code == 200, answer
+
+
+def test_what_is_cut_and_moved_is_told(http: httpx.Client, serving_reasoning: Serve) -> None:
+    assert "'max_tokens' was cut to" in warning(http, max_tokens=32_000)
+    assert warning(http, max_tokens=9) == ""
+    late = [ASK, {"role": "system", "content": "late"}]
+    for template, words in ((PLAIN, ""), (FIRST_ALONE, "are read as the user's")):
+        served, _ = serving_reasoning(template)
+        for path, fields in (("/v1/messages", ASKED), ("/v1/messages/count_tokens", {})):
+            response = served.post(path, json={**fields, "messages": late})
+            told = response.headers.get("x-inferd-warning", "")
+            assert (words in told) if words else not told, told
+
+
+def test_notices_come_with_counts_and_refusals_too(http: httpx.Client) -> None:
+    counted = http.post("/v1/messages/count_tokens", json={"messages": [ASK], "tools": [SEARCH]})
+    assert "web_search_20250305" in counted.headers["x-inferd-warning"]
+    refusal = http.post("/v1/messages", json={**ASKED, "tools": [SEARCH], "tool_choice": {"type": "any"}})
+    assert (refusal.status_code, "web_search" in refusal.headers["x-inferd-warning"]) == (400, True)
+
+
 def test_thinking_is_a_block_with_a_signature(serving_reasoning: Serve) -> None:
     http, router = serving_reasoning()
     thought = "Paris, then."
@@ -306,7 +387,8 @@ def test_thinking_is_a_block_with_a_signature(serving_reasoning: Serve) -> None:
     assert message["usage"]["output_tokens_details"] == {"thinking_tokens": count}
     again = {"role": "assistant", "content": message["content"]}
     assert ask(http, messages=[ASK, again, ASK])["content"] == message["content"]
-    for hidden in ({"type": "disabled"}, {"type": "adaptive", "display": "omitted"}):
+    displays = [{"type": "adaptive", "display": display} for display in ("omitted", "updates")]
+    for hidden in ({"type": "disabled"}, {"type": "between_tools"}, *displays):
         shown = ask(http, thinking=hidden)
         assert [block["type"] for block in shown["content"]] == ["text"]
         assert shown["usage"] == message["usage"]
@@ -323,6 +405,7 @@ LEVELLED = "{% if reasoning_effort is defined %}{{ 'effort:' ~ reasoning_effort 
         (SWITCHED, {"thinking": {"type": "adaptive"}}, "on x"),
         (SWITCHED, {"thinking": {"type": "enabled", "budget_tokens": 9}}, "on x"),
         (SWITCHED, {"thinking": {"type": "disabled"}}, "off x"),
+        (SWITCHED, {"thinking": {"type": "between_tools"}}, "off x"),
         (SWITCHED, {"output_config": {"effort": "low"}}, "x"),
         (LEVELLED, {"thinking": {"type": "adaptive"}}, "x"),
         (LEVELLED, {"output_config": {"effort": "low"}}, "effort:lowx"),
@@ -337,15 +420,33 @@ def test_thinking_and_effort_reach_the_template(
     assert prompt(router) == seen
 
 
-def test_a_budget_of_thinking_is_enforced_or_refused(http: httpx.Client, serving_reasoning: Serve, router: Any) -> None:
+def warning(http: httpx.Client, path: str = "/v1/messages", **fields: Any) -> str:
+    response = http.post(path, json={**ASKED, **fields})
+    assert response.status_code == 200, response.text
+    return response.headers.get("x-inferd-warning", "")
+
+
+def test_a_budget_of_thinking_is_enforced_or_told(http: httpx.Client, serving_reasoning: Serve, router: Any) -> None:
+    """A client cannot know whether a model's reasoning can be bounded, and has no way around a refusal."""
     budget = {"type": "enabled", "budget_tokens": 50}
-    assert http.post("/v1/messages", json={**ASKED, "thinking": budget}).status_code == 200, "it does not reason at all"
+    assert "this model does not reason" in warning(http, thinking=budget)
     assert not router.submits[0].params.grammar
-    assert "max_tokens" in refused(http, thinking=budget, max_tokens=50)
-    reasoning, _ = serving_reasoning()
-    words = refused(reasoning, thinking=budget)
-    assert "thinking.budget_tokens" in words
-    assert "thinking_token_budget" not in words
+    reasoning, slow = serving_reasoning()
+    assert "'thinking.budget_tokens' has no effect" in warning(reasoning, thinking=budget)
+    assert "'thinking.budget_tokens' has no effect" in warning(reasoning, thinking={**budget, "budget_tokens": 31_999})
+    assert not slow.submits[0].params.grammar
+    assert warning(reasoning, thinking={"type": "adaptive"}) == ""
+    assert "no switch that would end it" in warning(reasoning, thinking={"type": "disabled"})
+
+
+def test_an_effort_without_levels_is_told(http: httpx.Client, serving_reasoning: Serve) -> None:
+    effort = {"output_config": {"effort": "high"}}
+    assert "'output_config.effort' has no effect" in warning(http, **effort)
+    levelled, router = serving_reasoning(LEVELLED + "x", "none")
+    assert warning(levelled, **effort) == ""
+    system = {"role": "system", "output_config": {"effort": "low"}}
+    assert warning(levelled, **effort, messages=[ASK, system]) == ""
+    assert prompt(router) == "effort:lowx"
 
 
 def test_a_choice_of_tools_becomes_a_grammar(http: httpx.Client, router: Any) -> None:
@@ -359,6 +460,7 @@ def test_a_choice_of_tools_becomes_a_grammar(http: httpx.Client, router: Any) ->
     assert "'tools'" in refused(http, tool_choice={"type": "any"})
     strict = {**WEATHER, "strict": True, "input_schema": {"type": "object", "properties": {"a": {"not": {}}}}}
     assert "tools[0].input_schema.properties.a.not" in refused(http, tools=[strict])
+    assert "tools[1].input_schema.properties.a.not" in refused(http, tools=[SEARCH, strict])
 
 
 @pytest.mark.parametrize("name", ["output_config", "output_format"])

@@ -135,8 +135,8 @@ def test_the_field_is_named_once(http: httpx.Client) -> None:
         ({"messages": [{"role": "x"}]}, "Missing required parameter: 'messages[0].content'."),
         ({"messages": [{"role": "x", "content": "y"}]}, "messages[0].role: Invalid value: 'x'. Supported values are: "
          "'user', 'assistant' and 'system'."),
-        ({"tools": [{"name": "f", "input_schema": {}, "cache_control": [None]}]},
-         "Invalid type for 'tools[0].cache_control': expected an object, but got an array instead."),
+        ({"tools": [{"name": "f", "input_schema": []}]},
+         "Invalid type for 'tools[0].input_schema': expected an object, but got an array instead."),
         ({"max_token": 5}, "Unknown parameter: 'max_token'. Did you mean 'max_tokens'?"),
     ):  # fmt: skip
         assert check(http.post("/v1/messages", json={**ASKED, **fields}), *INVALID) == words

@@ -5,11 +5,14 @@ from __future__ import annotations
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
+from inferd.server.schema.anthropic_tools import Tools, ToolUse
 from inferd.server.schema.anthropic_turns import joined
-from inferd.server.schema.caller_tool import functions
+from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.messages import Message
+from inferd.server.schema.notices import Name, Notice
 from inferd.server.schema.structured import AnswerFormat
+from inferd.server.structured.calls import can_bound
 from inferd.server.text.model import ServedModel
 
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
@@ -25,7 +28,17 @@ _NAMES = {
 
 def has_late_system(wire: CountTokensRequest) -> bool:
     """Whether a system message comes after other messages. Agents send reminders this way."""
-    return any(message["role"] == "system" for message in wire.messages[1:])
+    return any(message["role"] == "system" for message in wire.messages.messages[1:])
+
+
+def shown_tools(wire: CountTokensRequest) -> tuple[CallerTool, ...]:
+    """The tools that the model is shown, in the order of the request: one that is loaded later changes no text before
+    it."""
+    tools, conversation = wire.tools or Tools(), wire.messages
+    defined = {tool.name: tool for tool in conversation.defined}
+    known = (*(tool for tool in tools.callable if tool.name not in defined), *defined.values())
+    hidden = () if tools.is_searched else tools.deferred
+    return tuple(tool for tool in known if conversation.is_shown.get(tool.name, tool.name not in hidden))
 
 
 def prompt_of(wire: CountTokensRequest, model: ServedModel, *, reads_late_system: bool = True) -> ChatRequest:
@@ -33,23 +46,23 @@ def prompt_of(wire: CountTokensRequest, model: ServedModel, *, reads_late_system
 
     If the template cannot read late system messages, they become messages of the user.
     """
-    messages, continues = _turns(wire.messages)
+    messages, continues = _turns(wire.messages.messages)
     if wire.system:
         messages = joined([{"role": "system", "content": wire.system}, *messages[:1]]) + messages[1:]
     if not reads_late_system:
         late = [{**message, "role": "user"} if message["role"] == "system" else message for message in messages[1:]]
         messages = joined([messages[0], *late])
-    thinking, use = wire.thinking, wire.tool_choice
-    reasons = model.format.reads_reasoning
+    thinking, tools = wire.thinking, shown_tools(wire)
+    use = _use(wire, tools)
     return ChatRequest.model_construct(
         model=wire.model,
         messages=messages,
         continue_final_message=continues or None,
-        tools=None if wire.tools is None else functions(wire.tools),
+        tools=tools or None,
         tool_choice=use.choice if use else None,
         parallel_tool_calls=False if use and not use.is_parallel else None,
         chat_template_kwargs=_switches(wire, model) or None,
-        thinking_token_budget=thinking.budget if thinking and reasons else None,
+        thinking_token_budget=thinking.budget if thinking and _bounds_thinking(model) else None,
         include_reasoning=thinking.is_shown if thinking else None,
         response_format=_format(wire),
     )
@@ -57,10 +70,6 @@ def prompt_of(wire: CountTokensRequest, model: ServedModel, *, reads_late_system
 
 def chat_of(wire: MessagesRequest, model: ServedModel, *, reads_late_system: bool = True) -> ChatRequest:
     """The whole chat request, without a positive `max_tokens`, which is only an upper bound. Raises `RequestError`."""
-    budget = wire.thinking.budget if wire.thinking else None
-    if budget is not None and budget >= wire.max_tokens:
-        rule = f"Expected less than 'max_tokens', which is {wire.max_tokens}."
-        raise errors.invalid_value("thinking.budget_tokens", budget, rule)
     update = {
         "max_tokens": None if wire.max_tokens else 0,
         "stop": wire.stop_sequences,
@@ -70,6 +79,27 @@ def chat_of(wire: MessagesRequest, model: ServedModel, *, reads_late_system: boo
         "top_p": wire.top_p,
     }
     return prompt_of(wire, model, reads_late_system=reads_late_system).model_copy(update=update)
+
+
+def notices_of(wire: CountTokensRequest, model: ServedModel, *, reads_late_system: bool) -> list[Notice]:
+    """Notices about what the translation leaves out or does otherwise."""
+    found: list[tuple[Name, str]] = []
+    if not reads_late_system and has_late_system(wire):
+        text = "system messages behind others are read as the user's: the chat template shows them nowhere else"
+        found.append(("template_order", text))
+    thinking, reasons = wire.thinking, model.format.reads_reasoning
+    if thinking and thinking.is_on and not (reasons or _switch(model)):
+        found.append(("no_effect", "'thinking' has no effect: this model does not reason"))
+    if thinking and not thinking.is_on and reasons and not _switch(model):
+        text = "'thinking.type' hides the model's reasoning: its chat template has no switch that would end it"
+        found.append(("no_effect", text))
+    if thinking and thinking.budget and reasons and not _bounds_thinking(model):
+        text = "'thinking.budget_tokens' has no effect: this model's reasoning ends with no token that could be forced"
+        found.append(("no_effect", text))
+    if _effort(wire) and not _reads_effort(model):
+        text = "'output_config.effort' has no effect: this model's chat template has no levels of reasoning"
+        found.append(("no_effect", text))
+    return [Notice(name, text) for name, text in found]
 
 
 def in_anthropic_words(error: RequestError) -> RequestError:
@@ -98,15 +128,67 @@ def _turns(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], bool]:
     return messages[:-1], False
 
 
+def _use(wire: CountTokensRequest, tools: tuple[CallerTool, ...]) -> ToolUse | None:
+    """The choice among the tools that the model is shown. Raises `RequestError` if it needs another one."""
+    use = wire.tool_choice
+    if use is None:
+        return None
+    for name, where in use.choice.names or ():
+        if name not in [tool.name for tool in tools]:
+            raise _not_shown(wire, name, where, tools)
+    if tools:
+        return use
+    if use.choice.mode == "required" and wire.tools:
+        rule = "The model is shown none of the tools. Add one that you run yourself, or leave the choice to 'auto'."
+        raise errors.invalid_value("tool_choice.type", "any", rule)
+    return use if use.choice.mode == "required" else None
+
+
+def _not_shown(wire: CountTokensRequest, name: str, where: str, tools: tuple[CallerTool, ...]) -> RequestError:
+    given = wire.tools or Tools()
+    if name in given.hidden:
+        way_out = "Choose a tool that you run yourself, or 'auto'."
+        return errors.unsupported_value(where, name, f"{given.hidden[name]}. {way_out}")
+    if any(tool.name == name for tool in (*given.callable, *wire.messages.defined)):
+        rule = "This tool is not loaded. Leave out its 'defer_loading', or load it by a 'tool_reference' first."
+        return errors.invalid_value(where, name, rule)
+    if not tools:
+        return RequestError(
+            "invalid_value", "The 'tool_choice' parameter is only allowed when 'tools' are specified.", "tool_choice"
+        )
+    return errors.not_among(where, name, [tool.name for tool in tools[:10]])
+
+
+def _template(model: ServedModel) -> str:
+    return model.template.source if model.template else ""
+
+
+def _switch(model: ServedModel) -> str | None:
+    """The chat template's variable that turns reasoning on."""
+    return next((name for name in _THINKING_SWITCHES if name in _template(model)), None)
+
+
+def _effort(wire: CountTokensRequest) -> str | None:
+    """The effort of a turn of the system counts more than that of the request."""
+    return wire.messages.effort or (wire.output_config.effort if wire.output_config else None)
+
+
+def _reads_effort(model: ServedModel) -> bool:
+    return "reasoning_effort" in _template(model)
+
+
+def _bounds_thinking(model: ServedModel) -> bool:
+    form = model.format
+    return form.reads_reasoning and can_bound(form.reasoning_syntax, model.tokenizer.added_tokens)
+
+
 def _switches(wire: CountTokensRequest, model: ServedModel) -> dict[str, object]:
     """The chat template's variables about reasoning, if it has any."""
-    template = model.template.source if model.template else ""
     switches: dict[str, object] = {}
-    switch = next((name for name in _THINKING_SWITCHES if name in template), None)
+    switch, effort = _switch(model), _effort(wire)
     if wire.thinking and switch:
-        switches[switch] = wire.thinking.mode != "disabled"
-    effort = wire.output_config.effort if wire.output_config else None
-    if effort and "reasoning_effort" in template:
+        switches[switch] = wire.thinking.is_on
+    if effort and _reads_effort(model):
         switches["reasoning_effort"] = "xhigh" if effort == "max" else effort
     return switches
 

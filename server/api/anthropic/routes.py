@@ -12,12 +12,19 @@ from starlette.responses import Response
 from inferd.engine.api.errors import RequestError
 from inferd.server.api.answer import Shape
 from inferd.server.api.anthropic.answer import MessageRendering
-from inferd.server.api.anthropic.chat_request import chat_of, has_late_system, in_anthropic_words, prompt_of
+from inferd.server.api.anthropic.chat_request import (
+    chat_of,
+    has_late_system,
+    in_anthropic_words,
+    notices_of,
+    prompt_of,
+)
 from inferd.server.api.body import body_of
 from inferd.server.api.respond import Services, admit, caller_of, respond, while_asked
 from inferd.server.api.service import Service
 from inferd.server.schema.answers.tokens import TokenCount
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
+from inferd.server.schema.notices import Notice
 
 T = TypeVar("T")
 
@@ -35,9 +42,14 @@ class MessagesApi:
         service = self._services.of(wire.model)
         name = service.intake.check_model(wire.model)
         caller = admit(request, service, None, num_choices=1)
-        chat = chat_of(wire, service.model, reads_late_system=await self._reads_late_system(service, wire))
+        reads = await self._reads_late_system(service, wire)
+        request.state.notices += notices_of(wire, service.model, reads_late_system=reads)
+        chat = chat_of(wire, service.model, reads_late_system=reads)
         work = service.intake.chat(chat, caller, prefix="msg_", most=wire.max_tokens)
         taken = await _in_anthropic_words(while_asked(request, caller.deadline, work))
+        if taken.prompts[0].max_tokens < wire.max_tokens:
+            text = f"'max_tokens' was cut to the {taken.prompts[0].max_tokens} tokens that the context has left"
+            request.state.notices.append(Notice("max_tokens", text))
         service.metrics.request_arrived("messages")
         rendering = MessageRendering(taken, name, wire.max_tokens, request.state.request_id)
         return await respond(request, service, taken, _shape(name, wire), rendering)
@@ -50,6 +62,7 @@ class MessagesApi:
         service.intake.check_model(wire.model)
         caller = caller_of(request)
         reads = await self._reads_late_system(service, wire)
+        request.state.notices += notices_of(wire, service.model, reads_late_system=reads)
         work = service.intake.read_chat(prompt_of(wire, service.model, reads_late_system=reads))
         token_ids, _ = await _in_anthropic_words(while_asked(request, caller.deadline, work))
         answer: TokenCount = {"input_tokens": len(token_ids)}
