@@ -5,8 +5,16 @@ Values are ours; the keys and their nesting are the client's. Rows have no `mode
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+CLAUDE_CODE: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("claude_code_requests.json").read_text(encoding="utf-8")
+)
+"""Situation -> path, headers and body of a request that Claude Code 2.1.332 sent (2026-11-28). Texts are cut, and most
+tools and parameters are left out."""
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -10,8 +11,10 @@ import pytest
 
 from inferd.server.api.app import AppOptions
 from inferd.server.generate.sampling import engine_seed
+from inferd.server.text.model import ServedModel
 
-from .client_requests import CALL, CHAT, REQUESTS, RESPONSES, TEXT, TOOL, USER, Asked
+from .client_requests import CALL, CHAT, CLAUDE_CODE, REQUESTS, RESPONSES, TEXT, TOOL, USER, Asked
+from .conftest import WAIT_S, ScriptedRouter, serving
 
 HELLO: dict[str, Any] = {"messages": [USER]}
 WARNING = "x-inferd-warning"
@@ -22,6 +25,53 @@ def test_a_clients_request_is_answered(http: httpx.Client, asked: Asked) -> None
     answer = http.post(asked.path, json={"model": "tiny", **asked.body})
     assert answer.status_code == 200, answer.text
     assert '"error":{' not in answer.text
+
+
+@pytest.fixture
+def roomy(model: ServedModel) -> Iterator[tuple[httpx.Client, ScriptedRouter]]:
+    """A server whose context holds an agent's prompt."""
+    served = replace(model, max_model_len=16_384)
+    router = ScriptedRouter(served)
+    with (
+        serving(served, router, AppOptions(has_access_log=False)) as url,
+        httpx.Client(base_url=url, timeout=WAIT_S) as client,
+    ):
+        yield client, router
+
+
+@pytest.mark.parametrize("name", CLAUDE_CODE)
+def test_claude_code_is_answered(roomy: tuple[httpx.Client, ScriptedRouter], name: str) -> None:
+    http, router = roomy
+    asked = CLAUDE_CODE[name]
+    body = {"model": "tiny", **asked["body"]}
+    for stream in (True, False):
+        answer = http.post(asked["path"], json={**body, "stream": stream}, headers=asked["headers"])
+        assert answer.status_code == 200, answer.text
+        assert ("message_stop" in answer.text) == stream
+    told = answer.headers[WARNING].split("; ")
+    assert [text for text in told if "'max_tokens'" not in text and "no effect" not in text] == (
+        ["left out of 'messages': 1 of type 'image', which this model cannot read"] if "last" in name else []
+    )
+    counted = http.post("/v1/messages/count_tokens", json={key: body[key] for key in ("messages", "tools", "system")})
+    assert counted.status_code == 200
+    text = str(router.model.tokenizer.decode(router.submits[0].prompt_ids, skip_special=False))
+    assert "DeferredToolPlaceholder" not in text
+    assert ("Tool loaded: mcp__words__count_words" in text) == ("last" in name)
+    assert ("- mcp__words__count_words(text: string)" in text) == ("last" in name)
+
+
+def test_claude_codes_loaded_tool_keeps_the_prefix(roomy: tuple[httpx.Client, ScriptedRouter]) -> None:
+    http, router = roomy
+    last = {"model": "tiny", **CLAUDE_CODE["tool_search_last_turn"]["body"], "stream": False}
+    first = {**last, "messages": last["messages"][:2], "tools": last["tools"][:-1]}
+    for body in (first, last):
+        assert http.post("/v1/messages", json=body).status_code == 200
+    one, other = (
+        str(router.model.tokenizer.decode(submit.prompt_ids, skip_special=False)) for submit in router.submits
+    )
+    declared = one.index("- Write(") + len("- Write(")
+    assert one[:declared] == other[:declared]
+    assert other.index("- mcp__words__count_words(") > declared
 
 
 def prompts(http: httpx.Client, router: Any, *bodies: dict[str, Any]) -> list[tuple[int, ...]]:
