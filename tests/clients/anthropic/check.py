@@ -87,6 +87,53 @@ def a_prefix_is_read_from_the_cache_whatever_the_billing_line_says() -> None:
 
 
 @check
+def anthropics_own_tools_are_used_and_hosted_ones_are_told() -> None:
+    tools = [
+        {"type": "web_search_20250305", "name": "web_search"},
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
+        {"type": "memory_20250818", "name": "memory"},
+    ]
+    choice = {"type": "tool", "name": "bash"}
+    raw = client.messages.with_raw_response.create(messages=ASK, tools=tools, tool_choice=choice, **COMMON)
+    assert "web_search" in raw.headers["x-inferd-warning"]
+    assert [block.name for block in raw.parse().content] == ["bash"]
+    refused = raised(
+        anthropic.BadRequestError,
+        lambda: client.messages.create(
+            messages=ASK, tools=tools, tool_choice={"type": "tool", "name": "web_search"}, **COMMON
+        ),
+    )
+    assert "tool_choice.name" in refused.body["error"]["message"]
+
+
+@check
+def a_tool_is_loaded_by_its_reference() -> None:
+    search = {"name": "find_tool", "input_schema": {"type": "object"}}
+    use = {"type": "tool_use", "id": "toolu_1", "name": "find_tool", "input": {}}
+    found = {"type": "tool_reference", "tool_name": TOOL["name"]}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [found]}
+    turns = [*ASK, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    tools = [search, {**TOOL, "defer_loading": True}]
+    counts = [
+        client.beta.messages.count_tokens(model=MODEL, messages=turns[:n], tools=tools).input_tokens for n in (1, 3)
+    ]
+    plain = client.beta.messages.count_tokens(model=MODEL, messages=ASK, tools=[search, TOOL]).input_tokens
+    assert counts[0] < plain < counts[1]
+
+
+@check
+def an_image_is_refused_when_it_is_new_and_left_out_when_it_is_not() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+    new = [{"role": "user", "content": [image]}]
+    refused = raised(anthropic.BadRequestError, lambda: client.messages.create(messages=new, **COMMON))
+    assert "text alone" in refused.body["error"]["message"]
+    raw = client.messages.with_raw_response.create(messages=[*new, *HELLO], **COMMON)
+    assert "'image'" in raw.headers["x-inferd-warning"]
+    assert raw.parse().content[0].text
+
+
+@check
 def a_token_is_a_key_too() -> None:
     bearer = anthropic.Anthropic(base_url=URL, auth_token=KEY, api_key=None, max_retries=0)
     assert bearer.messages.count_tokens(model=MODEL, messages=HELLO).input_tokens > 0
