@@ -16,7 +16,9 @@ from inferd.server.schema.values import JsonObject, Many, Text, form, typed_obje
 TEXT_ALONE = "This model reads text alone. Send what it says as text."
 """Way out for a request whose newest message of the user has an image or a file."""
 
-_PLACED = "In the newest message of the user it is refused. Elsewhere the model reads that it was left out."
+_PLACED = (
+    "In the newest message of the user it is refused, unless a tool's result is there too. Elsewhere it is left out."
+)
 SOURCES: Mapping[str, Row] = {
     "text": Row("enforced", "The model reads `data`."),
     "content": Row("enforced", "The model reads the texts of `content`."),

@@ -159,7 +159,8 @@ class ConversationReader:
         self._names = frozenset(tool.name for tool in self.tools.callable)
 
     def add(self, turn: Turn, where: str = "", *, is_newest: bool = False) -> None:
-        """`is_newest`: it is the newest of the user, whose images and files the caller wants to be seen."""
+        """`is_newest`: it is the newest of the user, whose images and files the caller wants to be seen, unless it has
+        tools' results."""
         if turn.role == "system" and turn.output_config is not None:
             self.effort = turn.output_config.effort
             if not turn.content:
@@ -170,6 +171,8 @@ class ConversationReader:
             # Without blocks it is an answer without a word, sent back.
             _append(self._message(turn.role), "content", turn.content or "")
             return
+        # What stands beside a tool's result belongs to it: clients put the pages of a file that was read there.
+        is_newest &= not any(isinstance(block, ToolResultBlock) for block in turn.content)
         is_silent = True
         for i, block in enumerate(turn.content):
             is_silent &= not self._adds(turn.role, block, f"{where}.content[{i}]", is_newest)
