@@ -51,8 +51,8 @@ _LIMITED, _UNAVAILABLE = "rate_limit_error", "service_unavailable_error"
 
 _BAD_REQUESTS = {
     "array_above_max_length": "An array has too many items.",
-    "context_length_exceeded": "The prompt, or prompt and answer together, exceed the context. The message has both "
-    "counts.",
+    "context_length_exceeded": "The prompt exceeds the context, or leaves no place for an answer. The message has "
+    "both counts.",
     "decimal_above_max_value": "A number is too large.",
     "decimal_below_min_value": "A number is too small.",
     "empty_array": "An array is empty, but needs an item.",
@@ -274,6 +274,13 @@ def invalid_type(param: str, expected: str, value: object) -> RequestError:
 
 def above_max(param: str, high: float, value: float) -> RequestError:
     return _out_of_bounds(param, "above maximum", "<=", high, value)
+
+
+def min_tokens_too_large(high: int, value: int, *, is_cut: bool) -> RequestError:
+    """`high`: the most tokens of the answer. `is_cut`: whether the context has cut them."""
+    error = above_max("min_tokens", high, value)
+    way_out = " The context holds no more behind the prompt: shorten the prompt, or ask for fewer." if is_cut else ""
+    return error.reworded(error.message + way_out, error.param)
 
 
 def below_min(param: str, low: float, value: float) -> RequestError:

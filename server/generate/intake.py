@@ -23,6 +23,7 @@ from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.generation import GenerationFields, is_sane_id
 from inferd.server.schema.latency import NO_TARGETS, Targets
+from inferd.server.schema.notices import Notice
 from inferd.server.structured.checker import GrammarChecker
 from inferd.server.structured.formats import AnswerLanguage, answer_language, asks_for_format
 from inferd.server.text.model import ServedModel
@@ -126,9 +127,11 @@ class Intake:
         logprobs = _Logprobs(num_top, wire.prompt_logprobs, num_each=num_each)
         default = self._model.defaults.max_new_tokens if most is None else most
         max_tokens, default = self._answer_tokens(wire, default, 1, logprobs.output)
+        asked = most if max_tokens is None else max_tokens
         kept = self._prompts.kept(wire.truncate_prompt_tokens, max_tokens, default)
         encoded = await self.read_chat(wire, self._check_size(wire, "messages"), kept)
         prompt = self._prompts.fit("messages", encoded, max_tokens, default, kept)
+        self._check_answer_tokens(wire, (prompt,), logprobs.output)
         rendered = encoded[1] or ""
         rules = await self._prompts.run(lambda: self._answer_rules(wire, rendered), len(rendered))
         taken = await self._request(prefix, "messages", wire, caller, (prompt,), logprobs, rules.answer, echo=False)
@@ -136,7 +139,7 @@ class Intake:
             taken,
             parser_config=rules.parser_config,
             tools={tool.name: tool for tool in tools_of(wire)},
-            notices=notices_of(wire, self._model),
+            notices=(*self._cut((prompt,), asked), *notices_of(wire, self._model)),
         )
 
     async def completion(self, wire: CompletionRequest, caller: Caller) -> GenerateRequest:
@@ -158,8 +161,10 @@ class Intake:
             kept=kept,
         )
         prompts = tuple(self._prompts.fit("prompt", encoded, max_tokens, default, kept) for encoded in all_encoded)
+        self._check_answer_tokens(wire, prompts, logprobs.output)
         answer = await self._prompts.run(lambda: self._answer_language(wire), 0) if asks_for_format(wire) else None
-        return await self._request("cmpl-", "prompt", wire, caller, prompts, logprobs, answer, echo=bool(wire.echo))
+        taken = await self._request("cmpl-", "prompt", wire, caller, prompts, logprobs, answer, echo=bool(wire.echo))
+        return replace(taken, notices=self._cut(prompts, max_tokens))
 
     def _answer_rules(self, wire: ChatRequest, rendered: str) -> AnswerRules:
         """Runs on a thread: a tool's schema may be long, and so may the prompt, which is searched for a begun
@@ -239,19 +244,29 @@ class Intake:
     def _answer_tokens(
         self, wire: GenerationFields, default: int | None, num_prompts: int, num_top: int | None
     ) -> tuple[int | None, int | None]:
-        """(`max_tokens` of the request, its default); None: no bound but the context. Raises `RequestError`.
+        """(`max_tokens` of the request, its default); None: no bound but the context.
 
         Many clients send both names of the field; the newer one counts. `num_top`: alternatives with log probabilities
         at each token.
         """
-        name = "max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens"
-        max_tokens: int | None = getattr(wire, name)
-        num_choices = num_prompts * (wire.n or 1)
-        if max_tokens is not None and max_tokens > self._model.max_model_len:
-            raise errors.above_max(name, self._model.max_model_len, max_tokens)
-        work.check_output_logprobs(name, max_tokens, num_choices, num_top)
-        bounds = [most for most in (default, work.most_scored_tokens(num_choices, num_top)) if most is not None]
-        return max_tokens, min(bounds, default=None)
+        bounds = (default, work.most_scored_tokens(num_prompts * (wire.n or 1), num_top))
+        return getattr(wire, _limit_name(wire)), min((most for most in bounds if most is not None), default=None)
+
+    def _check_answer_tokens(self, wire: GenerationFields, prompts: tuple[Prompt, ...], num_top: int | None) -> None:
+        """Check the numbers of tokens that the answers may have, as the context has cut them. Raises `RequestError`."""
+        most = max(prompt.max_tokens for prompt in prompts)
+        work.check_output_logprobs(_limit_name(wire), most, len(prompts) * (wire.n or 1), num_top)
+
+    def _cut(self, prompts: tuple[Prompt, ...], asked: int | None) -> tuple[Notice, ...]:
+        """The notice of an answer that may have fewer tokens than were `asked` for; None: no number was."""
+        prompt = min(prompts, key=lambda prompt: prompt.max_tokens)
+        if asked is None or asked <= prompt.max_tokens:
+            return ()
+        text = (
+            f"the limit of the answer is cut from {errors.shown(asked)} to {prompt.max_tokens} tokens: the context "
+            f"holds {self._model.max_model_len}, and the prompt has {len(prompt.token_ids)}"
+        )
+        return (Notice("max_tokens", text),)
 
     def _check_params(self, wire: GenerationFields, params: SamplingParams) -> None:
         """Check the parameters against the model. Raises `RequestError`."""
@@ -261,11 +276,18 @@ class Intake:
             if token_id >= self._model.vocab_size:
                 raise errors.above_max(f"logit_bias.{token_id}", self._model.vocab_size - 1, token_id)
         if params.min_tokens > params.max_tokens:
-            raise errors.above_max("min_tokens", params.max_tokens, params.min_tokens)
+            asked = getattr(wire, _limit_name(wire))
+            cut = asked is not None and asked > params.max_tokens
+            raise errors.min_tokens_too_large(params.max_tokens, params.min_tokens, is_cut=cut)
         try:
             params.check(self._model.vocab_size)
         except ParamError as error:
             raise errors.invalid_value(error.param, error.value, f"It {error.rule}.") from error
+
+
+def _limit_name(wire: GenerationFields) -> str:
+    """The field with the caller's limit of the answer."""
+    return "max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens"
 
 
 def _check_chat(wire: ChatRequest) -> None:

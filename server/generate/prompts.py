@@ -266,18 +266,24 @@ class PromptReader:
 
     def kept(self, truncate: int | None, max_tokens: int | None, default: int | None) -> int | None:
         """How many of a prompt's last ids the caller wants to keep; None: all. `truncate` -1: as many as leave space
-        for the answer. `max_tokens`, `default`: as for `fit`."""
+        for the answer. `max_tokens`, `default`: as for `fit`.
+
+        An answer as long as the context has no bound of its own, so no space is kept for it but that of one token.
+        """
         if truncate != -1:
             return truncate
-        return max(1, self._model.max_model_len - (max_tokens if max_tokens is not None else default or 1))
+        limit = self._model.max_model_len
+        num_answer = max_tokens if max_tokens is not None else default or 1
+        return max(1, limit - (num_answer if num_answer < limit else 1))
 
     def fit(
         self, param: str, encoded: Encoded, max_tokens: int | None, default: int | None, kept: int | None
     ) -> Prompt:
-        """A prompt with the `max_tokens` that fit the context behind it. Raises `RequestError`.
+        """A prompt with the number of tokens that may follow it. Raises `RequestError` for a prompt that is empty or
+        leaves no place for an answer.
 
-        `max_tokens`: the caller's, which must fit completely. `default`: used if the caller names none, and cut to what
-        fits; None: all that fits. `kept`: the result of `kept`.
+        `max_tokens`: the caller's. `default`: used if the caller names none; None: no bound. Both are cut to what the
+        context holds behind the prompt. `kept`: the result of `kept`.
         """
         limit = self._model.max_model_len
         token_ids, text = encoded
@@ -286,11 +292,12 @@ class PromptReader:
         if not token_ids:
             raise RequestError("invalid_value", f"Invalid '{param}': it has no tokens. Expected at least one.", param)
         num_free = limit - len(token_ids)
-        if max_tokens is None and num_free >= 1:
-            return Prompt(token_ids, min(num_free, default or num_free), text)
-        if max_tokens is not None and num_free >= max_tokens:
-            return Prompt(token_ids, max_tokens, text)
-        raise errors.context_too_long(param, limit, len(token_ids), max_tokens or None)
+        least = 0 if max_tokens == 0 else 1
+        if num_free < least:
+            raise errors.context_too_long(param, limit, len(token_ids), least if num_free >= 0 else None)
+        if max_tokens is None:
+            max_tokens = default or num_free
+        return Prompt(token_ids, min(num_free, max_tokens), text)
 
 
 def _read_back(prompt: Prompt, tokenizer: Tokenizer, skip_special: bool) -> Prompt:

@@ -56,10 +56,10 @@ def most_scored_tokens(num_choices: int, num_top: int | None) -> int | None:
     return None if num_top is None else max(1, MAX_LOGPROBS // (num_choices * (1 + num_top)))
 
 
-def check_output_logprobs(param: str, max_tokens: int | None, num_choices: int, num_top: int | None) -> None:
-    """`max_tokens`: the caller's; None: the default, which stays within the bound. Raises `RequestError`."""
+def check_output_logprobs(param: str, max_tokens: int, num_choices: int, num_top: int | None) -> None:
+    """`max_tokens`: the most that a choice may have, as the context has cut it. Raises `RequestError`."""
     most = most_scored_tokens(num_choices, num_top)
-    if max_tokens is not None and most is not None and max_tokens > most:
+    if most is not None and max_tokens > most:
         assert num_top is not None
         factors = ((num_choices, "choices"), (max_tokens, "tokens"), (1 + num_top, "log probabilities per token"))
         raise errors.too_much_work(param, factors, MAX_LOGPROBS, "log probabilities")

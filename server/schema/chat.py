@@ -10,7 +10,7 @@ from pydantic import Field, Tag
 
 from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.schema.caller_tool import CallerTool, TextFormat, custom_tool, function_tool
-from inferd.server.schema.generation import OUTPUT, PROMPT, STOPPING, TOOLS, GenerationFields
+from inferd.server.schema.generation import CUT, OUTPUT, PROMPT, STOPPING, TOOLS, GenerationFields
 from inferd.server.schema.messages import Messages
 from inferd.server.schema.model import Part, option, required
 from inferd.server.schema.tool_choice import ToolChoiceField
@@ -152,7 +152,7 @@ class ChatRequest(GenerationFields):
 
     messages: Messages = required("The conversation to continue.", area=PROMPT)
     max_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, None)] = option(
-        'Most tokens to generate; -1 is "not given". More than the context holds beside the prompt is refused.',
+        'Most tokens to generate; -1 is "not given". ' + CUT,
         unset=_MAX_TOKENS,
         area=STOPPING,
     )

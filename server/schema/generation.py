@@ -27,6 +27,9 @@ REQUEST, PROMPT, SAMPLING, STOPPING, OUTPUT = "Request", "Prompt", "Sampling", "
 TOOLS = "Tools and reasoning"
 """Parts of the documentation, in its order."""
 
+CUT = "It is cut to what the context holds behind the prompt, and `x-inferd-warning` says so."
+"""Said of each field that limits the tokens of an answer."""
+
 _RECOMMENDED = "the checkpoint's, else "
 _NO_BEAM_SEARCH = "It belongs to beam search, which is not served."
 _ONE_SERVER = "OpenRouter's choice among servers and models; here there is one."
@@ -84,7 +87,11 @@ class SharedFields(RequestModel):
         "Send the answer as server-sent events while it is generated.", unset="false", area=OUTPUT
     )
     min_tokens: Whole | None = option(
-        "The answer does not end before it has this many tokens.", unset="0", area=STOPPING, ge=0
+        "The answer does not end before it has this many tokens. More than the answer may have, or than the context "
+        "holds behind the prompt, is refused.",
+        unset="0",
+        area=STOPPING,
+        ge=0,
     )
     temperature: Number | None = option(
         "0 always takes the likeliest token. A higher value makes the answer more random.",
@@ -182,8 +189,9 @@ class SharedFields(RequestModel):
         area=PROMPT,
     )
     truncate_prompt_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, -1)] = option(
-        "Keep only this many tokens at the end of the prompt; -1 keeps as many as leave room for the answer. If not "
-        "given, the server refuses a prompt that is too long and never cuts it.",
+        "Keep only this many tokens at the end of the prompt; -1 keeps as many as leave room for `max_tokens`. A "
+        "`max_tokens` of the whole context or more bounds nothing, so -1 then keeps all but one token of the context. "
+        "If not given, the server refuses a prompt that is too long and never cuts it.",
         unset="never cut",
         area=PROMPT,
     )
@@ -259,8 +267,7 @@ class GenerationFields(SharedFields):
         area=OUTPUT,
     )
     max_tokens: Annotated[Whole | None, Field(ge=0), Besides(-1, None)] = option(
-        'Most tokens to generate; 0 scores the prompt alone, -1 is "not given". More than the context holds beside the '
-        "prompt is refused.",
+        'Most tokens to generate; 0 scores the prompt alone, -1 is "not given". ' + CUT,
         unset="16",
         area=STOPPING,
     )

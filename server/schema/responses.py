@@ -9,7 +9,7 @@ from pydantic import Field
 
 from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.schema.chat import MAX_THINKING_TOKENS
-from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, STOPPING, TOOLS, SharedFields
+from inferd.server.schema.generation import CUT, OUTPUT, PROMPT, REQUEST, STOPPING, TOOLS, SharedFields
 from inferd.server.schema.model import RequestModel, option, required
 from inferd.server.schema.response_items import Items
 from inferd.server.schema.response_options import (
@@ -42,8 +42,7 @@ class ResponsesRequest(SharedFields):
         max_length=256,
     )
     max_output_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, None)] = option(
-        'Most tokens to generate, reasoning included; -1 is "not given". More than the context holds beside the prompt '
-        "is refused.",
+        'Most tokens to generate, reasoning included; -1 is "not given". ' + CUT,
         unset="what the checkpoint recommends, else what the context holds",
         area=STOPPING,
     )

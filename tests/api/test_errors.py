@@ -39,9 +39,9 @@ def chat(**fields: Any) -> dict[str, Any]:
 CASES: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     ("model", chat(model="gpt-4"), 404, "model_not_found", "model", "The model `gpt-4` does not exist"),
     ("context", {**TEXT, "prompt": [1] * 300}, 400, "context_length_exceeded", "prompt", "is 256 tokens"),
-    ("context of a chat", chat(max_tokens=256), 400, "context_length_exceeded", "messages", "256 in the completion"),
     ("too large", chat(n=129), 400, "integer_above_max_value", "n", "Expected a value <= 128, but got 129 instead."),
-    ("larger than the model", chat(max_tokens=257), 400, "integer_above_max_value", "max_tokens", "<= 256"),
+    ("larger than the model's context", chat(max_tokens=10**30, min_tokens=10**29), 400, "integer_above_max_value",
+     "min_tokens", "shorten the prompt"),
     ("too small", chat(max_tokens=0), 400, "integer_below_min_value", "max_tokens", "Expected a value >= 1"),
     ("decimal too large", chat(temperature=2.1), 400, "decimal_above_max_value", "temperature", "<= 2, but got 2.1"),
     ("decimal too small", chat(top_p=-0.1), 400, "decimal_below_min_value", "top_p", ">= 0, but got -0.1"),

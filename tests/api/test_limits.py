@@ -16,14 +16,46 @@ from inferd.server.api.app import AppOptions
 from inferd.server.schema.latency import timeout_of
 from inferd.server.text.lanes import Lanes
 
+from .conftest import MAX_MODEL_LEN
+
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"prompt": "hi"}
 BOTH = pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
 
 
+LIMIT_FIELDS = {
+    "/v1/chat/completions": (CHAT, "max_tokens", "length"),
+    "/v1/chat/completions?": (CHAT, "max_completion_tokens", "length"),
+    "/v1/completions": (TEXT, "max_tokens", "length"),
+    "/v1/responses": ({"input": "hi"}, "max_output_tokens", "max_output_tokens"),
+    "/v1/messages": ({"model": "tiny", **CHAT}, "max_tokens", "model_context_window_exceeded"),
+}
+"""Route -> (its body, its field with the limit of the answer, its word for an answer that was cut)."""
+
+
 def events_of(response: httpx.Response) -> list[Any]:
     parts = [part.removeprefix("data: ") for part in response.text.split("\n\n") if part.startswith("data: ")]
     return [json.loads(part) for part in parts if part != "[DONE]"]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("path", LIMIT_FIELDS)
+def test_a_limit_beyond_the_context_is_cut_and_told_once(
+    http: httpx.Client, router: Any, script: Any, path: str, is_stream: bool
+) -> None:
+    body, name, reason = LIMIT_FIELDS[path]
+    router.will(script(text="a " * 300))
+    answer = http.post(path, json={**body, name: 10**9, "stream": is_stream})
+    assert answer.status_code == 200, answer.text
+    (submit,) = router.submits
+    room = MAX_MODEL_LEN - len(submit.prompt_ids)
+    assert submit.params.max_tokens == room
+    told = f"the limit of the answer is cut from 1000000000 to {room} tokens: the context holds {MAX_MODEL_LEN}"
+    assert answer.headers["x-inferd-warning"].count(told) == 1
+    assert f'"{reason}"' in answer.text
+    fits = http.post(path, json={**body, name: room, "stream": is_stream})
+    assert "x-inferd-warning" not in fits.headers
+    assert router.submits[-1].params.max_tokens == room
 
 
 @BOTH

@@ -139,21 +139,49 @@ def test_a_seed_is_chosen_where_none_is_given(ask: Asker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_prompt", "asked", "room"), [(10, None, 16), (60, None, 4), (63, None, 1), (60, 4, 4), (64, 0, 0), (1, 63, 63)]
+    ("num_prompt", "asked", "room"),
+    [(10, None, 16), (60, None, 4), (63, None, 1), (60, 4, 4), (64, 0, 0), (1, 63, 63), (60, 5, 4), (63, 10**30, 1)],
 )
 def test_an_answer_has_the_room_that_the_prompt_leaves(
     ask: Asker, num_prompt: int, asked: int | None, room: int
 ) -> None:
     taken = ask.completion(prompt=[1] * num_prompt, max_tokens=asked)
     assert taken.prompts[0].max_tokens == room
+    assert bool(taken.notices) == (asked is not None and asked > room)
+
+
+def test_a_limit_that_the_context_cuts_is_told_once(ask: Asker) -> None:
+    taken = ask.completion(prompt=[[1] * 60, [1] * 50, [1]], max_tokens=20)
+    assert [prompt.max_tokens for prompt in taken.prompts] == [4, 14, 20]
+    (notice,) = taken.notices
+    assert notice.name == "max_tokens"
+    assert notice.text == (
+        "the limit of the answer is cut from 20 to 4 tokens: the context holds 64, and the prompt has 60"
+    )
+    for name in ("max_tokens", "max_completion_tokens"):
+        chat = ask.chat(**{name: 10**30})
+        assert chat.prompts[0].max_tokens == LIMIT - len(chat.prompts[0].token_ids)
+        assert [notice.name for notice in chat.notices] == ["max_tokens"]
+    # The checkpoint's recommendation is no demand of the caller's.
+    assert ask.chat(messages=[{"role": "user", "content": "word " * 30}]).notices == ()
+
+
+def test_what_must_be_generated_is_not_cut(ask: Asker) -> None:
+    error = refusal(ask.completion, prompt=[1] * 60, min_tokens=5, max_tokens=10)
+    assert (error.code, error.param) == ("integer_above_max_value", "min_tokens")
+    assert "<= 4, but got 5" in error.message and "shorten the prompt" in error.message
+    error = refusal(ask.completion, prompt=[1], min_tokens=11, max_tokens=10)
+    assert "<= 10, but got 11" in error.message and "context" not in error.message
+    assert ask.completion(prompt=[1] * 60, min_tokens=4, max_tokens=10).params.min_tokens == 4
 
 
 @pytest.mark.parametrize(
     ("num_prompt", "asked", "words"),
     [
-        (64, None, "64 tokens. However, your prompt resulted in 64 tokens"),
+        (64, None, "you requested 65 tokens (64 in the prompt, 1 in the completion)"),
         (65, 0, "64 tokens. However, your prompt resulted in 65 tokens"),
-        (60, 5, "you requested 65 tokens (60 in the prompt, 5 in the completion)"),
+        (64, 5, "you requested 65 tokens (64 in the prompt, 1 in the completion)"),
+        (64, 10**30, "you requested 65 tokens (64 in the prompt, 1 in the completion)"),
     ],
 )
 def test_what_does_not_fit_says_the_limit_and_the_count(
@@ -185,10 +213,18 @@ def test_ids_listed_twice_count_once(ask: Asker) -> None:
 def test_a_prompt_is_cut_only_where_asked_for(ask: Asker) -> None:
     ids = [*range(5, 75)]
     assert ask.completion(prompt=ids, truncate_prompt_tokens=10).prompts[0].token_ids == tuple(ids[-10:])
-    for asked, kept in ((0, 64), (4, 60), (None, 64 - 16)):
+    # An answer as long as the context has no bound of its own, so that it costs the prompt one token alone.
+    for asked, kept in ((0, 64), (4, 60), (None, 64 - 16), (63, 1), (64, 63), (10**9, 63)):
         prompt = ask.completion(prompt=ids, truncate_prompt_tokens=-1, max_tokens=asked).prompts[0]
         assert prompt.token_ids == tuple(ids[-kept:])
     assert refusal(ask.completion, prompt=ids).code == "context_length_exceeded"
+
+
+def test_a_recommended_length_beyond_the_context_costs_the_prompt_one_token(model: ServedModel, lanes: Lanes) -> None:
+    long = replace(model, defaults=replace(DEFAULTS, max_new_tokens=1_000))
+    messages = [{"role": "user", "content": "word " * 100}]
+    prompt = Asker(long, lanes).chat(messages=messages, truncate_prompt_tokens=-1).prompts[0]
+    assert (len(prompt.token_ids), prompt.max_tokens) == (LIMIT - 1, 1)
 
 
 def test_a_chat_is_rendered_and_tokenized_once(model: ServedModel, lanes: Lanes) -> None:
@@ -223,8 +259,6 @@ def test_echo_with_logprobs_scores_the_prompt(ask: Asker) -> None:
         ({"stop_token_ids": [1, -1]}, "integer_below_min_value", "stop_token_ids[1]"),
         ({"logit_bias": {str(VOCAB_SIZE): 1}}, "integer_above_max_value", f"logit_bias.{VOCAB_SIZE}"),
         ({"min_tokens": 10, "max_tokens": 5}, "integer_above_max_value", "min_tokens"),
-        ({"max_tokens": LIMIT + 1}, "integer_above_max_value", "max_tokens"),
-        ({"max_completion_tokens": 10**30}, "integer_above_max_value", "max_completion_tokens"),
         ({"truncate_prompt_tokens": 0}, "integer_below_min_value", "truncate_prompt_tokens"),
         ({"request_id": "a b"}, "invalid_value", "request_id"),
         ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
@@ -349,3 +383,12 @@ def test_a_default_answer_stays_within_the_budget_of_log_probabilities(
     assert refusal(ask.chat, logprobs=True, top_logprobs=5, n=2, max_completion_tokens=11).param == (
         "max_completion_tokens"
     )
+
+
+def test_log_probabilities_are_counted_for_the_tokens_that_the_context_leaves(
+    ask: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferd.server.generate.work.MAX_LOGPROBS", 24)
+    assert ask.completion(prompt=[1] * 60, logprobs=5, max_tokens=10**9).prompts[0].max_tokens == 4
+    error = refusal(ask.completion, prompt=[1] * 59, logprobs=5, max_tokens=10**9)
+    assert "1 choices x 5 tokens x 6 log probabilities per token = 30" in error.message

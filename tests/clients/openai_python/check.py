@@ -166,7 +166,7 @@ def errors_have_their_classes_and_codes() -> None:
     cases = [
         (openai.NotFoundError, "model_not_found", {"model": "nobody"}),
         (openai.BadRequestError, "integer_below_min_value", {"max_tokens": -2}),
-        (openai.BadRequestError, "context_length_exceeded", {"max_tokens": 2048}),
+        (openai.BadRequestError, "context_length_exceeded", {"messages": [{"role": "user", "content": "a b " * 4096}]}),
         (openai.BadRequestError, "unknown_parameter", {"extra_body": {"temprature": 1}}),
     ]
     for kind, code, options in cases:
