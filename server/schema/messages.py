@@ -1,38 +1,40 @@
 """The messages of a conversation: read from the wire into the plain mappings that chat templates expect.
 
-Roles and parts are checked here. What a role looks like to the model is the template's business, not this file's.
+Roles and parts are checked here. What a role looks like to the model is the template's business, not this file's. What
+a model wrote is taken back as it is, and what it cannot read is left out of results and of older messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, Tag, ValidationInfo, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, Tag, ValidationInfo, WithJsonSchema, field_validator
 
 from inferd.server.errors import table as errors
 from inferd.server.errors import validation
 from inferd.server.schema import strict_json
 from inferd.server.schema.caller_tool import TEXT_KEY
-from inferd.server.schema.model import Context, Part
+from inferd.server.schema.model import Context, Part, tell
 from inferd.server.schema.strict_json import Counts
-from inferd.server.schema.values import Converted, Many, Text, Unsupported, by_type, form
+from inferd.server.schema.unread import NOUNS, SAY_IT, left_out, omitted
+from inferd.server.schema.values import Converted, Many, Text, by_type, form
 
 Message = Mapping[str, object]
 """{"role": str, "content": str, ...} with None left out."""
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 MAX_MESSAGES = 65_536
 MAX_CALLS = 1_024
 
 _REASONING = ("reasoning", "reasoning_content")
 _TEXTS = ("name", "tool_call_id", *_REASONING)
-_RULE = "Expected a JSON object, written as a string."
 
 # What clients send back of an answer they were given, and marks of theirs for other servers. No template is given them.
 MESSAGE_WITHOUT_EFFECT = (
-    "id", "refusal", "annotations", "audio", "parsed", "phase", "cache_control", "reasoning_details", "thinking_blocks",
+    "id", "annotations", "parsed", "phase", "cache_control", "reasoning_details", "thinking_blocks",
     "provider_specific_fields", "extra_content",
 )  # fmt: skip
 PART_WITHOUT_EFFECT = (
@@ -58,9 +60,29 @@ class _RefusalPart(Part):
 
 
 _TEXT_ALONE = "Only 'text' parts are served: this server reads no images, audio or files."
+
+
+class _UnreadPart(Part):
+    """Its other keys are not read."""
+
+    type: Literal[tuple(NOUNS)]  # type: ignore[valid-type]
+
+    @classmethod
+    def given(cls, value: dict[str, object], info: ValidationInfo) -> dict[str, object]:
+        return super().given({"type": value["type"]}, info)
+
+
+def _part_tag(value: object) -> str | None:
+    tag = by_type(value)
+    return "<unread>" if tag is not None and tag[1:-1] in NOUNS else tag
+
+
+_AnyPart = _TextPart | _RefusalPart | _UnreadPart
 _ContentPart = Annotated[
-    Annotated[_TextPart, Tag("<text>")] | Annotated[_RefusalPart, Tag("<refusal>")],
-    form("an object", by_type, ("text", "refusal"), _TEXT_ALONE),
+    Annotated[_TextPart, Tag("<text>")]
+    | Annotated[_RefusalPart, Tag("<refusal>")]
+    | Annotated[_UnreadPart, Tag("<unread>")],
+    form("an object", _part_tag, ("text", "refusal"), _TEXT_ALONE),
 ]
 
 
@@ -83,14 +105,11 @@ class _CalledFunction(Part):
 
     @field_validator("arguments", mode="plain", json_schema_input_type=Text)
     @classmethod
-    def _read(cls, value: object, info: ValidationInfo) -> Mapping[str, object]:
+    def _read(cls, value: object, info: ValidationInfo) -> Mapping[str, object] | str:
         if value is not None and not isinstance(value, str):
             raise validation.wrong_type("a string")
         context: Context | None = info.context
-        try:
-            return parse_arguments(value or "", Counts() if context is None else context.counts)
-        except ValueError as error:
-            raise validation.invalid_value(str(error)) from None
+        return arguments_of(value or "", Counts() if context is None else context.counts)
 
 
 class _ToolCall(Part):
@@ -127,64 +146,130 @@ _Call = Annotated[
 
 class _Message(Part):
     role: Role
-    function_call: Annotated[object, Unsupported("Use 'tool_calls' instead.")] = None
     content: _Content | None = None
     name: Text | None = None
     tool_call_id: Text | None = None
     reasoning: Text | None = None
     reasoning_content: Text | None = None
     tool_calls: Annotated[tuple[_Call, ...], Many(max_length=MAX_CALLS)] | None = None
+    function_call: _CalledFunction | None = None
+    """The older form of a call."""
+    refusal: Annotated[object, WithJsonSchema({"type": "string"})] = None
+    audio: Annotated[object, WithJsonSchema({"type": "object"})] = None
+    """The spoken form of an earlier answer."""
 
     without_effect = MESSAGE_WITHOUT_EFFECT
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
                 {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
-                {
-                    "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
-                    "required": ["tool_calls"],
-                },
+                {"properties": {"role": {"enum": ["assistant", "function"]}}},
             ]
         }
     )
 
     @classmethod
     def given(cls, value: dict[str, object], info: ValidationInfo) -> dict[str, object]:
-        """Only an assistant who calls tools may say nothing."""
+        """Only an assistant or a function may say nothing."""
         given = super().given(value, info)
-        if given.get("role") != "assistant" or not given.get("tool_calls"):
+        if given.get("role") not in ("assistant", "function"):
             given.setdefault("content", validation.ABSENT)
         return given
 
-    @field_validator("tool_calls", mode="before")
+    @field_validator("tool_calls", "function_call", mode="before")
     @classmethod
     def _check_role(cls, value: object, info: ValidationInfo) -> object:
         if info.data.get("role", "assistant") != "assistant":
             raise validation.invalid_value("Only messages of role 'assistant' carry tool calls.")
         return value
 
-
-def _plain(given: _Message, where: str) -> Message:
-    del where
-    message: dict[str, object] = {"role": given.role}
-    if given.content is not None:
-        message["content"] = given.content if isinstance(given.content, str) else _joined(given.content)
-    for key in _TEXTS:
-        text = getattr(given, key)
-        if text is not None:
-            message[key] = text
-    # An answer has both; templates read the one or the other.
-    for key, other in (_REASONING, _REASONING[::-1]):
-        if other in message:
-            message.setdefault(key, message[other])
-    if given.tool_calls is not None:
-        message["tool_calls"] = [_plain_call(call) for call in given.tool_calls]
-    return message
+    def unread(self) -> dict[int, str]:
+        """The type of each part that the model cannot read, by its index."""
+        parts = () if isinstance(self.content, str) else self.content or ()
+        return {i: part.type for i, part in enumerate(parts) if isinstance(part, _UnreadPart)}
 
 
-def _joined(parts: tuple[_TextPart | _RefusalPart, ...]) -> str:
-    """By line breaks, as templates written for strings expect them."""
-    return "\n".join(part.text if isinstance(part, _TextPart) else part.refusal for part in parts)
+@dataclass(slots=True)
+class _Conversation:
+    """Messages so far, as templates expect them."""
+
+    messages: list[Message] = field(default_factory=list)
+    omitted: list[str] = field(default_factory=list)
+    """Kinds of content that were left out of them."""
+    _functions: dict[str, str] = field(default_factory=dict)
+    """Function -> id of its last call in the older form, which has none."""
+
+    def add(self, given: _Message) -> None:
+        message: dict[str, object] = {"role": "tool" if given.role == "function" else given.role}
+        calls = self._calls(given)
+        content = self._content(given)
+        if content is not None or not calls:
+            message["content"] = content or ""
+        for key in _TEXTS:
+            text = getattr(given, key)
+            if text is not None:
+                message[key] = text
+        # An answer has both; templates read the one or the other.
+        for key, other in (_REASONING, _REASONING[::-1]):
+            if other in message:
+                message.setdefault(key, message[other])
+        if given.role == "function" and given.name in self._functions:
+            message["tool_call_id"] = self._functions[given.name]
+        if given.tool_calls is not None or calls:
+            message["tool_calls"] = calls
+        self.messages.append(message)
+
+    def _content(self, given: _Message) -> str | None:
+        """Parts are joined by line breaks, as templates written for strings expect them."""
+        self.omitted += (NOUNS[kind] for kind in given.unread().values())
+        content = given.content
+        if content is not None and not isinstance(content, str):
+            content = "\n".join(map(_text_of, content))
+        if content:
+            return content
+        if isinstance(given.refusal, str) and given.refusal:
+            return given.refusal
+        if given.audio:
+            self.omitted.append("audio")
+            return omitted("audio")
+        return content
+
+    def _calls(self, given: _Message) -> list[Message]:
+        if given.function_call is None or given.tool_calls:
+            return [_plain_call(call) for call in given.tool_calls or ()]
+        function = given.function_call
+        # Some templates take ids of nine letters and digits alone.
+        call_id = f"call{len(self.messages):05}"
+        self._functions[function.name] = call_id
+        plain = {"name": function.name, "arguments": function.arguments}
+        return [{"type": "function", "function": plain, "id": call_id}]
+
+
+def _text_of(part: _AnyPart) -> str:
+    match part:
+        case _TextPart():
+            return part.text
+        case _RefusalPart():
+            return part.refusal
+        case _UnreadPart():
+            return omitted(NOUNS[part.type])
+
+
+def _conversation(given: Sequence[_Message], info: ValidationInfo) -> tuple[Message, ...]:
+    """All messages, without the parts that the model cannot read. Such a part of a message that is still to be answered
+    is refused: the answer depends on it."""
+    last_answer = max((i for i, message in enumerate(given) if message.role == "assistant"), default=-1)
+    conversation = _Conversation()
+    for i, message in enumerate(given):
+        is_read = message.role in ("system", "developer") or (message.role == "user" and i > last_answer)
+        if is_read and (unread := message.unread()):
+            part, kind = next(iter(unread.items()))
+            where = f"{info.field_name}[{i}].content[{part}].type"
+            raise validation.refused(errors.unsupported_value(where, kind, SAY_IT))
+        conversation.add(message)
+    if conversation.omitted:
+        tell(info, "omitted_content", left_out(conversation.omitted))
+    return tuple(conversation.messages)
 
 
 def _plain_call(call: _ToolCall | _CustomCall) -> Message:
@@ -196,31 +281,21 @@ def _plain_call(call: _ToolCall | _CustomCall) -> Message:
     return plain if call.id is None else {**plain, "id": call.id}
 
 
-Messages = Annotated[
-    tuple[Annotated[Message, Converted(_Message, _plain)], ...], Many(min_length=1, max_length=MAX_MESSAGES)
-]
+_Given = Annotated[tuple[_Message, ...], Many(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_conversation)]
+Messages = Annotated[tuple[Message, ...], Converted(_Given, lambda read, where: read)]
 """At least one message."""
 
 
-def read_arguments(text: str, where: str, counts: Counts) -> Mapping[str, object]:
-    """As `parse_arguments`. Raises `RequestError`."""
-    try:
-        return parse_arguments(text, counts)
-    except ValueError as error:
-        raise errors.invalid_value(where, text, str(error)) from error
+def arguments_of(text: str, counts: Counts) -> Mapping[str, object] | str:
+    """Arguments of a call: the JSON object that the caller's string holds, because templates print it themselves.
 
-
-def parse_arguments(text: str, counts: Counts) -> Mapping[str, object]:
-    """Arguments of a call. Templates print them themselves, so they get the object that the caller's string holds.
-
-    `counts` is shared by all calls of a request: many strings may hold no more than one body may. Raises `ValueError`.
+    Any other text stays a text: models write what is no object, and an answer may be cut off. `counts` is shared by all
+    calls of a request: many strings are parsed only as far as one body may be.
     """
     if not text:
         return {}
     try:
         parsed = strict_json.parse(text.encode(), counts)
-    except ValueError as error:
-        raise ValueError(f"{_RULE} The string cannot be read: {error}.") from error
-    if not isinstance(parsed, dict):
-        raise ValueError(_RULE)
-    return parsed
+    except ValueError:
+        return text
+    return parsed if isinstance(parsed, dict) else text

@@ -6,12 +6,16 @@ A template is a stranger's program. Its expressions may take any time and memory
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import jinja2
 import msgspec
+import pydantic_core
 from jinja2 import nodes
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
@@ -23,6 +27,9 @@ TEMPLATE_ERRORS = (
     jinja2.TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError,
     MemoryError,
 )  # fmt: skip
+
+_RETRIED = (jinja2.TemplateError, ValueError, TypeError)
+"""Errors of a template that may take another form of tools or arguments."""
 
 
 def check_syntax(text: str) -> None:
@@ -49,9 +56,57 @@ def global_names() -> frozenset[str]:
 def render(program: Program, question: Question) -> str:
     """The prompt's text. Raises one of `TEMPLATE_ERRORS`.
 
-    Most templates write the arguments of calls as JSON themselves; some join them to text and need a text. Some join a
-    tool's description to text, which a tool may lack.
+    Arguments that are no JSON object are shown as the model wrote them, also by templates that print JSON: a mark
+    stands for them while the template is rendered. A template that takes objects alone gets as much of one as there is.
     """
+    marks = _Marks()
+    marked = _with_arguments(
+        question, lambda arguments: marks.of(arguments) if isinstance(arguments, str) else arguments
+    )
+    try:
+        text = _render_some_form(program, marked)
+    except _RETRIED:
+        if not marks.texts:
+            raise
+        return _render_some_form(program, _with_arguments(question, _object_of))
+    if not marks.are_all_in(text):
+        with contextlib.suppress(*_RETRIED):
+            return _render_some_form(program, _with_arguments(question, _object_of))
+    return marks.replaced(text)
+
+
+class _Marks:
+    """Words that stand for texts which a template must not change. They are random, so that no message has one."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._word = f"written{secrets.token_hex(8)}n"
+        self._pattern = re.compile(f'"{self._word}([0-9]+)e"|{self._word}([0-9]+)e')
+
+    def of(self, text: str) -> str:
+        self.texts.append(text)
+        return f"{self._word}{len(self.texts) - 1}e"
+
+    def are_all_in(self, prompt: str) -> bool:
+        found = {mark[1] or mark[2] for mark in self._pattern.finditer(prompt)} if self.texts else ()
+        return len(found) == len(self.texts)
+
+    def replaced(self, prompt: str) -> str:
+        """The prompt with the texts in place of the words, and of the quotes that JSON puts around them. Raises
+        `ValueError` for one that is too long."""
+        if not self.texts:
+            return prompt
+        pieces: list[str] = []
+        end = 0
+        for mark in self._pattern.finditer(prompt):
+            pieces += (prompt[end : mark.start()], self.texts[int(mark[1] or mark[2])])
+            end = mark.end()
+        return _Budget(MAX_RENDERED_CHARS).join((*pieces, prompt[end:]))
+
+
+def _render_some_form(program: Program, question: Question) -> str:
+    """Most templates write the arguments of calls as JSON themselves; some join them to text and need a text. Some join
+    a tool's description to text, which a tool may lack."""
     try:
         return _render(program, question)
     except jinja2.UndefinedError:
@@ -62,8 +117,7 @@ def render(program: Program, question: Question) -> str:
     except TypeError:
         if not any(message.get("tool_calls") for message in question.messages):
             raise
-        messages = [_with_text_arguments(message) for message in question.messages]
-        return _render(program, msgspec.structs.replace(question, messages=messages))
+        return _render(program, _with_arguments(question, _text_of))
 
 
 def _render(program: Program, question: Question) -> str:
@@ -124,16 +178,34 @@ def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**tool, "function": {"description": "", **function}} if isinstance(function, Mapping) else tool
 
 
-def _with_text_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return message
-    functions = [call["function"] for call in calls]
-    texts = [json.dumps(function["arguments"], ensure_ascii=False) for function in functions]
-    return {
-        **message,
-        "tool_calls": [
-            {**call, "function": {**function, "arguments": text}}
-            for call, function, text in zip(calls, functions, texts, strict=True)
-        ],
-    }
+def _with_arguments(question: Question, convert: Callable[[Any], Any]) -> Question:
+    """The question with `convert` of the arguments of every call."""
+    messages = [
+        {
+            **message,
+            "tool_calls": [
+                {**call, "function": {**call["function"], "arguments": convert(call["function"]["arguments"])}}
+                for call in message["tool_calls"]
+            ],
+        }
+        if message.get("tool_calls")
+        else message
+        for message in question.messages
+    ]
+    return msgspec.structs.replace(question, messages=messages)
+
+
+def _text_of(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _object_of(arguments: Any) -> Mapping[str, Any]:
+    """The complete part of an object that was cut off, or an object that holds the text."""
+    if not isinstance(arguments, str):
+        return cast("Mapping[str, Any]", arguments)
+    try:
+        found = pydantic_core.from_json(arguments, allow_partial="trailing-strings")
+        json.dumps(found, allow_nan=False)  # a number may be too large
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"arguments": arguments}

@@ -239,7 +239,10 @@ def _written_call(syntax: CallSyntax, name: str, arguments: str) -> str:
 
 
 def _arguments(syntax: CallSyntax, arguments: object) -> str:
+    """Arguments that are no JSON object are a text, which stays as it is."""
     tags = syntax.tags
+    if isinstance(arguments, str):
+        return arguments
     if tags is None or not isinstance(arguments, Mapping):
         return json.dumps(arguments, ensure_ascii=False)
     texts = {

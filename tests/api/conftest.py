@@ -35,6 +35,7 @@ from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
+from inferd.server.tools.detect import Clues, detect
 from inferd.server.transport.limits import ConnectionLimits
 from inferd.server.transport.loop_probe import LoopProbe
 from inferd.server.transport.uvicorn_server import http_config
@@ -460,3 +461,22 @@ def http(url: str) -> Iterator[httpx.Client]:
 def script() -> type[Script]:
     """Makes the content of a choice: `router.will(script(text="..."))`."""
     return Script
+
+
+Serve = Callable[[str, str], tuple[openai.OpenAI, ScriptedRouter]]
+"""(format of calls, format of reasoning) -> a client and the router of its server."""
+
+
+@pytest.fixture
+def serving_format(model: ServedModel) -> Iterator[Serve]:
+    """Serves the embedded tokenizer as if its model wrote another format."""
+    with contextlib.ExitStack() as stack:
+
+        def serve(tools: str, reasoning: str) -> tuple[openai.OpenAI, ScriptedRouter]:
+            served = replace(model, format=detect(Clues(), tools, reasoning))
+            router = ScriptedRouter(served)
+            url = stack.enter_context(serving(served, router, AppOptions(has_access_log=False)))
+            client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=20)
+            return stack.enter_context(client), router
+
+        yield serve

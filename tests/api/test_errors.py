@@ -65,9 +65,17 @@ CASES: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     ("tool choice", chat(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="always"), 400,
      "invalid_value", "tool_choice", "'auto'"),
     ("image", chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), 400,
-     "unsupported_value", "messages[0].content[0].type", "Only 'text' parts are served: this server reads no images"),
+     "unsupported_value", "messages[0].content[0].type", "say in a 'text' part what it shows"),
     ("audio", chat(messages=[{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": ""}}]}]), 400,
      "unsupported_value", "messages[0].content[0].type", "does not support 'input_audio'"),
+    ("image behind an answer", chat(messages=[{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, {
+        "role": "user", "content": [{"type": "text", "text": "z"}, {"type": "video_url"}]}]), 400,
+     "unsupported_value", "messages[2].content[1].type", "does not support 'video_url'"),
+    ("image of a system", chat(messages=[{"role": "system", "content": [{"type": "file", "file": {}}]},
+                                         {"role": "assistant", "content": "y"}, {"role": "user", "content": "z"}]), 400,
+     "unsupported_value", "messages[0].content[0].type", "does not support 'file'"),
+    ("a part that nobody has", chat(messages=[{"role": "user", "content": [{"type": "smell"}]}]), 400,
+     "unsupported_value", "messages[0].content[0].type", "Only 'text' parts are served: this server reads no images"),
     ("role", chat(messages=[{"role": "bot", "content": "x"}]), 400, "invalid_value", "messages[0].role", "'bot'"),
     ("no messages", chat(messages=[]), 400, "empty_array", "messages", "minimum length 1"),
     ("no prompt", {"prompt": []}, 400, "empty_array", "prompt", "minimum length 1"),
@@ -85,8 +93,10 @@ CASES: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     ("a template of one's own", chat(chat_template="{{ 1 }}"), 400, "unsupported_parameter", "chat_template", "own"),
     ("seed", chat(seed=2**63), 400, "integer_above_max_value", "seed", str(2**63 - 1)),
     ("huge number", chat(seed=10**400), 400, "integer_above_max_value", "seed", "77 digits"),
-    ("arguments", chat(messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]),
-     400, "invalid_value", "messages[0].tool_calls[0].function.arguments", "JSON object"),
+    ("arguments", chat(messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}]),
+     400, "invalid_type", "messages[0].tool_calls[0].function.arguments", "a string"),
+    ("an older call of a user", chat(messages=[{"role": "user", "content": "x", "function_call": {"name": "f"}}]), 400,
+     "invalid_value", "messages[0].function_call", "'assistant'"),
 ]  # fmt: skip
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,30 +20,13 @@ from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.fallback import Fallback
 from tests.unit.tool_samples import SAMPLES, TOOLS, Sample, dumped
 
-from .conftest import Script, ScriptedRouter, serving
+from .conftest import Script, ScriptedRouter, Serve, serving
 
 MESSAGES: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 ASKED: Any = {"model": "tiny", "messages": MESSAGES, "tools": list(TOOLS), "seed": 1}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 NOW = '<tool_call>\n{"name": "time.now", "arguments": {}}\n</tool_call>'
 CUTS = [(1,), (2, 3), (64,), (5, 1)]
-
-Serve = Callable[[str, str], tuple[openai.OpenAI, ScriptedRouter]]
-
-
-@pytest.fixture
-def serving_format(model: ServedModel) -> Iterator[Serve]:
-    """Serves the embedded tokenizer as if its model wrote another format."""
-    with contextlib.ExitStack() as stack:
-
-        def serve(tools: str, reasoning: str) -> tuple[openai.OpenAI, ScriptedRouter]:
-            served = replace(model, format=detect(Clues(), tools, reasoning))
-            router = ScriptedRouter(served)
-            url = stack.enter_context(serving(served, router, AppOptions(has_access_log=False)))
-            client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=20)
-            return stack.enter_context(client), router
-
-        yield serve
 
 
 def folded(chunks: list[Any]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Strings of a body that contain JSON are checked like a body, in every family of routes."""
+"""Strings of a body that contain JSON are read like a body, in every family of routes. A schema is refused if it cannot
+be read. Arguments of a call are a model's own words, so that they stay a text."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from inferd.server.schema.strict_json import MAX_ARRAYS, MAX_DEPTH
+from inferd.server.schema.messages import arguments_of
+from inferd.server.schema.strict_json import MAX_ARRAYS, MAX_DEPTH, Counts
 from tests.api.conftest import (
+    ScriptedRouter,
     calm_loop,
     http,
     model,
@@ -70,22 +73,32 @@ def ask(http: httpx.Client, family: str, *texts: str) -> httpx.Response:
             return http.post("/v1/completions", json={"prompt": "hi", "structured_outputs": {"json": texts[0]}})
 
 
-@pytest.mark.parametrize("family", ["chat", "chat rendered", "tokenize", "responses", "completions"])
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_what_no_body_may_hold_no_string_of_it_may_either(http: httpx.Client, family: str, text: str) -> None:
-    answer = ask(http, family, text)
+def test_a_schema_is_read_like_a_body(http: httpx.Client, text: str) -> None:
+    answer = ask(http, "completions", text)
     assert answer.status_code == 400, answer.text
     assert len(answer.content) < 2_000
 
 
-@pytest.mark.parametrize("family", ["chat", "responses"])
-def test_many_strings_may_hold_no_more_than_one(http: httpx.Client, family: str) -> None:
+@pytest.mark.parametrize("family", ["chat", "chat rendered", "tokenize", "responses"])
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_arguments_that_cannot_be_read_stay_as_they_are(
+    http: httpx.Client, router: ScriptedRouter, family: str, text: str
+) -> None:
+    answer = ask(http, family, text)
+    if len(text) > 250 and family != "tokenize":
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        return
+    assert answer.status_code == 200, answer.text
+    if router.submits:
+        assert text in router.model.tokenizer.decode(router.submits[0].prompt_ids, skip_special=False)
+
+
+def test_many_strings_are_parsed_no_further_than_one_body() -> None:
     """Each string is within the bounds, but all together exceed them."""
     text = '{"a": [' + "[]," * (MAX_ARRAYS // 8) + "1]}"
-    answer = ask(http, family, *[text] * 8)
-    assert answer.status_code == 400
-    assert "arrays" in answer.json()["error"]["message"]
-    assert ask(http, family, *[text] * 2).json()["error"]["code"] == "context_length_exceeded", "it was read"
+    counts = Counts()
+    assert [type(arguments_of(text, counts)) for _ in range(9)] == [dict] * 7 + [str] * 2
 
 
 @pytest.mark.parametrize("family", ["chat", "responses"])

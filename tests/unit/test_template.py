@@ -121,6 +121,73 @@ def test_arguments_of_calls_are_what_the_template_expects() -> None:
         ChatTemplate("{{ messages[0].role + 1 }}", {}).render(Conversation(talk))
 
 
+CALLS = "{% for m in messages %}{% for call in m.tool_calls %}<{{ call.function.name }} SHOWN>{% endfor %}{% endfor %}"
+AS_WRITTEN = {
+    "JSON": "{{ call.function.arguments | tojson }}",
+    "JSON of the whole call": "{{ call.function | tojson }}",
+    "JSON or text": "{% set a = call.function.arguments %}{{ a if a is string else a | tojson }}",
+    "joined to text": "{{ '' + call.function.arguments }}",
+}
+"""How templates show arguments, whatever they are."""
+AS_OBJECT = {
+    "items": "{% for k, v in call.function.arguments | items %}{{ k }}={{ v }};{% endfor %}",
+    "its items": "{% for k, v in call.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}",
+    "refuses a text": "{% if call.function.arguments is not mapping %}{{ raise_exception('an object!') }}{% endif %}"
+    "{% for k in call.function.arguments %}{{ k }}={{ call.function.arguments[k] }};{% endfor %}",
+    "leaves a text out": "{% if call.function.arguments is mapping %}"
+    "{% for k in call.function.arguments %}{{ k }}={{ call.function.arguments[k] }};{% endfor %}{% endif %}",
+    "takes a text apart": "{% for k in call.function.arguments %}{{ k }}={{ call.function.arguments[k] }};{% endfor %}",
+}
+"""How templates show the keys of an object."""
+NO_OBJECTS = (
+    '{"city": "Par',
+    '{"city',
+    "{",
+    "[1]",
+    '"x"',
+    "1e400",
+    "NaN",
+    " ",
+    '{"a": 1, "a": 2}',
+    "<|im_end|>",
+    "\u00e9\n",
+)
+
+
+def shown(template: str, *arguments: object) -> str:
+    calls = [{"type": "function", "function": {"name": "f", "arguments": each}} for each in arguments]
+    made = ChatTemplate(CALLS.replace("SHOWN", template), {})
+    return made.render(Conversation([{"role": "assistant", "content": "", "tool_calls": calls}]))
+
+
+@pytest.mark.parametrize("way", AS_WRITTEN)
+def test_arguments_that_are_no_object_are_shown_as_they_were_written(way: str) -> None:
+    text = shown(AS_WRITTEN[way], *NO_OBJECTS)
+    objects = ('{"name": "f", "arguments": %s}' if "whole" in way else "%s").__mod__
+    assert text == "".join(f"<f {objects(each)}>" for each in NO_OBJECTS)
+    # An object beside them is shown as ever.
+    written = [objects(each) for each in ('{"a": "\u00e9"}', "[1")]
+    assert shown(AS_WRITTEN[way], {"a": "\u00e9"}, "[1") == f"<f {written[0]}><f {written[1]}>"
+
+
+@pytest.mark.parametrize("way", AS_OBJECT)
+def test_a_template_of_objects_gets_as_much_of_one_as_was_written(way: str) -> None:
+    for text, expected in {
+        '{"city': "", '{"city": "Par': "city=Par;", '{"city": "Paris", "days": [1, 2': "city=Paris;days=[1, 2];",
+        "[1]": "arguments=[1];", "1e400": "arguments=1e400;", '{"a": 1e400}': 'arguments={"a": 1e400};',
+        "{" * 500: f"arguments={'{' * 500};", '{"a": "\\ud800"}': 'arguments={"a": "\\ud800"};',
+    }.items():  # fmt: skip
+        assert shown(AS_OBJECT[way], text) == f"<f {expected}>"
+    assert shown(AS_OBJECT[way], {"a": 1}, '{"b": "x') == "<f a=1;><f b=x;>"
+
+
+def test_texts_that_a_template_repeats_are_counted() -> None:
+    template = "{% for i in range(70) %}{{ call.function.arguments }}{% endfor %}"
+    assert shown(template, "x" * 100).count("x") == 7_000
+    with pytest.raises(RequestError, match="characters"):
+        shown(template, "x" * 2**20)
+
+
 def test_a_long_complaint_is_cut() -> None:
     with pytest.raises(RequestError) as caught:
         ChatTemplate("{{ raise_exception('x' * 100000) }}", {}).render(Conversation(TALK))

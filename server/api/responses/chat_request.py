@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from inferd.server.api.responses.toolset import Toolset, toolset_of
 from inferd.server.errors import table as errors
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.generation import SharedFields
-from inferd.server.schema.messages import Message, parse_arguments
+from inferd.server.schema.messages import Message, arguments_of
 from inferd.server.schema.response_items import CALLS, ITEMS, Item, called, text_of
 from inferd.server.schema.response_options import LOGPROBS
 from inferd.server.schema.responses import ResponsesRequest
@@ -113,8 +112,7 @@ def _call(item: Item, call_id: str, toolset: Toolset, counts: Counts) -> Message
     name, arguments = called(item)
     namespace = str(item["namespace"]) if item.get("namespace") else None
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # it may have been cut off, or be no JSON: the model reads what it wrote
-            arguments = parse_arguments(arguments, counts)
+        arguments = arguments_of(arguments, counts)
     function = {"name": toolset.name_of(namespace, name), "arguments": arguments}
     return {"type": "function", "id": call_id, "function": function}
 
