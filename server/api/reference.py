@@ -21,12 +21,16 @@ from inferd.server.schema import (
     anthropic_blocks,
     anthropic_parts,
     anthropic_tools,
+    chat,
     kinds,
     messages,
     notices,
     response_items,
     response_tools,
     strict_json,
+    structured,
+    tool_choice,
+    unread,
 )
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import TOOL_WITHOUT_EFFECT, ChatRequest
@@ -258,6 +262,15 @@ def _by_place(column: str, places: Mapping[str, Mapping[str, kinds.Row]]) -> str
     return _table(("Type", column, "Kind", "What the server does"), cells)
 
 
+_CHAT_PLACES: Mapping[str, Mapping[str, kinds.Row]] = {
+    "`tools`": chat.TOOLS_TAKEN,
+    "`format` of a custom tool": chat.TEXT_FORMATS,
+    "`tool_choice`": tool_choice.CHOICES,
+    "`response_format`": structured.FORMATS,
+    "`tool_calls` of a message": messages.CALLS,
+}
+
+
 def _aliases() -> str:
     aliases = {alias: name for fields in _GENERATING.values() for alias, name in fields.aliases.items()}
     return _table(("Name", "Is another name of"), ((f"`{alias}`", f"`{name}`") for alias, name in aliases.items()))
@@ -338,6 +351,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "kinds": lambda: _table(("Kind", "What it means"), ((kind, about) for kind, about in kinds.ABOUT.items())),
     "response-tools": lambda: _of_kinds("Type of tool", response_tools.TOOLS),
     "response-items": lambda: _of_kinds("Type of item", response_items.ITEMS),
+    "chat-types": lambda: _by_place("Place", _CHAT_PLACES),
+    "chat-parts": lambda: _by_place("Role of the message", unread.CHAT_PARTS),
     "aliases": _aliases,
     "answers": _answers,
     "errors": _errors,

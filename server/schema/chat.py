@@ -11,6 +11,7 @@ from pydantic import Field, Tag
 from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.schema.caller_tool import CallerTool, TextFormat, custom_tool, function_tool
 from inferd.server.schema.generation import CUT, OUTPUT, PROMPT, STOPPING, TOOLS, GenerationFields
+from inferd.server.schema.kinds import Row
 from inferd.server.schema.messages import Messages
 from inferd.server.schema.model import Part, option, required
 from inferd.server.schema.tool_choice import ToolChoiceField
@@ -78,9 +79,15 @@ class _GrammarFormat(Part):
     grammar: GrammarText
 
 
+TEXT_FORMATS: Mapping[str, Row] = {
+    "text": Row("enforced", "The input is any text."),
+    "grammar": Row("enforced", "The input follows the grammar."),
+}
+"""Type of a custom tool's format -> what is done with it."""
+
 _TextFormat = Annotated[
     Annotated[_AnyText, Tag("<text>")] | Annotated[_GrammarFormat, Tag("<grammar>")],
-    form("an object", by_type, ("text", "grammar")),
+    form("an object", by_type, tuple(TEXT_FORMATS)),
 ]
 
 
@@ -99,10 +106,16 @@ class _CustomTool(Part):
     without_effect = TOOL_WITHOUT_EFFECT
 
 
+TOOLS_TAKEN: Mapping[str, Row] = {
+    "function": Row("enforced", "The model is shown it. Its calls come back with `arguments`."),
+    "custom": Row("enforced", "The model is shown a function of one text. Its calls come back with `input`."),
+}
+"""Type of a tool -> what is done with it."""
+
 _Tool = Annotated[
     Annotated[Mapping[str, object], AsGiven(_FunctionTool), Tag("<function>")]
     | Annotated[_CustomTool, Tag("<custom>")],
-    form("an object", by_type, ("function", "custom")),
+    form("an object", by_type, tuple(TOOLS_TAKEN)),
 ]
 
 
@@ -209,22 +222,22 @@ class ChatRequest(GenerationFields):
         area=TOOLS,
     )
     verbosity: Verbosity | None = option(
-        "No model served here has such a switch. `x-inferd-warning` says so.", has_effect=False
+        "No model served here has such a switch. `x-inferd-warning` says so.", has_effect=False, kind="offer"
     )
-    modalities: Annotated[object, Only((["text"],), 'Only ["text"] is served.')] | None = option(
-        "Only text is generated.", has_effect=False
+    modalities: Annotated[object, Only((["text"],), 'Only text is generated: send ["text"].')] | None = option(
+        "Only text is generated.", has_effect=False, kind="demand"
     )
     prediction: JsonObject | None = option(
         "A prediction would change the speed of an answer, not its text.", has_effect=False
     )
     functions: Annotated[object, Only(([],), "Use 'tools' instead.")] | None = option(
-        "Only an empty list is accepted.", has_effect=False
+        "Only an empty list is accepted.", has_effect=False, kind="demand"
     )
     function_call: Annotated[object, Only(("none", "auto"), "Use 'tool_choice' instead.")] | None = option(
-        "There are no `functions` to call.", has_effect=False
+        "There are no `functions` to call.", has_effect=False, kind="demand"
     )
     echo: Annotated[object, Only((False,), "Only /v1/completions echoes its prompt.")] | None = option(
-        "Only false is accepted.", has_effect=False
+        "Only false is accepted.", has_effect=False, kind="demand"
     )
     add_generation_prompt: Flag | None = option(
         "End the prompt with the beginning of the assistant's turn.", unset="true", area=PROMPT
@@ -241,6 +254,6 @@ class ChatRequest(GenerationFields):
 
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationFields.refused,
-        "audio": "Only text is served.",
-        "web_search_options": "Web search is not served.",
+        "audio": "Only text is generated; leave 'audio' out.",
     }
+    offered: ClassVar[Mapping[str, str]] = {"web_search_options": "no web search runs here"}

@@ -78,10 +78,10 @@ class CompletionRequest(GenerationFields):
         le=MAX_LOGPROBS,
     )
     suffix: Annotated[object, Only(("",), "Text cannot be inserted before a suffix.")] | None = option(
-        "Only an empty suffix is accepted.", has_effect=False
+        "Only an empty suffix is accepted.", has_effect=False, kind="demand"
     )
     best_of: Annotated[object, Only((1,), "Use 'n' to get several completions.")] | None = option(
-        "Only 1 is accepted.", area=REQUEST, has_effect=False
+        "Only 1 is accepted.", area=REQUEST, has_effect=False, kind="demand"
     )
 
     refused: ClassVar[Mapping[str, str]] = {

@@ -6,11 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, Tag, WithJsonSchema
+from pydantic import AfterValidator, Field, Tag, ValidationInfo, WithJsonSchema
 
 from inferd.engine.api.wire.params import MAX_LOGPROBS
+from inferd.server.errors import table as errors
+from inferd.server.errors import validation
+from inferd.server.schema.kinds import Kind
 from inferd.server.schema.latency import MAX_TIMEOUT_S, MIN_TIMEOUT_S
-from inferd.server.schema.model import Part, RequestModel, option
+from inferd.server.schema.model import Part, RequestModel, option, tell
 from inferd.server.schema.repetition import RepetitionDetection
 from inferd.server.schema.structured import Grammar, Regex, ResponseFormat, StructuredOutputs
 from inferd.server.schema.token_ids import MAX_LISTED_IDS, LogitBias, token_ids
@@ -57,6 +60,8 @@ class StreamOptions(Part):
     include_obfuscation: Annotated[object, WithJsonSchema({"type": "boolean"})] = False
     """Not even checked: no chunk is ever padded."""
 
+    kinds: ClassVar[Mapping[str, Kind]] = {"include_obfuscation": "hint"}
+
 
 StopString = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
@@ -75,6 +80,19 @@ StopStrings = Annotated[
 def _as_many(value: Any, where: str) -> tuple[str, ...]:
     del where
     return (value,) if isinstance(value, str) else value
+
+
+def _check_moderation(value: object, info: ValidationInfo) -> object:
+    """A caller relies on a policy that blocks."""
+    policy = value.get("policy") if isinstance(value, dict) else None
+    for side, rule in policy.items() if isinstance(policy, dict) else ():
+        if isinstance(rule, dict) and rule.get("mode") == "block":
+            way_out = "This server moderates nothing: let another service judge the texts, and leave 'moderation' out."
+            where = f"moderation.policy.{errors.clip(side, 64)}.mode"
+            raise validation.refused(errors.unsupported_value(where, "block", way_out))
+    if value:
+        tell(info, "no_effect", "'moderation' has no effect: this server moderates nothing")
+    return value
 
 
 class SharedFields(RequestModel):
@@ -233,12 +251,16 @@ class SharedFields(RequestModel):
         "Every prefix is cached until newer ones need its memory.", has_effect=False, max_length=16
     )
     cache_control: object = option("Every prefix is cached, and found by its content.", has_effect=False)
-    moderation: object = option("This server moderates nothing.", has_effect=False)
+    moderation: Annotated[object, AfterValidator(_check_moderation)] = option(
+        "This server moderates nothing, and `x-inferd-warning` says so. A policy with the mode `block` is refused.",
+        has_effect=False,
+        kind="offer",
+    )
     length_penalty: Annotated[object, Only((1,), _NO_BEAM_SEARCH)] | None = option(
-        "Only 1 is accepted.", has_effect=False
+        "Only 1 is accepted.", has_effect=False, kind="demand"
     )
     early_stopping: Annotated[object, Only((False,), "It belongs to beam search, which is not served.")] | None = (
-        option("Only false is accepted.", has_effect=False)
+        option("Only false is accepted.", has_effect=False, kind="demand")
     )
 
     aliases: ClassVar[Mapping[str, str]] = {"no_stop_trim": "include_stop_str_in_output"}
@@ -314,13 +336,13 @@ class GenerationFields(SharedFields):
         max_length=128,
     )
     use_beam_search: Annotated[object, Only((False,), "Use 'n' with a temperature instead.")] | None = option(
-        "Only false is accepted.", has_effect=False
+        "Only false is accepted.", has_effect=False, kind="demand"
     )
     return_tokens_as_token_ids: Annotated[object, Only((False,), "Use 'return_token_ids' instead.")] | None = option(
-        "Only false is accepted.", has_effect=False
+        "Only false is accepted.", has_effect=False, kind="demand"
     )
     top_a: Annotated[object, Only((0,), "Use 'min_p' or 'top_p' instead.")] | None = option(
-        "Only 0 is accepted.", has_effect=False
+        "Only 0 is accepted.", has_effect=False, kind="demand"
     )
     usage: object = option("Every answer has usage. A stream has it if `stream_options` asks for it.", has_effect=False)
     provider: object = option(_ONE_SERVER, has_effect=False)
@@ -330,7 +352,7 @@ class GenerationFields(SharedFields):
         "The server refuses a conversation that is too long and never drops a message.", has_effect=False
     )
     plugins: Annotated[object, Only(([],), "No plugins run here.")] | None = option(
-        "Only an empty list is accepted.", has_effect=False
+        "Only an empty list is accepted.", has_effect=False, kind="demand"
     )
     safety_settings: object = option("This server moderates nothing.", has_effect=False)
     metadata: JsonObject | None = option("Only `/v1/responses` stores answers.", has_effect=False)

@@ -24,7 +24,8 @@ _MODE: Literal["validation"] = "validation"
 def schema_of(model: type[RequestModel]) -> Schema:
     """Every field with type, bounds and default, and other servers' names for some of them.
 
-    Each field also has `x-unset`, `x-area` and `x-has-effect`, which are the arguments of `model.option`.
+    Each field also has `x-unset`, `x-area`, `x-has-effect` and `x-kind`, which come from the arguments of
+    `model.option`.
     """
     made = model.model_json_schema(schema_generator=_Generator)
     shared = made.pop("$defs", {})

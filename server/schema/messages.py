@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, Tag, ValidationInfo, WithJsonSchema, field_validator
 
@@ -16,6 +16,7 @@ from inferd.server.errors import table as errors
 from inferd.server.errors import validation
 from inferd.server.schema import strict_json
 from inferd.server.schema.caller_tool import TEXT_KEY
+from inferd.server.schema.kinds import Kind, Row
 from inferd.server.schema.model import Context, Part, tell
 from inferd.server.schema.strict_json import Counts
 from inferd.server.schema.unread import NOUNS, SAY_IT, left_out, omitted
@@ -135,6 +136,13 @@ class _CustomCall(Part):
     without_effect = CALL_WITHOUT_EFFECT
 
 
+CALLS: Mapping[str, Row] = {
+    "function": Row("enforced", "The model reads its own call."),
+    "custom": Row("enforced", "The model reads its own call, of a function of one text."),
+}
+"""Type of a call in the history -> what is done with it."""
+
+
 def _call_tag(value: object) -> str:
     return "<custom>" if isinstance(value, dict) and value.get("type") == "custom" else "<function>"
 
@@ -158,6 +166,7 @@ class _Message(Part):
     audio: Annotated[object, WithJsonSchema({"type": "object"})] = None
     """The spoken form of an earlier answer."""
 
+    kinds: ClassVar[Mapping[str, Kind]] = {"audio": "offer"}
     without_effect = MESSAGE_WITHOUT_EFFECT
     model_config = ConfigDict(
         json_schema_extra={

@@ -18,27 +18,32 @@ from pydantic.fields import FieldInfo
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.errors import validation
+from inferd.server.schema.kinds import Kind
 from inferd.server.schema.notices import Name, Notice
 from inferd.server.schema.strict_json import Counts
 
 
-def option(about: str, *, unset: str = "", area: str = "", has_effect: bool = True, **bounds: Any) -> Any:
+def option(
+    about: str, *, unset: str = "", area: str = "", has_effect: bool = True, kind: Kind | None = None, **bounds: Any
+) -> Any:
     """A field that may be left out.
 
     `about`: what it does and what it costs, for the documentation. `unset`: what holds if it is not given. `area`: its
-    part of the documentation. `has_effect` false: accepted because clients send it, without any effect. `bounds`: as
-    of pydantic's `Field`.
+    part of the documentation. `has_effect` false: accepted because clients send it, without any effect. `kind`: of a
+    field without effect that is no hint: a demand is refused unless its value says nothing. `bounds`: as of pydantic's
+    `Field`.
     """
-    return Field(default=None, description=about, json_schema_extra=_extra(unset, area, has_effect), **bounds)
+    extra = _extra(unset, area, kind or ("enforced" if has_effect else "hint"))
+    return Field(default=None, description=about, json_schema_extra=extra, **bounds)
 
 
 def required(about: str, *, area: str = "", **bounds: Any) -> Any:
     """A field that must be given; see `option`."""
-    return Field(description=about, json_schema_extra=_extra("", area, True), **bounds)
+    return Field(description=about, json_schema_extra=_extra("", area, "enforced"), **bounds)
 
 
-def _extra(unset: str, area: str, has_effect: bool) -> dict[str, Any]:
-    return {"x-unset": unset, "x-area": area, "x-has-effect": has_effect}
+def _extra(unset: str, area: str, kind: Kind) -> dict[str, Any]:
+    return {"x-unset": unset, "x-area": area, "x-has-effect": kind == "enforced", "x-kind": kind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,9 @@ class _Model(BaseModel):
     required: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[Mapping[str, type[Part]]] = {}
     """Fields that are objects of their own."""
+    offered: ClassVar[Mapping[str, str]] = {}
+    """Names that offer the model what this server does not have, each with what is done instead. They are accepted and
+    told."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -78,6 +86,23 @@ class _Model(BaseModel):
         cls.whole = frozenset(name for name, field in cls.names.items() if _is_whole(field.annotation))
         cls.parts = {name: part for name, field in cls.names.items() if (part := _part(field.annotation)) is not None}
         cls.required = tuple(name for name, field in cls.names.items() if field.is_required())
+
+    kinds: ClassVar[Mapping[str, Kind]] = {}
+    """Kinds of fields that are checked and not enforced."""
+
+    @classmethod
+    def kind_of(cls, name: str) -> Kind | None:
+        """The kind of a key; None if the server does not know it."""
+        if name in cls.offered:
+            return "offer"
+        if name in cls.kinds:
+            return cls.kinds[name]
+        field = cls.names.get(name)
+        if field is None:
+            return None
+        extra = field.json_schema_extra
+        kind: Any = extra.get("x-kind") if isinstance(extra, dict) else None
+        return kind or "enforced"
 
 
 def _is_whole(annotation: object) -> bool:
@@ -97,11 +122,12 @@ class RequestModel(_Model):
 
     refused: ClassVar[Mapping[str, str]] = {}
     """Names that clients know and this server does not serve, each with the way out."""
-    offered: ClassVar[Mapping[str, str]] = {}
-    """Names that offer the model what this server does not have, each with what is done instead. They are accepted and
-    told."""
     aliases: ClassVar[Mapping[str, str]] = {}
     """Other servers' names for fields of this model."""
+
+    @classmethod
+    def kind_of(cls, name: str) -> Kind | None:
+        return "demand" if name in cls.refused else super().kind_of(cls.aliases.get(name, name))
 
 
 class Part(_Model):
@@ -109,8 +135,10 @@ class Part(_Model):
 
     without_effect: ClassVar[tuple[str, ...]] = ()
     """Keys that are accepted and dropped: they cannot change the answer."""
-    offered: ClassVar[Mapping[str, str]] = {}
-    """As of `RequestModel`, for keys."""
+
+    @classmethod
+    def kind_of(cls, name: str) -> Kind | None:
+        return "hint" if name in cls.without_effect else super().kind_of(name)
 
     @model_validator(mode="before")
     @classmethod
@@ -192,7 +220,7 @@ def _values(
                 raise RequestError("invalid_value", f"Only one of '{other}' and '{name}' can be given.", name)
             spelt[field], values[field] = name, value
         elif name in model.offered:
-            if value:
+            if value not in (None, False, "", []):
                 notices.append(Notice("hosted_tool", f"'{name}' is not used: {model.offered[name]}"))
         elif name not in names:
             _check_unknown(model, name, value, ignored)

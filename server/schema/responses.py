@@ -123,7 +123,6 @@ class ResponsesRequest(SharedFields):
         **SharedFields.offered,
         "context_management": "nothing is compacted, and items that do not fit the context are refused",
         "access_programs": "the server has none",
-        "moderation": "no model judges the conversation",
     }
     refused: ClassVar[Mapping[str, str]] = {
         **SharedFields.refused,
@@ -145,7 +144,7 @@ class RetrieveQuery(RequestModel):
 
     include: Included | None = option("A response shows what its creation asked for.", has_effect=False)
     stream: Annotated[object, Only((False,), "A stored response is not streamed again.")] | None = option(
-        "Only false is accepted.", has_effect=False
+        "Only false is accepted.", has_effect=False, kind="demand"
     )
 
     refused: ClassVar[Mapping[str, str]] = {

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, Tag, ValidationInfo, WithJsonSchema
 
 from inferd.server.errors import table as errors
 from inferd.server.errors import validation
 from inferd.server.schema import strict_json
+from inferd.server.schema.kinds import Kind, Row
 from inferd.server.schema.model import Part
 from inferd.server.schema.values import Converted, Flag, JsonObject, Many, Matching, Text, by_type, form
 from inferd.server.structured.language import Language, json_value, lark, one_of, pattern
@@ -51,11 +52,21 @@ class NamedSchema(Part):
     strict: Flag = False
     value: Annotated[object, WithJsonSchema({"type": ["object", "boolean"]})] = Field(alias="schema")
 
+    kinds: ClassVar[Mapping[str, Kind]] = {"name": "hint", "description": "hint"}
+
 
 class _SchemaFormat(Part):
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
+
+FORMATS: Mapping[str, Row] = {
+    "text": Row("enforced", "The answer is any text."),
+    "json_object": Row("enforced", "The answer is a JSON object."),
+    "json_schema": Row("enforced", "The answer follows the schema."),
+    "structural_tag": Row("enforced", "The parts of the answer between its tags follow their schemas."),
+}
+"""Type of a `response_format` -> what is done with it."""
 
 _TAGGED = {"type": "object", "properties": {"type": {"const": "structural_tag"}}, "required": ["type"]}
 _Format = Annotated[
@@ -63,7 +74,7 @@ _Format = Annotated[
     | Annotated[PlainFormat, Tag("<json_object>")]
     | Annotated[_SchemaFormat, Tag("<json_schema>")]
     | Annotated[JsonObject, WithJsonSchema(_TAGGED), Tag("<structural_tag>")],
-    form("an object", by_type, ("text", "json_object", "json_schema", "structural_tag")),
+    form("an object", by_type, tuple(FORMATS)),
 ]
 
 

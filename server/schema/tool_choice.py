@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, Tag
 
+from inferd.server.schema.kinds import Row
 from inferd.server.schema.model import Part
 from inferd.server.schema.values import Converted, Many, Text, by_type, form
 
@@ -62,6 +64,16 @@ def word_or_type(value: object) -> str | None:
     """The tag of a member of a union of words and objects."""
     return "<word>" if isinstance(value, str) else by_type(value)
 
+
+CHOICES: Mapping[str, Row] = {
+    "none": Row("enforced", "The model is shown no tools."),
+    "auto": Row("enforced", "The model decides."),
+    "required": Row("enforced", "The model calls at least one tool."),
+    "function": Row("enforced", "The model calls this function once."),
+    "custom": Row("enforced", "The model calls this tool once."),
+    "allowed_tools": Row("enforced", "The model calls none but these."),
+}
+"""A choice of tools, by its word or the type of its object -> what is done with it."""
 
 _Given = Annotated[
     Annotated[Mode, Tag("<word>")]

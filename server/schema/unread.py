@@ -32,7 +32,7 @@ CHAT_PARTS: Mapping[str, Mapping[str, Row]] = {
     "system": {**_TEXTS, **_DEMANDS},
     "developer": {**_TEXTS, **_DEMANDS},
     "user": {**_TEXTS, **_DEMANDS},
-    "user, with an answer behind it": {**_TEXTS, **_OFFERS},
+    "user with an answer behind it": {**_TEXTS, **_OFFERS},
     "assistant": {**_TEXTS, **_OFFERS},
     "tool": {**_TEXTS, **_OFFERS},
     "function": {**_TEXTS, **_OFFERS},

@@ -117,3 +117,8 @@ def test_a_result_behind_the_last_answer_is_history_too(http: httpx.Client, rout
     told = "content of older messages and of results is left out (1 image): the model reads text alone"
     for is_stream in (False, True):
         assert omitted("image") in prompt_of(http, router, USER, call, result, warns=told, stream=is_stream)
+
+
+def test_names_reach_the_template() -> None:
+    messages = [{"role": role, "name": "n", "content": "x"} for role in ("system", "user", "assistant", "tool")]
+    assert read(ChatRequest, {"messages": messages}).messages == tuple(messages)

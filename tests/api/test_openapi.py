@@ -143,7 +143,7 @@ def test_what_may_be_asked_for_in_headers_is_in_it(described: dict[str, Any]) ->
 
 def test_every_field_is_in_it_with_its_bounds_and_default(described: dict[str, Any]) -> None:
     schema = described["components"]["schemas"]["ChatRequest"]
-    assert set(schema["properties"]) == {*ChatRequest.names, *ChatRequest.aliases}
+    assert set(schema["properties"]) == {*ChatRequest.names, *ChatRequest.aliases, *ChatRequest.offered}
     assert schema["required"] == ["messages"]
     assert not schema["additionalProperties"]
     n = schema["properties"]["n"]
