@@ -88,6 +88,9 @@ class Toolset:
             return None
         if asked.names is None:
             return ToolChoice(asked.mode)
+        if not self.tools:
+            message = "The 'tool_choice' parameter can name a tool only if 'tools' has one that the caller runs."
+            raise RequestError("invalid_value", message, "tool_choice")
         names = tuple((name, tool.path) for tool in asked.names for name in self._named(tool))
         if not names:
             message = "None of the tools in 'tool_choice' is run by the caller, so no answer can call one of them."
