@@ -203,6 +203,12 @@ class _Result(_CalledTool):
         return {"call_id": self.call_id, "output": output}
 
 
+def _as_dict(action: Part) -> dict[str, object]:
+    """The keys of an action, for JSON."""
+    given = {name: getattr(action, name) for name in action.names}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+
+
 class _ShellAction(Part):
     commands: Annotated[tuple[Text, ...], Many(max_length=MAX_MESSAGES)]
     timeout_ms: Whole | None = None
@@ -216,7 +222,7 @@ class _ShellCall(_CalledTool):
     without_effect = (*ITEM_WITHOUT_EFFECT, "environment")
 
     def shown(self) -> Item:
-        return {"call_id": self.call_id, "action": self.action.model_dump()}
+        return {"call_id": self.call_id, "action": _as_dict(self.action)}
 
 
 class _ShellOutcome(Part):
@@ -256,7 +262,7 @@ class _LocalShellCall(_CalledTool):
     action: _LocalAction
 
     def shown(self) -> Item:
-        return {"call_id": self.call_id, "action": {**self.action.model_dump(), "env": self.action.env or {}}}
+        return {"call_id": self.call_id, "action": {**_as_dict(self.action), "env": self.action.env or {}}}
 
 
 class _LocalShellResult(Part):
