@@ -39,6 +39,7 @@ from inferd.engine.api.wire.messages import Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
+from inferd.engine.grammar.compiler import normal_form
 from inferd.engine.grammar.thread import GrammarThread
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
@@ -132,7 +133,7 @@ class Engine:
         params = SamplingParams(
             max_tokens=num_tokens,
             seed=1_000 * seed + stream,
-            grammar=json_value(RECORDS).text() if case == "schema" else "",
+            grammar=normal_form(json_value(RECORDS).text()).text if case == "schema" else "",
             # A bias of 0 keeps a row off the shortest path without changing tokens.
             logit_bias=((0, 0.0),) if case == "drawn alike" else (),
         )

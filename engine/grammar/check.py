@@ -28,7 +28,8 @@ from inferd.engine.api.wire.grammar_check import (
     CHECK_CPU_S,
     CHECK_MEMORY_BYTES,
     FRAME_HEADER_BYTES,
-    MAX_GRAMMAR_BYTES,
+    MAX_LARK_CHARS,
+    MAX_LEFT,
     MAX_REASON,
     Question,
     Verdict,
@@ -157,7 +158,7 @@ def _verdict_of(check: _Check) -> Verdict:
     _, status = os.waitpid(check.pid, 0)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         verdict = read_verdict(bytes(check.answer[FRAME_HEADER_BYTES:]))
-        return Verdict(text=verdict.text, error=verdict.error, number=check.number)
+        return Verdict(text=verdict.text, error=verdict.error, number=check.number, left=verdict.left)
     if check.is_late:
         return Verdict(stopped="wall", number=check.number)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
@@ -189,15 +190,16 @@ def judge(vocabulary: LLTokenizer, text: str) -> Verdict:
     """Compile a grammar and follow it for some tokens."""
     try:
         normal = normal_form(text)
-        if len(normal) > MAX_GRAMMAR_BYTES:
-            raise GrammarError(f"in Lark it has {len(normal)} characters, but at most {MAX_GRAMMAR_BYTES} are allowed")
-        matcher = compile_grammar(vocabulary, normal)
+        num_chars = len(normal.text)
+        if num_chars > MAX_LARK_CHARS:
+            raise GrammarError(f"in Lark it has {num_chars} characters, but at most {MAX_LARK_CHARS} are allowed")
+        matcher = compile_grammar(vocabulary, normal.text)
         _probe(vocabulary, matcher)
     except GrammarError as error:
-        return Verdict(error=str(error))
+        return Verdict(error=str(error)[:MAX_REASON])
     except RecursionError:
         return Verdict(error="it is nested too deeply")
-    return Verdict(text=normal)
+    return Verdict(text=normal.text, left=normal.left[:MAX_LEFT])
 
 
 def _probe(vocabulary: LLTokenizer, matcher: LLMatcher) -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import is_lark_syntax
 
-from inferd.engine.api.wire.grammar_check import MAX_REASON
+from inferd.engine.api.wire.grammar_check import MAX_REASON, Left
 from inferd.engine.grammar.gbnf import lark_of
 from inferd.engine.grammar.ports import GrammarError
+from inferd.engine.grammar.schemas.compile import schema_grammar
 
 LIMITS = LLParserLimits(
     max_items_in_row=4_000,
@@ -30,14 +32,29 @@ _SOURCE_LINE = re.compile(r"\d+ \||\^+$")
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 
 
-def normal_form(text: str) -> str:
-    """The grammar with every part in GBNF converted to Lark. Raises `GrammarError`."""
+@dataclass(frozen=True, slots=True)
+class NormalForm:
+    """A grammar in Lark alone."""
+
+    text: str
+    left: tuple[Left, ...] = ()
+    """Parts of schemas that are left to the model."""
+
+
+def normal_form(text: str) -> NormalForm:
+    """The grammar with every schema and every part in GBNF written in Lark. Raises `GrammarError`."""
     if not text.lstrip().startswith("{"):
-        return _to_lark(text)
+        return NormalForm(_to_lark(text))
     whole = json.loads(text)
+    left: list[Left] = []
     for part in whole["grammars"]:
-        part["lark_grammar"] = _to_lark(part["lark_grammar"])
-    return json.dumps(whole, ensure_ascii=False)
+        if "json_schema" in part:
+            text, found = schema_grammar(**{key: part.pop(key) for key in list(part) if key != "name"})
+            part["lark_grammar"] = text
+            left += found
+        else:
+            part["lark_grammar"] = _to_lark(part["lark_grammar"])
+    return NormalForm(json.dumps(whole, ensure_ascii=False), tuple(left))
 
 
 def _to_lark(text: str) -> str:

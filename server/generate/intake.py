@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from inferd.engine.api.errors import RequestError
+from inferd.engine.api.wire.grammar_check import Left
 from inferd.engine.api.wire.params import Adapter, ParamError, SamplingParams
 from inferd.server.dispatch.adapters import Adapters
 from inferd.server.errors import table as errors
@@ -139,7 +140,7 @@ class Intake:
             taken,
             parser_config=rules.parser_config,
             tools={tool.name: tool for tool in tools_of(wire)},
-            notices=(*self._cut((prompt,), asked), *notices_of(wire, self._model)),
+            notices=(*self._cut((prompt,), asked), *notices_of(wire, self._model), *taken.notices),
         )
 
     async def completion(self, wire: CompletionRequest, caller: Caller) -> GenerateRequest:
@@ -164,7 +165,7 @@ class Intake:
         self._check_answer_tokens(wire, prompts, logprobs.output)
         answer = await self._prompts.run(lambda: self._answer_language(wire), 0) if asks_for_format(wire) else None
         taken = await self._request("cmpl-", "prompt", wire, caller, prompts, logprobs, answer, echo=bool(wire.echo))
-        return replace(taken, notices=self._cut(prompts, max_tokens))
+        return replace(taken, notices=(*self._cut(prompts, max_tokens), *taken.notices))
 
     def _answer_rules(self, wire: ChatRequest, rendered: str) -> AnswerRules:
         """Runs on a thread: a tool's schema may be long, and so may the prompt, which is searched for a begun
@@ -190,7 +191,7 @@ class Intake:
         work.check_prompt_ids(param, num_ids, n)
         work.check_prompt_logprobs(logprobs.prompt_param, num_ids, n, logprobs.num_each)
         seed = choose_seed() if wire.seed is None else wire.seed
-        params = await self._params(wire, caller.tenant, prompts, logprobs, answer, seed)
+        params, notices = await self._params(wire, caller.tenant, prompts, logprobs, answer, seed)
         skip_special = wire.skip_special_tokens is not False
         if echo or logprobs.prompt is not None:
             prompts = await self._prompts.read_back(prompts, skip_special)
@@ -211,6 +212,7 @@ class Intake:
             account=caller.account,
             grammar_param="" if answer is None else answer.param,
             seed=seed,
+            notices=notices,
         )
 
     async def _params(
@@ -221,13 +223,14 @@ class Intake:
         logprobs: _Logprobs,
         answer: AnswerLanguage | None,
         seed: int,
-    ) -> SamplingParams:
-        """The checked parameters of choice 0. Raises `RequestError`."""
+    ) -> tuple[SamplingParams, tuple[Notice, ...]]:
+        """The checked parameters of choice 0, and what of a schema they leave to the model. Raises `RequestError`."""
         num_choices = len(prompts) * (wire.n or 1)
         bad_words = await self._prompts.bad_words(wire.bad_words or ())
-        grammar = ""
+        grammar, left = "", tuple[Left, ...]()
         if answer is not None:
-            grammar = await self._grammars.check(answer.language.text(), answer.param, tenant)
+            checked = await self._grammars.check(answer.language.text(), answer.param, tenant)
+            grammar, left = checked.text, checked.left
             work.check_grammar(answer.param, len(grammar), num_choices)
         # Checked with the smallest `max_tokens` of any prompt; each choice is submitted with its own.
         max_tokens = min(prompt.max_tokens for prompt in prompts)
@@ -239,7 +242,9 @@ class Intake:
             params = msgspec.structs.replace(params, adapter=adapter)
         self._check_params(wire, params)
         work.check_lists(params, num_choices)
-        return params
+        return params, tuple(
+            Notice("schema_not_enforced" if part.is_whole else "schema_keyword", part.text) for part in left
+        )
 
     def _answer_tokens(
         self, wire: GenerationFields, default: int | None, num_prompts: int, num_top: int | None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -98,6 +98,11 @@ class GenerateRequest:
     """The caller's seed or the one chosen for it, which the answer carries. `params` has the engine's."""
     notices: tuple[Notice, ...] = ()
     """The parts of the request that the answer leaves out or does otherwise, for its header."""
+
+    def in_words(self, reword: Callable[[str], str]) -> GenerateRequest:
+        """The same request, with its notices in the words of another API."""
+        notices = tuple(Notice(notice.name, reword(notice.text)) for notice in self.notices)
+        return replace(self, notices=notices)
 
     @property
     def num_choices(self) -> int:

@@ -324,7 +324,8 @@ class GenerationFields(SharedFields):
     response_format: ResponseFormat | None = option(
         "What the answer may be: `text`, `json_object` (any JSON object), `json_schema` or `structural_tag`. The "
         "server constrains the answer token by token, so an answer that ends by itself is valid. `strict` refuses a "
-        "schema with a keyword that cannot be enforced. Without it, such keywords are left to the model.",
+        "schema with a keyword that cannot be enforced. Without it, such keywords are left to the model, and "
+        "`x-inferd-warning` names them.",
         unset="`text`",
         area=OUTPUT,
     )

@@ -19,7 +19,7 @@ from inferd.server.schema.kinds import Kind, Row
 from inferd.server.schema.model import Part
 from inferd.server.schema.values import Converted, Flag, JsonObject, Many, Matching, Text, by_type, form
 from inferd.server.structured.language import Language, json_value, lark, one_of, pattern
-from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_CHARS, read_schema
+from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_CHARS, OR_NOT_STRICT, read_schema
 
 MAX_EXPRESSION_LENGTH = 65_536
 """Characters of a regular expression, a grammar, or all of a choice's texts."""
@@ -82,7 +82,8 @@ def format_of(given: PlainFormat | NamedSchema, where: str) -> AnswerFormat | No
     """Raises `RequestError` for a schema that cannot be enforced."""
     if isinstance(given, NamedSchema):
         path = f"{where}.schema"
-        return AnswerFormat(path, read_schema(given.value, path, is_strict=given.strict))
+        language = read_schema(given.value, path, is_strict=given.strict, way_out=OR_NOT_STRICT)
+        return AnswerFormat(path, language)
     return None if given.type == "text" else AnswerFormat(where, json_value({"type": "object"}))
 
 

@@ -9,5 +9,5 @@
 - `quoted.json_text`: a caller's grammar of free texts, for a text inside a string of JSON. `regexes` and `larks` read
   grammars as `trees`, `escaping` rewrites terminals, and `quoted_grammar` rewrites rules.
 - `checker.GrammarChecker`: compiles a grammar in a process of its own, within limits, before the engine gets it.
-- `bounds`: limits the size of a grammar before it is built. `intervals`: makes a schema's bounds of numbers exact.
+- `bounds`: limits the size of a grammar before it is built.
 """

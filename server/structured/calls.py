@@ -19,16 +19,15 @@ from inferd.server.structured.language import (
     lark,
     literal,
     marked,
-    one_of,
     pattern,
     repeat,
     sequence,
     shared,
 )
 from inferd.server.structured.quoted import json_text
-from inferd.server.structured.schema import has_reference, read_schema
+from inferd.server.structured.schema import OR_NOT_STRICT, read_schema
 from inferd.server.structured.tags import Tokens
-from inferd.server.tools.format import CallSyntax, ReasoningSyntax, Tags
+from inferd.server.tools.format import CallSyntax, ReasoningSyntax
 
 MAX_CALLS = 128
 """Most calls in one answer under a grammar."""
@@ -136,11 +135,13 @@ class _Writer:
         if tool.text is not None and tool.text.syntax != "text":
             return self._with_text(tool, tool.text)
         path = f"{tool.path}.function.parameters"
-        schema = _parameters(tool.function.get("parameters"), path)
-        arguments = read_schema(schema, path, is_strict=tool.is_strict)
-        self._size.add(len(arguments.expression))
-        if self._syntax.tags is not None:
-            arguments = self._tagged(self._syntax.tags, schema, path, is_strict=tool.is_strict)
+        schema, told = _parameters(tool, path)
+        tags = self._syntax.tags
+        texts = None if tags is None else (tags.before, tags.between, tags.end)
+        arguments = read_schema(
+            schema, path, is_strict=tool.is_strict, way_out=OR_NOT_STRICT, tool=tool.name, tags=texts, told=told
+        )
+        self._size.add(arguments.num_chars)
         return self._with_arguments(tool.name, arguments)
 
     def _with_arguments(self, name: str, arguments: Language) -> Language:
@@ -164,47 +165,23 @@ class _Writer:
         begin = literal(f"{tags.before}{TEXT_KEY}{tags.between}")
         return self._with_arguments(tool.name, sequence(begin, written, literal(tags.end)))
 
-    def _tagged(self, tags: Tags, schema: Mapping[str, object], path: str, *, is_strict: bool) -> Language:
-        """Arguments in tags, in the order of the schema."""
-        properties, required = schema.get("properties", {}), schema.get("required", ())
-        assert isinstance(properties, Mapping) and isinstance(required, (list, tuple))
-        required_names = {name for name in required if isinstance(name, str)}
-        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        parts: list[Language] = []
-        for key, value in properties.items():
-            value_path = f"{path}.properties.{key}"
-            inner: Mapping[str, object] = value if isinstance(value, Mapping) else {}
-            if has_reference(inner):
-                inner = {**inner, **definitions}
-            value_language = _tagged_value(tags.end, inner, value_path, is_strict=is_strict)
-            self._size.add(len(value_language.expression))
-            part = sequence(literal(f"{tags.before}{key}{tags.between}"), value_language)
-            parts.append(part if key in required_names else repeat(part, 0, 1))
-        return sequence(*parts) if parts else literal("")
 
-
-def _tagged_value(end: str, schema: Mapping[str, object], path: str, *, is_strict: bool) -> Language:
-    """A string is written as it is, any other value as JSON."""
-    listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(listed, list) and listed and all(isinstance(item, str) for item in listed):
-        return sequence(one_of(listed), literal(end))
-    if schema.get("type") == "string":
-        return free_text_until(end)
-    return sequence(read_schema(schema, path, is_strict=is_strict), literal(end))
-
-
-def _parameters(value: object, where: str) -> dict[str, object]:
-    """The schema of a tool's arguments, which must be an object. Raises `RequestError`."""
+def _parameters(tool: CallerTool, where: str) -> tuple[dict[str, object], list[str]]:
+    """(the schema of a tool's arguments, which are an object; what of it is left to the model). Raises
+    `RequestError`."""
+    value = tool.function.get("parameters")
     if value is None:
-        return dict(_NO_PARAMETERS)
+        return dict(_NO_PARAMETERS), []
     if not isinstance(value, Mapping):
         raise errors.invalid_type(where, "an object", value)
-    if value.get("type", "object") != "object":
-        raise errors.invalid_value(f"{where}.type", value["type"], "The parameters of a function are an 'object'.")
-    for key, kind in (("properties", Mapping), ("required", list)):
-        if key in value and not isinstance(value[key], kind):
-            raise errors.invalid_type(f"{where}.{key}", "an object" if kind is Mapping else "an array", value[key])
-    return {**value, "type": "object"}
+    kind, told = value.get("type", "object"), []
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        rule = "The parameters of a function are an 'object'."
+        if tool.is_strict:
+            raise errors.invalid_value(f"{where}.type", kind, rule)
+        owner = errors.clip(tool.name, 64)
+        told = [f"'{where}.type' of the tool '{owner}' is left to the model: parameters are an 'object'"]
+    return {**value, "type": "object"}, told
 
 
 def _until(marker: str, tokens: Tokens) -> Language:

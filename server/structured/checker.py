@@ -63,9 +63,10 @@ _MAX_WAIT_S = 5.0
 _MAX_RUN_S = 20.0
 """Longest wall-clock time for one compilation: on busy processors a nice process gets a tenth of one."""
 
-_QUICK_CPU_S, _MIDDLE_CPU_S = 0.03, 0.15
+_QUICK_CPU_S, _MIDDLE_CPU_S = 0.03, 0.25
 """Usual grammars take 0.001 to 0.03 s with a vocabulary of 3,072 tokens. With 152,000 tokens, grammars of digits and
-JSON take 0.003 to 0.012 s, and those of free letters 0.05 to 0.14 s (one core, AMD EPYC Zen 4, 2026-11-23)."""
+JSON take 0.003 to 0.012 s, and those of free letters 0.05 to 0.14 s (one core, AMD EPYC Zen 4, 2026-11-23). The schemas
+of 25 tools with 100 properties each take 0.11 s, and up to twice as long on a busy machine (2026-11-28)."""
 
 _MAX_LONG_LANES = 4
 """Each may use `CHECK_MEMORY_BYTES`."""
@@ -127,8 +128,9 @@ class GrammarChecker:
         self._retry_at_s: dict[bytes, float] = {}
         """When grammars that took too long may be tried again, on the event loop's clock."""
 
-    async def check(self, text: str, param: str, tenant: str = "") -> str:
-        """The grammar in the form that the engine takes. Raises `RequestError`, which names `param`."""
+    async def check(self, text: str, param: str, tenant: str = "") -> Verdict:
+        """The grammar in the form that the engine takes, and what it leaves to the model. Raises `RequestError`, which
+        names `param`."""
         try:
             num_bytes = len(text.encode())
         except UnicodeEncodeError as error:
@@ -144,7 +146,7 @@ class GrammarChecker:
             raise self._no_verdict(param, tenant)
         if verdict.error:
             raise refusal(param, verdict.error)
-        return verdict.text
+        return verdict
 
     async def close(self) -> None:
         """End the process and refuse what waits for it; no other is started."""
@@ -294,7 +296,7 @@ def _now() -> float:
 
 
 def _size_of(verdict: Verdict) -> int:
-    return 256 + 4 * len(verdict.text) + len(verdict.error)
+    return 256 + 4 * len(verdict.text) + len(verdict.error) + sum(len(left.text) for left in verdict.left)
 
 
 async def _answer(process: Process) -> Verdict:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-WHITESPACE = r"(\r?\n[ \t]{0,40}|[ ])"
-"""Blanks allowed once between the tokens of JSON: a space, or a line break and an indentation (ten levels of four).
-Bounded, so that a model cannot spend its answer on blanks."""
+WHITESPACE = r"(\r?\n([ ]{0,40}|\t{0,10})|[ ])"
+"""Blanks allowed once between the tokens of JSON: a space, or a line break and an indentation of ten levels of four
+spaces or a tab. Bounded, so that a model cannot spend its answer on blanks."""
 
 _OPTIONS = '%llguidance {"no_forcing": true}'
 """The model chooses the tokens even if only one text can follow. Forced tokens would come from the tokenizer, which
@@ -35,6 +35,10 @@ REFERENCE_CHARS = 24
 """Most characters that each use of a `shared` language adds."""
 
 
+TagTexts = tuple[str, str, str]
+"""Texts before the name of a property in tags, between name and value, and behind the value."""
+
+
 @dataclass(frozen=True, slots=True)
 class Language:
     """The texts that `expression`, the body of a Lark rule, matches."""
@@ -44,21 +48,31 @@ class Language:
     """Lines that define the rules named in `expression`."""
     grammars: tuple[tuple[str, str], ...] = ()
     """(name, text) of whole grammars that `expression` names as `@name`."""
+    schemas: tuple[tuple[str, str], ...] = ()
+    """(name, JSON) of schemas that `expression` names as `@name`. The compiler writes them as grammars."""
     parts: tuple[Language, ...] = field(default=(), compare=False, repr=False)
     """Languages that this one is composed of; their rules belong to the same grammar. One may be reached in 2^16
     ways."""
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of the language and of its schemas, without those of other rules."""
+        return len(self.expression) + sum(len(text) for part in _every_part(self) for _, text in part.schemas)
 
     def text(self) -> str:
         """The whole grammar as llguidance takes it. Equal lines are written once."""
         rules: dict[str, None] = {}
         grammars: dict[tuple[str, str], None] = {}
+        schemas: dict[tuple[str, str], None] = {}
         for part in _every_part(self):
             rules.update(dict.fromkeys(part.rules))
             grammars.update(dict.fromkeys(part.grammars))
+            schemas.update(dict.fromkeys(part.schemas))
         main = "\n".join((_OPTIONS, f"start: {self.expression}", *rules, ""))
-        if not grammars:
+        if not grammars and not schemas:
             return main
         named = [{"name": name, "lark_grammar": text} for name, text in grammars]
+        named += [{"name": name, **json.loads(text)} for name, text in schemas]
         return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, *named]}, ensure_ascii=False)
 
 
@@ -89,14 +103,23 @@ def one_of(texts: Iterable[str]) -> Language:
     return pattern("(" + "|".join(map(_escaped, texts)) + ")")
 
 
-def json_value(schema: Mapping[str, object] | bool, *, is_lenient: bool = False) -> Language:
-    """The JSON values of a schema. `is_lenient`: keywords that cannot be enforced are left to the model, not
-    refused."""
-    options: dict[str, object] = {"whitespace_pattern": WHITESPACE}
-    if is_lenient:
-        options |= {"lenient": True, "coerce_one_of": True}
-    wanted: dict[str, object] = {} if schema is True else {"enum": []} if schema is False else dict(schema)
-    return Language("%json " + json.dumps({**wanted, "x-guidance": options}))
+def json_value(
+    schema: Mapping[str, object] | bool,
+    where: str = "schema",
+    *,
+    is_lenient: bool = False,
+    way_out: str = "",
+    tool: str = "",
+    tags: TagTexts | None = None,
+    told: Sequence[str] = (),
+) -> Language:
+    """The JSON values of a schema. `where`: its path in the request. `is_lenient`: what cannot be enforced is left to
+    the model and told, not refused. `way_out`: what a refusal advises. `tool`: name of the tool that has the schema.
+    `tags`: given if an object is written as its properties in tags. `told`: what else is left to the model."""
+    beside = {"where": where, "is_lenient": is_lenient, "way_out": way_out, "tool": tool, "tags": tags, "told": told}
+    text = json.dumps({"json_schema": schema, **beside})
+    name = _rule_name("json", text)
+    return Language(f"@{name}", schemas=((name, text),))
 
 
 def free_text() -> Language:

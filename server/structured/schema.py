@@ -1,19 +1,18 @@
 """Checks a caller's JSON schema and turns it into the language of its values.
 
 Every keyword is enforced, or is an annotation without effect, or is refused by its path. If the schema is not strict, a
-keyword that cannot be enforced is left to the model. The compiler of the grammar finds contradictory keywords.
+keyword that cannot be enforced is left to the model. The compiler of the grammar (`engine/grammar/schemas`) reads the
+values of the keywords: it tells what it leaves to the model, and refuses what contradicts itself.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.structured.bounds import check_json, refusal
-from inferd.server.structured.intervals import has_bounds, make_exact
-from inferd.server.structured.language import Language, json_value
+from inferd.server.structured.language import Language, TagTexts, json_value
 
 MAX_SCHEMA_CHARS = 64 * 1024
 """Most characters of a schema's JSON, escapes not counted."""
@@ -41,42 +40,44 @@ ENFORCED_FORMATS = (
     "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
 )  # fmt: skip
 
-_WAY_OUT = "Leave it out; if the field has 'strict', false leaves it to the model."
+LEAVE_OUT = "Leave it out."
+OR_NOT_STRICT = "Leave it out, or set 'strict' to false, which leaves it to the model."
+"""Advice about a keyword that cannot be enforced: if the API has no field 'strict' there, and if it has."""
 
 
-def read_schema(value: object, where: str, *, is_strict: bool) -> Language:
-    """The language of a schema's values. A schema is an object or a boolean. Raises `RequestError`."""
-    if isinstance(value, bool):
-        return json_value(value)
-    if not isinstance(value, dict):
+def read_schema(
+    value: object,
+    where: str,
+    *,
+    is_strict: bool,
+    way_out: str = LEAVE_OUT,
+    tool: str = "",
+    tags: TagTexts | None = None,
+    told: Sequence[str] = (),
+) -> Language:
+    """The language of a schema's values. A schema is an object or a boolean. Raises `RequestError`.
+
+    `way_out`: advice about a keyword that cannot be enforced. `tool`: name of the tool that the schema
+    belongs to, for messages. `tags`, `told`: see `json_value`.
+    """
+    if not isinstance(value, (dict, bool)):
         raise errors.invalid_type(where, "an object", value)
-    check_json(value, where, "the schema", MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH)
+    if isinstance(value, dict):
+        check_json(value, where, "the schema", MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH)
+        _check(value, where, tool, way_out if is_strict else None)
+    return json_value(value, where, is_lenient=not is_strict, way_out=way_out, tool=tool, tags=tags, told=told)
+
+
+def _check(value: dict[str, object], where: str, tool: str, way_out: str | None) -> None:
+    """`way_out`: None if the schema is not strict."""
     num_entries = 0
     for path, schema in _subschemas(value, where):
-        if is_strict:
-            _check_keywords(schema, path)
+        if way_out is not None:
+            _check_keywords(schema, path, tool, way_out)
         entries = schema.get("enum", [])
-        if not isinstance(entries, list):
-            raise errors.invalid_type(f"{_joined(path)}.enum", "an array", entries)
-        num_entries += len(entries)
+        num_entries += len(entries) if isinstance(entries, list) else 0
     if num_entries > MAX_ENUM_ENTRIES:
         raise refusal(where, f"its enums have {num_entries} entries, but at most {MAX_ENUM_ENTRIES} are allowed")
-    return json_value(with_exact_bounds(value), is_lenient=not is_strict)
-
-
-def with_exact_bounds(schema: Mapping[str, object]) -> Mapping[str, object]:
-    """The schema with bounds of numbers that llguidance enforces exactly (`intervals`)."""
-    if not any(has_bounds(inner) for _, inner in _subschemas(schema, "")):
-        return schema
-    exact = copy.deepcopy(dict(schema))
-    for _, inner in _subschemas(exact, ""):
-        make_exact(inner)
-    return exact
-
-
-def has_reference(schema: Mapping[str, object]) -> bool:
-    """Whether a schema, or one in it, refers to another one by `$ref`."""
-    return any("$ref" in inner for _, inner in _subschemas(schema, ""))
 
 
 _Path = tuple["_Path | None", str]
@@ -111,14 +112,15 @@ def _subschemas(value: object, where: str) -> Iterator[tuple[_Path, dict[str, ob
                 waiting.append(((path, f".{key}.{name}"), entry))
 
 
-def _check_keywords(schema: Mapping[str, object], path: _Path) -> None:
+def _check_keywords(schema: Mapping[str, object], path: _Path, tool: str, way_out: str) -> None:
+    owner = f" of the tool '{errors.clip(tool, 64)}'" if tool else ""
     for key in schema:
         if key not in ENFORCED_KEYWORDS and key not in ANNOTATIONS:
-            rule = f"The keyword '{errors.clip(key, 64)}' cannot be enforced. {_WAY_OUT}"
+            rule = f"The keyword '{errors.clip(key, 64)}'{owner} cannot be enforced. {way_out}"
             raise _unsupported(f"{_joined(path)}.{key}", rule)
     form = schema.get("format")
     if form is not None and form not in ENFORCED_FORMATS:
-        rule = f"Formats that are enforced: {', '.join(ENFORCED_FORMATS)}. {_WAY_OUT}"
+        rule = f"Formats{owner} that are enforced: {', '.join(ENFORCED_FORMATS)}. {way_out}"
         raise errors.unsupported_value(f"{_joined(path)}.format", form, rule)
 
 

@@ -133,7 +133,7 @@ def test_what_would_change_the_answer_is_refused(
         (CHAT, {**HELLO, "reasoning_effort": "high"}, "'reasoning_effort' has no effect"),
         (CHAT, {**HELLO, "reasoning": {"effort": "high"}}, "'reasoning_effort' has no effect"),
         (CHAT, {**HELLO, "verbosity": "low", "stream": True}, "'verbosity' has no effect"),
-        (RESPONSES, {"input": "x", "reasoning": {"effort": "low"}}, "'reasoning_effort' has no effect"),
+        (RESPONSES, {"input": "x", "reasoning": {"effort": "low"}}, "'reasoning.effort' has no effect"),
         (RESPONSES, {"input": "x", "text": {"verbosity": "high"}, "background": True}, "'verbosity' has no effect"),
         (CHAT, {**HELLO, "verbosity": "medium"}, None),
     ],

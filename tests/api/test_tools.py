@@ -279,7 +279,8 @@ def test_a_required_call_is_a_grammar(client: openai.OpenAI, router: Any, script
         ({"thinking_token_budget": 5}, "unsupported_parameter", "thinking_token_budget"),
         ({"thinking_token_budget": -1}, "integer_below_min_value", "thinking_token_budget"),
         (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}], **REQUIRED},
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {
+                "type": "string"}}}], **REQUIRED},
             "invalid_value", "tools[0].function.parameters.type",
         ),
         (

@@ -21,6 +21,7 @@ from inferd.engine.api.wire.messages import Failure, Submit, WireLogprobs
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
+from inferd.engine.grammar.compiler import normal_form
 from inferd.engine.grammar.thread import GrammarThread
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.engine.sched.limits import SchedulerConfig
@@ -111,7 +112,7 @@ class Engine:
     def submit(self, name: str, language: Language | None, **params: object) -> Submit:
         defaults: dict[str, object] = {
             "max_tokens": 200, "seed": 11, "temperature": 1.0, "eos_token_ids": EOS,
-            "grammar": "" if language is None else language.text(),
+            "grammar": "" if language is None else normal_form(language.text()).text,
         }  # fmt: skip
         emitted = params.pop("emitted_ids", ())
         return Submit(

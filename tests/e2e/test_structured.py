@@ -165,6 +165,70 @@ def test_a_grammar_that_can_be_followed_no_further_names_its_field(
     assert error["message"].startswith(f"Invalid value for '{field}': {rule}")
 
 
+# -- what is left to the model ----------------------------------------------------------------------------------------
+
+UNENFORCED: dict[str, Any] = {
+    "type": "object",
+    "properties": {"id": {"const": 2**53 + 1}, "a": {"type": "string", "pattern": "(?=x)", "maxLength": 3}},
+    "required": ["id", "a"],
+    "additionalProperties": False,
+    "not": {"maxProperties": 1},
+}
+
+
+def schema_format(*, strict: bool | None = None) -> dict[str, Any]:
+    named = {"name": "x", "schema": UNENFORCED} | ({} if strict is None else {"strict": strict})
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
+
+
+def required_tool(*, strict: bool | None = None) -> dict[str, Any]:
+    function = {"name": "get_rain", "parameters": UNENFORCED} | ({} if strict is None else {"strict": strict})
+    return {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "path"),
+    [(schema_format(), "response_format.json_schema.schema"), (required_tool(), "tools[0].function.parameters")],
+    ids=["format", "tool"],
+)
+def test_a_part_left_to_the_model_is_told(daemon: Daemon, asked: dict[str, Any], path: str, is_streamed: bool) -> None:
+    response = post(daemon, **asked, stream=is_streamed)
+    assert response.status_code == 200, response.text
+    told = response.headers["x-inferd-warning"].split("; ")
+    for keyword in ("not", "properties.a.pattern"):
+        assert sum(text.startswith(f"'{path}.{keyword}'") for text in told) == 1, told
+    assert is_streamed or "9007199254740993" in response.text, "the rest is enforced"
+
+
+@pytest.mark.parametrize("asked", [schema_format(strict=True), required_tool(strict=True)], ids=["format", "tool"])
+def test_a_strict_schema_is_enforced_or_refused(daemon: Daemon, asked: dict[str, Any]) -> None:
+    response = post(daemon, **asked)
+    assert response.status_code == 400
+    assert ".not'" in response.json()["error"]["message"] and "x-inferd-warning" not in response.headers
+
+
+def test_other_apis_are_told_in_their_words(daemon: Daemon) -> None:
+    body: dict[str, Any] = {"prompt": "x", "max_tokens": 60, **schema_format()}
+    response = httpx.post(daemon.url + "/v1/completions", json=body, timeout=60)
+    assert "'response_format.json_schema.schema.not'" in response.headers["x-inferd-warning"]
+    tool = {"type": "function", "name": "get_rain", "parameters": UNENFORCED, "strict": False}
+    body = {"input": "hi", "tools": [tool], "tool_choice": "required", "max_output_tokens": 60}
+    response = httpx.post(daemon.url + "/v1/responses", json=body, timeout=60)
+    assert response.status_code == 200 and "'tools[0].parameters.not'" in response.headers["x-inferd-warning"]
+    tool = {"name": "get_rain", "input_schema": UNENFORCED}
+    body = {"messages": HI, "tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 60}
+    response = httpx.post(daemon.url + "/v1/messages", json=body, timeout=60)
+    assert response.status_code == 200 and "'tools[0].input_schema.not'" in response.headers["x-inferd-warning"]
+    body = {"messages": HI, "tools": [{**tool, "strict": True}], "tool_choice": {"type": "any"}, "max_tokens": 60}
+    message = httpx.post(daemon.url + "/v1/messages", json=body, timeout=60).json()["error"]["message"]
+    assert "tools[0].input_schema.not" in message and "'get_rain'" in message
+    schema = {"type": "json_schema", "schema": UNENFORCED}
+    body = {"messages": HI, "output_config": {"format": schema}, "max_tokens": 60}
+    message = httpx.post(daemon.url + "/v1/messages", json=body, timeout=60).json()["error"]["message"]
+    assert "output_config.format.schema.not" in message and "'strict'" not in message
+
+
 # -- grammars made to do harm ------------------------------------------------------------------------------------------
 
 
@@ -190,7 +254,7 @@ def named(**definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "endless multiple": {"json": {"type": "integer", "multipleOf": 9_999_991}},
+    "endless multiple": {"grammar": 'start: %json {"type": "integer", "multipleOf": 9999991}'},
     "deep nesting": {"json": nested(40)},
     "very deep nesting": {"json": nested(400)},
     "huge enum": {"json": {"enum": list(range(5_000))}},

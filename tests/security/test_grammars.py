@@ -101,10 +101,6 @@ PARENS = 30_000
 BOTTOM = "\\U0010FFFF-\\U00000000"
 
 REFUSED: dict[str, dict[str, Any]] = {
-    # vLLM GHSA-vrq3-r879-7m65: a type and an expression of a tool killed the worker.
-    "a tool's unknown type": tool(type="something"),
-    "a tool's open class": tool(type="string", pattern="["),
-    "a tool's open count": tool(type="string", pattern="\\d{"),
     # vllm#17313: an invalid expression killed the server; so did an invalid schema.
     "an unknown type": constrained(json={"properties": {"reason": {"type": "stsring"}}}),
     "an unknown type in a text": constrained(json='{"properties":{"reason":{"type":"stsring"}}}'),
@@ -127,13 +123,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a reference to the network": constrained(json={"$ref": "http://169.254.169.254/latest/meta-data"}),
     "a reference to a file": constrained(json={"$ref": "file:///etc/passwd"}),
     "a reference to nothing": constrained(json={"$ref": "#/nope"}),
-    "a schema's own schema": constrained(json={"$schema": "http://127.0.0.1:1/s", "type": "integer"}),
     "an import of a file": constrained(grammar='%import ../../etc/passwd\nstart: "a"'),
     # Numbers that overflow what reads them.
     "a multiple of nothing": constrained(json={"type": "integer", "multipleOf": 0}),
-    "a multiple of 1e-300": constrained(json={"type": "number", "multipleOf": 1e-300}),
-    "a range of 300 digits": constrained(json={"type": "integer", "minimum": -(10**300), "maximum": 10**300}),
-    "a range of all numbers": constrained(json={"type": "number", "minimum": -1e308, "maximum": 1e308}),
     "an empty range": constrained(json={"type": "integer", "minimum": 10, "maximum": 1}),
     "a negative length": text(maxLength=-1),
     "a count of 11 digits": constrained(regex="a{99999999999}"),
@@ -154,9 +146,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a class of nothing": constrained(regex="[^\\x00-\\U0010FFFF]"),
     "no choice": constrained(choice=[]),
     # What takes minutes.
-    "an endless schema": constrained(json=ENDLESS),
     "an endless schema in Lark": constrained(grammar="start: %json " + json.dumps(ENDLESS)),
-    "an endless schema in a tag": tags({"begin": "<a>", "schema": ENDLESS, "end": "</a>"}, triggers=["<a"]),
     "200 levels in Lark": constrained(grammar="start: %json " + '{"items":' * 200 + "{}" + "}" * 200),
     "30 expressions at once": constrained(grammar="start: A\nA: " + " & ".join(f"/.*a.{{{i}}}/" for i in range(30))),
     "twice 65,535 of anything": constrained(regex=".{0,65535}.{0,65535}"),
@@ -192,7 +182,6 @@ REFUSED: dict[str, dict[str, Any]] = {
         {"begin": "<a>", "schema": {"maximum": 10**400}, "end": "</a>"}, triggers=["<a"]
     ),
     "a bound of 401 digits in a text": constrained(json=json.dumps({"exclusiveMaximum": 10**400})),
-    "the bounds of a double": constrained(json={"type": "number", "maximum": 1.7e308, "exclusiveMinimum": 0}),
     "a reference to itself": constrained(json={"$ref": "#"}),
     # A template of the caller's, and one smuggled in by its arguments.
     "a template": {"chat_template": "{% for i in range(999999999) %}{% endfor %}"},
@@ -207,6 +196,18 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 SERVED: dict[str, dict[str, Any]] = {
+    # vLLM GHSA-vrq3-r879-7m65: a type and an expression of a tool killed the worker. They are left to the model.
+    "a tool's unknown type": tool(type="something"),
+    "a tool's open class": tool(type="string", pattern="["),
+    "a tool's open count": tool(type="string", pattern="\\d{"),
+    # llguidance reads numbers as doubles, and keeps a state for each remainder.
+    "a range of 300 digits": constrained(json={"type": "integer", "minimum": -(10**300), "maximum": 10**300}),
+    "a range of all numbers": constrained(json={"type": "number", "minimum": -1e308, "maximum": 1e308}),
+    "a schema's own schema": constrained(json={"$schema": "http://127.0.0.1:1/s", "type": "integer"}),
+    "the bounds of a double": constrained(json={"type": "number", "maximum": 1.7e308, "exclusiveMinimum": 0}),
+    "a multiple of 1e-300": constrained(json={"type": "number", "multipleOf": 1e-300}),
+    "an endless schema": constrained(json=ENDLESS),
+    "an endless schema in a tag": tags({"begin": "<a>", "schema": ENDLESS, "end": "</a>"}, triggers=["<a"]),
     # outlines-core#96: a segmentation fault.
     "a schema that holds itself": constrained(json={"properties": {"c": {"type": "array", "items": {"$ref": "#"}}}}),
     "tags in tags, triggered": tags_in_tags("triggered_tags"),
@@ -359,7 +360,8 @@ def test_slow_grammars_at_once_hold_up_no_answer(daemon: Daemon) -> None:
     assert ask({"regex": "warm"}).status_code == 200
     with ThreadPoolExecutor(NUM_SLOW) as threads:
         slow = [
-            threads.submit(ask, {"json": {"type": "integer", "multipleOf": 9_999_991 - 2 * i}}) for i in range(NUM_SLOW)
+            threads.submit(ask, {"grammar": f"start: %json {json.dumps({**ENDLESS, 'multipleOf': 9_999_991 - 2 * i})}"})
+            for i in range(NUM_SLOW)
         ]
         usual = verdict_on(daemon, {"messages": HI, "max_tokens": 4, **constrained(regex="[0-9]{4}")})
         assert usual.status_code == 200, usual.text

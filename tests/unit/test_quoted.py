@@ -161,7 +161,7 @@ def test_codex_patches() -> None:
 
 def test_the_object_of_a_call() -> None:
     language = json_text("input", TextFormat("lark", APPLY_PATCH))
-    grammar = normal_form(language.text())
+    grammar = normal_form(language.text()).text
     call = json.dumps({"input": PATCH}, ensure_ascii=False)
     assert follows(grammar, call)
     assert follows(grammar, call.replace('": "', '":"'))

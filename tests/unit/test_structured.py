@@ -36,7 +36,7 @@ def grammar_of(**body: Any) -> str | None:
     answer = answer_language(read(ChatRequest, {**HI, **body}), TOKENS)
     completion = answer_language(read(CompletionRequest, {"prompt": "x", **body}), TOKENS)
     assert answer == completion, "both APIs take the same fields"
-    return None if answer is None else normal_form(answer.language.text())
+    return None if answer is None else normal_form(answer.language.text()).text
 
 
 def refused(**body: Any) -> tuple[str, str | None, str]:
@@ -112,7 +112,7 @@ def test_free_text(body: dict[str, Any]) -> None:
         ({"response_format": json_schema({"anyOf": [INTEGER, {"format": "regex"}]}, strict=True)},
          "unsupported_value", "response_format.json_schema.schema.anyOf[1].format", "date-time, time"),
         ({"structured_outputs": {"json": {"uniqueItems": True}}}, "unsupported_value",
-         "structured_outputs.json.uniqueItems", "'strict', false leaves it to the model"),
+         "structured_outputs.json.uniqueItems", "cannot be enforced. Leave it out."),
         ({"structured_outputs": {}}, "invalid_value", "structured_outputs", "exactly one"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "invalid_value", "structured_outputs", "exactly one"),
         ({"structured_outputs": {"jsn": {}}}, "unknown_parameter", "structured_outputs.jsn", ""),
@@ -163,7 +163,7 @@ def reason(schema: Any, *, is_strict: bool = True) -> str:
 
 def test_bounds_of_a_schema(vocabulary: LLTokenizer) -> None:
     deepest = nested(MAX_SCHEMA_DEPTH - 1)
-    compile_grammar(vocabulary, read_schema(deepest, "s", is_strict=True).text())
+    compile_grammar(vocabulary, normal_form(read_schema(deepest, "s", is_strict=True).text()).text)
     assert "nested more than 64 levels deep" in reason(nested(MAX_SCHEMA_DEPTH + 1))
     assert "levels deep" in reason(nested(100_001)), "deeper than any stack"
 
@@ -172,15 +172,14 @@ def test_bounds_of_a_schema(vocabulary: LLTokenizer) -> None:
     assert "more than 65536 characters" in reason({"description": padding["description"] + "x"})
 
     most = {"anyOf": [{"enum": list(range(MAX_ENUM_ENTRIES - 1))}, {"enum": ["last"]}]}
-    compile_grammar(vocabulary, read_schema(most, "s", is_strict=True).text())
+    compile_grammar(vocabulary, normal_form(read_schema(most, "s", is_strict=True).text()).text)
     assert "4097 entries, but at most 4096" in reason({"anyOf": [*most["anyOf"], {"enum": [1]}]})
-    assert "must be" in reason({"enum": 3}) or "expected an array" in reason({"enum": 3})
     assert "a number that is too large" in reason({"const": 10**5_000})
 
 
 def test_a_callers_options_for_the_compiler_are_not_taken(vocabulary: LLTokenizer) -> None:
     options = {"whitespace_flexible": True, "lenient": True}
-    grammar = read_schema({"type": "object", "x-guidance": options}, "s", is_strict=True).text()
+    grammar = normal_form(read_schema({"type": "object", "x-guidance": options}, "s", is_strict=True).text()).text
     assert accepts(vocabulary, grammar, '{"a": 1}') and not accepts(vocabulary, grammar, '{"a":     1}')
 
 
@@ -197,7 +196,9 @@ def test_a_callers_options_for_the_compiler_are_not_taken(vocabulary: LLTokenize
 def test_exclusive_bounds_exclude(
     vocabulary: LLTokenizer, bounds: dict[str, float], inside: list[str], outside: list[str]
 ) -> None:
-    grammar = read_schema({"items": {"type": "number", **bounds}, "type": "array"}, "s", is_strict=True).text()
+    grammar = normal_form(
+        read_schema({"items": {"type": "number", **bounds}, "type": "array"}, "s", is_strict=True).text()
+    ).text
     assert [text for text in inside if not accepts(vocabulary, grammar, f"[{text}]")] == []
     assert [text for text in outside if accepts(vocabulary, grammar, f"[{text}]")] == []
 

@@ -11,6 +11,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from inferd.engine.api.errors import RequestError
+from inferd.engine.grammar.compiler import normal_form
+from inferd.engine.grammar.ports import GrammarError
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.model import read
@@ -57,7 +59,7 @@ def asked(model: ServedModel, prompt: str = PROMPT, answer: AnswerLanguage | Non
 def follows(what: AnswerRules, model: ServedModel, text: str) -> bool:
     """Whether the grammar accepts this text and may end there."""
     assert what.answer is not None
-    matcher = LLMatcher(vocabulary(), what.answer.language.text())
+    matcher = LLMatcher(vocabulary(), normal_form(what.answer.language.text()).text)
     assert not matcher.is_error(), matcher.get_error()
     ids = model.tokenizer.encode(text, False)
     return bool(matcher.try_consume_tokens(list(ids)) == len(ids) and matcher.is_accepting())
@@ -254,20 +256,60 @@ def tool(name: str, parameters: dict[str, Any], *, strict: bool = True) -> dict[
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_definitions_stand_beside_every_parameter_that_refers_to_them_and_are_bounded(strict: bool) -> None:
-    """Each parameter in tags is a schema of its own: 500 of them have 500 copies of what they refer to."""
+def test_definitions_stand_once_however_many_parameters_refer_to_them(strict: bool) -> None:
     definitions = {"d": {"type": "string", "enum": ["x" * 30_000]}}
-    for count, is_taken in ((2, True), (500, False)):
-        properties: dict[str, Any] = {f"p{i}": {"anyOf": [{"$ref": "#/$defs/d"}]} for i in range(count)}
-        properties |= {f"q{i}": {"type": "integer"} for i in range(20)}
-        tools = [tool("f", {"type": "object", "properties": properties, "$defs": definitions}, strict=strict)]
-        if is_taken:
-            what = asked(served(XML, "none"), tools=tools, tool_choice="required")
-            assert what.answer is not None and len(what.answer.language.text()) < 100_000
-        else:
-            with pytest.raises(RequestError, match=r"at least \d+ characters, but at most 262144") as caught:
-                asked(served(XML, "none"), tools=tools, tool_choice="required")
-            assert (caught.value.code, caught.value.param) == ("invalid_value", "tools")
+    properties: dict[str, Any] = {f"p{i}": {"anyOf": [{"$ref": "#/$defs/d"}]} for i in range(500)}
+    properties |= {f"q{i}": {"type": "integer"} for i in range(20)}
+    tools = [tool("f", {"type": "object", "properties": properties, "$defs": definitions}, strict=strict)]
+    what = asked(served(XML, "none"), tools=tools, tool_choice="required")
+    assert what.answer is not None
+    assert len(normal_form(what.answer.language.text()).text) < 200_000
+
+
+IN_TAGS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string", "pattern": "^[a-z]{2}$"},
+        "day": {"type": "string", "format": "date"},
+        "note": {"type": "string", "maxLength": 5},
+        "free": {"type": "string"},
+        "mood": {"enum": ["good", "bad"]},
+        "either": {"type": ["string", "null"]},
+        "id": {"const": 2**53 + 1},
+    },
+}
+
+
+@pytest.mark.parametrize("name", [name for name, calls in CALLS.items() if calls.syntax and calls.syntax.tags])
+def test_strings_in_tags_follow_their_rules(name: str) -> None:
+    model, syntax = served(name, "none"), CALLS[name].syntax
+    assert syntax is not None
+    what = asked(model, tools=[tool("f", IN_TAGS)], tool_choice="required")
+
+    def takes(**arguments: object) -> bool:
+        return follows(what, model, written(syntax, ("f", arguments)))
+
+    assert takes() and takes(code="ab", day="2024-02-29", note="a <b>", free="x\n<y", mood="bad", id=2**53 + 1)
+    assert takes(either='"a"') and takes(either="null") and not takes(either="a")
+    wrong = ({"code": "abc"}, {"day": "2023-02-29"}, {"note": "abcdef"}, {"mood": "sad"}, {"id": 2**53}, {"other": "a"})
+    assert [arguments for arguments in wrong if takes(**arguments)] == []
+
+
+def test_what_a_whole_object_must_be_holds_in_tags_too() -> None:
+    model, syntax = served(XML, "none"), CALLS[XML].syntax
+    assert syntax is not None
+    of = {"type": "integer"}
+    schema = {"properties": {"a": of, "b": of}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
+    what = asked(model, tools=[tool("f", schema)], tool_choice="required")
+    for arguments in ({"a": 1}, {"b": 1}, {"a": 1, "b": 2}):
+        assert follows(what, model, written(syntax, ("f", arguments)))
+    assert not follows(what, model, written(syntax, ("f", {})))
+    least = asked(
+        model, tools=[tool("f", {"properties": {"a": of, "b": of}, "minProperties": 1})], tool_choice="required"
+    )
+    assert least.answer is not None
+    with pytest.raises(GrammarError, match="minProperties"):
+        normal_form(least.answer.language.text())
 
 
 @pytest.mark.parametrize("name", ["auto", XML])

@@ -16,6 +16,9 @@ import msgspec
 MAX_GRAMMAR_BYTES = 256 * 1024
 """Most bytes of a grammar as UTF-8. Schemas of many tools make long grammars."""
 
+MAX_LARK_CHARS = 4 * MAX_GRAMMAR_BYTES
+"""Most characters of a grammar after its schemas are written in Lark, four times as long as the schemas were."""
+
 CHECK_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.grammar.check")
 """Command of the checking process. Its arguments: the checkpoint's folder, the number of rows of the embedding,
 the path of the server's file for the vocabulary, and the files that the server holds open."""
@@ -29,6 +32,9 @@ CHECK_MEMORY_BYTES = 512 * 2**20
 
 MAX_REASON = 300
 """Most characters of a compiler's error that are sent."""
+
+MAX_LEFT = 64
+"""Most parts of schemas that a verdict names as left to the model."""
 
 FRAME_HEADER_BYTES = 4
 
@@ -44,6 +50,15 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
     """Whether to check at low priority."""
 
 
+class Left(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a schema that is left to the model."""
+
+    text: str
+    """The part's path in the request, and why it is not enforced."""
+    is_whole: bool = False
+    """Whether that is the whole schema, not a keyword."""
+
+
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
     """Result of a check: the grammar's text for the engine, or why it cannot be served."""
 
@@ -56,6 +71,8 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
     """The time that ran out before there was a result."""
     number: int = 0
     """Number of the question. A verdict with 0 says that the process is ready, or why it never will be."""
+    left: tuple[Left, ...] = ()
+    """Parts of schemas that are not enforced. Their schemas are not strict."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()

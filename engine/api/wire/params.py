@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
+from inferd.engine.api.wire.grammar_check import MAX_LARK_CHARS
 
 MAX_SEED = 2**53 - 1
 """Largest seed that every JSON reader keeps without loss."""
@@ -116,8 +116,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         check_token_ids("logit_bias", tuple(token_id for token_id, _ in self.logit_bias), vocab_size)
         for _, bias in self.logit_bias:
             _check_float("logit_bias", bias, -100.0, 100.0)
-        if len(self.grammar) > MAX_GRAMMAR_BYTES:
-            rule = f"must have at most {MAX_GRAMMAR_BYTES} characters"
+        if len(self.grammar) > MAX_LARK_CHARS:
+            rule = f"must have at most {MAX_LARK_CHARS} characters"
             raise ParamError("grammar", f"{len(self.grammar)} characters", rule)
         if self.pooling is not None:
             _check_int("pooling.num_components", self.pooling.num_components, 0, None)

@@ -106,11 +106,14 @@ def in_anthropic_words(error: RequestError) -> RequestError:
     """The same refusal, with Anthropic's name of the field."""
     if isinstance(error, errors.ContextTooLongError):
         return error
-    message, param = error.message, error.param
+    return error.reworded(anthropic_words(error.message), anthropic_words(error.param) if error.param else error.param)
+
+
+def anthropic_words(text: str) -> str:
+    """A text about the chat request, with Anthropic's names of fields."""
     for name, theirs in _NAMES.items():
-        message = message.replace(name, theirs)
-        param = param.replace(name, theirs) if param else param
-    return error.reworded(message, param)
+        text = text.replace(name, theirs)
+    return text
 
 
 def _turns(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], bool]:

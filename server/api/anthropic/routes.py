@@ -13,6 +13,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.api.answer import Shape
 from inferd.server.api.anthropic.answer import MessageRendering
 from inferd.server.api.anthropic.chat_request import (
+    anthropic_words,
     chat_of,
     has_late_system,
     in_anthropic_words,
@@ -46,7 +47,7 @@ class MessagesApi:
         request.state.notices += notices_of(wire, service.model, reads_late_system=reads)
         chat = chat_of(wire, service.model, reads_late_system=reads)
         work = service.intake.chat(chat, caller, prefix="msg_", most=wire.max_tokens)
-        taken = await _in_anthropic_words(while_asked(request, caller.deadline, work))
+        taken = (await _in_anthropic_words(while_asked(request, caller.deadline, work))).in_words(anthropic_words)
         if taken.prompts[0].max_tokens < wire.max_tokens:
             text = f"'max_tokens' was cut to the {taken.prompts[0].max_tokens} tokens that the context has left"
             request.state.notices.append(Notice("max_tokens", text))

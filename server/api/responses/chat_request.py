@@ -180,5 +180,9 @@ def in_callers_words() -> Iterator[None]:
         param = error.param
         if param is not None:
             param = _FUNCTION.sub(r"\1", _NAMES.get(param, param))
-        message = _NAMED.sub(lambda match: _NAMES[match[1]], _FUNCTION.sub(r"\1", error.message))
-        raise error.reworded(message, param) from error
+        raise error.reworded(callers_words(error.message), param) from error
+
+
+def callers_words(text: str) -> str:
+    """A text about the chat request, with the names of /v1/responses."""
+    return _NAMED.sub(lambda match: _NAMES[match[1]], _FUNCTION.sub(r"\1", text))

@@ -16,7 +16,7 @@ from inferd.server.api.body import body_of
 from inferd.server.api.query import query_of
 from inferd.server.api.respond import Services, admit, respond, while_asked
 from inferd.server.api.responses.background import Job
-from inferd.server.api.responses.chat_request import check, in_callers_words
+from inferd.server.api.responses.chat_request import callers_words, check, in_callers_words
 from inferd.server.api.responses.conversation import ResponseContext, conversation_of, stored_of
 from inferd.server.api.responses.draft import ResponseDraft, ResponsesRendering
 from inferd.server.api.responses.store import Stored
@@ -98,7 +98,8 @@ class ResponsesApi:
         """`num_bytes`: size of the request. Raises `RequestError`."""
         conversation = await self._conversation(wire, caller.tenant, num_bytes)
         with in_callers_words():
-            return conversation, await service.intake.chat(conversation.chat, caller, prefix="resp_")
+            taken = await service.intake.chat(conversation.chat, caller, prefix="resp_")
+        return conversation, taken.in_words(callers_words)
 
     async def _conversation(self, wire: ResponsesRequest, tenant: str, num_bytes: int) -> ResponseContext:
         """Raises `RequestError`, also if a response or an item is not stored."""
