@@ -30,7 +30,7 @@ def test_a_clients_request_is_answered(http: httpx.Client, asked: Asked) -> None
 @pytest.fixture
 def roomy(model: ServedModel) -> Iterator[tuple[httpx.Client, ScriptedRouter]]:
     """A server whose context holds an agent's prompt."""
-    served = replace(model, max_model_len=16_384)
+    served = replace(model, max_model_len=65_536)
     router = ScriptedRouter(served)
     with (
         serving(served, router, AppOptions(has_access_log=False)) as url,
