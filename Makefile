@@ -13,7 +13,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 SMOLLM2 := engine/api/smollm2.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve quick test long mutants chaos soak clients check format shape bench gpu docs train image image-test systemd-test tools deploy-test ray-test clean
+.PHONY: help install serve quick test long mutants chaos soak clients agents check format shape bench gpu docs train image image-test systemd-test tools deploy-test ray-test clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ soak: $(STAMP) ## Look for memory and other growth under a mixed load with abort
 
 clients: $(STAMP) ## Test real clients against a real server, each in its own environment: make clients ARGS='--only litellm'
 	@$(BIN)/python tests/clients/run.py $(ARGS)
+
+agents: $(STAMP) ## Let real agent programs mend a file with a scripted model, offline: make agents ARGS='--only codex'
+	@$(BIN)/python -m tests.agents.run $(ARGS)
 
 check: $(STAMP) ## Run ruff and mypy --strict
 	@$(BIN)/ruff check .

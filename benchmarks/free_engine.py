@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -84,8 +85,11 @@ class FreeStep:
         return self.result
 
 
-def load_free(config: EngineConfig, started_s: float, report: Report, step_s: float) -> tuple[FreeWorker, Ready]:
-    """Replaces `load_worker`: reads the checkpoint's config and not its weights."""
+def load_free(
+    config: EngineConfig, started_s: float, report: Report, *ranks: object, step_s: float = 0.0
+) -> tuple[FreeWorker, Ready]:
+    """Replaces `load_worker`: reads the checkpoint's config and not its weights. There is one rank."""
+    del ranks
     assert config.num_blocks is not None and config.block_size is not None and config.max_model_len is not None
     facts = ModelFacts.of(Checkpoint.read(Path(config.model_path)))
     report(Phase("free model", time.monotonic() - started_s, f"{step_s * 1e3:g} ms a step, asleep"))
@@ -113,16 +117,12 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.stacks is not None:
         sample_into(asked.stacks)
-    replace_worker(asked.step_ms / 1e3)
+    replace_worker(partial(load_free, step_s=asked.step_ms / 1e3))
     return boot.main()
 
 
-def replace_worker(step_s: float) -> None:
-    """Replace the worker that the engine process loads by this module's. The engine must not be imported yet."""
-
-    def load_worker(config: EngineConfig, started_s: float, report: Report, *ranks: object) -> tuple[FreeWorker, Ready]:
-        return load_free(config, started_s, report, step_s)
-
+def replace_worker(load_worker: Callable[..., tuple[FreeWorker, Ready]]) -> None:
+    """Replace the function that loads the engine process's worker. The engine must not be imported yet."""
     module = ModuleType("inferd.engine.worker.load")
     vars(module).update(load_worker=load_worker)
     sys.modules[module.__name__] = module

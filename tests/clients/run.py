@@ -41,6 +41,12 @@ class Client:
     """One client, described by its folder."""
 
     folder: Path
+    environments: Path = ENVIRONMENTS
+
+    @property
+    def home(self) -> Path:
+        """Its environment."""
+        return self.environments / self.folder.name
 
     @property
     def name(self) -> str:
@@ -74,33 +80,40 @@ class Outcome:
     seconds: float
 
 
-def clients() -> list[Client]:
-    return [Client(path) for path in sorted(HERE.iterdir()) if path.is_dir() and list(path.glob("check.*"))]
+def clients(folder: Path = HERE, environments: Path = ENVIRONMENTS) -> list[Client]:
+    """The clients in `folder`."""
+    found = (path for path in sorted(folder.iterdir()) if path.is_dir() and list(path.glob("check.*")))
+    return [Client(path, environments) for path in found]
 
 
 def main() -> int:
     options = _options()
-    chosen = [client for client in clients() if not options.only or client.name in options.only]
-    unknown = set(options.only or ()) - {client.name for client in chosen}
-    if unknown:
-        print(f"no such client: {', '.join(sorted(unknown))}; there are {', '.join(c.name for c in clients())}")
-        return 2
+    chosen = chosen_of(clients(), options.only)
     outcomes = []
     with _server(options.base_url) as url:
         for client in chosen:
             print(f"\n== {client.version}", flush=True)
             outcomes.append(_run(client, url))
-    _report(outcomes)
+    report(outcomes)
     return int(any(outcome.failed for outcome in outcomes))
 
 
+def chosen_of(known: list[Client], names: list[str] | None) -> list[Client]:
+    """The clients of these names, or all. Ends the program if a name is not known."""
+    unknown = set(names or ()) - {client.name for client in known}
+    if unknown:
+        print(f"no such client: {', '.join(sorted(unknown))}; there are {', '.join(client.name for client in known)}")
+        sys.exit(2)
+    return [client for client in known if not names or client.name in names]
+
+
 def _run(client: Client, url: str) -> Outcome:
-    started = time.monotonic()
+    began = time.monotonic()
     try:
-        command = _prepare(client)
+        command = prepare(client)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         print(f"  FAILED  the environment could not be made: {error}")
-        return Outcome(client, 0, 1, time.monotonic() - started)
+        return Outcome(client, 0, 1, time.monotonic() - began)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
         "INFERD_URL": url,
@@ -114,7 +127,12 @@ def _run(client: Client, url: str) -> Outcome:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    started = time.monotonic()
+    return run_checks(client, command, environment)
+
+
+def run_checks(client: Client, command: list[str], environment: dict[str, str]) -> Outcome:
+    """Run a client's checks, and show and count what they print. They are killed after `CHECK_S`."""
+    began = time.monotonic()
     passed = failed = 0
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
     watchdog = threading.Timer(CHECK_S, os.killpg, (process.pid, signal.SIGKILL))
@@ -129,14 +147,14 @@ def _run(client: Client, url: str) -> Outcome:
     if not failed and (code or not passed):
         print(f"  FAILED  ended with {code} after {passed} checks")
         failed += 1
-    return Outcome(client, passed, failed, time.monotonic() - started)
+    return Outcome(client, passed, failed, time.monotonic() - began)
 
 
-def _prepare(client: Client) -> list[str]:
+def prepare(client: Client) -> list[str]:
     """Make the client's environment if its requirements have changed. Returns the command that runs its checks."""
     if not client.requirements.exists():
         return [sys.executable, "-P", str(client.folder / "check.py")]
-    home = ENVIRONMENTS / client.name
+    home = client.home
     digest = hashlib.sha256(client.requirements.read_bytes()).hexdigest()
     stamp = home / ".installed"
     if not stamp.exists() or stamp.read_text() != digest:
@@ -152,12 +170,13 @@ def _prepare(client: Client) -> list[str]:
             pip = [home / "venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             subprocess.run([*pip, "-r", client.requirements], check=True, timeout=INSTALL_S)
         stamp.write_text(digest)
-    if client.is_node:
+    if client.is_node and (client.folder / "check.mjs").exists():
         # Node looks for modules beside the script.
         for script in (client.folder / "check.mjs", HERE / "checks.mjs"):
             shutil.copy(script, home)
         return ["node", str(home / "check.mjs")]
-    return [str(home / "venv/bin/python"), "-P", str(client.folder / "check.py")]
+    python = sys.executable if client.is_node else str(home / "venv/bin/python")
+    return [python, "-P", str(client.folder / "check.py")]
 
 
 @contextmanager
@@ -166,8 +185,15 @@ def _server(given: str | None) -> Iterator[str]:
     if given:
         yield given.rstrip("/")
         return
-    command = [str(Path(sys.executable).parent / "inferd"), "serve", "tiny", "--port", "0", "--api-key", KEY]
-    with tempfile.TemporaryFile("w+") as log:
+    with started([str(Path(sys.executable).parent / "inferd"), "serve", "tiny"]) as url:
+        yield url
+
+
+@contextmanager
+def started(serve: list[str], log_file: Path | None = None) -> Iterator[str]:
+    """URL of the server that a command starts, once it is ready."""
+    command = [*serve, "--port", "0", "--api-key", KEY]
+    with open(log_file, "w+") if log_file else tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         lines: queue.Queue[str | None] = queue.Queue()
 
@@ -202,7 +228,7 @@ def _url_of(lines: queue.Queue[str | None]) -> str:
             return found.group(1)
 
 
-def _report(outcomes: list[Outcome]) -> None:
+def report(outcomes: list[Outcome]) -> None:
     table = Table("client", "checks", "seconds", "")
     for outcome in outcomes:
         mark = f"{outcome.failed} FAILED" if outcome.failed else "ok"

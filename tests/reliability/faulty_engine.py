@@ -31,6 +31,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -211,7 +212,7 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, help="milliseconds of a free model's step (default: the real model)")
     asked = parser.parse_args()
     if asked.step_ms is not None:
-        free_engine.replace_worker(asked.step_ms / 1e3)
+        free_engine.replace_worker(partial(free_engine.load_free, step_s=asked.step_ms / 1e3))
         # Steps that only sleep say nothing of what drafts gain.
         drafting._GUESS_S, drafting._REST_STEPS, drafting._TRIAL_STEPS = 0.0, 0, 0
     plant(asked.fault)
