@@ -28,9 +28,12 @@ import struct
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from inferd.server.api.routes import methods_of
 from tests.agents.scripted_model import write_checkpoint
@@ -82,8 +85,9 @@ def _serve(checkpoint: Path, record: Path) -> list[str]:
 
 def _run(program: Client, command: list[str], url: str, record: Path, *, is_recorded: bool) -> Outcome:
     start = record.stat().st_size
-    with tempfile.TemporaryDirectory(prefix=f"{program.name}-") as home:
+    with tempfile.TemporaryDirectory(prefix=f"{program.name}-", ignore_cleanup_errors=True) as home:
         outcome = run_checks(program, command, _environment(program, url, Path(home)))
+        _end_daemons(home)
     with record.open("rb") as lines:
         lines.seek(start)
         requests = [json.loads(line) for line in lines]
@@ -94,6 +98,14 @@ def _run(program: Client, command: list[str], url: str, record: Path, *, is_reco
     if is_recorded and not outcome.failed and not faults:
         write_rows(RECORDED / f"{program.name}.jsonl", requests)
     return replace(outcome, failed=outcome.failed + len(faults))
+
+
+def _end_daemons(home: str) -> None:
+    """End the processes that a program left behind. They have its home directory."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("HOME") == home:
+                process.kill()
 
 
 def _environment(program: Client, url: str, home: Path) -> dict[str, str]:
