@@ -38,6 +38,10 @@ class Project:
         (self.folder / "red.png").write_bytes(picture())
         subprocess.run(["git", "init", "--quiet"], cwd=self.folder, check=True)
 
+    def enter(self) -> None:
+        """Make it the folder of this process."""
+        os.chdir(self.folder)
+
     def check_mended(self) -> None:
         """Raises if the fault is still there."""
         assert MENDED in self.calc.read_text(), self.calc.read_text()
@@ -54,9 +58,10 @@ class Project:
         return done.stdout
 
 
-def plan(*steps: Any) -> str:
+def plan(*steps: Any, mark: str = "") -> str:
     """Steps for the model, to be put into a message of the user. `scripted_model` describes them."""
-    return f"<plan>{json.dumps(steps).replace('<', chr(92) + 'u003c')}</plan>"
+    written = json.dumps({"mark": mark, "steps": steps} if mark else steps)
+    return f"<plan>{written.replace('<', chr(92) + 'u003c')}</plan>"
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -84,3 +89,39 @@ def picture() -> bytes:
     header = struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0)
     packed = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + packed
+
+
+def read_file(path: str) -> str:
+    """Read a file.
+
+    Args:
+        path: The file's path.
+    """
+    return Path(path).read_text()
+
+
+def edit_file(path: str, old: str, new: str) -> str:
+    """Replace a text in a file.
+
+    Args:
+        path: The file's path.
+        old: The text to replace.
+        new: The text to put there.
+    """
+    file = Path(path)
+    file.write_text(file.read_text().replace(old, new))
+    return f"{path} was written."
+
+
+def run_tests() -> str:
+    """Run the tests of the folder."""
+    done = subprocess.run([sys.executable, "test_calc.py"], capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+MEND = mending(
+    call("read_file", path="calc.py"),
+    call("edit_file", path="calc.py", old=BROKEN, new=MENDED),
+    call("run_tests"),
+)
+"""A task for an agent that is given the three functions above, in the project's folder."""

@@ -120,6 +120,7 @@ def _environment(program: Client, url: str, home: Path) -> dict[str, str]:
         "HOME": str(home),
         "LANG": "C.UTF-8",
         "TERM": "dumb",
+        "PYTHONDONTWRITEBYTECODE": "1",
         "USER": "agent",
         "INFERD_URL": url,
         "INFERD_KEY": KEY,

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.free_engine import FreeStep, FreeWorker, Report, load_free, replace_worker
+from benchmarks.free_engine import FreeWorker, Report, load_free, replace_worker
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.wire.messages import Ready
 from inferd.engine.process import boot
-from inferd.engine.sched.plan import NO_RESULT, Row, RowResult, StepPlan, StepResult
-from tests.agents.scripted_model import ScriptedModel
+from inferd.engine.sched.plan import NO_RESULT, Row, RowResult, StepPlan, StepResult, TokenMasks
+from tests.agents.scripted_model import Answer, ScriptedModel
 
 logger = logging.getLogger("inferd.scripted")
 
@@ -27,21 +29,50 @@ class ScriptedWorker(FreeWorker):
     def __init__(self, free: FreeWorker, model: ScriptedModel) -> None:
         super().__init__(free.arch, 0.0)
         self._model = model
-        self._answers: dict[int, tuple[int, tuple[int, ...]]] = {}
-        """Slot -> (number of the prompt's tokens, ids of the answer)."""
+        self._answers: dict[int, tuple[int, list[Answer]]] = {}
+        """Slot -> (number of the prompt's tokens, answers that it may still get, the preferred one first)."""
 
-    def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> FreeStep:
+    def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> ScriptedStep:  # type: ignore[override]
         for admission in plan.admissions:
-            text, ids = self._model.answer(admission.token_ids[: admission.num_prompt])
-            logger.info("%s: %d tokens, then %r", admission.request_id, admission.num_prompt, text)
-            self._answers[admission.slot] = admission.num_prompt, ids
-        return FreeStep(StepResult(plan.step_id, tuple(map(self._result, plan.rows)), 0.0))
+            answers = self._model.answers(admission.token_ids[: admission.num_prompt])
+            logger.info("%s: %d tokens, then %r", admission.request_id, admission.num_prompt, answers[0].text)
+            self._answers[admission.slot] = admission.num_prompt, answers
+        return ScriptedStep(self, plan)
 
-    def _result(self, row: Row) -> RowResult:
+    def drawn(self, row: Row, mask: Sequence[int] | None = None) -> RowResult:
+        """The next token of an answer that the mask allows. Raises `ValueError` if there is none: the plan, or the
+        grammar, is wrong."""
         if not row.samples:
             return NO_RESULT
-        num_prompt, ids = self._answers[row.slot]
-        return RowResult((ids[min(row.start + row.num_tokens - num_prompt, len(ids) - 1)],))
+        num_prompt, answers = self._answers[row.slot]
+        place = row.start + row.num_tokens - num_prompt
+        allowed = [
+            answer for answer in answers if mask is None or mask[answer.at(place) // 32] >> answer.at(place) % 32 & 1
+        ]
+        if not allowed:
+            raise ValueError(f"a grammar forbids token {place} of {answers[0].text!r}")
+        answers[:] = [answer for answer in allowed if answer.at(place) == allowed[0].at(place)]
+        return RowResult((allowed[0].at(place),))
+
+
+class ScriptedStep:
+    """A step that has been launched."""
+
+    def __init__(self, worker: ScriptedWorker, plan: StepPlan) -> None:
+        self._worker, self._plan = worker, plan
+        self._masks: dict[int, Sequence[int]] = {}
+        """Draw -> its mask, in words of 32 tokens."""
+
+    def sample(self, masks: TokenMasks) -> None:
+        num_words = len(masks.words) // max(1, len(masks.draws))
+        self._masks = {draw: masks.words[i * num_words :][:num_words] for i, draw in enumerate(masks.draws)}
+
+    def wait(self) -> StepResult:
+        draws = count()
+        rows = (
+            self._worker.drawn(row, self._masks.get(next(draws)) if row.samples else None) for row in self._plan.rows
+        )
+        return StepResult(self._plan.step_id, tuple(rows), 0.0)
 
 
 def load_worker(config: EngineConfig, started_s: float, report: Report, *ranks: object) -> tuple[FreeWorker, Ready]:

@@ -6,6 +6,9 @@ CALLS}` it has a condition: the turns since the model's last one hold WORDS. If 
 program's last answer shows that the results of its tools have reached the model. The model says so too if the prompt
 does not offer a tool that the step calls.
 
+A program that tells all that was done so far in one message needs `{"mark": WORDS, "steps": [...]}`. Then it is
+the number of WORDS behind the plan that says how many steps were done.
+
 The model reads no more than a real one: the tokens of the prompt.
 """
 
@@ -26,6 +29,9 @@ CONTEXT = 200_000
 """Tokens. A token of this tokenizer is two to three letters, and Claude Code begins with 120,000 letters."""
 NO_PLAN = "Nothing was planned for this."
 DONE = "The plan has ended."
+PREFACE = "I go on.\n"
+"""Comes before calls."""
+THOUGHT = "<think>\nI do what the plan says.\n</think>\n\n"
 
 TEMPLATE = """
 {%- macro text(content) -%}
@@ -86,20 +92,34 @@ class Turn:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One way to answer a prompt."""
+
+    text: str
+    ids: tuple[int, ...]
+
+    def at(self, place: int) -> int:
+        """The token at a place. The last one ends the answer."""
+        return self.ids[min(place, len(self.ids) - 1)]
+
+
 class ScriptedModel:
-    """Prompt -> the ids of the whole answer."""
+    """Prompt -> answers."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-        self._start, self._end = map(self._tokenizer.token_to_id, ("<|im_start|>", "<|im_end|>"))
+        self._start, self._end = (self._tokenizer.encode(text).ids[0] for text in ("<|im_start|>", "<|im_end|>"))
 
-    def answer(self, prompt_ids: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-        """The answer's text, and its ids with that of its end."""
+    def answers(self, prompt_ids: tuple[int, ...]) -> list[Answer]:
+        """The preferred answer, which reasons and then says what it does. Those after it serve if a grammar allows
+        calls alone."""
         *turns, last = self._turns(prompt_ids)
         text = answer_to(turns)
+        said = [text, text.removeprefix(PREFACE)]
         if "<think>" not in last.text:
-            text = f"<think>\nI do what the plan says.\n</think>\n\n{text}"
-        return text, (*self._tokenizer.encode(text, add_special_tokens=False).ids, self._end)
+            said = [THOUGHT + each for each in said] + said
+        return [Answer(each, (*self._tokenizer.encode(each, add_special_tokens=False).ids, self._end)) for each in said]
 
     def _turns(self, prompt_ids: tuple[int, ...]) -> list[Turn]:
         pieces: list[list[int]] = []
@@ -126,6 +146,9 @@ def answer_to(turns: list[Turn]) -> str:
         plan = json.loads(text)
     except ValueError:
         return f"The plan is no JSON: {text[:2000]}"
+    if isinstance(plan, dict):
+        step = turns[at].text.rpartition("</plan>")[2].count(plan["mark"])
+        return said(plan["steps"][step], turns)
     later = [turn.role for turn in turns[at + 1 :]]
     # Turns of the model that follow each other are one answer.
     step = sum(role == "assistant" and later[i - 1 : i] != ["assistant"] for i, role in enumerate(later))
@@ -145,7 +168,7 @@ def said(step: Any, turns: list[Turn]) -> str:
     missing = [call["name"] for call in step if call["name"] not in offered]
     if missing:
         return f"Not offered: {', '.join(missing)}. There are: {', '.join(offered)}"
-    return "\n".join(("I go on.", *(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in step)))
+    return PREFACE + "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in step)
 
 
 def tools_of(turns: list[Turn]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent import BROKEN, MENDED, MODEL, TESTED, Project, plan, when
+from agent import BROKEN, MENDED, MODEL, Project, plan, when
 from checks import BASE_URL, KEY, check, run
 
 VARIABLES = {"AIDER_ANALYTICS": "false", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "AIDER_CHECK_UPDATE": "false"}
@@ -24,10 +24,9 @@ def a_task() -> None:
     # Between the two, aider writes three turns in the model's name.
     task = plan(when(BROKEN, block(BROKEN, wrong)), *["Ok."] * 3, when("AssertionError", block(wrong, MENDED)))
     key = ["--openai-api-base", BASE_URL, "--openai-api-key", KEY]
-    said = project.run(
+    project.run(
         ["aider", "--model", f"openai/{MODEL}", *key, *FLAGS, "--message", f"Mend it. {task}", "calc.py"], **VARIABLES
     )
-    assert TESTED in said, said
     project.check_mended()
 
 
