@@ -399,7 +399,13 @@ async def _on_no_route(request: Request, error: Exception) -> Response:
         message = (
             f"Not allowed to {target}: allowed is {allowed}. (HINT: Perhaps you meant to use a different HTTP method?)"
         )
-        response = middleware.refusal(request.scope, RequestError("method_not_supported", message))
+        error_here = RequestError("method_not_supported", message)
+        is_websocket = request.headers.get("upgrade", "").lower() == "websocket"
+        if is_websocket:  # clients that would use one take another way at once if the status is 426
+            error_here = RequestError("websocket_not_supported", f"No WebSocket at {target}: use {allowed} instead.")
+        response = middleware.refusal(request.scope, error_here)
         response.headers["Allow"] = allowed
+        if is_websocket:
+            response.headers["Upgrade"] = "HTTP/1.1"
         return response
     return middleware.refusal(request.scope, RequestError("invalid_url", f"Invalid URL ({target})"))

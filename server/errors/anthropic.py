@@ -28,6 +28,7 @@ TYPES = {
     409: "invalid_request_error",
     413: "request_too_large",
     415: "invalid_request_error",
+    426: "invalid_request_error",
     429: "rate_limit_error",
     431: "request_too_large",
     500: "api_error",

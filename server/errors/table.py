@@ -103,6 +103,12 @@ ROWS: dict[str, ErrorRow] = {
     "model_is_busy": ErrorRow(
         409, _REFUSED, "model_is_busy", "The model cannot be unloaded, because it has requests or is being loaded."
     ),
+    "websocket_not_supported": ErrorRow(
+        426,
+        _REFUSED,
+        "websocket_not_supported",
+        "The request asks for a WebSocket, and this server has none. The header `Allow` lists the methods of the path.",
+    ),
     "request_exceeds_work_limit": ErrorRow(
         400,
         _REFUSED,

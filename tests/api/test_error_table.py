@@ -38,6 +38,7 @@ EXPECTED: dict[str, tuple[int, str, str | None]] = {
     "model_is_busy": (409, REFUSED, "model_is_busy"),
     "request_too_large": (413, REFUSED, "request_too_large"),
     "unsupported_content_type": (415, REFUSED, "unsupported_content_type"),
+    "websocket_not_supported": (426, REFUSED, "websocket_not_supported"),
     "rate_limit_exceeded": (429, "rate_limit_error", "rate_limit_exceeded"),
     "slow_down": (429, "rate_limit_error", "slow_down"),
     "head_too_large": (431, REFUSED, "head_too_large"),

@@ -156,6 +156,9 @@ def test_routes_methods_and_content_types(http: httpx.Client) -> None:
     response = http.get("/v1/chat/completions")
     assert (response.status_code, error_of(response)["code"]) == (405, "method_not_supported")
     assert response.headers["allow"] == "POST"
+    response = http.get("/v1/responses", headers={"Connection": "Upgrade", "Upgrade": "websocket"})
+    assert (response.status_code, error_of(response)["code"]) == (426, "websocket_not_supported")
+    assert (response.headers["allow"], response.headers["upgrade"]) == ("POST", "HTTP/1.1")
     for name in ("resp_x", "%0a"):
         assert http.post(f"/v1/responses/{name}").headers["allow"] == "DELETE, GET, HEAD"
     for path, allowed in (("/v1/models/a/b", "GET, HEAD"), ("/v1/models/a/b/load", "POST")):
@@ -278,6 +281,7 @@ def test_the_official_client_sees_its_own_exceptions(client: openai.OpenAI) -> N
 def test_every_row_that_a_request_can_reach_is_tested() -> None:
     """Together with the rows that other files test (limits, deadlines, keys), the table has no more rows."""
     here = {case[3] for case in CASES} | {"malformed_json", "invalid_url", "method_not_supported"}
+    here |= {"websocket_not_supported"}
     here |= {"unsupported_content_type", "request_too_large", "server_is_overloaded", "rate_limit_exceeded"}
     here |= {"internal_error", "deadline_exceeded"}
     elsewhere = {"invalid_api_key", "engine_error", "numerical_error", "slow_down", "object_above_max_properties"}

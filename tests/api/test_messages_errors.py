@@ -31,6 +31,7 @@ WIRE = {
     "deadline_exceeded": (408, "timeout_error"),
     "request_too_large": (413, "request_too_large"),
     "unsupported_content_type": (415, "invalid_request_error"),
+    "websocket_not_supported": (426, "invalid_request_error"),
     "rate_limit_exceeded": (429, "rate_limit_error"),
     "slow_down": (429, "rate_limit_error"),
     "internal_error": (500, "api_error"),
