@@ -1,7 +1,7 @@
 """Requests of programs -> rows of data: one request of each shape, with long texts cut, and ids and folders replaced.
 
-A shape is the set of a body's keys, with the texts under `type` and `role` and the kind of each value. A row has
-`path` and `body`, without the model's name.
+A shape is the set of a body's keys, with the texts under `type` and `role` and the kind of each value. Of a schema of
+arguments only the keywords count. A row has `path` and `body`, without the model's name.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from pathlib import Path
 from typing import Any
 
 LONGEST_TEXT, LONGEST_WHOLE = 60, 400
-"""Letters of a text, and of one that only means something as a whole."""
+"""Letters of a text, and of one that means something only as a whole."""
 _WHOLE = ("arguments", "data", "definition", "encrypted_content", "image_url", "input", "signature", "url")
-_PLACES = (
-    (
-        re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"),
-        "00000000-0000-0000-0000-000000000000",
-    ),
-    (re.compile(r"/tmp/[a-z_]+-\w{8}"), "/home/agent"),
-    (re.compile(r"[0-9a-f]{64}"), "0" * 64),
-)
+_SCHEMAS = ("parameters", "input_schema", "schema")
+_HOME = re.compile(r"/tmp/[a-z_]+-\w{8}\b")
+_ID = re.compile(r"\b([a-z]+_)?(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{24,})\b")
 
 
 def write_rows(path: Path, requests: list[dict[str, Any]]) -> None:
     """Write the rows of the requests that were answered."""
     path.parent.mkdir(exist_ok=True)
+    numbers: dict[str, int] = {}
+
+    def numbered(found: re.Match[str]) -> str:
+        return f"{found[1] or 'id_'}{numbers.setdefault(found[0], len(numbers) + 1)}"
+
     with path.open("w") as lines:
         for row in rows_of(requests):
-            lines.write(json.dumps(row, sort_keys=True) + "\n")
+            line = _HOME.sub("/home/agent", json.dumps(row, sort_keys=True))
+            lines.write(_ID.sub(numbered, line) + "\n")
 
 
 def rows_of(requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -41,10 +42,18 @@ def rows_of(requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             continue
         body = json.loads(request["body"])
         body.pop("model", None)
+        if "previous_response_id" in body or any(item.get("type") == "item_reference" for item in items_of(body)):
+            continue  # another server does not hold what it refers to
         shape = {f"{request['path']} {part}" for part in parts_of(body)}
         if not shape <= known:
             known |= shape
             yield {"path": request["path"], "body": trimmed(body)}
+
+
+def items_of(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The items of the input of a request to Responses."""
+    given = body.get("input")
+    return given if isinstance(given, list) else []
 
 
 def parts_of(value: Any, place: str = "") -> Iterator[str]:
@@ -53,9 +62,8 @@ def parts_of(value: Any, place: str = "") -> Iterator[str]:
         case dict():
             names = "/".join(str(value[key]) for key in ("type", "role") if isinstance(value.get(key), str))
             for key, below in value.items():
-                # The parameters of a tool are a schema, whose keys are the tool's own.
-                if key not in _SCHEMAS:
-                    yield from parts_of(below, f"{place}.{key}({names})")
+                inside = keywords_of(below) if key in _SCHEMAS else parts_of(below, f"{place}.{key}({names})")
+                yield from inside
         case list():
             for below in value:
                 yield from parts_of(below, f"{place}[]")
@@ -63,30 +71,32 @@ def parts_of(value: Any, place: str = "") -> Iterator[str]:
             yield f"{place} {type(value).__name__}"
 
 
-_SCHEMAS = ("parameters", "input_schema", "schema")
+def keywords_of(schema: Any) -> Iterator[str]:
+    """The keywords of a JSON schema, with the kinds of their values."""
+    match schema:
+        case dict():
+            for key, below in schema.items():
+                yield f"schema {key} {type(below).__name__}"
+                inside = below.values() if key in ("properties", "$defs", "definitions") else [below]
+                for each in inside:
+                    yield from keywords_of(each)
+        case list():
+            for below in schema:
+                yield from keywords_of(below)
 
 
 def trimmed(value: Any, key: str = "") -> Any:
-    """The value with its texts cut. Of several items with one shape a list keeps the first and the last."""
+    """The value with its texts cut, and with one tool of each shape."""
     match value:
         case dict():
             return {name: trimmed(below, name) for name, below in value.items()}
+        case list() if key == "tools":
+            shapes = {frozenset(parts_of(item)): item for item in reversed(value)}
+            return [trimmed(item) for item in reversed(shapes.values())]
         case list():
-            return [trimmed(below, key) for below in _kept(value, key)]
+            return [trimmed(below, key) for below in value]
+        case str() if key == "arguments" and len(value) > LONGEST_WHOLE:
+            return "{}"
         case str():
-            for pattern, text in _PLACES:
-                value = pattern.sub(text, value)
-            if key == "arguments" and len(value) > LONGEST_WHOLE:
-                return "{}"
             return value[: LONGEST_WHOLE if key in _WHOLE else LONGEST_TEXT]
     return value
-
-
-def _kept(items: list[Any], key: str) -> list[Any]:
-    """Of tools, one of each shape. Of all else every item: messages belong together, and schemas are short."""
-    if key != "tools":
-        return items
-    first: dict[frozenset[str], Any] = {}
-    for item in items:
-        first.setdefault(frozenset(parts_of(item)), item)
-    return list(first.values())

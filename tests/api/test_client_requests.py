@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,10 +15,12 @@ import pytest
 from inferd.server.api.app import AppOptions
 from inferd.server.generate.sampling import engine_seed
 from inferd.server.text.model import ServedModel
+from tests.conftest import FRESH
 
 from .client_requests import CALL, CHAT, CLAUDE_CODE, REQUESTS, RESPONSES, TEXT, TOOL, USER, Asked
 from .conftest import WAIT_S, ScriptedRouter, serving
 
+RECORDED = Path(__file__).with_name("recorded")
 HELLO: dict[str, Any] = {"messages": [USER]}
 WARNING = "x-inferd-warning"
 
@@ -27,16 +32,22 @@ def test_a_clients_request_is_answered(http: httpx.Client, asked: Asked) -> None
     assert '"error":{' not in answer.text
 
 
-@pytest.fixture
-def roomy(model: ServedModel) -> Iterator[tuple[httpx.Client, ScriptedRouter]]:
+@contextmanager
+def for_agents(model: ServedModel) -> Iterator[tuple[httpx.Client, ScriptedRouter]]:
     """A server whose context holds an agent's prompt."""
     served = replace(model, max_model_len=65_536)
     router = ScriptedRouter(served)
     with (
         serving(served, router, AppOptions(has_access_log=False)) as url,
-        httpx.Client(base_url=url, timeout=WAIT_S) as client,
+        httpx.Client(base_url=url, timeout=WAIT_S, headers=FRESH) as client,
     ):
         yield client, router
+
+
+@pytest.fixture
+def roomy(model: ServedModel) -> Iterator[tuple[httpx.Client, ScriptedRouter]]:
+    with for_agents(model) as served:
+        yield served
 
 
 @pytest.mark.parametrize("name", CLAUDE_CODE)
@@ -72,6 +83,26 @@ def test_claude_codes_loaded_tool_keeps_the_prefix(roomy: tuple[httpx.Client, Sc
     declared = one.index("- Write(") + len("- Write(")
     assert one[:declared] == other[:declared]
     assert other.index("- mcp__words__count_words(") > declared
+
+
+@pytest.fixture(scope="module")
+def shared_roomy(model: ServedModel) -> Iterator[httpx.Client]:
+    with for_agents(model) as (client, _):
+        yield client
+
+
+def recorded() -> Iterator[Any]:
+    """The requests that `make agents ARGS=--record` recorded."""
+    for path in sorted(RECORDED.glob("*.jsonl")):
+        for i, line in enumerate(path.read_text().splitlines(), start=1):
+            yield pytest.param(json.loads(line), id=f"{path.stem}-{i}")
+
+
+@pytest.mark.parametrize("row", list(recorded()))
+def test_an_agents_request_is_answered(shared_roomy: httpx.Client, row: dict[str, Any]) -> None:
+    answer = shared_roomy.post(row["path"], json={"model": "tiny", **row["body"]})
+    assert answer.status_code == 200, answer.text
+    assert '"error":{' not in answer.text
 
 
 def prompts(http: httpx.Client, router: Any, *bodies: dict[str, Any]) -> list[tuple[int, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from agent import BROKEN, HOME, MCP_SERVER, MENDED, MODEL, TESTED, Project, call, plan, when
-from checks import BASE_URL, check, run
+from checks import BASE_URL, KEY, check, run
 
 CONFIG = f"""
 model_provider = "inferd"
@@ -31,11 +31,12 @@ TEST = call("exec_command", cmd="python3 test_calc.py")
 READ = call("exec_command", cmd="cat calc.py")
 
 
-def codex(project: Project, prompt: str, *, model: str = MODEL, resumes: bool = False) -> str:
+def codex(project: Project, prompt: str, *, model: str = MODEL, is_resumed: bool = False, config: str = CONFIG) -> str:
     """The last answer."""
     (HOME / ".codex").mkdir(exist_ok=True)
-    (HOME / ".codex" / "config.toml").write_text(CONFIG)
-    session = ["resume", "--last"] if resumes else []
+    (HOME / ".codex" / "config.toml").write_text(config)
+    (HOME / ".codex" / "auth.json").write_text(json.dumps({"OPENAI_API_KEY": KEY}))
+    session = ["resume", "--last"] if is_resumed else []
     events = project.run(["codex", "exec", "--json", "--model", model, *session, prompt])
     told = [json.loads(line) for line in events.splitlines() if line.startswith("{")]
     answers = [event["item"]["text"] for event in told if event.get("item", {}).get("type") == "agent_message"]
@@ -51,7 +52,7 @@ def a_model_that_it_does_not_know() -> None:
     said = codex(project, "Mend calc.py. " + plan([READ], when(BROKEN, [edit]), [TEST], when(TESTED, "It is mended.")))
     assert said == "It is mended.", said
     project.check_mended()
-    said = codex(project, "And again. " + plan([READ], when(MENDED, "It was mended.")), resumes=True)
+    said = codex(project, "And again. " + plan([READ], when(MENDED, "It was mended.")), is_resumed=True)
     assert said == "It was mended.", said
 
 
@@ -82,6 +83,18 @@ def an_mcp_tool_is_found() -> None:
     task = plan([call("tool_search", query="count words")], when("count_words", [count]), when("3 words", "Three."))
     said = codex(Project("search"), task, model="gpt-5.5")
     assert said == "Three.", said
+
+
+@check
+def the_default_provider() -> None:
+    """its default provider with another base URL"""
+    config = f'openai_base_url = "{BASE_URL}"\nsandbox_mode = "danger-full-access"\napproval_policy = "never"\n'
+    project = Project("default")
+    edit = call("exec_command", cmd=f"apply_patch <<'EOF'\n{PATCH}EOF")
+    task = plan([READ], when(BROKEN, [edit]), [TEST], when(TESTED, "It is mended."))
+    said = codex(project, f"Mend calc.py. {task}", config=config)
+    assert said == "It is mended.", said
+    project.check_mended()
 
 
 @check
