@@ -92,6 +92,8 @@ def _run(program: Client, command: list[str], url: str, record: Path, *, is_reco
         lines.seek(start)
         requests = [json.loads(line) for line in lines]
     print(f"  {len(requests)} requests")
+    for warning in dict.fromkeys(request["warning"] for request in requests if request["warning"]):
+        print(f"  told: {warning}")
     faults = faults_of(requests, program.folder / "refused.txt")
     for fault in faults:
         print(f"  FAILED {fault}")

@@ -110,7 +110,7 @@ def code_mode() -> None:
     """a model whose tools are in an item of the input runs code"""
     said = codex(
         Project("code"),
-        plan([call("exec", input="text('seen ' + 6 * 7)")], when("seen 42", "It ran.")),
+        plan([call("functions__exec", input="text('seen ' + 6 * 7)")], when("seen 42", "It ran.")),
         model="gpt-6.2-sol",
     )
     assert said == "It ran.", said
