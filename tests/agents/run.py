@@ -58,7 +58,7 @@ def main() -> int:
     for program in chosen:
         try:
             commands[program] = prepare(program)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        except (subprocess.SubprocessError, OSError) as error:
             print(f"FAILED  the environment of {program.name} could not be made: {error}")
             outcomes.append(Outcome(program, 0, 1, 0.0))
     if reason := isolate():

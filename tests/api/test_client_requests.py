@@ -98,6 +98,7 @@ def recorded() -> Iterator[Any]:
             yield pytest.param(json.loads(line), id=f"{path.stem}-{i}")
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("row", list(recorded()))
 def test_an_agents_request_is_answered(shared_roomy: httpx.Client, row: dict[str, Any]) -> None:
     answer = shared_roomy.post(row["path"], json={"model": "tiny", **row["body"]})

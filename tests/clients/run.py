@@ -61,6 +61,12 @@ class Client:
         return self.folder / ("package.json" if self.is_node else "requirements.txt")
 
     @property
+    def python(self) -> str:
+        """The interpreter of its environment: this one, or that which a line such as `# python3.12` names."""
+        named = re.search(r"^# (python3\.\d+)$", self.requirements.read_text(), re.MULTILINE)
+        return named[1] if named else sys.executable
+
+    @property
     def version(self) -> str:
         """Name and version of the first package in the requirements. Without requirements: what the program prints."""
         if not self.requirements.exists():
@@ -111,7 +117,7 @@ def _run(client: Client, url: str) -> Outcome:
     began = time.monotonic()
     try:
         command = prepare(client)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+    except (subprocess.SubprocessError, OSError) as error:
         print(f"  FAILED  the environment could not be made: {error}")
         return Outcome(client, 0, 1, time.monotonic() - began)
     environment = {
@@ -166,9 +172,9 @@ def prepare(client: Client) -> list[str]:
             install = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"]
             subprocess.run(install, cwd=home, check=True, timeout=INSTALL_S)
         else:
-            subprocess.run([sys.executable, "-m", "venv", home / "venv"], check=True, timeout=INSTALL_S)
-            pip = [home / "venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            subprocess.run([*pip, "-r", client.requirements], check=True, timeout=INSTALL_S)
+            subprocess.run([client.python, "-m", "venv", str(home / "venv")], check=True, timeout=INSTALL_S)
+            pip = [str(home / "venv/bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            subprocess.run([*pip, "-r", str(client.requirements)], check=True, timeout=INSTALL_S)
         stamp.write_text(digest)
     if client.is_node and (client.folder / "check.mjs").exists():
         # Node looks for modules beside the script.

@@ -7,11 +7,13 @@ import json
 from agent import BROKEN, HOME, MCP_SERVER, MENDED, MODEL, Project, call, mending, plan, when
 from checks import KEY, URL, check, run
 
+CONTEXT = 150_000
 VARIABLES = {
     "ANTHROPIC_BASE_URL": URL,
     "ANTHROPIC_AUTH_TOKEN": KEY,
     "ANTHROPIC_SMALL_FAST_MODEL": MODEL,
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(CONTEXT),
     "DISABLE_AUTOUPDATER": "1",
     "IS_SANDBOX": "1",
 }
@@ -27,7 +29,10 @@ def claude(project: Project, prompt: str, *flags: str, model: str = MODEL) -> st
     )
     results = [line for line in told.splitlines() if line.startswith('{"') and '"type":"result"' in line]
     assert results, told[-6000:]
-    return str(json.loads(results[-1])["result"])
+    result = json.loads(results[-1])
+    if model == MODEL:
+        assert result["modelUsage"][model]["contextWindow"] == CONTEXT, result
+    return str(result["result"])
 
 
 def mend(project: Project) -> str:

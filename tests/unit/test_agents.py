@@ -1,0 +1,87 @@
+"""The scripts and records of `make agents`, and the page that lists what it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents.run import ENVIRONMENTS, HERE, faults_of
+from tests.agents.scripted_model import PREFACE, Turn, answer_to
+from tests.agents.shapes import LONGEST_TEXT, write_rows
+from tests.clients.run import ROOT, clients
+
+TOOLS = '# Tools\n<tools>\n{"type": "function", "function": {"name": "read", "parameters": {}}}\n</tools>\nWrite a call'
+READ = [{"name": "read", "arguments": {"path": "a"}}]
+
+
+def after(plan: Any, *turns: tuple[str, str]) -> str:
+    asked = Turn("user", f"Do it. <plan>{json.dumps(plan)}</plan>")
+    return answer_to([Turn("system", TOOLS), asked, *(Turn(*turn) for turn in turns)])
+
+
+def test_a_plan_is_followed_by_the_models_turns() -> None:
+    plan = [READ, {"seen": "blue", "text": "It is blue."}]
+    assert after(plan) == f"{PREFACE}<tool_call>\n{json.dumps(READ[0])}\n</tool_call>"
+    done = ("assistant", "I go on."), ("user", "<tool_response>\nblue\n</tool_response>")
+    assert after(plan, *done) == "It is blue."
+    assert after(plan, ("assistant", "I"), *done) == "It is blue.", "two turns of the model in a row are one"
+    assert "'blue'" in after(plan, done[0], ("user", "red"))
+    assert after(["Hello."], ("assistant", "Hello."), ("user", "Well?")) == "The plan has ended."
+
+
+def test_a_call_needs_a_tool_that_is_offered() -> None:
+    assert after([[{"name": "write", "arguments": {}}]]) == "Not offered: write. There are: read"
+
+
+def test_steps_may_be_counted_by_a_mark() -> None:
+    plan = {"mark": "result:", "steps": ["One.", {"seen": "blue", "text": "Two."}]}
+    asked = f"<plan>{json.dumps(plan)}</plan>"
+    assert answer_to([Turn("user", asked)]) == "One."
+    assert answer_to([Turn("user", f"{asked} result: blue")]) == "Two."
+
+
+def request(status: int, path: str = "/v1/messages", **body: Any) -> dict[str, Any]:
+    return {
+        "method": "POST",
+        "path": path,
+        "status": status,
+        "answer": "no",
+        "body": json.dumps({"model": "m", **body}),
+    }
+
+
+def test_what_a_served_route_refuses_is_a_fault_unless_stated(tmp_path: Path) -> None:
+    stated = tmp_path / "refused.txt"
+    requests = [request(200), request(404, "/v1/nothing"), request(400), request(500)]
+    assert faults_of(requests, stated) == ["POST /v1/messages 400: no"]
+    stated.write_text("POST /v1/messages 400 for a reason\nGET /v1/models 401 for another\n")
+    assert faults_of(requests, stated) == ["GET /v1/models 401 is stated in refused.txt and did not occur"]
+
+
+def test_a_record_has_one_row_of_each_shape(tmp_path: Path) -> None:
+    long, item = "x" * 300, "call_" + "0a" * 12
+    tools = [{"name": name, "parameters": {"type": "object"}} for name in ("a", "b")]
+    requests = [
+        request(200, input=long, messages=[{"role": "user", "content": long}], tools=tools, id=item),
+        request(200, input="", messages=[{"role": "user", "content": "y"}], id=item),
+        request(400, messages=[{"role": "user", "content": "z", "more": 1}]),
+        request(200, messages=[{"role": "assistant", "content": "/tmp/codex-0123abcd/project"}]),
+        request(200, input=[{"type": "item_reference", "id": "rs_1"}]),
+    ]
+    write_rows(tmp_path / "some.jsonl", requests)
+    rows = [json.loads(line)["body"] for line in (tmp_path / "some.jsonl").read_text().splitlines()]
+    assert rows == [
+        {
+            "id": "call_1", "input": long, "messages": [{"content": long[:LONGEST_TEXT], "role": "user"}],
+            "tools": tools[:1],
+        },
+        {"messages": [{"content": "/home/agent/project", "role": "assistant"}]},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", clients(HERE, ENVIRONMENTS), ids=lambda program: program.name)
+def test_the_page_names_each_program_in_its_version(program: Any) -> None:
+    assert f"{program.version} |" in (ROOT / "docs" / "clients.md").read_text()
