@@ -174,6 +174,7 @@ def prepare(client: Client) -> list[str]:
         else:
             subprocess.run([client.python, "-m", "venv", str(home / "venv")], check=True, timeout=INSTALL_S)
             pip = [str(home / "venv/bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            subprocess.run([*pip, "--upgrade", "pip"], check=True, timeout=INSTALL_S)  # older ones resolve slowly
             subprocess.run([*pip, "-r", str(client.requirements)], check=True, timeout=INSTALL_S)
         stamp.write_text(digest)
     if client.is_node and (client.folder / "check.mjs").exists():

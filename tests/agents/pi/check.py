@@ -9,14 +9,19 @@ from agent import BROKEN, HOME, MENDED, MODEL, Project, call, mending, plan, whe
 from checks import BASE_URL, KEY, URL, check, run
 
 APIS = {"openai-completions": BASE_URL, "openai-responses": BASE_URL, "anthropic-messages": URL}
+# Over Chat Completions pi puts a tool's picture into a message of the user, which this server refuses.
+INPUT = dict.fromkeys(APIS, ["text", "image"]) | {"openai-completions": ["text"]}
 SIZES = {"contextWindow": 200_000, "maxTokens": 32_000}
 VARIABLES = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0"}
 
 
 def pi(project: Project, api: str, prompt: str, *flags: str) -> str:
     """What it prints."""
-    model = {"id": MODEL, "reasoning": True, "input": ["text", "image"], **SIZES}
-    providers = {name: {"baseUrl": url, "api": name, "apiKey": KEY, "models": [model]} for name, url in APIS.items()}
+    model = {"id": MODEL, "reasoning": True, **SIZES}
+    providers = {
+        name: {"baseUrl": url, "api": name, "apiKey": KEY, "models": [{**model, "input": INPUT[name]}]}
+        for name, url in APIS.items()
+    }
     folder = HOME / ".pi" / "agent"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "models.json").write_text(json.dumps({"providers": providers}))
