@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-LONGEST_TEXT, LONGEST_WHOLE = 60, 400
-"""Letters of a text, and of one that means something only as a whole."""
-_WHOLE = ("arguments", "data", "definition", "encrypted_content", "image_url", "input", "signature", "url")
+LONGEST_TEXT = 60
+"""Letters."""
+_WHOLE = ("arguments", "data", "definition", "encrypted_content", "image_url", "signature", "url")
+"""Texts that mean something only as a whole."""
 _SCHEMAS = ("parameters", "input_schema", "schema")
 _HOME = re.compile(r"/tmp/[a-z_]+-\w{8}\b")
 _ID = re.compile(r"\b([a-z]+_)?(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{24,})\b")
@@ -86,17 +87,16 @@ def keywords_of(schema: Any) -> Iterator[str]:
 
 
 def trimmed(value: Any, key: str = "") -> Any:
-    """The value with its texts cut, and with one tool of each shape."""
+    """The value with its texts cut, and with those tools that add to the shape."""
     match value:
         case dict():
             return {name: trimmed(below, name) for name, below in value.items()}
         case list() if key == "tools":
-            shapes = {frozenset(parts_of(item)): item for item in reversed(value)}
-            return [trimmed(item) for item in reversed(shapes.values())]
+            known: set[str] = set()
+            kept = [item for item in value if not known.issuperset(parts_of(item)) and not known.update(parts_of(item))]
+            return [trimmed(item) for item in kept]
         case list():
             return [trimmed(below, key) for below in value]
-        case str() if key == "arguments" and len(value) > LONGEST_WHOLE:
-            return "{}"
-        case str():
-            return value[: LONGEST_WHOLE if key in _WHOLE else LONGEST_TEXT]
+        case str() if key not in _WHOLE:
+            return value[:LONGEST_TEXT]
     return value

@@ -65,7 +65,7 @@ def test_a_record_has_one_row_of_each_shape(tmp_path: Path) -> None:
     long, item = "x" * 300, "call_" + "0a" * 12
     tools = [{"name": name, "parameters": {"type": "object"}} for name in ("a", "b")]
     requests = [
-        request(200, input=long, messages=[{"role": "user", "content": long}], tools=tools, id=item),
+        request(200, signature=long, input=long, messages=[{"role": "user", "content": long}], tools=tools, id=item),
         request(200, input="", messages=[{"role": "user", "content": "y"}], id=item),
         request(400, messages=[{"role": "user", "content": "z", "more": 1}]),
         request(200, messages=[{"role": "assistant", "content": "/tmp/codex-0123abcd/project"}]),
@@ -75,8 +75,8 @@ def test_a_record_has_one_row_of_each_shape(tmp_path: Path) -> None:
     rows = [json.loads(line)["body"] for line in (tmp_path / "some.jsonl").read_text().splitlines()]
     assert rows == [
         {
-            "id": "call_1", "input": long, "messages": [{"content": long[:LONGEST_TEXT], "role": "user"}],
-            "tools": tools[:1],
+            "id": "call_1", "input": long[:LONGEST_TEXT], "signature": long, "tools": tools[:1],
+            "messages": [{"content": long[:LONGEST_TEXT], "role": "user"}],
         },
         {"messages": [{"content": "/home/agent/project", "role": "assistant"}]},
     ]  # fmt: skip

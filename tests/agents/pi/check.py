@@ -10,7 +10,7 @@ from checks import BASE_URL, KEY, URL, check, run
 
 APIS = {"openai-completions": BASE_URL, "openai-responses": BASE_URL, "anthropic-messages": URL}
 # Over Chat Completions pi puts a tool's picture into a message of the user, which this server refuses.
-INPUT = dict.fromkeys(APIS, ["text", "image"]) | {"openai-completions": ["text"]}
+INPUT = {name: ["text", "image"] for name in APIS} | {"openai-completions": ["text"]}
 SIZES = {"contextWindow": 200_000, "maxTokens": 32_000}
 VARIABLES = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0"}
 
