@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 ENVIRONMENTS = ROOT / "build" / "clients"
 KEY = "sk-clients"
-READY_S, CHECK_S, INSTALL_S = 120, 300, 900
+READY_S, CHECK_S, INSTALL_S = 120, 300, 1800
 
 
 @dataclass(frozen=True, slots=True)
