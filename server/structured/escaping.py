@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 
 from inferd.server.structured.regexes import source
 from inferd.server.structured.trees import (
@@ -59,6 +60,22 @@ class Quoter:
             if (inner, part) not in self._named:
                 self._named[inner, part] = self.behind(self._terminals[inner], part)
         return self._named[name, part]
+
+    def least_chars(self, node: Node) -> int:
+        """The length of the shortest text, or less."""
+        if isinstance(node, Seq):
+            return sum(map(self.least_chars, node.items))
+        if isinstance(node, Alt):
+            return min(map(self.least_chars, node.items))
+        if isinstance(node, Both):
+            return max(map(self.least_chars, node.items))
+        if isinstance(node, Repeat):
+            return node.low * self.least_chars(node.item)
+        if isinstance(node, Name):
+            return self.least_chars(self._terminals[node.name])
+        if isinstance(node, (Value, Lexeme)):
+            return self.least_chars(node.item)
+        return int(isinstance(node, Char))
 
     def first_chars(self, node: Node) -> frozenset[str] | None:
         """The characters that a text may begin with; None: any."""
@@ -176,12 +193,15 @@ def _either(nodes: Iterable[Node | None]) -> Node | None:
 
 def _quoted_char(char: Char, part: str) -> Node | None:
     """One character of the set, or what is left of its escape behind `part`."""
-    escapes = (ESCAPES[special] for special in sorted(char.specials))
-    tails = [escape.removeprefix(part) for escape in escapes if escape.startswith(part)]
-    found: list[Node | None] = [Text(text) for text in _one_of(tails)]
-    if not part:
-        found.append(_ordinary(char))
-    return _either(found)
+    tails = _tails(char.specials, part)
+    return _either(tails if part else (*tails, _ordinary(char)))
+
+
+@lru_cache(1_024)
+def _tails(chars: frozenset[str], part: str) -> tuple[Text, ...]:
+    """The rests of the escapes of these characters that begin with `part`, without it."""
+    escapes = [ESCAPES[char] for char in sorted(chars)]
+    return tuple(map(Text, _one_of(escape.removeprefix(part) for escape in escapes if escape.startswith(part))))
 
 
 def _ordinary(char: Char) -> Node | None:

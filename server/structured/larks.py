@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from inferd.server.structured.regexes import char_range, literal, parse
 from inferd.server.structured.trees import Alt, Both, Name, Node, Not, Repeat, Seq, Value
 
-_COMMON = {
+COMMON = {
     "DIGIT": r"[0-9]",
     "HEXDIGIT": r"[a-fA-F0-9]",
     "INT": r"[0-9]+",
@@ -261,17 +261,18 @@ class _Parser:
             names = [self._expect_kind("terminal")]
             aliases = [self._expect_kind("terminal") if self._take("->") else names[0]]
         for name, alias in zip(names, aliases, strict=True):
-            if name not in _COMMON:
-                raise self._error(f"'common' has no '{name}'; it has {', '.join(_COMMON)}")
-            self._define(alias, Value(parse(_COMMON[name])))
+            if name not in COMMON:
+                raise self._error(f"'common' has no '{name}'; it has {', '.join(COMMON)}")
+            self._define(alias, Value(parse(COMMON[name])))
 
-    def _nested(self, read: Callable[[], Node], end: str) -> Node:
+    def _nested(self, read: Callable[[], Node], end: str = "") -> Node:
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise self._error(f"brackets are nested more than {_MAX_DEPTH} levels deep")
         node = read()
         self._depth -= 1
-        self._expect(end)
+        if end:
+            self._expect(end)
         return node
 
     def _alternatives(self) -> Node:
@@ -333,7 +334,7 @@ class _Parser:
 
     def _atom(self) -> Node:
         if self._take("~"):
-            return Not(self._atom())
+            return Not(self._nested(self._atom))
         if self._take("("):
             return self._nested(self._alternatives, ")")
         if self._take("["):

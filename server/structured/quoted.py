@@ -48,8 +48,8 @@ def quoted_regex(regex: str) -> str:
 def quoted_lark(text: str) -> str:
     """A grammar of the same texts, each as it stands inside a string of JSON.
 
-    Both are in llguidance's dialect of Lark. Blanks of `%ignore` behind the last lexeme may be missing from the result.
-    Raises ValueError for what has no such grammar.
+    Both are in llguidance's dialect of Lark. The quoted grammar may not take what `%ignore` allows before the first
+    lexeme or behind the last. Raises ValueError for what has no such grammar.
     """
     _check_size(text)
     return GrammarWriter(parse_grammar(text)).text()

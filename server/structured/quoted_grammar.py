@@ -49,6 +49,16 @@ _EMPTY_TEXT = '""'
 _NOT_EMPTY = Text("(?s:.)+")
 
 
+def _first_of(node: Node) -> Node:
+    """The texts of a tree that no other text of it begins.
+
+    Used because llguidance 1.9.1 does not see that a lazy lexeme has matched if it does so at its first byte, which has
+    also ended the lexeme before it.
+    """
+    texts = Both((node, _NOT_EMPTY))
+    return Both((texts, Not(Seq((texts, _NOT_EMPTY)))))
+
+
 def _joined(first: _Pairs, second: _Pairs) -> _Pairs:
     return frozenset((a, d) for a, b in first for c, d in second if b == c)
 
@@ -114,6 +124,8 @@ class GrammarWriter:
         while self._waiting:
             name, node, before, after = self._waiting.pop()
             self._add(name, self._body(node, before, after))
+            if len(self._names) > MAX_GRAMMAR_BYTES // 4:  # each has a line of at least as many characters
+                raise ValueError(TOO_LARGE)
         if self._ignored is None:
             for tree in self._grammar.ignored:
                 quoted = self._quoter.behind(tree, "")
@@ -142,7 +154,7 @@ class GrammarWriter:
         is_terminal = isinstance(node, Name) and node.name not in self._grammar.rules
         if is_lazy or is_terminal or isinstance(node, (Value, Not)):
             self._check_terminal(node)
-            return Lexeme(self._not_ignored(node), is_lazy)
+            return Lexeme(node, is_lazy)
         if isinstance(node, Both):
             raise ValueError("the grammar joins parts of a rule by '&'; write them in a terminal")
         if isinstance(node, Repeat):
@@ -158,6 +170,13 @@ class GrammarWriter:
             if name not in self._grammar.terminals:
                 raise ValueError(f"the grammar refers to '{name}', which it does not define")
 
+    def _part_behind(self, lexeme: Lexeme, state: int) -> Node | None:
+        key = (id(lexeme), state)
+        if key not in self._behind:
+            item = lexeme.item if state == 0 or lexeme.is_ignored or lexeme.is_lazy else self._not_ignored(lexeme.item)
+            self._behind[key] = self._quoter.behind(item, self._parts[state])
+        return self._behind[key]
+
     def _not_ignored(self, node: Node) -> Node:
         """A lexeme's tree without the texts that are ignored: the lexer takes these as ignored."""
         if self._ignored is None:
@@ -166,12 +185,6 @@ class GrammarWriter:
         mine, others = self._quoter.first_chars(node), self._quoter.first_chars(ignored)
         overlap = mine is None or others is None or mine & others
         return Both((node, Not(ignored))) if overlap else node
-
-    def _part_behind(self, lexeme: Lexeme, state: int) -> Node | None:
-        key = (id(lexeme), state)
-        if key not in self._behind:
-            self._behind[key] = self._quoter.behind(lexeme.item, self._parts[state])
-        return self._behind[key]
 
     def _lexeme_pairs(self, lexeme: Lexeme) -> _Pairs:
         """The pairs of a lexeme, with what may be ignored before it."""
@@ -210,15 +223,18 @@ class GrammarWriter:
         node = self._part_behind(lexeme, before)
         is_empty = before == after and self._quoter.may_be_empty(lexeme.item)
         is_beginning = self._ignored is not None and before == 0
+        is_optional = is_empty and bool(self._parts[before])
         if is_empty and (node is None or is_beginning):
             return _EMPTY_TEXT
         assert node is not None
         if self._parts[after]:
             node = Seq((node, Text("".join(map(source, self._parts[after])))))
+        elif lexeme.is_lazy and self._quoter.least_chars(lexeme.item) <= 1:
+            node, is_optional = _first_of(node), is_empty
         elif is_beginning and self._quoter.may_be_empty(lexeme.item):
             node = Both((node, _NOT_EMPTY))
         name = self._terminal(node, is_lazy=lexeme.is_lazy)
-        return f"({name}?)" if is_empty and self._parts[before] else name
+        return f"({name}?)" if is_optional else name
 
     def _terminal(self, node: Node, *, is_lazy: bool = False) -> str:
         """The name of a terminal, written once for equal ones."""
@@ -305,7 +321,8 @@ class GrammarWriter:
     def _body(self, node: Node, before: int, after: int) -> str:
         """The body of a rule for a tree that leads from one state to another."""
         if isinstance(node, Name):
-            return self._body(self._rules[node.name], before, after)
+            rule = self._rules[node.name]
+            return self._use(rule, before, after) if isinstance(rule, Name) else self._body(rule, before, after)
         if isinstance(node, Alt):
             used = (self._use(item, before, after) for item in node.items if (before, after) in self._pairs(item))
             return " | ".join(dict.fromkeys(used))
@@ -318,27 +335,32 @@ class GrammarWriter:
     def _sequence_body(self, node: Seq, before: int, after: int) -> str:
         """A sequence, up to the first item behind which there are several states: a rule for each of them goes on."""
         written: list[str] = []
-        for i, item in enumerate(node.items[:-1]):
-            rest = self._rest(node, i + 1)
-            rest_pairs = self._pairs(rest)
-            states = [
-                state for state in self._states if (before, state) in self._pairs(item) and (state, after) in rest_pairs
-            ]
+        rest: Node = self._in_pairs(node)
+        while isinstance(rest, Seq) and len(rest.items) == 2:
+            item, rest = rest.items
+            pairs, rest_pairs = self._pairs(item), self._pairs(rest)
+            states = [state for state in self._states if (before, state) in pairs and (state, after) in rest_pairs]
             if len(states) > 1:
                 found = (f"{self._use(item, before, state)} {self._use(rest, state, after)}" for state in states)
                 return " | ".join(" ".join((*written, text)) for text in found)
             written.append(self._use(item, before, states[0]))
             before = states[0]
-        return " ".join((*written, self._use(node.items[-1], before, after)))
+        return " ".join((*written, self._use(rest, before, after)))
 
-    def _rest(self, node: Seq, num: int) -> Node:
-        """The items of a sequence behind the first `num`."""
-        if num == len(node.items) - 1:
-            return node.items[-1]
-        key = (id(node), "rest", num)
+    def _in_pairs(self, node: Seq) -> Seq:
+        """A sequence as its first item and the rest of it, which is written in the same way."""
+        if len(node.items) == 2:
+            return node
+        key = (id(node), "in pairs")
         if key not in self._made:
-            self._made[key] = Seq(node.items[num:])
-        return self._made[key]
+            rest = node.items[-1]
+            for num, item in enumerate(reversed(node.items[:-1])):
+                rest = self._make((id(node), "rest", num), (item, rest))
+                self._pairs(rest)  # from the end on, so that none asks for all that follow
+            self._made[key] = rest
+        made = self._made[key]
+        assert isinstance(made, Seq)
+        return made
 
     def _repeat_body(self, node: Repeat, before: int, after: int) -> str:
         item, low, high = node.item, node.low, node.high
@@ -371,7 +393,10 @@ class GrammarWriter:
         """`num` times, of halves."""
         if num <= 1:
             return item if num else EMPTY
-        return self._make((id(item), "power", num), (self._power(item, num // 2), self._power(item, num - num // 2)))
+        key = (id(item), "power", num)
+        if key not in self._made:
+            self._made[key] = Seq((self._power(item, num // 2), self._power(item, num - num // 2)))
+        return self._made[key]
 
     def _up_to(self, item: Node, num: int) -> Node:
         """At most `num` times: at most half of them, or more than these and at most the rest."""
@@ -380,7 +405,7 @@ class GrammarWriter:
         key = (id(item), "up to", num)
         if key not in self._made:
             few = (num - 1) // 2
-            many = self._make((id(item), "more", num), (self._power(item, few + 1), self._up_to(item, num - few - 1)))
+            many = Seq((self._power(item, few + 1), self._up_to(item, num - few - 1)))
             self._made[key] = Alt((self._up_to(item, few), many))
         return self._made[key]
 

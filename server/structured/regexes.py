@@ -51,7 +51,7 @@ _PLAIN = re.compile(r"[^\W_]|[_ ,:;=@'\"!%`<>]", re.ASCII)
 _COUNT = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
 _GROUP = re.compile(r"\(\?(?:P?<(?P<name>[^>]*)>|(?P<flags>[a-zA-Z\-]*)(?P<end>[:)]))")
 _LOOK = re.compile(r"\(\?<?[=!]")
-_MAX_DEPTH = 200
+_MAX_DEPTH = 40
 _MAX_COUNT = 2**31 - 1
 
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from inferd.engine.grammar.compiler import LIMITS, normal_form
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.server.schema.caller_tool import TextFormat
+from inferd.server.structured import larks
 from inferd.server.structured.language import pattern
-from inferd.server.structured.quoted import json_text, quoted_lark, quoted_regex
+from inferd.server.structured.quoted import MAX_DEFINITION_CHARS, json_text, quoted_lark, quoted_regex
+from tests.unit.random_grammars import ALPHABET, near, random_grammar, random_regex
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 END = 2
@@ -50,20 +55,19 @@ def escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def sampled(grammar: str, seed: int, most: int = 300) -> str | None:
-    """A text drawn from a grammar's masks; None if it has not ended after `most` tokens."""
-    found, rng, token_ids = matcher(grammar), random.Random(seed), []
-    while not found.is_stopped():
-        mask = found.compute_bitmask()
-        allowed = [i for i in range(3_072) if mask[i // 8] >> i % 8 & 1]
-        token_id = END if END in allowed and rng.random() < 0.2 else rng.choice(allowed)
-        if token_id == END:
-            break
-        token_ids.append(token_id)
-        assert found.consume_token(token_id)
-        if len(token_ids) == most:
-            return None
-    return bytes(b"".join(map(vocabulary().decode_bytes, ([i] for i in token_ids)))).decode()
+def sampled(grammar: str, like: list[str], seed: int, most: int = 2_000) -> str | None:
+    """A text that a grammar's masks allow, of pieces of some texts; None if it has not ended after `most` pieces."""
+    found, rng, token_ids = matcher(grammar), random.Random(seed), list[int]()
+    for _ in range(most):
+        text = rng.choice(like)
+        at = rng.randrange(len(text))
+        piece = vocabulary().tokenize_str(text[at : at + rng.choice((1, 2, 20))])
+        num_allowed = found.validate_tokens(piece)
+        token_ids += piece[:num_allowed]
+        found.consume_tokens(piece[:num_allowed])
+        if found.is_accepting():
+            return bytes(b"".join(map(vocabulary().decode_bytes, ([i] for i in token_ids)))).decode()
+    return None
 
 
 # -- regular expressions -----------------------------------------------------------------------------------------------
@@ -169,3 +173,213 @@ def test_the_object_of_a_call() -> None:
     assert not follows(grammar, call.replace("*** End Patch", ""))
     assert not follows(grammar, call.replace('"input"', '"text"'))
     assert follows(json_text('a"b', TextFormat("regex", r"\d+\n")).text(), '{"a\\"b": "12\\n"}')
+
+
+JS = r"""
+start: pragma_source | plain_source
+pragma_source: PRAGMA_LINE NEWLINE SOURCE
+plain_source: SOURCE
+PRAGMA_LINE: /[ \t]*\/\/ @exec:[^\r\n]*/
+NEWLINE: /\r?\n/
+SOURCE: /[\s\S]+/
+"""
+SQL = r"""
+start: select ";"?
+?select: "SELECT"i columns "FROM"i NAME where? -> query
+columns: "*" | NAME ("," NAME)*
+where: "WHERE"i condition ("AND"i condition)*
+condition: NAME ("=" | "<" | ">") (STRING | SIGNED_INT | ESCAPED_STRING)
+NAME: /[a-zA-Z_]\w*/
+STRING: "'" /[^'\\]/* "'"
+%import common (WS, SIGNED_INT)
+%import common.ESCAPED_STRING
+%ignore WS
+"""
+ARITHMETIC = r"""
+start: expr
+expr: expr ("+" | "-") term | term
+term: term ("*" | "/") factor | factor
+factor: "(" expr ")" | NUMBER
+%import common.NUMBER
+%ignore " "
+"""
+LINES = r"""
+%llguidance {"no_forcing": true}
+start: line ~ 1..2 tail{0,3}  # at most two lines
+line: /[^\x00\n]*/ "\n"       // of any text
+tail: "\u0000" | "\x01" | [ "\x02" "\"" ] "."
+"""
+LAZY = r"""
+start: text "!" rest
+text[lazy, capture]: /(.|\n)*/ "\n--\n"
+rest[suffix="\n", capture="x"]: TEXT
+TEXT: /[^!]*/
+"""
+RANGES = 'start: A (B | "é" | "😀"i)+\nA: "a".."f" | "\\t".."\\r"\nB: ~/b\\n/ & /[b\\n]{1,3}/'
+
+GRAMMARS = {
+    "js": (JS, ["// @exec: x\n1", " \t// @exec:\r\nf(\"a\\n\");\n", "\n", "x\\\"\x00"], [""]),
+    "sql": (
+        SQL,
+        ["select *\n from t", 'SELECT a,b\tFROM "t', "SELECT a FROM t WHERE a='\n\"' AND b = \"\\n\\\"\" and c<-1;"],
+        ["", "SELECT", "select * from t where a = '\\'"],
+    ),
+    "arithmetic": (ARITHMETIC, ["1", "1 + 2*(3 - 4.5e-3)", "1 +"], ["", "1\n", '"1"']),
+    "lines": (LINES, ["a\n", "\n\n", 'a\tb\x01"\n\x00', "\n\x01.", '\n\x02".\0', "a\\\n\x01"], ["a", "\0\n", "\n\x02"]),
+    "lazy": (LAZY, ["\n--\n!a\n", "a\n--\nb", "a\n-\n--\n!\n", "\n--\n!\t\"\n\n"], ["\n--\n!", "a"]),
+    "ranges": (RANGES, ["aé", "f😀b", "\tb\nb", "\rbb", "\nb\n", "a\n\n"], ["a", "gé", "\u2028é"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_grammar_matches_the_same_texts_when_quoted(name: str) -> None:
+    grammar, texts, others = GRAMMARS[name]
+    rng = random.Random(name)
+    quoted = quoted_lark(grammar)
+    mutants = [near(rng, text) for text in texts for _ in range(40)]
+    if "%ignore" in grammar:
+        mutants = [text for text in mutants if text == text.strip()]
+    assert disagreements(grammar, quoted, [*texts, *others, *mutants]) == []
+    assert [text for text in others if follows(quoted, escaped(text))] == []
+    assert any(follows(quoted, escaped(text)) for text in texts)
+
+
+@pytest.mark.parametrize("name", ["patch", *GRAMMARS])
+def test_texts_drawn_from_a_quoted_grammar_match_the_grammar(name: str) -> None:
+    """With the tokens of a vocabulary, which end inside escapes and between lexemes."""
+    grammar, texts = (APPLY_PATCH, [PATCH]) if name == "patch" else GRAMMARS[name][:2]
+    language = json_text("input", TextFormat("lark", grammar))
+    like = [json.dumps({"input": text}, ensure_ascii=False) for text in texts]
+    drawn = [text for seed in range(40) if (text := sampled(normal_form(language.text()), like, seed)) is not None]
+    assert len(drawn) > 5
+    assert [text for text in drawn if not follows(grammar, json.loads(text)["input"])] == []
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(("", "", r"/[ \n]+/", '" "', r"/[ \t\n]/")))
+def test_random_grammars(seed: int, ignored: str) -> None:
+    rng = random.Random(seed)
+    grammar = random_grammar(rng, ignored)
+    found = [written(grammar, rng) for _ in range(8)]
+    texts = [*found, *(near(rng, text) for text in found for _ in range(2))]
+    if ignored:
+        texts = [text for text in texts if text == text.strip()]
+    try:
+        quoted = quoted_lark(grammar)
+    except ValueError:  # rules that only refer to themselves
+        assert [text for text in texts if follows(grammar, text)] == []
+        return
+    assert disagreements(grammar, quoted, texts) == []
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_random_regexes(seed: int) -> None:
+    rng = random.Random(seed)
+    regex = "".join(random_regex(rng) for _ in range(3))
+    found = [written(pattern(regex).text(), rng) for _ in range(8)]
+    texts = [*found, *(near(rng, text) for text in found for _ in range(2))]
+    assert disagreements(pattern(regex).text(), pattern(quoted_regex(regex)).text(), texts) == []
+
+
+def written(grammar: str, rng: random.Random, most: int = 14) -> str:
+    """A text drawn from a grammar, character by character. It may end too early."""
+    found, text = matcher(grammar), ""
+    while len(text) < most and not found.is_stopped():
+        ids = {char: [token_of_byte()[byte] for byte in char.encode()] for char in ALPHABET}
+        allowed = [char for char in ALPHABET if found.validate_tokens(ids[char]) == len(ids[char])]
+        if not allowed or (found.is_accepting() and rng.random() < 0.3):
+            break
+        char = rng.choice(allowed)
+        found.consume_tokens(ids[char])
+        text += char
+    return text
+
+
+@pytest.mark.parametrize("name", larks.COMMON)
+def test_common_terminals_are_those_of_llguidance(name: str) -> None:
+    grammar = f"start: X\n%import common.{name} -> X"
+    texts = [
+        *SAMPLES,
+        "+1",
+        "-1.5e3",
+        ".5",
+        "1.",
+        "e+7",
+        '"a"',
+        '"a\\n"',
+        "_a1",
+        "#x",
+        "//x",
+        "/*x*/",
+        "--x",
+        "/**",
+        "\t \n",
+    ]
+    assert disagreements(grammar, quoted_lark(grammar), texts) == []
+    assert any(follows(grammar, text) for text in texts)
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("regex", "reason"),
+    [
+        ("a^b", "anchor"), ("(a$)b", "anchor"), ("(?:^a)*", "anchor"), ("(?m)^a", "anchor"),
+        (r"\bfoo", "word boundary"),
+        (r"a\B", "word boundary"), (r"\<a", "word boundary"), ("(?=a)b", "looks ahead"), ("a(?!b)", "looks ahead"),
+        ("(?<=a)b", "behind"), ("(?<!a)b", "behind"), (r"(a)\1", "refers back"), ("(?P<stop>a)", "'stop'"),
+        ("(?-u)a", "bytes"),
+        (r"\p{WB=Format}", "WB=Format"), (r"\p{gc!=Po}", "!="), ("(a", "inside a group"), ("a)", "not opened"),
+        ("[a", "class"),
+        ("*a", "'*'"), ("a{", "count"), ("a{2,1}", "count"), ("a{9999999999}", "count"), (r"\y", r"'\y'"),
+        ("a\\", "backslash"),
+        (r"\x4", r"\x"), (r"\u{110000}", r"\u"), (r"\ud800", r"\u"), ("[b-a]", "range"), ("(?z)a", "'z'"),
+        ("(?>a)", "(?>a"),
+        (r"\p{L", "ends inside"), ("(" * 300 + ")" * 300, "levels"), ("[" * 300 + "a" + "]" * 300, "levels"),
+        ("a" * (MAX_DEFINITION_CHARS + 1), "characters"),
+        ("(?:[^a]|.)" * 6_000, "characters"),
+    ],
+    ids=lambda value: str(value)[:20],
+)  # fmt: skip
+def test_a_regex_that_cannot_be_quoted_is_refused_by_name(regex: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)) as caught:
+        quoted_regex(regex)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ('x: "a"', "'start'"), ('start: %json {"type": "string"}', "'%json'"),
+        ('start: %regex {"substring_chars": "a"}', "'%regex'"),
+        ('start: %lark { start: "a" }', "'%lark'"), ("start: <|im_end|>", "<|im_end|>"), ("start: <[5]>", "<[5]>"),
+        ("start: @other", "'@other'"), ('start: A\nA: <think> "a"', "<think>"),
+        ('start[max_tokens=3]: "a"', "'max_tokens'"),
+        ('start[stop="x"]: /a*/', "'stop'"), ('start[foo]: "a"', "'foo'"), ('start: A\nA.2: "a"', "priority"),
+        ('start: "a"\nx{y}: y', "template"), ('start: x::1\nx::_: "a"', "parameter"),
+        ('start: "a" %if true', "'%if'"),
+        ("%import foo.X\nstart: X", "'foo'"), ("%import common.FOO\nstart: FOO", "'FOO'"),
+        ("%declare A\nstart: A", "'%declare'"),
+        ('%override start: "a"', "'%override'"),
+        ('%llguidance {"allow_initial_skip": true}\nstart: "a"', "'allow_initial_skip'"),
+        ("%llguidance\nstart: A", "object"), ("start: A", "'A'"), ("start: b", "'b'"),
+        ("start: A\nA: A", "refers to itself"),
+        ("start: A\nA: B\nB: A", "refers to itself"), ('start: A\nA: b\nb: "a"', "'b'"),
+        ('start: "a"\nstart: "b"', "twice"),
+        ('start: A\nA: "a"\n%import common.WS -> A', "twice"), ('start: "a" & "b"', "'&'"), ("start: start", "no text"),
+        ('start: "b".."a"', "range"), ('start: "ab".."c"', "range"), ('start: ("a"', "')'"), ('start: "a', "line 1"),
+        ('start: A\nA: /a(?=b)/', "looks ahead"), ('start: "a"\n  ?', "line 2"), ('start: "a" }', "out of place"),
+        ('start: /a/l', "'l'"), ('start: "a"{3,2}', "count"), ("start: " + "(" * 40 + '"a"' + ")" * 40, "levels"),
+        ("start: " + "~" * 2_000 + "/a/", "levels"),
+        ("start: T0\n" + "\n".join(f"T{i}: T{i + 1}" for i in range(200)) + '\nT200: "a"', "levels"),
+        ("start: " + " ".join(["/[^\\n]+/ /\\n/"] * 4_600), "of more than"),
+        ('start: "b" | /' + "\\t?" * 10_000 + "\\n/ | /[^b]/", "too large"),
+    ],
+    ids=lambda value: str(value)[:24],
+)  # fmt: skip
+def test_a_grammar_that_cannot_be_quoted_is_refused_by_name(grammar: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)) as caught:
+        quoted_lark(grammar)
+    assert len(str(caught.value)) < 400
