@@ -16,7 +16,6 @@ from inferd.server.structured.language import (
     either,
     free_text,
     free_text_until,
-    lark,
     literal,
     marked,
     pattern,
@@ -26,6 +25,7 @@ from inferd.server.structured.language import (
 )
 from inferd.server.structured.quoted import json_text
 from inferd.server.structured.schema import OR_NOT_STRICT, read_schema
+from inferd.server.structured.tagged import text_until
 from inferd.server.structured.tags import Tokens
 from inferd.server.tools.format import CallSyntax, ReasoningSyntax
 
@@ -157,13 +157,13 @@ class _Writer:
         try:
             if tags is None:
                 return self._with_arguments(tool.name, json_text(TEXT_KEY, text))
-            written = lark(text.definition) if text.syntax == "lark" else pattern(text.definition)
+            written = text_until(tags.end, text)
         except ValueError as error:
             raise errors.invalid_value(
                 text.path, text.definition, f"The grammar cannot be enforced: {error}."
             ) from None
         begin = literal(f"{tags.before}{TEXT_KEY}{tags.between}")
-        return self._with_arguments(tool.name, sequence(begin, written, literal(tags.end)))
+        return self._with_arguments(tool.name, sequence(begin, written))
 
 
 def _parameters(tool: CallerTool, where: str) -> tuple[dict[str, object], list[str]]:

@@ -98,6 +98,14 @@ def pattern(regex: str) -> Language:
     return Language(f"/{_ESCAPE_OR_BARE.sub(_fit_for_slashes, regex)}/")
 
 
+def pattern_until(regex: str, end: str) -> Language:
+    """The texts of a regular expression that do not hold `end`, each with `end` behind it."""
+    rule, stop = _rule_name("until", f"{regex} {end}"), _escaped(end)
+    texts = f"{pattern(regex).expression} " if regex else ""
+    whole = f"({texts}/{stop}/) & ~/(?s:.)*{stop}(?s:.)+/"
+    return Language(rule, (f"{rule}: {rule.upper()}", f"{rule.upper()}: {whole}"))
+
+
 def one_of(texts: Iterable[str]) -> Language:
     """One of these texts, as one lexeme: a rule with thousands of alternatives would exceed the parser's limits."""
     return pattern("(" + "|".join(map(_escaped, texts)) + ")")

@@ -92,6 +92,10 @@ class Grammar:
     ignored: list[Node] = field(default_factory=list)
     """Terminals that may stand between lexemes."""
 
+    def is_lexeme(self, node: Node) -> bool:
+        """Whether a part of a rule is matched as one lexeme."""
+        return isinstance(node, (Value, Not)) or (isinstance(node, Name) and node.name not in self.rules)
+
 
 def parse_grammar(text: str) -> Grammar:
     """Raises ValueError for what cannot be read, or has no tree."""
@@ -99,7 +103,25 @@ def parse_grammar(text: str) -> Grammar:
     parser.run()
     if "start" not in parser.grammar.rules:
         raise ValueError("the grammar has no rule 'start'")
+    for rule in parser.grammar.rules.values():
+        _check(rule.body, parser.grammar, is_lexeme=rule.is_lazy)
     return parser.grammar
+
+
+def _check(node: Node, grammar: Grammar, *, is_lexeme: bool) -> None:
+    """Raises ValueError if a part of a rule is not defined, or may not stand in a lexeme or outside of one."""
+    if isinstance(node, Name):
+        if node.name not in grammar.rules and node.name not in grammar.terminals:
+            raise ValueError(f"the grammar refers to '{node.name}', which it does not define")
+        if is_lexeme and node.name in grammar.rules:
+            raise ValueError(f"the grammar uses the rule '{node.name}' in a lexeme, in which only terminals may stand")
+    elif isinstance(node, Both) and not is_lexeme:
+        raise ValueError("the grammar joins parts of a rule by '&'; write them in a terminal")
+    elif isinstance(node, (Seq, Alt, Both)):
+        for item in node.items:
+            _check(item, grammar, is_lexeme=is_lexeme)
+    elif isinstance(node, (Repeat, Not)):
+        _check(node.item, grammar, is_lexeme=is_lexeme or isinstance(node, Not))
 
 
 class _Parser:

@@ -37,7 +37,7 @@ def quoted_regex(regex: str) -> str:
 
     Both are in Rust's `regex` syntax. Raises ValueError for what has no such expression.
     """
-    _check_size(regex)
+    check_size(regex)
     node = Quoter({}).behind(parse(regex), "")
     text = regex_source(node if node is not None else NOTHING)
     if len(text) > MAX_GRAMMAR_BYTES:
@@ -51,10 +51,11 @@ def quoted_lark(text: str) -> str:
     Both are in llguidance's dialect of Lark. The quoted grammar may not take what `%ignore` allows before the first
     lexeme or behind the last. Raises ValueError for what has no such grammar.
     """
-    _check_size(text)
+    check_size(text)
     return GrammarWriter(parse_grammar(text)).text()
 
 
-def _check_size(definition: str) -> None:
+def check_size(definition: str) -> None:
+    """Raises ValueError for a grammar that is too long."""
     if len(definition) > MAX_DEFINITION_CHARS:
         raise ValueError(f"it has {len(definition)} characters, but at most {MAX_DEFINITION_CHARS} are allowed")

@@ -151,24 +151,13 @@ class GrammarWriter:
         """A rule's tree with a `Lexeme` wherever the rule matches one."""
         if isinstance(node, Value) and node.item == Seq(()):
             return node.item
-        is_terminal = isinstance(node, Name) and node.name not in self._grammar.rules
-        if is_lazy or is_terminal or isinstance(node, (Value, Not)):
-            self._check_terminal(node)
+        if is_lazy or self._grammar.is_lexeme(node):
             return Lexeme(node, is_lazy)
-        if isinstance(node, Both):
-            raise ValueError("the grammar joins parts of a rule by '&'; write them in a terminal")
         if isinstance(node, Repeat):
             return Repeat(self._lexemes(node.item), node.low, node.high)
         if isinstance(node, (Seq, Alt)):
             return type(node)(tuple(map(self._lexemes, node.items)))
         return node
-
-    def _check_terminal(self, node: Node) -> None:
-        for name in names_in(node):
-            if name in self._grammar.rules:
-                raise ValueError(f"the grammar uses the rule '{name}' in one lexeme, where only terminals may stand")
-            if name not in self._grammar.terminals:
-                raise ValueError(f"the grammar refers to '{name}', which it does not define")
 
     def _part_behind(self, lexeme: Lexeme, state: int) -> Node | None:
         key = (id(lexeme), state)

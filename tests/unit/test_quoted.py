@@ -165,7 +165,7 @@ def test_codex_patches() -> None:
 
 def test_the_object_of_a_call() -> None:
     language = json_text("input", TextFormat("lark", APPLY_PATCH))
-    grammar = normal_form(language.text()).text
+    grammar = normal_form(language.text()).text.text
     call = json.dumps({"input": PATCH}, ensure_ascii=False)
     assert follows(grammar, call)
     assert follows(grammar, call.replace('": "', '":"'))
@@ -250,7 +250,7 @@ def test_texts_drawn_from_a_quoted_grammar_match_the_grammar(name: str) -> None:
     grammar, texts = (APPLY_PATCH, [PATCH]) if name == "patch" else GRAMMARS[name][:2]
     language = json_text("input", TextFormat("lark", grammar))
     like = [json.dumps({"input": text}, ensure_ascii=False) for text in texts]
-    drawn = [text for seed in range(40) if (text := sampled(normal_form(language.text()), like, seed)) is not None]
+    drawn = [text for seed in range(40) if (text := sampled(normal_form(language.text()).text, like, seed)) is not None]
     assert len(drawn) > 5
     assert [text for text in drawn if not follows(grammar, json.loads(text)["input"])] == []
 

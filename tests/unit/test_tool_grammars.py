@@ -365,6 +365,20 @@ def test_the_text_of_a_custom_tool_follows_its_grammar_in_each_format(
         assert follows(what, model, written(form, ("edit", {"input": text}))) == is_right, text
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "glm47", "hermes"])
+@pytest.mark.parametrize(
+    ("syntax", "definition"), [("lark", "start: /a/ REST\nREST: /[\\s\\S]+/"), ("regex", r"a[\s\S]+")]
+)
+def test_a_grammar_of_any_text_ends_at_the_marker(name: str, syntax: str, definition: str) -> None:
+    model, form = served(name, "none"), CALLS[name].syntax
+    assert form is not None
+    what = asked(model, tools=[custom(syntax, definition)], tool_choice="required")
+    one = written(form, ("edit", {"input": 'a\n<b> "\\</c>\n'}))
+    assert follows(what, model, one)
+    assert not follows(what, model, written(form, ("edit", {"input": "b"})))
+    assert not follows(what, model, one + "x")
+
+
 def test_a_grammar_that_cannot_be_enforced_is_refused_by_its_path() -> None:
     for syntax, definition, reason in (
         ("regex", "a(?=b)", "look"),
