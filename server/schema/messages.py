@@ -266,11 +266,16 @@ def _text_of(part: _AnyPart) -> str:
 
 def _conversation(given: Sequence[_Message], info: ValidationInfo) -> tuple[Message, ...]:
     """All messages, without the parts that the model cannot read. Such a part of a message that is still to be answered
-    is refused: the answer depends on it."""
-    last_answer = max((i for i, message in enumerate(given) if message.role == "assistant"), default=-1)
+    is refused: the answer depends on it. What follows a tool's result belongs to that: some clients put its images into
+    a message of the user."""
+    turns = ("assistant", "tool", "function")
+    last = max((i for i, message in enumerate(given) if message.role in turns), default=-1)
+    follows_result = last >= 0 and given[last].role != "assistant"
     conversation = _Conversation()
     for i, message in enumerate(given):
-        is_read = message.role in ("system", "developer") or (message.role == "user" and i > last_answer)
+        is_read = message.role in ("system", "developer") or (
+            message.role == "user" and i > last and not follows_result
+        )
         if is_read and (unread := message.unread()):
             part, kind = next(iter(unread.items()))
             where = f"{info.field_name}[{i}].content[{part}].type"

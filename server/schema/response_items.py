@@ -468,13 +468,18 @@ def _items(given: Any, items: Any, where: str) -> tuple[Item, ...]:
     return made
 
 
+def _is_past(item: JsonObject) -> bool:
+    """Whether the model or a tool has spoken in it."""
+    return item.get("role") == "assistant" or str(item.get("type")).endswith(("_call", "_output"))
+
+
 def _check_newest(given: Sequence[JsonObject], where: str) -> None:
     """Raises `RequestError` if the newest messages hold what the model cannot read: those after which the model has not
-    spoken yet."""
-    for i in range(len(given) - 1, -1, -1):
-        item = given[i]
-        if item.get("role") == "assistant" or str(item.get("type")).endswith(("_call", "_output")):
-            return
+    spoken yet. What follows a tool's output belongs to that."""
+    last = max((i for i, item in enumerate(given) if _is_past(item)), default=-1)
+    if last >= 0 and str(given[last].get("type")).endswith("_output"):
+        return
+    for i, item in enumerate(given[last + 1 :], last + 1):
         content = item.get("content")
         for j, part in enumerate(content if isinstance(content, list) else ()):
             kind = part.get("type")

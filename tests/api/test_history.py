@@ -117,6 +117,9 @@ def test_a_result_behind_the_last_answer_is_history_too(http: httpx.Client, rout
     told = "content of older messages and of results is left out (1 image): the model reads text alone"
     for is_stream in (False, True):
         assert omitted("image") in prompt_of(http, router, USER, call, result, warns=told, stream=is_stream)
+    # Some clients put the image of a result into a message of the user behind it.
+    result, shown = {**result, "content": "see"}, {"role": "user", "content": [IMAGE]}
+    assert f"user\n{omitted('image')}<|im_end|>" in prompt_of(http, router, USER, call, result, shown, warns=told)
 
 
 def test_names_reach_the_template() -> None:

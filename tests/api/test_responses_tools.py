@@ -248,7 +248,8 @@ def test_what_the_model_cannot_read_in_an_output_or_an_older_message_is_text(htt
     output = {"type": "function_call_output", "call_id": "c", "output": [image, {"type": "input_text", "text": "end"}]}
     seen = {"role": "user", "content": [image, {"type": "input_text", "text": "What is it?"}]}
     said = {"role": "assistant", "content": "I do not know."}
-    for items in ([{"role": "user", "content": "?"}, call, output], [seen, said, {"role": "user", "content": "?"}]):
+    user = {"role": "user", "content": "?"}
+    for items in ([user, call, output], [seen, said, user], [user, call, {**output, "output": "see"}, seen]):
         answer = http.post("/v1/responses", json={"input": items})
         assert answer.status_code == 200, answer.text
         assert "image content is left out" in answer.headers["x-inferd-warning"]

@@ -9,8 +9,6 @@ from agent import BROKEN, HOME, MENDED, MODEL, Project, call, mending, plan, whe
 from checks import BASE_URL, KEY, URL, check, run
 
 APIS = {"openai-completions": BASE_URL, "openai-responses": BASE_URL, "anthropic-messages": URL}
-# Over Chat Completions pi puts a tool's picture into a message of the user, which this server refuses.
-INPUT = {name: ["text", "image"] for name in APIS} | {"openai-completions": ["text"]}
 SIZES = {"contextWindow": 200_000, "maxTokens": 32_000}
 VARIABLES = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0"}
 
@@ -19,7 +17,7 @@ def pi(project: Project, api: str, prompt: str, *flags: str) -> str:
     """What it prints."""
     model = {"id": MODEL, "reasoning": True, **SIZES}
     providers = {
-        name: {"baseUrl": url, "api": name, "apiKey": KEY, "models": [{**model, "input": INPUT[name]}]}
+        name: {"baseUrl": url, "api": name, "apiKey": KEY, "models": [{**model, "input": ["text", "image"]}]}
         for name, url in APIS.items()
     }
     folder = HOME / ".pi" / "agent"
