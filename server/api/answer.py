@@ -158,6 +158,10 @@ class ChunkRendering:
     def __init__(self, chunks: Chunks, request: GenerateRequest) -> None:
         self._chunks, self._builder = chunks, ResultBuilder(request)
 
+    def begin(self) -> bytes:
+        """Nothing, because the first chunk of a choice has its first text."""
+        return b""
+
     def end(self, extra: Extra) -> bytes:
         return self._chunks.end(extra)
 

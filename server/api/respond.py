@@ -90,6 +90,11 @@ class Rendering(Protocol):
     @property
     def keep_alive(self) -> bytes: ...
 
+    def begin(self) -> bytes:
+        """The stream's first bytes, if they were not made yet: they say that the request waits for the model. Empty for
+        a family whose streams begin with the first text."""
+        ...
+
     def event(self, event: Event) -> bytes:
         """The stream's bytes for an event; may be empty. Runs on a thread if the event is a long prompt."""
         ...
@@ -181,8 +186,8 @@ async def respond(
     shape: Shape,
     rendering: Rendering,
 ) -> Response:
-    """Generate and answer. Raises `RequestError` and `EngineDeadError` until the response has begun, and
-    `ClientGoneError`."""
+    """Generate and answer. Raises `RequestError` and `EngineDeadError` if the router takes no request, or until the
+    response has begun, and `ClientGoneError`."""
     request.state.notices += taken.notices
     streams = await ChoiceStreams.begin(service.router, taken, service.model.tokenizer.bytes)
     events = until(taken.deadline, streams.events())
@@ -194,9 +199,10 @@ async def respond(
 
     per_token = 1 + max(taken.params.logprobs or 0, taken.params.prompt_logprobs or 0)
     if shape.is_stream:
-        data = _streamed(events, rendering, extra, service.lanes, per_token)
+        begins_early = taken.scheduling.ttft_target_s is None
+        data = _streamed(events, rendering, extra, service.lanes, per_token, begins_early=begins_early)
         notice = partial(_notice, service) if service.router.is_unloaded else None
-        return sse.EventStream(data, rendering, streams.abort, service.keep_alive_s, notice)
+        return sse.EventStream(data, rendering, streams.close, service.keep_alive_s, notice)
     num_events, num_scored = await sse.unless_disconnected(request.receive, _taken_in(events, rendering))
 
     size = num_scored * per_token + num_events + _CHOICE_SIZE * taken.num_choices
@@ -214,10 +220,19 @@ def _notice(service: Service) -> bytes:
 
 
 async def _streamed(
-    events: AsyncGenerator[Event, None], rendering: Rendering, extra: Callable[[], Extra], lanes: Lanes, per_token: int
+    events: AsyncGenerator[Event, None],
+    rendering: Rendering,
+    extra: Callable[[], Extra],
+    lanes: Lanes,
+    per_token: int,
+    *,
+    begins_early: bool,
 ) -> AsyncGenerator[bytes, None]:
-    """The stream's bytes. `per_token`: number of log probabilities of each scored token."""
+    """The stream's bytes. `per_token`: number of log probabilities of each scored token. `begins_early`: the first
+    bytes come before the prompt is computed. A request with a TTFT target may still be refused with a 429 then."""
     try:
+        if begins_early and (begun := rendering.begin()):
+            yield begun
         async for event in events:
             if isinstance(event, PromptRead) and len(event.scored) * per_token >= _LARGE_ANSWER:
                 data = await lanes.run(partial(rendering.event, event), len(event.scored) * per_token, is_begun=True)

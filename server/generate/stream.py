@@ -6,7 +6,7 @@ If the stream ends early (the client leaves, a choice fails), every choice still
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from typing import Self
 
 from msgspec import structs
@@ -33,13 +33,16 @@ _SLICE = 512
 
 
 class ChoiceStreams:
-    """The running choices of one request. `abort` is safe at any time and any number of times."""
+    """The running choices of one request. `close` is safe at any time and any number of times."""
 
     def __init__(self, request: GenerateRequest, table: TokenBytes) -> None:
         """Use `begin`."""
         self.request = request
         self._table = table
         self._streams: list[TokenStream] = []
+        self._choices: dict[int, Choice] = {}
+        """Index -> each choice that has begun."""
+        self._is_charged = False
 
     @classmethod
     async def begin(cls, router: Router, request: GenerateRequest, table: TokenBytes) -> Self:
@@ -49,7 +52,7 @@ class ChoiceStreams:
         try:
             await streams._submit(router)
         except BaseException:
-            streams.abort()
+            streams.close()
             request.account.owe(-request.num_prompt_tokens)
             raise
         return streams
@@ -79,14 +82,17 @@ class ChoiceStreams:
         not_cached = reason_not_cached(self._streams[0], ready)
         return timing_of(self._streams[0], self.request.scheduling.arrival_s, not_speculated, not_cached)
 
-    def abort(self) -> None:
+    def close(self) -> None:
+        """Abort the choices that run, and charge the key for the generated tokens, once."""
         for stream in self._streams:
             stream.abort()
+        if not self._is_charged:
+            self._is_charged = True
+            self.request.account.owe(self._num_charged())
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event of every choice. Raises `RequestError` or `EngineDeadError` if a choice fails."""
-        deltas = _merged(self._streams)
-        choices: dict[int, Choice] = {}
+        deltas, choices = _merged(self._streams), self._choices
         try:
             num_open = len(self._streams)
             async for index, delta in deltas:
@@ -112,16 +118,15 @@ class ChoiceStreams:
                 self.request.account.owe(-self._num_not_begun())
             raise
         finally:
-            self.abort()
-            self.request.account.owe(self._num_charged(choices))
+            self.close()
             await deltas.aclose()
 
-    def _num_charged(self, choices: Mapping[int, Choice]) -> int:
+    def _num_charged(self) -> int:
         """Number of generated tokens. Of a choice that its text ended, those behind are not in the answer, so they do
         not count: how many there are depends on how many tokens a step gave."""
         charged = 0
         for index, stream in enumerate(self._streams):
-            choice = choices.get(index)
+            choice = self._choices.get(index)
             if choice is not None and choice.was_stopped_by_text:
                 charged += choice.num_tokens
             else:

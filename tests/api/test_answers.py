@@ -16,13 +16,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from inferd.engine.api.wire.messages import EngineStats, Failure, StepOutput
 from inferd.server.api import routes
-from inferd.server.api.anthropic.answer import MessageRendering
 from inferd.server.api.app import AppOptions, Backend
 from inferd.server.api.routes import ROUTES, Route
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from inferd.server.config.settings import Settings
 from inferd.server.observability.metrics import Metrics
-from inferd.server.schema.answers.anthropic import StreamedEvent
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.detect import Clues, detect
 
@@ -296,9 +294,7 @@ def test_every_documented_field_of_an_answer_is_real(
         for answer in found
         for field in fields_in(validator, schema_in(document, route, media), answer)
     }
-    assert told - seen == {("PingEvent", "type")}, "documented, but in no answer"
-    ping = json.loads(MessageRendering.keep_alive.partition(b"data: ")[2])
-    TypeAdapter[Any](StreamedEvent).validate_python(ping, strict=True)
+    assert told <= seen, "documented, but in no answer"
 
 
 def wrong(value: dict[str, Any], required: Collection[str]) -> Iterator[dict[str, Any]]:

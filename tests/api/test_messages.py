@@ -86,9 +86,10 @@ def prompt(router: Any, index: int = -1) -> str:
 
 START = (
     b'event: message_start\ndata: {"type":"message_start","message":{"id":ID,"type":"message","role":"assistant",'
-    b'"model":"tiny","content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":21,'
-    b'"cache_creation_input_tokens":0,"cache_read_input_tokens":16,"output_tokens":0,'
+    b'"model":"tiny","content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":37,'
+    b'"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0,'
     b'"output_tokens_details":{"thinking_tokens":0}}}}\n\n'
+    b'event: ping\ndata: {"type":"ping"}\n\n'
 )
 END = (
     b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn","stop_sequence":null},'
@@ -102,7 +103,7 @@ def test_the_bytes_of_a_stream(http: httpx.Client, router: Any, script: Any) -> 
     router.will(script(text="Hello there", cuts=(64,), num_cached=16))
     response = http.post("/v1/messages", json={**ASKED, "stream": True})
     num_prompt, num_output = len(router.submits[0].prompt_ids), len(router.model.tokenizer.encode("Hello there", False))
-    start = START.replace(b":21,", b":%d," % (num_prompt - 16))
+    start = START.replace(b":37,", b":%d," % num_prompt)
     end = END.replace(b":21,", b":%d," % (num_prompt - 16)).replace(b":5,", b":%d," % (num_output + 1))
     assert IDS.sub(b"ID", response.content) == (
         start + b'event: content_block_start\ndata: {"type":"content_block_start","index":0,'
@@ -113,6 +114,18 @@ def test_the_bytes_of_a_stream(http: httpx.Client, router: Any, script: Any) -> 
     )
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["request-id"] == response.headers["x-request-id"]
+
+
+def test_a_stream_begins_before_the_first_token(http: httpx.Client, router: Any, script: Any) -> None:
+    router.will(script(token_ids=(), ends=False))
+    received = b""
+    with http.stream("POST", "/v1/messages", json={**ASKED, "stream": True}) as response:
+        for data in response.iter_raw():
+            received += data
+            if b"event: ping" in received:
+                break
+    start = START.replace(b":37,", b":%d," % len(router.submits[0].prompt_ids))
+    assert IDS.sub(b"ID", received) == start
 
 
 def test_the_bytes_of_a_plain_answer(http: httpx.Client, router: Any, script: Any) -> None:

@@ -170,7 +170,13 @@ def test_what_is_passing_is_retried(http: httpx.Client, router: Any) -> None:
 def test_a_deadline_is_kept(http: httpx.Client, router: Any, script: Any, stream: bool) -> None:
     router.will(script(text="" if stream else "some words", token_ids=() if stream else None, ends=False))
     headers = {"X-Request-Timeout": "0.05"}
-    check(http.post("/v1/messages", json={**ASKED, "stream": stream}, headers=headers), 408, "timeout_error")
+    response = http.post("/v1/messages", json={**ASKED, "stream": stream}, headers=headers)
+    if stream:
+        start, ping, failure = response.content.split(b"\n\n")[:-1]
+        assert start.startswith(b"event: message_start\n") and ping.startswith(b"event: ping\n")
+        assert failure.startswith(b"event: error\n") and b"timeout_error" in failure
+    else:
+        check(response, 408, "timeout_error")
     router.wait_for(lambda: list(router.aborted.values()) == ["abort"])
 
 

@@ -357,6 +357,26 @@ def test_a_failure(http: httpx.Client, router: Any, script: Any, stream: bool) -
     assert http.get(f"/v1/responses/{failed['id']}").status_code == 404
 
 
+def test_a_stream_begins_before_the_first_token(client: openai.OpenAI, router: Any, script: Any) -> None:
+    router.will(script(token_ids=(), ends=False))
+    with client.responses.create(model="tiny", input="Hi", stream=True) as stream:
+        created, in_progress = next(stream), next(stream)
+    assert (created.type, in_progress.type) == ("response.created", "response.in_progress")
+    assert (created.sequence_number, in_progress.sequence_number) == (0, 1)
+
+
+def test_a_failure_before_the_first_token_comes_behind_the_first_events(
+    http: httpx.Client, router: Any, script: Any
+) -> None:
+    router.will(script(token_ids=(), failure=Failure("rate_limit_exceeded", "It waited too long.")))
+    response = http.post("/v1/responses", json={"input": "Hi", "stream": True})
+    events = events_of(response.content)
+    assert response.status_code == 200
+    assert [event["type"] for event in events] == [
+        "response.created", "response.in_progress", "error", "response.failed"]  # fmt: skip
+    assert events[3]["response"]["error"]["code"] == "rate_limit_exceeded"
+
+
 def test_the_client_is_told_of_a_failure_inside_a_stream(client: openai.OpenAI, router: Any, script: Any) -> None:
     router.will(script(text="One two", failure=Failure("numerical_error", "Not finite.")))
     with pytest.raises(openai.APIError, match="Not finite"):

@@ -347,7 +347,7 @@ def test_one_that_cannot_be_finished_has_failed_and_is_kept_however(fails: bool)
             tenant="",
             draft=cast("ResponseDraft", draft),
             events=no_events(),
-            abort=nothing,
+            close=nothing,
             snapshot=nothing,
             keep=kept.set,
             num_bytes=1,

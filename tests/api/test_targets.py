@@ -129,9 +129,10 @@ def test_a_header_that_is_no_target(http: httpx.Client, router: Any, name: str, 
 def test_one_that_would_be_late_gets_a_429_and_when_to_come_back(
     http: httpx.Client, router: Any, script: Any, path: str, is_stream: bool
 ) -> None:
-    """This holds for a stream too, because it had not begun. The wait is 2.5 s and up to as much again as jitter."""
+    """This holds for a stream too, because it had not begun: that of a request with a target begins with the first
+    token. The wait is 2.5 s and up to as much again as jitter."""
     router.will(script(token_ids=(), failure=LATE))
-    response = http.post(path, json={**ROUTES[path], "stream": is_stream})
+    response = http.post(path, json={**ROUTES[path], "stream": is_stream}, headers={"x-slo-ttft-ms": "50"})
     assert response.status_code == 429
     assert response.json()["error"]["type"] == "rate_limit_error"
     assert "about 3 s" in response.json()["error"]["message"]

@@ -198,6 +198,22 @@ def test_a_key_is_charged_for_the_answer_however_its_tokens_came(stop: tuple[str
     assert account.headers()["x-ratelimit-remaining-tokens"] == str(left)
 
 
+def test_a_key_is_charged_once_for_an_answer_that_nobody_reads() -> None:
+    account = KeyAccount(Quota(tokens_per_minute=1_000), lambda: 0.0)
+
+    async def run() -> None:
+        router: Any = Silent([])
+        router.num_generated = 7
+        streams = await ChoiceStreams.begin(router, replace(request(), account=account), table())
+        events = streams.events()  # closed before it began, so that no code of it runs
+        streams.close()
+        await events.aclose()
+        streams.close()
+
+    asyncio.run(run())
+    assert account.headers()["x-ratelimit-remaining-tokens"] == str(1_000 - len(PROMPT_IDS) - 7)
+
+
 @pytest.mark.parametrize(
     ("code", "scheduled_s", "n", "is_given_back"),
     [

@@ -35,6 +35,7 @@ from inferd.server.schema.answers.anthropic import (
     Message,
     MessageDeltaEvent,
     MessageEvent,
+    MessageStartEvent,
     MessageStop,
     MessageUsage,
     StopReason,
@@ -80,8 +81,16 @@ class MessageRendering:
         self._has_begun = self._is_open = False
         self._stop: MessageStop = {"stop_reason": None, "stop_sequence": None}
 
+    def begin(self) -> bytes:
+        """`message_start`, and a ping as in Anthropic's streams. The last usage has the number of cached tokens."""
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        start: MessageStartEvent = {"type": "message_start", "message": self._message()}
+        return _written(start) + self.keep_alive
+
     def event(self, event: Event) -> bytes:
-        return b"".join(map(_written, self._events(event, is_kept=False)))
+        return self.begin() + b"".join(map(_written, self._events(event, is_kept=False)))
 
     def end(self, extra: Extra) -> bytes:
         del extra
@@ -103,12 +112,6 @@ class MessageRendering:
         """The stream's events for an event of the choice. `is_kept`: the text is collected for a plain answer."""
         if isinstance(event, TextDelta):
             self._counts.add(event, self._taken)
-        if not self._has_begun:
-            self._has_begun = True
-            yield {
-                "type": "message_start",
-                "message": {**self._message(), "usage": {**self._usage(), "output_tokens": 0}},
-            }
         match event:
             case TextDelta() if event.text:
                 yield from self._block_of({"type": "text", "text": ""})

@@ -49,7 +49,7 @@ class Job:
     tenant: str
     draft: ResponseDraft
     events: AsyncGenerator[Event, None]
-    abort: Callable[[], None]
+    close: Callable[[], None]
     """Ends the generation; idempotent."""
     snapshot: Callable[[], Stored]
     """The response as it is now."""
@@ -125,7 +125,7 @@ class Background:
         if not self._num_of_tenant[job.tenant]:
             del self._num_of_tenant[job.tenant], self._bytes_of_tenant[job.tenant]
         try:
-            job.abort()
+            job.close()
             _end(job, task)
         finally:
             job.keep()

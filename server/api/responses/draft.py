@@ -139,8 +139,14 @@ class ResponsesRendering:
         self._draft, self._keep = draft, keep
         self._has_begun = False
 
+    def begin(self) -> bytes:
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        return self._state("response.created") + self._state("response.in_progress")
+
     def event(self, event: Event) -> bytes:
-        return self._begun() + b"".join(map(_written, self._draft.feed(event)))
+        return self.begin() + b"".join(map(_written, self._draft.feed(event)))
 
     def end(self, extra: Extra) -> bytes:
         del extra
@@ -151,7 +157,7 @@ class ResponsesRendering:
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
         """Two events, because some clients read the one and some the other."""
         detail = errors.body_of(error)["error"]
-        begun = self._begun()
+        begun = self.begin()
         told: ErrorEvent = {
             "type": "error",
             "sequence_number": next(self._draft.numbers),
@@ -175,13 +181,6 @@ class ResponsesRendering:
     def _finish(self) -> None:
         self._draft.finish()
         self._keep(self._draft)
-
-    def _begun(self) -> bytes:
-        """The first events of the stream; empty if they were sent."""
-        if self._has_begun:
-            return b""
-        self._has_begun = True
-        return self._state("response.created") + self._state("response.in_progress")
 
     def _state(self, kind: ResponseEventType) -> bytes:
         """An event with the whole response."""

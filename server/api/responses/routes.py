@@ -144,7 +144,7 @@ class ResponsesApi:
             tenant=caller.tenant,
             draft=draft,
             events=until(taken.deadline, streams.events()),
-            abort=streams.abort,
+            close=streams.close,
             snapshot=partial(stored_of, conversation, draft),
             keep=keep,
             num_bytes=num_bytes,

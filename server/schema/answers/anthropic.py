@@ -143,7 +143,7 @@ class MessageStopEvent(Answer):
 
 
 class PingEvent(Answer):
-    """Sent when nothing else was sent for some time."""
+    """Sent behind `message_start`, and when nothing else was sent for some time."""
 
     type: Literal["ping"]
 
