@@ -109,7 +109,7 @@ class AdminApi:
             raise errors.missing("base_model_name", "This server has several models: name the adapter's.")
         service = self._services.of(name)
         if name is not None and name not in service.model.names:
-            raise errors.model_not_found(name, *(each.model.names[0] for each in self._services))
+            raise errors.model_not_found(name, self._services.names_of_models)
         return service
 
 

@@ -24,8 +24,8 @@ _INLINE_BYTES = 32 * 1024
 
 
 async def read_body(request: Request, service: Service, request_type: type[R]) -> R:
-    """Read and parse the body. Its notices go into the request's state. Raises `RequestError`, and `ClientGoneError` if
-    the body never arrives."""
+    """Read and parse the body. Its model's name and its notices go into the request's state. Raises `RequestError`, and
+    `ClientGoneError` if the body never arrives."""
     _check_content_type(request.headers.get("content-type"))
     try:
         raw = await request.body()
@@ -36,7 +36,10 @@ async def read_body(request: Request, service: Service, request_type: type[R]) -
 
     def work() -> R:
         ignored: list[str] | None = [] if service.unknown_fields == "warn" else None
-        wire = read(request_type, parse_object(raw), ignored, notices)
+        fields = parse_object(raw)
+        if isinstance(name := fields.get("model"), str):
+            request.state.model = name
+        wire = read(request_type, fields, ignored, notices)
         if ignored:
             notices.append(Notice("unknown_parameter", _ignored_words(ignored)))
         return wire

@@ -41,6 +41,8 @@ logger = logging.getLogger("inferd.server")
 
 WARNING_HEADER = "x-inferd-warning"
 
+_UNAVAILABLE = 503
+
 _CLIENT_GONE = 499
 """Status of an answer of which nothing was sent, as in nginx."""
 
@@ -130,7 +132,8 @@ class AnswerMetrics:
 
 
 class AccessLog:
-    """Logs one line per request when its answer has ended. Frequent probes and scrapes are logged at debug level."""
+    """Logs one line per request when its answer has ended. The line of a failure, even inside a stream, has the
+    error's code, its param and the request's model. The lines of probes and scrapes have the debug level."""
 
     def __init__(self, app: ASGIApp, quiet_paths: Iterable[str]) -> None:
         self._app, self._quiet_paths = app, frozenset(quiet_paths)
@@ -155,10 +158,17 @@ class AccessLog:
             "request_id": state["request_id"],
         }
         line = "%(method)s %(path)s %(status)d %(duration_ms).1f ms %(response_bytes)d B %(request_id)s"
+        if "cause" in state:
+            code, param = state["cause"]
+            for name, value in (("code", code), ("param", param), ("model", state.get("model"))):
+                if value:
+                    fields[name] = errors.clip(value.encode("unicode_escape").decode(), errors.MAX_ECHO)
+                    line += f" {name}=%({name})s"
         if state["notices"]:
             fields["notices"] = ",".join(names_of(state["notices"]))
             line += " %(notices)s"
-        is_quiet = route_path(scope) in self._quiet_paths and sent.status < 500
+        # A probe's 503 is its normal answer while the server starts, stops, or has no engine, which other lines say.
+        is_quiet = route_path(scope) in self._quiet_paths and (sent.status < 500 or sent.status == _UNAVAILABLE)
         level = logging.DEBUG if is_quiet else logging.INFO
         access_logger.log(level, line, fields, extra=fields)
 
@@ -267,7 +277,9 @@ class BodyLimit:
 
 
 def refusal(scope: Scope, error: RequestError | EngineDeadError) -> Response:
-    """An error in the shape of the API that the path belongs to. Its code goes into the request's state."""
+    """An error in the shape of the API that the path belongs to. The request's state gets it, for the log and the
+    metrics."""
+    scope["state"]["cause"] = errors.cause_of(error)
     if isinstance(error, RequestError):
         scope["state"]["refused_with"] = error.code
     if is_anthropic(scope):

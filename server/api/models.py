@@ -54,7 +54,7 @@ class ModelsApi:
         name = request.path_params["model_id"]
         service = self._services.of(name)
         if name not in service.model.names:
-            raise errors.model_not_found(name, *(each.model.names[0] for each in self._services))
+            raise errors.model_not_found(name, self._services.names_of_models)
         return service
 
 

@@ -57,6 +57,15 @@ class Services:
     def are_several(self) -> bool:
         return len(self._all) > 1
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all models and adapters."""
+        return tuple(name for service in self._all for name in service.names)
+
+    @property
+    def names_of_models(self) -> tuple[str, ...]:
+        return tuple(name for service in self._all for name in service.model.names)
+
     def of(self, name: str | None) -> Service:
         """The service of the model, or of the adapter's model, with that name. Raises `RequestError` if there is none.
 
@@ -66,7 +75,7 @@ class Services:
             return self.first
         found = next((service for service in self._all if name in service.names), None)
         if found is None:
-            raise errors.model_not_found(name, *(service.model.names[0] for service in self._all))
+            raise errors.model_not_found(name, self.names)
         return found
 
     def named(self, name: str) -> Service:
@@ -74,7 +83,7 @@ class Services:
         also if there is one model alone."""
         service = self.of(name)
         if name not in service.names:
-            raise errors.model_not_found(name, service.model.names[0])
+            raise errors.model_not_found(name, self.names)
         return service
 
     def of_query(self, request: Request) -> Service:

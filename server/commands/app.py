@@ -20,6 +20,7 @@ from inferd.engine.api.process import garbage
 from inferd.server.commands.bench.command import bench_app, first_key
 from inferd.server.commands.keys import keys_app
 from inferd.server.config.fields import Setting
+from inferd.server.config.names import split_name
 from inferd.server.config.settings import SETTINGS, Settings
 
 app = typer.Typer(
@@ -88,7 +89,8 @@ def _with_settings(*panels: str) -> Callable[[Callable[..., None]], Callable[...
 
 def _load(models: list[str] | None, config: Path | None, flags: Mapping[str, object]) -> Settings:
     """The settings of a command. Raises `ConfigError`."""
-    named = {"model": models[0]} if models and len(models) == 1 else {"models": models}
+    is_plain = models is not None and len(models) == 1 and split_name(models[0])[0] is None
+    named = {"model": models[0]} if models and is_plain else {"models": models}
     given = {name: value for name, value in {**flags, **named}.items() if value not in (None, [])}
     return Settings.load(given, config)
 
@@ -107,7 +109,7 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL]...",
-            help=f"{SETTINGS['model'].help} Several models, each as MODEL or NAME=MODEL, share the server.",
+            help=f"{SETTINGS['model'].help} NAME=MODEL serves it under that name. Several models share the server.",
             show_default=False,
         ),
     ] = None,

@@ -21,6 +21,7 @@ from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.division import Demand, Part, parts_of
 from inferd.engine.api.memory.planner import MemoryPlan
 from inferd.engine.api.model import ModelFacts
+from inferd.server.config.names import split_name
 from inferd.server.config.settings import SETTINGS, Settings
 from inferd.server.config.sources import suggest
 
@@ -34,9 +35,7 @@ def settings_of_models(settings: Settings) -> tuple[Settings, ...]:
     if not settings.models:
         return (settings,)
     if settings.served_model_name:
-        raise ConfigError(
-            f"served_model_name names one model, but {len(settings.models)} are served: give each a name by name=model"
-        )
+        raise ConfigError("served_model_name cannot name a model of a list: give each model its name by name=model")
     each = tuple(settings.of_model(_own(entry), f"models, entry {i}") for i, entry in enumerate(settings.models, 1))
     _check_names(each)
     endpoints = [endpoint for own in each for endpoint in own.kv_endpoints]
@@ -44,12 +43,6 @@ def settings_of_models(settings: Settings) -> tuple[Settings, ...]:
         if endpoints.count(endpoint) > 1:
             raise ConfigError(f"models: two of them have KV events at {endpoint}; give each model its own endpoints")
     return each
-
-
-def split_name(entry: str) -> tuple[str | None, str]:
-    """The name in `name=model`, and the model. A path may hold "=" too, but a name holds no "/"."""
-    name, is_named, model = entry.partition("=")
-    return (name, model) if is_named and "/" not in name else (None, entry)
 
 
 def _own(entry: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -13,3 +13,9 @@ NAME_RULE = f"a name of 1 to {MAX_NAME_CHARS} printable characters, with no spac
 def is_name(text: str) -> bool:
     """Whether a model or an adapter may have this name. A lone surrogate, which JSON cannot carry, is not printable."""
     return 0 < len(text) <= MAX_NAME_CHARS and text.isprintable() and text == text.strip()
+
+
+def split_name(entry: str) -> tuple[str | None, str]:
+    """The name in `name=model`, and the model. A path may hold "=" too, but a name holds no "/"."""
+    name, is_named, model = entry.partition("=")
+    return (name, model) if is_named and "/" not in name else (None, entry)

@@ -30,6 +30,9 @@ MAX_ECHO = 200
 MAX_MESSAGE = 1_000
 """Maximum number of characters of a message, also if a chat template or an engine wrote it."""
 
+MAX_LISTED = 400
+"""Number of characters of the names that a message lists."""
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
@@ -188,6 +191,11 @@ def row_of(error: RequestError | EngineDeadError) -> ErrorRow:
         logger.error("the error code %r is not in the table", code)
         return ROWS["internal_error"]
     return ROWS[code]
+
+
+def cause_of(error: RequestError | EngineDeadError) -> tuple[str, str | None]:
+    """(code, param), for the log."""
+    return (error.code, error.param) if isinstance(error, RequestError) else ("engine_error", None)
 
 
 def body_of(error: RequestError | EngineDeadError) -> Error:
@@ -471,8 +479,14 @@ def model_is_busy(reason: str) -> RequestError:
     return RequestError("model_is_busy", f"{reason}. Unload it afterwards.")
 
 
-def model_not_found(name: str, *served: str) -> RequestError:
-    """`served`: the names that clients should send."""
+def model_not_found(name: str, served: Iterable[str]) -> RequestError:
+    """`served`: all names that clients may send. The message has as many as `MAX_LISTED` characters hold."""
+    names = list(dict.fromkeys(served))
+    listed: list[str] = []
+    for each in names:
+        if sum(map(len, listed)) + len(each) > MAX_LISTED and listed:
+            listed.append(f"{len(names) - len(listed)} more, which GET /v1/models lists")
+            break
+        listed.append(f"`{clip(each, MAX_ECHO)}`")
     message = f"The model `{clip(name, MAX_ECHO)}` does not exist or you do not have access to it."
-    message += f" This server serves {', '.join(f'`{clip(each, MAX_ECHO)}`' for each in served)}."
-    return RequestError("model_not_found", message, "model")
+    return RequestError("model_not_found", f"{message} This server serves {', '.join(listed)}.", "model")

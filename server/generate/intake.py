@@ -85,7 +85,7 @@ class Intake:
             return None
         served = self._adapters.named.get(name)
         if served is None:
-            raise errors.model_not_found(name, self._model.names[0])
+            raise errors.model_not_found(name, (*self._model.names, *self._adapters.named))
         return served.adapter
 
     async def read_chat(

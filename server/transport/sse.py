@@ -103,6 +103,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._now_s = asyncio.get_running_loop().time
         self._sent_s = self._now_s()
+        self._state = scope["state"]
         writer = asyncio.create_task(self._write(send))
         gone = asyncio.create_task(disconnected(receive))
         try:
@@ -158,6 +159,7 @@ class EventStream(Response):
                     del error, told  # they refer to this frame, and would keep themselves alive
         if error is not told:
             logger.error("a stream failed", exc_info=error)
+        self._state["cause"] = errors.cause_of(told)
         await self._send(send, self._wording.failure(told), is_last=True)
 
     async def _send(self, send: Send, data: bytes, *, is_last: bool = False) -> None:

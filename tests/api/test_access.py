@@ -11,6 +11,7 @@ import httpx
 import pytest
 from starlette.routing import Route
 
+from inferd.engine.api.wire.messages import Failure
 from inferd.server.api.app import AppOptions, Backend, add_routes, check_labels, create_app
 from inferd.server.api.routes import CHAT, PAGE, ROUTES, Access
 from inferd.server.observability.metrics import Metrics
@@ -132,10 +133,7 @@ def test_the_access_line_has_the_facts_and_neither_prompt_nor_key(
     with caplog.at_level(logging.INFO, "inferd.access"):
         for path in ("/live", "/v1/completions", "/a%0d%0ab"):
             httpx.post(url + path, json={"prompt": "a secret"}, headers={**bearer(KEYS[0]), "X-Request-Id": "r1"})
-    # A line is written once the answer has been sent: the client may be faster.
-    deadline = time.monotonic() + 20
-    while len(lines := [record for record in caplog.records if record.name == "inferd.access"]) < 2:
-        assert time.monotonic() < deadline, lines
+    lines = lines_of(caplog, 2)
     facts = [(r.__dict__["method"], r.__dict__["path"], r.__dict__["status"], r.__dict__["request_id"]) for r in lines]
     assert facts == [("POST", "/v1/completions", 200, "r1"), ("POST", r"/a\r\nb", 404, "r1")]
     assert lines[0].__dict__["response_bytes"] > 0
@@ -143,6 +141,50 @@ def test_the_access_line_has_the_facts_and_neither_prompt_nor_key(
     assert "secret" not in text
     assert KEYS[0] not in text
     assert text.count("\n") == 1
+
+
+def test_the_access_line_of_a_failure_says_why(
+    serve: Callable[[AppOptions], str], router: Any, script: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = serve(AppOptions())
+    router.will(script(token_ids=(), failure=Failure("numerical_error", "Not finite.")))
+    asked = [
+        ("/v1/completions", {**TEXT, "n": 1_000}, "code=integer_above_max_value param=n model=tiny"),
+        ("/v1/completions", {"prompt": "hi", "model": "a\nb"}, r"code=model_not_found param=model model=a\nb"),
+        ("/v1/completions", {"prompt": "hi", "x\ny": 1}, r"code=unknown_parameter param=x\ny"),
+        ("/v1/responses", {"input": "hi", "stream": True}, "code=numerical_error"),
+        ("/nowhere", {}, "code=invalid_url"),
+    ]
+    with caplog.at_level(logging.INFO, "inferd.access"):
+        for path, body, _ in asked:
+            httpx.post(url + path, json=body, headers={"X-Request-Id": "r1"})
+    lines = lines_of(caplog, len(asked))
+    assert [record.getMessage().partition(" r1 ")[2] for record in lines] == [said for _, _, said in asked]
+    assert (lines[0].__dict__["code"], lines[0].__dict__["param"]) == ("integer_above_max_value", "n")
+
+
+def test_probes_are_quiet_while_the_server_starts(
+    serve: Callable[[AppOptions], str], router: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = serve(AppOptions())
+    router.is_ready = False
+    with caplog.at_level(logging.DEBUG, "inferd.access"):
+        for path in ("/health", "/ready", "/live", "/metrics", "/v1/models"):
+            httpx.get(url + path)
+        httpx.post(f"{url}/v1/completions", json=TEXT)
+    seen = [(record.__dict__["path"], record.__dict__["status"], record.levelno) for record in lines_of(caplog, 6)]
+    assert seen == [
+        ("/health", 503, logging.DEBUG), ("/ready", 503, logging.DEBUG), ("/live", 200, logging.DEBUG),
+        ("/metrics", 200, logging.DEBUG), ("/v1/models", 200, logging.INFO), ("/v1/completions", 503, logging.INFO),
+    ]  # fmt: skip
+
+
+def lines_of(caplog: pytest.LogCaptureFixture, count: int) -> list[logging.LogRecord]:
+    """The lines of the access log. A line is written once the answer has been sent: the client may be faster."""
+    deadline = time.monotonic() + 20
+    while len(lines := [record for record in caplog.records if record.name == "inferd.access"]) < count:
+        assert time.monotonic() < deadline, lines
+    return lines
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -156,9 +198,7 @@ def test_a_notice_is_a_header_a_word_in_the_log_and_a_count(
         silent = httpx.post(f"{url}/v1/chat/completions", json={**body, "verbosity": "medium"})
     assert answer.headers["x-inferd-warning"].startswith("'verbosity' has no effect")
     assert "x-inferd-warning" not in silent.headers
-    deadline = time.monotonic() + 20
-    while len(lines := [record for record in caplog.records if record.name == "inferd.access"]) < 2:
-        assert time.monotonic() < deadline, lines
+    lines = lines_of(caplog, 2)
     assert [record.getMessage().endswith(" no_effect") for record in lines] == [True, False]
     assert lines[0].__dict__["notices"] == "no_effect"
     assert 'inferd_request_notices_total{notice="no_effect"} 1.0' in httpx.get(f"{url}/metrics").text

@@ -220,5 +220,16 @@ def test_every_family_says_when_to_come_back(
     if where == "engine" and "background" in body:
         assert answer.json()["status"] == "queued", "it has begun before the engine refuses it"
         return
+    if where == "engine" and body.get("stream") and path in ("/v1/responses", "/v1/messages"):
+        assert "event: error\n" in answer.text, "so has this stream"
+        return
     assert answer.status_code in (429, 503, 529), answer.text
     assert WAIT_S <= int(answer.headers["retry-after"]) <= 2 * WAIT_S + 1
+
+
+def test_a_model_that_is_not_served_names_those_that_are() -> None:
+    few = errors.model_not_found("x", ("a", "b", "a")).message
+    assert few.endswith("This server serves `a`, `b`.")
+    many = errors.model_not_found("x" * 1_000, [f"{'n' * 60}{i}" for i in range(100)]).message
+    assert many.endswith("`, 94 more, which GET /v1/models lists.") and len(many) < errors.MAX_MESSAGE
+    assert errors.model_not_found("x", ["y" * 1_000]).message.count("y") < errors.MAX_ECHO

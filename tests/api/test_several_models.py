@@ -88,7 +88,10 @@ def test_a_request_goes_to_the_model_that_it_names(
 def test_a_model_that_is_not_served_is_not_found(two: httpx.Client, path: str, fields: dict[str, Any]) -> None:
     answer = two.post(path, json={"model": "third", **fields})
     assert answer.status_code == 404
-    assert "`third` does not exist" in answer.text and "This server serves `tiny`, `second`." in answer.text
+    assert (
+        "`third` does not exist" in answer.text
+        and "This server serves `tiny`, `alias`, `second`, `2nd`." in answer.text
+    )
 
 
 def test_texts_are_read_by_the_model_that_is_named(two: httpx.Client) -> None:
@@ -129,7 +132,7 @@ def test_the_query_names_the_model_that_a_route_is_about(two: httpx.Client, seco
 
 @pytest.mark.parametrize("path", ["/model_info", "/server_info", "/v1/loads", "/tokenizer_info"])
 def test_a_query_that_names_no_served_model_is_not_found(two: httpx.Client, http: httpx.Client, path: str) -> None:
-    for client, served in ((two, "`tiny`, `second`."), (http, "`tiny`.")):
+    for client, served in ((two, "`tiny`, `alias`, `second`, `2nd`."), (http, "`tiny`, `alias`.")):
         answer = client.get(path, params={"model": "third"})
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")

@@ -79,6 +79,8 @@ def test_flags_reach_the_settings_they_are_named_for(monkeypatch: pytest.MonkeyP
     }
     assert invoke(monkeypatch, *line) == ({"model": "some/model", **expected}, None)
     assert invoke(monkeypatch, "a", "--port", "7", "b=c")[0] == {"models": ["a", "b=c"], "port": "7"}
+    assert invoke(monkeypatch, "b=c")[0] == {"models": ["b=c"]}, "one model with a name"
+    assert invoke(monkeypatch, "./b=c")[0] == {"model": "./b=c"}
 
 
 def test_flags_not_given_are_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,7 +303,7 @@ def test_models_are_known_by_all_their_names(ask: Asker) -> None:
     assert [ask.intake.check_model(name) for name in ("a", "b", None)] == ["a", "b", "a"]
     error = refusal(lambda: ask.intake.check_model("gpt-4"))
     assert error.message == (
-        "The model `gpt-4` does not exist or you do not have access to it. This server serves `a`."
+        "The model `gpt-4` does not exist or you do not have access to it. This server serves `a`, `b`."
     )
 
 

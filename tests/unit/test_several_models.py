@@ -71,7 +71,7 @@ def test_a_stronger_source_replaces_all_models(tmp_path: Path, monkeypatch: pyte
             {"models": [{"model": f"m{n}", "kv_events": f"tcp://*:{n}"} for n in (1, 2)], "replicas": 2},
             "two of them have KV events at tcp://*:2; give each model its own endpoints",
         ),
-        ({"models": ["a=tiny", "b=x"], "served_model_name": "c"}, "served_model_name names one model, but 2 are"),
+        ({"models": ["a=tiny", "b=x"], "served_model_name": "c"}, "served_model_name cannot name a model of a list"),
         ({"models": ["a=tiny", ""]}, "model: must not be empty, but got '' (models, entry 2)"),
         ({"models": ["a=tiny", {"model": "x", "port": 1}]}, "port is a setting of the whole server: write it beside"),
         ({"models": ["a=tiny", {"model": "x", "dtipe": 1}]}, "there is no setting 'dtipe'; did you mean dtype?"),

@@ -72,8 +72,8 @@ class Closing:
 
 async def play(events: AsyncGenerator[bytes, None], connection: Connection, keep_alive_s: float = 60.0) -> Closing:
     closing = Closing()
-    response = sse.EventStream(events, Words(), closing, {"x-more": "1"}, keep_alive_s)
-    await asyncio.wait_for(response({"type": "http"}, connection.receive, connection.send), 10)
+    response = sse.EventStream(events, Words(), closing, keep_alive_s)
+    await asyncio.wait_for(response({"type": "http", "state": {}}, connection.receive, connection.send), 10)
     closing.is_generator_closed = inspect.isasyncgen(events) and events.ag_frame is None
     return closing
 
@@ -97,7 +97,6 @@ def test_events_are_exact_bytes() -> None:
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
-            "x-more": "1",
         }
         assert [message["more_body"] for message in connection.sent[1:]] == [True, True, False]
         assert (closing.num_closed, closing.is_generator_closed) == (1, True)
@@ -113,7 +112,7 @@ def test_an_error_before_the_first_event_is_raised_to_whoever_answers_errors(err
         connection, closing = Connection(), Closing()
         response = sse.EventStream(words(then=error), Words(), closing)
         with pytest.raises(type(error)) as caught:
-            await asyncio.wait_for(response({"type": "http"}, connection.receive, connection.send), 10)
+            await asyncio.wait_for(response({"type": "http", "state": {}}, connection.receive, connection.send), 10)
         assert caught.value is error
         assert (connection.sent, closing.num_closed) == ([], 1)
 
