@@ -38,6 +38,8 @@ class EmbeddingsApi:
         adapter = service.intake.adapter_of(wire.model)
         work = EmbedIntake(service.prompts).take(wire, caller, hidden_size, adapter)
         taken = await while_asked(request, caller.deadline, work)
+        add_special = wire.add_special_tokens is not False
+        request.state.notices += service.prompts.second_bos(wire.input, add_special=add_special)
         service.metrics.request_arrived("embeddings")
         is_base64 = wire.encoding_format == "base64"
 

@@ -140,7 +140,12 @@ class Intake:
             taken,
             parser_config=rules.parser_config,
             tools={tool.name: tool for tool in tools_of(wire)},
-            notices=(*self._cut((prompt,), asked), *notices_of(wire, self._model), *taken.notices),
+            notices=(
+                *self._cut((prompt,), asked),
+                *notices_of(wire, self._model),
+                *self._prompts.second_bos((rendered,), add_special=bool(wire.add_special_tokens)),
+                *taken.notices,
+            ),
         )
 
     async def completion(self, wire: CompletionRequest, caller: Caller) -> GenerateRequest:
@@ -155,9 +160,10 @@ class Intake:
         logprobs = _Logprobs(wire.logprobs, max(in_prompt, default=None), scored_by, num_each)
         max_tokens, default = self._answer_tokens(wire, COMPLETION_MAX_TOKENS, len(wire.prompt), logprobs.output)
         kept = self._prompts.kept(wire.truncate_prompt_tokens, max_tokens, default)
+        add_special = wire.add_special_tokens is not False
         all_encoded = await self._prompts.encode_all(
             wire.prompt,
-            add_special=wire.add_special_tokens is not False,
+            add_special=add_special,
             check_size=self._check_size(wire, "prompt"),
             kept=kept,
         )
@@ -165,7 +171,8 @@ class Intake:
         self._check_answer_tokens(wire, prompts, logprobs.output)
         answer = await self._prompts.run(lambda: self._answer_language(wire), 0) if asks_for_format(wire) else None
         taken = await self._request("cmpl-", "prompt", wire, caller, prompts, logprobs, answer, echo=bool(wire.echo))
-        return replace(taken, notices=(*self._cut(prompts, max_tokens), *taken.notices))
+        second_bos = self._prompts.second_bos(wire.prompt, add_special=add_special)
+        return replace(taken, notices=(*self._cut(prompts, max_tokens), *second_bos, *taken.notices))
 
     def _answer_rules(self, wire: ChatRequest, rendered: str) -> AnswerRules:
         """Runs on a thread: a tool's schema may be long, and so may the prompt, which is searched for a begun

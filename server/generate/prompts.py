@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -17,6 +17,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.generate.request import Prompt
 from inferd.server.schema import completions
+from inferd.server.schema.notices import Notice
 from inferd.server.text.detokenizer import Detokenizer
 from inferd.server.text.lanes import LONG_TEXT, Lanes, pieces
 from inferd.server.text.model import ServedModel
@@ -196,6 +197,16 @@ class PromptReader:
 
         return await self._in_turns(work(), max(map(len, prompts), default=0))
 
+    def second_bos(self, prompts: Iterable[object], *, add_special: bool) -> tuple[Notice, ...]:
+        """Tells the caller if a text begins with the BOS that would have been added to it. `prompts`: texts; anything
+        else is passed over."""
+        tokenizer = self._model.tokenizer
+        if not add_special or not any(isinstance(text, str) and tokenizer.has_own_bos(text) for text in prompts):
+            return ()
+        bos = errors.shown(tokenizer.added_text)
+        text = f"the prompt begins with {bos}, which begins every prompt; it was not added a second time"
+        return (Notice("second_bos", text),)
+
     async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word's ids, both as it begins a text and as it follows a space."""
         if not words:
@@ -236,8 +247,9 @@ class PromptReader:
     def _encode(
         self, text: str, add_special: bool, param: str, kept: int | None, *, must_fit: bool
     ) -> Generator[int, None, tuple[int, ...]]:
-        """Raises `RequestError` for a text with more tokens than both the context and `MANY_IDS`, and for one that
-        cannot be tokenized in parts."""
+        """A text that begins with the BOS gets no second one. Raises `RequestError` for a text with more tokens than
+        both the context and `MANY_IDS`, and for one that cannot be tokenized in parts."""
+        add_special = add_special and not self._model.tokenizer.has_own_bos(text)
         limit = self._model.max_model_len
         most = max(MANY_IDS, limit)
         last = None if kept is None else min(kept, most) + 1

@@ -50,8 +50,8 @@ class Tokenizer:
     """Turns text into ids, and ids into text by the table `bytes`."""
 
     __slots__ = (
-        "_backend", "_frame", "_most_bytes", "_split_points", "added_tokens", "bytes", "eos_token_id", "special_ids",
-        "special_tokens",
+        "_backend", "_frame", "_most_bytes", "_split_points", "added_text", "added_tokens", "bytes", "eos_token_id",
+        "special_ids", "special_tokens",
     )  # fmt: skip
 
     def __init__(self, backend: Backend, special_tokens: Mapping[str, object], eos_token_id: int | None) -> None:
@@ -68,9 +68,21 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens)
         self.eos_token_id = eos_token_id
         self._frame = _frame_of(backend)
+        self.added_text = self._added_text()
+        """Text of the tokens that are added before each text. Empty if there are none, or if tokens are added behind it
+        too."""
         state = _state_of(backend)
         self._most_bytes = _most_bytes(state) if state else 0
         self._split_points = split_points_of(state) if state and self._frame else None
+
+    def _added_text(self) -> str:
+        before, behind = self._frame or ((), ())
+        tokens = [self.token(token_id) or "" for token_id in before]
+        return "".join(tokens) if not behind and all(token in self.added_tokens for token in tokens) else ""
+
+    def has_own_bos(self, text: str) -> bool:
+        """Whether `text` begins with the tokens that would be added before it."""
+        return bool(self.added_text) and text.startswith(self.added_text)
 
     @property
     def num_tokens(self) -> int:

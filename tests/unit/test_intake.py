@@ -22,6 +22,7 @@ from inferd.server.schema.model import read
 from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import GenerationDefaults, ServedModel
 from inferd.server.text.template import conversation_of
+from tests.unit.test_tokenizer import with_bos
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 LIMIT, VOCAB_SIZE = 64, 3_072
@@ -392,3 +393,21 @@ def test_log_probabilities_are_counted_for_the_tokens_that_the_context_leaves(
     assert ask.completion(prompt=[1] * 60, logprobs=5, max_tokens=10**9).prompts[0].max_tokens == 4
     error = refusal(ask.completion, prompt=[1] * 59, logprobs=5, max_tokens=10**9)
     assert "1 choices x 5 tokens x 6 log probabilities per token = 30" in error.message
+
+
+def test_a_prompt_gets_one_bos(model: ServedModel, lanes: Lanes) -> None:
+    """Prompts that a client rendered itself begin with the BOS. A second one makes answers worse."""
+    bos = "<|im_start|>"
+    ask = Asker(replace(model, tokenizer=with_bos(MODEL_PATH)), lanes)
+    twice, once = ask.completion(prompt=f"{bos}hi"), ask.completion(prompt="hi")
+    assert twice.prompts[0].token_ids == once.prompts[0].token_ids
+    assert [notice.name for notice in twice.notices] == ["second_bos"] and once.notices == ()
+    assert bos in twice.notices[0].text
+    bare = ask.completion(prompt=f"{bos}hi", add_special_tokens=False)
+    assert (bare.prompts, bare.notices) == (twice.prompts, ())
+    rendered = ask.chat(add_special_tokens=True)
+    assert rendered.prompts[0].text is not None and rendered.prompts[0].text.startswith(bos)
+    assert rendered.prompts[0].token_ids == ask.chat().prompts[0].token_ids
+    assert [notice.name for notice in rendered.notices] == ["second_bos"]
+    cut = ask.completion(prompt=f"{bos}hi", truncate_prompt_tokens=1)
+    assert cut.prompts[0].token_ids == once.prompts[0].token_ids[-1:]

@@ -192,6 +192,28 @@ def with_frame(checkpoint: Path) -> Tokenizer:
     return Tokenizer(Backend.from_str(json.dumps(state)), {}, None)
 
 
+def with_bos(checkpoint: Path) -> Tokenizer:
+    """The embedded model's tokenizer, with one token added before each text."""
+    state = json.loads((checkpoint / "tokenizer.json").read_text())
+    name = "<|im_start|>"
+    number = next(token["id"] for token in state["added_tokens"] if token["content"] == name)
+    state["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]}},
+    }
+    return Tokenizer(Backend.from_str(json.dumps(state)), {}, None)
+
+
+def test_a_text_that_begins_with_the_added_token_is_known(checkpoint: Path) -> None:
+    tokenizer = with_bos(checkpoint)
+    assert tokenizer.has_own_bos("<|im_start|>hi") and not tokenizer.has_own_bos("hi<|im_start|>")
+    assert tokenizer.encode("<|im_start|>hi", False) == tokenizer.encode("hi", True)
+    for other in (load(checkpoint).tokenizer, with_frame(checkpoint)):
+        assert not other.has_own_bos("<|im_start|>hi"), "none is added before texts alone"
+
+
 @pytest.mark.parametrize("unit", ["hello there ", "1234567890", "x1 ", "\u4eca\u5929\uff0c"])
 def test_the_last_ids_of_a_long_text_are_those_of_the_whole(checkpoint: Path, unit: str) -> None:
     for tokenizer in (load(checkpoint).tokenizer, with_frame(checkpoint)):
