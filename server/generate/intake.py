@@ -89,9 +89,14 @@ class Intake:
         return served.adapter
 
     async def read_chat(
-        self, wire: ChatRequest, check_size: CheckSize | None = None, kept: int | None = None
+        self,
+        wire: ChatRequest,
+        notices: list[Notice],
+        check_size: CheckSize | None = None,
+        kept: int | None = None,
     ) -> Encoded:
-        """The conversation as the model's token ids, whether it fits the context or not. Raises `RequestError`."""
+        """The conversation as the model's token ids, whether it fits the context or not. `notices` gets what was
+        changed in it. Raises `RequestError`."""
         _check_chat(wire)
         template = self._model.template
         conversation = conversation_of(
@@ -102,9 +107,12 @@ class Intake:
             template_kwargs(wire, template.source if template is not None else ""),
             wire.documents,
         )
-        return await self._prompts.render(
-            conversation, add_special=bool(wire.add_special_tokens), check_size=check_size, kept=kept
+        add_special = bool(wire.add_special_tokens)
+        encoded = await self._prompts.render(
+            conversation, add_special=add_special, check_size=check_size, kept=kept, notices=notices
         )
+        notices += self._prompts.second_bos((encoded[1],), add_special=add_special)
+        return encoded
 
     def _check_size(self, wire: GenerationFields, param: str) -> CheckSize:
         """Called before a text is tokenized. Raises `RequestError` if its bytes alone show that it is too long."""
@@ -130,7 +138,8 @@ class Intake:
         max_tokens, default = self._answer_tokens(wire, default, 1, logprobs.output)
         asked = most if max_tokens is None else max_tokens
         kept = self._prompts.kept(wire.truncate_prompt_tokens, max_tokens, default)
-        encoded = await self.read_chat(wire, self._check_size(wire, "messages"), kept)
+        notices = list(notices_of(wire, self._model))
+        encoded = await self.read_chat(wire, notices, self._check_size(wire, "messages"), kept)
         prompt = self._prompts.fit("messages", encoded, max_tokens, default, kept)
         self._check_answer_tokens(wire, (prompt,), logprobs.output)
         rendered = encoded[1] or ""
@@ -140,12 +149,7 @@ class Intake:
             taken,
             parser_config=rules.parser_config,
             tools={tool.name: tool for tool in tools_of(wire)},
-            notices=(
-                *self._cut((prompt,), asked),
-                *notices_of(wire, self._model),
-                *self._prompts.second_bos((rendered,), add_special=bool(wire.add_special_tokens)),
-                *taken.notices,
-            ),
+            notices=(*self._cut((prompt,), asked), *notices, *taken.notices),
         )
 
     async def completion(self, wire: CompletionRequest, caller: Caller) -> GenerateRequest:

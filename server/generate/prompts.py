@@ -24,7 +24,7 @@ from inferd.server.text.model import ServedModel
 from inferd.server.text.render_wire import Limits
 from inferd.server.text.render_workers import OvertimeError, RarelyLogged, RenderError
 from inferd.server.text.split_points import PART
-from inferd.server.text.template import QUICK, SLOW, ChatTemplate, Conversation
+from inferd.server.text.template import QUICK, SLOW, Conversation
 from inferd.server.text.tokenizer import NoSplitPointError, Tokenizer, TooManyTokensError
 
 logger = logging.getLogger("inferd.server")
@@ -82,17 +82,19 @@ class PromptReader:
         add_special: bool,
         check_size: CheckSize | None = None,
         kept: int | None = None,
+        notices: list[Notice] | None = None,
     ) -> Encoded:
         """A conversation as the model reads it. Raises `RequestError` if the model has no template or it refuses.
 
-        `check_size` (None: the prompt need not fit the context) and `kept` as for `encode_all`.
+        `notices` gets what was changed for the template. `check_size` (None: the prompt need not fit the context) and
+        `kept` as for `encode_all`.
         """
         template, tokenizer = self._model.template, self._model.tokenizer
         if template is None:
             message = "This model has no chat template; use /v1/completions instead."
             raise RequestError("unsupported_value", message, "messages")
         size = _num_chars(conversation.messages)
-        text = await self._text_of(template, conversation, size)
+        text = await self._text_of(partial(template.render, conversation, notices=notices), size)
 
         def work() -> Generator[int, None, Encoded]:
             if check_size is not None:
@@ -102,22 +104,7 @@ class PromptReader:
 
         return await self._in_turns(work(), size)
 
-    async def reads_late_system(self) -> bool:
-        """Whether the template reads a system message behind other messages. It counts as reading none if it takes too
-        long. Raises `RequestError` if the server could not render the test messages."""
-        template = self._model.template
-        if template is None:
-            return True
-        try:
-            return await self._renders.run(template.reads_late_system, 0)
-        except OvertimeError as error:
-            name, rest = self._model.names[0], "late system messages become user messages"
-            logger.warning("%s: the chat template did not render test messages (%s); %s", name, error, rest)
-            return False
-        except RenderError as error:
-            raise self._failure(error) from error
-
-    async def _text_of(self, template: ChatTemplate, conversation: Conversation, size: int) -> str:
+    async def _text_of(self, render: Callable[[Limits], str], size: int) -> str:
         """The rendered conversation. Raises `RequestError`.
 
         Quick renderings do not wait behind slow ones. One that takes too long for a quick one begins again as a slow
@@ -126,8 +113,8 @@ class PromptReader:
         try:
             if size < LONG_TEXT:
                 with contextlib.suppress(OvertimeError):
-                    return await self._renders.run(partial(template.render, conversation, QUICK), 0)
-            return await self._slow_text_of(template, conversation, is_nice=size < LONG_TEXT)
+                    return await self._renders.run(partial(render, QUICK), 0)
+            return await self._slow_text_of(render, is_nice=size < LONG_TEXT)
         except OvertimeError as error:
             name = self._model.names[0]
             self._unrendered.warn("%s: the chat template did not render a request's messages: %s", name, error)
@@ -142,14 +129,14 @@ class PromptReader:
         message = f"The server could not have the model's chat template rendered: {error}. Please retry later."
         return RequestError("server_is_overloaded", message)
 
-    async def _slow_text_of(self, template: ChatTemplate, conversation: Conversation, *, is_nice: bool) -> str:
+    async def _slow_text_of(self, render: Callable[[Limits], str], *, is_nice: bool) -> str:
         if self._num_slow >= _MAX_SLOW:
             message = f"{self._num_slow} prompts wait for the model's chat template, the most that may; retry later."
             raise RequestError("server_is_overloaded", message)
         limits = Limits(self._render_cpu_s, is_nice=is_nice)
         self._num_slow += 1
         try:
-            return await self._renders.run(partial(template.render, conversation, limits), LONG_TEXT)
+            return await self._renders.run(partial(render, limits), LONG_TEXT)
         finally:
             self._num_slow -= 1
 

@@ -211,12 +211,12 @@ def _work(source: socket.socket) -> None:
 
 def _answer(program: Program, body: bytearray) -> bytearray:
     """The frame of the answer to a question. A signal ends this process if that takes too long."""
-    from inferd.server.text.rendering import TEMPLATE_ERRORS, render  # noqa: PLC0415
+    from inferd.server.text.rendering import TEMPLATE_ERRORS, answer  # noqa: PLC0415
 
     try:
         question = read_question(body)
         _start_timers(question.limits)
-        frame = frame_of(Answer(render(program, question)))
+        frame = frame_of(answer(program, question))
     except MemoryError:
         words = (
             f"they take more than {RENDER_MEMORY_BYTES // 2**20} MiB of memory to render; send fewer, or shorter ones"

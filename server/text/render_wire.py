@@ -78,6 +78,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """The words of the template's or Python's error; None if the text was rendered."""
     is_spent: bool = False
     """Whether the worker ran out of memory. It should render nothing more."""
+    form: str = ""
+    """Name of the form of the conversation that was rendered, of those in `turn_order`; empty: as it was given."""
 
 
 def _read_big_int(code: int, data: memoryview) -> int:

@@ -11,6 +11,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any, cast
 
 import jinja2
@@ -20,7 +21,8 @@ from jinja2 import nodes
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from inferd.engine.api.errors import ModelError
-from inferd.server.text.render_wire import MAX_RENDERED_CHARS, Program, Question
+from inferd.server.text.render_wire import MAX_RENDERED_CHARS, Answer, Program, Question
+from inferd.server.text.turn_order import forms_of, late_system_texts
 
 # Errors that a template raises for messages it was not written for: its own, or Python's.
 TEMPLATE_ERRORS = (
@@ -51,6 +53,29 @@ def check_syntax(text: str) -> None:
 def global_names() -> frozenset[str]:
     """Names that every template may use without being given them."""
     return frozenset(_compile_jinja_template("").environment.globals)
+
+
+def answer(program: Program, question: Question) -> Answer:
+    """The prompt's text, of the conversation as it is given, or of the first form that the template takes and shows
+    completely. All forms together have the time of one rendering. Raises one of `TEMPLATE_ERRORS`."""
+    wanted = late_system_texts(question.messages)
+    found: Answer | None = None
+    refusal: Exception | None = None
+    for form, messages in chain((("", question.messages),), forms_of(question.messages)):
+        try:
+            text = render(program, msgspec.structs.replace(question, messages=messages))
+        except MemoryError:
+            raise
+        except TEMPLATE_ERRORS as error:
+            refusal = refusal or error
+            continue
+        if all(part in text for part in wanted):
+            return Answer(text, form=form)
+        found = found or Answer(text, form=form)
+    if found is None:
+        assert refusal is not None
+        raise refusal
+    return found
 
 
 def render(program: Program, question: Question) -> str:

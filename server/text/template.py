@@ -13,9 +13,11 @@ from typing import Self
 
 from inferd.engine.api.errors import ModelError, RequestError
 from inferd.server.errors import table as errors
+from inferd.server.schema.notices import Notice
 from inferd.server.text.render_pool import RenderPool
 from inferd.server.text.render_wire import Answer, Limits, Program, Question, frame_of
 from inferd.server.text.rendering import check_syntax, global_names
+from inferd.server.text.turn_order import ABOUT_FORMS
 from inferd.server.tools.fallback import Fallback, Message, Tool, ToolSupport, probe
 
 QUICK = Limits(cpu_s=0.25)
@@ -100,7 +102,7 @@ class ChatTemplate:
 
         def render(messages: Sequence[Message], tools: Sequence[Tool] | None) -> str | None:
             answer = self._ask(Conversation(messages, tools), {}, QUICK)
-            return answer.text if answer.refusal is None else None
+            return answer.text if answer.refusal is None and not answer.form else None
 
         return probe(render)
 
@@ -110,8 +112,10 @@ class ChatTemplate:
         made._fallback = fallback
         return made
 
-    def render(self, conversation: Conversation, limits: Limits = SLOW) -> str:
-        """The prompt's text. Raises `RequestError` for messages that the template refuses, and `RenderError`."""
+    def render(self, conversation: Conversation, limits: Limits = SLOW, notices: list[Notice] | None = None) -> str:
+        """The prompt's text. If the template refuses the order of the messages, they are joined or moved, which
+        `notices` tells. Raises `RequestError` for messages that the template refuses in every form, and `RenderError`.
+        """
         if self._fallback is not None:
             messages = self._fallback.messages(conversation.messages, conversation.tools)
             tools = None if self.lacks_tools else conversation.tools
@@ -127,15 +131,10 @@ class ChatTemplate:
         answer = self._ask(conversation, kwargs, limits)
         if answer.refusal is not None:
             raise _refused(answer.refusal)
+        if notices is not None and answer.form in ABOUT_FORMS:
+            text = f"the model's chat template does not take the messages in this order: {ABOUT_FORMS[answer.form]}"
+            notices.append(Notice("template_order", text))
         return answer.text
-
-    def reads_late_system(self) -> bool:
-        """Whether a system message may follow other messages: some templates refuse it or leave it out. Raises
-        `RenderError`."""
-        mark = "a-late-system-message"
-        said = (("user", "a"), ("system", mark), ("assistant", "b"), ("user", "c"))
-        messages = [{"role": role, "content": content} for role, content in said]
-        return mark in self._ask(Conversation(messages), {}, QUICK).text
 
     def close(self) -> None:
         """End its idle processes. Renderings that run raise `RenderError`."""

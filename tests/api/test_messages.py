@@ -234,9 +234,20 @@ def test_a_late_system_turn_is_read_by_every_template(serving_reasoning: Serve, 
     http, router = serving_reasoning(template)
     roles = (("system", "s"), ("user", "a"), ("system", "late"), ("user", "b"))
     turns = [{"role": role, "content": content} for role, content in roles]
-    for body in ({"messages": turns}, {"system": "s", "messages": turns[1:]}):
-        assert http.post("/v1/messages", json={**ASKED, **body}).status_code == 200
+    other = {"max_tokens": 8}
+    for path, body in (
+        ("/v1/messages", {**ASKED, "messages": turns}),
+        ("/v1/messages", {**ASKED, "system": "s", "messages": turns[1:]}),
+        ("/v1/chat/completions", {**other, "messages": turns}),
+        ("/v1/responses", {"input": turns}),
+        ("/v1/responses", {"instructions": "s", "input": turns[1:]}),
+    ):
+        answer = http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
         assert prompt(router) == seen
+        warning = answer.headers.get("x-inferd-warning", "")
+        assert ("late system messages became the user's" in warning) == (template != PLAIN)
+    for body in ({"messages": turns}, {"system": "s", "messages": turns[1:]}):
         counted = http.post("/v1/messages/count_tokens", json=body).json()
         assert counted == {"input_tokens": len(router.submits[-1].prompt_ids)}
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.api.errors import RequestError
 from inferd.server.text.template import ChatTemplate, Conversation
 from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
 from inferd.server.tools.builtin import CALLS
@@ -136,8 +135,7 @@ def test_a_system_message_of_the_callers_stays_first() -> None:
 def test_a_result_and_what_the_user_says_behind_it_are_one_turn() -> None:
     talk = [*TALK[:4], {"role": "user", "content": "Which is it?"}]
     assert made(NO_SYSTEM).render(Conversation(talk)).endswith("19 C\n</tool_response>\nWhich is it?")
-    with pytest.raises(RequestError, match="alternate"):
-        made(NO_SYSTEM).render(Conversation([USER, USER]))
+    assert made(NO_SYSTEM).render(Conversation([USER, USER])).endswith("How is it there?\nHow is it there?")
 
 
 def test_tools_that_are_not_wanted_are_not_told() -> None:

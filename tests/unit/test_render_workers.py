@@ -307,14 +307,13 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fault_of_the_server_is_no_fault_of_the_messages(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The caller may try again, and nothing is assumed about the template."""
+    """The caller may try again."""
 
     async def work(prompts: PromptReader) -> None:
-        for asked in (prompts.render(Conversation([SAY]), add_special=False), prompts.reads_late_system()):
-            with pytest.raises(RequestError, match="no process can be started for it") as caught:
-                await asked
-            assert errors.row_of(caught.value).status == 503
-            assert "Retry-After" in errors.headers_of(caught.value)
+        with pytest.raises(RequestError, match="no process can be started for it") as caught:
+            await prompts.render(Conversation([SAY]), add_special=False)
+        assert errors.row_of(caught.value).status == 503
+        assert "Retry-After" in errors.headers_of(caught.value)
 
     async def run() -> None:
         model = ServedModel.load(TINY, ("tiny",), max_model_len=64, vocab_size=3_072)
@@ -329,14 +328,6 @@ def test_a_fault_of_the_server_is_no_fault_of_the_messages(
 
     asyncio.run(run())
     assert "tiny: cannot render a request's messages: no process can be started" in caplog.text
-
-
-def test_a_template_that_takes_too_long_reads_no_late_system_message(caplog: pytest.LogCaptureFixture) -> None:
-    async def work(prompts: PromptReader) -> None:
-        assert not await prompts.reads_late_system()
-
-    asyncio.run(reading(HOSTILE["lists"], work))
-    assert "late system messages become user messages" in caplog.text
 
 
 def test_a_server_that_cannot_render_at_its_start_does_not_assume_what_the_template_shows(

@@ -26,11 +26,6 @@ _NAMES = {
 """Chat's name of a field -> Anthropic's, for fields that are checked after the translation."""
 
 
-def has_late_system(wire: CountTokensRequest) -> bool:
-    """Whether a system message comes after other messages. Agents send reminders this way."""
-    return any(message["role"] == "system" for message in wire.messages.messages[1:])
-
-
 def shown_tools(wire: CountTokensRequest) -> tuple[CallerTool, ...]:
     """The tools that the model is shown, in the order of the request: one that is loaded later changes no text before
     it."""
@@ -41,17 +36,11 @@ def shown_tools(wire: CountTokensRequest) -> tuple[CallerTool, ...]:
     return tuple(tool for tool in known if conversation.is_shown.get(tool.name, tool.name not in hidden))
 
 
-def prompt_of(wire: CountTokensRequest, model: ServedModel, *, reads_late_system: bool = True) -> ChatRequest:
-    """The part of the chat request that determines the prompt. Raises `RequestError`.
-
-    If the template cannot read late system messages, they become messages of the user.
-    """
+def prompt_of(wire: CountTokensRequest, model: ServedModel) -> ChatRequest:
+    """The part of the chat request that determines the prompt. Raises `RequestError`."""
     messages, continues = _turns(wire.messages.messages)
     if wire.system:
         messages = joined([{"role": "system", "content": wire.system}, *messages[:1]]) + messages[1:]
-    if not reads_late_system:
-        late = [{**message, "role": "user"} if message["role"] == "system" else message for message in messages[1:]]
-        messages = joined([messages[0], *late])
     thinking, tools = wire.thinking, shown_tools(wire)
     use = _use(wire, tools)
     return ChatRequest.model_construct(
@@ -68,7 +57,7 @@ def prompt_of(wire: CountTokensRequest, model: ServedModel, *, reads_late_system
     )
 
 
-def chat_of(wire: MessagesRequest, model: ServedModel, *, reads_late_system: bool = True) -> ChatRequest:
+def chat_of(wire: MessagesRequest, model: ServedModel) -> ChatRequest:
     """The whole chat request, without a positive `max_tokens`, which is only an upper bound. Raises `RequestError`."""
     update = {
         "max_tokens": None if wire.max_tokens else 0,
@@ -78,15 +67,12 @@ def chat_of(wire: MessagesRequest, model: ServedModel, *, reads_late_system: boo
         "top_k": wire.top_k,
         "top_p": wire.top_p,
     }
-    return prompt_of(wire, model, reads_late_system=reads_late_system).model_copy(update=update)
+    return prompt_of(wire, model).model_copy(update=update)
 
 
-def notices_of(wire: CountTokensRequest, model: ServedModel, *, reads_late_system: bool) -> list[Notice]:
+def notices_of(wire: CountTokensRequest, model: ServedModel) -> list[Notice]:
     """Notices about what the translation leaves out or does otherwise."""
     found: list[tuple[Name, str]] = []
-    if not reads_late_system and has_late_system(wire):
-        text = "system messages behind others are read as the user's: the chat template shows them nowhere else"
-        found.append(("template_order", text))
     thinking, reasons = wire.thinking, model.format.reads_reasoning
     if thinking and thinking.is_on and not (reasons or _switch(model)):
         found.append(("no_effect", "'thinking' has no effect: this model does not reason"))

@@ -15,14 +15,12 @@ from inferd.server.api.anthropic.answer import MessageRendering
 from inferd.server.api.anthropic.chat_request import (
     anthropic_words,
     chat_of,
-    has_late_system,
     in_anthropic_words,
     notices_of,
     prompt_of,
 )
 from inferd.server.api.body import body_of
 from inferd.server.api.respond import Services, admit, caller_of, respond, while_asked
-from inferd.server.api.service import Service
 from inferd.server.schema.answers.tokens import TokenCount
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.notices import Notice
@@ -35,17 +33,14 @@ class MessagesApi:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._late_system: dict[str, bool] = {}
-        """Name of a model -> whether its template reads late system messages."""
 
     async def create(self, request: Request, wire: Annotated[MessagesRequest, body_of(MessagesRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
         service = self._services.of(wire.model)
         name = service.intake.check_model(wire.model)
         caller = admit(request, service, None, num_choices=1)
-        reads = await self._reads_late_system(service, wire)
-        request.state.notices += notices_of(wire, service.model, reads_late_system=reads)
-        chat = chat_of(wire, service.model, reads_late_system=reads)
+        request.state.notices += notices_of(wire, service.model)
+        chat = chat_of(wire, service.model)
         work = service.intake.chat(chat, caller, prefix="msg_", most=wire.max_tokens)
         taken = (await _in_anthropic_words(while_asked(request, caller.deadline, work))).in_words(anthropic_words)
         if taken.prompts[0].max_tokens < wire.max_tokens:
@@ -62,21 +57,11 @@ class MessagesApi:
         service = self._services.of(wire.model)
         service.intake.check_model(wire.model)
         caller = caller_of(request)
-        reads = await self._reads_late_system(service, wire)
-        request.state.notices += notices_of(wire, service.model, reads_late_system=reads)
-        work = service.intake.read_chat(prompt_of(wire, service.model, reads_late_system=reads))
+        request.state.notices += notices_of(wire, service.model)
+        work = service.intake.read_chat(prompt_of(wire, service.model), request.state.notices)
         token_ids, _ = await _in_anthropic_words(while_asked(request, caller.deadline, work))
         answer: TokenCount = {"input_tokens": len(token_ids)}
         return Response(orjson.dumps(answer), media_type="application/json")
-
-    async def _reads_late_system(self, service: Service, wire: CountTokensRequest) -> bool:
-        """Whether the template can read this conversation's system messages. The first late one tries it."""
-        name = service.model.names[0]
-        if not has_late_system(wire):
-            return True
-        if name not in self._late_system:
-            self._late_system[name] = await service.prompts.reads_late_system()
-        return self._late_system[name]
 
 
 async def _in_anthropic_words(work: Awaitable[T]) -> T:
