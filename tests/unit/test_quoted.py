@@ -165,7 +165,7 @@ def test_codex_patches() -> None:
 
 def test_the_object_of_a_call() -> None:
     language = json_text("input", TextFormat("lark", APPLY_PATCH))
-    grammar = normal_form(language.text()).text.text
+    grammar = normal_form(language.text()).text
     call = json.dumps({"input": PATCH}, ensure_ascii=False)
     assert follows(grammar, call)
     assert follows(grammar, call.replace('": "', '":"'))
@@ -255,7 +255,7 @@ def test_texts_drawn_from_a_quoted_grammar_match_the_grammar(name: str) -> None:
     assert [text for text in drawn if not follows(grammar, json.loads(text)["input"])] == []
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(("", "", r"/[ \n]+/", '" "', r"/[ \t\n]/")))
 def test_random_grammars(seed: int, ignored: str) -> None:
     rng = random.Random(seed)
@@ -272,7 +272,7 @@ def test_random_grammars(seed: int, ignored: str) -> None:
     assert disagreements(grammar, quoted, texts) == []
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32 - 1))
 def test_random_regexes(seed: int) -> None:
     rng = random.Random(seed)
@@ -294,6 +294,13 @@ def written(grammar: str, rng: random.Random, most: int = 14) -> str:
         found.consume_tokens(ids[char])
         text += char
     return text
+
+
+def test_a_lazy_lexeme_of_one_character_ends_behind_another_lexeme() -> None:
+    """llguidance overlooks its end if the byte that matches has also ended the lexeme before it. A blank in escapes
+    does not end by itself, because another escape might follow."""
+    grammar = "start: /\\s/ x\nx[lazy]: /[^a-y]+/"
+    assert disagreements(grammar, quoted_lark(grammar), ["\nz", "\nzz", "\n\n", "\t\n\n", "\nzzz", "\n"]) == []
 
 
 @pytest.mark.parametrize("name", larks.COMMON)
