@@ -31,6 +31,7 @@ from inferd.server.api.completions import CompletionsApi
 from inferd.server.api.embeddings import EmbeddingsApi
 from inferd.server.api.gateways import GatewaysApi
 from inferd.server.api.health import HealthApi
+from inferd.server.api.llama_cpp import LlamaCppApi
 from inferd.server.api.middleware import WARNING_HEADER
 from inferd.server.api.models import ModelsApi
 from inferd.server.api.openapi import OpenApi, operation_of
@@ -145,6 +146,7 @@ _OPERATIONS = {
     routes.MESSAGES.path: "chat",
     routes.RESPONSES.path: "chat",
     routes.COMPLETIONS.path: "text_completion",
+    routes.INFILL.path: "text_completion",
     routes.EMBEDDINGS.path: "embeddings",
 }
 """Path -> name of its operation in traces."""
@@ -257,12 +259,14 @@ def handlers_of(services: Services) -> dict[Route, Handler]:
     chat, text, tokens = ChatApi(services), CompletionsApi(services), TokensApi(services)
     models, health, admin = ModelsApi(services), HealthApi(services), AdminApi(services)
     render, messages = RenderApi(services), MessagesApi(services)
-    responses, gateways = ResponsesApi(services), GatewaysApi(services)
+    responses, gateways, llama_cpp = ResponsesApi(services), GatewaysApi(services), LlamaCppApi(services)
     return {
         routes.CHAT: chat.create,
         routes.CHAT_RENDER: render.chat,
         routes.COMPLETIONS: text.create,
         routes.COMPLETIONS_RENDER: render.completions,
+        routes.INFILL: llama_cpp.infill,
+        routes.PROPS: llama_cpp.props,
         routes.MESSAGES: messages.create,
         routes.COUNT_TOKENS: messages.count_tokens,
         routes.RESPONSES: responses.create,

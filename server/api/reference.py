@@ -37,6 +37,7 @@ from inferd.server.schema.chat import TOOL_WITHOUT_EFFECT, ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
+from inferd.server.schema.infill import InfillRequest
 from inferd.server.schema.json_schema import Schema, inlined, schema_of, schemas_of_answers, types_of
 from inferd.server.schema.model import RequestModel
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
@@ -48,6 +49,7 @@ _MARKED = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTAL
 _GENERATING: dict[str, type[RequestModel]] = {
     "chat": ChatRequest,
     "completions": CompletionRequest,
+    "infill": InfillRequest,
     "responses": ResponsesRequest,
 }
 _ANTHROPIC: dict[str, type[RequestModel]] = {"messages": MessagesRequest, "count_tokens": CountTokensRequest}
@@ -78,7 +80,8 @@ _NESTED_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
 }
 _ANSWERS: dict[str, Any] = {
     "chat": routes.CHAT.answer, "chat stream": routes.CHAT.events, "completions": routes.COMPLETIONS.answer,
-    "completions stream": routes.COMPLETIONS.events, "responses": routes.RESPONSES.answer,
+    "completions stream": routes.COMPLETIONS.events, "infill": routes.INFILL.answer,
+    "infill stream": routes.INFILL.events, "/props": routes.PROPS.answer, "responses": routes.RESPONSES.answer,
     "messages": routes.MESSAGES.answer, "embeddings": routes.EMBEDDINGS.answer, "/tokenize": routes.TOKENIZE.answer,
     "/v1/models": routes.MODELS.answer, "/state": routes.STATE.answer,
 }  # fmt: skip

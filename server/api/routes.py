@@ -14,11 +14,21 @@ from starlette.routing import compile_path
 from inferd.server.api.query import ModelQuery
 from inferd.server.errors.table import Error
 from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from inferd.server.schema.answers import anthropic, chat, completions, operation, response_events, responses, tokens
+from inferd.server.schema.answers import (
+    anthropic,
+    chat,
+    completions,
+    infill,
+    operation,
+    response_events,
+    responses,
+    tokens,
+)
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.embeddings import EmbeddingRequest
+from inferd.server.schema.infill import InfillRequest
 from inferd.server.schema.model import RequestModel
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
@@ -107,6 +117,16 @@ COMPLETIONS_RENDER = Route(
     'Show the prompts that the model would read, one `{"token_ids": [...]}` each.',
     list[tokens.RenderedPrompt],
     CompletionRequest,
+)
+INFILL = Route(
+    "POST",
+    "/infill",
+    Access.KEY,
+    _GENERATE,
+    "Fill the gap between two texts, as editors ask llama.cpp's server.",
+    infill.Infill,
+    InfillRequest,
+    events=infill.InfillChunk | infill.Infill | Error,
 )
 MESSAGES = Route(
     "POST",
@@ -262,6 +282,15 @@ MODEL_INFO = Route(
     operation.ModelInfo,
     query=ModelQuery,
 )
+PROPS = Route(
+    "GET",
+    "/props",
+    Access.KEY,
+    _MODELS,
+    "Properties of a model: context, chat template, default sampling. In the form of llama.cpp's server.",
+    infill.Props,
+    query=ModelQuery,
+)
 OPENAPI = Route("GET", "/openapi.json", Access.PUBLIC, _OPERATE, "This interface as OpenAPI 3.1.", dict[str, object])
 DOCS = Route("GET", "/docs", Access.PUBLIC, _OPERATE, "This interface as a page to read and to try.", str)
 DOCS_FILES = tuple(
@@ -309,9 +338,9 @@ START_PROFILE = Route("POST", "/start_profile", Access.ADMIN, _ADMIN, "Start a p
 STOP_PROFILE = Route("POST", "/stop_profile", Access.ADMIN, _ADMIN, "Stop the profile.", None, missing=_NO_PROFILER)
 
 ROUTES = (
-    CHAT, CHAT_RENDER, COMPLETIONS, COMPLETIONS_RENDER, MESSAGES, COUNT_TOKENS,
+    CHAT, CHAT_RENDER, COMPLETIONS, COMPLETIONS_RENDER, INFILL, MESSAGES, COUNT_TOKENS,
     RESPONSES, RESPONSE, DELETE_RESPONSE, CANCEL_RESPONSE, RESPONSE_ITEMS,
-    EMBEDDINGS, TOKENIZE, DETOKENIZE, TOKENIZER_INFO, MODELS, MODEL,
+    EMBEDDINGS, TOKENIZE, DETOKENIZE, TOKENIZER_INFO, MODELS, MODEL, PROPS,
     HEALTH, READY, LIVE, VERSION, METRICS, STATE,
     LOADS, SERVER_INFO, MODEL_INFO, OPENAPI, DOCS, *DOCS_FILES, CONFIG, RESET_PREFIX_CACHE,
     LOAD_MODEL, UNLOAD_MODEL, LOAD_LORA, UNLOAD_LORA, SLEEP, WAKE_UP, START_PROFILE, STOP_PROFILE,

@@ -325,6 +325,15 @@ def unsupported_value(param: str, value: object, rule: str) -> RequestError:
     return RequestError("unsupported_value", f"Unsupported value: '{param}' does not support {given}. {rule}", param)
 
 
+def cannot_fill_in(param: str) -> RequestError:
+    message = (
+        f"Unsupported parameter: '{param}' is not supported by this model. Its tokenizer has no tokens for filling in "
+        "the middle. Send the text before the gap alone, as 'prompt' of /v1/completions, or serve a code model that "
+        "has them, such as Qwen2.5-Coder, StarCoder2, Codestral or DeepSeek-Coder."
+    )
+    return RequestError("unsupported_parameter", message, param)
+
+
 def missing(param: str, way_out: str = "") -> RequestError:
     message = f"Missing required parameter: '{param}'. {way_out}".rstrip()
     return RequestError("missing_required_parameter", message, param)

@@ -17,12 +17,13 @@ from inferd.engine.api.wire.params import Adapter, ParamError, SamplingParams
 from inferd.server.dispatch.adapters import Adapters
 from inferd.server.errors import table as errors
 from inferd.server.generate import work
-from inferd.server.generate.prompts import CheckSize, Encoded, PromptReader
+from inferd.server.generate.prompts import CheckSize, Encoded, Gap, PromptReader
 from inferd.server.generate.request import Caller, GenerateRequest, Prompt
 from inferd.server.generate.sampling import choose_seed, sampling_params
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.generation import GenerationFields, is_sane_id
+from inferd.server.schema.infill import InfillRequest
 from inferd.server.schema.latency import NO_TARGETS, Targets
 from inferd.server.schema.notices import Notice
 from inferd.server.structured.checker import GrammarChecker
@@ -164,19 +165,55 @@ class Intake:
         logprobs = _Logprobs(wire.logprobs, max(in_prompt, default=None), scored_by, num_each)
         max_tokens, default = self._answer_tokens(wire, COMPLETION_MAX_TOKENS, len(wire.prompt), logprobs.output)
         kept = self._prompts.kept(wire.truncate_prompt_tokens, max_tokens, default)
-        add_special = wire.add_special_tokens is not False
-        all_encoded = await self._prompts.encode_all(
-            wire.prompt,
-            add_special=add_special,
-            check_size=self._check_size(wire, "prompt"),
-            kept=kept,
-        )
+        all_encoded = await self._read_texts(wire, kept)
         prompts = tuple(self._prompts.fit("prompt", encoded, max_tokens, default, kept) for encoded in all_encoded)
         self._check_answer_tokens(wire, prompts, logprobs.output)
         answer = await self._prompts.run(lambda: self._answer_language(wire), 0) if asks_for_format(wire) else None
         taken = await self._request("cmpl-", "prompt", wire, caller, prompts, logprobs, answer, echo=bool(wire.echo))
-        second_bos = self._prompts.second_bos(wire.prompt, add_special=add_special)
-        return replace(taken, notices=(*self._cut(prompts, max_tokens), *second_bos, *taken.notices))
+        second_bos = self._prompts.second_bos(wire.prompt, add_special=wire.add_special_tokens is not False)
+        taken = replace(taken, notices=(*self._cut(prompts, max_tokens), *second_bos, *taken.notices))
+        return self._ending(taken) if wire.suffix else taken
+
+    async def _read_texts(self, wire: CompletionRequest, kept: int | None) -> list[Encoded]:
+        """The ids of each prompt, with the text behind it if there is one. Raises `RequestError`."""
+        add_special, check_size = wire.add_special_tokens is not False, self._check_size(wire, "prompt")
+        if not wire.suffix:
+            return await self._prompts.encode_all(
+                wire.prompt, add_special=add_special, check_size=check_size, kept=kept
+            )
+        return await self._prompts.fill(
+            wire.prompt,
+            wire.suffix,
+            add_special=add_special,
+            check_size=check_size,
+            kept=kept,
+            check_total=lambda _, num_ids: work.check_prompt_ids("prompt", num_ids, wire.n or 1),
+        )
+
+    async def infill(self, wire: InfillRequest, caller: Caller) -> tuple[GenerateRequest, bool]:
+        """(a gap to fill as a `GenerateRequest`, whether its surroundings were cut to fit). Raises `RequestError`."""
+        text, limit = wire.completion(), self._model.max_model_len
+        _check_generation(text)
+        # A quarter of the context is left for the answer, unless the caller asks for less.
+        most = limit // 4 if wire.n_predict is None else min(limit // 4, wire.n_predict)
+        room = min(limit - max(1, most), wire.truncate_prompt_tokens or limit)
+        gap = Gap(wire.input_prefix or "", wire.input_suffix or "", wire.prompt or "", wire.files)
+        add_special = wire.add_special_tokens is not False
+        token_ids, is_cut = await self._prompts.fill_gap(gap, room, add_special=add_special)
+        prompt = self._prompts.fit("input_prefix", (token_ids, None), wire.n_predict, None, None)
+        answer = await self._prompts.run(lambda: self._answer_language(text), 0) if asks_for_format(text) else None
+        param, logprobs = "input_prefix", _Logprobs(None, None)
+        taken = await self._request("infill-", param, text, caller, (prompt,), logprobs, answer, echo=False)
+        notices = (*self._cut((prompt,), wire.n_predict), *taken.notices)
+        return replace(self._ending(taken), notices=notices), is_cut
+
+    def _ending(self, taken: GenerateRequest) -> GenerateRequest:
+        """The request, whose answer the tokens for filling in the middle end, too, unless the caller ignores ends."""
+        fill_in, params = self._model.fill_in, taken.params
+        if fill_in is None or not params.eos_token_ids:
+            return taken
+        ends = tuple(dict.fromkeys((*params.eos_token_ids, *fill_in.ends)))
+        return replace(taken, params=msgspec.structs.replace(params, eos_token_ids=ends))
 
     def _answer_rules(self, wire: ChatRequest, rendered: str) -> AnswerRules:
         """Runs on a thread: a tool's schema may be long, and so may the prompt, which is searched for a begun
@@ -320,6 +357,8 @@ def _check_completion(wire: CompletionRequest) -> None:
     """As `_check_chat`."""
     _check_generation(wire)
     work.check_choices(len(wire.prompt), wire.n or 1)
+    if wire.suffix and wire.echo:
+        raise _needs("echo", "there is no 'suffix'")
 
 
 def _check_generation(wire: GenerationFields) -> None:

@@ -77,8 +77,11 @@ class CompletionRequest(GenerationFields):
         ge=0,
         le=MAX_LOGPROBS,
     )
-    suffix: Annotated[object, Only(("",), "Text cannot be inserted before a suffix.")] | None = option(
-        "Only an empty suffix is accepted.", has_effect=False, kind="demand"
+    suffix: Text | None = option(
+        "Text behind the prompt: the answer is the text between the two. Only for models whose tokenizer has tokens "
+        "for filling in the middle. Special tokens in either text are read as text. An empty suffix means none.",
+        unset="none",
+        area=PROMPT,
     )
     best_of: Annotated[object, Only((1,), "Use 'n' to get several completions.")] | None = option(
         "Only 1 is accepted.", area=REQUEST, has_effect=False, kind="demand"

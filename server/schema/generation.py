@@ -203,7 +203,7 @@ class SharedFields(RequestModel):
     skip_special_tokens: Flag | None = option("Leave special tokens out of the text.", unset="true", area=OUTPUT)
     add_special_tokens: Flag | None = option(
         "Begin the text as the tokenizer begins every text. A chat template writes such tokens itself.",
-        unset="false for chat, true for completions",
+        unset="false for chat and responses, else true",
         area=PROMPT,
     )
     truncate_prompt_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, -1)] = option(

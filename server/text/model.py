@@ -15,6 +15,7 @@ from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.api.process.written_once import WrittenOnce
 from inferd.server.errors import table as errors
+from inferd.server.text.fill_in import FillIn
 from inferd.server.text.json_bytes import any_json
 from inferd.server.text.render_workers import OvertimeError, RenderError
 from inferd.server.text.template import ChatTemplate
@@ -65,6 +66,8 @@ class ServedModel:
     """How the model writes reasoning and tool calls."""
     tokenizer_info: bytes = b"{}"
     """JSON of the checkpoint's tokenizer_config.json, with the chat template even if it has a file of its own."""
+    fill_in: FillIn | None = None
+    """Makes prompts that ask the model for the text between two others; None: no tokens of it ask for that."""
     digest: str = ""
     """Hash of the files of the tokenizer and the chat template."""
     files: tuple[PinnedFile, ...] = ()
@@ -104,7 +107,8 @@ class ServedModel:
         found = detect(clues, tool_format, reasoning_format)
         if template is not None:
             template = template.with_fallback(Fallback(support, found.call_syntax or PLAIN_SYNTAX))
-        info = {"tokenizer_class": pretrained.class_name, **(read("tokenizer_config.json") or {})}
+        tokenizer_config = read("tokenizer_config.json") or {}
+        info = {"tokenizer_class": pretrained.class_name, **tokenizer_config}
         return cls(
             names=names,
             path=path,
@@ -120,6 +124,7 @@ class ServedModel:
             eos_token_ids=_eos_of(generation, config, tokenizer, vocab_size, found.ends),
             format=found,
             tokenizer_info=_written({**info, "chat_template": template.source if template else None}),
+            fill_in=FillIn.of(tokenizer, vocab_size, tokenizer_config["fim_token_ids"] if is_gguf(path) else {}),
         )
 
 

@@ -7,15 +7,17 @@ caller stop between two parts.
 
 from __future__ import annotations
 
+import copy
 import json
 from array import array
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
@@ -88,6 +90,38 @@ class Tokenizer:
     def num_tokens(self) -> int:
         """Number of tokens with a text; the embedding may have more rows."""
         return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def begin(self) -> tuple[int, ...]:
+        """The ids that are added before every text; none if they cannot be separated from those of the text."""
+        return self._frame[0] if self._frame else ()
+
+    def literal(self, token_ids: Collection[int] = ()) -> Self:
+        """The same tokenizer for texts in which special tokens, and the added tokens `token_ids`, are only text."""
+        backend = Backend(self._backend.model)  # shares the vocabulary
+        if self._backend.normalizer is not None:
+            backend.normalizer = self._backend.normalizer
+        if self._backend.pre_tokenizer is not None:
+            backend.pre_tokenizer = self._backend.pre_tokenizer
+        # All are added, in their order, because a token beyond the vocabulary gets the next free id.
+        backend.add_tokens(
+            [
+                AddedToken(
+                    token.content,
+                    single_word=token.single_word,
+                    lstrip=token.lstrip,
+                    rstrip=token.rstrip,
+                    normalized=token.normalized,
+                    special=token.special or token_id in token_ids,
+                )
+                for token_id, token in sorted(self._backend.get_added_tokens_decoder().items())
+            ]
+        )
+        backend.encode_special_tokens = True
+        other = copy.copy(self)
+        other._backend = backend
+        other._frame = ((), ())
+        return other
 
     def encode(self, text: str, add_special: bool, most: int | None = None) -> tuple[int, ...]:
         """The ids of `text`. `add_special` adds the tokens that the checkpoint begins and ends a text with.

@@ -34,6 +34,7 @@ from inferd.server.dispatch.adapters import Adapters
 from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics
+from inferd.server.text.fill_in import FillIn
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.transport.limits import ConnectionLimits
@@ -395,6 +396,12 @@ def serving(
 def model() -> ServedModel:
     loaded = ServedModel.load(MODEL_PATH, (NAME, "alias"), max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE)
     return replace(loaded, created=int(time.time()))
+
+
+def coder(model: ServedModel) -> ServedModel:
+    """The model, as if rare tokens of its vocabulary were those for filling in the middle."""
+    stated = {part: VOCAB_SIZE - 1 - i for i, part in enumerate(("prefix", "suffix", "middle", "pad", "repo", "file"))}
+    return replace(model, fill_in=FillIn.of(model.tokenizer, VOCAB_SIZE, stated))
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.detect import Clues, detect
 
-from .conftest import NAME, WAIT_S, Script, ScriptedRouter, serving
+from .conftest import NAME, WAIT_S, Script, ScriptedRouter, coder, serving
 
 ADMIN = "an-admin-key"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -101,6 +101,8 @@ def ask_for_text(asking: Asking) -> None:
     asking.ask(routes.COMPLETIONS, prompt="a b", prompt_logprobs=1, stop="is")
     asking.generate(routes.COMPLETIONS, Script(text=TEXT), prompt="a b", include_metrics=True)
     asking.fail(routes.COMPLETIONS, prompt="a")
+    asking.generate(routes.INFILL, Script(text=TEXT), input_prefix="a", input_suffix="b", stop="answer")
+    asking.fail(routes.INFILL, input_prefix="a")
     asking.ask(routes.COMPLETIONS_RENDER, prompt=["a", "b"])
     asking.ask(routes.EMBEDDINGS, input=["a", "b"])
     asking.ask(routes.EMBEDDINGS, input="a", encoding_format="base64")
@@ -196,7 +198,7 @@ def metrics_of_a_step(router: ScriptedRouter) -> Metrics:
 @pytest.fixture(scope="module")
 def asked(model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asking]:
     """The answers of a model that reasons, and that calls as Hermes does."""
-    served = replace(model, format=detect(Clues(), "hermes", "think"))
+    served = replace(coder(model), format=detect(Clues(), "hermes", "think"))
     router = ScriptedRouter(served)
     options = AppOptions.from_settings(Settings(access_log=False, admin_key=(ADMIN,)))
     headers = {"Authorization": f"Bearer {ADMIN}"}

@@ -58,7 +58,7 @@ CASES: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
      "messages[0].x", "Unknown parameter: 'messages[0].x'."),
     ("not served", chat(audio={}), 400, "unsupported_parameter", "audio", "not supported"),
     ("renamed", chat(guided_json={}), 400, "unsupported_parameter", "guided_json", "'structured_outputs'"),
-    ("suffix", {**TEXT, "suffix": "x"}, 400, "unsupported_value", "suffix", "suffix"),
+    ("suffix", {**TEXT, "suffix": "x"}, 400, "unsupported_parameter", "suffix", "no tokens for filling in the middle"),
     ("best_of", {**TEXT, "best_of": 2}, 400, "unsupported_value", "best_of", "'n'"),
     ("a format nobody has", chat(response_format={"type": "xml"}), 400, "invalid_value",
      "response_format.type", "'json_schema'"),

@@ -15,6 +15,7 @@ from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
+from inferd.server.schema.infill import InfillRequest
 from inferd.server.schema.json_schema import Schema, schema_of, types_of
 from inferd.server.schema.model import RequestModel, read
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
@@ -23,6 +24,7 @@ from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 BASES: dict[type[RequestModel], dict[str, Any]] = {
     ChatRequest: {"messages": [{"role": "user", "content": "x"}]},
     CompletionRequest: {"prompt": "x"},
+    InfillRequest: {},
     EmbeddingRequest: {"input": "x"},
     MessagesRequest: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9},
     CountTokensRequest: {"messages": [{"role": "user", "content": "x"}]},
@@ -173,7 +175,7 @@ def test_a_required_field_is_missed(base: type[RequestModel]) -> None:
             assert (caught.value.code, caught.value.param) == ("missing_required_parameter", name)
 
 
-@pytest.mark.parametrize("base", [ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest])
+@pytest.mark.parametrize("base", [ChatRequest, CompletionRequest, InfillRequest, MessagesRequest, ResponsesRequest])
 def test_what_is_not_served_is_refused_with_a_way_out(base: type[RequestModel]) -> None:
     assert not set(base.refused) & {*base.names, *base.aliases}
     for name, way_out in base.refused.items():
@@ -197,7 +199,7 @@ def test_an_alias_is_read_as_its_field_and_refused_under_its_own_name(base: type
             read(base, {**BASES[base], alias: value, name: value})
 
 
-@pytest.mark.parametrize("base", [ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest])
+@pytest.mark.parametrize("base", [ChatRequest, CompletionRequest, InfillRequest, MessagesRequest, ResponsesRequest])
 def test_every_field_says_what_it_does_and_what_holds_without_it(base: type[RequestModel]) -> None:
     for name in base.names:
         schema = field(base, name)

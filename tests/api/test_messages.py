@@ -383,7 +383,7 @@ def test_what_is_cut_and_moved_is_told(http: httpx.Client, serving_reasoning: Se
     assert "'max_tokens' was cut to" in warning(http, max_tokens=32_000)
     assert warning(http, max_tokens=9) == ""
     late = [ASK, {"role": "system", "content": "late"}]
-    for template, words in ((PLAIN, ""), (FIRST_ALONE, "are read as the user's")):
+    for template, words in ((PLAIN, ""), (FIRST_ALONE, "became the user's")):
         served, _ = serving_reasoning(template)
         for path, fields in (("/v1/messages", ASKED), ("/v1/messages/count_tokens", {})):
             response = served.post(path, json={**fields, "messages": late})

@@ -14,6 +14,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 from openai.types.completion_create_params import CompletionCreateParamsNonStreaming as CompletionParams
 from pydantic.fields import FieldInfo
 
+from inferd.server.api.app import AppOptions
 from inferd.server.schema.chat import TEXT_FORMATS, TOOLS_TAKEN, ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.kinds import Kind, Row
@@ -22,8 +23,9 @@ from inferd.server.schema.model import Part, RequestModel
 from inferd.server.schema.structured import FORMATS
 from inferd.server.schema.tool_choice import CHOICES
 from inferd.server.schema.unread import CHAT_PARTS
+from inferd.server.text.model import ServedModel
 
-from .conftest import ScriptedRouter
+from .conftest import ScriptedRouter, coder, serving
 from .sdk_types import example, fields_of, members, named_tests, types_of, value_of
 
 Body = dict[str, Any]
@@ -89,6 +91,7 @@ PROOFS: Mapping[str, str] = {
     "chat.*CustomFormatGrammar*": "test_the_text_of_a_custom_tool_follows_its_grammar_in_each_format",
     "chat.ChatCompletionCustomToolParam.*": _CUSTOM,
     "completions.prompt": "test_text_and_ids_are_one_prompt",
+    "completions.suffix": "test_a_completion_between_two_texts",
     "completions.echo": "test_echo_without_scores",
     **{
         f"*.{name}": _GIVEN
@@ -199,6 +202,18 @@ BY_KIND: dict[str, list[Sent]] = {kind: [sent for sent in ALL if sent.kind == ki
 
 def each(kind: Kind) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("sent", BY_KIND[kind], ids=[sent.path for sent in BY_KIND[kind]])
+
+
+@pytest.fixture(scope="module")
+def shared_router(model: ServedModel) -> ScriptedRouter:
+    """The router of a model that can fill in the middle: the SDK has a field for that."""
+    return ScriptedRouter(coder(model))
+
+
+@pytest.fixture(scope="module")
+def shared_url(shared_router: ScriptedRouter) -> Iterator[str]:
+    with serving(shared_router.model, shared_router, AppOptions(has_access_log=False)) as url:
+        yield url
 
 
 def test_everything_that_the_sdk_can_send_has_a_kind() -> None:

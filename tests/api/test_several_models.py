@@ -100,7 +100,9 @@ def test_texts_are_read_by_the_model_that_is_named(two: httpx.Client) -> None:
     ]
     assert lengths == [256, 128]
     for path in ("/v1/chat/completions/render", "/v1/completions/render"):
-        long = {"model": "second", **READING[path], "max_tokens": 200}
+        text = "word " * 150
+        said = {"prompt": text} if "prompt" in READING[path] else {"messages": [{"role": "user", "content": text}]}
+        long = {"model": "second", **said}
         assert two.post(path, json=long).status_code == 400
         assert two.post(path, json={**long, "model": "tiny"}).status_code == 200
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from inferd.server.api import routes
 from inferd.server.api.routes import ROUTES, Access
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
@@ -27,6 +28,7 @@ from .test_client import wait_idle
 BASES: dict[str, str] = {
     "ChatRequest": '"messages":[{"role":"user","content":"x"}],"max_completion_tokens":2',
     "CompletionRequest": '"prompt":"x","max_completion_tokens":2',
+    "InfillRequest": '"n_predict":2',
     "MessagesRequest": '"messages":[{"role":"user","content":"x"}],"max_tokens":2',
     "CountTokensRequest": '"messages":[{"role":"user","content":"x"}]',
     "EmbeddingRequest": '"input":"x"',
@@ -129,7 +131,9 @@ def test_no_value_of_any_field_harms_anyone(daemon: Daemon, path: str, is_long: 
     with ThreadPoolExecutor(8) as pool:
         parts = pool.map(lambda i: post(daemon, path, everything[i::8]), range(8))
         answers = [answer for part in parts for answer in part]
-    assert {status for _, status, _ in answers} >= {200, 400}
+    # The embedded model has no tokens for filling in the middle.
+    expected = {400} if path == routes.INFILL.path else {200, 400}
+    assert {status for _, status, _ in answers} >= expected
     for body, status, answer in answers:
         assert 200 <= status < 300 or 400 <= status < 500, (body[:300], status, answer[:300])
         if status >= 400:

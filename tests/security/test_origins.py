@@ -80,7 +80,7 @@ def is_refused(answer: httpx.Response) -> bool:
 
 POSTS = (
     "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
-    "/v1/embeddings", "/tokenize", "/detokenize",
+    "/v1/embeddings", "/tokenize", "/detokenize", "/infill",
 )  # fmt: skip
 
 

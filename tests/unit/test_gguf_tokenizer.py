@@ -50,6 +50,37 @@ def test_the_embedded_models_tokenizer_comes_back(metadata: dict[str, Any]) -> N
     assert made.get_vocab_size() == original.get_vocab_size()
 
 
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ({}, {}),
+        ({"prefix": 7, "suffix": 8, "middle": 9}, {"prefix": 7, "suffix": 8, "middle": 9}),
+        (
+            {"fim_pre": 7, "prefix": 1, "fim_suf": 8, "fim_mid": 9, "fim_pad": 10, "fim_rep": 11, "fim_sep": 12},
+            {"prefix": 7, "suffix": 8, "middle": 9, "pad": 10, "repo": 11, "file": 12},
+        ),
+    ],
+)
+def test_tokens_for_filling_in_the_middle_are_those_that_the_file_states(
+    metadata: dict[str, Any], tmp_path: Path, keys: dict[str, int], found: dict[str, int]
+) -> None:
+    stated = {f"tokenizer.ggml.{key}_token_id": token_id for key, token_id in keys.items()}
+    assert tokenizer_config_of({**metadata, **stated})["fim_token_ids"] == found
+    known, tensors = content_of(EMBEDDED_PATH, lambda _: as_bf16)
+    file = write(tmp_path / "tiny.gguf", {**known, **stated}, tensors)
+    fill_in = ServedModel.load(file, ("m",), max_model_len=2048, vocab_size=3072).fill_in
+    if not found:
+        assert fill_in is None
+    else:
+        assert fill_in is not None and fill_in.prompt((1,), (2,)) == (7, 1, 8, 2, 9)
+        assert set(found.values()) <= set(fill_in.ends)
+
+
+def test_an_id_for_filling_in_that_is_no_token_is_refused(metadata: dict[str, Any]) -> None:
+    with pytest.raises(GgufError, match="fim_pad_token_id must be an id from 0 to 3071"):
+        tokenizer_config_of({**metadata, "tokenizer.ggml.fim_pad_token_id": 3_072})
+
+
 def test_a_served_file_has_what_its_folder_has(tmp_path: Path) -> None:
     file = convert(EMBEDDED_PATH, tmp_path / "tiny.gguf")
     models = [ServedModel.load(path, ("m",), max_model_len=2048, vocab_size=3072) for path in (file, EMBEDDED_PATH)]

@@ -30,6 +30,16 @@ _ENDS = frozenset(
 )  # fmt: skip
 """Tokens that end an answer. A file states one or two of those that its model uses, so llama.cpp knows them by name."""
 
+_FIM_KEYS = {
+    "prefix": ("fim_pre_token_id", "prefix_token_id"),
+    "suffix": ("fim_suf_token_id", "suffix_token_id"),
+    "middle": ("fim_mid_token_id", "middle_token_id"),
+    "pad": ("fim_pad_token_id",),
+    "repo": ("fim_rep_token_id",),
+    "file": ("fim_sep_token_id",),
+}
+"""Part of a prompt for filling in the middle -> keys of its token."""
+
 _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
              "repetition_penalty": "penalty_repeat"}  # fmt: skip
 
@@ -139,8 +149,18 @@ def tokenizer_config_of(values: Mapping[str, Value]) -> Json:
         **{name: vocabulary.tokens[token_id] for name, token_id in ids.items() if token_id is not None},
         "add_bos_token": _adds_bos(vocabulary),
         "add_eos_token": vocabulary.flag("add_eos_token", False),
+        "fim_token_ids": _fim_ids(vocabulary),
         "chat_template": _chat_template(values),
     }
+
+
+def _fim_ids(vocabulary: Vocabulary) -> Json:
+    """The ids of the tokens for filling in the middle that the file states, by their part. Newer keys count first."""
+    stated = {
+        part: next((found for key in keys if (found := vocabulary.token_id(key)) is not None), None)
+        for part, keys in _FIM_KEYS.items()
+    }
+    return {part: token_id for part, token_id in stated.items() if token_id is not None}
 
 
 def generation_config_of(values: Mapping[str, Value]) -> Json:

@@ -1,0 +1,213 @@
+"""/infill and /props, by which editors and tools of llama.cpp's server use this one.
+
+The formats are that server's, as its own extensions of Vim and VS Code read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.server.api.answer import Shape
+from inferd.server.api.body import body_of
+from inferd.server.api.long_lists import dumps
+from inferd.server.api.respond import Services, admit, respond, while_asked
+from inferd.server.api.service import Service
+from inferd.server.errors import table as errors
+from inferd.server.generate.events import Event, Finished, TextDelta
+from inferd.server.generate.request import GenerateRequest
+from inferd.server.generate.results import ChoiceResult, ResultBuilder
+from inferd.server.schema.answers.generation import Extra, RequestTiming
+from inferd.server.schema.answers.infill import (
+    Infill,
+    InfillChunk,
+    InfillHead,
+    InfillSettings,
+    InfillTimings,
+    Props,
+)
+from inferd.server.schema.infill import InfillRequest
+from inferd.server.transport import sse
+
+
+class LlamaCppApi:
+    """The routes' handlers."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def infill(self, request: Request, wire: Annotated[InfillRequest, body_of(InfillRequest)]) -> Response:
+        """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
+        service = self._services.of(wire.model)
+        name = service.intake.check_model(wire.model)
+        caller = admit(request, service, wire.timeout, 1)
+        taken, is_cut = await while_asked(request, caller.deadline, service.intake.infill(wire, caller))
+        service.metrics.request_arrived("infill")
+        shape = Shape(
+            name=name,
+            is_stream=bool(wire.stream),
+            include_usage=False,
+            continuous_usage=False,
+            return_token_ids=bool(wire.return_tokens),
+            num_prompt_logprobs=None,
+            include_metrics=True,
+        )
+        rendering = InfillRendering(service, taken, shape, wire, is_cut=is_cut)
+        return await respond(request, service, taken, shape, rendering)
+
+    async def props(self, request: Request) -> Response:
+        """Raises `RequestError`, and `EngineDeadError` before the first engine is ready."""
+        service = self._services.of_query(request)
+        model = service.model
+        special, defaults = model.tokenizer.special_tokens, model.defaults
+        answer: Props = {
+            "default_generation_settings": {
+                "n_ctx": model.max_model_len,
+                "params": {
+                    "temperature": defaults.temperature,
+                    "top_k": defaults.top_k,
+                    "top_p": defaults.top_p,
+                    "min_p": defaults.min_p,
+                    "repeat_penalty": defaults.repetition_penalty,
+                },
+            },
+            "total_slots": service.router.ready.max_num_seqs,
+            "model_alias": model.names[0],
+            "model_path": model.path.name,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": model.template.source if model.template else "",
+            "bos_token": str(special.get("bos_token") or ""),
+            "eos_token": str(special.get("eos_token") or ""),
+            "build_info": f"inferd {service.version}",
+        }
+        return Response(orjson.dumps(answer), media_type="application/json")
+
+
+class InfillRendering:
+    """Writes a filled gap, as a stream or as a whole."""
+
+    keep_alive = sse.KEEP_ALIVE
+
+    def __init__(
+        self, service: Service, taken: GenerateRequest, shape: Shape, wire: InfillRequest, *, is_cut: bool
+    ) -> None:
+        self._service, self._taken, self._shape, self._wire, self._is_cut = service, taken, shape, wire, is_cut
+        self._builder = ResultBuilder(taken)
+        self._num_output = 0
+
+    def event(self, event: Event) -> bytes:
+        self.add(event)
+        if not isinstance(event, TextDelta) or not (event.text or event.token_ids):
+            return b""
+        self._num_output += len(event.token_ids)
+        chunk: InfillChunk = {**self._head(event.text, event.token_ids, self._num_output), "stop": False}
+        return sse.event(orjson.dumps(chunk))
+
+    def end(self, extra: Extra) -> bytes:
+        (result,) = self._builder.results()
+        return sse.event(dumps(self._answer(result, self._head("", (), len(result.token_ids)), extra)))
+
+    def failure(self, error: RequestError | EngineDeadError) -> bytes:
+        return sse.event(orjson.dumps(errors.body_of(error)))
+
+    def add(self, event: Event) -> None:
+        assert isinstance(event, TextDelta | Finished), "a filled gap is one text"
+        self._builder.add(event)
+
+    def plain(self, extra: Extra) -> Mapping[str, object]:
+        (result,) = self._builder.results()
+        token_ids = result.token_ids if self._shape.return_token_ids else ()
+        return self._answer(result, self._head(result.text, token_ids, len(result.token_ids)), extra)
+
+    def _head(self, content: str, token_ids: Sequence[int], num_output: int) -> InfillHead:
+        return {
+            "index": 0,
+            "content": content,
+            "tokens": token_ids,
+            "id_slot": 0,
+            "tokens_predicted": num_output,
+            "tokens_evaluated": self._taken.num_prompt_tokens,
+        }
+
+    def _answer(self, result: ChoiceResult, head: InfillHead, extra: Extra) -> Mapping[str, object]:
+        taken, num_output = self._taken, len(result.token_ids)
+        is_word = isinstance(result.stop_reason, str) and result.reason == "stop"
+        names = self._wire.response_fields
+        answer: Infill = {
+            **head,
+            "stop": True,
+            "model": self._shape.name,
+            "generation_settings": self._settings(),
+            "prompt": self._prompt() if not names or "prompt" in names else "",
+            "has_new_line": "\n" in result.text,
+            "truncated": self._is_cut,
+            "stop_type": "word" if is_word else _STOP_TYPES.get(result.reason, "none"),
+            "stopping_word": str(result.stop_reason) if is_word else "",
+            # The last token was drawn, and no step has read it.
+            "tokens_cached": taken.num_prompt_tokens + max(0, num_output - 1),
+            "timings": _timings(
+                taken.num_prompt_tokens, result.num_cached_tokens, num_output, extra.get("metrics") or None
+            ),
+        }
+        return picked(answer, names) if names else answer
+
+    def _prompt(self) -> str:
+        return self._service.model.tokenizer.decode(self._taken.prompts[0].token_ids, skip_special=False)
+
+    def _settings(self) -> InfillSettings:
+        taken, params, prompt = self._taken, self._taken.params, self._taken.prompts[0]
+        return {
+            "n_predict": prompt.max_tokens,
+            "max_tokens": prompt.max_tokens,
+            "seed": taken.seed,
+            "temperature": params.temperature,
+            "top_k": params.top_k,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "repeat_penalty": params.repetition_penalty,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "stop": self._wire.stop or (),
+            "ignore_eos": bool(self._wire.ignore_eos),
+            "stream": self._shape.is_stream,
+        }
+
+
+_STOP_TYPES: Any = {"stop": "eos", "length": "limit"}
+
+
+def _timings(num_prompt: int, num_cached: int, num_output: int, timing: RequestTiming | None) -> InfillTimings:
+    prompt_ms = (timing["time_to_first_token_ms"] if timing else None) or 0.0
+    predicted_ms = (timing["generation_time_ms"] if timing else None) or 0.0
+    num_computed = num_prompt - num_cached
+    return {
+        "cache_n": num_cached,
+        "prompt_n": num_computed,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / num_computed if num_computed else 0.0,
+        "prompt_per_second": 1e3 * num_computed / prompt_ms if prompt_ms else 0.0,
+        "predicted_n": num_output,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": predicted_ms / num_output if num_output else 0.0,
+        "predicted_per_second": 1e3 * num_output / predicted_ms if predicted_ms else 0.0,
+    }
+
+
+def picked(answer: Mapping[str, Any], names: Sequence[str]) -> dict[str, object]:
+    """The fields with these names, each under its name. `a/b` is field b of field a. Unknown names are left out."""
+    found: dict[str, object] = {}
+    for name in names:
+        value: Any = answer
+        for key in name.split("/"):
+            value = value.get(key, _NOTHING) if isinstance(value, Mapping) else _NOTHING
+        if value is not _NOTHING:
+            found[name] = value
+    return found
+
+
+_NOTHING = object()
