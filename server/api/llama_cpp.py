@@ -100,6 +100,10 @@ class InfillRendering:
         self._builder = ResultBuilder(taken)
         self._num_output = 0
 
+    def begin(self) -> bytes:
+        """Nothing, because the first chunk has the first text."""
+        return b""
+
     def event(self, event: Event) -> bytes:
         self.add(event)
         if not isinstance(event, TextDelta) or not (event.text or event.token_ids):
