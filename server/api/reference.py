@@ -26,6 +26,7 @@ from inferd.server.schema import (
     messages,
     notices,
     response_items,
+    response_options,
     response_tools,
     strict_json,
     structured,
@@ -274,6 +275,17 @@ _CHAT_PLACES: Mapping[str, Mapping[str, kinds.Row]] = {
 }
 
 
+_RESPONSE_PLACES: Mapping[str, Mapping[str, kinds.Row]] = {
+    "`environment` of `shell`": response_tools.ENVIRONMENTS,
+    "`format` of a custom tool": chat.TEXT_FORMATS,
+    "`tool_choice`": response_tools.CHOICES,
+    "`text.format`": response_options.FORMATS,
+    "`include`": response_options.INCLUDES,
+    **response_items.PARTS,
+    "an item": response_items.WITHIN,
+}
+
+
 def _aliases() -> str:
     aliases = {alias: name for fields in _GENERATING.values() for alias, name in fields.aliases.items()}
     return _table(("Name", "Is another name of"), ((f"`{alias}`", f"`{name}`") for alias, name in aliases.items()))
@@ -354,6 +366,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kinds": lambda: _table(("Kind", "What it means"), ((kind, about) for kind, about in kinds.ABOUT.items())),
     "response-tools": lambda: _of_kinds("Type of tool", response_tools.TOOLS),
     "response-items": lambda: _of_kinds("Type of item", response_items.ITEMS),
+    "response-types": lambda: _by_place("Place", _RESPONSE_PLACES),
     "chat-types": lambda: _by_place("Place", _CHAT_PLACES),
     "chat-parts": lambda: _by_place("Role of the message", unread.CHAT_PARTS),
     "aliases": _aliases,

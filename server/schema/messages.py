@@ -19,8 +19,8 @@ from inferd.server.schema.caller_tool import TEXT_KEY
 from inferd.server.schema.kinds import Kind, Row
 from inferd.server.schema.model import Context, Part, tell
 from inferd.server.schema.strict_json import Counts
-from inferd.server.schema.unread import NOUNS, SAY_IT, left_out, omitted
-from inferd.server.schema.values import Converted, Many, Text, by_type, form
+from inferd.server.schema.unread import NOUNS, SAY_IT, UnreadPart, left_out, omitted, part_tag
+from inferd.server.schema.values import Converted, Many, Text, form
 
 Message = Mapping[str, object]
 """{"role": str, "content": str, ...} with None left out."""
@@ -63,27 +63,12 @@ class _RefusalPart(Part):
 _TEXT_ALONE = "Only 'text' parts are served: this server reads no images, audio or files."
 
 
-class _UnreadPart(Part):
-    """Its other keys are not read."""
-
-    type: Literal[tuple(NOUNS)]  # type: ignore[valid-type]
-
-    @classmethod
-    def given(cls, value: dict[str, object], info: ValidationInfo) -> dict[str, object]:
-        return super().given({"type": value["type"]}, info)
-
-
-def _part_tag(value: object) -> str | None:
-    tag = by_type(value)
-    return "<unread>" if tag is not None and tag[1:-1] in NOUNS else tag
-
-
-_AnyPart = _TextPart | _RefusalPart | _UnreadPart
+_AnyPart = _TextPart | _RefusalPart | UnreadPart
 _ContentPart = Annotated[
     Annotated[_TextPart, Tag("<text>")]
     | Annotated[_RefusalPart, Tag("<refusal>")]
-    | Annotated[_UnreadPart, Tag("<unread>")],
-    form("an object", _part_tag, ("text", "refusal"), _TEXT_ALONE),
+    | Annotated[UnreadPart, Tag("<unread>")],
+    form("an object", part_tag, ("text", "refusal"), _TEXT_ALONE),
 ]
 
 
@@ -195,7 +180,7 @@ class _Message(Part):
     def unread(self) -> dict[int, str]:
         """The type of each part that the model cannot read, by its index."""
         parts = () if isinstance(self.content, str) else self.content or ()
-        return {i: part.type for i, part in enumerate(parts) if isinstance(part, _UnreadPart)}
+        return {i: part.type for i, part in enumerate(parts) if isinstance(part, UnreadPart)}
 
 
 @dataclass(slots=True)
@@ -260,7 +245,7 @@ def _text_of(part: _AnyPart) -> str:
             return part.text
         case _RefusalPart():
             return part.refusal
-        case _UnreadPart():
+        case UnreadPart():
             return omitted(NOUNS[part.type])
 
 

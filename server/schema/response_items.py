@@ -7,18 +7,19 @@ What items say to the model is not this file's business.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, Tag, ValidationInfo, WithJsonSchema
+from pydantic import AfterValidator, Field, Tag, ValidationInfo, WithJsonSchema, WrapValidator
 
 from inferd.server.errors import table as errors
 from inferd.server.errors import validation
 from inferd.server.schema.caller_tool import TEXT_KEY
-from inferd.server.schema.kinds import Row
+from inferd.server.schema.kinds import Kind, Row
 from inferd.server.schema.messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, text_or_parts
 from inferd.server.schema.model import Part, tell
 from inferd.server.schema.response_tools import GivenTools, check_writable
+from inferd.server.schema.unread import NOUNS, SAY_IT, UnreadPart, left_out, omitted, part_tag
 from inferd.server.schema.values import Converted, JsonObject, Kept, Many, Text, Typed, Whole, by_type, form
 
 Item = Mapping[str, object]
@@ -34,9 +35,6 @@ _SEALED = "inferd:"
 
 _ItemId = Annotated[Text, Field(min_length=1, max_length=128)]
 _NotEmpty = Annotated[Text, Field(min_length=1)]
-_OMITTED = {"input_image": "image", "input_file": "file", "input_audio": "audio"}
-"""Types of parts that the model cannot read -> their words."""
-_READS_TEXT = "This model reads text alone: send what it says as 'input_text', or as the output of a tool."
 
 ITEMS: Mapping[str, Row] = {
     "message": Row("enforced", "A message. An image or a file in an older one is left out, and the model reads so."),
@@ -68,6 +66,24 @@ ITEMS: Mapping[str, Row] = {
 }  # fmt: skip
 """Types of items."""
 
+_TEXTS = dict.fromkeys(("input_text", "output_text", "refusal"), Row("enforced", "The model reads it."))
+PARTS: Mapping[str, Mapping[str, Row]] = {
+    "message with no answer behind it": {**_TEXTS, **dict.fromkeys(NOUNS, Row("demand", SAY_IT))},
+    "older message, output of a call": {
+        **_TEXTS,
+        **dict.fromkeys(NOUNS, Row("offer", "The model reads that it was left out.")),
+    },
+}
+"""Kind of item -> type of a part of its content -> what is done with it."""
+WITHIN: Mapping[str, Row] = {
+    "reasoning_text": Row("enforced", "The model reads it, if its template shows earlier reasoning."),
+    "exec": Row("enforced", "The model reads its command."),
+    "exit": Row("enforced", "The model reads a code other than 0."),
+    "timeout": Row("enforced", "The model reads it."),
+    **dict.fromkeys(("create_file", "update_file", "delete_file"), Row("enforced", "The model reads its edit.")),
+}
+"""Types of objects within items, besides parts of content."""
+
 
 # --- Parts -----------------------------------------------------------------------------------------------------------
 
@@ -93,25 +109,12 @@ class _ReasoningPart(Part):
     without_effect = PART_WITHOUT_EFFECT
 
 
-def _tell_omitted(part: JsonObject, info: ValidationInfo) -> JsonObject:
-    word = _OMITTED[str(part["type"])]
-    tell(info, "omitted_content", f"The model reads text alone: {word} content is left out, and the model reads so")
-    return part
-
-
-_UnreadPart = Annotated[
-    JsonObject,
-    AfterValidator(_tell_omitted),
-    WithJsonSchema({"type": "object", "properties": {"type": {"enum": list(_OMITTED)}}, "required": ["type"]}),
-]
 _AnyPart = Annotated[
     Annotated[_TextPart, Tag("<input_text>")]
     | Annotated[_TextPart, Tag("<output_text>")]
     | Annotated[_RefusalPart, Tag("<refusal>")]
-    | Annotated[_UnreadPart, Tag("<input_image>")]
-    | Annotated[_UnreadPart, Tag("<input_file>")]
-    | Annotated[_UnreadPart, Tag("<input_audio>")],
-    form("an object", by_type, ("input_text", "output_text", "refusal", *_OMITTED)),
+    | Annotated[UnreadPart, Tag("<unread>")],
+    form("an object", part_tag, (*_TEXTS, *(kind for kind in NOUNS if kind.startswith("input_")))),
 ]
 _Content = Annotated[
     Annotated[Text, Tag("<string>")] | Annotated[tuple[_AnyPart, ...], Many(max_length=MAX_MESSAGES), Tag("<parts>")],
@@ -119,12 +122,12 @@ _Content = Annotated[
 ]
 
 
-_ReadPart = _TextPart | _RefusalPart | JsonObject
+_ReadPart = _TextPart | _RefusalPart | UnreadPart
 
 
 def _shown_part(part: _ReadPart) -> Item:
-    if isinstance(part, dict):
-        return _shown_text("input_text", f"[{_OMITTED[str(part['type'])]} omitted: this model reads text alone]")
+    if isinstance(part, UnreadPart):
+        return _shown_text("input_text", omitted(NOUNS[part.type]))
     if isinstance(part, _RefusalPart):
         return {"type": part.type, "refusal": part.refusal}
     return _shown_text(part.type, part.text)
@@ -192,8 +195,11 @@ def _named(call: _Call | _CustomCall) -> Item:
     return {"name": call.name, **({"namespace": call.namespace} if call.namespace else {})}
 
 
-class _Result(_CalledTool):
+class _Result(Part):
     type: Literal["function_call_output", "custom_tool_call_output"]
+    id: _ItemId | None = None
+    call_id: _NotEmpty | None = None
+    """If it is not given, the last call before the output."""
     output: _Content
 
     without_effect = (*ITEM_WITHOUT_EFFECT, "name", "namespace")
@@ -243,6 +249,8 @@ class _ShellResult(_CalledTool):
     output: Annotated[tuple[_ShellOutput, ...], Many(max_length=MAX_MESSAGES)]
     max_output_length: Whole | None = None
 
+    kinds: ClassVar[Mapping[str, Kind]] = {"max_output_length": "hint"}
+
     def shown(self) -> Item:
         output = [part.model_dump(exclude_none=True) for part in self.output]
         return {"call_id": self.call_id, "output": output, "max_output_length": self.max_output_length}
@@ -255,6 +263,8 @@ class _LocalAction(Part):
     timeout_ms: Whole | None = None
     user: Text | None = None
     working_directory: Text | None = None
+
+    kinds: ClassVar[Mapping[str, Kind]] = {"env": "hint", "user": "hint"}
 
 
 class _LocalShellCall(_CalledTool):
@@ -314,6 +324,7 @@ class _SearchCall(Part):
     execution: Literal["server", "client"] = "server"
 
     without_effect = ITEM_WITHOUT_EFFECT
+    kinds: ClassVar[Mapping[str, Kind]] = {"execution": "hint"}
 
     def shown(self) -> Item:
         return {"call_id": self.call_id, "execution": self.execution, "arguments": self.arguments or {}}
@@ -327,6 +338,7 @@ class _SearchResult(Part):
     execution: Literal["server", "client"] = "server"
 
     without_effect = ITEM_WITHOUT_EFFECT
+    kinds: ClassVar[Mapping[str, Kind]] = {"execution": "hint"}
 
     def shown(self) -> Item:
         return {"call_id": self.call_id, "execution": self.execution, "tools": list(self.tools)}
@@ -339,6 +351,7 @@ class _MoreTools(Part):
     tools: GivenTools
 
     without_effect = ITEM_WITHOUT_EFFECT
+    kinds: ClassVar[Mapping[str, Kind]] = {"role": "hint"}
 
     def shown(self) -> Item:
         return {"role": self.role, "tools": list(self.tools)}
@@ -366,6 +379,7 @@ class _Reasoning(Part):
     """Reasoning is shown whole; a summary of it says nothing more."""
 
     without_effect = ITEM_WITHOUT_EFFECT
+    kinds: ClassVar[Mapping[str, Kind]] = {"summary": "hint"}
 
     @classmethod
     def given(cls, value: dict[str, object], info: ValidationInfo) -> dict[str, object]:
@@ -463,31 +477,46 @@ _TextOrItems = Annotated[
 def _items(given: Any, items: Any, where: str) -> tuple[Item, ...]:
     if isinstance(items, str):
         return ({"type": "message", "role": "user", "content": [{"type": "input_text", "text": items}]},)
-    _check_newest(given, where)
+    newest = _newest(given)
+    for i, j, kind in _unread(given):
+        if i >= newest and "output" not in given[i]:
+            raise errors.unsupported_value(f"{where}[{i}].content[{j}].type", kind, SAY_IT)
     made: tuple[Item, ...] = items
     return made
 
 
-def _is_past(item: JsonObject) -> bool:
-    """Whether the model or a tool has spoken in it."""
-    return item.get("role") == "assistant" or str(item.get("type")).endswith(("_call", "_output"))
+def _newest(given: Sequence[JsonObject]) -> int:
+    """Index of the first item that is still to be answered. What follows a tool's output belongs to that."""
+    for i in range(len(given) - 1, -1, -1):
+        item = given[i]
+        kind = str(item.get("type"))
+        if kind.endswith("_output"):
+            return len(given)
+        if item.get("role") == "assistant" or kind.endswith("_call"):
+            return i + 1
+    return 0
 
 
-def _check_newest(given: Sequence[JsonObject], where: str) -> None:
-    """Raises `RequestError` if the newest messages hold what the model cannot read: those after which the model has not
-    spoken yet. What follows a tool's output belongs to that."""
-    last = max((i for i, item in enumerate(given) if _is_past(item)), default=-1)
-    if last >= 0 and str(given[last].get("type")).endswith("_output"):
-        return
-    for i, item in enumerate(given[last + 1 :], last + 1):
-        content = item.get("content")
+def _unread(given: Sequence[JsonObject]) -> Iterator[tuple[int, int, str]]:
+    """(item, part, type) of each part that the model cannot read."""
+    for i, item in enumerate(given):
+        content = item.get("content", item.get("output"))
         for j, part in enumerate(content if isinstance(content, list) else ()):
-            kind = part.get("type")
-            if kind in _OMITTED:
-                raise errors.unsupported_value(f"{where}[{i}].content[{j}].type", kind, _READS_TEXT)
+            kind = str(part.get("type"))
+            if kind in NOUNS:
+                yield i, j, kind
 
 
-Items = Annotated[tuple[Item, ...], Kept(_TextOrItems, _items)]
+def _telling(given: Any, read: Callable[[object], object], info: ValidationInfo) -> object:
+    """Tells what is left out of items that are taken."""
+    made = read(given)
+    found = () if isinstance(given, str) else [NOUNS[kind] for _, _, kind in _unread(given)]
+    if found:
+        tell(info, "omitted_content", left_out(found))
+    return made
+
+
+Items = Annotated[tuple[Item, ...], Kept(_TextOrItems, _items), WrapValidator(_telling)]
 """At least one item; a text is a user's message."""
 
 

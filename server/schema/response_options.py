@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, Tag, ValidationInfo, WithJsonSchema, field_validator
 
 from inferd.server.errors import table as errors
 from inferd.server.errors import validation
+from inferd.server.schema import structured
 from inferd.server.schema.chat import ReasoningEffort, Verbosity
+from inferd.server.schema.kinds import Kind, Row
 from inferd.server.schema.model import Part, tell
 from inferd.server.schema.response_tools import is_writable
 from inferd.server.schema.structured import AnswerFormat, NamedSchema, PlainFormat, format_of
@@ -26,6 +28,10 @@ _NOT_WRITABLE = "It holds a whole number of more than 64 bits."
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
+
+
+FORMATS: Mapping[str, Row] = {kind: structured.FORMATS[kind] for kind in ("text", "json_object", "json_schema")}
+"""Type of a `format` -> what is done with it."""
 
 
 class _FlatSchema(NamedSchema):
@@ -42,13 +48,15 @@ _Format = Annotated[
     Annotated[PlainFormat, Tag("<text>")]
     | Annotated[PlainFormat, Tag("<json_object>")]
     | Annotated[_FlatSchema, Tag("<json_schema>")],
-    form("an object", by_type, ("text", "json_object", "json_schema")),
+    form("an object", by_type, tuple(FORMATS)),
 ]
 
 
 class _Text(Part):
     verbosity: Verbosity = "medium"
     format: _Format = PlainFormat(type="text")
+
+    kinds: ClassVar[Mapping[str, Kind]] = {"verbosity": "offer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,10 @@ class ReasoningOption(Part):
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
+    kinds: ClassVar[Mapping[str, Kind]] = {
+        "context": "offer", "mode": "offer", "summary": "hint", "generate_summary": "hint",
+    }  # fmt: skip
+
     @classmethod
     def given(cls, value: dict[str, object], info: ValidationInfo) -> dict[str, object]:
         """With the older name of `summary` in its place."""
@@ -98,23 +110,24 @@ class ReasoningOption(Part):
         return value
 
 
+_OfHosted = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+INCLUDES: Mapping[str, Row] = {
+    LOGPROBS: Row("enforced", "The log probabilities of the text's tokens."),
+    SEALED_REASONING: Row("enforced", "The reasoning in the form that clients send back."),
+    **dict.fromkeys(get_args(_OfHosted), Row("hint", "It adds nothing, because no answer has such items.")),
+}
+"""Name in `include` -> what is done with it."""
 Included = Annotated[
-    tuple[
-        Literal[
-            "message.output_text.logprobs",
-            "reasoning.encrypted_content",
-            "file_search_call.results",
-            "web_search_call.results",
-            "web_search_call.action.sources",
-            "message.input_image.image_url",
-            "computer_call_output.output.image_url",
-            "code_interpreter_call.outputs",
-        ],
-        ...,
-    ],
+    tuple[Literal["message.output_text.logprobs", "reasoning.encrypted_content", _OfHosted], ...],
     Many(max_length=16),
 ]
-"""The names in `include`. Those of hosted tools add nothing, because no answer has such items."""
 
 
 def _metadata(pairs: JsonObject, where: str) -> Mapping[str, str]:

@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import AfterValidator, BeforeValidator, Field, Tag, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from inferd.server.errors import validation
+from inferd.server.schema import tool_choice
 from inferd.server.schema.chat import MAX_GRAMMAR_CHARS, MAX_TOOLS, TOOL_WITHOUT_EFFECT, FunctionName
 from inferd.server.schema.kinds import Row
 from inferd.server.schema.model import Part, tell
@@ -48,6 +57,25 @@ TOOLS: Mapping[str, Row] = {
 }
 """Types of tools. A version at the end of a type, as in `web_search_2025_08_26`, changes nothing."""
 
+ENVIRONMENTS: Mapping[str, Row] = {
+    "local": Row("enforced", "The caller's machine. The model reads of its `skills` in the description of the tool."),
+    "container_auto": Row("offer", _HOSTED),
+    "container_reference": Row("offer", _HOSTED),
+}
+"""Type of the `environment` of a shell -> what is done with it."""
+_RUN_ELSEWHERE = "No answer can use it: name a tool that the caller runs, or leave the choice to the model."
+
+CHOICES: Mapping[str, Row] = {
+    **tool_choice.CHOICES,
+    **dict.fromkeys(
+        ("shell", "local_shell", "apply_patch", "tool_search"), Row("enforced", "The model calls this tool once.")
+    ),
+    **dict.fromkeys(
+        (*(kind for kind, row in TOOLS.items() if row.kind == "offer"), "computer_use"), Row("demand", _RUN_ELSEWHERE)
+    ),
+}
+"""A choice of tools, by its word or the type of its object -> what is done with it."""
+
 _CALLED = tuple(kind for kind, row in TOOLS.items() if row.kind == "enforced")
 _NOT_WRITABLE = "It holds a whole number of more than 64 bits."
 _ASYNC = "the model waits for the result of every call"
@@ -79,14 +107,31 @@ def check_writable(value: Any) -> Any:
 # --- Tools -----------------------------------------------------------------------------------------------------------
 
 
-class _Callable(Part):
+class _Tool(Part):
+    allowed_callers: Annotated[tuple[Text, ...], Many(max_length=16)] | None = None
+
+    @model_validator(mode="after")
+    def _tell_of_callers(self, info: ValidationInfo) -> Self:
+        if not is_callable(self.allowed_callers):
+            name = getattr(self, "name", None) or getattr(self, "type", None)
+            text = f"The model does not see '{name}': its 'allowed_callers' are programs that OpenAI's servers run"
+            tell(info, "hosted_tool", text)
+        return self
+
+
+def is_callable(allowed_callers: object) -> bool:
+    """Whether the model itself may call a tool, and not only a program that it writes."""
+    return not isinstance(allowed_callers, (list, tuple)) or "direct" in allowed_callers
+
+
+class _Callable(_Tool):
     """Keys of functions and custom tools."""
 
     name: FunctionName
     description: Text | None = None
     defer_loading: Flag = False
 
-    without_effect = (*TOOL_WITHOUT_EFFECT, "allowed_callers", "output_schema")
+    without_effect = (*TOOL_WITHOUT_EFFECT, "output_schema")
     offered = {"async": _ASYNC, "async_": _ASYNC}  # noqa: RUF012 -- a table, not a field
 
 
@@ -130,17 +175,41 @@ class _Namespace(Part):
     tools: Annotated[tuple[_Member, ...], Many(max_length=MAX_TOOLS)]
 
 
-class _Shell(Part):
+class _Skill(Part):
+    name: Text
+    description: Text
+    path: Text
+
+
+class _LocalEnvironment(Part):
+    type: Literal["local"]
+    skills: Annotated[tuple[_Skill, ...], Many(max_length=MAX_TOOLS)] | None = None
+
+
+def _tell_of_container(environment: JsonObject, info: ValidationInfo) -> JsonObject:
+    text = f"The model does not see the tool 'shell' with the environment '{environment['type']}'"
+    tell(info, "hosted_tool", f"{text}, which only OpenAI's servers have")
+    return environment
+
+
+_Container = Annotated[JsonObject, AfterValidator(check_writable), AfterValidator(_tell_of_container)]
+
+
+class _Shell(_Tool):
     type: Literal["shell"]
-    environment: Annotated[JsonObject, AfterValidator(check_writable)] | None = None
+    environment: (
+        Annotated[
+            Annotated[_LocalEnvironment, Tag("<local>")]
+            | Annotated[_Container, Tag("<container_auto>")]
+            | Annotated[_Container, Tag("<container_reference>")],
+            form("an object", by_type, tuple(ENVIRONMENTS)),
+        ]
+        | None
+    ) = None
 
-    without_effect = ("allowed_callers",)
 
-
-class _PlainTool(Part):
+class _PlainTool(_Tool):
     type: Literal["local_shell", "apply_patch"]
-
-    without_effect = ("allowed_callers",)
 
 
 class _ToolSearch(Part):
@@ -177,7 +246,7 @@ def _tool_tag(value: object) -> str | None:
     return "<hosted>" if hosted_type(kind) else by_type(value)
 
 
-_Tool = Annotated[
+_AnyTool = Annotated[
     Annotated[_Function, Tag("<function>")]
     | Annotated[_Namespace, Tag("<namespace>")]
     | Annotated[_Custom, Tag("<custom>")]
@@ -191,7 +260,7 @@ _Tool = Annotated[
 
 GivenTools = Annotated[
     tuple[JsonObject, ...],
-    Kept(Annotated[tuple[_Tool, ...], Many(max_length=MAX_TOOLS)], lambda given, checked, where: tuple(given)),
+    Kept(Annotated[tuple[_AnyTool, ...], Many(max_length=MAX_TOOLS)], lambda given, checked, where: tuple(given)),
 ]
 """Tools as the client wrote them."""
 
@@ -211,8 +280,6 @@ def shown_tool(tool: JsonObject) -> Mapping[str, object]:
 
 # --- tool_choice -----------------------------------------------------------------------------------------------------
 
-_RUN_ELSEWHERE = "No answer can use it: name a tool that the caller runs, or leave the choice to the model."
-
 
 class _NamedTool(Part):
     type: Literal["function", "custom"]
@@ -230,8 +297,9 @@ class _NamedSpace(Part):
 
 
 def _choice_tag(value: object) -> str | None:
-    tag = word_or_type(value)
-    return "<hosted>" if isinstance(value, dict) and hosted_type(value.get("type")) else tag
+    kind = value.get("type") if isinstance(value, dict) else None
+    row = CHOICES.get(hosted_type(kind) or kind) if isinstance(kind, str) else None
+    return "<hosted>" if row is not None and row.kind == "demand" else word_or_type(value)
 
 
 def _refuse_hosted(value: JsonObject) -> JsonObject:

@@ -115,6 +115,7 @@ class ResponsesRequest(SharedFields):
     max_tool_calls: Whole | None = option(
         "It bounds the calls of hosted tools, and no answer has one.", has_effect=False
     )
+    image: object = option("It says how images are read, and the model reads none.", has_effect=False)
     background_options: object = option(
         "A response in the background runs until it ends or is cancelled.", has_effect=False
     )
@@ -128,7 +129,6 @@ class ResponsesRequest(SharedFields):
         **SharedFields.refused,
         "conversation": "Use 'previous_response_id', or send the items.",
         "prompt": "Prompts are not stored here; send 'instructions' and 'input'.",
-        "image": "This server reads text alone.",
         "messages": "Use 'input' instead.",
         "max_tokens": "Use 'max_output_tokens' instead.",
         "max_completion_tokens": "Use 'max_output_tokens' instead.",

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from pydantic import ValidationInfo
 
 from inferd.server.schema.kinds import Row
+from inferd.server.schema.model import Part
 
 NOUNS: Mapping[str, str] = {
     "image_url": "image", "input_image": "image", "image": "image",
@@ -17,9 +21,9 @@ NOUNS: Mapping[str, str] = {
     "file": "file", "input_file": "file",
     "video_url": "video", "input_video": "video", "video": "video",
 }  # fmt: skip
-"""Type of a part of a chat message -> what it is."""
+"""Type of a part of a message or of a result -> what it is."""
 
-SAY_IT = "This server reads text alone: say in a 'text' part what it shows."
+SAY_IT = "This server reads text alone: say as a text what it shows."
 
 _TEXTS: Mapping[str, Row] = {
     "text": Row("enforced", "The model reads it."),
@@ -38,6 +42,24 @@ CHAT_PARTS: Mapping[str, Mapping[str, Row]] = {
     "function": {**_TEXTS, **_OFFERS},
 }
 """Role of a chat message -> type of a part of its content -> what is done with it."""
+
+
+class UnreadPart(Part):
+    """Its other keys are not read."""
+
+    type: Literal[tuple(NOUNS)]  # type: ignore[valid-type]
+
+    @classmethod
+    def given(cls, value: dict[str, object], info: ValidationInfo) -> dict[str, object]:
+        return super().given({"type": value["type"]}, info)
+
+
+def part_tag(value: object) -> str | None:
+    """The tag of a part in a union: its `type`, or `<unread>`."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str):
+        return None
+    return "<unread>" if kind in NOUNS else f"<{kind}>"
 
 
 def omitted(what: str) -> str:

@@ -464,6 +464,28 @@ def http(url: str) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def wide(model: ServedModel) -> Iterator[tuple[ScriptedRouter, str]]:
+    """(router, URL) of the embedded model, as if its context held more than a few tools."""
+    served = replace(model, max_model_len=8_192)
+    router = ScriptedRouter(served)
+    with serving(served, router, AppOptions(has_access_log=False)) as url:
+        yield router, url
+
+
+@pytest.fixture
+def wide_router(wide: tuple[ScriptedRouter, str]) -> ScriptedRouter:
+    wide[0].reset()
+    return wide[0]
+
+
+@pytest.fixture
+def wide_http(wide: tuple[ScriptedRouter, str], wide_router: ScriptedRouter) -> Iterator[httpx.Client]:
+    del wide_router
+    with httpx.Client(base_url=wide[1], timeout=WAIT_S) as client:
+        yield client
+
+
 @pytest.fixture
 def script() -> type[Script]:
     """Makes the content of a choice: `router.will(script(text="..."))`."""

@@ -1,4 +1,4 @@
-"""Types of the SDKs' requests: the members of a union, their keys, and a small example of each.
+"""Types of the SDKs' requests: the members of a union, their keys, a small example of each, and a walk over all.
 
 The SDKs declare requests as typed dictionaries. Knows no field of any API.
 """
@@ -7,12 +7,27 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
 
+import httpx
+import pytest
+from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
+
+from inferd.server.schema.kinds import Kind, Row
+from inferd.server.schema.model import Part, RequestModel
+
+Body = dict[str, Any]
+Place = Callable[[Body], Body]
+"""A value of an object -> a request that holds it."""
+WARNING = "x-inferd-warning"
+SILENT = ("medium", "auto", "standard")
+"""Values of offers that ask for what every model does."""
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -89,3 +104,141 @@ def _functions(folders: tuple[str, ...]) -> frozenset[str]:
     return frozenset(
         name for file in files for name in re.findall(r"^def (test_\w+)\(", file.read_text(encoding="utf-8"), re.M)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One key of an object, or one type of a union, that the SDK can send."""
+
+    path: str
+    kind: Kind | None
+    values: Sequence[Any]
+    """Every word that the key may be, or one value."""
+    body: Callable[[Any], Body]
+    """A request with a value of the key."""
+    without: Callable[[], Body]
+    """The same without the key."""
+
+    @property
+    def api(self) -> str:
+        return self.path.partition(".")[0]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+
+def words(hint: Any) -> Iterator[object]:
+    """The words of a type that is a union of them, and of nothing else but null."""
+    options = [one for one in get_args(hint) if one is not type(None)] if get_origin(hint) is not Literal else [hint]
+    if all(get_origin(one) is Literal for one in options):
+        for one in options:
+            yield from get_args(one)
+
+
+def parts_in(hint: Any) -> Iterator[type[Part]]:
+    """The objects that an annotation of ours reads."""
+    if isinstance(hint, type) and issubclass(hint, Part):
+        yield hint
+    inner = (hint.annotation, *hint.metadata) if isinstance(hint, FieldInfo) else get_args(hint)
+    for one in (*inner, *([hint.wire] if hasattr(hint, "wire") else ())):
+        yield from parts_in(one)
+
+
+def part_of(typed: Any, field: FieldInfo) -> type[Part]:
+    """The object of ours that a typed dictionary is read as."""
+    types = set(types_of(typed))
+    for part in parts_in(field):
+        if not types or ("type" in part.names and types <= set(get_args(part.names["type"].annotation))):
+            return part
+    raise AssertionError(f"nothing reads {typed}")
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Goes through the types of a request of one API."""
+
+    rows_of: Callable[[str, str], Row | None]
+    """(path of a key, type of an object that it may hold) -> what our table says of it."""
+    given: Mapping[str, Any]
+    """Values of keys whose first value would say nothing, by their paths."""
+
+    def all(self, typed: Any, model: type[RequestModel] | type[Part], path: str, place: Place) -> Iterator[Sent]:
+        """Every key of an object, and of the objects within it that are not refused as they are."""
+        for name, hint in fields_of(typed).items():
+
+            def body(value: Any, name: str = name) -> Body:
+                return place(example(typed, **{name: value}))
+
+            def without(name: str = name) -> Body:
+                return place({key: value for key, value in example(typed).items() if key != name})
+
+            kind, where = model.kind_of(name), f"{path}.{name}"
+            values = [self.given[where]] if where in self.given else list(words(hint)) or [value_of(hint)]
+            yield Sent(where, kind, values, body, without)
+            if kind == "enforced":
+                yield from self._within(hint, model.names[name], where, body)
+
+    def _within(self, hint: Any, field: FieldInfo, path: str, body: Callable[[Any], Body]) -> Iterator[Sent]:
+        is_list = "Iterable" in str(hint) or "List" in str(hint)
+        for typed in members(hint):
+
+            def inside(value: Body) -> Body:
+                return body([value] if is_list else value)
+
+            where = f"{path.rpartition('.')[0]}.{typed.__name__}"
+            rows = {one: self.rows_of(path, one) for one in types_of(typed)}
+            for one, row in rows.items():
+                assert row is not None, f"no table has {where}.{one}"
+                yield Sent(f"{where}.{one}", row.kind, [example(typed, type=one)], inside, dict)
+            if all(row is not None and row.kind == "enforced" for row in rows.values()):
+                yield from self.all(typed, part_of(typed, field), where, inside)
+
+
+def of_kind(found: Iterable[Sent], kind: Kind) -> dict[str, Sent]:
+    """Path -> what is sent, of one kind."""
+    return {sent.path: sent for sent in found if sent.kind == kind}
+
+
+def each(found: Iterable[Sent], kind: Kind) -> pytest.MarkDecorator:
+    """A test of each one of a kind, as `sent`."""
+    chosen = of_kind(found, kind)
+    return pytest.mark.parametrize("sent", chosen.values(), ids=chosen)
+
+
+def check_proofs(enforced: Iterable[str], proofs: Mapping[str, str]) -> None:
+    """Each path has a test that shows that such a key is done. `proofs`: pattern of paths -> name of the test. The
+    first pattern that fits counts."""
+    used = {path: next((pattern for pattern in proofs if fnmatchcase(path, pattern)), None) for path in enforced}
+    assert [path for path, pattern in used.items() if pattern is None] == []
+    assert set(proofs) - set(used.values()) == set(), "nothing is shown by these"
+    assert set(proofs.values()) - named_tests(proofs.values()) == set(), "no such tests"
+
+
+def check_hint(sent: Sent, ask: Callable[[Body], tuple[httpx.Response, Any]]) -> None:
+    """`ask` returns the answer and all that the engine and the caller see of a request."""
+    for value in sent.values:
+        answer, seen = ask(sent.body(value))
+        assert WARNING not in answer.headers, (value, answer.headers[WARNING])
+        assert ask(sent.without())[1] == seen
+
+
+def check_offer(sent: Sent, ask: Callable[[Body], httpx.Response], name: str = "") -> None:
+    """`name`: what the notice calls it, if not by its name."""
+    for value in sent.values:
+        for is_stream in (False, True):
+            answer = ask({**sent.body(value), "stream": is_stream})
+            assert answer.status_code == 200, answer.text
+            told = answer.headers.get(WARNING, "")
+            assert ((name or sent.name) in told) != (value in SILENT), (sent.path, value, told)
+
+
+def check_demand(sent: Sent, ask: Callable[[Body], httpx.Response]) -> None:
+    """It is refused by name, with the way out."""
+    for value in sent.values:
+        answer = ask(sent.body(value))
+        assert answer.status_code == 400, (sent.path, value, answer.text)
+        error = answer.json()["error"]
+        assert error["code"] in ("unsupported_value", "unsupported_parameter")
+        assert sent.name in error["message"] or sent.name in error["param"]
+        assert len(error["message"].split(". ", 1)[1]) > 15, "no way out"

@@ -65,7 +65,7 @@ CASES: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     ("tool choice", chat(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="always"), 400,
      "invalid_value", "tool_choice", "'auto'"),
     ("image", chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), 400,
-     "unsupported_value", "messages[0].content[0].type", "say in a 'text' part what it shows"),
+     "unsupported_value", "messages[0].content[0].type", "say as a text what it shows"),
     ("audio", chat(messages=[{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": ""}}]}]), 400,
      "unsupported_value", "messages[0].content[0].type", "does not support 'input_audio'"),
     ("image behind an answer", chat(messages=[{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, {

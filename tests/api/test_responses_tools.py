@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from inferd.server.api.app import AppOptions
-from inferd.server.text.model import ServedModel
-
-from .conftest import ScriptedRouter, serving
+from .conftest import ScriptedRouter
 from .test_responses import CUTS, WEATHER, events_of, prompt_of
 
 CUSTOM: Any = {"type": "custom", "name": "write", "description": "Write a text."}
@@ -66,30 +62,19 @@ OUTPUTS: Any = {
 }
 
 
-@pytest.fixture(scope="module")
-def served(model: ServedModel) -> Iterator[tuple[ScriptedRouter, str]]:
-    """The embedded model, as if its context held more than a few tools."""
-    wide = replace(model, max_model_len=8_192)
-    router = ScriptedRouter(wide)
-    with serving(wide, router, AppOptions(has_access_log=False)) as url:
-        yield router, url
+@pytest.fixture
+def router(wide_router: ScriptedRouter) -> ScriptedRouter:
+    return wide_router
 
 
 @pytest.fixture
-def router(served: tuple[ScriptedRouter, str]) -> ScriptedRouter:
-    served[0].reset()
-    return served[0]
+def http(wide_http: httpx.Client) -> httpx.Client:
+    return wide_http
 
 
 @pytest.fixture
-def http(served: tuple[ScriptedRouter, str], router: ScriptedRouter) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served[1], timeout=20) as client:
-        yield client
-
-
-@pytest.fixture
-def client(served: tuple[ScriptedRouter, str], router: ScriptedRouter) -> Iterator[openai.OpenAI]:
-    with contextlib.closing(openai.OpenAI(base_url=f"{served[1]}/v1", api_key="unused", max_retries=0)) as client:
+def client(wide: tuple[ScriptedRouter, str], router: ScriptedRouter) -> Iterator[openai.OpenAI]:
+    with contextlib.closing(openai.OpenAI(base_url=f"{wide[1]}/v1", api_key="unused", max_retries=0)) as client:
         yield client
 
 
@@ -219,6 +204,51 @@ def test_hosted_tools_are_taken_not_shown_and_told(http: httpx.Client, router: A
     assert http.post("/v1/responses", json={**body, "tool_choice": may}).status_code == 200
 
 
+def told(http: httpx.Client, tools: Any) -> str:
+    """The notice of a request with these tools."""
+    answer = http.post("/v1/responses", json={"input": "?", "tools": tools})
+    assert answer.status_code == 200, answer.text
+    return answer.headers.get("x-inferd-warning", "")
+
+
+@pytest.mark.parametrize("tool", [WEATHER, CUSTOM, SHELL, {"type": "apply_patch"}])
+def test_a_tool_that_only_programs_may_call_is_not_shown(http: httpx.Client, router: Any, tool: Any) -> None:
+    name = tool.get("name", tool["type"])
+    for given in ([tool], [{"type": "namespace", "name": "n", "tools": [tool]}] if "name" in tool else [tool]):
+        (holder,) = given
+        for callers, is_shown in ((["programmatic"], False), (["programmatic", "direct"], True), (None, True)):
+            marked = {**tool, "allowed_callers": callers}
+            assert (
+                f"'{name}'" in told(http, [{**holder, "tools": [marked]} if "tools" in holder else marked])
+            ) != is_shown
+            assert (f"{name}(" in prompt_of(router)) == is_shown
+
+
+@pytest.mark.parametrize("kind", ["container_auto", "container_reference"])
+def test_a_shell_in_a_container_is_not_shown_and_told(http: httpx.Client, router: Any, kind: str) -> None:
+    environment = {"type": kind, "container_id": "x", "file_ids": []}
+    assert f"'{kind}'" in told(http, [{"type": "shell", "environment": environment}, WEATHER])
+    assert "- shell(" not in prompt_of(router) and "- get_weather(" in prompt_of(router)
+    assert told(http, [{"type": "shell", "environment": {"type": "local"}}]) == ""
+    assert "- shell(" in prompt_of(router)
+
+
+def test_the_skills_of_a_shell_are_read_with_it(http: httpx.Client, router: Any) -> None:
+    skills = [{"name": "csv", "description": "Reads tables.", "path": "/skills/csv"}]
+    assert told(http, [{"type": "shell", "environment": {"type": "local", "skills": skills}}]) == ""
+    assert "csv (/skills/csv): Reads tables." in prompt_of(router)
+
+
+def test_texts_and_arguments_are_held_to_their_grammars(http: httpx.Client, router: Any) -> None:
+    for syntax, definition in (("regex", "[xyz]{7}"), ("lark", 'start: "xyzxyzx"')):
+        told(http, [{**CUSTOM, "format": {"type": "grammar", "syntax": syntax, "definition": definition}}])
+        assert "xyz" in router.submits[-1].params.grammar
+    told(http, [{**WEATHER, "strict": True}])
+    assert "city" in router.submits[-1].params.grammar
+    told(http, [WEATHER])
+    assert "city" not in router.submits[-1].params.grammar
+
+
 CHOICES: Any = [
     ({"type": "function", "name": "get_weather"}, "get_weather"),
     ({"type": "custom", "name": "write"}, "write"),
@@ -252,7 +282,7 @@ def test_what_the_model_cannot_read_in_an_output_or_an_older_message_is_text(htt
     for items in ([user, call, output], [seen, said, user], [user, call, {**output, "output": "see"}, seen]):
         answer = http.post("/v1/responses", json={"input": items})
         assert answer.status_code == 200, answer.text
-        assert "image content is left out" in answer.headers["x-inferd-warning"]
+        assert "is left out (1 image)" in answer.headers["x-inferd-warning"]
         assert prompt_of(router).count("[image omitted: this model reads text alone]") == 1
         assert "AAAA" not in prompt_of(router)
     refused = http.post("/v1/responses", json={"input": [said, seen]})

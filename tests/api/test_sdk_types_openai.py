@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Mapping
+from typing import Any, get_args
 
 import httpx
 import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsNonStreaming as CompletionParams
-from pydantic.fields import FieldInfo
 
 from inferd.server.api.app import AppOptions
 from inferd.server.schema.chat import TEXT_FORMATS, TOOLS_TAKEN, ChatRequest
 from inferd.server.schema.completions import CompletionRequest
-from inferd.server.schema.kinds import Kind, Row
+from inferd.server.schema.kinds import Row
 from inferd.server.schema.messages import CALLS
-from inferd.server.schema.model import Part, RequestModel
 from inferd.server.schema.structured import FORMATS
 from inferd.server.schema.tool_choice import CHOICES
 from inferd.server.schema.unread import CHAT_PARTS
 from inferd.server.text.model import ServedModel
 
 from .conftest import ScriptedRouter, coder, serving
-from .sdk_types import example, fields_of, members, named_tests, types_of, value_of
+from .sdk_types import (
+    Body,
+    Sent,
+    Walk,
+    check_demand,
+    check_hint,
+    check_offer,
+    check_proofs,
+    each,
+    fields_of,
+    members,
+    of_kind,
+    types_of,
+    words,
+)
 
-Body = dict[str, Any]
-Place = Callable[[Body], Body]
-"""A value of an object -> a request that holds it."""
-
-WARNING = "x-inferd-warning"
 USER: Body = {"role": "user", "content": "hi"}
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 BASE: Body = {"model": "tiny", "max_tokens": 4, "seed": 1, "request_id": "one"}
@@ -101,88 +106,11 @@ PROOFS: Mapping[str, str] = {
 """Pattern of paths -> the test that shows that such a key is done. The first pattern that fits counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """One key of an object, or one type of a union, that the SDK can send."""
-
-    path: str
-    hint: Any
-    kind: Kind | None
-    body: Callable[[Any], Body]
-    """A request with a value of the key."""
-    without: Callable[[], Body]
-    """The same without the key."""
-
-    @property
-    def api(self) -> str:
-        return self.path.partition(".")[0]
-
-    def values(self) -> list[Any]:
-        """Every word that the key may be, or one value."""
-        if self.path in VALUES:
-            return [VALUES[self.path]]
-        return list(words(self.hint)) or [value_of(self.hint)]
-
-
-def words(hint: Any) -> Iterator[object]:
-    """The words of a type that is a union of them, and of nothing else but null."""
-    options = [one for one in get_args(hint) if one is not type(None)] if get_origin(hint) is not Literal else [hint]
-    if all(get_origin(one) is Literal for one in options):
-        for one in options:
-            yield from get_args(one)
-
-
-def parts_in(hint: Any) -> Iterator[type[Part]]:
-    """The objects that an annotation of ours reads."""
-    if isinstance(hint, type) and issubclass(hint, Part):
-        yield hint
-    inner = (hint.annotation, *hint.metadata) if isinstance(hint, FieldInfo) else get_args(hint)
-    for one in (*inner, *([hint.wire] if hasattr(hint, "wire") else ())):
-        yield from parts_in(one)
-
-
-def part_of(typed: Any, field: FieldInfo) -> type[Part]:
-    """The object of ours that a typed dictionary is read as."""
-    types = set(types_of(typed))
-    for part in parts_in(field):
-        if not types or ("type" in part.names and types <= set(get_args(part.names["type"].annotation))):
-            return part
-    raise AssertionError(f"nothing reads {typed}")
-
-
-def rows_of(typed: Any) -> Mapping[str, Row]:
-    """The table with the types of a typed dictionary."""
-    types = set(types_of(typed))
+def row_of(path: str, kind: str) -> Row | None:
+    """The row of a type in the first table that has it: no two say different things of one."""
+    del path
     tables = (TOOLS_TAKEN, CHOICES, FORMATS, TEXT_FORMATS, CALLS, CHAT_PARTS["user"])
-    return next((rows for rows in tables if types and types <= set(rows)), {})
-
-
-def walk(typed: Any, model: type[RequestModel] | type[Part], path: str, place: Place) -> Iterator[Sent]:
-    """Every key of an object, and of the objects within it that are not refused as they are."""
-    for name, hint in fields_of(typed).items():
-
-        def body(value: Any, name: str = name) -> Body:
-            return place(example(typed, **{name: value}))
-
-        def without(name: str = name) -> Body:
-            return place({key: value for key, value in example(typed).items() if key != name})
-
-        kind = model.kind_of(name)
-        yield Sent(f"{path}.{name}", hint, kind, body, without)
-        if kind != "enforced":
-            continue
-        is_list = "Iterable" in str(hint)
-        for inner in members(hint):
-
-            def inside(value: Body, is_list: bool = is_list, body: Callable[[Any], Body] = body) -> Body:
-                return body([value] if is_list else value)
-
-            where, rows = f"{path}.{inner.__name__}", rows_of(inner)
-            assert rows or not types_of(inner), f"no table has the types of {where}"
-            for one in types_of(inner):
-                yield Sent(f"{where}.{one}", inner, rows[one].kind, inside, dict)
-            if all(rows[one].kind == "enforced" for one in types_of(inner)):
-                yield from walk(inner, part_of(inner, model.names[name]), where, inside)
+    return next((rows[kind] for rows in tables if kind in rows), None)
 
 
 def chat(value: Body) -> Body:
@@ -196,12 +124,12 @@ def text(value: Body) -> Body:
     return {**value, **BASE, "stream": "stream_options" in value}
 
 
-ALL = [*walk(ChatParams, ChatRequest, "chat", chat), *walk(CompletionParams, CompletionRequest, "completions", text)]
-BY_KIND: dict[str, list[Sent]] = {kind: [sent for sent in ALL if sent.kind == kind] for kind in get_args(Kind)}
-
-
-def each(kind: Kind) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("sent", BY_KIND[kind], ids=[sent.path for sent in BY_KIND[kind]])
+WALK = Walk(row_of, VALUES)
+ALL = [
+    *WALK.all(ChatParams, ChatRequest, "chat", chat),
+    *WALK.all(CompletionParams, CompletionRequest, "completions", text),
+]
+ENFORCED = of_kind(ALL, "enforced")
 
 
 @pytest.fixture(scope="module")
@@ -230,20 +158,13 @@ def test_a_key_that_is_new_in_the_sdk_has_no_kind() -> None:
 
 
 def test_what_is_enforced_has_a_test() -> None:
-    used, missing = set(), []
-    for sent in BY_KIND["enforced"]:
-        pattern = next((pattern for pattern in PROOFS if fnmatchcase(sent.path, pattern)), None)
-        used.add(pattern)
-        missing += [sent.path] if pattern is None else []
-    assert missing == []
-    assert set(PROOFS) - used == set(), "nothing is shown by these"
-    assert set(PROOFS.values()) - named_tests(PROOFS.values()) == set(), "no such tests"
+    check_proofs(ENFORCED, PROOFS)
 
 
 @pytest.mark.parametrize("api", PATHS)
 def test_each_word_and_an_example_of_all_that_is_enforced_is_taken(http: httpx.Client, api: str) -> None:
-    for sent in BY_KIND["enforced"]:
-        for value in sent.values() if sent.api == api else ():
+    for sent in ENFORCED.values():
+        for value in sent.values if sent.api == api else ():
             body = completed(sent.body(value))
             answer = http.post(PATHS[api], json=body)
             assert answer.status_code == 200, (sent.path, value, body, answer.text)
@@ -251,19 +172,15 @@ def test_each_word_and_an_example_of_all_that_is_enforced_is_taken(http: httpx.C
 
 def ask(http: httpx.Client, router: ScriptedRouter, sent: Sent, body: Body) -> tuple[httpx.Response, Any]:
     """(the answer, all that the engine and the caller see of the request)."""
-    answer = http.post(PATHS[sent.api], json=body)
+    answer = http.post(PATHS[sent.api], json=completed(body))
     assert answer.status_code == 200, (sent.path, body, answer.text)
     submit = router.submits[-1]
     return answer, (re.sub(r'"created":\d+', "", answer.text), submit.prompt_ids, submit.params)
 
 
-@each("hint")
+@each(ALL, "hint")
 def test_a_hint_changes_nothing_and_is_taken_in_silence(http: httpx.Client, router: ScriptedRouter, sent: Sent) -> None:
-    for value in sent.values():
-        body, without = completed(sent.body(value)), completed(sent.without())
-        answer, seen = ask(http, router, sent, body)
-        assert WARNING not in answer.headers
-        assert ask(http, router, sent, without)[1] == seen
+    check_hint(sent, lambda body: ask(http, router, sent, body))
 
 
 def completed(body: Body) -> Body:
@@ -283,26 +200,12 @@ def completed(body: Body) -> Body:
     return {**body, "logprobs": True} if "top_logprobs" in body else body
 
 
-@each("offer")
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_an_offer_is_taken_and_told(http: httpx.Client, router: ScriptedRouter, sent: Sent, is_stream: bool) -> None:
-    for value in sent.values():
-        answer = http.post(PATHS[sent.api], json={**sent.body(value), "stream": is_stream})
-        assert answer.status_code == 200, answer.text
-        told = answer.headers.get(WARNING, "")
-        name = sent.path.rpartition(".")[2]
-        # "medium" is what every model does.
-        assert (name in told) != (value == "medium"), (sent.path, value, told)
+@each(ALL, "offer")
+def test_an_offer_is_taken_and_told(http: httpx.Client, sent: Sent) -> None:
+    check_offer(sent, lambda body: http.post(PATHS[sent.api], json=body))
 
 
-@each("demand")
+@each(ALL, "demand")
 def test_a_demand_is_refused_by_name_with_the_way_out(http: httpx.Client, router: ScriptedRouter, sent: Sent) -> None:
-    for value in sent.values():
-        answer = http.post(PATHS[sent.api], json=sent.body(value))
-        assert answer.status_code == 400, (sent.path, value, answer.text)
-        error = answer.json()["error"]
-        assert error["code"] in ("unsupported_value", "unsupported_parameter")
-        name = sent.path.rpartition(".")[2]
-        assert name in error["message"] or name in error["param"]
-        assert len(error["message"].split(". ", 1)[1]) > 15, "no way out"
+    check_demand(sent, lambda body: http.post(PATHS[sent.api], json=body))
     assert router.submits == []

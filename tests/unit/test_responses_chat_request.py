@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.responses.chat_request import in_callers_words, messages_of
+from inferd.server.api.responses.chat_request import chat_request, in_callers_words, messages_of
 from inferd.server.api.responses.toolset import toolset_of
 from inferd.server.schema.model import read
 from inferd.server.schema.response_items import sealed
@@ -81,6 +81,19 @@ def tool(call_id: str, text: str = "done") -> dict[str, Any]:
 )  # fmt: skip
 def test_turns(given: list[Any], expected: list[Any]) -> None:
     assert messages(*given) == expected
+
+
+def test_an_output_without_an_id_is_of_the_last_call() -> None:
+    result = {key: value for key, value in output("2").items() if key != "call_id"}
+    expected = [user("a"), assistant(calls=("1", "2")), tool("2")]
+    assert messages(user("a"), call("1"), call("2"), result) == expected
+    with pytest.raises(RequestError, match="No call before it"):
+        messages(user("a"), result)
+
+
+def test_the_effort_of_reasoning_is_that_of_chat() -> None:
+    wire = read(ResponsesRequest, {"input": "a", "reasoning": {"effort": "low", "summary": "auto"}})
+    assert chat_request(wire, ()).reasoning_effort == "low"
 
 
 def test_an_output_comes_after_its_call() -> None:

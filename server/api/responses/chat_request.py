@@ -99,7 +99,7 @@ def messages_of(items: Iterable[Placed], toolset: Toolset) -> list[Message]:
 def _answered(item: Item, where: str, calls: Mapping[str, str]) -> str:
     """The id of the call that an output belongs to. Raises `RequestError` if there is no such call before it."""
     given = item.get("call_id")
-    if given is None and item["type"] == "tool_search_output" and calls:
+    if given is None and calls:
         return list(calls.values())[-1]
     if given not in calls:
         rule = "No call before it has this id; send the call too, or 'previous_response_id'."

@@ -14,7 +14,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.schema.caller_tool import CallerTool, Syntax, TextFormat, ToolKind, custom_tool
 from inferd.server.schema.response_items import Item
-from inferd.server.schema.response_tools import AskedChoice, ToolName, hosted_type
+from inferd.server.schema.response_tools import AskedChoice, ToolName, hosted_type, is_callable
 from inferd.server.schema.tool_choice import ToolChoice
 
 Tool = Mapping[str, object]
@@ -170,7 +170,9 @@ def _each(tools: Sequence[Tool], path: str) -> Iterator[_Given]:
 
 
 def _is_hosted(tool: Tool) -> bool:
-    """Whether OpenAI's servers would run a tool of a type that a caller can run, too."""
+    """Whether OpenAI's servers would run a tool of a type that a caller can run, too, or would alone call it."""
+    if not is_callable(tool.get("allowed_callers")):
+        return True
     if tool["type"] == "tool_search":
         return tool.get("execution") != "client"
     environment = tool.get("environment")
@@ -213,6 +215,7 @@ def _made(given: _Given, name: str) -> CallerTool:
             return CallerTool(name, _function(tool, name, about), given.path, "function", given_name, given.namespace)
         case "shell" | "local_shell" | "apply_patch" | "tool_search":
             description, parameters = _BUILT_IN[kind]
+            description += _skills(tool)
             shown = {
                 "name": name,
                 "description": about or description,
@@ -220,6 +223,14 @@ def _made(given: _Given, name: str) -> CallerTool:
             }
             return CallerTool(name, {"type": "function", "function": shown}, given.path, kind)
     raise AssertionError(f"{kind} is no type of a caller's tool")
+
+
+def _skills(tool: Tool) -> str:
+    """The skills of a local shell, as the model reads them: directories of instructions."""
+    environment = tool.get("environment")
+    skills = environment.get("skills") if isinstance(environment, Mapping) else None
+    listed = (f"\n- {skill['name']} ({skill['path']}): {skill['description']}" for skill in skills or ())
+    return f" Skills, each a directory of instructions:{''.join(listed)}" if skills else ""
 
 
 def _function(tool: Tool, name: str, about: str) -> Mapping[str, object]:
