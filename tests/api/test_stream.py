@@ -156,7 +156,7 @@ class Gate:
     def __init__(self) -> None:
         self.entered, self.opened = threading.Event(), threading.Event()
 
-    def render(self, conversation: object, limits: object) -> str:
+    def render(self, conversation: object, limits: object, notices: object) -> str:
         self.entered.set()
         assert self.opened.wait(20)
         return "x"
