@@ -35,6 +35,7 @@ _SEALED = "inferd:"
 
 _ItemId = Annotated[Text, Field(min_length=1, max_length=128)]
 _NotEmpty = Annotated[Text, Field(min_length=1)]
+_Count = Annotated[Whole, Field(ge=-(2**53), le=2**53)]
 
 ITEMS: Mapping[str, Row] = {
     "message": Row("enforced", "A message. An image or a file in an older one is left out, and the model reads so."),
@@ -217,8 +218,8 @@ def _as_dict(action: Part) -> dict[str, object]:
 
 class _ShellAction(Part):
     commands: Annotated[tuple[Text, ...], Many(max_length=MAX_MESSAGES)]
-    timeout_ms: Whole | None = None
-    max_output_length: Whole | None = None
+    timeout_ms: _Count | None = None
+    max_output_length: _Count | None = None
 
 
 class _ShellCall(_CalledTool):
@@ -233,7 +234,7 @@ class _ShellCall(_CalledTool):
 
 class _ShellOutcome(Part):
     type: Literal["exit", "timeout"]
-    exit_code: Whole | None = None
+    exit_code: _Count | None = None
 
 
 class _ShellOutput(Part):
@@ -247,7 +248,7 @@ class _ShellOutput(Part):
 class _ShellResult(_CalledTool):
     type: Literal["shell_call_output"]
     output: Annotated[tuple[_ShellOutput, ...], Many(max_length=MAX_MESSAGES)]
-    max_output_length: Whole | None = None
+    max_output_length: _Count | None = None
 
     kinds: ClassVar[Mapping[str, Kind]] = {"max_output_length": "hint"}
 
@@ -259,8 +260,8 @@ class _ShellResult(_CalledTool):
 class _LocalAction(Part):
     type: Literal["exec"] = "exec"
     command: Annotated[tuple[Text, ...], Many(max_length=MAX_MESSAGES)]
-    env: JsonObject | None = None
-    timeout_ms: Whole | None = None
+    env: Annotated[JsonObject, AfterValidator(check_writable)] | None = None
+    timeout_ms: _Count | None = None
     user: Text | None = None
     working_directory: Text | None = None
 

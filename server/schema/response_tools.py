@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from inferd.server.errors import table as errors
 from inferd.server.errors import validation
 from inferd.server.schema import tool_choice
 from inferd.server.schema.chat import MAX_GRAMMAR_CHARS, MAX_TOOLS, TOOL_WITHOUT_EFFECT, FunctionName
@@ -258,9 +259,19 @@ _AnyTool = Annotated[
     form("an object", _tool_tag, tuple(TOOLS)),
 ]
 
+
+def _as_given(given: list[JsonObject], checked: object, where: str) -> tuple[JsonObject, ...]:
+    """Raises `RequestError` for a tool that the answer could not repeat."""
+    del checked
+    for i, tool in enumerate(given):
+        if not is_writable(tool):
+            raise errors.invalid_value(f"{where}[{i}]", tool, _NOT_WRITABLE)
+    return tuple(given)
+
+
 GivenTools = Annotated[
     tuple[JsonObject, ...],
-    Kept(Annotated[tuple[_AnyTool, ...], Many(max_length=MAX_TOOLS)], lambda given, checked, where: tuple(given)),
+    Kept(Annotated[tuple[_AnyTool, ...], Many(max_length=MAX_TOOLS)], _as_given),
 ]
 """Tools as the client wrote them."""
 

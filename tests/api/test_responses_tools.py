@@ -332,3 +332,29 @@ def test_offers_among_the_fields_are_told(http: httpx.Client, router: Any, field
     answer = http.post("/v1/responses", json={"input": "?", **field})
     assert answer.status_code == 200 and next(iter(field)) in answer.headers["x-inferd-warning"]
     assert prompt_of(router) == without
+
+
+HUGE = 10**300
+
+
+def test_no_number_is_too_large_to_be_repeated(http: httpx.Client, router: Any, script: Any) -> None:
+    """A response repeats tools and items. JSON that it could not write is refused, or written otherwise."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": f'{{"a": {HUGE}}}'}
+    shell = {"type": "shell_call", "call_id": "c", "action": {"commands": [], "timeout_ms": HUGE}}
+    local = {"type": "local_shell_call", "id": "l", "call_id": "c", "action": {"command": [], "env": {"a": HUGE}}}
+    search = {"type": "tool_search_call", "call_id": "c", "arguments": {"a": HUGE}}
+    for fields, status in (
+        ({"max_output_tokens": HUGE}, 200),
+        ({"max_tool_calls": HUGE}, 200),
+        ({"tools": [{**WEATHER, "output_schema": {"maximum": HUGE}}]}, 400),
+        ({"tools": [{"type": "web_search", "a": HUGE}]}, 400),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{**WEATHER, "allowed_callers": [HUGE]}]}]}, 400),
+        ({"input": [call]}, 200),
+        *(({"input": [item]}, 400) for item in (shell, local, search, {"type": "mcp_call", "a": HUGE})),
+    ):
+        answer = http.post("/v1/responses", json={"input": "?", **fields})
+        assert answer.status_code == status, (fields, answer.text)
+    for name, arguments in (("shell", {"commands": ["ls"], "timeout_ms": HUGE}), ("tool_search", {"query": HUGE})):
+        router.will(script(text=written(name, arguments)))
+        (item,) = http.post("/v1/responses", json={"input": "?", "tools": TOOLS}).json()["output"]
+        assert (item["type"], str(HUGE) in item["arguments"]) == ("function_call", True)

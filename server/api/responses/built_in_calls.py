@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from inferd.server.schema.answers.responses import CallItem, ItemStatus, PatchOperation
 from inferd.server.schema.caller_tool import ToolKind
+from inferd.server.schema.response_tools import is_writable
+
+_Count = Annotated[int, Field(ge=-(2**53), le=2**53)]
+"""A number that every client reads."""
 
 
 class _Arguments(BaseModel):
@@ -16,14 +20,20 @@ class _Arguments(BaseModel):
 
 class _Shell(_Arguments):
     commands: list[str]
-    timeout_ms: int | None = None
-    max_output_length: int | None = None
+    timeout_ms: _Count | None = None
+    max_output_length: _Count | None = None
 
 
 class _LocalShell(_Arguments):
     command: list[str]
-    timeout_ms: int | None = None
+    timeout_ms: _Count | None = None
     working_directory: str | None = None
+
+
+def _checked(value: dict[str, Any]) -> dict[str, Any]:
+    if not is_writable(value):
+        raise ValueError("the answer could not hold it")
+    return value
 
 
 class _Patch(_Arguments):
@@ -32,7 +42,7 @@ class _Patch(_Arguments):
     diff: str = ""
 
 
-_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(Annotated[dict[str, Any], Field()])
+_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(Annotated[dict[str, Any], AfterValidator(_checked)])
 
 
 def read_call(kind: ToolKind, arguments: str, item_id: str, status: ItemStatus, call_id: str) -> CallItem | None:

@@ -39,6 +39,9 @@ from inferd.server.schema.response_tools import shown_tool
 from inferd.server.schema.responses import ResponsesRequest
 from inferd.server.transport import sse
 
+_MAX_SHOWN = 2**53
+"""The largest limit that a response repeats. JSON has no larger whole number that all clients read."""
+
 
 class ResponseDraft:
     """A response, from `queued` or `in_progress` to its final status."""
@@ -199,7 +202,7 @@ def _asked(wire: ResponsesRequest, taken: GenerateRequest, model: str, fingerpri
         "model": model,
         "background": bool(wire.background),
         "instructions": wire.instructions,
-        "max_output_tokens": wire.max_output_tokens,
+        "max_output_tokens": None if wire.max_output_tokens is None else min(wire.max_output_tokens, _MAX_SHOWN),
         "max_tool_calls": None,
         "metadata": wire.metadata or {},
         "parallel_tool_calls": wire.parallel_tool_calls is not False,
