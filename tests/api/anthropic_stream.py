@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+from pydantic_core import from_json
+
 _EVENT = re.compile(rb"event: ([a-z_]+)\ndata: (\{[^\n]*\})\n\n")
 _DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
 
@@ -64,10 +66,8 @@ def close(block: dict[str, Any] | None, pieces: list[str]) -> None:
         block[block["type"]] = text
         return
     assert block["input"] == {}
-    try:
-        block["input"] = json.loads(text) if text else {}
-    except ValueError:
-        block["input"] = text  # cut off
+    # As SDKs do: of an input that was cut off, the complete part.
+    block["input"] = from_json(text, allow_partial=True) if text else {}
 
 
 def comparable(message: dict[str, Any]) -> dict[str, Any]:

@@ -53,11 +53,20 @@ class _Block:
     start: ContentBlock
     pieces: list[str] = field(default_factory=list)
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+    is_json: bool | None = None
+    """Whether the input of a tool is JSON; None before its first piece."""
 
     @property
     def signature(self) -> str:
         """A digest of the reasoning. Clients expect a signature and send it back; the server never checks it."""
         return base64.b64encode(self.digest.digest()).decode()
+
+    def takes(self, text: str) -> bool:
+        """Whether the next piece of a tool's input is of JSON: SDKs fail at any other. A call that was cut off may be
+        in the model's own format."""
+        if self.is_json is None and text.strip():
+            self.is_json = text.lstrip().startswith("{")
+        return self.is_json is not False
 
     def whole(self) -> ContentBlock:
         start, text = self.start, "".join(self.pieces)
@@ -122,12 +131,12 @@ class MessageRendering:
             case ToolCallStart():
                 yield from self._close()
                 yield self._open({"type": "tool_use", "id": _id_of(event.id), "name": event.name, "input": {}})
-            case ToolCallArguments():
+            case ToolCallArguments() if self._blocks[-1].takes(event.text):
                 yield self._delta({"type": "input_json_delta", "partial_json": event.text}, event.text, is_kept)
             case Finished():
                 yield from self._close()
                 self._stop = self._stop_of(event)
-            case TextDelta() | PromptRead():
+            case TextDelta() | PromptRead() | ToolCallArguments():
                 pass
 
     def _block_of(self, start: ContentBlock) -> Iterator[MessageEvent]:
