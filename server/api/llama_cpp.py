@@ -17,7 +17,6 @@ from inferd.server.api.answer import Shape
 from inferd.server.api.body import body_of
 from inferd.server.api.long_lists import dumps
 from inferd.server.api.respond import Services, admit, respond, while_asked
-from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event, Finished, TextDelta
 from inferd.server.generate.request import GenerateRequest
@@ -57,7 +56,7 @@ class LlamaCppApi:
             num_prompt_logprobs=None,
             include_metrics=True,
         )
-        rendering = InfillRendering(service, taken, shape, wire, is_cut=is_cut)
+        rendering = InfillRendering(taken, shape, wire, is_cut=is_cut)
         return await respond(request, service, taken, shape, rendering)
 
     async def props(self, request: Request) -> Response:
@@ -93,10 +92,9 @@ class InfillRendering:
 
     keep_alive = sse.KEEP_ALIVE
 
-    def __init__(
-        self, service: Service, taken: GenerateRequest, shape: Shape, wire: InfillRequest, *, is_cut: bool
-    ) -> None:
-        self._service, self._taken, self._shape, self._wire, self._is_cut = service, taken, shape, wire, is_cut
+    def __init__(self, taken: GenerateRequest, shape: Shape, wire: InfillRequest, *, is_cut: bool) -> None:
+        """`is_cut`: whether the prompt leaves a part of the caller's texts out."""
+        self._taken, self._shape, self._wire, self._is_cut = taken, shape, wire, is_cut
         self._builder = ResultBuilder(taken)
         self._num_output = 0
 
@@ -141,13 +139,12 @@ class InfillRendering:
     def _answer(self, result: ChoiceResult, head: InfillHead, extra: Extra) -> Mapping[str, object]:
         taken, num_output = self._taken, len(result.token_ids)
         is_word = isinstance(result.stop_reason, str) and result.reason == "stop"
-        names = self._wire.response_fields
         answer: Infill = {
             **head,
             "stop": True,
             "model": self._shape.name,
             "generation_settings": self._settings(),
-            "prompt": self._prompt() if not names or "prompt" in names else "",
+            "prompt": taken.prompts[0].text or "",
             "has_new_line": "\n" in result.text,
             "truncated": self._is_cut,
             "stop_type": "word" if is_word else _STOP_TYPES.get(result.reason, "none"),
@@ -158,10 +155,8 @@ class InfillRendering:
                 taken.num_prompt_tokens, result.num_cached_tokens, num_output, extra.get("metrics") or None
             ),
         }
+        names = self._wire.response_fields
         return picked(answer, names) if names else answer
-
-    def _prompt(self) -> str:
-        return self._service.model.tokenizer.decode(self._taken.prompts[0].token_ids, skip_special=False)
 
     def _settings(self) -> InfillSettings:
         taken, params, prompt = self._taken, self._taken.params, self._taken.prompts[0]

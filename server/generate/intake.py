@@ -201,6 +201,8 @@ class Intake:
         add_special = wire.add_special_tokens is not False
         token_ids, is_cut = await self._prompts.fill_gap(gap, room, add_special=add_special)
         prompt = self._prompts.fit("input_prefix", (token_ids, None), wire.n_predict, None, None)
+        if wire.shows_prompt:
+            (prompt,) = await self._prompts.read_back((prompt,), skip_special=False)
         answer = await self._prompts.run(lambda: self._answer_language(text), 0) if asks_for_format(text) else None
         param, logprobs = "input_prefix", _Logprobs(None, None)
         taken = await self._request("infill-", param, text, caller, (prompt,), logprobs, answer, echo=False)

@@ -24,7 +24,7 @@ from inferd.server.text.lanes import LONG_TEXT, Lanes, pieces
 from inferd.server.text.model import ServedModel
 from inferd.server.text.render_wire import Limits
 from inferd.server.text.render_workers import OvertimeError, RarelyLogged, RenderError
-from inferd.server.text.split_points import PART
+from inferd.server.text.split_points import MAX_PART, PART
 from inferd.server.text.template import QUICK, SLOW, Conversation
 from inferd.server.text.tokenizer import NoSplitPointError, Tokenizer, TooManyTokensError
 
@@ -44,9 +44,12 @@ MANY_IDS = 2**20
 Encoded = tuple[tuple[int, ...], str | None]
 """(ids, the caller's text; None if the caller sent ids)."""
 
-_CHARS_PER_TOKEN, _MOST_CHARS = 64, 2**20
-"""Characters that are read for each token that there is room for, and at most, of a text that is cut to the context.
-64 characters have more than one token, unless they are blanks."""
+_CHARS_PER_TOKEN = 64
+"""Characters that are read, of a text that is cut to the context, for each token that there is room for. So many have
+more than one token, unless they are blanks."""
+_MOST_CHARS = MAX_PART - 1
+"""Most characters that are read of such a text. It needs no split point, also if another character is put before it."""
+_MOST_CHARS_OF_FILES = 2**20
 _UNBOUNDED = 2**62
 
 
@@ -276,7 +279,7 @@ class PromptReader:
             before = prefix + begun
             num_before, num_behind = shares_of(len(before), len(behind), room)
             num_files = room - num_before - num_behind
-            files = _last_files(gap.files, min(_CHARS_PER_TOKEN * num_files, _MOST_CHARS))
+            files = _last_files(gap.files, min(_CHARS_PER_TOKEN * num_files, _MOST_CHARS_OF_FILES))
             further = yield from fill_in.read_files(files, _UNBOUNDED)
             is_cut = (
                 files != gap.files
@@ -435,12 +438,12 @@ def _read_back(prompt: Prompt, tokenizer: Tokenizer, skip_special: bool) -> Prom
 
 
 def _last_files(files: tuple[tuple[str, str], ...], num_chars: int) -> tuple[tuple[str, str], ...]:
-    """The last of the files, and of the first of these the last characters, `num_chars` in all."""
+    """The last of the files, and of the first of these the last characters, about `num_chars` in all."""
     kept: list[tuple[str, str]] = []
     for name, text in reversed(files):
         if num_chars <= 0:
             break
-        kept.append((name, text[max(0, len(text) - num_chars) :]))
+        kept.append((name[-_MOST_CHARS:], text[max(0, len(text) - min(num_chars, _MOST_CHARS)) :]))
         num_chars -= len(name) + len(text)
     return tuple(reversed(kept))
 

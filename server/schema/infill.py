@@ -134,6 +134,11 @@ class InfillRequest(SharedFields):
         """(name, text) of each further file. llama.cpp calls one without a name "tmp"."""
         return tuple((extra.filename or "tmp", extra.text) for extra in self.input_extra or ())
 
+    @property
+    def shows_prompt(self) -> bool:
+        """Whether the answer has the prompt's text."""
+        return not self.response_fields or "prompt" in self.response_fields
+
     def completion(self) -> CompletionRequest:
         """The request of /v1/completions with the same fields, without the prompt. The likeliest code is wanted, so the
         temperature is 0 if none is given."""

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from inferd.server.api.app import AppOptions
+from inferd.server.schema.infill import InfillRequest
 from inferd.server.text.model import ServedModel
 
 from .conftest import MAX_MODEL_LEN, WAIT_S, Script, ScriptedRouter, coder, serving
@@ -226,6 +227,15 @@ def test_a_context_that_is_too_short_loses_what_is_farthest(http: httpx.Client, 
     assert found[-len(around) :] == around and len(found) == MAX_MODEL_LEN - 16
     end = frame(router, ("near.py", "x = 1\n"))[-8:]
     assert found[: -len(around)][-8:] == end
+
+
+@pytest.mark.parametrize("field", ["input_prefix", "input_suffix", "prompt", "text", "filename"])
+def test_any_text_is_cut_and_none_refused(http: httpx.Client, router: ScriptedRouter, field: str) -> None:
+    """Nothing can be split off the text, which is too long to be tokenized as a whole."""
+    long: dict[str, Any] = {field: "x" * 400_000}
+    body = long if field in InfillRequest.names else {"input_extra": [long]}
+    assert answered(http.post("/infill", json={**body, "n_predict": 3}))["truncated"]
+    assert len(router.submits[0].prompt_ids) == MAX_MODEL_LEN - 3
 
 
 def test_a_limit_above_the_context_is_cut_and_told(http: httpx.Client, router: ScriptedRouter) -> None:
