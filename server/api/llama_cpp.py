@@ -15,7 +15,6 @@ from starlette.responses import Response
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.api.answer import Shape
 from inferd.server.api.body import body_of
-from inferd.server.api.long_lists import dumps
 from inferd.server.api.respond import Services, admit, respond, while_asked
 from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event, Finished, TextDelta
@@ -44,7 +43,7 @@ class LlamaCppApi:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
         service = self._services.of(wire.model)
         name = service.intake.check_model(wire.model)
-        caller = admit(request, service, wire.timeout, 1)
+        caller = admit(request, service, wire.timeout, wire.n_cmpl or 1)
         taken, is_cut = await while_asked(request, caller.deadline, service.intake.infill(wire, caller))
         service.metrics.request_arrived("infill")
         shape = Shape(
@@ -96,7 +95,7 @@ class InfillRendering:
         """`is_cut`: whether the prompt leaves a part of the caller's texts out."""
         self._taken, self._shape, self._wire, self._is_cut = taken, shape, wire, is_cut
         self._builder = ResultBuilder(taken)
-        self._num_output = 0
+        self._num_output = [0] * taken.num_choices
 
     def begin(self) -> bytes:
         """Nothing, because the first chunk has the first text."""
@@ -106,13 +105,17 @@ class InfillRendering:
         self.add(event)
         if not isinstance(event, TextDelta) or not (event.text or event.token_ids):
             return b""
-        self._num_output += len(event.token_ids)
-        chunk: InfillChunk = {**self._head(event.text, event.token_ids, self._num_output), "stop": False}
+        self._num_output[event.choice] += len(event.token_ids)
+        head = self._head(event.choice, event.text, event.token_ids, self._num_output[event.choice])
+        chunk: InfillChunk = {**head, "stop": False}
         return sse.event(orjson.dumps(chunk))
 
     def end(self, extra: Extra) -> bytes:
-        (result,) = self._builder.results()
-        return sse.event(dumps(self._answer(result, self._head("", (), len(result.token_ids)), extra)))
+        ends = (
+            self._answer(result, self._head(i, "", (), len(result.token_ids)), extra)
+            for i, result in enumerate(self._builder.results())
+        )
+        return b"".join(sse.event(orjson.dumps(end)) for end in ends)
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
         return sse.event(orjson.dumps(errors.body_of(error)))
@@ -121,14 +124,17 @@ class InfillRendering:
         assert isinstance(event, TextDelta | Finished), "a filled gap is one text"
         self._builder.add(event)
 
-    def plain(self, extra: Extra) -> Mapping[str, object]:
-        (result,) = self._builder.results()
-        token_ids = result.token_ids if self._shape.return_token_ids else ()
-        return self._answer(result, self._head(result.text, token_ids, len(result.token_ids)), extra)
+    def plain(self, extra: Extra) -> object:
+        answers = []
+        for i, result in enumerate(self._builder.results()):
+            token_ids = result.token_ids if self._shape.return_token_ids else ()
+            head = self._head(i, result.text, token_ids, len(result.token_ids))
+            answers.append(self._answer(result, head, extra))
+        return answers[0] if len(answers) == 1 else answers
 
-    def _head(self, content: str, token_ids: Sequence[int], num_output: int) -> InfillHead:
+    def _head(self, index: int, content: str, token_ids: Sequence[int], num_output: int) -> InfillHead:
         return {
-            "index": 0,
+            "index": index,
             "content": content,
             "tokens": token_ids,
             "id_slot": 0,

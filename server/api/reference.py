@@ -33,6 +33,7 @@ from inferd.server.schema import (
     tool_choice,
     unread,
 )
+from inferd.server.schema.answers.infill import Infill
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import TOOL_WITHOUT_EFFECT, ChatRequest
 from inferd.server.schema.completions import CompletionRequest
@@ -81,7 +82,7 @@ _NESTED_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
 }
 _ANSWERS: dict[str, Any] = {
     "chat": routes.CHAT.answer, "chat stream": routes.CHAT.events, "completions": routes.COMPLETIONS.answer,
-    "completions stream": routes.COMPLETIONS.events, "infill": routes.INFILL.answer,
+    "completions stream": routes.COMPLETIONS.events, "infill": Infill,
     "infill stream": routes.INFILL.events, "/props": routes.PROPS.answer, "responses": routes.RESPONSES.answer,
     "messages": routes.MESSAGES.answer, "embeddings": routes.EMBEDDINGS.answer, "/tokenize": routes.TOKENIZE.answer,
     "/v1/models": routes.MODELS.answer, "/state": routes.STATE.answer,

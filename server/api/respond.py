@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -120,7 +120,7 @@ class Rendering(Protocol):
         """Collect an event of a plain answer."""
         ...
 
-    def plain(self, extra: Extra) -> Mapping[str, object]:
+    def plain(self, extra: Extra) -> object:
         """The plain answer, for `long_lists` to write. Runs on a thread if it is long."""
         ...
 

@@ -124,7 +124,7 @@ INFILL = Route(
     Access.KEY,
     _GENERATE,
     "Fill the gap between two texts, as editors ask llama.cpp's server.",
-    infill.Infill,
+    infill.Infill | list[infill.Infill],
     InfillRequest,
     events=infill.InfillChunk | infill.Infill | Error,
 )

@@ -193,7 +193,7 @@ class Intake:
     async def infill(self, wire: InfillRequest, caller: Caller) -> tuple[GenerateRequest, bool]:
         """(a gap to fill as a `GenerateRequest`, whether its surroundings were cut to fit). Raises `RequestError`."""
         text, limit = wire.completion(), self._model.max_model_len
-        _check_generation(text)
+        _check_completion(text)
         # A quarter of the context is left for the answer, unless the caller asks for less.
         most = limit // 4 if wire.n_predict is None else min(limit // 4, wire.n_predict)
         room = min(limit - max(1, most), wire.truncate_prompt_tokens or limit)

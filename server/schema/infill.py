@@ -8,10 +8,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from inferd.server.schema.completions import CompletionRequest
-from inferd.server.schema.generation import OUTPUT, PROMPT, SAMPLING, STOPPING, SharedFields
+from inferd.server.schema.generation import MAX_CHOICES, OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, SharedFields
 from inferd.server.schema.kinds import Kind
 from inferd.server.schema.model import Part, option, tell
 from inferd.server.schema.values import Besides, Flag, Many, Number, Only, Text, Whole
+
+_TEMPERATURE = 0.8
+"""llama.cpp's default."""
 
 _MAX_FILES, _MAX_FIELDS = 4_096, 256
 
@@ -64,9 +67,16 @@ class InfillRequest(SharedFields):
         unset="-1",
         area=STOPPING,
     )
+    n_cmpl: Whole | None = option(
+        "Number of answers. Several are a list; events of a stream have their `index`.",
+        unset="1",
+        area=REQUEST,
+        ge=1,
+        le=MAX_CHOICES,
+    )
     temperature: Number | None = option(
         "0 always takes the likeliest token. A higher value makes the answer more random.",
-        unset="0",
+        unset="0, but 0.8 for several answers",
         area=SAMPLING,
         ge=0,
         le=2,
@@ -118,6 +128,7 @@ class InfillRequest(SharedFields):
     aliases: ClassVar[Mapping[str, str]] = {
         **SharedFields.aliases,
         "max_tokens": "n_predict",
+        "n": "n_cmpl",
         "repeat_penalty": "repetition_penalty",
         "grammar": "ebnf",
     }
@@ -125,7 +136,6 @@ class InfillRequest(SharedFields):
     refused: ClassVar[Mapping[str, str]] = {
         **SharedFields.refused,
         "json_schema": "Use 'structured_outputs' with 'json' instead.",
-        "n_cmpl": "Use /v1/completions with 'suffix' and 'n'.",
         "lora": "Adapters are chosen by `model`.",
     }
 
@@ -140,8 +150,9 @@ class InfillRequest(SharedFields):
         return not self.response_fields or "prompt" in self.response_fields
 
     def completion(self) -> CompletionRequest:
-        """The request of /v1/completions with the same fields, without the prompt. The likeliest code is wanted, so the
-        temperature is 0 if none is given."""
+        """The request of /v1/completions with the same fields, without the prompt. One answer is the likeliest, and
+        several differ, if no temperature is given."""
         shared = {name: getattr(self, name) for name in SharedFields.model_fields}
-        temperature = 0.0 if self.temperature is None else self.temperature
-        return CompletionRequest.model_construct(**{**shared, "temperature": temperature, "prompt": ("",)})
+        if self.temperature is None:
+            shared["temperature"] = 0.0 if (self.n_cmpl or 1) == 1 else _TEMPERATURE
+        return CompletionRequest.model_construct(**shared, prompt=("",), n=self.n_cmpl)

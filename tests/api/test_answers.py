@@ -102,6 +102,7 @@ def ask_for_text(asking: Asking) -> None:
     asking.generate(routes.COMPLETIONS, Script(text=TEXT), prompt="a b", include_metrics=True)
     asking.fail(routes.COMPLETIONS, prompt="a")
     asking.generate(routes.INFILL, Script(text=TEXT), input_prefix="a", input_suffix="b", stop="answer")
+    asking.generate(routes.INFILL, Script(text=TEXT), input_prefix="a", n_cmpl=2)
     asking.fail(routes.INFILL, input_prefix="a")
     asking.ask(routes.COMPLETIONS_RENDER, prompt=["a", "b"])
     asking.ask(routes.EMBEDDINGS, input=["a", "b"])

@@ -210,6 +210,25 @@ def test_a_stream_says_what_a_plain_answer_says(http: httpx.Client, router: Scri
     assert last == {**plain, "content": "", "tokens": []}
 
 
+def test_several_answers_are_a_list_as_the_extension_of_vs_code_asks(
+    http: httpx.Client, router: ScriptedRouter
+) -> None:
+    body = {**VIM, "response_fields": None, "n_cmpl": 3, "top_p": 0.99}
+    router.will(Script(text="a"), Script(text="b"), Script(text="c"))
+    answers = answered(http.post("/infill", json=body))
+    assert [(answer["index"], answer["content"]) for answer in answers] == [(0, "a"), (1, "b"), (2, "c")]
+    assert [submit.params.temperature for submit in router.submits] == [0.8] * 3
+    assert len({submit.params.seed for submit in router.submits}) == 3
+    router.reset()
+    router.will(Script(text="a"), Script(text="b"), Script(text="c"))
+    streamed = http.post("/infill", json={**body, "stream": True, "temperature": 0.1}).text
+    events = [json.loads(line.removeprefix("data: ")) for line in streamed.splitlines() if line]
+    assert sorted(event["index"] for event in events if event["stop"]) == [0, 1, 2]
+    for i, text in enumerate("abc"):
+        assert "".join(event["content"] for event in events if event["index"] == i) == text
+    assert router.submits[0].params.temperature == 0.1
+
+
 def test_a_context_that_is_too_short_loses_what_is_farthest(http: httpx.Client, router: ScriptedRouter) -> None:
     words = " the old river"
     body = {"input_prefix": words * 900, "input_suffix": words * 900, "n_predict": 16}

@@ -9,7 +9,7 @@ from inferd.server.schema.answers.base import Answer, TokenIds
 
 
 class InfillTimings(Answer):
-    """Tokens and their times. A time is 0 if its event did not happen."""
+    """Tokens and their times. A time is 0 if its event did not happen, or if there are several answers."""
 
     cache_n: int
     """Number of prompt tokens that the prefix cache had."""
@@ -51,7 +51,7 @@ class InfillHead(Answer):
     """Fields of an answer and of each event of a stream."""
 
     index: int
-    """Always 0."""
+    """Number of the answer, from 0."""
     content: str
     """The text that fills the gap. In a stream the new text, which is empty in the last event."""
     tokens: TokenIds
