@@ -198,7 +198,8 @@ def _answers() -> str:
     for api, schema in zip(_ANSWERS, schemas, strict=True):
         for path, field in _fields_within(inlined(schema, objects), ""):
             if "description" in field:
-                row = (f"`{path}`", " or ".join(map(rule_of, _options(field))), field["description"])
+                about = " ".join(field["description"].split())
+                row = (f"`{path}`", " or ".join(map(rule_of, _options(field))), about)
                 rows.setdefault(row, []).append(api)
     return _table(("Field", "Type", "What it is", "Answers"), ((*row, ", ".join(apis)) for row, apis in rows.items()))
 

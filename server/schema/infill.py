@@ -11,7 +11,7 @@ from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.generation import MAX_CHOICES, OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, SharedFields
 from inferd.server.schema.kinds import Kind
 from inferd.server.schema.model import Part, option, tell
-from inferd.server.schema.values import Besides, Flag, Many, Number, Only, Text, Whole
+from inferd.server.schema.values import Besides, Converted, Flag, Many, Number, Only, Text, Whole
 
 _TEMPERATURE = 0.8
 """llama.cpp's default."""
@@ -23,9 +23,21 @@ _TIME = "An answer ends by its tokens alone. `timeout` bounds its time."
 _OTHER_SAMPLER = "This sampler is not served, and `x-inferd-warning` says so."
 
 
+_OFF: Mapping[str, float] = {"typical_p": 1, "top_n_sigma": -1}
+"""Sampler -> the value that turns it off, if that is not 0."""
+
+
 def _no_effect(value: object, info: ValidationInfo) -> object:
-    tell(info, "no_effect", f"'{info.field_name}' has no effect: this server has no such sampler")
+    """A sampler that is turned off asks for nothing."""
+    if value != _OFF.get(str(info.field_name), 0):
+        tell(info, "no_effect", f"'{info.field_name}' has no effect: this server has no such sampler")
     return value
+
+
+def _named(value: Any, where: str) -> str | None:
+    """llama.vim sends an empty name if its setting has none."""
+    del where
+    return value or None
 
 
 _Unused = Annotated[object, AfterValidator(_no_effect)]
@@ -53,6 +65,11 @@ class ExtraFile(Part):
 class InfillRequest(SharedFields):
     """A gap in a file, and how to fill it. What llama.cpp's server reads, and the fields that all requests have."""
 
+    model: Annotated[str | None, Converted(Text, _named)] | None = option(
+        "The name of the served model; any other is a 404. An empty one is none.",
+        unset="the served model",
+        area=REQUEST,
+    )
     input_prefix: Text | None = option("The text before the gap.", unset="empty", area=PROMPT)
     input_suffix: Text | None = option("The text behind the gap.", unset="empty", area=PROMPT)
     prompt: Text | None = option(
@@ -113,17 +130,17 @@ class InfillRequest(SharedFields):
     typical_p: _Unused | None = _sampler()
     top_n_sigma: _Unused | None = _sampler()
     dynatemp_range: _Unused | None = _sampler()
-    dynatemp_exponent: _Unused | None = _sampler()
+    dynatemp_exponent: object = _hint("It belongs to `dynatemp_range`.")
     xtc_probability: _Unused | None = _sampler()
-    xtc_threshold: _Unused | None = _sampler()
+    xtc_threshold: object = _hint("It belongs to `xtc_probability`.")
     dry_multiplier: _Unused | None = _sampler()
-    dry_base: _Unused | None = _sampler()
-    dry_allowed_length: _Unused | None = _sampler()
-    dry_penalty_last_n: _Unused | None = _sampler()
-    dry_sequence_breakers: _Unused | None = _sampler()
+    dry_base: object = _hint("It belongs to `dry_multiplier`.")
+    dry_allowed_length: object = _hint("It belongs to `dry_multiplier`.")
+    dry_penalty_last_n: object = _hint("It belongs to `dry_multiplier`.")
+    dry_sequence_breakers: object = _hint("It belongs to `dry_multiplier`.")
     mirostat: _Unused | None = _sampler()
-    mirostat_tau: _Unused | None = _sampler()
-    mirostat_eta: _Unused | None = _sampler()
+    mirostat_tau: object = _hint("It belongs to `mirostat`.")
+    mirostat_eta: object = _hint("It belongs to `mirostat`.")
 
     aliases: ClassVar[Mapping[str, str]] = {
         **SharedFields.aliases,

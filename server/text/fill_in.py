@@ -26,14 +26,14 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
         "[MIDDLE]", "<|code_middle|>", "<|middle|>",
     ),
     "pad": ("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<PAD>"),
-    "repo": ("<|repo_name|>", "<|fim_repo|>", "<fim-repo>", "<REPO>"),
-    "file": ("<|file_sep|>",),
+    "repo": ("<|repo_name|>", "<repo_name>", "<|fim_repo|>", "<fim-repo>", "<REPO>"),
+    "file": ("<|file_sep|>", "<file_sep>"),
 }  # fmt: skip
 """The names of each part's token: those of Qwen, StarCoder and Granite, DeepSeek, CodeLlama, Codestral, GLM, Falcon."""
 
 _FURTHER_ENDS = (
     "<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|EOT|>", "<EOT>", "\u2581<EOT>", "_<EOT>", "</s>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>", "<file_sep>", "<|file_separator|>", "<repo_name>", "<reponame>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|file_separator|>", "<reponame>",
 )  # fmt: skip
 """Tokens that end a filled middle, besides those above: the next file or repository begins, or the text ends."""
 

@@ -20,11 +20,11 @@ PREFIX, SUFFIX = "def add(a, b):\n    return ", "\n\nprint(add(1, 2))\n"
 VIM: dict[str, Any] = {
     "id_slot": 0, "input_prefix": PREFIX, "input_suffix": SUFFIX, "input_extra": [], "prompt": "", "n_predict": 128,
     "stop": [], "n_indent": 4, "top_k": 40, "top_p": 0.9, "samplers": ["top_k", "top_p", "infill"], "stream": False,
-    "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
+    "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000, "model": "",
     "response_fields": ["content", "timings/prompt_n", "timings/prompt_ms", "timings/predicted_n", "truncated",
                         "tokens_cached", "no_such_field"],
 }  # fmt: skip
-"""The request that llama.vim sends for a completion."""
+"""The request that llama.vim sends for a completion. An empty name stands for none."""
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +266,9 @@ def test_a_limit_above_the_context_is_cut_and_told(http: httpx.Client, router: S
 
 
 def test_a_sampler_that_is_not_served_is_told(http: httpx.Client, router: ScriptedRouter) -> None:
+    off = {"mirostat": 0, "typical_p": 1.0, "top_n_sigma": -1.0, "dry_multiplier": 0.0, "xtc_probability": 0}
+    assert "x-inferd-warning" not in http.post("/infill", json={**VIM, **off}).headers
+    router.submits.clear()
     response = http.post("/infill", json={**VIM, "mirostat": 2, "repeat_penalty": 1.1, "grammar": 'root ::= "x"'})
     assert response.status_code == 200 and "'mirostat'" in response.headers["x-inferd-warning"]
     assert router.submits[0].params.repetition_penalty == 1.1 and router.submits[0].params.grammar

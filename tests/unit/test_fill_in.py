@@ -69,6 +69,15 @@ def test_each_familys_tokens_are_found_by_name(family: str) -> None:
     assert {prefix, suffix, middle} <= set(fill_in.ends)
 
 
+@pytest.mark.parametrize(("repo", "file"), [("<|repo_name|>", "<|file_sep|>"), ("<repo_name>", "<file_sep>")])
+def test_files_come_behind_the_tokens_of_qwen_and_of_starcoder2(repo: str, file: str) -> None:
+    tokenizer = tokenizer_of(*FAMILIES["StarCoder2"], repo, file)
+    fill_in = FillIn.of(tokenizer, 1_000, {})
+    assert fill_in is not None
+    assert (fill_in.repo, fill_in.file) == (tokenizer.added_tokens[repo], tokenizer.added_tokens[file])
+    assert {fill_in.repo, fill_in.file} <= set(fill_in.ends)
+
+
 def test_codestral_reads_the_suffix_first() -> None:
     tokenizer = tokenizer_of("[PREFIX]", "[SUFFIX]", "[MIDDLE]")
     fill_in = FillIn.of(tokenizer, 1_000, {})
