@@ -113,10 +113,12 @@ class ChatTemplate:
         return made
 
     def render(self, conversation: Conversation, limits: Limits = SLOW, notices: list[Notice] | None = None) -> str:
-        """The prompt's text. If the template refuses the order of the messages, they are joined or moved, which
+        """The prompt's text. If the template refuses the order of the messages, they are joined, moved or split, which
         `notices` tells. Raises `RequestError` for messages that the template refuses in every form, and `RenderError`.
         """
+        changes: list[str] = []
         if self._fallback is not None:
+            changes += self._fallback.splits(conversation.messages)
             messages = self._fallback.messages(conversation.messages, conversation.tools)
             tools = None if self.lacks_tools else conversation.tools
             conversation = replace(conversation, messages=messages, tools=tools)
@@ -131,8 +133,10 @@ class ChatTemplate:
         answer = self._ask(conversation, kwargs, limits)
         if answer.refusal is not None:
             raise _refused(answer.refusal)
-        if notices is not None and answer.form in ABOUT_FORMS:
-            text = f"the model's chat template does not take the messages in this order: {ABOUT_FORMS[answer.form]}"
+        if answer.form in ABOUT_FORMS:
+            changes.append(ABOUT_FORMS[answer.form])
+        if notices is not None and changes:
+            text = f"the model's chat template does not take the messages in this order: {', and '.join(changes)}"
             notices.append(Notice("template_order", text))
         return answer.text
 

@@ -25,6 +25,10 @@ Render = Callable[[Sequence[Message], Sequence[Tool] | None], str | None]
 _CONTENT: dict[Empty, dict[str, object]] = {"text": {"content": ""}, "null": {"content": None}, "absent": {}}
 
 
+SPLIT_TEXT = "a text beside calls became a turn of its own"
+SPLIT_CALLS = "several calls of one turn became turns of their own, each with its result"
+
+
 @dataclass(frozen=True, slots=True)
 class ToolSupport:
     """The parts of tool use that a chat template shows."""
@@ -143,6 +147,17 @@ class Fallback:
         rewritten += [_said("user", "\n".join(results))] if results else []
         return self._with_tools(rewritten, tools) if tools and not self.support.tools else rewritten
 
+    def splits(self, messages: Sequence[Message]) -> list[str]:
+        """Words for the caller about turns with calls that are split. Calls that are written as text stay together."""
+        if self._keeps_turns:
+            return []
+        calling = [message for message in messages if message.get("tool_calls")]
+        found = {
+            SPLIT_TEXT: not self.support.content_beside_calls and any(message.get("content") for message in calling),
+            SPLIT_CALLS: not self.support.several_calls and any(len(_calls_of(message)) > 1 for message in calling),
+        }
+        return [about for about, is_split in found.items() if is_split]
+
     @property
     def _keeps_turns(self) -> bool:
         return not self.support.calls or (self.support.content_beside_calls and self.support.several_calls)
@@ -151,9 +166,9 @@ class Fallback:
         """Split an assistant's turn into several that the template can show, with each call's results behind it."""
         at = 0
         while at < len(messages):
-            message, calls = messages[at], messages[at].get("tool_calls")
+            message, calls = messages[at], _calls_of(messages[at])
             at += 1
-            if not isinstance(calls, list) or not calls:
+            if not calls:
                 yield message
                 continue
             results: list[Message] = []
@@ -170,8 +185,8 @@ class Fallback:
 
     def _written(self, message: Message) -> Message:
         """The message with its calls written into its content, or with missing content as the template takes it."""
-        calls = message.get("tool_calls")
-        if not isinstance(calls, list) or not calls:
+        calls = _calls_of(message)
+        if not calls:
             return message
         content = message.get("content") or ""
         if not self.support.calls:
@@ -193,6 +208,11 @@ class Fallback:
         if first["role"] == "user":
             return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
         return [_said("user", text), *messages]
+
+
+def _calls_of(message: Message) -> list[Message]:
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list) else []
 
 
 def _one_by_one(message: Message, calls: list[Message], results: list[Message]) -> Iterator[Message]:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from inferd.server.text.template import ChatTemplate, Conversation
+from inferd.server.schema.notices import Notice
+from inferd.server.text.template import SLOW, ChatTemplate, Conversation
 from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
 from inferd.server.tools.builtin import CALLS
 from inferd.server.tools.detect import AUTO, Clues, detect
-from inferd.server.tools.fallback import Fallback, ToolSupport, tools_text
+from inferd.server.tools.fallback import SPLIT_CALLS, SPLIT_TEXT, Fallback, ToolSupport, tools_text
 from inferd.server.tools.format import CallSyntax
 
 TURN = "<{{ m.role }}>{{ m.content }}"
@@ -111,6 +112,26 @@ def test_every_template_shows_tools_calls_and_results(name: str, said: str) -> N
         assert text in prompt, prompt
     assert "None" not in prompt
     assert template.render(Conversation(TALK[:1], tools=[TOOL])).count("get_weather") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "told"),
+    [
+        ("one call a turn and no content", "I look.", [SPLIT_TEXT, SPLIT_CALLS]),
+        ("one call a turn and no content", "", [SPLIT_CALLS]),
+        ("calls beside null alone", "I look.", [SPLIT_TEXT]),
+        ("calls beside null alone", "", []),
+        ("native", "I look.", []),
+        ("chatml", "I look.", []),
+    ],
+)
+def test_a_turn_that_is_split_is_told_once(name: str, said: str, told: list[str]) -> None:
+    notices: list[Notice] = []
+    talk = [TALK[0], {**TALK[1], "content": said}, *TALK[2:]]
+    made(TEMPLATES[name][0]).render(Conversation([*talk, *talk[1:]], tools=[TOOL]), SLOW, notices)
+    rule = "the model's chat template does not take the messages in this order: "
+    expected = [Notice("template_order", rule + ", and ".join(told))] if told else []
+    assert notices == expected
 
 
 def test_the_text_is_that_of_hermes() -> None:
