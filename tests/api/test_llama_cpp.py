@@ -154,7 +154,7 @@ def test_a_model_without_the_tokens_names_the_way_out(
 def test_what_an_editor_sends_is_answered_as_it_reads_it(http: httpx.Client, router: ScriptedRouter) -> None:
     router.will(Script(text="a + b", num_cached=2))
     response = http.post("/infill", json=VIM)
-    prompt = (*frame(router), *asks(router, ids(router, PREFIX), ids(router, SUFFIX)))
+    prompt = asks(router, ids(router, PREFIX), ids(router, SUFFIX))
     (submit,) = router.submits
     assert submit.prompt_ids == prompt
     params = submit.params
@@ -187,7 +187,7 @@ def test_a_request_that_warms_the_cache_generates_nothing(http: httpx.Client, ro
 def test_the_begun_text_follows_the_prefix(http: httpx.Client, router: ScriptedRouter) -> None:
     answered(http.post("/infill", json={"input_prefix": "x =", "prompt": " 12", "input_suffix": "\n"}))
     before = (*ids(router, "x ="), *ids(router, " 12"))
-    assert router.submits[0].prompt_ids == (*frame(router), *asks(router, before, ids(router, "\n")))
+    assert router.submits[0].prompt_ids == asks(router, before, ids(router, "\n"))
     assert router.submits[0].params.max_tokens == MAX_MODEL_LEN - len(router.submits[0].prompt_ids)
 
 
