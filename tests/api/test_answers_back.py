@@ -77,7 +77,7 @@ def responses_folded(content: bytes) -> Body:
 
 
 def outputs_of(answer: Body) -> list[Body]:
-    """What the caller says next: the outputs of all calls, and a message."""
+    """The next items of the caller: the outputs of all calls, and a message."""
     outputs = [
         {**kinds.OUTPUTS[item["type"]], "call_id": item["call_id"]} for item in answer["output"] if "call_id" in item
     ]
