@@ -20,6 +20,7 @@ from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event, Finished, TextDelta
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.generate.results import ChoiceResult, ResultBuilder
+from inferd.server.generate.sampling import choice_seed
 from inferd.server.schema.answers.generation import Extra, RequestTiming
 from inferd.server.schema.answers.infill import (
     Infill,
@@ -145,11 +146,12 @@ class InfillRendering:
     def _answer(self, result: ChoiceResult, head: InfillHead, extra: Extra) -> Mapping[str, object]:
         taken, num_output = self._taken, len(result.token_ids)
         is_word = isinstance(result.stop_reason, str) and result.reason == "stop"
+        timing = extra.get("metrics")
         answer: Infill = {
             **head,
             "stop": True,
             "model": self._shape.name,
-            "generation_settings": self._settings(),
+            "generation_settings": self._settings(head["index"]),
             "prompt": taken.prompts[0].text or "",
             "has_new_line": "\n" in result.text,
             "truncated": self._is_cut,
@@ -157,19 +159,17 @@ class InfillRendering:
             "stopping_word": str(result.stop_reason) if is_word else "",
             # The last token was drawn, and no step has read it.
             "tokens_cached": taken.num_prompt_tokens + max(0, num_output - 1),
-            "timings": _timings(
-                taken.num_prompt_tokens, result.num_cached_tokens, num_output, extra.get("metrics") or None
-            ),
+            "timings": timing and _timings(taken.num_prompt_tokens, result.num_cached_tokens, num_output, timing),
         }
         names = self._wire.response_fields
         return picked(answer, names) if names else answer
 
-    def _settings(self) -> InfillSettings:
+    def _settings(self, index: int) -> InfillSettings:
         taken, params, prompt = self._taken, self._taken.params, self._taken.prompts[0]
         return {
             "n_predict": prompt.max_tokens,
             "max_tokens": prompt.max_tokens,
-            "seed": taken.seed,
+            "seed": choice_seed(params.seed, index) if index else taken.seed,
             "temperature": params.temperature,
             "top_k": params.top_k,
             "top_p": params.top_p,
@@ -186,9 +186,8 @@ class InfillRendering:
 _STOP_TYPES: Any = {"stop": "eos", "length": "limit"}
 
 
-def _timings(num_prompt: int, num_cached: int, num_output: int, timing: RequestTiming | None) -> InfillTimings:
-    prompt_ms = (timing["time_to_first_token_ms"] if timing else None) or 0.0
-    predicted_ms = (timing["generation_time_ms"] if timing else None) or 0.0
+def _timings(num_prompt: int, num_cached: int, num_output: int, timing: RequestTiming) -> InfillTimings:
+    prompt_ms, predicted_ms = timing["time_to_first_token_ms"] or 0.0, timing["generation_time_ms"] or 0.0
     num_computed = num_prompt - num_cached
     return {
         "cache_n": num_cached,

@@ -213,12 +213,14 @@ def test_a_stream_says_what_a_plain_answer_says(http: httpx.Client, router: Scri
 def test_several_answers_are_a_list_as_the_extension_of_vs_code_asks(
     http: httpx.Client, router: ScriptedRouter
 ) -> None:
-    body = {**VIM, "response_fields": None, "n_cmpl": 3, "top_p": 0.99}
+    body = {**VIM, "response_fields": None, "n_cmpl": 3, "top_p": 0.99, "seed": -5}
     router.will(Script(text="a"), Script(text="b"), Script(text="c"))
     answers = answered(http.post("/infill", json=body))
     assert [(answer["index"], answer["content"]) for answer in answers] == [(0, "a"), (1, "b"), (2, "c")]
     assert [submit.params.temperature for submit in router.submits] == [0.8] * 3
-    assert len({submit.params.seed for submit in router.submits}) == 3
+    seeds = [answer["generation_settings"]["seed"] for answer in answers]
+    assert seeds == [-5, *(submit.params.seed for submit in router.submits[1:])] and len(set(seeds)) == 3
+    assert [answer["timings"] for answer in answers] == [None] * 3, "their times are not known one by one"
     router.reset()
     router.will(Script(text="a"), Script(text="b"), Script(text="c"))
     streamed = http.post("/infill", json={**body, "stream": True, "temperature": 0.1}).text

@@ -35,6 +35,7 @@ class InfillSettings(Answer):
     max_tokens: int
     """The same."""
     seed: int
+    """Seed of this answer: alone, it is the same again with it."""
     temperature: float
     top_k: int
     top_p: float
@@ -90,7 +91,8 @@ class Infill(InfillHead):
     """The stop string that ended the text, or empty."""
     tokens_cached: int
     """Number of tokens of the prompt and the answer that the next request may find cached."""
-    timings: InfillTimings
+    timings: InfillTimings | None
+    """Null if there are several answers, which differ."""
 
 
 class PropsParams(Answer):
