@@ -19,7 +19,7 @@ from .conftest import Script, ScriptedRouter, Serve
 from .test_responses import events_of as response_events
 
 USER = {"role": "user", "content": "What is the weather in Paris?"}
-NUM_CUTS = 3
+NUM_CUTS = 1
 """Cuts of each sample, without `--long`."""
 Body = dict[str, Any]
 

@@ -267,6 +267,7 @@ HOSTILE: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(keep=5)
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_no_value_of_any_key_breaks_the_reader(architecture: str) -> None:
     """A value is accepted or refused with an error of ours. No other exception is raised."""

@@ -25,6 +25,7 @@ ANEW = f"not what {TABLE.relative_to(ROOT)} says: python -m inferd.kernels.aot -
 pytest.importorskip("triton")
 
 
+@pytest.mark.sampled(keep=2, among="long checks of all kernels")
 @pytest.mark.timeout(TIMEOUT_S + 20)
 def test_every_form_compiles_without_faults_to_what_the_table_says(
     request: pytest.FixtureRequest, tmp_path: Path

@@ -3,12 +3,15 @@ benchmark."""
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.kernel_cases import all_cases
 from benchmarks.kernels import render, time_case
 from benchmarks.peers import REFERENCE
 from inferd.kernels import registry
 
 
+@pytest.mark.sampled(keep=2, among="long checks of all kernels")
 def test_every_case_runs_in_every_implementation() -> None:
     cases = list(all_cases(quick=True))
     timings = [timing for case in cases for timing in time_case(case, REFERENCE)]

@@ -242,7 +242,7 @@ def test_invariant_layers_give_a_token_its_own_bits(quantization: str, calls: Co
     assert calls.total() == 0
 
 
-@pytest.mark.sampled(keep=1)
+@pytest.mark.sampled(keep=2, among="long checks of all kernels")
 @pytest.mark.parametrize("case", HYBRIDS, ids=[case.name for case in HYBRIDS])
 def test_invariant_hybrids_do_too(case: Case) -> None:
     """Every op of theirs runs in Triton, apart from attention, and from what torch computes number by number."""

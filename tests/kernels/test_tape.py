@@ -94,6 +94,7 @@ def test_after_a_refusal_kernels_are_called_as_before() -> None:
     assert torch.equal(record(lambda: run(x), buffers).output, expected)
 
 
+@pytest.mark.sampled(keep=2, among="long checks of all kernels")
 def test_recording_does_not_load_the_compiler() -> None:
     program = f"""
 import sys, torch

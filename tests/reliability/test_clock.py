@@ -28,7 +28,7 @@ BOUND_S = 900.0
 """Seconds that no answer needs on any machine, but fewer than a jump."""
 
 
-@pytest.mark.sampled(keep=6, among="recoveries")
+@pytest.mark.sampled(keep=4, among="recoveries")
 def test_r20_a_jumping_wall_clock_is_not_noticed(start: Callable[..., Daemon], tmp_path: Path) -> None:
     code, seen = tmp_path / "code", tmp_path / "seen"
     code.mkdir()

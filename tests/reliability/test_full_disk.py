@@ -36,7 +36,7 @@ def fill(folder: Path) -> None:
     assert os.statvfs(folder).f_bavail == 0
 
 
-@pytest.mark.sampled(keep=6, among="recoveries")
+@pytest.mark.sampled(keep=4, among="recoveries")
 def test_a_full_temporary_directory_ends_no_server(
     start: Callable[..., Daemon], small_disk: Path, is_long: bool
 ) -> None:

@@ -61,7 +61,7 @@ def test_r5_hung_engines_are_replaced_and_slow_ones_are_not(start: Callable[...,
     print(f"R5: {num_stops} stopped engines, {num_hit} of them under an answer, 1 slow step, 1 without end: 0 wrong")
 
 
-@pytest.mark.sampled(keep=6, among="recoveries")
+@pytest.mark.sampled(keep=4, among="recoveries")
 @pytest.mark.parametrize("what", ["spin", "loop", "lock"])
 def test_an_engine_that_hangs_is_replaced_whatever_holds_its_interpreter(
     start: Callable[..., Daemon], what: str

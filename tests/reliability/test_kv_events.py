@@ -51,7 +51,7 @@ class Gateway:
         return self.mirror.held
 
 
-@pytest.mark.sampled(keep=6, among="recoveries")
+@pytest.mark.sampled(keep=4, among="recoveries")
 def test_events_go_on_after_an_engine_died(start: Callable[..., Daemon], tmp_path: Path) -> None:
     pub, replay = f"ipc://{tmp_path}/pub", f"ipc://{tmp_path}/replay"
     events = ("--kv-events", pub, "--kv-events-replay", replay, "--kv-events-topic", "kv@tiny")

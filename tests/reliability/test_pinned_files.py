@@ -92,7 +92,7 @@ def check_unmoved(daemon: Daemon, asked: list[Ask], before: Callable[[], None]) 
     assert fingerprint(daemon) == print_before
 
 
-@pytest.mark.sampled(keep=6, among="recoveries")
+@pytest.mark.sampled(keep=4, among="recoveries")
 def test_a_replaced_model_and_adapter_change_nothing(start: Callable[..., Daemon], tmp_path: Path) -> None:
     """Both are read again by the next engine: also the tokenizer, which its grammars are compiled for."""
     model, other = copy_of_tiny(tmp_path / "model"), copy_of_tiny(tmp_path / "other", is_changed=True)
@@ -115,7 +115,7 @@ def test_a_replaced_model_and_adapter_change_nothing(start: Callable[..., Daemon
     assert answer["choices"][0]["message"]["content"] in ("true", "false"), "its grammar was compiled from the old file"
 
 
-@pytest.mark.sampled(keep=6, among="recoveries")
+@pytest.mark.sampled(keep=4, among="recoveries")
 @pytest.mark.parametrize("kind", ["replicas", "standby", "gguf", "split", "ranks", "draft", "late adapter"])
 def test_a_replaced_file_changes_nothing(start: Callable[..., Daemon], tmp_path: Path, kind: str) -> None:
     model, other = copy_of_tiny(tmp_path / "model"), copy_of_tiny(tmp_path / "other", is_changed=True)

@@ -66,7 +66,7 @@ def said(answers: list[Answer]) -> list[tuple[object, ...]]:
     return [answer.said for answer in answers]
 
 
-@pytest.mark.sampled(keep=6, among="recoveries")
+@pytest.mark.sampled(keep=4, among="recoveries")
 def test_a_rank_that_dies_is_a_pause(start: Callable[..., Daemon], tmp_path: Path) -> None:
     asks, short = mixed(0), streams(4, 200)
     alone = start(WITHOUT_CACHE)

@@ -14,7 +14,7 @@ from tests.reliability.conftest import HTTP, NUM_STREAMS, WITHOUT_CACHE, show_pa
 LONG_KILLS = 20
 
 
-@pytest.mark.sampled(keep=6, among="recoveries")
+@pytest.mark.sampled(keep=4, among="recoveries")
 def test_r2_streams_go_on_in_the_other_replica(start: Callable[..., Daemon], is_long: bool) -> None:
     daemon = start(WITHOUT_CACHE, "--replicas", "2")
 

@@ -44,7 +44,7 @@ def asked() -> list[Ask]:
     return asks("tiny", max_tokens=NUM_TOKENS)
 
 
-@pytest.mark.sampled(keep=6, among="recoveries")
+@pytest.mark.sampled(keep=4, among="recoveries")
 def test_an_engine_after_one_in_plain_pytorch_is_the_same(start: Callable[..., Daemon], home: Path) -> None:
     """A cache without space for kernels, which has some when the next engine starts."""
     shut(home)

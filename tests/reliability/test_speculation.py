@@ -20,7 +20,7 @@ KILLED_AT = (2, 1, 1)
 """For each engine in turn, the number of its step with drafts that it dies in."""
 
 
-@pytest.mark.sampled(keep=6, among="recoveries")
+@pytest.mark.sampled(keep=4, among="recoveries")
 def test_a_death_while_drafts_are_verified_is_a_pause(start: Callable[..., Daemon]) -> None:
     faults = [f"kill@draft={step}@epoch={epoch}" for epoch, step in enumerate(KILLED_AT)]
     daemon = start(WITHOUT_CACHE, "--speculative", "ngram", program=faulty(*faults, step_ms=STEP_MS))

@@ -13,7 +13,7 @@ from tests.e2e.conftest import Daemon
 from tests.reliability.conftest import WITHOUT_CACHE, count, engines, show_pauses, wait_until
 
 
-@pytest.mark.sampled(keep=6, among="recoveries")
+@pytest.mark.sampled(keep=4, among="recoveries")
 def test_r2_a_standby_takes_the_engines_place(start: Callable[..., Daemon]) -> None:
     daemon = start(WITHOUT_CACHE, "--standby")
 

@@ -145,6 +145,7 @@ def test_the_doctor_says_where_its_port_comes_from() -> None:
     assert "INFERD_PORT=8001 inferd doctor" in CliRunner().invoke(app, ["doctor", "--help"]).output
 
 
+@pytest.mark.sampled(keep=3, among="slow starts")
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['inferd', '--help']\n"

@@ -236,6 +236,7 @@ def test_an_asked_length_is_honoured_where_only_one_sequence_fits() -> None:
     assert automatic.max_model_len < 4096
 
 
+@pytest.mark.sampled(keep=3, among="slow starts")
 def test_whatever_is_left_is_served_or_refused_with_a_way_out() -> None:
     """Available memory goes from too little for one token to enough for the model's length, in steps of 64 MiB."""
     lengths: list[int] = []

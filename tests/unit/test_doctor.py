@@ -146,6 +146,7 @@ def test_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.check_memory().status == "warn"
 
 
+@pytest.mark.sampled(keep=3, among="slow starts")
 def test_no_compiler_is_a_warning_unless_the_kernels_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -236,6 +237,7 @@ def test_a_failure_is_the_exit_code(
     assert lines[1:] == [f"{statuses[1]:<4}  thing     [found] it", "                -> do this"]
 
 
+@pytest.mark.sampled(keep=3, among="slow starts")
 def test_torch_stays_in_the_child() -> None:
     code = "import sys; from inferd.server.commands.doctor import check_torch as c; c(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=True)

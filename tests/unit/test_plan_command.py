@@ -84,6 +84,7 @@ def test_the_plan_of_each_replica(mistral: str) -> None:
         report(mistral, replicas=17)
 
 
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize(("batch", "num_rows"), [(1, 32), (8, 32), (40, 40)])
 def test_guessed_tokens_have_logits(mistral: str, batch: int, num_rows: int) -> None:
     """A step of few requests draws up to 32 tokens if it verifies guesses."""
@@ -193,6 +194,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.sampled(keep=3, among="slow starts")
 def test_the_published_example_from_config_json_alone(mistral: str) -> None:
     done = command(mistral, "--dtype", "float16", "--batch", "4", "--context", "4096", "--json")
     said = json.loads(done.stdout)
@@ -267,6 +269,7 @@ def test_a_shared_expert_counts_for_every_token(mistral: str) -> None:
     )
 
 
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("kv_cache", KV_FORMATS)
 def test_kv_in_8_bits(mistral: str, kv_cache: str) -> None:
     plain, short = (report(mistral, context=4096, kv_cache_dtype=kind) for kind in ("auto", kv_cache))
@@ -342,6 +345,7 @@ def test_a_dtype_that_this_machine_lacks_is_planned_as_asked_and_judged_as_serve
     assert 0 < text.find(note) < text.find("bytes = formula")
 
 
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
 def test_rows_and_verdict_go_by_the_dtype_that_is_served(mistral: str, dtype: str) -> None:
     """`--quantization` then gets the row that fits and its context, even if only KV of two bytes fits."""

@@ -216,6 +216,7 @@ def test_what_cannot_be_stored_is_named() -> None:
     assert refusal(hybrid, "int4") is None, "a convolution is no matrix"
 
 
+@pytest.mark.sampled(keep=3, among="slow starts")
 @given(st.sampled_from([MISTRAL_7B, LLAMA_2_7B, GEMMA_LIKE]), st.integers(12 * GIB, 40 * GIB), st.integers(1, 4))
 def test_the_longest_context_fits_and_one_token_more_does_not(
     config: dict[str, Any], available_bytes: int, num_full: int

@@ -244,6 +244,7 @@ def test_a_grammar_matches_the_same_texts_when_quoted(name: str) -> None:
     assert any(follows(quoted, escaped(text)) for text in texts)
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("name", ["patch", *GRAMMARS])
 def test_texts_drawn_from_a_quoted_grammar_match_the_grammar(name: str) -> None:
     """With the tokens of a vocabulary, which end inside escapes and between lexemes."""

@@ -85,6 +85,7 @@ def values() -> Iterator[tuple[str, Any]]:
     yield "an object", {"properties": {"a": simple}, "required": ["a"], "additionalProperties": False, "type": "object"}
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize("likes", LIKES)
 def test_a_model_that_always_goes_on_ends_each_value(
     vocabulary: LLTokenizer, tokens: dict[int, int], likes: str

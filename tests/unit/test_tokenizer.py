@@ -103,6 +103,7 @@ def test_a_broken_generation_config_is_refused(checkpoint: Path) -> None:
             load(checkpoint)
 
 
+@pytest.mark.sampled(keep=3, among="slow starts")
 def test_the_http_side_never_loads_torch() -> None:
     """Imports the application, loads a tokenizer, renders a template and encodes it, in a process of its own."""
     program = f"""
@@ -214,6 +215,7 @@ def test_a_text_that_begins_with_the_added_token_is_known(checkpoint: Path) -> N
         assert not other.has_own_bos("<|im_start|>hi"), "none is added before texts alone"
 
 
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("unit", ["hello there ", "1234567890", "x1 ", "\u4eca\u5929\uff0c"])
 def test_the_last_ids_of_a_long_text_are_those_of_the_whole(checkpoint: Path, unit: str) -> None:
     for tokenizer in (load(checkpoint).tokenizer, with_frame(checkpoint)):
@@ -303,6 +305,7 @@ SPECIAL = (
 )
 
 
+@pytest.mark.sampled(keep=8)
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("seed", range(20))
 def test_offsets_say_what_each_token_of_a_text_is(checkpoint: Path, seed: int, adds: bool) -> None:

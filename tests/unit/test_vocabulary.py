@@ -177,6 +177,7 @@ def random_tokenizer(draw: random.Random, model: dict[str, Any]) -> dict[str, An
     }
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_merges_are_those_of_the_library(model: dict[str, Any], tmp_path: Path) -> None:
     """With every kind of model, also for texts of characters that no token has."""
