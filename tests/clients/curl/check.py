@@ -52,7 +52,7 @@ CASES = {
     "error_type": post("/chat/completions", {**GREEDY, "messages": HELLO, "temperature": "hot"}),
     "error_missing": post("/chat/completions", {"model": MODEL}),
     "error_unknown": post("/chat/completions", {**GREEDY, "messages": HELLO, "temprature": 1}),
-    "error_context": post("/chat/completions", {**GREEDY, "messages": HELLO, "max_tokens": 2048}),
+    "error_context": post("/chat/completions", {**GREEDY, "messages": [{"role": "user", "content": "word " * 3_000}]}),
     "error_json": post("/chat/completions", '{"model": '),
     "error_media_type": [*AUTH, "-H", "Content-Type: text/plain", "-d", "{}", f"{BASE_URL}/chat/completions"],
     "error_key": ["-H", "Authorization: Bearer wrong", f"{BASE_URL}/models"],
