@@ -80,7 +80,7 @@ def shortage(error: BaseException) -> str | None:
     if any(map(_is_refused, _with_causes(error))):
         bound = f"; {bound}" if bound else ""
         return f"the system refused memory or a thread ({what}){bound}; free memory, or raise the limits (ulimit -a)"
-    return f"{what}; perhaps {bound} too tightly: raise the limit" if bound else None
+    return f"{what}; perhaps memory is short: {bound} too tightly; raise the limit" if bound else None
 
 
 def _is_refused(error: BaseException) -> bool:

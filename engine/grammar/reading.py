@@ -53,11 +53,12 @@ Documents = Callable[[str], dict[str, Any] | None]
 
 
 def read_apart(path: Path, vocab_size: int, shared: str, files: Sequence[PinnedFile]) -> None:
-    """Have another process read the tables into the server's file. Nothing is written if it fails. The parameters are
-    those of `load_vocabulary`."""
-    arguments = (str(path), str(vocab_size), shared, *map(to_argument, files))
+    """Have another process read the tables into the server's file. Nothing is written if it fails: the caller reads
+    them then, and says what is wrong. The parameters are those of `load_vocabulary`."""
+    command = (*_COMMAND, str(path), str(vocab_size), shared, *map(to_argument, files))
+    nowhere = subprocess.DEVNULL
     with contextlib.suppress(OSError):
-        subprocess.run((*_COMMAND, *arguments), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
+        subprocess.run(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, check=False)
 
 
 def tables_of(path: Path, vocab_size: int, shared: str = "") -> Tables:
