@@ -220,7 +220,7 @@ def create_app(*backends: Backend) -> FastAPI:
         lifespan=lifespan,
         middleware=_middleware(options, metrics, keyring, table, tracing),
     )
-    app.state.service = services.first
+    app.state.services = services
     add_routes(app, table, handlers_of(services), options.admin_port)
     check_labels(app, table)
     app.add_exception_handler(RequestError, _on_refusal)

@@ -44,6 +44,8 @@ WARNING_HEADER = "x-inferd-warning"
 
 _UNAVAILABLE = 503
 
+_FIELD = re.compile(r"\w+(\[\d+\])*")
+"""The field that a param begins with, such as `tools[4]`."""
 _CLIENT_GONE = 499
 """Status of an answer of which nothing was sent, as in nginx."""
 
@@ -161,10 +163,10 @@ class AccessLog:
         line = "%(method)s %(path)s %(status)d %(duration_ms).1f ms %(response_bytes)d B %(request_id)s"
         if "cause" in state:
             code, param = state["cause"]
-            # Names that the caller made up are the caller's own, and no part of a log.
-            field = None if code == "unknown_parameter" or not param else re.split(r"[.\[]", param)[0]
-            model = None if code == "model_not_found" else state.get("model")
-            for name, value in (("code", code), ("param", field), ("model", model)):
+            # A key within a field may be the caller's own text, which no log holds. So may a field that is unknown.
+            field = None if param is None or code == "unknown_parameter" else _FIELD.match(param)
+            place = None if field is None else field[0]
+            for name, value in (("code", code), ("param", place), ("model", state.get("model"))):
                 if value:
                     fields[name] = errors.clip(value.encode("unicode_escape").decode(), errors.MAX_ECHO)
                     line += f" {name}=%({name})s"
