@@ -171,7 +171,7 @@ class ConversationReader:
             # Without blocks it is an answer without a word, sent back.
             _append(self._message(turn.role), "content", turn.content or "")
             return
-        # What stands beside a tool's result belongs to it: clients put the pages of a file that was read there.
+        # Blocks beside a tool's result belong to it: clients put the pages of a file that was read there.
         is_newest &= not any(isinstance(block, ToolResultBlock) for block in turn.content)
         is_silent = True
         for i, block in enumerate(turn.content):

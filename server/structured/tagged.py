@@ -40,8 +40,8 @@ from inferd.server.structured.trees import (
 def text_until(end: str, text: TextFormat) -> Language:
     """The texts of the grammar that do not hold `end`, each with `end` behind it.
 
-    What the grammar ignores may stand before `end`. Texts in which a lexeme is followed by the beginning of `end` may
-    be missing. Raises ValueError with the reason if the grammar cannot be enforced.
+    Text that the grammar ignores may stand before `end`. Texts in which a lexeme is followed by the beginning of `end`
+    may be missing. Raises ValueError with the reason if the grammar cannot be enforced.
     """
     check_size(text.definition)
     if text.syntax == "regex":

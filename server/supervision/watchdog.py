@@ -19,7 +19,8 @@ TICK_S = 0.25
 MAX_STOPPED_S = 5.0
 MAX_TURN_S = 10.0
 """Longest time between two turns of the loop of an engine that serves and computes no step. It turns once a second if
-idle. Reading a vocabulary of 262,000 tokens keeps it from turning for 1.3 s (2 cores, AMD EPYC Zen 4, 2026-11-28)."""
+idle. Reading a vocabulary of 262,000 tokens keeps it from turning for 0.5 s, twice (2 cores, AMD EPYC Zen 4,
+2026-11-28)."""
 MAX_LATE_S = 3.0
 """Seconds that a frame may be late while both sides run and no other frame comes. A frame takes less than a
 millisecond."""

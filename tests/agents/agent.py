@@ -49,7 +49,7 @@ class Project:
         assert TESTED in done.stdout, done.stderr
 
     def run(self, command: list[str], *, stdin: str = "", **variables: str) -> str:
-        """What a program prints in this folder. Raises if it fails."""
+        """Run a program in this folder, and return its output. Raises if it fails."""
         done = subprocess.run(
             command, cwd=self.folder, env={**os.environ, **variables}, input=stdin, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, timeout=RUN_S,

@@ -9,8 +9,8 @@ The server and the programs run in a network namespace that has the loopback alo
 either root or user namespaces, each program is named as skipped, and this exits with 1. Each program has an empty home
 directory, and five minutes.
 
-A program fails if a route that is served refused one of its requests (4xx). `refused.txt` in its folder states
-exceptions, each as `METHOD PATH STATUS reason`; one that did not occur is a failure too. `--record` writes the requests
+A program fails if a route that is served refused or failed one of its requests (4xx, 5xx). `refused.txt` in its folder
+states exceptions, each as `METHOD PATH STATUS reason`; one that did not occur is a failure too. `--record` writes the requests
 of each program, trimmed to one of each shape, into `tests/api/recorded`, from which `make test` replays them.
 """
 
@@ -132,14 +132,14 @@ def _environment(program: Client, url: str, home: Path) -> dict[str, str]:
 
 
 def faults_of(requests: list[dict[str, Any]], stated: Path) -> list[str]:
-    """What is wrong with a program's requests: those that a served route refused, and exceptions that did not occur."""
+    """Faults of a program's requests: refusals and failures of a served route, and stated ones that did not occur."""
     lines = stated.read_text().splitlines() if stated.exists() else []
     expected = {tuple(line.split(maxsplit=3)[:3]) for line in lines}
     faults, seen = [], set()
     for request in requests:
         key = request["method"], request["path"], str(request["status"])
         seen.add(key)
-        if 400 <= request["status"] < 500 and methods_of(request["path"]) and key not in expected:
+        if request["status"] >= 400 and methods_of(request["path"]) and key not in expected:
             faults.append(f"{' '.join(key)}: {_REQUEST_ID.sub('', request['answer'])[:600]}")
     faults += [f"{' '.join(key)} is stated in {stated.name} and did not occur" for key in sorted(expected - seen)]
     return list(dict.fromkeys(faults))

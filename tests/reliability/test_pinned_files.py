@@ -157,7 +157,7 @@ def test_a_replaced_file_changes_nothing(start: Callable[..., Daemon], tmp_path:
         assert len(set(map(repr, said(answers)))) == 1, "both replicas have the same weights"
 
 
-@pytest.mark.long
+@pytest.mark.sampled(keep=4, among="recoveries")
 @pytest.mark.parametrize("by", ["idle", "route"])
 def test_a_model_that_is_loaded_again_is_the_same(start: Callable[..., Daemon], tmp_path: Path, by: str) -> None:
     model, other = copy_of_tiny(tmp_path / "model"), copy_of_tiny(tmp_path / "other", is_changed=True)

@@ -56,8 +56,9 @@ def request(status: int, path: str = "/v1/messages", **body: Any) -> dict[str, A
 def test_what_a_served_route_refuses_is_a_fault_unless_stated(tmp_path: Path) -> None:
     stated = tmp_path / "refused.txt"
     requests = [request(200), request(404, "/v1/nothing"), request(400), request(500)]
-    assert faults_of(requests, stated) == ["POST /v1/messages 400: no"]
-    stated.write_text("POST /v1/messages 400 for a reason\nGET /v1/models 401 for another\n")
+    assert faults_of(requests, stated) == ["POST /v1/messages 400: no", "POST /v1/messages 500: no"]
+    lines = ("POST /v1/messages 400 for a reason", "POST /v1/messages 500 for one", "GET /v1/models 401 for another")
+    stated.write_text("\n".join(lines))
     assert faults_of(requests, stated) == ["GET /v1/models 401 is stated in refused.txt and did not occur"]
 
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
+from benchmarks.custom_tool_calls import PATCH as GRAMMAR_OF_PATCHES
 from inferd.engine.grammar.compiler import LIMITS, normal_form
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.server.schema.caller_tool import TextFormat
@@ -119,23 +120,6 @@ def test_a_regex_matches_the_same_texts_when_quoted(regex: str) -> None:
 
 # -- grammars ----------------------------------------------------------------------------------------------------------
 
-APPLY_PATCH = r"""
-start: begin_patch hunk+ end_patch
-begin_patch: "*** Begin Patch" LF
-end_patch: "*** End Patch" LF?
-hunk: add_hunk | delete_hunk | update_hunk
-add_hunk: "*** Add File: " filename LF add_line+
-delete_hunk: "*** Delete File: " filename LF
-update_hunk: "*** Update File: " filename LF change_move? change?
-filename: /(.+)/
-add_line: "+" /(.*)/ LF -> line
-change_move: "*** Move to: " filename LF
-change: (change_context | change_line)+ eof_line?
-change_context: ("@@" | "@@ " /(.+)/) LF
-change_line: ("+" | "-" | " ") /(.*)/ LF
-eof_line: "*** End of File" LF
-%import common.LF
-"""
 PATCH = """*** Begin Patch
 *** Add File: a "b" \\.py
 +x = "é😀"\t\x01
@@ -155,16 +139,16 @@ PATCH = """*** Begin Patch
 
 
 def test_codex_patches() -> None:
-    quoted = quoted_lark(APPLY_PATCH)
+    quoted = quoted_lark(GRAMMAR_OF_PATCHES)
     texts = [PATCH, PATCH[:-1], PATCH + "\n", PATCH.replace("+c", "c"), PATCH.replace("@@\n", "@@x\n"), "", "\n"]
     texts += [PATCH[:i] + char + PATCH[i + 1 :] for i in range(0, len(PATCH), 5) for char in '\n"']
-    assert disagreements(APPLY_PATCH, quoted, texts) == []
+    assert disagreements(GRAMMAR_OF_PATCHES, quoted, texts) == []
     assert follows(quoted, escaped(PATCH))
     assert not follows(quoted, PATCH), "line breaks are not escaped"
 
 
 def test_the_object_of_a_call() -> None:
-    language = json_text("input", TextFormat("lark", APPLY_PATCH))
+    language = json_text("input", TextFormat("lark", GRAMMAR_OF_PATCHES))
     grammar = normal_form(language.text()).text
     call = json.dumps({"input": PATCH}, ensure_ascii=False)
     assert follows(grammar, call)
@@ -248,7 +232,7 @@ def test_a_grammar_matches_the_same_texts_when_quoted(name: str) -> None:
 @pytest.mark.parametrize("name", ["patch", *GRAMMARS])
 def test_texts_drawn_from_a_quoted_grammar_match_the_grammar(name: str) -> None:
     """With the tokens of a vocabulary, which end inside escapes and between lexemes."""
-    grammar, texts = (APPLY_PATCH, [PATCH]) if name == "patch" else GRAMMARS[name][:2]
+    grammar, texts = (GRAMMAR_OF_PATCHES, [PATCH]) if name == "patch" else GRAMMARS[name][:2]
     language = json_text("input", TextFormat("lark", grammar))
     like = [json.dumps({"input": text}, ensure_ascii=False) for text in texts]
     drawn = [text for seed in range(40) if (text := sampled(normal_form(language.text()).text, like, seed)) is not None]

@@ -66,16 +66,18 @@ def test_after_the_death_of_a_writer_another_one_writes_it() -> None:
             signal.pause()
             return b""
 
-        content_of(once.path, never)
-        os._exit(0)
-    os.read(ready, 1)
+        try:
+            content_of(once.path, never)
+        finally:
+            os._exit(1)
+    os.close(started)
+    assert os.read(ready, 1) == b"x", "the writer died before it began"
     with ThreadPoolExecutor(1) as reader:
         content = reader.submit(content_of, once.path, lambda: CONTENT)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        assert content.result() == CONTENT
+        assert content.result(timeout=60) == CONTENT
     os.close(ready)
-    os.close(started)
 
 
 def test_a_process_that_waited_long_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

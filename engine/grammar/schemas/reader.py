@@ -1,6 +1,7 @@
 """Reads a caller's JSON schema into nodes (`shapes`).
 
-What cannot be enforced is refused with its path, or, if the reader is lenient, left to the model and told.
+The reader refuses a keyword that it cannot enforce, with its path. A lenient reader leaves the keyword to the model
+instead, and tells the caller.
 """
 
 from __future__ import annotations

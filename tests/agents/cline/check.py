@@ -9,7 +9,7 @@ VARIABLES = {"AI_SDK_LOG_WARNINGS": "false", "CLINE_TELEMETRY_DISABLED": "1", "C
 
 
 def cline(project: Project, prompt: str) -> str:
-    """What it prints."""
+    """Run the program with this task, and return its output."""
     project.run(["cline", "auth", "--provider", "openai", "--apikey", KEY, "--modelid", MODEL, "--baseurl", BASE_URL])
     return project.run(["cline", prompt], **VARIABLES)
 

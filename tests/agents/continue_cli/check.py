@@ -27,7 +27,7 @@ VARIABLES = {"CONTINUE_TELEMETRY_ENABLED": "0", "CONTINUE_CLI_AUTO_UPDATED": "1"
 
 
 def cn(project: Project, prompt: str, *flags: str) -> str:
-    """What it prints."""
+    """Run the program with this task, and return its output."""
     (HOME / "config.yaml").write_text(json.dumps(CONFIG))
     return project.run(["cn", "--config", str(HOME / "config.yaml"), "--auto", *flags, "--print", prompt], **VARIABLES)
 

@@ -10,7 +10,7 @@ PATCH = f"<<<<<<< ORIGINAL\n    {BROKEN}\n=======\n    {MENDED}\n>>>>>>> UPDATED
 
 
 def gptme(project: Project, tool_format: str, task: str) -> str:
-    """What it prints."""
+    """Run the program with this task, and return its output."""
     command = ["gptme", "--non-interactive", "--model", f"local/{MODEL}", "--tools", "shell,patch,complete"]
     return project.run([*command, "--tool-format", tool_format, f"Mend it. {task}"], **VARIABLES)
 

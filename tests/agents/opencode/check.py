@@ -21,7 +21,7 @@ VARIABLES = {
 
 
 def opencode(project: Project, prompt: str, *flags: str) -> str:
-    """What it prints."""
+    """Run the program with this task, and return its output."""
     folder = HOME / ".config" / "opencode"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "opencode.json").write_text(json.dumps(CONFIG))

@@ -14,7 +14,7 @@ VARIABLES = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0"}
 
 
 def pi(project: Project, api: str, prompt: str, *flags: str) -> str:
-    """What it prints."""
+    """Run the program with this task, and return its output."""
     model = {"id": MODEL, "reasoning": True, **SIZES}
     providers = {
         name: {"baseUrl": url, "api": name, "apiKey": KEY, "models": [{**model, "input": ["text", "image"]}]}

@@ -14,7 +14,7 @@ VARIABLES = {
 
 
 def qwen(project: Project, prompt: str, *flags: str) -> str:
-    """What it prints."""
+    """Run the program with this task, and return its output."""
     return project.run(["qwen", "--auth-type", "openai", "--yolo", *flags, "--prompt", prompt], **VARIABLES)
 
 

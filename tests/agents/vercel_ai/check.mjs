@@ -1,4 +1,4 @@
-// Vercel AI SDK's agent over Responses, plain and streamed, with a conversation that goes on.
+// Vercel AI SDK's agent over Responses and Chat Completions, plain and streamed, with a conversation that goes on.
 import { execFileSync } from "node:child_process";
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createOpenAI } from "@ai-sdk/openai";
