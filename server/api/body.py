@@ -11,7 +11,7 @@ from fastapi import Depends
 from starlette.requests import ClientDisconnect, Request
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.respond import Services
+from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.schema import strict_json
 from inferd.server.schema.model import RequestModel, read
@@ -23,9 +23,9 @@ R = TypeVar("R", bound=RequestModel)
 _INLINE_BYTES = 32 * 1024
 
 
-async def read_body(request: Request, services: Services, request_type: type[R]) -> R:
-    """Read and parse the body. Its notices go into the request's state, and so does its model's name if it is served.
-    Raises `RequestError`, and `ClientGoneError` if the body never arrives."""
+async def read_body(request: Request, service: Service, request_type: type[R]) -> R:
+    """Read and parse the body. Its model's name and its notices go into the request's state. Raises `RequestError`, and
+    `ClientGoneError` if the body never arrives."""
     _check_content_type(request.headers.get("content-type"))
     try:
         raw = await request.body()
@@ -35,10 +35,9 @@ async def read_body(request: Request, services: Services, request_type: type[R])
     notices: list[Notice] = request.state.notices
 
     def work() -> R:
-        ignored: list[str] | None = [] if services.first.unknown_fields == "warn" else None
+        ignored: list[str] | None = [] if service.unknown_fields == "warn" else None
         fields = parse_object(raw)
-        if fields.get("model") in services.names:
-            request.state.model = fields["model"]
+        request.state.model = fields.get("model")
         wire = read(request_type, fields, ignored, notices)
         if ignored:
             notices.append(Notice("unknown_parameter", _ignored_words(ignored)))
@@ -46,7 +45,7 @@ async def read_body(request: Request, services: Services, request_type: type[R])
 
     if len(raw) <= _INLINE_BYTES:
         return work()
-    return await unless_disconnected(request.receive, services.first.lanes.run(work, len(raw)))
+    return await unless_disconnected(request.receive, service.lanes.run(work, len(raw)))
 
 
 def body_of(model: type[R]) -> Any:
@@ -56,8 +55,8 @@ def body_of(model: type[R]) -> Any:
     """
 
     async def parsed(request: Request) -> R:
-        services: Services = request.app.state.services
-        return await read_body(request, services, model)
+        service: Service = request.app.state.services.first
+        return await read_body(request, service, model)
 
     return Depends(parsed)
 

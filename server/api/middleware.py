@@ -166,7 +166,10 @@ class AccessLog:
             # A key within a field may be the caller's own text, which no log holds. So may a field that is unknown.
             field = None if param is None or code == "unknown_parameter" else _FIELD.match(param)
             place = None if field is None else field[0]
-            for name, value in (("code", code), ("param", place), ("model", state.get("model"))):
+            # The same holds for the name of a model that is not served.
+            model = state.get("model")
+            served = model if model in scope["app"].state.services.names else None
+            for name, value in (("code", code), ("param", place), ("model", served)):
                 if value:
                     fields[name] = errors.clip(value.encode("unicode_escape").decode(), errors.MAX_ECHO)
                     line += f" {name}=%({name})s"

@@ -10,8 +10,8 @@ either root or user namespaces, each program is named as skipped, and this exits
 directory, and five minutes.
 
 A program fails if a route that is served refused or failed one of its requests (4xx, 5xx). `refused.txt` in its folder
-states exceptions, each as `METHOD PATH STATUS reason`; one that did not occur is a failure too. `--record` writes the requests
-of each program, trimmed to one of each shape, into `tests/api/recorded`, from which `make test` replays them.
+states exceptions, each as `METHOD PATH STATUS reason`; one that did not occur is a failure too. `--record` writes the
+requests of each program, trimmed to one of each shape, into `tests/api/recorded`, from which `make test` replays them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from inferd.server.schema.caller_tool import TextFormat
 from inferd.server.structured.language import literal, sequence
 from inferd.server.structured.tagged import text_until
 from tests.unit.random_grammars import near, random_grammar, random_regex
-from tests.unit.test_quoted import APPLY_PATCH, GRAMMARS, PATCH, follows, matcher, written
+from tests.unit.test_quoted import GRAMMAR_OF_PATCHES, GRAMMARS, PATCH, follows, matcher, written
 
 MARKERS = ("\n</parameter>\n", "</arg_value>\n", "</arg_value>")
 PLAIN = '%llguidance {"no_forcing": true}\n'
@@ -25,7 +25,7 @@ def tagged(text: TextFormat, end: str) -> str:
 @pytest.mark.parametrize("end", MARKERS)
 @pytest.mark.parametrize("name", ["patch", *GRAMMARS])
 def test_texts_before_a_marker_are_those_of_the_grammar(name: str, end: str) -> None:
-    grammar, texts, others = (APPLY_PATCH, [PATCH], ["x"]) if name == "patch" else GRAMMARS[name]
+    grammar, texts, others = (GRAMMAR_OF_PATCHES, [PATCH], ["x"]) if name == "patch" else GRAMMARS[name]
     rng = random.Random(name)
     plain, ended = matcher(grammar), matcher(tagged(TextFormat("lark", grammar), end))
     near_texts = [near(rng, text) for text in texts for _ in range(20)]
