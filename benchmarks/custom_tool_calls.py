@@ -1,10 +1,12 @@
 """Whether the inputs of custom tools follow their grammars: calls of a small real model at temperature 1.
 
     python -P benchmarks/custom_tool_calls.py [--calls 100] [--tokens 400] [--model smollm2] [--tool-format auto]
+        [--tool apply_patch] [--speculative ngram] [--kill-every 20]
 
 It starts the server, and asks for calls of one tool: with its grammar, and with the same grammar only described. The
 judges are written here, apart from the server's code and from llguidance. A call that `max_tokens` has cut is counted
-apart: its text is the beginning of one.
+apart: its text is the beginning of one. `--kill-every` kills the engine at that interval in seconds: requests go on
+with the next engine.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import re
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -29,6 +33,8 @@ from benchmarks.daemon import Daemon
 
 _NUM_AT_ONCE = 8
 _READY_WITHIN_S = 300.0
+_ENGINE = "inferd.engine.process.boot"
+"""A part of an engine's command line."""
 
 PATCH = r"""start: begin_patch hunk+ end_patch
 begin_patch: "*** Begin Patch" LF
@@ -133,41 +139,74 @@ def called(url: str, case: Case, seed: int, max_tokens: int, *, is_enforced: boo
     return "right" if len(calls) == 1 and case.is_right(calls[0]["custom"]["input"]) else "wrong"
 
 
+class Killer:
+    """Kills the server's engine again and again, until the block ends."""
+
+    def __init__(self, server: int, every_s: float | None) -> None:
+        self.num_kills = 0
+        self._server, self._every_s = psutil.Process(server), every_s
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Killer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._every_s is not None and not self._is_over.wait(self._every_s):
+            for child in self._server.children():
+                if any(_ENGINE in word for word in child.cmdline()):
+                    child.kill()
+                    self.num_kills += 1
+
+
+def _drafts(url: str) -> str:
+    """What the server counted of drafts, in its own lines."""
+    lines = httpx.get(f"{url}/metrics", timeout=60.0).text.splitlines()
+    return "\n".join(line for line in lines if line.startswith(("inferd_draft_tokens", "inferd_accepted_draft_tokens")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=100, help="calls of each tool, in each way")
     parser.add_argument("--tokens", type=int, default=400, help="most tokens of one answer")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tool-format", default="auto")
+    parser.add_argument("--tool", choices=[case.name for case in CASES], help="this tool alone")
+    parser.add_argument("--speculative", help="the server's option of that name")
+    parser.add_argument("--kill-every", type=float, metavar="SECONDS")
     args = parser.parse_args()
-    command = (
-        "-m",
-        "inferd.server.cli",
-        "serve",
-        args.model,
-        "--served-model-name",
-        "m",
-        "--tool-format",
-        args.tool_format,
-    )
+    command = ["-m", "inferd.server.cli", "serve", args.model, "--served-model-name", "m"]
+    command += ["--tool-format", args.tool_format]
+    command += ["--speculative", args.speculative] if args.speculative else []
+    cases = [case for case in CASES if args.tool in {None, case.name}]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         daemon = Daemon((sys.executable, *command), Path(folder) / "server.log", _READY_WITHIN_S)
         try:
-            for case in CASES:
+            for case in cases:
                 for is_enforced in (True, False):
 
                     def ask(seed: int, case: Case = case, is_enforced: bool = is_enforced) -> str:
                         return called(daemon.url, case, seed, args.tokens, is_enforced=is_enforced)
 
-                    with ThreadPoolExecutor(_NUM_AT_ONCE) as pool:
-                        found = Counter(pool.map(ask, range(args.calls)))
+                    with Killer(daemon.pid, args.kill_every) as killer, ThreadPoolExecutor(_NUM_AT_ONCE) as pool:
+                        found = Counter()
+                        for outcome in pool.map(ask, range(args.calls)):
+                            found[outcome] += 1
+                            print(f"{case.name} {dict(found)}, {killer.num_kills} kills", end="\r", file=sys.stderr)
                     way = "enforced" if is_enforced else "described"
-                    rows.append((case.name, way, *(str(found[outcome]) for outcome in ("right", "wrong", "cut"))))
+                    counts = [str(found[outcome]) for outcome in ("right", "wrong", "cut")]
+                    rows.append((case.name, way, *counts, str(killer.num_kills)))
                     print(*rows[-1], flush=True)
         finally:
+            print(_drafts(daemon.url))
             daemon.stop()
-    print(tables.markdown(("tool", "grammar", "right", "wrong", "cut"), rows))
+    print(tables.markdown(("tool", "grammar", "right", "wrong", "cut", "kills"), rows))
 
 
 if __name__ == "__main__":

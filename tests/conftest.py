@@ -1,11 +1,9 @@
-"""Shared by all tiers: `--long`, the order of files, and samples of large parameter sets, by a seed from the commit."""
+"""Shared by all tiers: `--long`, the order of files, and fixed samples of large parameter sets."""
 
 from __future__ import annotations
 
 import os
 import random
-import shutil
-import subprocess
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -59,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "sampled(keep, of=None, among=None): run `keep` of this test's cases, or of those whose `implementation` is"
-        " `of`, drawn by a seed from the commit; all with --long. Tests with the same `among` are drawn from together",
+        " `of`, always the same ones; all with --long. Tests with the same `among` are drawn from together",
     )
     config.addinivalue_line("markers", "long: run with --long only")
     config.addinivalue_line("markers", "browser: needs Chromium and Playwright; skipped by name without them")
@@ -96,7 +94,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for name, group in groups.items():
         marker = group[0].get_closest_marker("sampled")
         assert marker is not None
-        kept = random.Random(f"{_commit()} {name}").sample(group, min(len(group), marker.kwargs["keep"]))
+        kept = random.Random(name).sample(group, min(len(group), marker.kwargs["keep"]))
         dropped.update(set(group) - set(kept))
     config.hook.pytest_deselected(items=list(dropped))
     items[:] = [item for item in items if item not in dropped]
@@ -105,13 +103,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _implementation(item: pytest.Item) -> object:
     callspec = getattr(item, "callspec", None)
     return callspec.params.get("implementation") if callspec else None
-
-
-def _commit() -> str:
-    if shutil.which("git") is None:
-        return "no commit"
-    result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "no commit"
 
 
 @pytest.fixture(scope="session")
