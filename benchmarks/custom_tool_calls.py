@@ -195,7 +195,7 @@ def main() -> None:
                         return called(daemon.url, case, seed, args.tokens, is_enforced=is_enforced)
 
                     with Killer(daemon.pid, args.kill_every) as killer, ThreadPoolExecutor(_NUM_AT_ONCE) as pool:
-                        found = Counter()
+                        found: Counter[str] = Counter()
                         for outcome in pool.map(ask, range(args.calls)):
                             found[outcome] += 1
                             print(f"{case.name} {dict(found)}, {killer.num_kills} kills", end="\r", file=sys.stderr)

@@ -16,8 +16,10 @@ from typing import Any
 
 MODEL = "scripted"
 HOME = Path(os.environ["HOME"])
-RUN_S = 120
+RUN_S = float(os.environ.get("RUN_S", "120"))
 """Seconds that a program may run."""
+TASK = os.environ.get("TASK", "")
+"""The task in plain words, for a model that follows no plan."""
 BROKEN = "return a - b"
 MENDED = "return a + b"
 TESTED = "2 tests passed"
@@ -59,7 +61,10 @@ class Project:
 
 
 def plan(*steps: Any, mark: str = "") -> str:
-    """Steps for the model, to be put into a message of the user. `scripted_model` describes them."""
+    """Steps for the model, to be put into a message of the user. `scripted_model` describes them. Any other model gets
+    `TASK` in their place."""
+    if TASK:
+        return TASK
     written = json.dumps({"mark": mark, "steps": steps} if mark else steps)
     return f"<plan>{written.replace('<', chr(92) + 'u003c')}</plan>"
 

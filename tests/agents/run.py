@@ -12,6 +12,9 @@ directory, and five minutes.
 A program fails if a route that is served refused or failed one of its requests (4xx, 5xx). `refused.txt` in its folder
 states exceptions, each as `METHOD PATH STATUS reason`; one that did not occur is a failure too. `--record` writes the
 requests of each program, trimmed to one of each shape, into `tests/api/recorded`, from which `make test` replays them.
+
+`--model CHECKPOINT` serves a real model. It gets the first task of each program in plain words. A table says what it
+could do, and fails nothing: whether the file is mended, and how many requests were made and refused.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ from typing import Any
 
 import psutil
 
+from benchmarks import tables
 from inferd.server.api.routes import methods_of
+from tests.agents.agent import MENDED
 from tests.agents.scripted_model import write_checkpoint
 from tests.agents.shapes import write_rows
 from tests.clients.run import KEY, ROOT, Client, Outcome, chosen_of, clients, prepare, report, run_checks, started
@@ -45,6 +50,13 @@ ENVIRONMENTS = ROOT / "build" / "agents"
 RECORDED = ROOT / "tests" / "api" / "recorded"
 NAMES = ("scripted", "gpt-5.5", "gpt-6.2-sol", "claude-sonnet-4-5")
 """Names of the model. Programs know some of them."""
+TASK = (
+    "The function add in calc.py is wrong: it returns a - b. Read the file, change it so that it returns a + b, "
+    "and run python3 test_calc.py."
+)
+"""What a real model is asked to do."""
+TRY_S = 1200.0
+"""Seconds that a program may take with a real model."""
 _REQUEST_ID = re.compile(r',"request_id":"\w+"')
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
@@ -65,11 +77,18 @@ def main() -> int:
         for program in commands:
             print(f"skipped {program.name}: {reason}")
         return 1
-    checkpoint, record = ENVIRONMENTS / "model", ENVIRONMENTS / "requests.jsonl"
-    write_checkpoint(checkpoint)
+    record = ENVIRONMENTS / "requests.jsonl"
     record.unlink(missing_ok=True)
     record.touch()
-    with started(_serve(checkpoint, record), ENVIRONMENTS / "server.log") as url:
+    if options.model:
+        with started(_serve("real", options.model, record), ENVIRONMENTS / "server.log") as url:
+            tasks = [_try(program, command, url, record) for program, command in commands.items()]
+        print("\n" + tables.markdown(("program", "mended", "requests", "refused", "seconds"), tasks))
+        return 0
+    checkpoint = ENVIRONMENTS / "model"
+    write_checkpoint(checkpoint)
+    serve = [*_serve("scripted", str(checkpoint), record), "--speculative", "none", "--kv-memory", "2GiB"]
+    with started(serve, ENVIRONMENTS / "server.log") as url:
         for program, command in commands.items():
             print(f"\n== {program.version}", flush=True)
             outcomes.append(_run(program, command, url, record, is_recorded=options.record))
@@ -77,10 +96,34 @@ def main() -> int:
     return int(any(outcome.failed for outcome in outcomes))
 
 
-def _serve(checkpoint: Path, record: Path) -> list[str]:
+def _serve(engine: str, checkpoint: str, record: Path) -> list[str]:
     names = [word for name in NAMES for word in ("--served-model-name", name)]
-    serve = [sys.executable, "-P", str(HERE / "scripted_server.py"), str(record), "serve", str(checkpoint), *names]
-    return [*serve, "--speculative", "none", "--kv-memory", "2GiB"]
+    program = [sys.executable, "-P", str(HERE / "recording_server.py"), str(record), engine]
+    return [*program, "serve", checkpoint, *names]
+
+
+def _try(program: Client, command: list[str], url: str, record: Path) -> tuple[str, str, str, str, float]:
+    """One program's task for a real model: a row of the table."""
+    print(f"\n== {program.version}", flush=True)
+    start = record.stat().st_size
+    with tempfile.TemporaryDirectory(prefix=f"{program.name}-", ignore_cleanup_errors=True) as home:
+        real = {"TASK": TASK, "NUM_CHECKS": "1", "RUN_S": str(TRY_S)}
+        outcome = run_checks(program, command, _environment(program, url, Path(home)) | real, TRY_S)
+        _end_daemons(home)
+        files = list(Path(home).glob("**/calc.py"))
+        mended = sum(MENDED in file.read_text() for file in files)
+    requests = _requests(record, start)
+    refused = sum(request["status"] >= 400 and bool(methods_of(request["path"])) for request in requests)
+    row = f"{mended} of {len(files)}", str(len(requests)), str(refused)
+    print(f"  mended {row[0]}; {row[1]} requests, {row[2]} of them refused", flush=True)
+    return program.version, *row, outcome.seconds
+
+
+def _requests(record: Path, start: int) -> list[dict[str, Any]]:
+    """The requests of which lines begin at the byte `start` or after it."""
+    with record.open("rb") as lines:
+        lines.seek(start)
+        return [json.loads(line) for line in lines]
 
 
 def _run(program: Client, command: list[str], url: str, record: Path, *, is_recorded: bool) -> Outcome:
@@ -88,9 +131,7 @@ def _run(program: Client, command: list[str], url: str, record: Path, *, is_reco
     with tempfile.TemporaryDirectory(prefix=f"{program.name}-", ignore_cleanup_errors=True) as home:
         outcome = run_checks(program, command, _environment(program, url, Path(home)))
         _end_daemons(home)
-    with record.open("rb") as lines:
-        lines.seek(start)
-        requests = [json.loads(line) for line in lines]
+    requests = _requests(record, start)
     print(f"  {len(requests)} requests")
     for warning in dict.fromkeys(request["warning"] for request in requests if request["warning"]):
         print(f"  told: {warning}")
@@ -172,6 +213,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", metavar="PROGRAM", help="a folder's name; may be given again")
     parser.add_argument("--record", action="store_true", help="write the requests for make test to replay")
+    parser.add_argument("--model", metavar="CHECKPOINT", help="a real model in place of the scripted one")
     return parser.parse_args()
 
 

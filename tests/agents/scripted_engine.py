@@ -1,6 +1,6 @@
 """An engine whose model follows plans: the real engine process, with a worker that knows each answer by its prompt.
 
-The supervisor starts it by its own command (`scripted_server.py`).
+The supervisor starts it by its own command (`recording_server.py`).
 """
 
 from __future__ import annotations

@@ -58,9 +58,9 @@ def raised(kind: type[Exception], call: Callable[[], object]) -> Any:
 
 
 def run() -> None:
-    """Run every check of the script in order. Exits with 1 if a check failed."""
+    """Run every check of the script in order, or as many as `NUM_CHECKS` says. Exits with 1 if a check failed."""
     failed = 0
-    for function in _CHECKS:
+    for function in _CHECKS[: int(os.environ.get("NUM_CHECKS", len(_CHECKS)))]:
         what = (function.__doc__ or function.__name__.replace("_", " ")).strip().splitlines()[0]
         try:
             result = function()

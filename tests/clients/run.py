@@ -136,12 +136,12 @@ def _run(client: Client, url: str) -> Outcome:
     return run_checks(client, command, environment)
 
 
-def run_checks(client: Client, command: list[str], environment: dict[str, str]) -> Outcome:
-    """Run a client's checks, and show and count what they print. They are killed after `CHECK_S`."""
+def run_checks(client: Client, command: list[str], environment: dict[str, str], within_s: float = CHECK_S) -> Outcome:
+    """Run a client's checks, and show and count what they print. They are killed after `within_s`."""
     began = time.monotonic()
     passed = failed = 0
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    watchdog = threading.Timer(CHECK_S, os.killpg, (process.pid, signal.SIGKILL))
+    watchdog = threading.Timer(within_s, os.killpg, (process.pid, signal.SIGKILL))
     watchdog.start()
     assert process.stdout is not None
     for line in process.stdout:

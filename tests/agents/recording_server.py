@@ -1,6 +1,8 @@
-"""`inferd serve` with the engine of `scripted_engine.py`. It records every request with its answer's status.
+"""`inferd serve`, which records every request with its answer's status.
 
-python tests/agents/scripted_server.py RECORD serve [flags of `inferd serve`]
+python tests/agents/recording_server.py RECORD ENGINE serve [flags of `inferd serve`]
+
+ENGINE is "scripted" for the engine of `scripted_engine.py`, or "real".
 
 RECORD gets a line of JSON for each request, when its answer ends: method, path, query, body, status, warning (the
 header `x-inferd-warning`), and the answer's body if the status is an error's.
@@ -60,8 +62,9 @@ class Recorder:
 
 
 def main() -> None:
-    record, *arguments = sys.argv[1:]
-    supervisor.ENGINE_COMMAND = (sys.executable, "-P", str(Path(__file__).with_name("scripted_engine.py")))
+    record, engine, *arguments = sys.argv[1:]
+    if engine == "scripted":
+        supervisor.ENGINE_COMMAND = (sys.executable, "-P", str(Path(__file__).with_name("scripted_engine.py")))
     configured = serve.http_config
     serve.http_config = lambda app, *rest: configured(Recorder(app, Path(record)), *rest)
     sys.argv = ["inferd", *arguments]
