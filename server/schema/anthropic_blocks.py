@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, ValidationInfo
+from pydantic import Field, Tag
 
 from inferd.server.schema.anthropic_tools import Tool
 from inferd.server.schema.kinds import Row
@@ -167,11 +167,8 @@ class _Cited(Part):
     without_effect = ("cache_control",)
 
     @classmethod
-    def given(cls, value: dict[str, object], info: ValidationInfo) -> dict[str, object]:
-        citations = value.get("citations")
-        if isinstance(citations, dict) and not citations.get("enabled"):
-            value = {key: item for key, item in value.items() if key != "citations"}
-        return super().given(value, info)
+    def is_asked(cls, offered: object) -> bool:
+        return bool(offered.get("enabled") if isinstance(offered, dict) else offered)
 
 
 class DocumentBlock(_Cited):

@@ -225,7 +225,8 @@ class ConversationReader:
         if kind in ("fallback", "mcp_tool_listing"):
             return
         references = content.get("tool_references") if isinstance(content, dict) else None
-        names = [item.get("tool_name") for item in references or () if isinstance(item, dict)]
+        listed = references if isinstance(references, list) else ()
+        names = [item.get("tool_name") for item in listed if isinstance(item, dict)]
         texts = [self._loaded(name) for name in names if isinstance(name, str)]
         texts += said(block) if kind == "browser_state" else said(content)
         if not texts:

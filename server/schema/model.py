@@ -153,6 +153,11 @@ class Part(_Model):
         return given
 
     @classmethod
+    def is_asked(cls, offered: object) -> bool:
+        """Whether the value of an offered key asks for anything."""
+        return bool(offered)
+
+    @classmethod
     def given(cls, value: dict[str, object], info: ValidationInfo) -> dict[str, object]:
         """`value` without nulls and keys without effect. Refuses an unknown key, or notes it if that is allowed."""
         given: dict[str, object] = {}
@@ -160,7 +165,7 @@ class Part(_Model):
         for key, item in value.items():
             if key not in cls.names:
                 if key in cls.offered:
-                    if item:
+                    if cls.is_asked(item):
                         tell(info, "hosted_tool", f"'{key}' is not used: {cls.offered[key]}")
                 elif key not in cls.without_effect:
                     unknown.append(key)

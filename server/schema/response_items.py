@@ -18,9 +18,10 @@ from inferd.server.schema.caller_tool import TEXT_KEY
 from inferd.server.schema.kinds import Kind, Row
 from inferd.server.schema.messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, text_or_parts
 from inferd.server.schema.model import Part, tell
-from inferd.server.schema.response_tools import GivenTools, check_writable
+from inferd.server.schema.response_tools import GivenTools
 from inferd.server.schema.unread import NOUNS, SAY_IT, UnreadPart, left_out, omitted, part_tag
 from inferd.server.schema.values import Converted, JsonObject, Kept, Many, Text, Typed, Whole, by_type, form
+from inferd.server.schema.writable import check_writable
 
 Item = Mapping[str, object]
 """{"type": str, ...} in OpenAI's form, with "id" if the client gave one."""
@@ -584,7 +585,7 @@ def _printed(part: Item) -> str:
 
 def _names(tools: Sequence[Item]) -> Iterator[str]:
     for tool in tools:
-        members = _parts(tool.get("tools"))
+        members = _parts(tool["tools"]) if tool["type"] == "namespace" else ()
         if members:
             yield from (f"{tool['name']}.{name}" for name in _names(members))
         else:

@@ -17,14 +17,12 @@ from inferd.server.schema import structured
 from inferd.server.schema.chat import ReasoningEffort, Verbosity
 from inferd.server.schema.kinds import Kind, Row
 from inferd.server.schema.model import Part, tell
-from inferd.server.schema.response_tools import is_writable
 from inferd.server.schema.structured import AnswerFormat, NamedSchema, PlainFormat, format_of
 from inferd.server.schema.values import Converted, JsonObject, Kept, Many, Text, by_type, form
+from inferd.server.schema.writable import NOT_WRITABLE, check_repeated, is_writable
 
 LOGPROBS, SEALED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-
-_NOT_WRITABLE = "It holds a whole number of more than 64 bits."
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -40,7 +38,7 @@ class _FlatSchema(NamedSchema):
     @classmethod
     def given(cls, value: dict[str, object], info: ValidationInfo) -> dict[str, object]:
         if not is_writable(value.get("schema")):
-            raise validation.invalid_key("schema", value.get("schema"), _NOT_WRITABLE)
+            raise validation.invalid_key("schema", value.get("schema"), NOT_WRITABLE)
         return super().given(value, info)
 
 
@@ -71,6 +69,7 @@ class TextOption:
 def _text(given: JsonObject, text: _Text, where: str) -> TextOption:
     asked = given.get("format")
     shown = asked if isinstance(asked, dict) else {"type": "text"}
+    check_repeated(shown, f"{where}.format")
     return TextOption(shown, format_of(text.format, f"{where}.format"), text.verbosity)
 
 

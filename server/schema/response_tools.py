@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-import orjson
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -21,7 +20,6 @@ from pydantic import (
     model_validator,
 )
 
-from inferd.server.errors import table as errors
 from inferd.server.errors import validation
 from inferd.server.schema import tool_choice
 from inferd.server.schema.chat import MAX_GRAMMAR_CHARS, MAX_TOOLS, TOOL_WITHOUT_EFFECT, FunctionName
@@ -29,6 +27,7 @@ from inferd.server.schema.kinds import Row
 from inferd.server.schema.model import Part, tell
 from inferd.server.schema.tool_choice import MAX_NAMED, Mode, word_or_type
 from inferd.server.schema.values import Flag, JsonObject, Kept, Many, Text, by_type, form
+from inferd.server.schema.writable import check_repeated, check_writable
 
 _HOSTED = "Only OpenAI's servers run it. The model does not see it."
 
@@ -78,7 +77,6 @@ CHOICES: Mapping[str, Row] = {
 """A choice of tools, by its word or the type of its object -> what is done with it."""
 
 _CALLED = tuple(kind for kind, row in TOOLS.items() if row.kind == "enforced")
-_NOT_WRITABLE = "It holds a whole number of more than 64 bits."
 _ASYNC = "the model waits for the result of every call"
 
 
@@ -87,22 +85,6 @@ def hosted_type(kind: object) -> str | None:
     if not isinstance(kind, str) or kind in _CALLED:
         return None
     return next((name for name in TOOLS if kind == name or kind.startswith((f"{name}_20", f"{name}_2_"))), None)
-
-
-def is_writable(value: object) -> bool:
-    """Whether the answer can repeat it."""
-    try:
-        orjson.dumps(value)
-    except TypeError:
-        return False
-    return True
-
-
-def check_writable(value: Any) -> Any:
-    """A validator: refuses what the answer could not repeat."""
-    if not is_writable(value):
-        raise validation.invalid_value(_NOT_WRITABLE)
-    return value
 
 
 # --- Tools -----------------------------------------------------------------------------------------------------------
@@ -264,8 +246,7 @@ def _as_given(given: list[JsonObject], checked: object, where: str) -> tuple[Jso
     """Raises `RequestError` for a tool that the answer could not repeat."""
     del checked
     for i, tool in enumerate(given):
-        if not is_writable(tool):
-            raise errors.invalid_value(f"{where}[{i}]", tool, _NOT_WRITABLE)
+        check_repeated(tool, f"{where}[{i}]")
     return tuple(given)
 
 
@@ -360,6 +341,7 @@ class AskedChoice:
 
 
 def _choice(given: str | JsonObject, choice: Any, where: str) -> AskedChoice:
+    check_repeated(given, where)
     if isinstance(choice, str):
         return AskedChoice(given, _mode(choice))
     if isinstance(choice, _AllowedTools):

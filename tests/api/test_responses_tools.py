@@ -171,6 +171,17 @@ def test_a_deferred_tool_is_seen_when_a_search_has_found_it(client: openai.OpenA
         assert "- hidden(" in prompt_of(router) and "tool_search" in raw.headers["x-inferd-warning"]
 
 
+def test_whatever_a_search_has_found_is_named(http: httpx.Client, router: Any) -> None:
+    """The keys of a hosted tool are not read, whatever they hold."""
+    hosted = [{"type": "mcp", "tools": given} for given in (["a"], [{"x": 1}], 3)]
+    call = {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {}}
+    output = {"type": "tool_search_output", "call_id": "c", "tools": [*hosted, SPACE, WEATHER]}
+    answer = http.post("/v1/responses", json={"input": [{"role": "user", "content": "?"}, call, output]})
+    assert answer.status_code == 200, answer.text
+    found = "Found: mcp, mcp, mcp, mcp__words.count, mcp__words.write, get_weather."
+    assert found in prompt_of(router)
+
+
 def test_additional_tools_are_tools(client: openai.OpenAI, router: Any) -> None:
     more: Any = {"type": "additional_tools", "role": "developer", "tools": [SPACE]}
     first = client.responses.create(model="tiny", input=[more, {"role": "user", "content": "?"}])
@@ -335,6 +346,7 @@ def test_offers_among_the_fields_are_told(http: httpx.Client, router: Any, field
 
 
 HUGE = 10**300
+ALLOWED = {"type": "allowed_tools", "mode": "auto"}
 
 
 def test_no_number_is_too_large_to_be_repeated(http: httpx.Client, router: Any, script: Any) -> None:
@@ -351,6 +363,7 @@ def test_no_number_is_too_large_to_be_repeated(http: httpx.Client, router: Any, 
         ({"tools": [{"type": "namespace", "name": "n", "tools": [{**WEATHER, "allowed_callers": [HUGE]}]}]}, 400),
         ({"input": [call]}, 200),
         *(({"input": [item]}, 400) for item in (shell, local, search, {"type": "mcp_call", "a": HUGE})),
+        ({"tools": [WEATHER], "tool_choice": {**ALLOWED, "tools": [{"type": "mcp", "a": HUGE}]}}, 400),
     ):
         answer = http.post("/v1/responses", json={"input": "?", **fields})
         assert answer.status_code == status, (fields, answer.text)

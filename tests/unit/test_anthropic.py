@@ -324,6 +324,14 @@ def test_an_answer_that_should_cite_is_told_that_it_does_not() -> None:
     assert [notice.text for notice in notices] == ["'citations' is not used: answers cite nothing"]
 
 
+def test_an_unknown_key_of_a_document_is_told_whatever_its_citations_say() -> None:
+    for citations in (None, {"enabled": False}):
+        block = {"type": "document", "source": TEXT_SOURCE, "citations": citations, "x": 1}
+        ignored: list[str] = []
+        read(MessagesRequest, {**BASE, "messages": [{"role": "user", "content": [block]}]}, ignored)
+        assert ignored == ["messages[0].content[0].x"]
+
+
 SERVERS: list[tuple[dict[str, Any], str]] = [
     ({"type": "web_search_tool_result", "content": [
         {"type": "web_search_result", "title": "T", "url": "U", "encrypted_content": "zzz"}]}, "T\nU"),
@@ -343,6 +351,7 @@ SERVERS: list[tuple[dict[str, Any], str]] = [
     ({"type": "mcp_tool_result", "is_error": False, "content": [text("x")]}, "x"),
     ({"type": "mcp_tool_result", "content": "x"}, "x"),
     ({"type": "compaction", "content": "So far.", "encrypted_content": "zzz"}, "So far."),
+    ({"type": "web_search_tool_result", "content": {"tool_references": 5, "error_code": "E"}}, "E"),
     ({"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}}, ""),
     ({"type": "mcp_tool_listing", "mcp_server_name": "s", "tools": []}, ""),
 ]  # fmt: skip
