@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.api.responses.chat_request import chat_request, in_callers_words, messages_of
+from inferd.server.api.responses.conversation import MAX_REFERRED_BYTES, conversation_of
+from inferd.server.api.responses.store import Stored
 from inferd.server.api.responses.toolset import toolset_of
 from inferd.server.schema.model import read
 from inferd.server.schema.response_items import sealed
+from inferd.server.schema.response_tools import AskedChoice, ToolName
 from inferd.server.schema.responses import ResponsesRequest
 
 
@@ -87,6 +91,8 @@ def test_an_output_without_an_id_is_of_the_last_call() -> None:
     result = {key: value for key, value in output("2").items() if key != "call_id"}
     expected = [user("a"), assistant(calls=("1", "2")), tool("2")]
     assert messages(user("a"), call("1"), call("2"), result) == expected
+    again = [user("a"), call("1"), call("2"), call("1")]
+    assert messages(*again, result)[-1] == tool("1"), "some servers number the calls of each turn anew"
     with pytest.raises(RequestError, match="No call before it"):
         messages(user("a"), result)
 
@@ -129,3 +135,68 @@ def test_refusals_are_told_in_the_callers_words(
 @pytest.mark.parametrize(("thoughts", "joined"), [(["a", "b"], "a\nb"), (["", "a"], "a"), (["a", "", "b"], "a\n\nb")])
 def test_thoughts_in_a_row_are_joined_once(thoughts: list[str], joined: str) -> None:
     assert messages(user("q"), *map(thought, thoughts), said("x"))[1]["reasoning"] == joined
+
+
+LONG = {"type": "namespace", "name": "n" * 128}
+
+
+def function(name: str) -> dict[str, Any]:
+    return {"type": "function", "name": name}
+
+
+def test_tools_whose_names_are_cut_have_names_of_their_own() -> None:
+    tools = toolset_of([{**LONG, "tools": [function(f"f{i}") for i in range(12)]}], ()).tools
+    names = [tool.name for tool in tools]
+    assert len(set(names)) == 12 and max(map(len, names)) == 128
+    assert {name.removeprefix("n" * 120) for name in names[1:]} == {f"_{i}" for i in range(2, 13)}
+
+
+def test_many_tools_with_one_beginning_are_named_in_time() -> None:
+    """Each name is tried once. If every tool tried the numbers of all before it, this would take half a minute."""
+    tools = [{**LONG, "tools": [function(f"f{i}_{j}") for j in range(1_000)]} for i in range(10)]
+    toolset = toolset_of(tools, ())
+    assert len({tool.name for tool in toolset.tools}) == 10_000
+    asked = tuple(ToolName("function", f"f{i}_{i}", LONG["name"], "tool_choice.tools") for i in range(10))
+    chosen = toolset.choice(AskedChoice({}, "required", asked * 100))
+    assert chosen is not None and chosen.names is not None
+    assert [name for name, _ in chosen.names] == [toolset.name_of(LONG["name"], f"f{i}_{i}") for i in range(10)]
+
+
+def stored(*items: dict[str, Any]) -> Stored:
+    response = {"id": "resp_1", "status": "completed", "output": []}
+    return Stored("resp_1", orjson.dumps(response), orjson.dumps(items))
+
+
+def test_a_request_refers_to_so_many_bytes() -> None:
+    """An item counts as often as it is referred to."""
+    kept = stored({"type": "message", "id": "msg_1", **user("a" * 2**20)})
+    reference = {"type": "item_reference", "id": "msg_1"}
+    num_taken = MAX_REFERRED_BYTES // 2**20 - 1
+    wire = read(ResponsesRequest, {"input": [reference] * num_taken})
+    assert len(conversation_of(wire, None, lambda _: kept).chat.messages) == num_taken
+    wire = read(ResponsesRequest, {"input": [reference] * 1_000})
+    with pytest.raises(RequestError, match="more than 67108864 bytes together") as caught:
+        conversation_of(wire, None, lambda _: kept)
+    assert caught.value.param == f"input[{num_taken}].id"
+
+
+def test_an_item_whose_id_is_no_text_gets_one() -> None:
+    """Another server wrote it. It is stored, and its neighbours can be referred to."""
+    wire = read(ResponsesRequest, {"input": [{**user("a"), "id": "msg_1"}, {"type": "web_search_call", "id": [1]}]})
+    context = conversation_of(wire, None, lambda _: None)
+    assert all(isinstance(item["id"], str) for item in orjson.loads(context.context))
+    kept = Stored("resp_1", orjson.dumps({"output": []}), context.context, context.item_ids)
+    again = read(ResponsesRequest, {"input": [{"type": "item_reference", "id": "msg_1"}]})
+    assert conversation_of(again, None, lambda _: kept).chat.messages == (user("a"),)
+
+
+def test_what_an_answer_could_not_repeat_is_refused_at_any_depth() -> None:
+    """Also under keys that the server does not know, if it ignores them."""
+    function_tool = {"type": "function", "name": "f", "parameters": {}}
+    for fields, param in (
+        ({"tools": [function_tool], "tool_choice": {"type": "function", "name": "f", "x": 2**70}}, "tool_choice"),
+        ({"text": {"format": {"type": "text", "x": 2**70}}}, "text.format"),
+    ):
+        with pytest.raises(RequestError, match="a whole number of more than 64 bits") as caught:
+            read(ResponsesRequest, {"input": "a", **fields}, [])
+        assert caught.value.param == param

@@ -74,6 +74,8 @@ def messages_of(items: Iterable[Placed], toolset: Toolset) -> list[Message]:
     turn, counts = _Turn(), Counts()
     calls: dict[str, str] = {}
     """Id of a call, and of its item -> id of the call."""
+    newest: str | None = None
+    """Id of the last call."""
     for item, where in items:
         kind = str(item["type"])
         is_assistant = kind in CALLS or kind == "reasoning" or item.get("role") == "assistant"
@@ -83,24 +85,24 @@ def messages_of(items: Iterable[Placed], toolset: Toolset) -> list[Message]:
             messages += turn.messages()
             turn = _Turn()
         if kind in CALLS:
-            call_id = str(item.get("call_id") or item.get("id") or f"call_{len(calls)}")
+            newest = call_id = str(item.get("call_id") or item.get("id") or f"call_{len(calls)}")
             calls |= {call_id: call_id, str(item.get("id") or call_id): call_id}
             turn.calls.append(_call(item, call_id, toolset, counts))
         elif is_assistant:
             turn.add(item)
         elif kind.endswith("_output"):
-            call_id = _answered(item, where, calls)
+            call_id = _answered(item, where, calls, newest)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": text_of(item)})
         elif "role" in item and "content" in item:
             messages.append({"role": item["role"], "content": text_of(item)})
     return [*messages, *turn.messages()]
 
 
-def _answered(item: Item, where: str, calls: Mapping[str, str]) -> str:
+def _answered(item: Item, where: str, calls: Mapping[str, str], newest: str | None) -> str:
     """The id of the call that an output belongs to. Raises `RequestError` if there is no such call before it."""
     given = item.get("call_id")
-    if given is None and calls:
-        return list(calls.values())[-1]
+    if given is None and newest is not None:
+        return newest
     if given not in calls:
         rule = "No call before it has this id; send the call too, or 'previous_response_id'."
         raise errors.invalid_value(f"{where}.call_id", given, rule)

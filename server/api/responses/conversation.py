@@ -28,6 +28,9 @@ _PREFIXES = {
 
 _PREVIOUS = "previous_response_id"
 
+MAX_REFERRED_BYTES = 2**26
+"""JSON of the stored items that one request refers to. A reference has 60 bytes, and its item may have millions."""
+
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
@@ -69,9 +72,11 @@ def _history(previous: Stored | None) -> Iterator[Placed]:
 
 
 def _resolved(items: tuple[Item, ...], with_item: Callable[[str], Stored | None]) -> Iterator[Placed]:
-    """Each item, or the item that it refers to. Raises `RequestError` if that is not stored."""
+    """Each item, or the item that it refers to. Raises `RequestError` if that is not stored, and for references to more
+    than `MAX_REFERRED_BYTES`."""
     known: dict[str, Item] = {}
     """Items of the responses that were read, so that each response is read only once."""
+    num_bytes = 0
     for i, item in enumerate(items):
         place = f"input[{i}]"
         if item["type"] != "item_reference":
@@ -80,14 +85,20 @@ def _resolved(items: tuple[Item, ...], with_item: Callable[[str], Stored | None]
         item_id = str(item["id"])
         if item_id not in known and (stored := with_item(item_id)) is not None:
             every = (*orjson.loads(stored.context), *orjson.loads(stored.response)["output"])
-            known = {one["id"]: one for one in every} | known
+            for one_id, one in {one["id"]: one for one in every}.items():
+                known.setdefault(one_id, one)
         if item_id not in known:
             rule = "No item with this id is stored. Send the item itself."
+            raise errors.invalid_value(f"{place}.id", item_id, rule)
+        num_bytes += len(orjson.dumps(known[item_id]))
+        if num_bytes > MAX_REFERRED_BYTES:
+            rule = f"The items that are referred to have more than {MAX_REFERRED_BYTES} bytes together. Refer to fewer."
             raise errors.invalid_value(f"{place}.id", item_id, rule)
         yield known[item_id], place
 
 
 def _with_id(item: Item) -> Item:
-    if item.get("id"):
+    """An item that another server wrote, and that no model reads, may hold anything as its id."""
+    if item.get("id") and isinstance(item["id"], str):
         return item
     return {**item, "id": f"{_PREFIXES.get(str(item['type']), 'item')}_{secrets.token_hex(24)}"}

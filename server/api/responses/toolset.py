@@ -21,8 +21,13 @@ Tool = Mapping[str, object]
 """A tool as the client wrote it."""
 Identity = tuple[str | None, str]
 """(namespace, name) of a function or a custom tool, (None, type) of any other."""
+Asked = tuple[str, str | None, str]
+"""(type, namespace, name) of a tool as a choice names it. A tool of a namespace may be named without that. A namespace
+and a type without names have an empty name."""
 
 _MAX_NAME = 128
+_MAX_NUMBERED = 120
+"""Characters of a name before its number."""
 _NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
 
 
@@ -91,28 +96,48 @@ class Toolset:
         if not self.tools:
             message = "The 'tool_choice' parameter can name a tool only if 'tools' has one that the caller runs."
             raise RequestError("invalid_value", message, "tool_choice")
-        names = tuple((name, tool.path) for tool in asked.names for name in self._named(tool))
+        index = _index(self.tools)
+        names = tuple((tool.name, one.path) for one in _each_once(asked.names) for tool in self._named(one, index))
         if not names:
             message = "None of the tools in 'tool_choice' is run by the caller, so no answer can call one of them."
             raise RequestError("unsupported_value", message, "tool_choice")
         return ToolChoice(asked.mode, names, is_single=asked.is_single)
 
-    def _named(self, asked: ToolName) -> list[str]:
-        if asked.kind == "namespace":
-            found = [tool.name for tool in self.tools if tool.namespace == asked.namespace]
-        elif asked.name:
-            found = [tool.name for tool in self.tools if _is_named(tool, asked)]
-        else:
-            found = [tool.name for tool in self.tools if tool.kind == asked.kind]
-        if not found:
+    def _named(self, asked: ToolName, index: Mapping[Asked, Sequence[CallerTool]]) -> Sequence[CallerTool]:
+        found = index.get(_key(asked))
+        if found is None:
             known = [tool.given_name or tool.name for tool in self.tools]
             raise errors.not_among(asked.path, asked.name or asked.namespace or asked.kind, known[:10])
         return found
 
 
-def _is_named(tool: CallerTool, asked: ToolName) -> bool:
-    is_there = asked.namespace is None or tool.namespace == asked.namespace
-    return is_there and tool.kind == asked.kind and asked.name in (tool.given_name, tool.name)
+def _key(asked: ToolName) -> Asked:
+    return asked.kind, asked.namespace, asked.name
+
+
+def _each_once(asked: Iterable[ToolName]) -> Iterator[ToolName]:
+    seen: set[Asked] = set()
+    for one in asked:
+        if _key(one) not in seen:
+            seen.add(_key(one))
+            yield one
+
+
+def _index(tools: Iterable[CallerTool]) -> Mapping[Asked, Sequence[CallerTool]]:
+    """A choice may have a thousand names, and a conversation many more tools."""
+    index: dict[Asked, list[CallerTool]] = {}
+    for tool in tools:
+        has_name = tool.kind in ("function", "custom")
+        keys: list[Asked] = [
+            (tool.kind, space, name)
+            for space in dict.fromkeys((None, tool.namespace))
+            for name in (dict.fromkeys((tool.given_name, tool.name)) if has_name else ("",))
+        ]
+        if tool.namespace is not None:
+            keys.append(("namespace", tool.namespace, ""))
+        for key in keys:
+            index.setdefault(key, []).append(tool)
+    return index
 
 
 def toolset_of(tools: Sequence[Tool], items: Iterable[tuple[Item, str]]) -> Toolset:
@@ -186,6 +211,8 @@ class _Builder:
         self.tools: list[CallerTool] = []
         self.names: dict[Identity, str] = {}
         self._taken: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        """Beginning of a name -> the last number that was tried behind it: thousands of names may begin in one way."""
 
     def add(self, given: _Given, *, is_seen: bool) -> None:
         if not is_seen or given.identity in self.names:
@@ -195,11 +222,10 @@ class _Builder:
         self.tools.append(_made(given, name))
 
     def _unused(self, name: str) -> str:
-        number, unused = 1, name
+        unused, stem = name, name[:_MAX_NUMBERED]
         while unused in self._taken:
-            number += 1
-            ending = f"_{number}"
-            unused = name[: _MAX_NAME - len(ending)] + ending
+            self._numbers[stem] = number = self._numbers.get(stem, 1) + 1
+            unused = f"{stem}_{number}"
         self._taken.add(unused)
         return unused
 
