@@ -27,6 +27,7 @@ from inferd.server.schema import (
     notices,
     response_items,
     response_options,
+    response_parts,
     response_tools,
     strict_json,
     structured,
@@ -77,7 +78,7 @@ _NESTED_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     "messages[].tool_calls[]": messages.CALL_WITHOUT_EFFECT,
     "messages[].tool_calls[].function": messages.CALLED_FUNCTION_WITHOUT_EFFECT,
     "tools[]": TOOL_WITHOUT_EFFECT,
-    "input[]": response_items.ITEM_WITHOUT_EFFECT,
+    "input[]": response_parts.ITEM_WITHOUT_EFFECT,
     "input[].content[]": messages.PART_WITHOUT_EFFECT,
 }
 _ANSWERS: dict[str, Any] = {
@@ -283,7 +284,7 @@ _RESPONSE_PLACES: Mapping[str, Mapping[str, kinds.Row]] = {
     "`tool_choice`": response_tools.CHOICES,
     "`text.format`": response_options.FORMATS,
     "`include`": response_options.INCLUDES,
-    **response_items.PARTS,
+    **response_parts.PARTS,
     "an item": response_items.WITHIN,
 }
 

@@ -200,7 +200,14 @@ CALLER_TOOLS: Mapping[str, type[Part]] = {
 """Type of a tool that the caller runs -> its fields."""
 
 _hosted = {kind: typed_object(kind) for kind, row in TOOLS.items() if row.kind == "offer"}
-Tool: Any = union_of(TOOLS, {**CALLER_TOOLS, **_hosted}, untyped="custom", rule=_UNKNOWN)
+
+
+def _name_of(given: JsonObject) -> object:
+    """The type of a tool. One without a type is the caller's own."""
+    return "custom" if given.get("type") is None else given["type"]
+
+
+Tool: Any = union_of(TOOLS, {**CALLER_TOOLS, **_hosted}, name_of=_name_of, rule=_UNKNOWN)
 
 
 # --- All tools -------------------------------------------------------------------------------------------------------

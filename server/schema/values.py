@@ -271,19 +271,28 @@ class Typed:
         return value
 
 
-def union_of(rows: Mapping[str, Row], types: Mapping[str, Any], *, untyped: str = "", rule: str = "") -> Any:
+def type_of(value: JsonObject) -> object:
+    """The key `type` of an object."""
+    return value.get("type")
+
+
+def union_of(
+    rows: Mapping[str, Row],
+    types: Mapping[str, Any],
+    *,
+    name_of: Callable[[JsonObject], object] = type_of,
+    rule: str = "",
+) -> Any:
     """A union of objects by their `type`, which has a row. `types`: what each is read as. A demand without a type is
     refused by name, with its way out.
 
-    `untyped`: type of an object that names none. `rule`: says what to do about an unknown type.
+    `name_of`: gives the type of an object, also of one that names none. `rule`: says what to do about an unknown type.
     """
     assert {key for key, row in rows.items() if row.kind != "demand"} <= set(types) <= set(rows)
 
     def key(value: object) -> str | None:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if kind is None and untyped and isinstance(value, dict):
-            return untyped
-        return key_of(rows, kind) if isinstance(kind, str) else None
+        name = name_of(value) if isinstance(value, dict) else None
+        return key_of(rows, name) if isinstance(name, str) else None
 
     def check(value: object) -> object:
         found = key(value)

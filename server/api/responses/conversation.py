@@ -14,7 +14,7 @@ from inferd.server.api.responses.store import Stored
 from inferd.server.errors import table as errors
 from inferd.server.schema.answers.responses import ResponseObject
 from inferd.server.schema.chat import ChatRequest
-from inferd.server.schema.response_items import Item
+from inferd.server.schema.response_texts import Item
 from inferd.server.schema.responses import ResponsesRequest
 from inferd.server.text.json_bytes import exact
 

@@ -50,7 +50,7 @@ from inferd.server.schema.answers.responses import (
     SealedReasoning,
 )
 from inferd.server.schema.caller_tool import CallerTool, ToolKind
-from inferd.server.schema.response_items import sealed
+from inferd.server.schema.response_texts import sealed
 
 Scored = tuple[ScoredToken, ...]
 Ending = Literal["completed", "incomplete"]
