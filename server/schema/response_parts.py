@@ -93,11 +93,20 @@ def shown_content(content: str | Sequence[_ReadPart], kind: str) -> list[Item]:
     return [shown_text(kind, content)] if isinstance(content, str) else [_shown_part(part) for part in content]
 
 
+_CONTENT_OF: Mapping[object, str] = {
+    None: "content",
+    "message": "content",
+    "function_call_output": "output",
+    "custom_tool_call_output": "output",
+}
+"""Type of an item with parts that the server reads -> the key that holds them. Other items may hold anything."""
+
+
 def unread_parts(given: Sequence[JsonObject]) -> Iterator[tuple[int, int, str]]:
-    """(item, part, type) of each part that the model cannot read."""
+    """(item, part, type) of each part that the model cannot read. `given`: items that were read."""
     for i, item in enumerate(given):
-        content = item.get("content", item.get("output"))
+        key = _CONTENT_OF.get(item.get("type"))
+        content = None if key is None else item.get(key)
         for j, part in enumerate(content if isinstance(content, list) else ()):
-            kind = str(part.get("type"))
-            if kind in NOUNS:
-                yield i, j, kind
+            if part["type"] in NOUNS:
+                yield i, j, part["type"]
