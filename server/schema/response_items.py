@@ -38,7 +38,7 @@ ITEMS: Mapping[str, Row] = {
     "tool_search_call": Row("enforced", "A search for tools."),
     "tool_search_output": Row("enforced", "The tools that it found. The model sees them from then on."),
     "additional_tools": Row("enforced", "Further tools."),
-    "reasoning": Row("enforced", "Reasoning. `encrypted_content` that another server made is an offer."),
+    "reasoning": Row("enforced", "Reasoning. `encrypted_content` of another server and a `summary` alone are offers."),
     "item_reference": Row("enforced", "A stored item, by its `id`."),
     **dict.fromkeys(
         (
@@ -111,9 +111,9 @@ class _Reasoning(ItemPart):
     ] = ()
     encrypted_content: Annotated[Text, AfterValidator(_own_seal)] | None = None
     summary: Annotated[tuple[object, ...], Many(max_length=MAX_MESSAGES)] = ()
-    """Reasoning is shown whole; a summary of it says nothing more."""
+    """Beside reasoning that is shown whole, a summary of it says nothing more."""
 
-    kinds: ClassVar[Mapping[str, Kind]] = {"summary": "hint"}
+    kinds: ClassVar[Mapping[str, Kind]] = {"summary": "offer"}
 
     @classmethod
     def given(cls, value: dict[str, object], info: ValidationInfo) -> dict[str, object]:
@@ -121,6 +121,8 @@ class _Reasoning(ItemPart):
         given = super().given(value, info)
         if not given.get("content"):
             given.pop("content", None)
+            if given.get("summary") and not given.get("encrypted_content"):
+                tell(info, "omitted_content", "The model does not see a 'summary' of reasoning, which is sent alone")
         return given
 
     def shown(self) -> Item:
@@ -181,7 +183,7 @@ def _items(given: Any, items: Any, where: str) -> tuple[Item, ...]:
         return ({"type": "message", "role": "user", "content": [{"type": "input_text", "text": items}]},)
     newest = _newest(given)
     for i, j, kind in unread_parts(given):
-        if i >= newest and "output" not in given[i]:
+        if i >= newest:
             raise errors.unsupported_value(f"{where}[{i}].content[{j}].type", kind, SAY_IT)
     made: tuple[Item, ...] = items
     return made

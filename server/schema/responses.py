@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, ValidationInfo
 
 from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.schema.chat import MAX_THINKING_TOKENS
 from inferd.server.schema.generation import CUT, OUTPUT, PROMPT, REQUEST, STOPPING, TOOLS, SharedFields
-from inferd.server.schema.model import RequestModel, option, required
+from inferd.server.schema.model import RequestModel, option, required, tell
 from inferd.server.schema.response_items import Items
-from inferd.server.schema.response_options import (
-    Included,
-    Metadata,
-    ReasoningOption,
-    TextField,
-)
+from inferd.server.schema.response_options import Included, Metadata, ReasoningOption, TextField
 from inferd.server.schema.response_tools import GivenTools, ToolChoiceOption
 from inferd.server.schema.values import Besides, Flag, JsonObject, Only, Text, Whole
+
+
+def _told_truncation(value: str, info: ValidationInfo) -> str:
+    if value == "auto":
+        tell(info, "no_effect", "'truncation' has no effect: items that do not fit the context are refused, not cut")
+    return value
 
 
 class ResponsesRequest(SharedFields):
@@ -106,8 +107,11 @@ class ResponsesRequest(SharedFields):
     chat_template_kwargs: JsonObject | None = option(
         "Variables of the model's chat template, such as `enable_thinking`.", unset="none", area=PROMPT
     )
-    truncation: Literal["auto", "disabled"] | None = option(
-        "The server refuses items that are too long together and never drops one.", has_effect=False
+    truncation: Annotated[Literal["auto", "disabled"], AfterValidator(_told_truncation)] | None = option(
+        "The server refuses items that are too long together and never drops one. `x-inferd-warning` says so for "
+        "`auto`.",
+        has_effect=False,
+        kind="offer",
     )
     stream_options: JsonObject | None = option(
         "Usage comes with every response, and no event is ever padded.", has_effect=False, max_length=2

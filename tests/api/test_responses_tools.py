@@ -310,8 +310,11 @@ def test_items_of_hosted_tools_are_left_out_and_told(http: httpx.Client, router:
     user = {"role": "user", "content": "?"}
     http.post("/v1/responses", json={"input": [user, user]})
     without = prompt_of(router)
-    answer = http.post("/v1/responses", json={"input": [user, {"type": kind, "id": "x", "result": "y"}, user]})
-    assert f"'{kind}'" in answer.headers["x-inferd-warning"]
+    image = {"type": "input_image"}
+    item = {"type": kind, "id": "x", "result": "y", "content": [None, "a", image], "output": ["a", 3, image]}
+    answer = http.post("/v1/responses", json={"input": [user, item, user]})
+    assert answer.status_code == 200, answer.text
+    assert f"'{kind}'" in answer.headers["x-inferd-warning"] and "left out" not in answer.headers["x-inferd-warning"]
     assert prompt_of(router) == without
     listed = http.get(f"/v1/responses/{answer.json()['id']}/input_items").json()["data"]
     assert [item["type"] for item in listed] == ["message", kind, "message"], "nothing is lost"
@@ -333,9 +336,31 @@ def test_sealed_reasoning_of_another_server_is_left_out_and_told(http: httpx.Cli
     assert answer.status_code == 200 and "encrypted_content" in answer.headers["x-inferd-warning"]
 
 
+def test_a_summary_alone_is_left_out_and_told(http: httpx.Client, router: Any) -> None:
+    user, said = {"role": "user", "content": "?"}, {"role": "assistant", "content": "a"}
+    summary = [{"type": "summary_text", "text": "It thought."}]
+    thought = [{"type": "reasoning_text", "text": "All of it."}]
+    for fields, words in (
+        ({"summary": summary}, "'summary'"),
+        ({"summary": summary, "content": [], "encrypted_content": None}, "'summary'"),
+        ({"summary": summary, "encrypted_content": "gAAAA"}, "'encrypted_content'"),
+        ({"summary": summary, "content": thought}, ""),
+        ({"summary": []}, ""),
+    ):
+        answer = http.post("/v1/responses", json={"input": [user, {"type": "reasoning", **fields}, said, user]})
+        told = answer.headers.get("x-inferd-warning", "")
+        assert bool(told) == bool(words) and words in told, (fields, told)
+        assert "It thought." not in prompt_of(router)
+
+
 @pytest.mark.parametrize(
     "field",
-    [{"context_management": [{"type": "compaction"}]}, {"access_programs": {"a": 1}}, {"moderation": {"model": "x"}}],
+    [
+        {"context_management": [{"type": "compaction"}]},
+        {"access_programs": {"a": 1}},
+        {"moderation": {"model": "x"}},
+        {"truncation": "auto"},
+    ],
 )
 def test_offers_among_the_fields_are_told(http: httpx.Client, router: Any, field: dict[str, Any]) -> None:
     http.post("/v1/responses", json={"input": "?"})
