@@ -25,6 +25,7 @@ from inferd.server.schema import (
     kinds,
     messages,
     notices,
+    response_choice,
     response_items,
     response_options,
     response_parts,
@@ -281,7 +282,7 @@ _CHAT_PLACES: Mapping[str, Mapping[str, kinds.Row]] = {
 _RESPONSE_PLACES: Mapping[str, Mapping[str, kinds.Row]] = {
     "`environment` of `shell`": response_tools.ENVIRONMENTS,
     "`format` of a custom tool": chat.TEXT_FORMATS,
-    "`tool_choice`": response_tools.CHOICES,
+    "`tool_choice`": response_choice.CHOICES,
     "`text.format`": response_options.FORMATS,
     "`include`": response_options.INCLUDES,
     **response_parts.PARTS,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field
 
 from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.schema.caller_tool import CallerTool, TextFormat, custom_tool, function_tool
@@ -26,8 +26,7 @@ from inferd.server.schema.values import (
     Only,
     Text,
     Whole,
-    by_type,
-    form,
+    union_of,
 )
 
 MAX_TOOLS = 1_024
@@ -63,7 +62,7 @@ class _FunctionTool(Part):
     without_effect = TOOL_WITHOUT_EFFECT
 
 
-class _AnyText(Part):
+class AnyText(Part):
     type: Literal["text"]
 
 
@@ -85,18 +84,15 @@ TEXT_FORMATS: Mapping[str, Row] = {
 }
 """Type of a custom tool's format -> what is done with it."""
 
-_TextFormat = Annotated[
-    Annotated[_AnyText, Tag("<text>")] | Annotated[_GrammarFormat, Tag("<grammar>")],
-    form("an object", by_type, tuple(TEXT_FORMATS)),
-]
-
 
 class _Custom(Part):
     """A tool that takes a text."""
 
     name: FunctionName
     description: Text | None = None
-    format: _TextFormat = _AnyText(type="text")
+    format: union_of(  # type: ignore[valid-type]
+        TEXT_FORMATS, {"text": AnyText, "grammar": _GrammarFormat}
+    ) = AnyText(type="text")
 
 
 class _CustomTool(Part):
@@ -112,11 +108,9 @@ TOOLS_TAKEN: Mapping[str, Row] = {
 }
 """Type of a tool -> what is done with it."""
 
-_Tool = Annotated[
-    Annotated[Mapping[str, object], AsGiven(_FunctionTool), Tag("<function>")]
-    | Annotated[_CustomTool, Tag("<custom>")],
-    form("an object", by_type, tuple(TOOLS_TAKEN)),
-]
+_Tool: Any = union_of(
+    TOOLS_TAKEN, {"function": Annotated[Mapping[str, object], AsGiven(_FunctionTool)], "custom": _CustomTool}
+)
 
 
 def _tools(given: Sequence[Any], where: str) -> tuple[CallerTool, ...]:

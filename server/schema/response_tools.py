@@ -1,32 +1,32 @@
-"""The tools of a responses request, and `tool_choice`: checked, and told apart by who runs them.
+"""The tools of a responses request: checked, and told apart by who runs them.
 
 Tools stand in `tools`, and in the items `additional_tools` and `tool_search_output`. All are kept as the client wrote
-them. `response_toolset` makes of them what the model sees.
+them. `toolset` makes of them what the model sees.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    Field,
-    Tag,
     ValidationInfo,
-    WithJsonSchema,
     model_validator,
 )
 
-from inferd.server.errors import validation
-from inferd.server.schema import tool_choice
-from inferd.server.schema.chat import MAX_GRAMMAR_CHARS, MAX_TOOLS, TOOL_WITHOUT_EFFECT, FunctionName
+from inferd.server.schema.chat import (
+    MAX_TOOLS,
+    TEXT_FORMATS,
+    TOOL_WITHOUT_EFFECT,
+    AnyText,
+    FunctionName,
+    GrammarText,
+)
 from inferd.server.schema.kinds import Row
 from inferd.server.schema.model import Part, tell
-from inferd.server.schema.tool_choice import MAX_NAMED, Mode, word_or_type
-from inferd.server.schema.values import Flag, JsonObject, Kept, Many, Text, by_type, form
+from inferd.server.schema.values import Flag, JsonObject, Kept, Many, Text, typed_object, union_of
 from inferd.server.schema.writable import check_repeated, check_writable
 
 _HOSTED = "Only OpenAI's servers run it. The model does not see it."
@@ -63,26 +63,14 @@ ENVIRONMENTS: Mapping[str, Row] = {
     "container_reference": Row("offer", _HOSTED),
 }
 """Type of the `environment` of a shell -> what is done with it."""
-_RUN_ELSEWHERE = "No answer can use it: name a tool that the caller runs, or leave the choice to the model."
-
-CHOICES: Mapping[str, Row] = {
-    **tool_choice.CHOICES,
-    **dict.fromkeys(
-        ("shell", "local_shell", "apply_patch", "tool_search"), Row("enforced", "The model calls this tool once.")
-    ),
-    **dict.fromkeys(
-        (*(kind for kind, row in TOOLS.items() if row.kind == "offer"), "computer_use"), Row("demand", _RUN_ELSEWHERE)
-    ),
-}
-"""A choice of tools, by its word or the type of its object -> what is done with it."""
-
-_CALLED = tuple(kind for kind, row in TOOLS.items() if row.kind == "enforced")
+CALLED = tuple(kind for kind, row in TOOLS.items() if row.kind == "enforced")
+"""Types of tools that the caller runs."""
 _ASYNC = "the model waits for the result of every call"
 
 
 def hosted_type(kind: object) -> str | None:
     """The row of `TOOLS` for a tool that the caller does not run; None for any other type."""
-    if not isinstance(kind, str) or kind in _CALLED:
+    if not isinstance(kind, str) or kind in CALLED:
         return None
     return next((name for name in TOOLS if kind == name or kind.startswith((f"{name}_20", f"{name}_2_"))), None)
 
@@ -124,31 +112,17 @@ class _Function(_Callable):
     strict: Flag | None = None
 
 
-class _AnyText(Part):
-    type: Literal["text"]
-
-
-class _Grammar(Part):
+class _Grammar(GrammarText):
     type: Literal["grammar"]
-    syntax: Literal["lark", "regex"]
-    definition: Annotated[Text, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
 
 
 class _Custom(_Callable):
     type: Literal["custom"]
-    format: (
-        Annotated[
-            Annotated[_AnyText, Tag("<text>")] | Annotated[_Grammar, Tag("<grammar>")],
-            form("an object", by_type, ("text", "grammar")),
-        ]
-        | None
-    ) = None
+    format: union_of(TEXT_FORMATS, {"text": AnyText, "grammar": _Grammar}) | None = None  # type: ignore[valid-type]
 
 
-_Member = Annotated[
-    Annotated[_Function, Tag("<function>")] | Annotated[_Custom, Tag("<custom>")],
-    form("an object", by_type, ("function", "custom")),
-]
+_MEMBERS = ("function", "custom")
+_Member: Any = union_of({kind: TOOLS[kind] for kind in _MEMBERS}, {"function": _Function, "custom": _Custom})
 
 
 class _Namespace(Part):
@@ -175,20 +149,16 @@ def _tell_of_container(environment: JsonObject, info: ValidationInfo) -> JsonObj
     return environment
 
 
-_Container = Annotated[JsonObject, AfterValidator(check_writable), AfterValidator(_tell_of_container)]
+_CONTAINERS = ("container_auto", "container_reference")
+_Container: Any = Annotated[
+    typed_object(*_CONTAINERS), AfterValidator(check_writable), AfterValidator(_tell_of_container)
+]
+_ENVIRONMENTS: Mapping[str, Any] = {"local": _LocalEnvironment, **dict.fromkeys(_CONTAINERS, _Container)}
 
 
 class _Shell(_Tool):
     type: Literal["shell"]
-    environment: (
-        Annotated[
-            Annotated[_LocalEnvironment, Tag("<local>")]
-            | Annotated[_Container, Tag("<container_auto>")]
-            | Annotated[_Container, Tag("<container_reference>")],
-            form("an object", by_type, tuple(ENVIRONMENTS)),
-        ]
-        | None
-    ) = None
+    environment: union_of(ENVIRONMENTS, _ENVIRONMENTS) | None = None  # type: ignore[valid-type]
 
 
 class _PlainTool(_Tool):
@@ -216,30 +186,31 @@ def _told(tool: JsonObject, info: ValidationInfo) -> JsonObject:
     return tool
 
 
-_HostedTool = Annotated[
-    JsonObject,
-    AfterValidator(check_writable),
-    AfterValidator(_told),
-    WithJsonSchema({"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}),
+_HOSTED_TYPES = [kind for kind, row in TOOLS.items() if row.kind == "offer"]
+_HostedTool: Any = Annotated[
+    typed_object(*(f"{kind}*" for kind in _HOSTED_TYPES)), AfterValidator(check_writable), AfterValidator(_told)
 ]
 
 
-def _tool_tag(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return "<hosted>" if hosted_type(kind) else by_type(value)
+def _name_of(tool: JsonObject) -> object:
+    """The type of a tool, a hosted one's without its version."""
+    return hosted_type(tool.get("type")) or tool.get("type")
 
 
-_AnyTool = Annotated[
-    Annotated[_Function, Tag("<function>")]
-    | Annotated[_Namespace, Tag("<namespace>")]
-    | Annotated[_Custom, Tag("<custom>")]
-    | Annotated[_Shell, Tag("<shell>")]
-    | Annotated[_PlainTool, Tag("<local_shell>")]
-    | Annotated[_PlainTool, Tag("<apply_patch>")]
-    | Annotated[_ToolSearch, Tag("<tool_search>")]
-    | Annotated[_HostedTool, Tag("<hosted>")],
-    form("an object", _tool_tag, tuple(TOOLS)),
-]
+_AnyTool: Any = union_of(
+    TOOLS,
+    {
+        "function": _Function,
+        "namespace": _Namespace,
+        "custom": _Custom,
+        "shell": _Shell,
+        "local_shell": _PlainTool,
+        "apply_patch": _PlainTool,
+        "tool_search": _ToolSearch,
+        **dict.fromkeys(_HOSTED_TYPES, _HostedTool),
+    },
+    name_of=_name_of,
+)
 
 
 def _as_given(given: list[JsonObject], checked: object, where: str) -> tuple[JsonObject, ...]:
@@ -268,116 +239,3 @@ def shown_tool(tool: JsonObject) -> Mapping[str, object]:
         "parameters": {"type": "object", "properties": {}} if parameters is None else parameters,
         "strict": tool.get("strict") is True,
     }
-
-
-# --- tool_choice -----------------------------------------------------------------------------------------------------
-
-
-class _NamedTool(Part):
-    type: Literal["function", "custom"]
-    name: Text = Field(min_length=1)
-    namespace: Text | None = None
-
-
-class _TypedTool(Part):
-    type: Literal["shell", "local_shell", "apply_patch", "tool_search"]
-
-
-class _NamedSpace(Part):
-    type: Literal["namespace"]
-    name: Text = Field(min_length=1)
-
-
-def _choice_tag(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else None
-    row = CHOICES.get(hosted_type(kind) or kind) if isinstance(kind, str) else None
-    return "<hosted>" if row is not None and row.kind == "demand" else word_or_type(value)
-
-
-def _refuse_hosted(value: JsonObject) -> JsonObject:
-    raise validation.unsupported_type(str(value.get("type")), _RUN_ELSEWHERE)
-
-
-_AllowedTool = Annotated[
-    Annotated[_NamedTool, Tag("<function>")]
-    | Annotated[_NamedTool, Tag("<custom>")]
-    | Annotated[_NamedSpace, Tag("<namespace>")]
-    | Annotated[_TypedTool, Tag("<shell>")]
-    | Annotated[_TypedTool, Tag("<local_shell>")]
-    | Annotated[_TypedTool, Tag("<apply_patch>")]
-    | Annotated[_TypedTool, Tag("<tool_search>")]
-    | Annotated[JsonObject, Tag("<hosted>")],
-    form("an object", _choice_tag, tuple(TOOLS)),
-]
-
-
-class _AllowedTools(Part):
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[tuple[_AllowedTool, ...], Many(1, MAX_NAMED)]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolName:
-    """A tool that `tool_choice` names."""
-
-    kind: str
-    name: str
-    """Empty for tools that have none."""
-    namespace: str | None
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class AskedChoice:
-    """`tool_choice` as given, and what it means."""
-
-    given: str | JsonObject
-    mode: Mode
-    names: tuple[ToolName, ...] | None = None
-    """The tools that may be called; None: all."""
-    is_single: bool = False
-    """Whether it names the one tool to call."""
-
-
-def _choice(given: str | JsonObject, choice: Any, where: str) -> AskedChoice:
-    check_repeated(given, where)
-    if isinstance(choice, str):
-        return AskedChoice(given, _mode(choice))
-    if isinstance(choice, _AllowedTools):
-        names = (_name(tool, f"{where}.tools[{i}]") for i, tool in enumerate(choice.tools))
-        return AskedChoice(given, choice.mode, tuple(name for name in names if name is not None))
-    name = _name(choice, where)
-    assert name is not None, "hosted tools were refused"
-    return AskedChoice(given, "required", (name,), is_single=True)
-
-
-def _mode(word: str) -> Mode:
-    modes: Mapping[str, Mode] = {"none": "none", "auto": "auto", "required": "required"}
-    return modes[word]
-
-
-def _name(tool: _NamedTool | _TypedTool | _NamedSpace | JsonObject, path: str) -> ToolName | None:
-    match tool:
-        case _NamedTool():
-            return ToolName(tool.type, tool.name, tool.namespace, f"{path}.name")
-        case _NamedSpace():
-            return ToolName("namespace", "", tool.name, f"{path}.name")
-        case _TypedTool():
-            return ToolName(tool.type, "", None, f"{path}.type")
-    return None
-
-
-_Choice = Annotated[
-    Annotated[Mode, Tag("<word>")]
-    | Annotated[_NamedTool, Tag("<function>")]
-    | Annotated[_NamedTool, Tag("<custom>")]
-    | Annotated[_TypedTool, Tag("<shell>")]
-    | Annotated[_TypedTool, Tag("<local_shell>")]
-    | Annotated[_TypedTool, Tag("<apply_patch>")]
-    | Annotated[_TypedTool, Tag("<tool_search>")]
-    | Annotated[_AllowedTools, Tag("<allowed_tools>")]
-    | Annotated[JsonObject, AfterValidator(_refuse_hosted), Tag("<hosted>")],
-    form("one of a string or an object", _choice_tag, (*_CALLED, "allowed_tools")),
-]
-ToolChoiceOption = Annotated[AskedChoice, Kept(_Choice, _choice)]

@@ -222,7 +222,7 @@ def check_proofs(enforced: Iterable[str], proofs: Mapping[str, str]) -> None:
 
 def check_hint(sent: Sent, ask: Callable[[Body], tuple[httpx.Response, Any]]) -> None:
     """`ask` returns the answer and all that the engine and the caller see of a request. It is the same without the
-    hint, notices included: the object around it may be told."""
+    hint, and so are the notices: the object around it may have one."""
     bare, expected = ask(sent.without())
     assert sent.name not in bare.headers.get(WARNING, "")
     for value in sent.values:

@@ -12,10 +12,11 @@ from openai.types.responses.response_includable import ResponseIncludable
 
 from inferd.server.schema.chat import TEXT_FORMATS
 from inferd.server.schema.kinds import Row
+from inferd.server.schema.response_choice import CHOICES
 from inferd.server.schema.response_items import ITEMS, WITHIN
 from inferd.server.schema.response_options import FORMATS, INCLUDES
 from inferd.server.schema.response_parts import PARTS
-from inferd.server.schema.response_tools import CHOICES, ENVIRONMENTS, TOOLS, hosted_type
+from inferd.server.schema.response_tools import ENVIRONMENTS, TOOLS, hosted_type
 from inferd.server.schema.responses import ResponsesRequest
 from inferd.server.schema.unread import NOUNS
 

@@ -13,8 +13,8 @@ from inferd.server.api.responses.conversation import MAX_REFERRED_BYTES, convers
 from inferd.server.api.responses.store import Stored
 from inferd.server.api.responses.toolset import toolset_of
 from inferd.server.schema.model import read
+from inferd.server.schema.response_choice import AskedChoice, ToolName
 from inferd.server.schema.response_texts import sealed
-from inferd.server.schema.response_tools import AskedChoice, ToolName
 from inferd.server.schema.responses import ResponsesRequest
 
 
