@@ -179,10 +179,7 @@ class _ToolSearch(Part):
 
 
 def _told(tool: JsonObject, info: ValidationInfo) -> JsonObject:
-    kind = str(tool["type"])
-    if kind == "web_search" and tool.get("external_web_access") is False:
-        return tool  # it may only read a cache, and there is none
-    tell(info, "hosted_tool", f"The model does not see the tool '{kind}', which only OpenAI's servers run")
+    tell(info, "hosted_tool", f"The model does not see the tool '{tool['type']}', which only OpenAI's servers run")
     return tool
 
 

@@ -199,7 +199,8 @@ def test_hosted_tools_are_taken_not_shown_and_told(http: httpx.Client, router: A
     body: Any = {"input": "?", "tools": [WEATHER]}
     http.post("/v1/responses", json=body)
     without = prompt_of(router)
-    body["tools"] = [{"type": kind, "server_label": "x", "anything": [1]}, WEATHER]
+    # A search that reads no live pages is a search, too.
+    body["tools"] = [{"type": kind, "server_label": "x", "anything": [1], "external_web_access": False}, WEATHER]
     for is_stream in (False, True):
         answer = http.post("/v1/responses", json={**body, "stream": is_stream})
         assert answer.status_code == 200 and f"'{kind}'" in answer.headers["x-inferd-warning"]
