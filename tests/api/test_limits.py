@@ -51,7 +51,7 @@ def test_a_limit_beyond_the_context_is_cut_and_told_once(
     room = MAX_MODEL_LEN - len(submit.prompt_ids)
     assert submit.params.max_tokens == room
     told = f"the limit of the answer is cut from 1000000000 to {room} tokens: the context holds {MAX_MODEL_LEN}"
-    assert answer.headers["x-inferd-warning"].count(told) == 1
+    assert answer.headers["x-inferd-warning"].startswith(told) and ";" not in answer.headers["x-inferd-warning"]
     assert f'"{reason}"' in answer.text
     fits = http.post(path, json={**body, name: room, "stream": is_stream})
     assert "x-inferd-warning" not in fits.headers

@@ -23,7 +23,6 @@ from inferd.server.api.body import body_of
 from inferd.server.api.respond import Services, admit, caller_of, respond, while_asked
 from inferd.server.schema.answers.tokens import TokenCount
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
-from inferd.server.schema.notices import Notice
 
 T = TypeVar("T")
 
@@ -43,9 +42,6 @@ class MessagesApi:
         chat = chat_of(wire, service.model)
         work = service.intake.chat(chat, caller, prefix="msg_", most=wire.max_tokens)
         taken = (await _in_anthropic_words(while_asked(request, caller.deadline, work))).in_words(anthropic_words)
-        if taken.prompts[0].max_tokens < wire.max_tokens:
-            text = f"'max_tokens' was cut to the {taken.prompts[0].max_tokens} tokens that the context has left"
-            request.state.notices.append(Notice("max_tokens", text))
         service.metrics.request_arrived("messages")
         rendering = MessageRendering(taken, name, wire.max_tokens, request.state.request_id)
         return await respond(request, service, taken, _shape(name, wire), rendering)
