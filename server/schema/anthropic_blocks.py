@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
@@ -12,9 +12,6 @@ from inferd.server.schema.kinds import Row
 from inferd.server.schema.messages import text_or_parts
 from inferd.server.schema.model import Part
 from inferd.server.schema.values import JsonObject, Many, Text, form, typed_object, union_of
-
-TEXT_ALONE = "This model reads text alone. Send what it says as text."
-"""Way out for a request whose newest message of the user has an image or a file."""
 
 _PLACED = (
     "In the newest message of the user it is refused, unless a tool's result is there too. Elsewhere it is left out."
@@ -280,30 +277,3 @@ CONTENT: Mapping[str, Any] = {
     "system": content_of(_union(SYSTEM_BLOCKS, rule="Only texts and changes of tools are taken here."), 1),
 }
 """Role of a turn -> its content."""
-
-
-# --- What they say ---------------------------------------------------------------------------------------------------
-
-_SAID = frozenset(
-    ("title", "url", "path", "text", "content", "source", "data", "stdout", "stderr", "lines", "tabs", "state_changes",
-     "error_code", "error_message", "error")
-)  # fmt: skip
-
-
-def said(value: object) -> Iterator[str]:
-    """The texts in an object that one of Anthropic's servers wrote, in its order."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from said(item)
-    elif isinstance(value, dict) and value.get("type") != "base64":
-        for key, item in value.items():
-            if key in _SAID:
-                yield from said(item)
-
-
-def tagged(tag: str, heads: Mapping[str, str | None], text: str) -> str:
-    """A text between tags, with its heads, such as a title, in tags of their own."""
-    lines = [f"<{name}>{value}</{name}>" for name, value in heads.items() if value]
-    return "\n".join([f"<{tag}>", *lines, text, f"</{tag}>"])

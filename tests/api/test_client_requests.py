@@ -14,6 +14,7 @@ import pytest
 
 from inferd.server.api.app import AppOptions
 from inferd.server.generate.sampling import engine_seed
+from inferd.server.schema.unread import left_out
 from inferd.server.text.model import ServedModel
 from tests.conftest import FRESH
 
@@ -60,9 +61,7 @@ def test_claude_code_is_answered(roomy: tuple[httpx.Client, ScriptedRouter], nam
         assert answer.status_code == 200, answer.text
         assert ("message_stop" in answer.text) == stream
     told = answer.headers[WARNING].split("; ")
-    assert [text for text in told if "no effect" not in text] == (
-        ["left out of 'messages': 1 of type 'image', which this model cannot read"] if "last" in name else []
-    )
+    assert [text for text in told if "no effect" not in text] == ([left_out(["image"])] if "last" in name else [])
     counted = http.post("/v1/messages/count_tokens", json={key: body[key] for key in ("messages", "tools", "system")})
     assert counted.status_code == 200
     text = str(router.model.tokenizer.decode(router.submits[0].prompt_ids, skip_special=False))

@@ -22,7 +22,6 @@ from inferd.server.schema.anthropic_blocks import (
     SOURCE_PARTS,
     SOURCES,
     SYSTEM_BLOCKS,
-    TEXT_ALONE,
     TOOL_CHANGES,
     USER_BLOCKS,
 )
@@ -32,6 +31,7 @@ from inferd.server.schema.anthropic_turns import Turn
 from inferd.server.schema.json_schema import schema_of
 from inferd.server.schema.kinds import Kind, Row, key_of
 from inferd.server.schema.model import Part, RequestModel
+from inferd.server.schema.unread import SAY_IT
 
 from .sdk_types import example, fields_of, hint_of, members, named_tests, types_of, value_of
 
@@ -253,7 +253,7 @@ def test_a_type_is_treated_as_its_kind_says(http: httpx.Client, router: Any, pla
     plain, streamed = (http.post("/v1/messages", json={**body, "stream": stream}) for stream in (False, True))
     if row.kind == "demand":
         assert plain.status_code == streamed.status_code == 400
-        way_out = TEXT_ALONE if "newest" in row.about else row.about
+        way_out = SAY_IT if "newest" in row.about else row.about
         assert way_out in plain.json()["error"]["message"]
         return
     assert plain.status_code == streamed.status_code == 200, plain.text

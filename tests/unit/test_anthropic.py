@@ -9,7 +9,8 @@ import pytest
 from inferd.engine.api.errors import RequestError
 from inferd.server.api.anthropic.chat_request import shown_tools
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
-from inferd.server.schema.anthropic_turns import ConversationReader, Turn, joined
+from inferd.server.schema.anthropic_conversation import ConversationReader, joined
+from inferd.server.schema.anthropic_turns import Turn
 from inferd.server.schema.caller_tool import functions
 from inferd.server.schema.model import read
 from inferd.server.schema.notices import Notice
@@ -278,17 +279,15 @@ def test_images_and_files_of_the_past_are_left_out_and_told() -> None:
     given = [{"role": "user", "content": [text("look"), IMAGE, PDF]}, *HISTORY]
     wire, notices = told(messages=given)
     assert wire.messages.messages[0]["content"] == f"look\n{NO_IMAGE}\n<document>\n{NO_DOCUMENT}\n</document>"
-    assert [notice.name for notice in notices] == ["omitted_content"] * 2
-    assert all(
-        f"1 of type '{kind}'" in notice.text for kind, notice in zip(("image", "document"), notices, strict=True)
-    )
+    assert [notice.name for notice in notices] == ["omitted_content"]
+    assert "left out (1 image, 1 document)" in notices[0].text
 
 
 def test_images_and_files_of_tools_are_left_out_even_in_the_newest_message() -> None:
     called = {"role": "assistant", "content": [CALL]}
     wire, notices = told(messages=[ASK, called, {"role": "user", "content": [result([text("see"), IMAGE, IMAGE])]}])
     assert wire.messages.messages[-1]["content"] == f"see\n{NO_IMAGE}\n{NO_IMAGE}"
-    assert ["2 of type 'image'" in notice.text for notice in notices] == [True]
+    assert ["left out (2 image)" in notice.text for notice in notices] == [True]
     beside = {"role": "user", "content": [result("see"), IMAGE]}
     wire, notices = told(messages=[ASK, called, beside])
     assert wire.messages.messages[-1]["content"] == NO_IMAGE and len(notices) == 1
@@ -380,7 +379,7 @@ def test_what_only_anthropics_servers_can_read_is_left_out_and_told(block: Any) 
     wire, notices = told(messages=[ASK, {"role": "assistant", "content": [block, text("b")]}, ASK])
     assert wire.messages.messages[1]["content"] == "b"
     assert [notice.name for notice in notices] == ["omitted_content"]
-    assert f"'{block['type']}'" in notices[0].text
+    assert f"left out (1 {block['type']})" in notices[0].text
     alone, _ = told(messages=[ASK, {"role": "assistant", "content": [block]}, ASK])
     assert alone.messages.messages[1] == {"role": "assistant", "content": ""}
 

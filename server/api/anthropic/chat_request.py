@@ -5,8 +5,8 @@ from __future__ import annotations
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
+from inferd.server.schema.anthropic_conversation import joined
 from inferd.server.schema.anthropic_tools import Tools, ToolUse
-from inferd.server.schema.anthropic_turns import joined
 from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.messages import Message
