@@ -54,9 +54,17 @@ class Notice:
 
 
 def header_of(notices: Sequence[Notice]) -> str:
-    """All texts, each once, in ASCII; shortened if they are long."""
-    texts = dict.fromkeys(notice.text.encode("unicode_escape").decode("ascii") for notice in notices)
-    header = "; ".join(texts)
+    """All texts, each once, in ASCII; shortened if they are long. A request may have thousands of notices, of which no
+    more are read than the header holds."""
+    texts: dict[str, str] = {}
+    length = 0
+    for notice in notices:
+        if notice.text not in texts:
+            texts[notice.text] = text = notice.text[:MAX_HEADER].encode("unicode_escape").decode("ascii")
+            length += len(text)
+        if length > MAX_HEADER:
+            break
+    header = "; ".join(texts.values())
     return header if len(header) <= MAX_HEADER else header[: MAX_HEADER - 3] + "..."
 
 

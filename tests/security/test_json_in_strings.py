@@ -87,10 +87,10 @@ def test_arguments_that_cannot_be_read_stay_as_they_are(
 ) -> None:
     answer = ask(http, family, text)
     if len(text) > 250 and family != "tokenize":
-        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
         return
     assert answer.status_code == 200, answer.text
-    if router.submits:
+    if family in ("chat", "responses"):
         assert text in router.model.tokenizer.decode(router.submits[0].prompt_ids, skip_special=False)
 
 
