@@ -31,12 +31,13 @@ def write_rows(path: Path, requests: list[dict[str, Any]]) -> None:
 
     with path.open("w") as lines:
         for row in rows_of(requests):
-            line = _HOME.sub("/home/agent", json.dumps(row, sort_keys=True))
-            lines.write(_ID.sub(numbered, line) + "\n")
+            # Before the texts are cut: a part of an id, or of a folder's name, would be a new one in each record.
+            line = _ID.sub(numbered, _HOME.sub("/home/agent", json.dumps(row)))
+            lines.write(json.dumps(trimmed(json.loads(line)), sort_keys=True) + "\n")
 
 
 def rows_of(requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A row for each POST request that has a shape, or a part of one, for the first time."""
+    """A row for each POST request that has a shape, or a part of one, for the first time. Its texts are whole."""
     known: set[str] = set()
     for request in requests:
         if request["method"] != "POST" or request["status"] != 200:
@@ -48,7 +49,7 @@ def rows_of(requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         shape = {f"{request['path']} {part}" for part in parts_of(body)}
         if not shape <= known:
             known |= shape
-            yield {"path": request["path"], "body": trimmed(body)}
+            yield {"path": request["path"], "body": body}
 
 
 def items_of(body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -69,7 +69,8 @@ def test_a_record_has_one_row_of_each_shape(tmp_path: Path) -> None:
         request(200, signature=long, input=long, messages=[{"role": "user", "content": long}], tools=tools, id=item),
         request(200, input="", messages=[{"role": "user", "content": "y"}], id=item),
         request(400, messages=[{"role": "user", "content": "z", "more": 1}]),
-        request(200, messages=[{"role": "assistant", "content": "/tmp/codex-0123abcd/project"}]),
+        request(200, messages=[{"role": "assistant", "content": f"{'x' * 50}/tmp/codex-0123abcd/project {item[5:]}"}]),
+        request(200, instructions=f"{'x' * 45} {item}"),
         request(200, input=[{"type": "item_reference", "id": "rs_1"}]),
     ]
     write_rows(tmp_path / "some.jsonl", requests)
@@ -79,7 +80,8 @@ def test_a_record_has_one_row_of_each_shape(tmp_path: Path) -> None:
             "id": "call_1", "input": long[:LONGEST_TEXT], "signature": long, "tools": tools[:1],
             "messages": [{"content": long[:LONGEST_TEXT], "role": "user"}],
         },
-        {"messages": [{"content": "/home/agent/project", "role": "assistant"}]},
+        {"messages": [{"content": f"{'x' * 50}/home/agen", "role": "assistant"}]},
+        {"instructions": f"{'x' * 45} call_1"},
     ]  # fmt: skip
 
 
