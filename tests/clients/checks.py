@@ -10,7 +10,8 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 URL = os.environ["INFERD_URL"]
@@ -46,6 +47,19 @@ def check(function: Callable[[], Any]) -> Callable[[], Any]:
     """Decorator of a check. A check fails by raising. Its report shows its docstring's first line, else its name."""
     _CHECKS.append(function)
     return function
+
+
+def check_each(cases: Iterable[str]) -> Callable[[Callable[[str], Any]], Callable[[str], Any]]:
+    """Decorator of a check that is made of each case. Its report shows the case, and the docstring's first line."""
+
+    def checked(function: Callable[[str], Any]) -> Callable[[str], Any]:
+        for case in cases:
+            one: Any = partial(function, case)
+            one.__doc__ = f"{case.replace('_', ' ')}: {function.__doc__}"
+            check(one)
+        return function
+
+    return checked
 
 
 def raised(kind: type[Exception], call: Callable[[], object]) -> Any:

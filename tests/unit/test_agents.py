@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +90,30 @@ def test_a_record_has_one_row_of_each_shape(tmp_path: Path) -> None:
 @pytest.mark.parametrize("program", clients(HERE, ENVIRONMENTS), ids=lambda program: program.name)
 def test_the_page_names_each_program_in_its_version(program: Any) -> None:
     assert f"{program.version} |" in (ROOT / "docs" / "clients.md").read_text()
+
+
+SCRIPT = """
+from checks import check_each, run
+
+@check_each(("a_b", "c"))
+def mend(case):
+    'a task'
+    assert case == "c", case
+
+run()
+"""
+
+
+def test_a_check_is_made_of_each_case() -> None:
+    variables = {"INFERD_URL": "", "INFERD_KEY": "", "PYTHONPATH": str(ROOT / "tests" / "clients")}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=variables, capture_output=True, text=True)
+    told = [line for line in done.stdout.splitlines() if line.startswith(("ok", "FAILED"))]
+    assert (told, done.returncode) == (["FAILED a b: a task", "ok c: a task"], 1)
+
+
+def test_the_versions_of_all_packages_are_pinned() -> None:
+    """A program is the one that the page names only if its libraries are, too."""
+    for folder in (HERE, ROOT / "tests" / "clients"):
+        for file in folder.glob("*/requirements.txt"):
+            lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
+            assert [line for line in lines if "==" not in line] == [], file

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from agent import MEND, MENDED, MODEL, Project, call, edit_file, plan, read_file, run_tests, when
 from agno.agent import Agent
 from agno.db.in_memory import InMemoryDb
 from agno.models.openai import OpenAIResponses
 from agno.models.openai.like import OpenAILike
-from checks import BASE_URL, KEY, check, run
+from checks import BASE_URL, KEY, check_each, run
 
 MODELS = {"chat": OpenAILike, "responses": OpenAIResponses}
 
 
+@check_each(MODELS)
 def a_task(api: str) -> None:
+    """a task, and the same session again, streamed"""
     project = Project(api)
     project.enter()
     model = MODELS[api](id=MODEL, base_url=BASE_URL, api_key=KEY)
@@ -31,10 +31,5 @@ def a_task(api: str) -> None:
     )
     assert answer.endswith("It was mended."), answer
 
-
-for name in MODELS:
-    asked = partial(a_task, name)
-    asked.__doc__ = f"{name}: a task, and the same session again, streamed"
-    check(asked)
 
 run()

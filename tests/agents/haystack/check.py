@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from agent import MEND, MENDED, MODEL, Project, call, edit_file, plan, read_file, run_tests, when
-from checks import BASE_URL, KEY, check, run
+from checks import BASE_URL, KEY, check_each, run
 from haystack.components.agents import Agent
 from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIResponsesChatGenerator
 from haystack.dataclasses import ChatMessage
@@ -16,7 +14,9 @@ FUNCTIONS = [create_tool_from_function(function) for function in (read_file, edi
 GENERATORS = {"chat": OpenAIChatGenerator, "responses": OpenAIResponsesChatGenerator}
 
 
+@check_each(GENERATORS)
 def a_task(api: str) -> None:
+    """a task, and the same conversation again"""
     project = Project(api)
     project.enter()
     generator = GENERATORS[api](model=MODEL, api_base_url=BASE_URL, api_key=Secret.from_token(KEY))
@@ -28,10 +28,5 @@ def a_task(api: str) -> None:
     second = agent.run(messages=[*first["messages"], ChatMessage.from_user(f"And again. {again}")])
     assert second["last_message"].text == "It was mended.", second["last_message"]
 
-
-for name in GENERATORS:
-    asked = partial(a_task, name)
-    asked.__doc__ = f"{name}: a task, and the same conversation again"
-    check(asked)
 
 run()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from agent import MEND, MENDED, MODEL, Project, call, edit_file, plan, read_file, run_tests, when
-from checks import BASE_URL, KEY, check, run
+from checks import BASE_URL, KEY, check_each, run
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
@@ -14,7 +12,9 @@ from langgraph.prebuilt import create_react_agent
 FUNCTIONS = [tool(function) for function in (read_file, edit_file, run_tests)]
 
 
+@check_each(("chat", "responses"))
 def a_task(api: str) -> None:
+    """a task, and the same conversation again"""
     project = Project(api)
     project.enter()
     model = ChatOpenAI(model=MODEL, base_url=BASE_URL, api_key=KEY, use_responses_api=api == "responses")
@@ -30,10 +30,5 @@ def a_task(api: str) -> None:
     answer = said(f"And again. {plan([call('read_file', path='calc.py')], when(MENDED, 'It was mended.'))}")
     assert answer == "It was mended.", answer
 
-
-for name in ("chat", "responses"):
-    asked = partial(a_task, name)
-    asked.__doc__ = f"{name}: a task, and the same conversation again"
-    check(asked)
 
 run()

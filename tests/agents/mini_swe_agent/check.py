@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from agent import BROKEN, HOME, MENDED, MODEL, TESTED, Project, call, plan, when
-from checks import BASE_URL, KEY, check, run
+from checks import BASE_URL, KEY, check_each, run
 
 VARIABLES = {
     "MSWEA_CONFIGURED": "true",
@@ -21,7 +19,9 @@ def bash(command: str) -> dict[str, object]:
     return call("bash", command=command)
 
 
+@check_each(("litellm", "litellm_response"))
 def a_task(model_class: str) -> None:
+    """a task"""
     project = Project(model_class)
     edit = bash(f"sed -i 's/{BROKEN}/{MENDED}/' calc.py")
     end = bash("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
@@ -31,10 +31,5 @@ def a_task(model_class: str) -> None:
     project.check_mended()
     assert '"exit_status": "Submitted"' in (HOME / "run.json").read_text()
 
-
-for name in ("litellm", "litellm_response"):
-    asked = partial(a_task, name)
-    asked.__doc__ = f"{name}: a task"  # type: ignore[attr-defined]
-    check(asked)
 
 run()

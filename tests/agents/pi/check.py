@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 from agent import BROKEN, HOME, MENDED, MODEL, Project, call, mending, plan, when
-from checks import BASE_URL, KEY, URL, check, run
+from checks import BASE_URL, KEY, URL, check_each, run
 
 APIS = {"openai-completions": BASE_URL, "openai-responses": BASE_URL, "anthropic-messages": URL}
 SIZES = {"contextWindow": 200_000, "maxTokens": 32_000}
@@ -26,7 +25,9 @@ def pi(project: Project, api: str, prompt: str, *flags: str) -> str:
     return project.run(["pi", "--print", "--provider", api, "--model", MODEL, *flags, prompt], **VARIABLES)
 
 
+@check_each(APIS)
 def a_task_and_its_session(api: str) -> None:
+    """a task, and a session that goes on"""
     project = Project(api)
     task = mending(
         call("read", path="calc.py"),
@@ -41,15 +42,11 @@ def a_task_and_its_session(api: str) -> None:
     assert "It was mended." in said, said
 
 
+@check_each(APIS)
 def a_picture(api: str) -> None:
+    """a picture"""
     said = pi(Project(f"{api}-picture"), api, plan([call("read", path="red.png")], "There is a picture."))
     assert "There is a picture." in said, said
 
-
-for name in APIS:
-    for function, what in ((a_task_and_its_session, "a task, and a session that goes on"), (a_picture, "a picture")):
-        asked = partial(function, name)
-        asked.__doc__ = f"{name}: {what}"
-        check(asked)
 
 run()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from agent import MEND, MENDED, MODEL, Project, call, edit_file, plan, read_file, run_tests, when
-from checks import BASE_URL, KEY, URL, check, run
+from checks import BASE_URL, KEY, URL, check_each, run
 from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.models.anthropic import AnthropicModel
@@ -27,7 +25,9 @@ class Report(BaseModel):
     is_mended: bool
 
 
+@check_each(MODELS)
 def a_task(api: str) -> None:
+    """a task, and a typed result of the same conversation"""
     project = Project(api)
     project.enter()
     first = Agent(MODELS[api], tools=FUNCTIONS).run_sync(f"Mend calc.py. {MEND}")
@@ -39,10 +39,5 @@ def a_task(api: str) -> None:
     second = typed.run_sync(f"And again. {again}", message_history=first.all_messages())
     assert second.output == Report(file="calc.py", is_mended=True), second.output
 
-
-for name in MODELS:
-    asked = partial(a_task, name)
-    asked.__doc__ = f"{name}: a task, and a typed result of the same conversation"
-    check(asked)
 
 run()

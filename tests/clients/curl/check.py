@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from checks import BASE_URL, KEY, MODEL, PERSON, URL, WEATHER, WEATHER_QUESTION, check, run
+from checks import BASE_URL, KEY, MODEL, PERSON, URL, WEATHER, WEATHER_QUESTION, check_each, run
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 HELLO = [{"role": "user", "content": "Hello, who are you?"}]
@@ -96,7 +96,9 @@ def _merged(text: str) -> str:
     return "\n\n".join(events)
 
 
+@check_each(CASES)
 def compare(name: str) -> None:
+    """the bytes equal the golden file"""
     file, found = GOLDEN / f"{name}.txt", answer(CASES[name])
     if "--write" in sys.argv:
         file.write_text(found)
@@ -106,14 +108,4 @@ def compare(name: str) -> None:
         raise AssertionError("\n".join(difflib.unified_diff(expected.splitlines(), found.splitlines(), lineterm="")))
 
 
-def add(name: str) -> None:
-    def compared() -> None:
-        compare(name)
-
-    compared.__doc__ = f"{name.replace('_', ' ')}: the bytes equal the golden file"
-    check(compared)
-
-
-for case in CASES:
-    add(case)
 run()
