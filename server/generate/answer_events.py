@@ -99,7 +99,8 @@ class ParsedAnswer:
         self._parser = parser_config.new_parser()
         self._offsets: list[int] = []
         """Number of characters before each token, never falling. Tokens without text count too."""
-        self._num_reasoning = 0
+        self._num_reasoning = self._num_closed = self._num_spans = 0
+        """Tokens of reasoning, those of closed stretches, and number of these."""
         self._pieces: list[Piece] = []
         self._text_input: TextInput | None = None
         """Reads the open call's text; None if it is a function's."""
@@ -164,10 +165,15 @@ class ParsedAnswer:
         return f"call_{secrets.token_hex(12)}"
 
     def _more_reasoning(self) -> int:
-        """Number of tokens that begin inside reasoning, markers included, and are not counted yet."""
+        """Number of tokens that begin inside reasoning, markers included, and are not counted yet. A closed stretch is
+        counted once: later tokens begin behind it."""
         spans = self._parser.reasoning_spans
-        total = sum(bisect_left(self._offsets, end) - bisect_left(self._offsets, start) for start, end in spans)
-        if self._parser.reasoning_start is not None:
-            total += len(self._offsets) - bisect_left(self._offsets, self._parser.reasoning_start)
+        self._num_closed += sum(self._num_between(start, end) for start, end in spans[self._num_spans :])
+        self._num_spans = len(spans)
+        start = self._parser.reasoning_start
+        total = self._num_closed + (0 if start is None else len(self._offsets) - bisect_left(self._offsets, start))
         more, self._num_reasoning = total - self._num_reasoning, total
         return more
+
+    def _num_between(self, start: int, end: int) -> int:
+        return bisect_left(self._offsets, end) - bisect_left(self._offsets, start)

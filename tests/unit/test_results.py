@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import itertools
+from bisect import bisect_left
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from inferd.engine.api.wire.messages import Delta, Failure, FinishReason, Submit
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.server.auth.quotas import KeyAccount, Quota
 from inferd.server.dispatch.token_stream import TokenStream, merge
+from inferd.server.generate import answer_events
 from inferd.server.generate import stream as stream_module
 from inferd.server.generate.choice import Choice
 from inferd.server.generate.events import Event, Finished, TextDelta
@@ -374,6 +376,23 @@ def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
 
 THOUGHT = "<think>One, two \u20ac.</think>"
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "\u20ac b"}}</tool_call>'
+
+
+def test_each_stretch_of_reasoning_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may begin thousands of them, and the event loop counts their tokens at each token."""
+    num_searches = 0
+
+    def counting(offsets: list[int], place: int) -> int:
+        nonlocal num_searches
+        num_searches += 1
+        return bisect_left(offsets, place)
+
+    monkeypatch.setattr(answer_events, "bisect_left", counting)
+    asked = replace(request(), parser_config=ParserConfig(detect(Clues(), "hermes", "think"), with_calls=False))
+    ids = tokenizer().encode(f"{THOUGHT} Well. " * 40).ids
+    result = folded(asked, events_of(asked, deltas(ids, list(range(len(ids))), "length")))
+    assert result.num_reasoning_tokens == 40 * len(tokenizer().encode(THOUGHT).ids)
+    assert num_searches <= 2 * len(ids)
 
 
 @settings(deadline=None)
