@@ -23,6 +23,7 @@ from inferd.server.generate.request import Caller, GenerateRequest
 from inferd.server.schema.answers.tokens import RenderedPrompt, Tokenized
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
+from inferd.server.schema.notices import Notice
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from inferd.server.text.json_bytes import exact
 from inferd.server.text.template import conversation_of
@@ -45,7 +46,7 @@ class TokensApi:
         """Raises `RequestError`."""
         service = self._services.of(wire.model)
         service.intake.check_model(wire.model)
-        token_ids = await while_asked(request, None, self._ids(service, wire))
+        token_ids = await while_asked(request, None, self._ids(service, wire, request.state.notices))
 
         def work() -> bytes:
             token = service.model.tokenizer.token
@@ -88,14 +89,17 @@ class TokensApi:
         `RequestError`."""
         return Response(self._services.of_query(request).model.tokenizer_info, media_type="application/json")
 
-    async def _ids(self, service: Service, wire: TokenizeRequest) -> tuple[int, ...]:
+    async def _ids(self, service: Service, wire: TokenizeRequest, notices: list[Notice]) -> tuple[int, ...]:
+        """`notices` gets what was changed in the text. Raises `RequestError`."""
         prompts = service.prompts
         if wire.messages is not None and wire.prompt is not None:
             raise RequestError("invalid_value", "Only one of 'prompt' and 'messages' can be given.", "prompt")
         if wire.messages is None:
             if wire.prompt is None:
                 raise errors.missing("prompt", "Send either 'prompt' or 'messages'.")
-            return await prompts.encode(wire.prompt, add_special=wire.add_special_tokens is not False)
+            add_special = wire.add_special_tokens is not False
+            notices += prompts.second_bos((wire.prompt,), add_special=add_special)
+            return await prompts.encode(wire.prompt, add_special=add_special)
         conversation = conversation_of(
             wire.messages,
             [tool.shown for tool in wire.tools] if wire.tools else None,
@@ -104,7 +108,9 @@ class TokensApi:
             wire.chat_template_kwargs,
             wire.documents,
         )
-        token_ids, _ = await prompts.render(conversation, add_special=bool(wire.add_special_tokens))
+        add_special = bool(wire.add_special_tokens)
+        token_ids, text = await prompts.render(conversation, add_special=add_special, notices=notices)
+        notices += prompts.second_bos((text,), add_special=add_special)
         return token_ids
 
 

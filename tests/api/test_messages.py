@@ -385,7 +385,7 @@ def test_what_is_cut_and_moved_is_told(http: httpx.Client, serving_reasoning: Se
     late = [ASK, {"role": "system", "content": "late"}]
     for template, words in ((PLAIN, ""), (FIRST_ALONE, "became the user's")):
         served, _ = serving_reasoning(template)
-        for path, fields in (("/v1/messages", ASKED), ("/v1/messages/count_tokens", {})):
+        for path, fields in (("/v1/messages", ASKED), ("/v1/messages/count_tokens", {}), ("/tokenize", {})):
             response = served.post(path, json={**fields, "messages": late})
             told = response.headers.get("x-inferd-warning", "")
             assert (words in told) if words else not told, told
