@@ -73,10 +73,11 @@ class CountTokensRequest(RequestModel):
     context_management: ContextManagement | None = option(
         "Nothing is cut out of a conversation. A notice says so, except for `clear_thinking_20251015` that keeps all.",
         has_effect=False,
+        kind="offer",
     )
     speed: Literal["standard", "fast"] | None = option("There is one speed.", has_effect=False)
     inference_geo: Annotated[object, Only(("global",), "This server stands in one place; leave it out.")] | None = (
-        option("Only `global` is accepted.", has_effect=False)
+        option("Only `global` is accepted.", has_effect=False, kind="demand")
     )
     fallbacks: object = option("This server declines no request by policy.", has_effect=False)
     fallback_credit_token: object = option(_NO_BILLS, has_effect=False)
