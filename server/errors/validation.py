@@ -62,10 +62,6 @@ def unsupported_value(rule: str) -> PydanticCustomError:
     return PydanticCustomError("unsupported_value", "The value is not served.", {"rule": rule})
 
 
-def unsupported_parameter(way_out: str) -> PydanticCustomError:
-    return PydanticCustomError("unsupported_parameter", "The parameter is not served.", {"way_out": way_out})
-
-
 def wrong_form(expected: str, types: Sequence[str], rule: str) -> PydanticCustomError:
     """The error of an object whose `type` is none of `types`. `rule`: the reason why other types are not served."""
     details = {"expected": expected, "types": " ".join(types), "rule": rule}
@@ -167,7 +163,6 @@ _MAPPED: Mapping[str, Callable[[str, Any, _Details], RequestError]] = {
     "too_short": lambda path, value, details: errors.empty_array(path, details["min_length"]),
     "too_long": _too_long,
     "unsupported_value": lambda path, value, details: errors.unsupported_value(path, value, details["rule"]),
-    "unsupported_parameter": lambda path, value, details: errors.unsupported_parameter(path, details["way_out"]),
     "unsupported_type": lambda path, value, details: errors.unsupported_value(
         f"{path}.type", details["kind"], details["rule"]
     ),

@@ -89,27 +89,6 @@ def _is_same(value: object, known: object) -> bool:
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Unsupported:
-    """A key that clients know and this server does not serve. `empty`: values that say nothing, which are accepted."""
-
-    way_out: str
-    empty: tuple[object, ...] = ()
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        del source, handler
-        return core_schema.no_info_plain_validator_function(self._check)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        del schema, handler
-        return {"enum": list(self.empty)} if self.empty else {"type": "null"}
-
-    def _check(self, value: object) -> object:
-        if value not in self.empty:
-            raise validation.unsupported_parameter(self.way_out)
-        return value
-
-
-@dataclass(eq=False, frozen=True, slots=True)
 class AsGiven:
     """An object that is checked, and passed on as the client wrote it, nulls included, but without further keys."""
 
