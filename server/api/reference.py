@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from inferd.server.api import routes
+from inferd.server.api.schema_words import fields_within, options_of, rule_of
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics
@@ -42,7 +41,7 @@ from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
 from inferd.server.schema.infill import InfillRequest
-from inferd.server.schema.json_schema import Schema, inlined, schema_of, schemas_of_answers, types_of
+from inferd.server.schema.json_schema import Schema, inlined, schema_of, schemas_of_answers
 from inferd.server.schema.model import RequestModel
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
@@ -89,78 +88,13 @@ _ANSWERS: dict[str, Any] = {
     "messages": routes.MESSAGES.answer, "embeddings": routes.EMBEDDINGS.answer, "/tokenize": routes.TOKENIZE.answer,
     "/v1/models": routes.MODELS.answer, "/state": routes.STATE.answer,
 }  # fmt: skip
+_Abouts = Mapping[str, str]
 _COLUMNS = ("Field", "Type and bounds", "Default", "What it does", "APIs")
 
 
 def fill(page: str) -> str:
     """`page` with every marked table written again. Raises `KeyError` if a mark names no table."""
     return _MARKED.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", page)
-
-
-def rule_of(schema: Schema) -> str:
-    """A JSON schema in a few words: "integer 1 to 128"."""
-    options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
-    if options:
-        return "; or ".join(dict.fromkeys(map(rule_of, options)))
-    if "enum" in schema:
-        return " or ".join(f"`{orjson.dumps(value).decode()}`" for value in schema["enum"])
-    kind = schema.get("type", "any value")
-    if isinstance(kind, list):
-        return rule_of({**schema, "type": next(name for name in kind if name != "null")})
-    if kind in ("integer", "number"):
-        return f"{kind}{_range(schema.get('minimum'), schema.get('maximum'))}"
-    if kind == "string":
-        return "string" + _characters(schema)
-    if kind == "array":
-        return "array of " + _items(schema)
-    return _object(schema) if kind == "object" else str(kind)
-
-
-def _items(array: Schema) -> str:
-    """As in "1 to 16 strings of 1 to 1,024 characters"."""
-    item = array.get("items", {})
-    types = types_of(item)
-    kind = types.pop() if len(types) == 1 else "value"
-    count = _count(array.get("minItems"), array.get("maxItems"))
-    if kind == "array":
-        return f"{count}arrays of {_items(item)}"
-    return f"{count}{kind}s" + (_characters(item) if kind == "string" else _range(item.get("minimum"), None))
-
-
-def _characters(text: Schema) -> str:
-    count = _count(text.get("minLength"), text.get("maxLength"))
-    return f" of {count}characters" if count else ""
-
-
-def _object(schema: Schema) -> str:
-    properties = schema.get("properties", {})
-    if properties and all(_is_plain(value.get("type")) for value in properties.values()):
-        return "object: " + ", ".join(f"`{name}` {rule_of(value)}" for name, value in properties.items())
-    if isinstance(schema.get("additionalProperties"), dict):
-        count = _count(None, schema.get("maxProperties"))
-        return f"object of {count}keys, each {rule_of(schema['additionalProperties'])}"
-    return "object"
-
-
-def _is_plain(kind: object) -> bool:
-    return kind in [form for name in ("integer", "boolean", "number") for form in (name, [name, "null"])]
-
-
-def _range(low: float | None, high: float | None) -> str:
-    if low is None and high is None:
-        return ""
-    return f" {_number(low)} or more" if high is None else f" {_number(low)} to {_number(high)}"
-
-
-def _count(low: int | None, high: int | None) -> str:
-    """The text with a space after it, unless it is empty."""
-    if high is None:
-        return f"{low} or more " if low else ""
-    return f"{low} to {high:,} " if low else f"up to {high:,} "
-
-
-def _number(value: float | None) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 # --- The tables -------------------------------------------------------------------------------------------------------
@@ -198,27 +132,12 @@ def _answers() -> str:
     schemas, objects = schemas_of_answers(list(_ANSWERS.values()), "{model}")
     rows: dict[tuple[str, str, str], list[str]] = {}
     for api, schema in zip(_ANSWERS, schemas, strict=True):
-        for path, field in _fields_within(inlined(schema, objects), ""):
+        for path, field in fields_within(inlined(schema, objects), ""):
             if "description" in field:
                 about = " ".join(field["description"].split())
-                row = (f"`{path}`", " or ".join(map(rule_of, _options(field))), about)
+                row = (f"`{path}`", " or ".join(map(rule_of, options_of(field))), about)
                 rows.setdefault(row, []).append(api)
     return _table(("Field", "Type", "What it is", "Answers"), ((*row, ", ".join(apis)) for row, apis in rows.items()))
-
-
-def _fields_within(schema: Schema, path: str) -> Iterator[tuple[str, Schema]]:
-    """(path, schema) of every field within a value, as in `choices[].index`."""
-    for option in _options(schema):
-        if "items" in option:
-            yield from _fields_within(option["items"], f"{path}[]")
-        for name, field in option.get("properties", {}).items():
-            where = f"{path}.{name}" if path else name
-            yield where, field
-            yield from _fields_within(field, where)
-
-
-def _options(schema: Schema) -> list[Schema]:
-    return [*schema.get("anyOf", ()), *schema.get("oneOf", ())] or [schema]
 
 
 def _embeddings() -> str:
@@ -238,20 +157,21 @@ def _nested_without_effect() -> str:
     return _table(("Object", "Keys"), rows)
 
 
-def _refused(types: dict[str, type[RequestModel]]) -> str:
+def _names(column: str, types: dict[str, type[RequestModel]], about_of: Callable[[type[RequestModel]], _Abouts]) -> str:
+    """One row for a name that is no field of its own, or one for each of the types that say another thing of it."""
     rows: dict[tuple[str, str], list[str]] = {}
     for api, fields in types.items():
-        for name, way_out in fields.refused.items():
-            rows.setdefault((f"`{name}`", way_out), []).append(api)
-    return _table(("Field", "Way out", "APIs"), ((*row, ", ".join(apis)) for row, apis in rows.items()))
+        for name, about in about_of(fields).items():
+            rows.setdefault((f"`{name}`", about), []).append(api)
+    return _table(("Field", column, "APIs"), ((*row, ", ".join(apis)) for row, apis in rows.items()))
+
+
+def _refused(types: dict[str, type[RequestModel]]) -> str:
+    return _names("Way out", types, lambda fields: fields.refused)
 
 
 def _offered(types: dict[str, type[RequestModel]]) -> str:
-    rows: dict[tuple[str, str], list[str]] = {}
-    for api, fields in types.items():
-        for name, about in fields.offered.items():
-            rows.setdefault((f"`{name}`", f"Not used: {about}."), []).append(api)
-    return _table(("Field", "Note", "APIs"), ((*row, ", ".join(apis)) for row, apis in rows.items()))
+    return _names("Note", types, lambda fields: {name: f"Not used: {about}." for name, about in fields.offered.items()})
 
 
 def _of_kinds(name: str, rows: Mapping[str, kinds.Row]) -> str:

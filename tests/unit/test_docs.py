@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from inferd.server.api import reference as docs
+from inferd.server.api.schema_words import rule_of
 from inferd.server.schema.json_schema import Schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,4 +160,4 @@ def test_a_stale_table_is_written_anew_and_prose_is_left_alone() -> None:
     ],
 )
 def test_bounds_in_words(schema: Schema, words: str) -> None:
-    assert docs.rule_of(schema) == words
+    assert rule_of(schema) == words
