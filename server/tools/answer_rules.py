@@ -50,10 +50,10 @@ def check_tools(wire: ChatRequest) -> None:
             raise RequestError(
                 "invalid_value", f"The '{name}' parameter is only allowed when 'tools' are specified.", name
             )
-    known = [tool.name for tool in wire.tools or ()]
+    known = dict.fromkeys(tool.name for tool in wire.tools or ())
     for name, where in (choice.names if choice is not None else None) or ():
         if name not in known:
-            raise errors.not_among(where, name, known[:10])
+            raise errors.not_among(where, name, list(known)[:10])
 
 
 def tools_of(wire: ChatRequest) -> tuple[CallerTool, ...]:

@@ -14,8 +14,10 @@ from inferd.engine.api.errors import RequestError
 from inferd.engine.grammar.compiler import normal_form
 from inferd.engine.grammar.ports import GrammarError
 from inferd.engine.grammar.vocabulary import load_vocabulary
+from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.model import read
+from inferd.server.schema.tool_choice import ToolChoice
 from inferd.server.structured import calls as calls_module
 from inferd.server.structured.formats import AnswerLanguage
 from inferd.server.structured.language import Language, json_value
@@ -111,6 +113,31 @@ def test_calls_are_held_to_what_was_asked(fields: dict[str, Any], taken: list[st
     what = asked(served(), **fields)
     assert [text for text in taken if not follows(what, served(), text)] == []
     assert [text for text in refused if follows(what, served(), text)] == []
+
+
+class Name(str):
+    """A name that counts how often it is compared."""
+
+    num_compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Name.num_compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_the_tools_of_a_choice_are_looked_up() -> None:
+    """A response may name 60,000 tools by their namespace, and the event loop checks them."""
+    shown = {"type": "function", "function": {}}
+    tools = tuple(CallerTool(Name(f"f{i}"), shown, "tools") for i in range(200))
+    choice = ToolChoice("auto", tuple((Name(f"f{i}"), "tool_choice") for i in range(200)))
+    Name.num_compared = 0
+    check_tools(ChatRequest.model_construct(messages=(), tools=tools, tool_choice=choice))
+    assert Name.num_compared <= 400
+    wrong = ToolChoice("auto", (("g", "tool_choice.name"),))
+    with pytest.raises(RequestError, match="'f0', 'f1', 'f2'"):
+        check_tools(ChatRequest.model_construct(messages=(), tools=tools, tool_choice=wrong))
 
 
 def test_tools_beside_a_schema_are_calls_or_the_schema() -> None:
