@@ -80,6 +80,10 @@ def test_an_item_is_found_in_the_newest_response_that_has_it() -> None:
     assert store.with_item("a", "m") == stored("2", 0, "m")
     store.delete("a", "1")
     assert store.with_item("a", "m") == stored("2", 0, "m")
+    store.put("a", stored("3", 0, "m", "n"))
+    store.delete("a", "3")
+    assert store.with_item("a", "m") == stored("2", 0, "m"), "the response before it still has the item"
+    assert store.with_item("a", "n") is None
 
 
 Action = tuple[str, str, str, int]
@@ -98,7 +102,7 @@ def test_bounds_and_books_hold_whatever_happens(actions: list[Action]) -> None:
     newest: dict[tuple[str, str], tuple[Stored, float]] = {}
     for action, tenant, name, number in actions:
         if action == "put":
-            one = stored(name, number, f"item_{name}")
+            one = stored(name, number, f"item_{name}", "shared")
             assert store.put(tenant, one) == (one.num_bytes <= max_bytes)
             newest[tenant, name] = one, clock.now_s
         elif action == "get":
@@ -116,7 +120,8 @@ def test_bounds_and_books_hold_whatever_happens(actions: list[Action]) -> None:
         assert len(store._ends_s) == len(kept)
         for one_tenant in store._tenants.values():
             assert one_tenant.num_bytes == sum(one.num_bytes for one in one_tenant.entries.values())
-            assert set(one_tenant.by_item.values()) <= set(one_tenant.entries)
+            listed = sorted((item, name) for item, names in one_tenant.by_item.items() for name in names)
+            assert listed == sorted((item, one.id) for one in one_tenant.entries.values() for item in one.item_ids)
 
 
 def test_threads_do_not_upset_the_books() -> None:

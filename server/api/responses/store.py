@@ -37,8 +37,8 @@ class _Tenant:
     """The responses of one tenant, in order of use."""
 
     entries: OrderedDict[str, Stored] = field(default_factory=OrderedDict)
-    by_item: dict[str, str] = field(default_factory=dict)
-    """Item id -> id of the newest response that has it."""
+    by_item: dict[str, list[str]] = field(default_factory=dict)
+    """Item id -> ids of the responses that have it, the newest last: each response of a conversation has all before."""
     num_bytes: int = 0
 
 
@@ -70,7 +70,8 @@ class ResponseStore:
             kept = self._tenants.setdefault(tenant, _Tenant())
             kept.entries[stored.id] = stored
             self._ends_s[tenant, stored.id] = self._now_s() + self._ttl_s
-            kept.by_item.update(dict.fromkeys(stored.item_ids, stored.id))
+            for item_id in dict.fromkeys(stored.item_ids):
+                kept.by_item.setdefault(item_id, []).append(stored.id)
             kept.num_bytes += stored.num_bytes
             self._num_bytes += stored.num_bytes
             return True
@@ -89,7 +90,7 @@ class ResponseStore:
         with self._lock:
             self._forget_expired()
             kept = self._tenants.get(tenant, _Tenant())
-            return kept.entries.get(kept.by_item.get(item_id, ""))
+            return kept.entries[kept.by_item[item_id][-1]] if item_id in kept.by_item else None
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """Delete a response. Returns whether there was one."""
@@ -103,8 +104,9 @@ class ResponseStore:
             return False
         stored = kept.entries.pop(response_id)
         del self._ends_s[tenant, response_id]
-        for item_id in stored.item_ids:
-            if kept.by_item.get(item_id) == response_id:
+        for item_id in dict.fromkeys(stored.item_ids):
+            kept.by_item[item_id].remove(response_id)
+            if not kept.by_item[item_id]:
                 del kept.by_item[item_id]
         kept.num_bytes -= stored.num_bytes
         self._num_bytes -= stored.num_bytes
