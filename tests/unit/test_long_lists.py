@@ -36,6 +36,14 @@ def test_pieces_together_are_the_document(document: Any) -> None:
     assert b"".join(pieces(long)) == dumps(long)
 
 
+def test_a_document_without_long_lists_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk of a stream is one: it takes no random mark from the system."""
+    monkeypatch.setattr("inferd.server.api.long_lists.secrets", None)
+    assert dumps({"a": [1, {"b": "c"}]}) == b'{"a":[1,{"b":"c"}]}'
+    with pytest.raises(AttributeError):
+        dumps(LongList([1], lambda entry: entry))
+
+
 def test_a_list_is_made_while_it_is_written() -> None:
     """No piece is much larger than it must be, and an entry is made only with the piece that holds it."""
     made: list[int] = []
