@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from inferd.server.structured.regexes import char_range, literal, parse
-from inferd.server.structured.trees import Alt, Both, Name, Node, Not, Repeat, Seq, Value
+from inferd.server.structured.trees import EMPTY, Alt, Both, Lexeme, Name, Node, Not, Repeat, Seq, names_in
 
 COMMON = {
     "DIGIT": r"[0-9]",
@@ -63,6 +63,7 @@ _TOKENS = re.compile(
 _MAX_DEPTH = 28
 """llguidance takes 30 levels of brackets."""
 _MAX_COUNT = 2**31 - 1
+_MAX_COUNT_DIGITS = 20
 _END = ("end", "the end of the grammar", 0)
 
 _NO_TEXT = {
@@ -75,53 +76,29 @@ _NO_TEXT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A rule's body. `is_lazy`: the body is one lexeme, which ends as soon as it matches."""
-
-    body: Node
-    is_lazy: bool = False
-
-
 @dataclass(slots=True)
 class Grammar:
-    """A whole grammar, which begins with the rule `start`."""
+    """A whole grammar, which begins with the rule `start`. Every name in it is defined."""
 
-    rules: dict[str, Rule] = field(default_factory=dict)
+    rules: dict[str, Node] = field(default_factory=dict)
+    """Trees of lexemes and of names of rules."""
     terminals: dict[str, Node] = field(default_factory=dict)
     ignored: list[Node] = field(default_factory=list)
-    """Terminals that may stand between lexemes."""
-
-    def is_lexeme(self, node: Node) -> bool:
-        """Whether a part of a rule is matched as one lexeme."""
-        return isinstance(node, (Value, Not)) or (isinstance(node, Name) and node.name not in self.rules)
+    """Texts that may stand between lexemes."""
 
 
 def parse_grammar(text: str) -> Grammar:
     """Raises ValueError for what cannot be read, or has no tree."""
     parser = _Parser(text)
     parser.run()
-    if "start" not in parser.grammar.rules:
+    grammar = parser.grammar
+    if "start" not in grammar.rules:
         raise ValueError("the grammar has no rule 'start'")
-    for rule in parser.grammar.rules.values():
-        _check(rule.body, parser.grammar, is_lexeme=rule.is_lazy)
-    return parser.grammar
-
-
-def _check(node: Node, grammar: Grammar, *, is_lexeme: bool) -> None:
-    """Raises ValueError if a part of a rule is not defined, or may not stand in a lexeme or outside of one."""
-    if isinstance(node, Name):
-        if node.name not in grammar.rules and node.name not in grammar.terminals:
-            raise ValueError(f"the grammar refers to '{node.name}', which it does not define")
-        if is_lexeme and node.name in grammar.rules:
-            raise ValueError(f"the grammar uses the rule '{node.name}' in a lexeme, in which only terminals may stand")
-    elif isinstance(node, Both) and not is_lexeme:
-        raise ValueError("the grammar joins parts of a rule by '&'; write them in a terminal")
-    elif isinstance(node, (Seq, Alt, Both)):
-        for item in node.items:
-            _check(item, grammar, is_lexeme=is_lexeme)
-    elif isinstance(node, (Repeat, Not)):
-        _check(node.item, grammar, is_lexeme=is_lexeme or isinstance(node, Not))
+    for body in (*grammar.rules.values(), *grammar.terminals.values(), *grammar.ignored):
+        for name in names_in(body):
+            if name not in grammar.rules and name not in grammar.terminals:
+                raise ValueError(f"the grammar refers to '{name}', which it does not define")
+    return grammar
 
 
 class _Parser:
@@ -133,6 +110,8 @@ class _Parser:
         self._tokens = self._read_tokens(text)
         self._at = 0
         self._depth = 0
+        self._is_in_lexeme = False
+        """Whether what is read becomes a part of one lexeme."""
 
     def _read_tokens(self, text: str) -> list[tuple[str, str, int]]:
         """(kind, text, position) of each token, without blanks and comments."""
@@ -203,7 +182,7 @@ class _Parser:
             elif kind == "terminal":
                 self._terminal()
             elif self._take("%ignore"):
-                self.grammar.ignored.append(self._alternatives())
+                self.grammar.ignored.append(self._in_lexeme(self._alternatives))
             elif self._take("%import"):
                 self._import()
             else:
@@ -219,18 +198,18 @@ class _Parser:
         self._check_head(name)
         is_lazy, suffix = self._attributes() if self._is("[") else (False, None)
         self._expect(":")
-        body = self._alternatives()
+        body = self._in_lexeme(self._alternatives) if is_lazy else self._alternatives()
         if name in self.grammar.rules:
             raise self._error(f"the rule '{name}' is defined twice")
         if suffix is not None:
             body = Seq((body, suffix))
-        self.grammar.rules[name] = Rule(body, is_lazy)
+        self.grammar.rules[name] = Lexeme(body, is_lazy=True) if is_lazy else body
 
     def _terminal(self) -> None:
         name = self._expect_kind("terminal")
         self._check_head(name)
         self._expect(":")
-        self._define(name, self._alternatives())
+        self._define(name, self._in_lexeme(self._alternatives))
 
     def _define(self, name: str, body: Node) -> None:
         if name in self.grammar.terminals:
@@ -254,7 +233,7 @@ class _Parser:
                 is_lazy = True
             elif name == "suffix":
                 self._expect("=")
-                suffix, is_lazy = self._value(), True
+                suffix, is_lazy = self._in_lexeme(self._value), True
             elif name in ("capture", "stop_capture", "temperature"):  # they change no text
                 if self._take("="):
                     self._expect_kind("string", "number")
@@ -285,7 +264,18 @@ class _Parser:
         for name, alias in zip(names, aliases, strict=True):
             if name not in COMMON:
                 raise self._error(f"'common' has no '{name}'; it has {', '.join(COMMON)}")
-            self._define(alias, Value(parse(COMMON[name])))
+            self._define(alias, parse(COMMON[name]))
+
+    def _in_lexeme(self, read: Callable[[], Node]) -> Node:
+        """Returns what `read` reads, as a part of one lexeme."""
+        before, self._is_in_lexeme = self._is_in_lexeme, True
+        node = read()
+        self._is_in_lexeme = before
+        return node
+
+    def _matched(self, node: Node) -> Node:
+        """Returns a tree of texts, as a lexeme if a rule holds it."""
+        return node if self._is_in_lexeme or node == EMPTY else Lexeme(node)
 
     def _nested(self, read: Callable[[], Node], end: str = "") -> Node:
         self._depth += 1
@@ -317,7 +307,11 @@ class _Parser:
             self._expect_kind("rule")
         if self._is("%if"):
             raise self._refused("%if")
-        return parts[0] if len(parts) == 1 else Both(tuple(parts))
+        if len(parts) == 1:
+            return parts[0]
+        if not self._is_in_lexeme:
+            raise self._error("it joins parts of a rule by '&'; write them in a terminal")
+        return Both(tuple(parts))
 
     def _expansion(self) -> Node:
         items = []
@@ -352,11 +346,14 @@ class _Parser:
         return Repeat(item, low, high)
 
     def _number(self) -> int:
-        return int(self._expect_kind("number"))
+        text = self._expect_kind("number")
+        if len(text) > _MAX_COUNT_DIGITS:
+            raise self._error(f"the count {text[:20]}... is too large")
+        return int(text)
 
     def _atom(self) -> Node:
         if self._take("~"):
-            return Not(self._nested(self._atom))
+            return self._matched(Not(self._in_lexeme(lambda: self._nested(self._atom))))
         if self._take("("):
             return self._nested(self._alternatives, ")")
         if self._take("["):
@@ -367,15 +364,19 @@ class _Parser:
         kind, text, _ = self._peek()
         self._at += 1
         if kind == "string":
-            return Value(self._string(text))
+            return self._matched(self._string(text))
         if kind == "regexp":
             end = text.rindex("/")
             if "l" in text[end:]:
                 raise self._error(f"{text} has the flag 'l', which is not supported")
-            return Value(parse(text[1:end], text[end + 1 :]))
+            return self._matched(parse(text[1:end], text[end + 1 :]))
         if kind in ("rule", "terminal"):
             if self._is("::"):
                 raise self._error(f"'{text}' has a parameter, which is not supported")
+            if kind == "terminal":
+                return self._matched(Name(text))
+            if self._is_in_lexeme:
+                raise self._error(f"it uses the rule '{text}' in a lexeme, in which only terminals may stand")
             return Name(text)
         self._at -= 1
         if text in _NO_TEXT:

@@ -10,11 +10,12 @@ import json
 
 from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
 from inferd.server.schema.caller_tool import TextFormat
-from inferd.server.structured.escaping import NOTHING, Quoter, regex_source
+from inferd.server.structured.escaping import NOTHING, Quoter
 from inferd.server.structured.language import WHITESPACE, Language, lark, literal, pattern, sequence
 from inferd.server.structured.larks import parse_grammar
-from inferd.server.structured.quoted_grammar import TOO_LARGE, GrammarWriter
+from inferd.server.structured.quoted_grammar import GrammarWriter
 from inferd.server.structured.regexes import parse
+from inferd.server.structured.sources import TOO_LARGE, regex_source
 
 MAX_DEFINITION_CHARS = 64 * 1024
 """Most characters of a caller's grammar."""

@@ -12,7 +12,8 @@ import unicodedata
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from inferd.server.structured.trees import EMPTY, SPECIAL, Alt, Char, Node, Repeat, Seq
+from inferd.server.structured.sources import literal_source
+from inferd.server.structured.trees import EMPTY, SPECIAL, Alt, Char, Node, Repeat, Seq, num_levels
 
 _ASCII = frozenset(map(chr, range(0x80)))
 _BLANKS = frozenset("\t\n\x0b\x0c\r ")
@@ -27,6 +28,7 @@ _POSIX = {
     "punct": _GRAPHIC - _LETTERS - _DIGITS, "space": _BLANKS, "upper": _UPPER, "word": _PERL["w"],
     "xdigit": _DIGITS | frozenset("abcdefABCDEF"),
 }  # fmt: skip
+_POSIX_CLASS = re.compile(r"\[:(\^?)(\w+):\]")
 _PROPERTIES = {
     "any": SPECIAL, "ascii": SPECIAL, "assigned": SPECIAL, "common": SPECIAL, "zyyy": SPECIAL,
     "whitespace": _BLANKS, "wspace": _BLANKS, "space": _BLANKS, "patternwhitespace": _BLANKS, "patws": _BLANKS,
@@ -47,11 +49,13 @@ _HEX = {
 _ANCHORS = {"A": "start", "z": "end"}
 _BOUNDARIES = tuple("bB<>")
 _PUNCTUATION = _GRAPHIC - _LETTERS - _DIGITS
-_PLAIN = re.compile(r"[^\W_]|[_ ,:;=@'\"!%`<>]", re.ASCII)
-_COUNT = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
+_COUNT = re.compile(r"\{\s*([0-9]+)\s*(?:(,)\s*([0-9]*)\s*)?\}")
+_MAX_COUNT_DIGITS = 10
 _GROUP = re.compile(r"\(\?(?:P?<(?P<name>[^>]*)>|(?P<flags>[a-zA-Z\-]*)(?P<end>[:)]))")
 _LOOK = re.compile(r"\(\?<?[=!]")
 _MAX_DEPTH = 40
+_MAX_LEVELS = 3 * _MAX_DEPTH
+"""Each group may hold alternatives of sequences of repetitions. A repetition may be repeated without a group."""
 _MAX_COUNT = 2**31 - 1
 
 
@@ -85,14 +89,7 @@ def literal(text: str, *, ignores_case: bool = False) -> Node:
 def char_range(first: str, last: str) -> Node:
     """One character of a range, both ends included."""
     ascii = frozenset(char for char in _ASCII if first <= char <= last)
-    return _of_set(f"[{source(first)}-{source(last)}]", _Set(ascii, last in _ASCII), frozenset())
-
-
-def source(char: str) -> str:
-    """A character as a regular expression for exactly it, which may stand in a class and between slashes."""
-    if _PLAIN.fullmatch(char) or not char.isascii():
-        return char if char.isprintable() else f"\\u{{{ord(char):x}}}"
-    return f"\\{char}" if char.isprintable() else f"\\x{ord(char):02x}"
+    return _of_set(f"[{literal_source(first)}-{literal_source(last)}]", _Set(ascii, last in _ASCII), frozenset())
 
 
 def parse(text: str, flags: str = "") -> Node:
@@ -104,7 +101,15 @@ def parse(text: str, flags: str = "") -> Node:
     node = parser.alternatives(frozenset(flags), 0)
     if not parser.at_end:
         raise ValueError(f"the regular expression {_shown(text)} closes a group that was not opened")
+    if num_levels(node) > _MAX_LEVELS:
+        raise ValueError(f"the regular expression {_shown(text)} is nested more than {_MAX_LEVELS} levels deep")
     return _without_anchors(node, text, start=True, end=True)
+
+
+def _count(digits: str) -> int:
+    """The count, or one above the most allowed if it has too many digits to read."""
+    digits = digits.lstrip("0")
+    return int(digits or "0") if len(digits) <= _MAX_COUNT_DIGITS else _MAX_COUNT + 1
 
 
 def _shown(text: str) -> str:
@@ -114,7 +119,7 @@ def _shown(text: str) -> str:
 def _char(char: str, ignores_case: bool) -> Char:
     ascii = frozenset(char) & _ASCII
     held = _Set(ascii, bool(ascii))
-    return _of_set(source(char), held, frozenset("i") if ignores_case else frozenset())
+    return _of_set(literal_source(char), held, frozenset("i") if ignores_case else frozenset())
 
 
 def _of_set(text: str, held: _Set, flags: frozenset[str]) -> Char:
@@ -208,10 +213,11 @@ class _Parser:
             match = _COUNT.match(self._text, self._at)
             if match is None:
                 raise self._error("has a '{' that begins no count; write '\\{' for the character")
-            low = int(match[1])
-            high = low if match[2] is None else int(match[3]) if match[3] else None
+            low = _count(match[1])
+            high = low if match[2] is None else _count(match[3]) if match[3] else None
             if max(low, high or 0) > _MAX_COUNT or (high is not None and high < low):
-                raise self._error(f"has the count '{match[0]}', whose end is below its start or too large")
+                shown = _shown(match[0])
+                raise self._error(f"has the count {shown}, whose end is below its start or above {_MAX_COUNT}")
             self._at = match.end()
         else:
             self._at += 1
@@ -262,7 +268,7 @@ class _Parser:
         self._at += 1
         if char == ".":
             excluded = frozenset() if "s" in flags else frozenset("\r\n") if "R" in flags else frozenset("\n")
-            text = "[^" + "".join(map(source, sorted(excluded))) + "]" if excluded else r"[\s\S]"
+            text = f"[^{literal_source(''.join(sorted(excluded)))}]" if excluded else r"[\s\S]"
             return _of_set(text, _Set(_ASCII - excluded, is_ascii=False), flags)
         if char in "^$":
             if "m" in flags:
@@ -280,7 +286,7 @@ class _Parser:
             return _Anchor(_ANCHORS[char])  # type: ignore[return-value]
         if char in _BOUNDARIES:
             raise self._error(f"has a word boundary ('\\{char}'), which looks at the characters around it")
-        if char.isdigit():
+        if char in _DIGITS:
             raise self._error(f"refers back to a group ('\\{char}'), which a grammar cannot")
         begin = self._at
         found = self._escaped_set()
@@ -318,7 +324,7 @@ class _Parser:
         if kind in ("gcb", "graphemeclusterbreak", "wb", "wordbreak", "sb", "sentencebreak"):
             raise self._error(f"uses the property '{name}', which is not supported in a text that JSON escapes")
         category = _CATEGORIES.get(value, value)
-        if kind in ("age",):
+        if kind == "age":
             held = SPECIAL
         elif value in _PROPERTIES and kind not in ("gc", "generalcategory"):
             held = _PROPERTIES[value]
@@ -387,7 +393,7 @@ class _Parser:
 
     def _posix(self) -> _Set | None:
         """A class like `[:alpha:]`; None if there is none here."""
-        match = re.compile(r"\[:(\^?)(\w+):\]").match(self._text, self._at)
+        match = _POSIX_CLASS.match(self._text, self._at)
         if match is None or match[2] not in _POSIX:
             return None
         self._at = match.end()
@@ -441,7 +447,7 @@ def _combined(operator: str, left: _Set, right: _Set) -> _Set:
 
 def _fit_for_slashes(text: str) -> str:
     """A class that may be written between slashes on one line."""
-    return re.sub(r"(\\.)|[/\x00-\x1f]", lambda match: match[1] or source(match[0]), text, flags=re.DOTALL)
+    return re.sub(r"(\\.)|[/\x00-\x1f]", lambda match: match[1] or literal_source(match[0]), text, flags=re.DOTALL)
 
 
 def _compact(text: str) -> str:
@@ -450,4 +456,4 @@ def _compact(text: str) -> str:
 
 
 def _kept(escape: str | None) -> str:
-    return "" if escape is None else source(escape[1]) if escape[1:].isspace() else escape
+    return "" if escape is None else literal_source(escape[1]) if escape[1:].isspace() else escape

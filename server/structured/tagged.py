@@ -8,33 +8,19 @@ Knows no wire fields.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
-from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
 from inferd.server.schema.caller_tool import TextFormat
-from inferd.server.structured.escaping import Quoter, count_source, terminal_source
+from inferd.server.structured.facts import GrammarFacts
 from inferd.server.structured.language import Language, lark, pattern_until
 from inferd.server.structured.larks import Grammar, parse_grammar
 from inferd.server.structured.quoted import check_size
-from inferd.server.structured.quoted_grammar import TOO_LARGE
-from inferd.server.structured.regexes import parse, source
-from inferd.server.structured.trees import (
-    SPECIAL,
-    Alt,
-    Both,
-    Char,
-    Lexeme,
-    Name,
-    Node,
-    Not,
-    Repeat,
-    Seq,
-    Text,
-    Value,
-    may_be_empty,
-    names_in,
-    nodes_in,
-)
+from inferd.server.structured.regexes import parse
+from inferd.server.structured.sources import Lines, count_source, literal_source, terminal_source
+from inferd.server.structured.trees import Alt, Both, Lexeme, Name, Node, Not, Repeat, Seq, Text
+
+_ANY_TEXT, _SOME_TEXT = Text("(?s:.)*"), Text("(?s:.)+")
+_NO_TEXT = "/[a&&b]/"
 
 
 def text_until(end: str, text: TextFormat) -> Language:
@@ -55,82 +41,110 @@ class _Writer:
 
     def __init__(self, grammar: Grammar, end: str) -> None:
         self._grammar, self._end = grammar, end
-        self._quoter = Quoter(grammar.terminals)
+        self._end_chars = frozenset(end)
+        self._facts = GrammarFacts(grammar.terminals)
+        self._empty = self._find_empty()
         self._names = {name: f"N{i}" for i, name in enumerate(grammar.terminals)}
         self._numbers = {name: i for i, name in enumerate(grammar.rules)}
-        self._lexemes: dict[str, str] = {}
-        """Source of each terminal -> name."""
-        self._lines: list[str] = []
-        self._num_chars = 0
-        self._rules: dict[tuple[str, bool], None] = {}
+        self._lines = Lines()
+        self._bodies: dict[str, str] = {}
+        """Body of each lexeme and of each rule that is none of the caller's -> name."""
+        self._used: set[tuple[str, bool]] = set()
+        self._waiting: list[tuple[str, bool]] = []
         """(rule, whether the marker stands behind it) of all rules that are used, in order."""
-        self._can_be_empty = {name: self._quoter.may_be_empty(tree) for name, tree in grammar.terminals.items()}
-        self._find_empty_rules()
-        self._marker = Text("".join(map(source, end)))
-        self._ending: Node = self._marker
-        """The marker, with what may be ignored before it."""
+        self._marker = Text(literal_source(end))
+        self._lacks_marker = Not(Seq((_ANY_TEXT, self._marker, _ANY_TEXT)))
+        ending: Node = self._marker
         if grammar.ignored:
-            self._ending = Seq((Repeat(Alt(tuple(grammar.ignored)), 0, None), self._marker))
+            ending = Seq((Repeat(Alt(tuple(grammar.ignored)), 0, None), self._marker))
+        self._ending = self._lexeme(ending)
+        """The marker, with what may be ignored before it."""
 
-    def _find_empty_rules(self) -> None:
-        known, rules = self._can_be_empty, self._grammar.rules
-        known |= dict.fromkeys(rules, False)
-        users: dict[str, list[str]] = {name: [] for name in known}
-        for name, rule in rules.items():
-            for inner in names_in(rule.body):
-                users[inner].append(name)
-        waiting = list(rules)
+    def _find_empty(self) -> set[int]:
+        """The `id` of each part of a rule that the empty text matches."""
+        users: dict[int, list[int]] = {}
+        num_missing: dict[int, int] = {}
+        """Number of its parts of which this must be found first."""
+        waiting: list[Node] = list(self._grammar.rules.values())
         while waiting:
-            name = waiting.pop()
-            if not known[name] and may_be_empty(rules[name].body, known):
-                known[name] = True
-                waiting.extend(users[name])
+            node = waiting.pop()
+            if id(node) in num_missing:
+                continue
+            inner, num = self._parts(node)
+            num_missing[id(node)] = num
+            for part in inner:
+                users.setdefault(id(part), []).append(id(node))
+            waiting.extend(inner)
+        found: set[int] = set()
+        ready = [part for part, num in num_missing.items() if not num]
+        while ready:
+            part_id = ready.pop()
+            found.add(part_id)
+            for user in users.get(part_id, ()):
+                num_missing[user] -= 1
+                if not num_missing[user]:
+                    ready.append(user)
+        return found
+
+    def _parts(self, node: Node) -> tuple[Sequence[Node], int]:
+        """(parts of a part of a rule, how many of them must match the empty text so that it does)."""
+        if isinstance(node, Lexeme):
+            return (), int(not self._facts.of(node).may_be_empty)
+        if isinstance(node, Name):
+            return (self._grammar.rules[node.name],), 1
+        if isinstance(node, Repeat):
+            return (node.item,), int(node.low > 0)
+        assert isinstance(node, (Seq, Alt))
+        return node.items, len(node.items) if isinstance(node, Seq) else 1
 
     def text(self) -> str:
         """The whole grammar."""
         for name, tree in self._grammar.terminals.items():
-            self._add(self._names[name], terminal_source(tree, self._names))
-        end = self._lexeme(self._ending)
-        self._add("start", self._rule("start", is_last=True) + (f" | {end}" if self._can_be_empty["start"] else ""))
-        written = 0
-        while written < len(self._rules):
-            for name, is_last in list(self._rules)[written:]:
-                written += 1
-                self._write(name, end, is_last=is_last)
+            self._lines.add(f"{self._names[name]}: {terminal_source(tree, self._names)}")
+        start = [self._rule("start", is_last=True)]
+        if id(self._grammar.rules["start"]) in self._empty:
+            start.append(self._ending)
+        self._lines.add(f"start: {' | '.join(start)}")
+        for name, is_last in self._waiting:  # which grows meanwhile
+            self._write(name, is_last=is_last)
         for tree in self._grammar.ignored:
-            self._lines.append(f"%ignore {terminal_source(tree, self._names)}")
-        return "\n".join((*self._lines, ""))
+            self._lines.add(f"%ignore {terminal_source(tree, self._names)}")
+        return self._lines.text()
 
-    def _write(self, name: str, end: str, *, is_last: bool) -> None:
-        rule, own_name = self._grammar.rules[name], self._rule(name, is_last=is_last)
-        if rule.is_lazy:
-            body = f"{self._rule(name)} {end}" if is_last else terminal_source(rule.body, self._names)
-            self._add(own_name if is_last else f"{own_name}[lazy]", body)
+    def _write(self, name: str, *, is_last: bool) -> None:
+        body, own_name = self._grammar.rules[name], self._rule(name, is_last=is_last)
+        if isinstance(body, Lexeme) and body.is_lazy:
+            text = f"{self._rule(name)} {self._ending}" if is_last else terminal_source(body.item, self._names)
+            self._lines.add(f"{own_name}{'' if is_last else '[lazy]'}: {text}")
+        elif is_last:
+            self._lines.add(f"{own_name}: {' | '.join(self._ended(body)) or _NO_TEXT}")
         else:
-            self._add(own_name, " | ".join(self._ended(rule.body, end)) if is_last else self._plain(rule.body))
-
-    def _add(self, name: str, body: str) -> None:
-        self._lines.append(f"{name}: {body}")
-        self._num_chars += len(self._lines[-1])
-        if self._num_chars > MAX_GRAMMAR_BYTES:
-            raise ValueError(TOO_LARGE)
+            self._lines.add(f"{own_name}: {self._plain(body)}")
 
     def _rule(self, name: str, *, is_last: bool = False) -> str:
-        self._rules.setdefault((name, is_last))
+        if (name, is_last) not in self._used:
+            self._used.add((name, is_last))
+            self._waiting.append((name, is_last))
         return f"{'e' if is_last else 'm'}{self._numbers[name]}"
 
     def _lexeme(self, node: Node) -> str:
-        text = terminal_source(node, self._names)
-        if text not in self._lexemes:
-            self._lexemes[text] = f"L{len(self._lexemes)}"
-            self._add(self._lexemes[text], text)
-        return self._lexemes[text]
+        return self._named("L", terminal_source(node, self._names))
+
+    def _one_of(self, alternatives: Sequence[str]) -> str:
+        return alternatives[0] if len(alternatives) == 1 else self._named("r", " | ".join(alternatives))
+
+    def _named(self, kind: str, body: str) -> str:
+        """The name of a lexeme or rule, written once for equal ones."""
+        if body not in self._bodies:
+            self._bodies[body] = f"{kind}{len(self._bodies)}"
+            self._lines.add(f"{self._bodies[body]}: {body}")
+        return self._bodies[body]
 
     def _plain(self, node: Node) -> str:
         """A part of a rule as it is."""
-        if self._grammar.is_lexeme(node):
-            can_hold = set(self._end) <= self._chars(node)
-            return self._lexeme(Both((node, _without(_ANY_TEXT, self._marker, _ANY_TEXT))) if can_hold else node)
+        if isinstance(node, Lexeme):
+            can_hold = self._facts.of(node).held.among(self._end_chars) == self._end_chars
+            return self._lexeme(Both((node.item, self._lacks_marker)) if can_hold else node.item)
         if isinstance(node, Name):
             return self._rule(node.name)
         if isinstance(node, Repeat):
@@ -142,72 +156,35 @@ class _Writer:
             return '""'
         return f"({(' ' if isinstance(node, Seq) else ' | ').join(map(self._plain, node.items))})"
 
-    def _ended(self, node: Node, end: str) -> Iterator[str]:
-        """Alternatives of a part of a rule with the marker behind its last lexeme."""
-        if self._grammar.is_lexeme(node):
-            yield f"{self._plain(node)} {end}"
-            if self._end[0] in self._next_chars(node):
-                yield self._lexeme(Both((Seq((node, self._marker)), _without(_ANY_TEXT, self._marker, _SOME_TEXT))))
-        elif isinstance(node, Name):
-            yield self._rule(node.name, is_last=True)
-        elif isinstance(node, Alt):
-            for item in node.items:
-                yield from self._ended(item, end)
-        elif isinstance(node, Repeat):
-            if node.high != 0:
-                before = Repeat(node.item, max(node.low - 1, 0), None if node.high is None else node.high - 1)
-                for last in self._ended(node.item, end):
-                    yield f"{self._plain(before)} {last}"
-        else:
-            assert isinstance(node, Seq)
-            for i in range(len(node.items) - 1, -1, -1):
-                before_it = " ".join(map(self._plain, node.items[:i]))
-                for last in self._ended(node.items[i], end):
-                    yield f"{before_it} {last}".lstrip()
-                if not may_be_empty(node.items[i], self._can_be_empty):
-                    break
-
-    def _chars(self, node: Node) -> frozenset[str]:
-        """Those characters of the marker that a lexeme may hold."""
-        found: set[str] = set()
-        for inner in nodes_in(node):
-            if isinstance(inner, Name):
-                found |= self._chars(self._grammar.terminals[inner.name])
-            elif isinstance(inner, Not):
-                found |= set(self._end)
-            elif isinstance(inner, Char):
-                found |= inner.specials | (set(self._end) - SPECIAL if inner.others is None else inner.others)
-        return frozenset(found & set(self._end))
-
-    def _first_chars(self, node: Node) -> frozenset[str]:
-        """Those characters of the marker that a text may begin with."""
-        found = self._quoter.first_chars(node)
-        return frozenset(self._end) if found is None else found & set(self._end)
-
-    def _next_chars(self, node: Node) -> frozenset[str]:
-        """Those characters of the marker by which a text may go on to a longer one, as its last part tells."""
+    def _ended(self, node: Node) -> list[str]:
+        """Alternatives of a part of a rule with the marker behind its last lexeme; none if it has no lexeme."""
+        if isinstance(node, Lexeme):
+            return self._ended_lexeme(node)
         if isinstance(node, Name):
-            return self._next_chars(self._grammar.terminals[node.name])
-        if isinstance(node, (Value, Lexeme)):
-            return self._next_chars(node.item)
-        if isinstance(node, Not):
-            return frozenset(self._end)
+            return [self._rule(node.name, is_last=True)]
+        if isinstance(node, Alt):
+            return [text for item in node.items for text in self._ended(item)]
         if isinstance(node, Repeat):
-            again = frozenset() if node.high == 1 else self._first_chars(node.item)
-            return self._next_chars(node.item) | again
-        if isinstance(node, (Alt, Both)):
-            return frozenset().union(*map(self._next_chars, node.items))
-        found: frozenset[str] = frozenset()
-        items = node.items if isinstance(node, Seq) else ()
-        for i, item in reversed(list(enumerate(items))):
-            found |= self._next_chars(item) | self._first_chars(Seq(items[i + 1 :]))
-            if not self._quoter.may_be_empty(item):
-                break
+            ended = self._ended(node.item) if node.high != 0 else []
+            before = Repeat(node.item, max(node.low - 1, 0), None if node.high is None else node.high - 1)
+            return [f"{self._plain(before)} {self._one_of(ended)}"] if ended else []
+        assert isinstance(node, Seq)
+        return self._ended_sequence(node.items)
+
+    def _ended_lexeme(self, lexeme: Lexeme) -> list[str]:
+        found = [f"{self._plain(lexeme)} {self._ending}"]
+        if self._facts.of(lexeme).further.among(self._end_chars) & {self._end[0]}:
+            goes_on = Seq((_ANY_TEXT, self._marker, _SOME_TEXT))
+            found.append(self._lexeme(Both((Seq((lexeme.item, self._marker)), Not(goes_on)))))
         return found
 
-
-_ANY_TEXT, _SOME_TEXT = Text("(?s:.)*"), Text("(?s:.)+")
-
-
-def _without(*parts: Node) -> Node:
-    return Not(Seq(parts))
+    def _ended_sequence(self, items: Sequence[Node]) -> list[str]:
+        """The last lexeme is in one of the items behind which all may be empty."""
+        needed = [i for i, item in enumerate(items) if id(item) not in self._empty]
+        first = needed[-1] if needed else 0
+        ended: list[str] = []
+        for item in reversed(items[first:]):
+            more = [f"{self._plain(item)} {self._one_of(ended)}"] if ended else []
+            ended = [*self._ended(item), *more]
+        before = " ".join(map(self._plain, items[:first]))
+        return [f"{before} {self._one_of(ended)}"] if before and ended else ended

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 SPECIAL = frozenset('"\\') | frozenset(map(chr, range(0x20)))
@@ -70,13 +70,6 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """A literal or a regular expression of Lark, which a rule matches as one lexeme."""
-
-    item: Node
-
-
-@dataclass(frozen=True, slots=True)
 class Text:
     """A regular expression that is written already, without `|` outside of brackets."""
 
@@ -94,9 +87,16 @@ class Lexeme:
     """Whether it is what the grammar ignores."""
 
 
-Node = Char | Seq | Alt | Repeat | Both | Not | Name | Value | Text | Lexeme
+Node = Char | Seq | Alt | Repeat | Both | Not | Name | Text | Lexeme
 
 EMPTY = Seq(())
+
+
+def inner_of(node: Node) -> tuple[Node, ...]:
+    """The trees that a tree is made of."""
+    if isinstance(node, (Seq, Alt, Both)):
+        return node.items
+    return (node.item,) if isinstance(node, (Repeat, Not, Lexeme)) else ()
 
 
 def nodes_in(node: Node) -> Iterator[Node]:
@@ -105,27 +105,18 @@ def nodes_in(node: Node) -> Iterator[Node]:
     while waiting:
         found = waiting.pop()
         yield found
-        if isinstance(found, (Seq, Alt, Both)):
-            waiting.extend(found.items)
-        elif isinstance(found, (Repeat, Not, Value, Lexeme)):
-            waiting.append(found.item)
+        waiting.extend(inner_of(found))
+
+
+def num_levels(node: Node) -> int:
+    """How deeply trees are nested in a tree."""
+    level, found = [node], 0
+    while level:
+        found += 1
+        level = [inner for outer in level for inner in inner_of(outer)]
+    return found
 
 
 def names_in(node: Node) -> list[str]:
     """The rules and terminals that a tree names."""
     return [found.name for found in nodes_in(node) if isinstance(found, Name)]
-
-
-def may_be_empty(node: Node, named: Mapping[str, bool]) -> bool:
-    """Whether the empty text is one of the texts. `named`: the same of each terminal."""
-    if isinstance(node, (Seq, Both)):
-        return all(may_be_empty(item, named) for item in node.items)
-    if isinstance(node, Alt):
-        return any(may_be_empty(item, named) for item in node.items)
-    if isinstance(node, Repeat):
-        return node.low == 0 or may_be_empty(node.item, named)
-    if isinstance(node, Not):
-        return not may_be_empty(node.item, named)
-    if isinstance(node, (Value, Lexeme)):
-        return may_be_empty(node.item, named)
-    return named[node.name] if isinstance(node, Name) else isinstance(node, Text) and not node.source

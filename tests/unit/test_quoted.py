@@ -22,6 +22,8 @@ from inferd.server.schema.caller_tool import TextFormat
 from inferd.server.structured import larks
 from inferd.server.structured.language import pattern
 from inferd.server.structured.quoted import MAX_DEFINITION_CHARS, json_text, quoted_lark, quoted_regex
+from tests.unit.calls_made import at_most_calls
+from tests.unit.large_grammars import CALLS_PER_CHARACTER, IGNORED, LARGE
 from tests.unit.random_grammars import ALPHABET, near, random_grammar, random_regex
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
@@ -312,6 +314,29 @@ def test_common_terminals_are_those_of_llguidance(name: str) -> None:
     assert any(follows(grammar, text) for text in texts)
 
 
+# -- work ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_the_work_grows_with_the_grammar(name: str) -> None:
+    with at_most_calls(CALLS_PER_CHARACTER * len(LARGE[name])):
+        quoted_lark(LARGE[name])
+
+
+def test_rules_that_refer_to_each_other_in_too_many_ways_are_refused() -> None:
+    num = 2_000
+    rules = [f"a{i}: a{i + 1}" for i in reversed(range(num))]
+    grammar = "\n".join(["start: /\\n/ | " + "|".join(f"a{i}" for i in range(num)), *rules, f"a{num}: /\\n/"])
+    with pytest.raises(ValueError, match="too many ways"):
+        quoted_lark(grammar)
+
+
+def test_nothing_is_nested_too_deeply_to_be_rewritten() -> None:
+    regex = "(c|d" * 39 + "[a\\n]" + ")*" * 39
+    for start in ("start: A\nA: ", "start: "):
+        quoted_lark(start + '("c"|"d"' * 27 + f" /{regex}/" + ")*" * 27 + IGNORED)
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
@@ -330,7 +355,8 @@ def test_common_terminals_are_those_of_llguidance(name: str) -> None:
         (r"\x4", r"\x"), (r"\u{110000}", r"\u"), (r"\ud800", r"\u"), ("[b-a]", "range"), ("(?z)a", "'z'"),
         ("(?>a)", "(?>a"),
         (r"\p{L", "ends inside"), ("(" * 300 + ")" * 300, "levels"), ("[" * 300 + "a" + "]" * 300, "levels"),
-        ("a" * (MAX_DEFINITION_CHARS + 1), "characters"),
+        ("a" * (MAX_DEFINITION_CHARS + 1), "characters"), ("a" + "*" * 3_000, "levels"),
+        ("a{\u0663}", "count"), ("a{" + "9" * 5_000 + "}", "count"),
         ("(?:[^a]|.)" * 6_000, "characters"),
     ],
     ids=lambda value: str(value)[:20],
@@ -365,6 +391,9 @@ def test_a_regex_that_cannot_be_quoted_is_refused_by_name(regex: str, reason: st
         ('start: A\nA: /a(?=b)/', "looks ahead"), ('start: "a"\n  ?', "line 2"), ('start: "a" }', "out of place"),
         ('start: /a/l', "'l'"), ('start: "a"{3,2}', "count"), ("start: " + "(" * 40 + '"a"' + ")" * 40, "levels"),
         ("start: " + "~" * 2_000 + "/a/", "levels"),
+        ('start: "a"\n%ignore B', "'B'"), ('start: "a"\n%ignore b\nb: "c"', "'b'"),
+        ("start: /a" + "*" * 3_000 + "/", "levels"),
+        ('start: "a"{' + "9" * 5_000 + "}", "count"),
         ("start: T0\n" + "\n".join(f"T{i}: T{i + 1}" for i in range(200)) + '\nT200: "a"', "levels"),
         ("start: " + " ".join(["/[^\\n]+/ /\\n/"] * 4_600), "of more than"),
         ('start: "b" | /' + "\\t?" * 10_000 + "\\n/ | /[^b]/", "too large"),

@@ -11,6 +11,8 @@ from inferd.engine.grammar.compiler import normal_form
 from inferd.server.schema.caller_tool import TextFormat
 from inferd.server.structured.language import literal, sequence
 from inferd.server.structured.tagged import text_until
+from tests.unit.calls_made import at_most_calls
+from tests.unit.large_grammars import CALLS_PER_CHARACTER, LARGE
 from tests.unit.random_grammars import near, random_grammar, random_regex
 from tests.unit.test_quoted import GRAMMAR_OF_PATCHES, GRAMMARS, PATCH, follows, matcher, written
 
@@ -59,11 +61,34 @@ def test_texts_of_a_regex_before_a_marker(seed: int) -> None:
         assert follows(ended, f"<p>{text}{end}!") == (is_first and follows(plain, text)), text
 
 
+@pytest.mark.parametrize("end", MARKERS)
+@pytest.mark.parametrize("line", ["[^\\n]+", "[^\\n]*"])
+def test_lines_with_breaks_between_them(line: str, end: str) -> None:
+    """The marker begins with a line break, which no line goes on with."""
+    ended = matcher(tagged(TextFormat("lark", f"start: line (LF line)*\nline: /{line}/\nLF: /\\n/"), end))
+    for text in ("a", "a\nb", "a < b\n\tc\nd"):
+        assert follows(ended, f"<p>{text}{end}!"), text
+
+
+def test_no_text_ends_without_the_marker() -> None:
+    ended = matcher(tagged(TextFormat("lark", 'start: "a" x\nx: ""'), "</x>"))
+    assert follows(ended, "<p>a</x>!")
+    assert not follows(ended, "<p>a!")
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_the_work_grows_with_the_grammar(name: str) -> None:
+    with at_most_calls(CALLS_PER_CHARACTER * len(LARGE[name])):
+        text_until("\n</x>", TextFormat("lark", LARGE[name]))
+
+
 def test_what_cannot_be_enforced_is_refused_by_name() -> None:
     for text, reason in (
         (TextFormat("regex", "a(?=b)"), "looks ahead"),
         (TextFormat("lark", "start: <|im_end|>"), "<|im_end|>"),
         (TextFormat("lark", 'start: "a"\n' * 30_000), "characters"),
+        (TextFormat("lark", 'start: "a"\n%ignore B'), "'B'"),
+        (TextFormat("regex", "a" + "*" * 3_000), "levels"),
     ):
         with pytest.raises(ValueError, match=re.escape(reason)):
             text_until("</x>", text)
