@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from inferd.engine.api.grammars import literal_regex
 from inferd.server.structured.facts import GrammarFacts, facts_of
-from inferd.server.structured.sources import literal_source
 from inferd.server.structured.trees import SPECIAL, Alt, Both, Char, Name, Node, Not, Repeat, Seq, Text
 
 ESCAPES = {char: json.dumps(char)[1:-1] for char in sorted(SPECIAL)}
@@ -134,9 +134,9 @@ def _one_of(texts: Iterable[str]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for text in texts:
         groups.setdefault(text[:-1], []).append(text[-1])
-    return [literal_source(head) + _class_of(sorted(set(last))) for head, last in groups.items()]
+    return [literal_regex(head) + _class_of(sorted(set(last))) for head, last in groups.items()]
 
 
 def _class_of(chars: list[str]) -> str:
-    text = literal_source("".join(chars))
+    text = literal_regex("".join(chars))
     return text if len(chars) == 1 else f"[{text}]"

@@ -13,17 +13,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-WHITESPACE = r"(\r?\n([ ]{0,40}|\t{0,10})|[ ])"
-"""Blanks allowed once between the tokens of JSON: a space, or a line break and an indentation of ten levels of four
-spaces or a tab. Bounded, so that a model cannot spend its answer on blanks."""
+from inferd.engine.api.grammars import literal_regex
 
 _OPTIONS = '%llguidance {"no_forcing": true}'
 """The model chooses the tokens even if only one text can follow. Forced tokens would come from the tokenizer, which
 reads a text that spells a special token as that token."""
 
 _NAMED_TOKEN = re.compile(r"<[^<>\s\[\]]+>")
-_REGEX_SPECIAL = re.compile(r"[.^$*+?{}\[\]\\|()/#&~\-]")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ESCAPE_OR_BARE = re.compile(r"\\(.)|[/\n\r]", re.DOTALL)
 _ASCII_CLASSES = {
     "d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]",
@@ -100,7 +96,7 @@ def pattern(regex: str) -> Language:
 
 def pattern_until(regex: str, end: str) -> Language:
     """The texts of a regular expression that do not hold `end`, each with `end` behind it."""
-    rule, stop = _rule_name("until", f"{regex} {end}"), _escaped(end)
+    rule, stop = _rule_name("until", f"{regex} {end}"), literal_regex(end)
     texts = f"{pattern(regex).expression} " if regex else ""
     whole = f"({texts}/{stop}/) & ~/(?s:.)*{stop}(?s:.)+/"
     return Language(rule, (f"{rule}: {rule.upper()}", f"{rule.upper()}: {whole}"))
@@ -108,7 +104,7 @@ def pattern_until(regex: str, end: str) -> Language:
 
 def one_of(texts: Iterable[str]) -> Language:
     """One of these texts, as one lexeme: a rule with thousands of alternatives would exceed the parser's limits."""
-    return pattern("(" + "|".join(map(_escaped, texts)) + ")")
+    return pattern("(" + "|".join(map(literal_regex, texts)) + ")")
 
 
 def json_value(
@@ -138,7 +134,7 @@ def free_text() -> Language:
 def free_text_until(end: str) -> Language:
     """Any text up to and with the first `end`."""
     name = _rule_name("until", end)
-    return Language(name, (f"{name}[lazy]: /(.|\\n)*{_escaped(end)}/",))
+    return Language(name, (f"{name}[lazy]: /(.|\\n)*{literal_regex(end)}/",))
 
 
 def token(text: str, token_id: int) -> Language:
@@ -190,12 +186,6 @@ def shared(language: Language) -> Language:
 def _rule_name(kind: str, text: str) -> str:
     """A name derived from the text, so that equal rules become one rule."""
     return f"{kind}_{hashlib.blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
-
-
-def _escaped(text: str) -> str:
-    """A regular expression for exactly `text` that may be written between slashes."""
-    escaped = _REGEX_SPECIAL.sub(lambda match: "\\" + match[0], text)
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", escaped)
 
 
 def _fit_for_slashes(match: re.Match[str]) -> str:

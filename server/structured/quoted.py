@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 
+from inferd.engine.api.grammars import BLANK
 from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
 from inferd.server.schema.caller_tool import TextFormat
 from inferd.server.structured.escaping import NOTHING, Quoter
-from inferd.server.structured.language import WHITESPACE, Language, lark, literal, pattern, sequence
+from inferd.server.structured.language import Language, lark, literal, pattern, sequence
 from inferd.server.structured.larks import parse_grammar
 from inferd.server.structured.quoted_grammar import GrammarWriter
 from inferd.server.structured.regexes import parse
@@ -26,7 +27,7 @@ def json_text(key: str, text: TextFormat) -> Language:
 
     Raises ValueError with the reason if the grammar cannot be enforced in a string of JSON.
     """
-    blanks = pattern(f"{WHITESPACE}?")
+    blanks = pattern(BLANK)
     quoted = lark(quoted_lark(text.definition)) if text.syntax == "lark" else pattern(quoted_regex(text.definition))
     name = literal(json.dumps(key, ensure_ascii=False))
     begin = sequence(literal("{"), blanks, name, blanks, literal(":"), blanks, literal('"'))

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from inferd.engine.api.grammars import literal_regex
 from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
 from inferd.server.structured.escaping import ESCAPES, Quoter
 from inferd.server.structured.facts import Facts
 from inferd.server.structured.larks import Grammar
-from inferd.server.structured.sources import TOO_LARGE, Lines, count_source, literal_source, terminal_source
+from inferd.server.structured.sources import TOO_LARGE, Lines, count_source, terminal_source
 from inferd.server.structured.trees import (
     EMPTY,
     SPECIAL,
@@ -203,7 +204,7 @@ class GrammarWriter:
             return _EMPTY_TEXT
         assert node is not None
         if self._parts[after]:
-            node = Seq((node, Text(literal_source(self._parts[after]))))
+            node = Seq((node, Text(literal_regex(self._parts[after]))))
         elif lexeme.is_lazy and self._facts(lexeme).least_chars <= 1:
             node, is_optional = _first_of(node), is_empty
         elif is_beginning and self._facts(lexeme).may_be_empty:

@@ -12,7 +12,7 @@ import unicodedata
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from inferd.server.structured.sources import literal_source
+from inferd.engine.api.grammars import literal_regex
 from inferd.server.structured.trees import EMPTY, SPECIAL, Alt, Char, Node, Repeat, Seq, num_levels
 
 _ASCII = frozenset(map(chr, range(0x80)))
@@ -89,7 +89,7 @@ def literal(text: str, *, ignores_case: bool = False) -> Node:
 def char_range(first: str, last: str) -> Node:
     """One character of a range, both ends included."""
     ascii = frozenset(char for char in _ASCII if first <= char <= last)
-    return _of_set(f"[{literal_source(first)}-{literal_source(last)}]", _Set(ascii, last in _ASCII), frozenset())
+    return _of_set(f"[{literal_regex(first)}-{literal_regex(last)}]", _Set(ascii, last in _ASCII), frozenset())
 
 
 def parse(text: str, flags: str = "") -> Node:
@@ -119,7 +119,7 @@ def _shown(text: str) -> str:
 def _char(char: str, ignores_case: bool) -> Char:
     ascii = frozenset(char) & _ASCII
     held = _Set(ascii, bool(ascii))
-    return _of_set(literal_source(char), held, frozenset("i") if ignores_case else frozenset())
+    return _of_set(literal_regex(char), held, frozenset("i") if ignores_case else frozenset())
 
 
 def _of_set(text: str, held: _Set, flags: frozenset[str]) -> Char:
@@ -268,7 +268,7 @@ class _Parser:
         self._at += 1
         if char == ".":
             excluded = frozenset() if "s" in flags else frozenset("\r\n") if "R" in flags else frozenset("\n")
-            text = f"[^{literal_source(''.join(sorted(excluded)))}]" if excluded else r"[\s\S]"
+            text = f"[^{literal_regex(''.join(sorted(excluded)))}]" if excluded else r"[\s\S]"
             return _of_set(text, _Set(_ASCII - excluded, is_ascii=False), flags)
         if char in "^$":
             if "m" in flags:
@@ -447,7 +447,7 @@ def _combined(operator: str, left: _Set, right: _Set) -> _Set:
 
 def _fit_for_slashes(text: str) -> str:
     """A class that may be written between slashes on one line."""
-    return re.sub(r"(\\.)|[/\x00-\x1f]", lambda match: match[1] or literal_source(match[0]), text, flags=re.DOTALL)
+    return re.sub(r"(\\.)|[/\x00-\x1f]", lambda match: match[1] or literal_regex(match[0]), text, flags=re.DOTALL)
 
 
 def _compact(text: str) -> str:
@@ -456,4 +456,4 @@ def _compact(text: str) -> str:
 
 
 def _kept(escape: str | None) -> str:
-    return "" if escape is None else literal_source(escape[1]) if escape[1:].isspace() else escape
+    return "" if escape is None else literal_regex(escape[1]) if escape[1:].isspace() else escape

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from inferd.engine.api.errors import RequestError
+from inferd.engine.api.grammars import ANNOTATIONS, COMBINING_KEYWORDS, FORMATS, TYPE_KEYWORDS
 from inferd.server.errors import table as errors
 from inferd.server.structured.bounds import check_json, refusal
 from inferd.server.structured.language import Language, TagTexts, json_value
@@ -24,21 +25,7 @@ MAX_ENUM_ENTRIES = 4_096
 _SCHEMA_KEYWORDS = ("items", "additionalProperties", "additionalItems")
 _LIST_KEYWORDS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAP_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions")
-_VALUE_KEYWORDS = (
-    "type", "const", "enum", "$ref", "required", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
-    "multipleOf", "minLength", "maxLength", "pattern", "format", "minItems", "maxItems", "minProperties",
-    "maxProperties",
-)  # fmt: skip
-ENFORCED_KEYWORDS = frozenset((*_SCHEMA_KEYWORDS, *_LIST_KEYWORDS, *_MAP_KEYWORDS, *_VALUE_KEYWORDS))
-ANNOTATIONS = frozenset(
-    (
-        "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
-        "$schema", "$id", "id", "$anchor", "contentEncoding", "contentMediaType", "discriminator", "x-guidance",
-    )
-)  # fmt: skip
-ENFORCED_FORMATS = (
-    "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
-)  # fmt: skip
+_KNOWN_KEYWORDS = TYPE_KEYWORDS | ANNOTATIONS | frozenset(COMBINING_KEYWORDS)
 
 LEAVE_OUT = "Leave it out."
 OR_NOT_STRICT = "Leave it out, or set 'strict' to false, which leaves it to the model."
@@ -115,12 +102,12 @@ def _subschemas(value: object, where: str) -> Iterator[tuple[_Path, dict[str, ob
 def _check_keywords(schema: Mapping[str, object], path: _Path, tool: str, way_out: str) -> None:
     owner = f" of the tool '{errors.clip(tool, 64)}'" if tool else ""
     for key in schema:
-        if key not in ENFORCED_KEYWORDS and key not in ANNOTATIONS:
+        if key not in _KNOWN_KEYWORDS:
             rule = f"The keyword '{errors.clip(key, 64)}'{owner} cannot be enforced. {way_out}"
             raise _unsupported(f"{_joined(path)}.{key}", rule)
     form = schema.get("format")
-    if form is not None and form not in ENFORCED_FORMATS:
-        rule = f"Formats{owner} that are enforced: {', '.join(ENFORCED_FORMATS)}. {way_out}"
+    if form is not None and form not in FORMATS:
+        rule = f"Formats{owner} that are enforced: {', '.join(FORMATS)}. {way_out}"
         raise errors.unsupported_value(f"{_joined(path)}.format", form, rule)
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
 from inferd.server.structured.trees import Alt, Both, Char, Name, Node, Not, Repeat, Seq, Text, nodes_in
 
 TOO_LARGE = f"what enforces it is a grammar of more than {MAX_GRAMMAR_BYTES} characters, the most allowed"
-
-_PLAIN = re.compile(r"[^\W_]|[_ ,:;=@'\"!%`<>]", re.ASCII)
 
 
 class Lines:
@@ -29,17 +26,6 @@ class Lines:
 
     def text(self) -> str:
         return "\n".join((*self._lines, ""))
-
-
-def literal_source(text: str) -> str:
-    """A regular expression for exactly `text`. That of one character may stand in a class; all may between slashes."""
-    return "".join(map(_char_source, text))
-
-
-def _char_source(char: str) -> str:
-    if _PLAIN.fullmatch(char) or not char.isascii():
-        return char if char.isprintable() else f"\\u{{{ord(char):x}}}"
-    return f"\\{char}" if char.isprintable() else f"\\x{ord(char):02x}"
 
 
 _ALTERNATIVES, _SEQUENCE, _OPERAND = range(3)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from inferd.engine.api.grammars import literal_regex
 from inferd.server.schema.caller_tool import TextFormat
 from inferd.server.structured.facts import GrammarFacts
 from inferd.server.structured.language import Language, lark, pattern_until
 from inferd.server.structured.larks import Grammar, parse_grammar
 from inferd.server.structured.quoted import check_size
 from inferd.server.structured.regexes import parse
-from inferd.server.structured.sources import Lines, count_source, literal_source, terminal_source
+from inferd.server.structured.sources import Lines, count_source, terminal_source
 from inferd.server.structured.trees import Alt, Both, Lexeme, Name, Node, Not, Repeat, Seq, Text
 
 _ANY_TEXT, _SOME_TEXT = Text("(?s:.)*"), Text("(?s:.)+")
@@ -52,7 +53,7 @@ class _Writer:
         self._used: set[tuple[str, bool]] = set()
         self._waiting: list[tuple[str, bool]] = []
         """(rule, whether the marker stands behind it) of all rules that are used, in order."""
-        self._marker = Text(literal_source(end))
+        self._marker = Text(literal_regex(end))
         self._lacks_marker = Not(Seq((_ANY_TEXT, self._marker, _ANY_TEXT)))
         ending: Node = self._marker
         if grammar.ignored:

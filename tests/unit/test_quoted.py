@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from benchmarks.custom_tool_calls import PATCH as GRAMMAR_OF_PATCHES
+from inferd.engine.api.grammars import literal_regex
 from inferd.engine.grammar.compiler import LIMITS, normal_form
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.server.schema.caller_tool import TextFormat
@@ -118,6 +119,13 @@ def disagreements(plain: str, quoted: str, texts: Iterable[str]) -> list[tuple[s
 def test_a_regex_matches_the_same_texts_when_quoted(regex: str) -> None:
     plain, quoted = (pattern(source or "()").text() for source in (regex, quoted_regex(regex)))
     assert disagreements(plain, quoted, SAMPLES) == []
+
+
+def test_the_expression_of_a_text_matches_it_alone() -> None:
+    texts = {*SAMPLES, "\x85\u00a0\u2028\ufeff\U000e0001"}
+    for text in texts:
+        judge = matcher(f"start: X\nX: /({literal_regex(text)})/")
+        assert {other for other in texts if follows(judge, other)} == {text}
 
 
 # -- grammars ----------------------------------------------------------------------------------------------------------

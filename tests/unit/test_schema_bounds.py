@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from inferd.engine.api.grammars import FORMATS
 from inferd.engine.grammar.compiler import compile_grammar, normal_form
+from inferd.engine.grammar.schemas import strings
 from inferd.engine.grammar.vocabulary import load_vocabulary
-from inferd.server.structured.schema import ENFORCED_FORMATS, read_schema
+from inferd.server.structured.schema import read_schema
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 LIKES = {
@@ -69,8 +71,12 @@ def longest(matcher: LLMatcher, tokens: dict[int, int], liked: bytes, most: int)
     return bytes(text)
 
 
+def test_every_format_has_an_expression() -> None:
+    assert tuple(strings.FORMATS) == FORMATS
+
+
 def values() -> Iterator[tuple[str, Any]]:
-    yield from ((name, {"type": "string", "format": name}) for name in ENFORCED_FORMATS)
+    yield from ((name, {"type": "string", "format": name}) for name in FORMATS)
     yield "integer", {"type": "integer"}
     yield "number", {"type": "number"}
     for name, value in (("minimum", 0), ("maximum", 5), ("minimum", 1e25), ("exclusiveMinimum", 0.1)):

@@ -12,6 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from inferd.engine.api.grammars import (
+    ANNOTATIONS,
+    COMBINING_KEYWORDS,
+    NUMBER_KEYWORDS,
+    TYPE_KEYWORDS,
+)
 from inferd.engine.grammar.schemas.numbers import number_of
 from inferd.engine.grammar.schemas.regexes import PatternNames, fault
 from inferd.engine.grammar.schemas.shapes import (
@@ -34,21 +40,6 @@ from inferd.engine.grammar.schemas.shapes import (
 )
 from inferd.engine.grammar.schemas.strings import FORMATS
 
-_ANNOTATIONS = frozenset(
-    (
-        "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
-        "$schema", "$id", "id", "$anchor", "contentEncoding", "contentMediaType", "discriminator", "x-guidance",
-        "$defs", "definitions",
-    )
-)  # fmt: skip
-_NUMBER_KEYS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_STRING_KEYS = ("minLength", "maxLength", "pattern", "format")
-_ARRAY_KEYS = ("items", "prefixItems", "additionalItems", "minItems", "maxItems")
-_OBJECT_KEYS = (
-    "properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
-)  # fmt: skip
-_SIMPLE = frozenset(("type", *_NUMBER_KEYS, *_STRING_KEYS, *_ARRAY_KEYS, *_OBJECT_KEYS))
-_COMBINING = ("const", "enum", "allOf", "anyOf", "oneOf", "$ref")
 _EVERY_TYPE = ("null", "boolean", "number", "string", "array", "object")
 TYPES = (*_EVERY_TYPE, "integer")
 _OLD_DRAFT = re.compile(r"draft-0[467]|2019-09")
@@ -136,14 +127,14 @@ class Reader:
         """The keywords that combine schemas, and "type" in the place of all others: the order of the properties."""
         found: list[str] = []
         for key in schema:
-            if key in _COMBINING:
+            if key in COMBINING_KEYWORDS:
                 found.append(key)
-            elif key in _SIMPLE:
+            elif key in TYPE_KEYWORDS:
                 if key == "properties" and "type" in found:
                     found.remove("type")
                 if "type" not in found:
                     found.append("type")
-            elif key not in _ANNOTATIONS:
+            elif key not in ANNOTATIONS:
                 self._notices.leave(f"{path}.{key}", "this keyword cannot be enforced")
         return found
 
@@ -254,7 +245,7 @@ class Reader:
 
     def _numbers(self, schema: dict[str, Any], path: str, *, is_whole: bool) -> Node:
         found: Node = Numbers(is_whole=is_whole)
-        for key in _NUMBER_KEYS:
+        for key in NUMBER_KEYWORDS:
             if key not in schema:
                 continue
             value, is_open = schema[key], key.startswith("exclusive")

@@ -7,7 +7,8 @@ has as well are written anew: it allows endless fractions of seconds, and days t
 from __future__ import annotations
 
 import json
-import re
+
+from inferd.engine.api.grammars import literal_regex
 
 CHARACTER = r"""([^"\\\x00-\x1F\x7F]|\\["\\bfnrt]|\\u00([01][0-9a-fA-F]|7[fF]))"""
 """One character of a string, as this server has models write it: escaped only if JSON demands it."""
@@ -16,8 +17,6 @@ PLAIN_CHARACTER = r"""[^"\\\x00-\x1F\x7F]"""
 
 MOST_REPETITIONS = 2**31 - 2
 """The greatest bound of repetitions. No answer has so many, so a greater one is none."""
-
-_REGEX_SPECIAL = re.compile(r"[.^$*+?{}\[\]\\|()/#&~\-]")
 
 _YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
@@ -70,14 +69,9 @@ FORMATS: dict[str, tuple[str, int | None]] = {
 """Format -> (expression, the most characters if the expression does not bound them)."""
 
 
-def escaped(text: str) -> str:
-    """A regular expression between slashes for exactly `text`."""
-    return _REGEX_SPECIAL.sub(lambda match: "\\" + match[0], text).replace("\n", r"\n").replace("\r", r"\r")
-
-
 def quoted(value: str) -> str:
     """A regular expression between slashes for the one spelling of a string."""
-    return escaped(json.dumps(value, ensure_ascii=False))
+    return literal_regex(json.dumps(value, ensure_ascii=False))
 
 
 def repeated(low: int, high: int | None) -> str:

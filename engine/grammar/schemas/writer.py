@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Sequence
 
+from inferd.engine.api.grammars import BLANK, literal_regex
 from inferd.engine.grammar.schemas.numbers import described, expressions_of
 from inferd.engine.grammar.schemas.reader import Notices, Read, Reader
 from inferd.engine.grammar.schemas.regexes import fault, is_empty, nested, schema_of, searched
@@ -31,21 +32,17 @@ from inferd.engine.grammar.schemas.strings import (
     CHARACTER,
     FORMATS,
     PLAIN_CHARACTER,
-    escaped,
     quoted,
     repeated,
 )
 
-_BLANK = r"(\r?\n([ ]{0,40}|\t{0,10})|[ ])?"
-"""Blanks beside punctuation: a space, or a line break and an indentation of ten levels of four spaces or a tab."""
-
 _PUNCTUATION = {
-    "OPEN": rf"/\{{{_BLANK}/",
-    "CLOSE": rf"/{_BLANK}\}}/",
-    "BEGIN": rf"/\[{_BLANK}/",
-    "END": rf"/{_BLANK}\]/",
-    "COMMA": rf"/{_BLANK},{_BLANK}/",
-    "COLON": rf"/{_BLANK}:{_BLANK}/",
+    "OPEN": rf"/\{{{BLANK}/",
+    "CLOSE": rf"/{BLANK}\}}/",
+    "BEGIN": rf"/\[{BLANK}/",
+    "END": rf"/{BLANK}\]/",
+    "COMMA": rf"/{BLANK},{BLANK}/",
+    "COLON": rf"/{BLANK}:{BLANK}/",
     "CHARACTER": f"/{CHARACTER}/",
     "PLAIN": f"/{PLAIN_CHARACTER}/",
 }
@@ -256,7 +253,7 @@ class Writer:
             if not isinstance(found, Strings) or is_empty(found):
                 reasons.append("no string follows all of its rules")
             elif found == Strings():
-                rules.append(self._named("until", f"/(.|\\n)*{escaped(end)}/", "[lazy]"))
+                rules.append(self._named("until", f"/(.|\\n)*{literal_regex(end)}/", "[lazy]"))
             elif found.value is not None:
                 rules.append(self._terminal(_literal(found.value + end)))
             else:
@@ -266,7 +263,7 @@ class Writer:
         return rules[0] if len(rules) == 1 else self._rule(" | ".join(rules))
 
     def _bare_rules(self, node: Strings, end: str) -> str:
-        parts = [f"~/(.|\\n)*{escaped(end)}(.|\\n)*/", f"/(?s:.{repeated(node.min_length, node.max_length)})/"]
+        parts = [f"~/(.|\\n)*{literal_regex(end)}(.|\\n)*/", f"/(?s:.{repeated(node.min_length, node.max_length)})/"]
         for name in node.formats:
             expression, longest = FORMATS[name]
             parts += [f"/{expression}/", *([f"/(?s:.{{0,{longest}}})/"] if longest is not None else ())]

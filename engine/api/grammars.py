@@ -1,0 +1,48 @@
+"""Keywords of JSON schemas, and pieces of grammars, which the server and the engine must read and write alike.
+
+The server refuses keywords by their path before a grammar is compiled. The engine enforces them.
+"""
+
+from __future__ import annotations
+
+import re
+
+NUMBER_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+TYPE_KEYWORDS = frozenset(
+    (
+        "type", *NUMBER_KEYWORDS, "minLength", "maxLength", "pattern", "format",
+        "items", "prefixItems", "additionalItems", "minItems", "maxItems",
+        "properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
+    )
+)  # fmt: skip
+"""The type of a value, and rules for values of one type."""
+COMBINING_KEYWORDS = ("const", "enum", "allOf", "anyOf", "oneOf", "$ref")
+ANNOTATIONS = frozenset(
+    (
+        "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
+        "$schema", "$id", "id", "$anchor", "contentEncoding", "contentMediaType", "discriminator", "x-guidance",
+        "$defs", "definitions",
+    )
+)  # fmt: skip
+"""Keywords that allow no value and exclude none."""
+FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+"""Formats of strings that are enforced."""
+
+BLANK = r"(\r?\n([ ]{0,40}|\t{0,10})|[ ])?"
+"""Blanks that may stand between the tokens of JSON: a space, or a line break and an indentation of ten levels of four
+spaces or a tab. Bounded, so that a model cannot spend its answer on blanks."""
+
+_NOT_PLAIN = re.compile(r"[^0-9A-Za-z_ ,:;=@'\"!%`<>]")
+
+
+def literal_regex(text: str) -> str:
+    """A regular expression for exactly `text`, which may stand between slashes. That of one character may also stand in
+    a class."""
+    return _NOT_PLAIN.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    char = match[0]
+    if char.isprintable():
+        return f"\\{char}" if char.isascii() else char
+    return f"\\x{ord(char):02x}" if char.isascii() else f"\\u{{{ord(char):x}}}"
