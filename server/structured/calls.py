@@ -13,9 +13,10 @@ from inferd.server.schema.caller_tool import TEXT_KEY, CallerTool, TextFormat
 from inferd.server.structured.bounds import GrammarSize
 from inferd.server.structured.language import (
     Language,
+    begins_with_token,
     either,
     free_text,
-    free_text_until,
+    free_text_until_marked,
     literal,
     marked,
     pattern,
@@ -82,7 +83,10 @@ def reasoning(
     """
     if syntax is None or (is_done and not is_open):
         return literal("")
-    text = _until(syntax.end, tokens) if budget is None else sequence(_bounded(budget), marked(syntax.end, tokens))
+    if budget is None:
+        text = free_text_until_marked(syntax.end, tokens)
+    else:
+        text = sequence(_bounded(budget), marked(syntax.end, tokens))
     # Blanks before a marker of the answer would part it from the start of its message.
     rest = text if syntax.answer else sequence(text, _BLANKS)
     return rest if is_open else either(literal(""), sequence(marked(syntax.begin, tokens), rest))
@@ -90,7 +94,7 @@ def reasoning(
 
 def can_bound(syntax: ReasoningSyntax | None, tokens: Tokens) -> bool:
     """Whether reasoning can be limited to a number of tokens: only if its end marker begins with a special token."""
-    return syntax is not None and any(syntax.end.startswith(token) for token in tokens)
+    return syntax is not None and begins_with_token(syntax.end, tokens)
 
 
 def _bounded(budget: int) -> Language:
@@ -125,7 +129,7 @@ class _Writer:
         if not trigger:
             # Calls without a marker are whole answers, recognized by their first character.
             return either(self.calls(""), pattern(_NO_CALL))
-        called = sequence(_until(trigger, self._tokens), self.calls(trigger))
+        called = sequence(free_text_until_marked(trigger, self._tokens), self.calls(trigger))
         if self._is_single:
             return either(called, free_text())
         return sequence(repeat(called, 0, None), free_text())
@@ -182,10 +186,3 @@ def _parameters(tool: CallerTool, where: str) -> tuple[dict[str, object], list[s
         owner = errors.clip(tool.name, 64)
         told = [f"'{where}.type' of the tool '{owner}' is left to the model: parameters are an 'object'"]
     return {**value, "type": "object"}, told
-
-
-def _until(marker: str, tokens: Tokens) -> Language:
-    """Any text up to and with the first `marker`. Free text cannot hold a marker that begins with a special token."""
-    if any(marker.startswith(token) for token in tokens):
-        return sequence(free_text(), marked(marker, tokens))
-    return free_text_until(marker)

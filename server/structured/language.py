@@ -142,6 +142,10 @@ def token(text: str, token_id: int) -> Language:
     return Language(text if _NAMED_TOKEN.fullmatch(text) else f"<[{token_id}]>")
 
 
+def begins_with_token(text: str, tokens: Mapping[str, int]) -> bool:
+    return any(name and text.startswith(name) for name in tokens)
+
+
 def marked(text: str, tokens: Mapping[str, int]) -> Language:
     """`text` as the model writes it: special tokens for the parts that `tokens` names, and text for the rest."""
     # Only the names in `text`: compiling an expression of thousands of special tokens takes a second.
@@ -150,6 +154,13 @@ def marked(text: str, tokens: Mapping[str, int]) -> Language:
         return literal(text)
     parts = re.split("(" + "|".join(map(re.escape, names)) + ")", text)
     return sequence(*(token(part, tokens[part]) if part in tokens else literal(part) for part in parts if part))
+
+
+def free_text_until_marked(marker: str, tokens: Mapping[str, int]) -> Language:
+    """Any text up to and with the first `marker`, which the model writes as `marked` says."""
+    if begins_with_token(marker, tokens):  # free text holds no special token
+        return sequence(free_text(), marked(marker, tokens))
+    return free_text_until(marker)
 
 
 def lark(text: str) -> Language:

@@ -16,14 +16,13 @@ from inferd.server.structured.language import (
     Language,
     either,
     free_text,
-    free_text_until,
+    free_text_until_marked,
     lark,
     marked,
     pattern,
     repeat,
     sequence,
     shared,
-    token,
 )
 from inferd.server.structured.schema import read_schema
 
@@ -57,10 +56,8 @@ def _older_form(value: Mapping[str, object], where: str, tokens: Tokens) -> Lang
         path = f"{where}.structures[{i}]"
         tag = _properties(item, path, ("begin", "end"), ("schema",))
         content = read_schema(tag.get("schema", True), f"{path}.schema", is_strict=True)
-        begin, end = (
-            _text(tag["begin"], f"{path}.begin"),
-            _text(tag["end"], f"{path}.end", min_length=0, max_length=None),
-        )
+        begin = _text(tag["begin"], f"{path}.begin")
+        end = _text(tag["end"], f"{path}.end", min_length=0, max_length=None)
         tags.append((begin, sequence(content, marked(end, tokens))))
     return reader.triggered(_texts(given["triggers"], f"{where}.triggers"), tags, where, 0, is_single=False)
 
@@ -114,19 +111,19 @@ class _Reader:
             for trigger in beginnings:
                 self._size.add(len(begin) - len(trigger) + REFERENCE_CHARS)
                 rests[trigger].append(self._begin(begin.removeprefix(trigger), once))
-        tagged = either(*(sequence(self._until(trigger), either(*those)) for trigger, those in rests.items() if those))
+        tagged = either(
+            *(
+                sequence(free_text_until_marked(trigger, self._tokens), either(*those))
+                for trigger, those in rests.items()
+                if those
+            )
+        )
         if is_single:
             return tagged if num_least else either(tagged, free_text())
         return sequence(repeat(tagged, num_least, None), free_text())
 
     def _begin(self, begin: str, rest: Language) -> Language:
         return sequence(marked(begin, self._tokens), rest) if begin else rest
-
-    def _until(self, trigger: str) -> Language:
-        """Free text up to and with a trigger, as its special token if it is one, else as text."""
-        if trigger in self._tokens:
-            return sequence(free_text(), token(trigger, self._tokens[trigger]))
-        return free_text_until(trigger)
 
     def _const(self, value: Mapping[str, object], where: str, depth: int) -> Language:
         given = _properties(value, where, ("type", "value"), ())
@@ -171,7 +168,7 @@ class _Reader:
         content = tag["content"]
         if isinstance(content, dict) and content.get("type") == "any_text" and end:
             self._any_text(content, f"{where}.content", depth + 1)
-            return begin, self._until(end)
+            return begin, free_text_until_marked(end, self._tokens)
         # A rule, because llguidance takes only some 30 nested brackets.
         inner = shared(self.node(content, f"{where}.content", depth + 1))
         return begin, sequence(inner, marked(end, self._tokens)) if end else inner
