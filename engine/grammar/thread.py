@@ -8,7 +8,7 @@ by a process of its own, once for all engines of a server.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from pathlib import Path
 from llguidance import LLMatcher
 
 from inferd.engine.api.pinned_files import PinnedFile
+from inferd.engine.api.round_robin import RoundRobin
 from inferd.engine.grammar.compiler import compile_grammar
 from inferd.engine.grammar.matcher import MatchedGrammar
 from inferd.engine.grammar.vocabulary import load_vocabulary
@@ -58,13 +59,12 @@ class GrammarThread:
         open."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="inferd-grammar")
         self._load = cache(partial(load_vocabulary, model_path, vocab_size, shared, files))
-        """Called on the thread alone."""
+        """Reads the vocabulary on the thread. Known without delay once a grammar was compiled."""
         self._is_prepared = False
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()
-        """Jobs by tenant; the tenant whose turn is next comes first. For each job, one call of `_compile_next` is
-        queued."""
+        self._waiting: RoundRobin[_Job] = RoundRobin()
+        """For each job, one call of `_compile_next` is queued."""
 
     def open(self, text: str, token_ids: Sequence[int], ending_ids: Sequence[int], tenant: str = "") -> _Pending:
         """Returns a copy at once if the grammar was compiled before and no token was drawn yet. Otherwise it is
@@ -77,7 +77,7 @@ class GrammarThread:
                 return _Pending(done)
         job = _Job(Future(), text, tuple(token_ids), tuple(ending_ids))
         with self._lock:
-            self._waiting.setdefault(tenant, deque()).append(job)
+            self._waiting.add(tenant, job)
         self._pool.submit(self._compile_next)
         return _Pending(job.future)
 
@@ -92,12 +92,7 @@ class GrammarThread:
     def _compile_next(self) -> None:
         """Compile the grammar whose turn it is. An error is set on the job's future."""
         with self._lock:
-            tenant, jobs = next(iter(self._waiting.items()))
-            job = jobs.popleft()
-            if jobs:
-                self._waiting.move_to_end(tenant)
-            else:
-                del self._waiting[tenant]
+            job = self._waiting.take()
         try:
             job.future.set_result(self._compile(job))
         except Exception as error:  # as the pool itself does

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+
+from inferd.engine.api.round_robin import RoundRobin
 
 
 class TenantTurns:
@@ -12,14 +13,11 @@ class TenantTurns:
     def __init__(self, num_at_once: int = 1) -> None:
         self.num_at_once = num_at_once
         self._num_held = 0
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """Waiters by tenant; the tenant whose turn is next comes first."""
+        self._waiting: RoundRobin[asyncio.Future[None]] = RoundRobin()
 
     def num_ahead(self, tenant: str) -> int:
         """Number of turns that are held, or that begin before the tenant's next request would get one."""
-        num_own = len(self._waiting.get(tenant, ()))
-        others = (len(turns) for owner, turns in self._waiting.items() if owner != tenant)
-        return self._num_held + num_own + sum(min(num, num_own + 1) for num in others)
+        return self._num_held + self._waiting.num_before(tenant)
 
     async def acquire(self, tenant: str) -> None:
         """Wait for a turn. Requests of one tenant get theirs in order of arrival."""
@@ -27,7 +25,7 @@ class TenantTurns:
             self._num_held += 1
             return
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
+        self._waiting.add(tenant, turn)
         try:
             await turn
         except asyncio.CancelledError:
@@ -39,12 +37,7 @@ class TenantTurns:
         """Give the turn to the next waiter."""
         assert self._num_held
         while self._waiting:
-            tenant, turns = next(iter(self._waiting.items()))
-            turn = turns.popleft()
-            if turns:
-                self._waiting.move_to_end(tenant)
-            else:
-                del self._waiting[tenant]
+            turn = self._waiting.take()
             if not turn.done():
                 turn.set_result(None)
                 return
