@@ -75,7 +75,6 @@ _MAX_KEPT_BYTES = 64 * 2**20
 _MAX_PENDING = 256
 _MAX_PENDING_OF_TENANT = 64
 
-
 _NOTHING_KNOWN = Verdict(stopped="wall")
 
 
@@ -90,6 +89,13 @@ class _Lane:
     def wait_s(self, tenant: str) -> float:
         """Most seconds until the turn of a tenant's next grammar, if each grammar ahead has a processor."""
         return self.cpu_s * self.turns.num_ahead(tenant) / self.turns.num_at_once
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    verdict: Verdict
+    retry_at_s: float
+    """When the grammar may be tried again, on the event loop's clock: only if it took too long."""
 
 
 class GrammarChecker:
@@ -123,23 +129,20 @@ class GrammarChecker:
         )
         self._pending: dict[tuple[str, bytes], asyncio.Task[Verdict]] = {}
         """Checks that run or wait, by (tenant, digest of the grammar)."""
-        self._kept: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        """By digest of the grammar; the least recently used first."""
         self._kept_bytes = 0
-        self._retry_at_s: dict[bytes, float] = {}
-        """When grammars that took too long may be tried again, on the event loop's clock."""
 
     async def check(self, text: str, param: str, tenant: str = "") -> Verdict:
         """The grammar in the form that the engine takes, and what it leaves to the model. Raises `RequestError`, which
         names `param`."""
         try:
-            num_bytes = len(text.encode())
+            raw = text.encode()
         except UnicodeEncodeError as error:
             raise refusal(param, "it holds a character that is no Unicode text (half of a surrogate pair)") from error
-        if num_bytes > MAX_GRAMMAR_BYTES:
-            raise refusal(
-                param, f"it makes a grammar of {num_bytes} bytes, but at most {MAX_GRAMMAR_BYTES} are allowed"
-            )
-        verdict = await self._verdict(text, tenant)
+        if len(raw) > MAX_GRAMMAR_BYTES:
+            raise refusal(param, f"it makes a grammar of {len(raw)} bytes, but at most {MAX_GRAMMAR_BYTES} are allowed")
+        verdict = await self._verdict(text, hashlib.blake2b(raw, digest_size=16).digest(), tenant)
         if verdict.is_broken:
             raise RequestError("unsupported_value", f"'{param}' cannot be served: {verdict.error}.", param)
         if verdict.stopped == "wall":
@@ -166,10 +169,9 @@ class GrammarChecker:
         way_out = "It may be valid. Send the request again after the time in 'Retry-After'."
         return RequestError("rate_limit_exceeded", f"{reason}. {way_out}", param, wait_s)
 
-    async def _verdict(self, text: str, tenant: str) -> Verdict:
+    async def _verdict(self, text: str, digest: bytes, tenant: str) -> Verdict:
         """The verdict on a grammar, waited for at most `_MAX_ANSWER_S`; `stopped` is "wall" if there is none by
         then."""
-        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         kept = self._recall(digest)
         if kept is not None:
             return kept
@@ -244,12 +246,16 @@ class GrammarChecker:
         self._starting = None
 
     async def _start(self) -> Process | Verdict:
-        process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, start_new_session=True)
+        process, verdict = None, Verdict(error="the process that compiles grammars did not start", is_broken=True)
         try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=PIPE, stdout=PIPE, start_new_session=True
+            )
             verdict = await _first_answer(process)
         except (TimeoutError, asyncio.IncompleteReadError, OSError, msgspec.MsgspecError):
-            logger.exception("the process that compiles grammars did not start")
-            verdict = Verdict(error="the process that compiles grammars did not start", is_broken=True)
+            logger.exception(verdict.error)
+        if process is None:
+            return verdict
         if verdict.is_broken:
             await _end(process)
             return verdict
@@ -269,26 +275,24 @@ class GrammarChecker:
         await _end(process)
 
     def _recall(self, digest: bytes) -> Verdict | None:
-        if digest not in self._kept or self._retry_at_s.get(digest, math.inf) <= _now():
+        kept = self._kept.get(digest)
+        if kept is None or kept.retry_at_s <= _now():
             return None
         self._kept.move_to_end(digest)
-        return self._kept[digest]
+        return kept.verdict
 
     def _keep(self, digest: bytes, verdict: Verdict) -> None:
         if verdict.is_broken or verdict.stopped == "wall":
             return
         if digest in self._kept:
             self._forget(digest)
-        self._kept[digest] = verdict
+        self._kept[digest] = _Kept(verdict, _now() + _RETRY_AFTER_S if verdict.stopped else math.inf)
         self._kept_bytes += _size_of(verdict)
-        if verdict.stopped:
-            self._retry_at_s[digest] = _now() + _RETRY_AFTER_S
         while self._kept_bytes > _MAX_KEPT_BYTES:
             self._forget(next(iter(self._kept)))
 
     def _forget(self, digest: bytes) -> None:
-        self._kept_bytes -= _size_of(self._kept.pop(digest))
-        self._retry_at_s.pop(digest, None)
+        self._kept_bytes -= _size_of(self._kept.pop(digest).verdict)
 
 
 def _now() -> float:

@@ -428,11 +428,12 @@ def test_a_model_whose_tokens_cannot_be_read_serves_no_grammars(tmp_path: Path) 
     run(work, tmp_path)
 
 
-def test_a_process_that_does_not_start_is_said_so() -> None:
+@pytest.mark.parametrize("command", [(sys.executable, "-c", "raise SystemExit(1)"), ("/no/such/program",)])
+def test_a_process_that_does_not_start_is_said_so(command: tuple[str, ...]) -> None:
     async def work(checker: GrammarChecker) -> None:
         assert "did not start" in (await refusal(checker, pattern("a"))).message
 
-    run(work, MODEL_PATH, sys.executable, "-c", "raise SystemExit(1)")
+    run(work, MODEL_PATH, *command)
 
 
 def test_bounds_are_checked_before_anything_is_asked() -> None:
