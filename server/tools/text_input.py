@@ -13,9 +13,17 @@ from inferd.server.schema.caller_tool import TEXT_KEY
 _BEGIN = re.compile(rf'\s*\{{\s*"{TEXT_KEY}"\s*:\s*"')
 _LONGEST_BEGIN = 256
 """Characters that a beginning with blanks may have."""
-_PIECE = re.compile(r'(?:[^"\\]|\\(?:[^u]|u[0-9a-fA-F]{4}))*')
-_ESCAPE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
-_HIGH_HALF_AT_END = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
+_PIECE = re.compile(
+    r"""(?: [^"\\]++
+          | \\ [^u]
+          | \\ u (?! [dD][89abAB][0-9a-fA-F]{2} (?: \\ (?: u [0-9a-fA-F]{0,3} )? )? \Z ) [0-9a-fA-F]{4}
+          | \\ u (?= [0-9a-fA-F]{0,3} [^0-9a-fA-F] )
+        )*+""",
+    re.VERBOSE,
+)
+"""Characters and whole escapes, also those that JSON does not have. The first half of a surrogate pair waits for the
+escape behind it."""
+_ESCAPE = re.compile(r'\\(u[0-9a-fA-F]{4}|["\\/bfnrt])?')
 
 
 class TextInput:
@@ -57,25 +65,16 @@ class TextInput:
     def _decoded(self) -> str:
         match = _PIECE.match(self._held)
         assert match is not None
-        piece = match[0]
-        self._is_over = self._held[match.end() : match.end() + 1] == '"'
-        if not self._is_over and (half := _HIGH_HALF_AT_END.search(piece)):
-            piece = piece[: half.start()]
-        self._held = self._held[len(piece) :]
-        return _unescaped(piece)
+        self._is_over = self._held.startswith('"', match.end())
+        self._held = self._held[match.end() :]
+        return _unescaped(match[0])
 
 
 def _unescaped(piece: str) -> str:
-    return _ESCAPE.sub(_character, piece)
-
-
-def _character(escape: re.Match[str]) -> str:
-    """The character of an escape. One that JSON does not have stays as it is."""
-    try:
-        text: str = json.loads(f'"{escape[0]}"')
-    except ValueError:
-        return escape[0]
-    return text.encode("utf-8", "replace").decode()
+    """The characters of a piece of the string. An escape that JSON does not have stays as it is."""
+    valid = _ESCAPE.sub(lambda escape: escape[0] if escape[1] else r"\\", piece)
+    text: str = json.loads(f'"{valid}"', strict=False)
+    return text.encode("utf-8", "replace").decode()  # half of a surrogate pair becomes a question mark
 
 
 def _only_text(arguments: str) -> str:

@@ -40,6 +40,9 @@ def test_a_text_that_is_cut_off_is_its_beginning(text: str, cut: int) -> None:
         ('{"input":\n"a\nb\tc"}', "a\nb\tc"),
         (r'{"input": "\q\u00e9\ud83d\ude00 \ud83d"}', "\\qé😀 ?"),
         (r'{"input": "\ud83d"}', "?"),
+        (r'{"input": "C:\users\u12\u"}', r"C:\users\u12\u"),
+        (r'{"input": "a\\ud83d"}', r"a\ud83d"),
+        (r'{"input": "\ud83da\uD83D\n\ud83d\ud83d\ude00"}', "?a?\n?😀"),
         ('{"patch": "a"}', "a"),
         ('"a"', "a"),
         ('{"patch": "a", "x": 1}', '{"patch": "a", "x": 1}'),
@@ -52,3 +55,4 @@ def test_a_text_that_is_cut_off_is_its_beginning(text: str, cut: int) -> None:
 )
 def test_models_write_other_forms(arguments: str, text: str) -> None:
     assert read(arguments, []) == read(arguments, list(range(len(arguments)))) == text
+    assert {read(arguments, [cut]) for cut in range(min(len(arguments), 100))} <= {text}
