@@ -16,6 +16,7 @@ import selectors
 import signal
 import sys
 import time
+import traceback
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,8 @@ from inferd.engine.grammar.vocabulary import load_vocabulary
 
 _INPUT, _OUTPUT = 0, 1
 _PIECE_BYTES = 2**16
+_FAULT, _NO_MEMORY = 1, 2
+"""Exit statuses of the process that checks one grammar."""
 _NICENESS = 10
 """A tenth of the processor share of a normal process. 19 would be a seventieth, which is nothing on a busy machine."""
 
@@ -131,12 +134,17 @@ def _start(vocabulary: LLTokenizer, question: Question) -> _Check:
     source, target = os.pipe()
     pid = os.fork()
     if pid == 0:
+        status = _FAULT
         try:
             for inherited in (_INPUT, _OUTPUT):
                 os.close(inherited)  # their closing tells the server that this program has ended
             _run(vocabulary, question, target)
+        except MemoryError:
+            status = _NO_MEMORY
+        except Exception:  # an error of ours
+            traceback.print_exc()
         finally:
-            os._exit(1)
+            os._exit(status)
     os.close(target)
     return _Check(question.number, pid, source, time.monotonic() + question.wall_s)
 
@@ -164,6 +172,8 @@ def _verdict_of(check: _Check) -> Verdict:
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         reason = f"it takes more than {CHECK_CPU_S:g} s of processor time to compile; make it smaller or simpler"
         return Verdict(error=reason, stopped="cpu", number=check.number)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _FAULT:
+        return Verdict(error="its check failed, and the server's log says how", is_broken=True, number=check.number)
     reason = "it takes more memory to compile than one grammar may use; make it smaller or simpler"
     return Verdict(error=reason, number=check.number)
 

@@ -428,6 +428,18 @@ def test_a_model_whose_tokens_cannot_be_read_serves_no_grammars(tmp_path: Path) 
     run(work, tmp_path)
 
 
+def test_an_error_of_the_check_is_not_the_grammar_s(capfd: pytest.CaptureFixture[str]) -> None:
+    async def work(checker: GrammarChecker) -> None:
+        error = await refusal(checker, pattern("a"))
+        assert error.code == "unsupported_value" and "the server's log" in error.message
+
+    broken = (
+        "from inferd.engine.grammar import check; check.judge = lambda *_: {}['oops']; raise SystemExit(check.main())"
+    )
+    run(work, MODEL_PATH, sys.executable, "-c", broken)
+    assert "KeyError: 'oops'" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("command", [(sys.executable, "-c", "raise SystemExit(1)"), ("/no/such/program",)])
 def test_a_process_that_does_not_start_is_said_so(command: tuple[str, ...]) -> None:
     async def work(checker: GrammarChecker) -> None:

@@ -36,6 +36,9 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "a reference to nothing": ({"$ref": "#/$defs/nope"}, "$ref", 1),
     "a reference to a host": ({"$ref": "https://example.com/schema.json"}, "$ref", 1),
     "a reference to an anchor": ({"$ref": "#here"}, "$ref", 1),
+    "a reference to an item far behind": ({"$ref": "#/required/" + "9" * 5_000}, "$ref", 1),
+    "multiples of all of these": (
+        {"type": "integer", "allOf": [{"multipleOf": 2**1_000 + 2 * i + 1} for i in range(16)]}, "allOf", 1),
     "an unknown type": ({"type": "any"}, "type", {"a": [1]}),
     "an unknown type among others": ({"type": ["string", "date"]}, "type", "a"),
     "a type that is no text": ({"type": 3}, "type", "a"),

@@ -42,6 +42,7 @@ from inferd.engine.grammar.schemas.strings import FORMATS
 
 _EVERY_TYPE = ("null", "boolean", "number", "string", "array", "object")
 TYPES = (*_EVERY_TYPE, "integer")
+_INDEX = re.compile("[0-9]{1,9}")
 _OLD_DRAFT = re.compile(r"draft-0[467]|2019-09")
 
 _ABSENT = object()
@@ -56,24 +57,23 @@ class Read:
     """The node of each `Reference`."""
 
 
+class KeywordError(SchemaError):
+    """The text begins with the path of the keyword that it is about."""
+
+
 class Notices:
     """Parts of a schema that are left to the model, each once. If the schema is strict, they are refused."""
 
     def __init__(self, owner: str = "", way_out: str = "", *, is_lenient: bool) -> None:
         """`owner`: words behind a path that say whose schema it is. `way_out`: what a refusal advises."""
-        self._owner, self._way_out, self.is_lenient = owner, way_out, is_lenient
+        self._owner, self._way_out, self._is_lenient = owner, way_out, is_lenient
         self.texts: dict[str, None] = {}
 
     def leave(self, path: str, reason: str) -> None:
-        """`path`: that of the keyword. Raises `SchemaError` if nothing may be left to the model."""
-        if not self.is_lenient:
-            raise SchemaError(f"'{_short(path)}'{self._owner}: {reason}. {self._way_out}".strip())
+        """`path`: that of the keyword. Raises `KeywordError` if nothing may be left to the model."""
+        if not self._is_lenient:
+            raise KeywordError(f"'{_short(path)}'{self._owner}: {reason}. {self._way_out}".strip())
         self.texts[f"'{_short(path)}'{self._owner} is left to the model: {reason}"] = None
-
-
-def _at(path: str, error: SchemaError) -> SchemaError:
-    """The error with the path of the keyword that it is about."""
-    return SchemaError(f"'{_short(path)}': {error}")
 
 
 def _short(path: str) -> str:
@@ -117,9 +117,9 @@ class Reader:
             try:
                 node = self._simple(schema, path) if key == "type" else self._combined(key, schema[key], path)
                 result = self._intersected(result, node)
+            except KeywordError:
+                raise
             except SchemaError as error:
-                if not self._notices.is_lenient:
-                    raise error if str(error).startswith(f"'{self._where}") else _at(f"{path}.{key}", error) from error
                 self._notices.leave(f"{path}.{key}", str(error))
         return result
 
@@ -194,7 +194,7 @@ class Reader:
         if not pointer.startswith("#") or (len(pointer) > 1 and pointer[1] != "/"):
             return _ABSENT
         for part in _parts(pointer):
-            if isinstance(found, list) and part.isascii() and part.isdigit() and int(part) < len(found):
+            if isinstance(found, list) and _INDEX.fullmatch(part) and int(part) < len(found):
                 found = found[int(part)]
             elif isinstance(found, dict) and part in found:
                 found = found[part]

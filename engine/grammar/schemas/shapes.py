@@ -16,6 +16,8 @@ _MOST_STEPS = 30_000
 """Most intersections for one schema, which take 0.1 s. Alternatives multiply."""
 _MOST_LEVELS = 128
 """Most intersections within each other."""
+_MOST_STEP_BITS = 4_096
+"""Most bits of the least common multiple of several numbers, each of which has 1,024 at most."""
 
 
 class SchemaError(Exception):
@@ -331,7 +333,10 @@ def _numbers(one: Numbers, other: Numbers) -> Numbers:
 
 
 def _common_multiple(one: Fraction, other: Fraction) -> Fraction:
-    return Fraction(math.lcm(one.numerator, other.numerator), math.gcd(one.denominator, other.denominator))
+    found = Fraction(math.lcm(one.numerator, other.numerator), math.gcd(one.denominator, other.denominator))
+    if found.numerator.bit_length() > _MOST_STEP_BITS:
+        raise SchemaError("the least number that is a multiple of all is too large")
+    return found
 
 
 def _strings(one: Strings, other: Strings) -> Node:
