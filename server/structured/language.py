@@ -45,7 +45,7 @@ class Language:
     grammars: tuple[tuple[str, str], ...] = ()
     """(name, text) of whole grammars that `expression` names as `@name`."""
     schemas: tuple[tuple[str, str], ...] = ()
-    """(name, JSON) of schemas that `expression` names as `@name`. The compiler writes them as grammars."""
+    """(name, JSON of an object) of schemas that `expression` names as `@name`. The compiler writes them as grammars."""
     parts: tuple[Language, ...] = field(default=(), compare=False, repr=False)
     """Languages that this one is composed of; their rules belong to the same grammar. One may be reached in 2^16
     ways."""
@@ -67,9 +67,10 @@ class Language:
         main = "\n".join((_OPTIONS, f"start: {self.expression}", *rules, ""))
         if not grammars and not schemas:
             return main
-        named = [{"name": name, "lark_grammar": text} for name, text in grammars]
-        named += [{"name": name, **json.loads(text)} for name, text in schemas]
-        return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, *named]}, ensure_ascii=False)
+        whole = ({"name": name, "lark_grammar": text} for name, text in (("main", main), *grammars))
+        written = [json.dumps(grammar, ensure_ascii=False) for grammar in whole]
+        written += [f'{{"name": "{name}", {text.removeprefix("{")}' for name, text in schemas]
+        return f'{{"grammars": [{", ".join(written)}]}}'
 
 
 def _every_part(language: Language) -> Iterator[Language]:
@@ -121,7 +122,7 @@ def json_value(
     the model and told, not refused. `way_out`: what a refusal advises. `tool`: name of the tool that has the schema.
     `tags`: given if an object is written as its properties in tags. `told`: what else is left to the model."""
     beside = {"where": where, "is_lenient": is_lenient, "way_out": way_out, "tool": tool, "tags": tags, "told": told}
-    text = json.dumps({"json_schema": schema, **beside})
+    text = json.dumps({"json_schema": schema, **beside}, ensure_ascii=False)
     name = _rule_name("json", text)
     return Language(f"@{name}", schemas=((name, text),))
 
