@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from inferd.engine.api.grammars import literal_regex
 from inferd.server.structured.facts import GrammarFacts, facts_of
-from inferd.server.structured.trees import SPECIAL, Alt, Both, Char, Name, Node, Not, Repeat, Seq, Text
+from inferd.server.structured.trees import NOTHING, SPECIAL, Alt, Both, Char, Name, Node, Not, Repeat, Seq, Text
 
 ESCAPES = {char: json.dumps(char)[1:-1] for char in sorted(SPECIAL)}
 
@@ -97,10 +97,6 @@ class Quoter:
         self._num_nodes += num
         if self._num_nodes > _MOST_NODES:
             raise ValueError("the grammar of its escaped texts is too large; write it with fewer optional parts")
-
-
-NOTHING = Char("[a&&b]", frozenset(), frozenset())
-"""No text at all."""
 
 
 def _either(nodes: Iterable[Node | None]) -> Node | None:

@@ -7,21 +7,29 @@ matches. Knows no wire fields.
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 
 from inferd.engine.api.grammars import BLANK
 from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
 from inferd.server.schema.caller_tool import TextFormat
-from inferd.server.structured.escaping import NOTHING, Quoter
+from inferd.server.structured.escaping import Quoter
 from inferd.server.structured.language import Language, lark, literal, pattern, sequence
 from inferd.server.structured.larks import parse_grammar
 from inferd.server.structured.quoted_grammar import GrammarWriter
 from inferd.server.structured.regexes import parse
 from inferd.server.structured.sources import TOO_LARGE, regex_source
+from inferd.server.structured.trees import NOTHING
 
 MAX_DEFINITION_CHARS = 64 * 1024
 """Most characters of a caller's grammar."""
 
 
+MAX_KEPT = 8
+"""Grammars of free texts that are kept as they were rewritten, of at most 1.3 MB each. An agent sends the same one with
+each turn of a conversation."""
+
+
+@lru_cache(MAX_KEPT)
 def json_text(key: str, text: TextFormat) -> Language:
     """The JSON objects with one member, `key`, whose value is a text of the grammar.
 

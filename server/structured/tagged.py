@@ -9,21 +9,22 @@ Knows no wire fields.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from inferd.engine.api.grammars import literal_regex
 from inferd.server.schema.caller_tool import TextFormat
 from inferd.server.structured.facts import GrammarFacts
 from inferd.server.structured.language import Language, lark, pattern_until
 from inferd.server.structured.larks import Grammar, parse_grammar
-from inferd.server.structured.quoted import check_size
+from inferd.server.structured.quoted import MAX_KEPT, check_size
 from inferd.server.structured.regexes import parse
 from inferd.server.structured.sources import Lines, count_source, terminal_source
-from inferd.server.structured.trees import Alt, Both, Lexeme, Name, Node, Not, Repeat, Seq, Text
+from inferd.server.structured.trees import NOTHING, Alt, Both, Lexeme, Name, Node, Not, Repeat, Seq, Text
 
 _ANY_TEXT, _SOME_TEXT = Text("(?s:.)*"), Text("(?s:.)+")
-_NO_TEXT = "/[a&&b]/"
 
 
+@lru_cache(MAX_KEPT)
 def text_until(end: str, text: TextFormat) -> Language:
     """The texts of the grammar that do not hold `end`, each with `end` behind it.
 
@@ -118,7 +119,7 @@ class _Writer:
             text = f"{self._rule(name)} {self._ending}" if is_last else terminal_source(body.item, self._names)
             self._lines.add(f"{own_name}{'' if is_last else '[lazy]'}: {text}")
         elif is_last:
-            self._lines.add(f"{own_name}: {' | '.join(self._ended(body)) or _NO_TEXT}")
+            self._lines.add(f"{own_name}: {' | '.join(self._ended(body)) or self._lexeme(NOTHING)}")
         else:
             self._lines.add(f"{own_name}: {self._plain(body)}")
 

@@ -90,6 +90,9 @@ class Lexeme:
 Node = Char | Seq | Alt | Repeat | Both | Not | Name | Text | Lexeme
 
 EMPTY = Seq(())
+"""The empty text."""
+NOTHING = Char("[a&&b]", frozenset(), frozenset())
+"""No text at all."""
 
 
 def inner_of(node: Node) -> tuple[Node, ...]:
