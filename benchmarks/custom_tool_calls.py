@@ -5,8 +5,8 @@
 
 It starts the server, and asks for calls of one tool: with its grammar, and with the same grammar only described. The
 judges are written here, apart from the server's code and from llguidance. A call that `max_tokens` has cut is counted
-apart: its text is the beginning of one. `--kill-every` kills the engine at that interval in seconds: requests go on
-with the next engine.
+apart if its text is the beginning of a right one, and is wrong otherwise. `--kill-every` kills the engine at that
+interval in seconds: requests go on with the next engine.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 import httpx
 import psutil
+import regex  # type: ignore[import-untyped]
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -60,10 +61,10 @@ _HUNKS = (
     r"\*\*\* Delete File: [^\n]+\n",
     rf"\*\*\* Update File: [^\n]+\n(?:\*\*\* Move to: [^\n]+\n)?{_CHANGE}",
 )
-_PATCHES = re.compile(rf"\*\*\* Begin Patch\n(?:{'|'.join(_HUNKS)})+\*\*\* End Patch\n?")
+_PATCHES = regex.compile(rf"\*\*\* Begin Patch\n(?:{'|'.join(_HUNKS)})+\*\*\* End Patch\n?")
 
 TIMESTAMP = r"^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01]) (?:[01]\d|2[0-3]):[0-5]\d$"
-_TIMESTAMPS = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01]) ([01][0-9]|2[0-3]):[0-5][0-9]")
+_TIMESTAMPS = regex.compile(r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01]) ([01][0-9]|2[0-3]):[0-5][0-9]")
 
 SUM = r"""start: expr "\n"
 expr: term (("+" | "-") term)*
@@ -85,6 +86,12 @@ def is_sum(text: str) -> bool:
     return re.fullmatch(r"\d+(?:[+\-*/]\d+)*", line) is not None
 
 
+def begins_sum(text: str) -> bool:
+    """Whether a text is the beginning of a line of arithmetic: with a number and brackets it is one."""
+    end = ")" * (text.count("(") - text.count(")")) + "\n"
+    return is_sum(text + end) or is_sum(f"{text}1{end}")
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One tool, a question that should lead to its call, and the judge of its input."""
@@ -93,6 +100,8 @@ class Case:
     question: str
     grammar: Mapping[str, str]
     is_right: Callable[[str], bool]
+    is_beginning: Callable[[str], bool]
+    """Whether a text is the beginning of a right one."""
 
 
 CASES = (
@@ -101,14 +110,18 @@ CASES = (
         "Add a file hello.py that prints hello, by a patch.",
         {"syntax": "lark", "definition": PATCH},
         lambda text: _PATCHES.fullmatch(text) is not None,
+        lambda text: _PATCHES.fullmatch(text, partial=True) is not None,
     ),
     Case(
         "timestamp",
         "Save the timestamp of August 7th 2025 at 10 in the morning.",
         {"syntax": "regex", "definition": TIMESTAMP},
         lambda text: _TIMESTAMPS.fullmatch(text) is not None,
+        lambda text: _TIMESTAMPS.fullmatch(text, partial=True) is not None,
     ),
-    Case("sum", "Add four and five, then double the result.", {"syntax": "lark", "definition": SUM}, is_sum),
+    Case(
+        "sum", "Add four and five, then double the result.", {"syntax": "lark", "definition": SUM}, is_sum, begins_sum
+    ),
 )
 
 
@@ -133,9 +146,9 @@ def called(url: str, case: Case, seed: int, max_tokens: int, *, is_enforced: boo
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600.0)
     answer.raise_for_status()
     choice = answer.json()["choices"][0]
+    calls = choice["message"].get("tool_calls") or []
     if choice["finish_reason"] == "length":
-        return "cut"
-    calls = choice["message"]["tool_calls"]
+        return "cut" if all(case.is_beginning(call["custom"]["input"]) for call in calls) else "wrong"
     return "right" if len(calls) == 1 and case.is_right(calls[0]["custom"]["input"]) else "wrong"
 
 
