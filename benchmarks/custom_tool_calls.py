@@ -178,7 +178,7 @@ class Killer:
 
 
 def _drafts(url: str) -> str:
-    """What the server counted of drafts, in its own lines."""
+    """The lines of the server's metrics that count drafts."""
     lines = httpx.get(f"{url}/metrics", timeout=60.0).text.splitlines()
     return "\n".join(line for line in lines if line.startswith(("inferd_draft_tokens", "inferd_accepted_draft_tokens")))
 
