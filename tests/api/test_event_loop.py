@@ -123,6 +123,8 @@ LONG_TEXT = WORDS * (5 * MIB // len(WORDS))
 IDS = [i % 3_000 for i in range(2_000_000)]
 TURNS = [{"role": "user" if i % 2 == 0 else "assistant", "content": WORDS} for i in range(10_001)]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "description": "x" * 60_000}}}
+HOSTED = {"type": "web_search", "numbers": [1.2345678] * 1_450}
+"""A tool that the model does not see."""
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
@@ -195,6 +197,10 @@ LOADS: dict[str, tuple[int, Callable[[], bytes]]] = {
                 "format": {"type": "or", "elements": [{"type": "or", "elements": [{"type": "any_text"}] * 250}] * 240},
             },
         ),
+    ),
+    "a response that repeats 10 MB of tools": (
+        200,
+        lambda: changed("/v1/responses", tools=[HOSTED] * 650, stream=True, max_output_tokens=1),
     ),
     "a million chunks": (200, lambda: chunked(COMPLETIONS, b'{"prompt": "' + WORDS.encode() * 23_000 + b'"}')),
     "2,048 inputs": (200, lambda: post("/v1/embeddings", {"input": [WORDS] * 2_048})),

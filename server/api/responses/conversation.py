@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import orjson
@@ -15,6 +15,7 @@ from inferd.server.errors import table as errors
 from inferd.server.schema.answers.responses import ResponseObject
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.response_texts import Item
+from inferd.server.schema.response_tools import shown_tool
 from inferd.server.schema.responses import ResponsesRequest
 from inferd.server.text.json_bytes import exact
 
@@ -41,6 +42,8 @@ class ResponseContext:
     """All its items, as JSON for storage."""
     item_ids: tuple[str, ...]
     """Ids of those items."""
+    tools: bytes
+    """The request's tools as the response repeats them, as JSON: every event with the whole response has them."""
 
 
 def conversation_of(
@@ -50,7 +53,13 @@ def conversation_of(
     placed = [*_history(previous), *_resolved(wire.input, with_item)]
     items = [_with_id(item) for item, _ in placed]
     item_ids = tuple(dict.fromkeys(str(item["id"]) for item in items))
-    return ResponseContext(chat_request(wire, placed), exact(orjson.dumps(items)), item_ids)
+    tools = _array(map(shown_tool, wire.tools or ()))
+    return ResponseContext(chat_request(wire, placed), _array(items), item_ids, tools)
+
+
+def _array(values: Iterable[object]) -> bytes:
+    """A JSON array, written value by value: no other thread runs while orjson writes one."""
+    return b"[" + b",".join(exact(orjson.dumps(value)) for value in values) + b"]"
 
 
 def stored_of(conversation: ResponseContext, draft: ResponseDraft) -> Stored:

@@ -6,8 +6,9 @@ Its rendering writes it, as a stream of events with consecutive numbers or as a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
+from typing import cast
 
 import orjson
 
@@ -35,7 +36,6 @@ from inferd.server.schema.answers.responses import (
     ResponseUsage,
 )
 from inferd.server.schema.response_options import SEALED_REASONING, TextOption
-from inferd.server.schema.response_tools import shown_tool
 from inferd.server.schema.responses import ResponsesRequest
 from inferd.server.transport import sse
 
@@ -46,7 +46,10 @@ _MAX_SHOWN = 2**53
 class ResponseDraft:
     """A response, from `queued` or `in_progress` to its final status."""
 
-    def __init__(self, service: Service, wire: ResponsesRequest, taken: GenerateRequest, model: str) -> None:
+    def __init__(
+        self, service: Service, wire: ResponsesRequest, taken: GenerateRequest, model: str, tools: bytes
+    ) -> None:
+        """`tools`: those of the request as the response repeats them, as JSON."""
         self.status: ResponseStatus = "queued" if wire.background else "in_progress"
         self.id = taken.response_id
         self.numbers = count()
@@ -66,7 +69,7 @@ class ResponseDraft:
         )
         self._error: ResponseFailure | None = None
         self._completed_at: int | None = None
-        self._asked = _asked(wire, taken, model, fingerprint(service, taken))
+        self._asked = _asked(wire, taken, model, tools, fingerprint(service, taken))
 
     def feed(self, event: Event) -> Iterator[OutputEvent]:
         """The stream's events for an event of the choice. Must be read to its end."""
@@ -195,7 +198,9 @@ class ResponsesRendering:
         return _written(event)
 
 
-def _asked(wire: ResponsesRequest, taken: GenerateRequest, model: str, fingerprint: str) -> ResponseRequest:
+def _asked(
+    wire: ResponsesRequest, taken: GenerateRequest, model: str, tools: bytes, fingerprint: str
+) -> ResponseRequest:
     reasoning, text = wire.reasoning, wire.text or TextOption({"type": "text"}, None)
     return {
         "created_at": int(time.time()),
@@ -217,7 +222,7 @@ def _asked(wire: ResponsesRequest, taken: GenerateRequest, model: str, fingerpri
         "temperature": taken.params.temperature,
         "text": {"format": text.format, "verbosity": text.verbosity},
         "tool_choice": wire.tool_choice.given if wire.tool_choice is not None else "auto",
-        "tools": [shown_tool(tool) for tool in wire.tools or ()],
+        "tools": cast("list[Mapping[str, object]]", orjson.Fragment(tools)),
         "top_logprobs": wire.top_logprobs or 0,
         "top_p": taken.params.top_p,
         "truncation": wire.truncation or "disabled",

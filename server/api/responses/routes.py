@@ -54,7 +54,7 @@ class ResponsesApi:
         num_bytes = len(await request.body())
         conversation, taken = await while_asked(request, caller.deadline, self._read(service, wire, caller, num_bytes))
         service.metrics.request_arrived("responses")
-        draft = ResponseDraft(service, wire, taken, model)
+        draft = ResponseDraft(service, wire, taken, model, conversation.tools)
         if wire.background:
             request.state.notices += taken.notices
             shown = await self._start(service, draft, taken, caller, conversation, num_bytes)
