@@ -6,9 +6,9 @@
 - `tags.read_tags`: the same for a `structural_tag`.
 - `formats.answer_language`: combines `response_format`, `structured_outputs`, `regex` and `ebnf`.
 - `calls`: tool calls as languages.
-- `quoted.json_text`: a caller's grammar of free texts, for a text inside a string of JSON. `regexes` and `larks` read
-  grammars as `trees`, `facts` looks at them, `escaping` rewrites terminals, `quoted_grammar` rewrites rules, and
-  `sources` writes trees as text.
+- `quoted.json_text`: a caller's grammar of free texts, for a text inside a string of JSON. `regexes` (by `char_sets`)
+  and `larks` read grammars as `trees`, `facts` looks at them, `escaping` rewrites terminals, `quoted_grammar` rewrites
+  rules, and `sources` writes trees as text.
 - `tagged.text_until`: the same for a text that a model writes as it is, up to an end marker.
 - `checker.GrammarChecker`: compiles a grammar in a process of its own, within limits, before the engine gets it.
 - `bounds`: limits the size of a grammar before it is built.

@@ -7,48 +7,23 @@ stays source text. Anchors at the ends are dropped, as llguidance does. Knows ne
 from __future__ import annotations
 
 import re
-import string
-import unicodedata
 from dataclasses import dataclass, replace
 from functools import reduce
+from operator import and_, or_, sub, xor
 
 from inferd.engine.api.grammars import literal_regex
+from inferd.server.structured.char_sets import DIGITS, LETTERS, PERL, POSIX, PUNCTUATION, CharSet, with_property
 from inferd.server.structured.trees import EMPTY, SPECIAL, Alt, Char, Node, Repeat, Seq, num_levels
 
-_ASCII = frozenset(map(chr, range(0x80)))
-_BLANKS = frozenset("\t\n\x0b\x0c\r ")
-_LOWER, _UPPER, _DIGITS = map(frozenset, (string.ascii_lowercase, string.ascii_uppercase, string.digits))
-_LETTERS = _LOWER | _UPPER
-_CONTROLS = frozenset(map(chr, range(0x20))) | {"\x7f"}
-_PERL = {"d": _DIGITS, "w": _LETTERS | _DIGITS | {"_"}, "s": _BLANKS}
-_GRAPHIC = frozenset(map(chr, range(0x21, 0x7F)))
-_POSIX = {
-    "alnum": _LETTERS | _DIGITS, "alpha": _LETTERS, "ascii": _ASCII, "blank": frozenset("\t "), "cntrl": _CONTROLS,
-    "digit": _DIGITS, "graph": _GRAPHIC, "lower": _LOWER, "print": _GRAPHIC | {" "},
-    "punct": _GRAPHIC - _LETTERS - _DIGITS, "space": _BLANKS, "upper": _UPPER, "word": _PERL["w"],
-    "xdigit": _DIGITS | frozenset("abcdefABCDEF"),
-}  # fmt: skip
 _POSIX_CLASS = re.compile(r"\[:(\^?)(\w+):\]")
-_PROPERTIES = {
-    "any": SPECIAL, "ascii": SPECIAL, "assigned": SPECIAL, "common": SPECIAL, "zyyy": SPECIAL,
-    "whitespace": _BLANKS, "wspace": _BLANKS, "space": _BLANKS, "patternwhitespace": _BLANKS, "patws": _BLANKS,
-    "patternsyntax": frozenset('"\\'), "patsyn": frozenset('"\\'), "graphemebase": frozenset('"\\'),
-    "grbase": frozenset('"\\'), "quotationmark": frozenset('"'), "qmark": frozenset('"'),
-}  # fmt: skip
-"""Properties of Unicode that hold for some special characters. No other script or binary property does."""
-_CATEGORIES = {
-    "othercontrol": "cc", "control": "cc", "cntrl": "cc", "other": "c", "punctuation": "p", "punct": "p",
-    "otherpunctuation": "po", "separator": "z", "letter": "l", "mark": "m", "number": "n", "symbol": "s",
-    "uppercaseletter": "lu", "lowercaseletter": "ll", "decimalnumber": "nd", "digit": "nd", "spaceseparator": "zs",
-}  # fmt: skip
-_CATEGORY = re.compile("c[cfnos]?|l[cltmou]?|m[cen]?|n[dlo]?|p[cdefios]?|s[ckmo]?|z[lps]?")
 _SIMPLE = {"a": "\x07", "f": "\f", "t": "\t", "n": "\n", "r": "\r", "v": "\x0b"}
 _HEX = {
     char: re.compile(rf"\{{([0-9A-Fa-f]+)\}}|([0-9A-Fa-f]{{{num}}})") for char, num in (("x", 2), ("u", 4), ("U", 8))
 }
+_OPERATORS = {"&&": and_, "--": sub, "~~": xor}
+"""Operators on classes."""
 _ANCHORS = {"A": "start", "z": "end"}
 _BOUNDARIES = tuple("bB<>")
-_PUNCTUATION = _GRAPHIC - _LETTERS - _DIGITS
 _COUNT = re.compile(r"\{\s*([0-9]+)\s*(?:(,)\s*([0-9]*)\s*)?\}")
 _MAX_COUNT_DIGITS = 10
 _GROUP = re.compile(r"\(\?(?:P?<(?P<name>[^>]*)>|(?P<flags>[a-zA-Z\-]*)(?P<end>[:)]))")
@@ -66,20 +41,6 @@ class _Anchor:
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Set:
-    """The ASCII characters of a class, while it is read."""
-
-    ascii: frozenset[str]
-    is_ascii: bool = True
-    """Whether the class has no other characters."""
-    is_exact: bool = True
-    """Whether `ascii` is right for all ASCII characters, and not only for the special ones."""
-
-    def joined(self, ascii: frozenset[str], other: _Set, *, is_ascii: bool) -> _Set:
-        return _Set(ascii, is_ascii, self.is_exact and other.is_exact)
-
-
 def literal(text: str, *, ignores_case: bool = False) -> Node:
     """Exactly `text`."""
     chars = tuple(_char(char, ignores_case) for char in text)
@@ -88,8 +49,7 @@ def literal(text: str, *, ignores_case: bool = False) -> Node:
 
 def char_range(first: str, last: str) -> Node:
     """One character of a range, both ends included."""
-    ascii = frozenset(char for char in _ASCII if first <= char <= last)
-    return _of_set(f"[{literal_regex(first)}-{literal_regex(last)}]", _Set(ascii, last in _ASCII), frozenset())
+    return _of_set(f"[{literal_regex(first)}-{literal_regex(last)}]", CharSet.between(first, last), frozenset())
 
 
 def parse(text: str, flags: str = "") -> Node:
@@ -117,17 +77,15 @@ def _shown(text: str) -> str:
 
 
 def _char(char: str, ignores_case: bool) -> Char:
-    ascii = frozenset(char) & _ASCII
-    held = _Set(ascii, bool(ascii))
-    return _of_set(literal_regex(char), held, frozenset("i") if ignores_case else frozenset())
+    return _of_set(literal_regex(char), CharSet.of(char), frozenset("i") if ignores_case else frozenset())
 
 
-def _of_set(text: str, held: _Set, flags: frozenset[str]) -> Char:
+def _of_set(text: str, held: CharSet, flags: frozenset[str]) -> Char:
     is_known = held.is_ascii and held.is_exact
     others = held.ascii - SPECIAL if is_known else None
     ignores_case = "i" in flags
-    if ignores_case and others is not None and others & _LETTERS:
-        others |= frozenset("".join(others & _LETTERS).swapcase())
+    if ignores_case and others is not None and others & LETTERS:
+        others |= frozenset("".join(others & LETTERS).swapcase())
     return Char(text, held.ascii & SPECIAL, others, ignores_case)
 
 
@@ -269,7 +227,7 @@ class _Parser:
         if char == ".":
             excluded = frozenset() if "s" in flags else frozenset("\r\n") if "R" in flags else frozenset("\n")
             text = f"[^{literal_regex(''.join(sorted(excluded)))}]" if excluded else r"[\s\S]"
-            return _of_set(text, _Set(_ASCII - excluded, is_ascii=False), flags)
+            return _of_set(text, ~CharSet(excluded), flags)
         if char in "^$":
             if "m" in flags:
                 raise self._error(f"has '{char}' with the flag 'm', an anchor inside the text")
@@ -286,7 +244,7 @@ class _Parser:
             return _Anchor(_ANCHORS[char])  # type: ignore[return-value]
         if char in _BOUNDARIES:
             raise self._error(f"has a word boundary ('\\{char}'), which looks at the characters around it")
-        if char in _DIGITS:
+        if char in DIGITS:
             raise self._error(f"refers back to a group ('\\{char}'), which a grammar cannot")
         begin = self._at
         found = self._escaped_set()
@@ -294,13 +252,13 @@ class _Parser:
             return _of_set("\\" + self._text[begin : self._at], found, flags)
         return _char(self._escaped_char(), "i" in flags)
 
-    def _escaped_set(self) -> _Set | None:
+    def _escaped_set(self) -> CharSet | None:
         r"""The set of `\d`, `\p{..}` and so on; None if the escape stands for one character."""
         char = self._peek()
-        if char.lower() in _PERL and char:
+        if char.lower() in PERL and char:
             self._at += 1
-            held = _PERL[char.lower()]
-            return _Set(held if char.islower() else _ASCII - held, is_ascii=False)
+            held = CharSet(PERL[char.lower()], is_ascii=False)
+            return held if char.islower() else ~held
         if char not in ("p", "P"):
             return None
         self._at += 1
@@ -313,26 +271,11 @@ class _Parser:
         else:
             name = self._peek()
             self._at += 1
-        held = self._property(name)
-        return _Set(held if char == "p" else SPECIAL - held, is_ascii=False, is_exact=False)
-
-    def _property(self, name: str) -> frozenset[str]:
-        """The special characters with a property of Unicode."""
-        if "!=" in name:
-            raise self._error(f"has '\\p{{{name}}}', which Rust reads as '='; write '\\P{{..=..}}'")
-        kind, _, value = re.sub(r"[\s_-]", "", name.lower()).replace(":", "=").rpartition("=")
-        if kind in ("gcb", "graphemeclusterbreak", "wb", "wordbreak", "sb", "sentencebreak"):
-            raise self._error(f"uses the property '{name}', which is not supported in a text that JSON escapes")
-        category = _CATEGORIES.get(value, value)
-        if kind == "age":
-            held = SPECIAL
-        elif value in _PROPERTIES and kind not in ("gc", "generalcategory"):
-            held = _PROPERTIES[value]
-        elif kind not in ("sc", "script", "scx", "scriptextensions") and _CATEGORY.fullmatch(category):
-            held = frozenset(char for char in SPECIAL if unicodedata.category(char).lower().startswith(category))
-        else:
-            held = frozenset()
-        return held
+        try:
+            held = with_property(name)
+        except ValueError as error:
+            raise self._error(str(error)) from None
+        return held if char == "p" else ~held
 
     def _escaped_char(self) -> str:
         """The one character that an escape stands for."""
@@ -347,11 +290,11 @@ class _Parser:
                 raise self._error(f"has '\\{char}' without the number of a character behind it")
             self._at = match.end()
             return chr(number)
-        if char in _PUNCTUATION or char == " ":
+        if char in PUNCTUATION or char == " ":
             return char
         raise self._error(f"has the escape '\\{char}', which is not known" if char else "ends with a backslash")
 
-    def _class(self, flags: frozenset[str], depth: int) -> _Set:
+    def _class(self, flags: frozenset[str], depth: int) -> CharSet:
         """A class in brackets, from its opening bracket on."""
         if depth > _MAX_DEPTH:
             raise self._error(f"is nested more than {_MAX_DEPTH} levels deep")
@@ -359,14 +302,14 @@ class _Parser:
         self._skip_blanks(flags)
         is_negated = self._peek() == "^"
         self._at += is_negated
-        operands, operators, items = [], [], [_Set(frozenset())]
+        operands, operators, items = [], [], [CharSet()]
         self._skip_blanks(flags)
         while self._peek() == "-":
-            items.append(_Set(frozenset("-")))
+            items.append(CharSet.of("-"))
             self._at += 1
             self._skip_blanks(flags)
         if self._peek() == "]" and len(items) == 1:
-            items.append(_Set(frozenset("]")))
+            items.append(CharSet.of("]"))
             self._at += 1
         while True:
             self._skip_blanks(flags)
@@ -377,49 +320,49 @@ class _Parser:
                 break
             if char == "[":
                 items.append(self._posix() or self._class(flags, depth + 1))
-            elif self._peek(2) in ("&&", "--", "~~"):
-                operands.append(reduce(_union, items))
+            elif self._peek(2) in _OPERATORS:
+                operands.append(reduce(or_, items))
                 operators.append(self._peek(2))
-                items = [_Set(frozenset())]
+                items = [CharSet()]
                 self._at += 2
             else:
                 items.append(self._class_item(flags))
         self._at += 1
-        operands.append(reduce(_union, items))
+        operands.append(reduce(or_, items))
         held = operands[0]
         for operator, operand in zip(operators, operands[1:], strict=True):
-            held = _combined(operator, held, operand)
-        return replace(held, ascii=_ASCII - held.ascii, is_ascii=False) if is_negated else held
+            held = _OPERATORS[operator](held, operand)
+        return ~held if is_negated else held
 
-    def _posix(self) -> _Set | None:
+    def _posix(self) -> CharSet | None:
         """A class like `[:alpha:]`; None if there is none here."""
         match = _POSIX_CLASS.match(self._text, self._at)
-        if match is None or match[2] not in _POSIX:
+        if match is None or match[2] not in POSIX:
             return None
         self._at = match.end()
-        held = _POSIX[match[2]]
-        return _Set(_ASCII - held, is_ascii=False) if match[1] else _Set(held)
+        held = CharSet(POSIX[match[2]])
+        return ~held if match[1] else held
 
-    def _class_item(self, flags: frozenset[str]) -> _Set:
+    def _class_item(self, flags: frozenset[str]) -> CharSet:
         """A character, a range, or an escape that stands for a set."""
         first = self._class_char()
-        if isinstance(first, _Set):
+        if isinstance(first, CharSet):
             return first
         self._skip_blanks(flags)
         if self._peek() != "-":
-            return _single(first)
+            return CharSet.of(first)
         begin = self._at
         self._at += 1
         self._skip_blanks(flags)
         if self._peek() in ("]", "-"):
             self._at = begin
-            return _single(first)
+            return CharSet.of(first)
         last = self._class_char()
-        if isinstance(last, _Set) or last < first:
+        if isinstance(last, CharSet) or last < first:
             raise self._error(f"has a range from {first!r} that ends before it or in no character")
-        return _Set(frozenset(char for char in _ASCII if first <= char <= last), last in _ASCII)
+        return CharSet.between(first, last)
 
-    def _class_char(self) -> str | _Set:
+    def _class_char(self) -> str | CharSet:
         char = self._peek()
         self._at += 1
         if char != "\\":
@@ -427,22 +370,6 @@ class _Parser:
                 raise self._error("ends inside a class ('[')")
             return char
         return self._escaped_set() or self._escaped_char()
-
-
-def _single(char: str) -> _Set:
-    return _Set(frozenset(char) & _ASCII, char in _ASCII)
-
-
-def _union(left: _Set, right: _Set) -> _Set:
-    return left.joined(left.ascii | right.ascii, right, is_ascii=left.is_ascii and right.is_ascii)
-
-
-def _combined(operator: str, left: _Set, right: _Set) -> _Set:
-    if operator == "&&":
-        return left.joined(left.ascii & right.ascii, right, is_ascii=left.is_ascii or right.is_ascii)
-    if operator == "--":
-        return left.joined(left.ascii - right.ascii, right, is_ascii=left.is_ascii)
-    return left.joined(left.ascii ^ right.ascii, right, is_ascii=left.is_ascii and right.is_ascii)
 
 
 def _fit_for_slashes(text: str) -> str:
