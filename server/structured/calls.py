@@ -163,9 +163,9 @@ class _Writer:
                 return self._with_arguments(tool.name, json_text(TEXT_KEY, text))
             written = text_until(tags.end, text)
         except ValueError as error:
-            raise errors.invalid_value(
-                text.path, text.definition, f"The grammar cannot be enforced: {error}."
-            ) from None
+            reason = errors.clip(str(error), errors.MAX_MESSAGE // 2)
+            rule = f"The grammar cannot be enforced: {reason}."
+            raise errors.invalid_value(text.path, text.definition, rule) from None
         begin = literal(f"{tags.before}{TEXT_KEY}{tags.between}")
         return self._with_arguments(tool.name, sequence(begin, written))
 

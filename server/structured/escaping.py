@@ -106,6 +106,8 @@ def _either(nodes: Iterable[Node | None]) -> Node | None:
 
 def _quoted_char(char: Char, part: str) -> Node | None:
     """One character of the set, or what is left of its escape behind `part`."""
+    if not char.specials:
+        return None if part else char
     tails = _tails(char.specials, part)
     return _either(tails if part else (*tails, _ordinary(char)))
 
@@ -119,10 +121,9 @@ def _tails(chars: frozenset[str], part: str) -> tuple[Text, ...]:
 
 def _ordinary(char: Char) -> Node | None:
     """The characters of the set that JSON does not escape."""
-    if char.others is not None and not char.others and char.specials:
+    if char.others is not None and not char.others:
         return None
-    text = f"[{char.text}&&{_ORDINARY}]" if char.specials else char.text
-    return Char(text, frozenset(), char.others, char.ignores_case)
+    return Char(f"[{char.text}&&{_ORDINARY}]", frozenset(), char.others, char.ignores_case)
 
 
 def _one_of(texts: Iterable[str]) -> list[str]:
@@ -130,9 +131,9 @@ def _one_of(texts: Iterable[str]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for text in texts:
         groups.setdefault(text[:-1], []).append(text[-1])
-    return [literal_regex(head) + _class_of(sorted(set(last))) for head, last in groups.items()]
+    return [literal_regex(head) + _class_of("".join(sorted(set(last)))) for head, last in groups.items()]
 
 
-def _class_of(chars: list[str]) -> str:
-    text = literal_regex("".join(chars))
+def _class_of(chars: str) -> str:
+    text = literal_regex(chars)
     return text if len(chars) == 1 else f"[{text}]"

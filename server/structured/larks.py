@@ -11,60 +11,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from inferd.server.structured.lark_tokens import COMMON, Token, error_at, tokens_of
 from inferd.server.structured.regexes import char_range, literal, parse
 from inferd.server.structured.trees import EMPTY, Alt, Both, Lexeme, Name, Node, Not, Repeat, Seq, names_in
 
-COMMON = {
-    "DIGIT": r"[0-9]",
-    "HEXDIGIT": r"[a-fA-F0-9]",
-    "INT": r"[0-9]+",
-    "SIGNED_INT": r"(\+|-)?[0-9]+",
-    "DECIMAL": r"([0-9]+\.[0-9]*)|(\.[0-9]+)",
-    "_EXP": r"[eE](\+|-)?[0-9]+",
-    "FLOAT": r"([0-9]+\.[0-9]*|\.[0-9]+)([eE](\+|-)?[0-9]+)?|[0-9]+[eE](\+|-)?[0-9]+",
-    "SIGNED_FLOAT": r"(\+|-)?(([0-9]+\.[0-9]*|\.[0-9]+)([eE](\+|-)?[0-9]+)?|[0-9]+[eE](\+|-)?[0-9]+)",
-    "NUMBER": r"([0-9]+)|([0-9]+\.[0-9]*|\.[0-9]+)([eE](\+|-)?[0-9]+)?|[0-9]+[eE](\+|-)?[0-9]+",
-    "SIGNED_NUMBER": r"(\+|-)?(([0-9]+)|([0-9]+\.[0-9]*|\.[0-9]+)([eE](\+|-)?[0-9]+)?|[0-9]+[eE](\+|-)?[0-9]+)",
-    "ESCAPED_STRING": r"\"([^\"\\]|\\.)*\"",
-    "LCASE_LETTER": r"[a-z]",
-    "UCASE_LETTER": r"[A-Z]",
-    "LETTER": r"[A-Za-z]",
-    "WORD": r"[A-Za-z]+",
-    "CNAME": r"[_A-Za-z][_A-Za-z0-9]*",
-    "WS_INLINE": r"[ \t]+",
-    "WS": r"[ \t\f\r\n]+",
-    "CR": r"\r",
-    "LF": r"\n",
-    "NEWLINE": r"(\r?\n)+",
-    "SH_COMMENT": r"#[^\n]*",
-    "CPP_COMMENT": r"//[^\n]*",
-    "C_COMMENT": r"\/\*[^*]*\*+(?:[^/*][^*]*\*+)*\/",
-    "SQL_COMMENT": r"--[^\n]*",
-}
-"""The terminals of `%import common`, as llguidance 1.9.1 defines them; a test compares them."""
-
-_TOKENS = re.compile(
-    r"""
-      (?P<skip>(?:\#|//)[^\n]*|[ \t]+)
-    | (?P<newline>(?:\r?\n)+[ \t]*)
-    | (?P<keyword>%[a-z]+)
-    | (?P<string>"(?:\\(?:["\\/bfnrt]|u[a-fA-F0-9]{4}|x[a-fA-F0-9]{2})|[^"\\\x00-\x1F\x7F])*"i?)
-    | (?P<regexp>/(?:\\[^\n]|[^/\\])+/[imslux]*)
-    | (?P<rule>!?[_?]?[a-z][_a-z0-9-]*)
-    | (?P<terminal>_?[A-Z][_A-Z0-9-]*)
-    | (?P<number>[+-]?[0-9]+)
-    | (?P<op>[+*?])
-    | (?P<token><[^<>\s]+>)
-    | (?P<grammar>@[a-zA-Z0-9_-]+)
-    | (?P<mark>->|\.\.|::|[:,.(){}\[\]~|&=_])
-    """,
-    re.VERBOSE,
-)
 _MAX_DEPTH = 28
 """llguidance takes 30 levels of brackets."""
 _MAX_COUNT = 2**31 - 1
 _MAX_COUNT_DIGITS = 20
-_END = ("end", "the end of the grammar", 0)
 
 _NO_TEXT = {
     "%json": "'%json', a JSON schema",
@@ -106,49 +60,18 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self.grammar = Grammar()
-        self._text = text
-        self._tokens = self._read_tokens(text)
+        self._text, self._tokens = text, tokens_of(text)
         self._at = 0
+        """Index of the next token."""
         self._depth = 0
         self._is_in_lexeme = False
         """Whether what is read becomes a part of one lexeme."""
 
-    def _read_tokens(self, text: str) -> list[tuple[str, str, int]]:
-        """(kind, text, position) of each token, without blanks and comments."""
-        tokens = []
-        at = 0
-        while at < len(text):
-            match = _TOKENS.match(text, at)
-            if match is None:
-                raise self._error(f"{text[at : at + 20]!r} begins nothing that Lark knows", at)
-            kind, at = str(match.lastgroup), match.end()
-            if kind == "keyword" and match[0] == "%llguidance":
-                at = self._options(at)
-            elif kind != "skip":
-                tokens.append((kind, match[0], match.start()))
-        return tokens
+    def _error(self, reason: str) -> ValueError:
+        return error_at(self._text, self._peek().at, reason)
 
-    def _options(self, at: int) -> int:
-        """Checks the object behind `%llguidance`, and returns the position of its end."""
-        begin = len(self._text) - len(self._text[at:].lstrip())
-        try:
-            options, end = json.JSONDecoder().raw_decode(self._text, begin)
-        except json.JSONDecodeError as error:
-            raise self._error("'%llguidance' needs an object of JSON behind it", at) from error
-        for name in options if isinstance(options, dict) else ("",):
-            if name != "no_forcing":
-                raise self._error(f"'%llguidance' sets '{name}'; only 'no_forcing' may be set", at)
-        return end
-
-    def _error(self, reason: str, at: int | None = None) -> ValueError:
-        begin = self._peek()[2] if at is None else at
-        if at is None and self._peek() == _END:
-            begin = len(self._text)
-        return ValueError(f"line {self._text.count(chr(10), 0, begin) + 1} of the grammar: {reason}")
-
-    def _peek(self, ahead: int = 0) -> tuple[str, str, int]:
-        at = self._at + ahead
-        return self._tokens[at] if at < len(self._tokens) else _END
+    def _peek(self, ahead: int = 0) -> Token:
+        return self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
 
     def _is(self, *marks: str) -> bool:
         kind, text, _ = self._peek()

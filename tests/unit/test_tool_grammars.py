@@ -14,6 +14,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.engine.grammar.compiler import normal_form
 from inferd.engine.grammar.ports import GrammarError
 from inferd.engine.grammar.vocabulary import load_vocabulary
+from inferd.server.errors import table as errors
 from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.model import read
@@ -410,7 +411,9 @@ def test_a_grammar_that_cannot_be_enforced_is_refused_by_its_path() -> None:
     for syntax, definition, reason in (
         ("regex", "a(?=b)", "look"),
         ("lark", 'start: %json {"type": "string"}', "json"),
+        ("lark", "start: " + "b" * 50_000, "refers to 'bbb"),
     ):
         with pytest.raises(RequestError, match=reason) as caught:
             asked(served("hermes", "none"), tools=[custom(syntax, definition)])
         assert caught.value.param == "tools[0].custom.format.grammar.definition"
+        assert len(caught.value.message) <= errors.MAX_MESSAGE
