@@ -1,6 +1,7 @@
 """One choice's text as events: content, reasoning and calls in order, and how many of its tokens are reasoning.
 
-Connects an `AnswerParser`, which only knows text, to the events of a choice.
+Connects an `AnswerParser`, which only knows text, to the events of a choice. Stop strings are found here, in what the
+caller gets as content: they see no arguments and no markers.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ from inferd.server.generate.events import (
     ToolCallArguments,
     ToolCallStart,
 )
+from inferd.server.generate.request import GenerateRequest
+from inferd.server.text.stops import StopStrings, StopTables
 from inferd.server.tools.answer_parser import ParserConfig
 from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Content, Piece, Reasoning, joined
+from inferd.server.tools.second_look import SecondLook
 from inferd.server.tools.text_input import TextInput
 
 _SHORT_ID_CHARS = string.ascii_letters + string.digits
 _SHORT_ID_LENGTH = 9
+_EMPTY = (Content(""), Reasoning(""))
+NO_STOPS = StopTables.of(())
 
 
 class Answer(Protocol):
@@ -40,16 +46,40 @@ class Answer(Protocol):
         """Whether the answer ends here, because no further call is wanted."""
         ...
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the answer. No more text may be added then."""
+        ...
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a call has begun and not ended."""
+        ...
+
+    @property
+    def num_strays(self) -> int:
+        """Number of markers that were dropped because they belonged to nothing."""
+        ...
+
+    @property
+    def num_held(self) -> int:
+        """Number of characters at the end that are held back for a stop string, and of those behind them."""
+        ...
+
+    def stops_at(self, token: str) -> bool:
+        """Whether a stop token with this text would end the answer here."""
+        ...
+
     def token(self, offset: int) -> None:
         """Add a token whose text begins `offset` characters into the choice's text."""
         ...
 
-    def feed(self, text: str) -> None:
-        """Add text; none of it will be taken back."""
+    def feed(self, text: str, is_armed: bool = True) -> None:
+        """Add text; none of it will be taken back. Unless `is_armed`, a stop string is text like any other."""
         ...
 
-    def finish(self) -> None:
-        """Called when no more text comes."""
+    def finish(self, *, is_cut: bool) -> None:
+        """Called when no more text comes. `is_cut`: a limit ended it, not the model."""
         ...
 
     def events(
@@ -59,28 +89,45 @@ class Answer(Protocol):
         ...
 
 
-def answer_of(choice: int, parser_config: ParserConfig | None) -> Answer:
-    return PlainAnswer(choice) if parser_config is None else ParsedAnswer(choice, parser_config)
+def answer_of(choice: int, request: GenerateRequest) -> Answer:
+    stops, config = StopStrings(request.stop, request.include_stop), request.parser_config
+    if config is None:
+        return PlainAnswer(choice, stops)
+    in_reasoning = StopStrings(request.stop if config.stops_reasoning else NO_STOPS, request.include_stop)
+    return ParsedAnswer(choice, config, stops, in_reasoning)
 
 
 class PlainAnswer:
     """All of the text is content; the format of the model is not known."""
 
-    num_calls = 0
-    is_full = False
+    num_calls = num_strays = 0
+    is_full = is_in_call = False
 
-    def __init__(self, choice: int) -> None:
-        self._choice = choice
+    def __init__(self, choice: int, stops: StopStrings) -> None:
+        self._choice, self._stops = choice, stops
         self._pieces: list[str] = []
+
+    @property
+    def stop(self) -> str | None:
+        return None if self._stops.match is None else self._stops.match.stop
+
+    @property
+    def num_held(self) -> int:
+        return self._stops.num_held
+
+    def stops_at(self, token: str) -> bool:
+        del token
+        return True
 
     def token(self, offset: int) -> None:
         pass
 
-    def feed(self, text: str) -> None:
-        self._pieces.append(text)
+    def feed(self, text: str, is_armed: bool = True) -> None:
+        self._pieces.append(self._stops.feed(text, is_armed))
 
-    def finish(self) -> None:
-        pass
+    def finish(self, *, is_cut: bool) -> None:
+        del is_cut
+        self._pieces.append(self._stops.finish())
 
     def events(
         self, token_ids: tuple[int, ...], scored: tuple[ScoredToken, ...], num_cached_tokens: int, num_unsent: int = 0
@@ -91,12 +138,16 @@ class PlainAnswer:
 
 
 class ParsedAnswer:
-    """Separates content, reasoning and calls."""
+    """Separates content, reasoning and calls. Stop strings work on content, and on reasoning if the request says so."""
 
-    def __init__(self, choice: int, parser_config: ParserConfig) -> None:
+    def __init__(
+        self, choice: int, parser_config: ParserConfig, stops: StopStrings, stops_in_reasoning: StopStrings
+    ) -> None:
         self.num_calls = 0
         self._choice, self._config = choice, parser_config
         self._parser = parser_config.new_parser()
+        self._look = None if parser_config.offer is None else SecondLook(parser_config.offer)
+        self._stops, self._stops_in_reasoning = stops, stops_in_reasoning
         self._offsets: list[int] = []
         """Number of characters before each token, never falling. Tokens without text count too."""
         self._num_reasoning = self._num_closed = self._num_spans = 0
@@ -106,23 +157,77 @@ class ParsedAnswer:
         """Reads the open call's text; None if it is a function's."""
 
     @property
+    def stop(self) -> str | None:
+        match = self._stops.match or self._stops_in_reasoning.match
+        return None if match is None else match.stop
+
+    @property
+    def is_in_call(self) -> bool:
+        return self._parser.is_in_call
+
+    @property
+    def num_strays(self) -> int:
+        return self._parser.num_strays
+
+    @property
+    def num_held(self) -> int:
+        num_held = self._stops.num_held + self._stops_in_reasoning.num_held
+        return num_held + self._parser.num_waiting if num_held else 0
+
+    def stops_at(self, token: str) -> bool:
+        is_read = self._parser.is_in_content or (
+            self._config.stops_reasoning and self._parser.reasoning_start is not None
+        )
+        return is_read and not self._parser.is_marker(token)
+
+    @property
     def is_full(self) -> bool:
         return self._parser.is_full
 
     def token(self, offset: int) -> None:
         self._offsets.append(offset)
 
-    def feed(self, text: str) -> None:
+    def feed(self, text: str, is_armed: bool = True) -> None:
         if text:
-            self._pieces += self._parser.feed(text)
+            pieces = self._parser.feed(text)
+            self._take(pieces if self._look is None else self._look.take(pieces), is_armed)
 
-    def finish(self) -> None:
-        self._pieces += (*self._parser.finish(), CallEnded())  # the answer may be cut off within a call
+    def finish(self, *, is_cut: bool) -> None:
+        if self.stop is None:
+            pieces = self._parser.finish(is_cut=is_cut)
+            if self._look is not None:
+                pieces = [*self._look.take(pieces), *self._look.finish()]
+            self._take(pieces, is_armed=True)
+        if self.stop is None:
+            self._release()
+        self._pieces.append(CallEnded())  # the answer may be cut off within a call
+
+    def _take(self, pieces: Iterable[Piece], is_armed: bool) -> None:
+        """Add pieces up to the stop string that ends the answer."""
+        for piece in pieces:
+            match piece:
+                case Content(text):
+                    self._release(self._stops_in_reasoning)
+                    self._pieces.append(Content(self._stops.feed(text, is_armed)))
+                case Reasoning(text):
+                    self._release(self._stops)
+                    self._pieces.append(Reasoning(self._stops_in_reasoning.feed(text, is_armed)))
+                case _:
+                    self._release()
+                    self._pieces.append(piece)
+            if self.stop is not None:
+                return
+
+    def _release(self, *stops: StopStrings) -> None:
+        """Add the text that is held back: the stretch that it belongs to has ended."""
+        for found in stops or (self._stops, self._stops_in_reasoning):
+            if held := found.finish():
+                self._pieces.append(Content(held) if found is self._stops else Reasoning(held))
 
     def events(
         self, token_ids: tuple[int, ...], scored: tuple[ScoredToken, ...], num_cached_tokens: int, num_unsent: int = 0
     ) -> Iterator[Event]:
-        pieces, self._pieces = joined(self._pieces), []
+        pieces, self._pieces = joined([piece for piece in self._pieces if piece not in _EMPTY]), []
         content = ""
         if pieces and isinstance(pieces[0], Content):
             content, pieces = pieces[0].text, pieces[1:]

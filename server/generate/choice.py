@@ -1,8 +1,8 @@
 """One choice: deltas of ids in, events with text out.
 
-Each token passes detokenizer, stop strings, and the parser of reasoning and calls, in this order. So the text, the ids
-counted and the end by a stop string do not depend on how the engine's deltas were cut or merged. Knows no router and no
-HTTP.
+Each token passes the detokenizer, the parser of reasoning and calls, and the stop strings, in this order. So the text,
+the ids counted and the end by a stop string do not depend on how the engine's deltas were cut or merged. Knows no
+router and no HTTP.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from inferd.server.generate.request import GenerateRequest
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.structured.bounds import refusal
 from inferd.server.text.detokenizer import Detokenizer
-from inferd.server.text.stops import StopStrings
 from inferd.server.text.token_bytes import TokenBytes
 
 _UNNAMED = Failure("engine_error", "The engine could not serve this request.")
@@ -44,10 +43,11 @@ class Choice:
         self._prompt = request.prompt_of(index)
         kept_ids = frozenset[int]() if request.parser_config is None else request.parser_config.kept_ids
         self._detokenizer = Detokenizer(table, self._prompt.token_ids, request.skip_special_tokens, kept_ids)
-        self._stops = StopStrings(request.stop, request.include_stop)
         self._repetition = RepetitionDetector(request.repetition)
         self._repeats = False
-        self._answer = answer_of(index, request.parser_config)
+        self._answer = answer_of(index, request)
+        self._stop_id: int | None = None
+        """The caller's stop token that ended the answer, if the server and not the engine looks for them."""
         self._awaits_prompt = request.reads_prompt
         scores_prompt = request.params.prompt_logprobs is not None
         self._scored_prompt = Packed(SCORED_PROMPT, (None,) if scores_prompt else ())
@@ -75,9 +75,12 @@ class Choice:
             yield self._prompt_read()
         if delta.token_ids:
             yield from self._read(delta)
-        if self._stops.match is not None:
+        if self._answer.stop is not None:
             self.is_finished = self.was_stopped_by_text = True
-            yield from self._finished(Finished(self.index, "stop", self._stops.match.stop), delta)
+            yield from self._finished(Finished(self.index, "stop", self._answer.stop), delta)
+        elif self._stop_id is not None:
+            self.is_finished = self.was_stopped_by_text = True
+            yield from self._close(Finished(self.index, "stop", self._stop_id), delta)
         elif self._answer.is_full:
             self.is_finished = self.was_stopped_by_text = True
             yield from self._finished(Finished(self.index, "stop", None), delta)
@@ -104,20 +107,26 @@ class Choice:
             num_read = i + 1
             self._num_tokens += 1
             self._answer.token(self._num_chars)
+            is_armed = self._num_tokens > self._request.params.min_tokens
+            is_stop = is_armed and token_id in self._request.content_stop_ids
+            if is_stop and self._answer.stops_at(self._text_of(token_id)):
+                self._stop_id = token_id
             is_end = delta.stop_token_id is not None and num_read == len(delta.token_ids)
-            piece = "" if is_end and not self._request.include_stop else self._detokenizer.feed(token_id)
+            is_hidden = (is_end or self._stop_id is not None) and not self._request.include_stop
+            piece = "" if is_hidden else self._detokenizer.feed(token_id)
             self._num_partial += 1
             if piece:
                 self._num_chars += len(piece)
                 self._unsent.extend([self._num_chars] * self._num_partial)
                 self._num_partial = 0
-                self._answer.feed(self._stops.feed(piece, self._num_tokens > self._request.params.min_tokens))
+                self._answer.feed(piece, is_armed)
             repeats = self._repetition.feed(token_id) and self._num_tokens >= self._request.params.min_tokens
             # If the last token also ends the answer by itself, that end is the reason.
             self._repeats = repeats and not (num_read == len(delta.token_ids) and delta.finish_reason is not None)
-            if self._stops.match is not None or self._repeats or self._answer.is_full:
+            is_over = self._answer.stop is not None or self._stop_id is not None
+            if is_over or self._repeats or self._answer.is_full:
                 break
-        while self._unsent and self._unsent[0] <= self._num_chars - self._stops.num_held:
+        while self._unsent and self._unsent[0] <= self._num_chars - self._answer.num_held:
             self._unsent.popleft()
         num_unsent = len(self._unsent) + self._num_partial
         yield from self._answer.events(delta.token_ids[:num_read], tuple(scored), delta.num_cached_tokens, num_unsent)
@@ -131,25 +140,29 @@ class Choice:
         yield from self._close(Finished(self.index, delta.finish_reason, self._stop_reason(delta)), delta)
 
     def _close(self, end: Finished, delta: Delta) -> Iterator[Event]:
-        rest = self._detokenizer.finish()
-        tail = self._stops.feed(rest) if rest else ""
-        if self._stops.match is None:
-            tail += self._stops.finish()
-        else:
-            # The last character stays incomplete, and its U+FFFD completes a stop string.
-            end = Finished(self.index, "stop", self._stops.match.stop)
-        self._answer.feed(tail)
+        """As `_finished`, with the rest of a character that stays incomplete."""
+        if rest := self._detokenizer.finish():
+            self._answer.feed(rest)
         yield from self._finished(end, delta)
 
     def _finished(self, end: Finished, delta: Delta) -> Iterator[Event]:
-        """The events still held back, then the end. If the model stopped after calls, the reason is `tool_calls`."""
-        self._answer.finish()
+        """The events still held back, then the end: `tool_calls` if the model stopped after calls, and `length` if it
+        stopped in the middle of one."""
+        self._answer.finish(is_cut=end.reason != "stop")
         yield from self._answer.events((), (), delta.num_cached_tokens)
-        yield replace(end, reason="tool_calls") if end.reason == "stop" and self._answer.num_calls else end
+        if self._answer.stop is not None:
+            # Text that was still held back, such as the U+FFFD of an incomplete character, may complete a stop string.
+            end = Finished(self.index, "stop", self._answer.stop)
+        if end.reason == "stop" and self._answer.num_calls:
+            end = replace(end, reason="length" if self._answer.is_in_call else "tool_calls")
+        yield replace(end, num_strays=self._answer.num_strays)
+
+    def _text_of(self, token_id: int) -> str:
+        return self._table.of(token_id).decode("utf-8", "replace")
 
     def _stop_reason(self, delta: Delta) -> int | None:
-        is_callers = delta.stop_token_id in self._request.params.stop_token_ids
-        return delta.stop_token_id if is_callers else None
+        given = (*self._request.params.stop_token_ids, *self._request.content_stop_ids)
+        return delta.stop_token_id if delta.stop_token_id in given else None
 
     def _prompt_read(self) -> PromptRead:
         self._awaits_prompt = False

@@ -146,6 +146,10 @@ class Intake:
         rendered = encoded[1] or ""
         rules = await self._prompts.run(lambda: self._answer_rules(wire, rendered), len(rendered))
         taken = await self._request(prefix, "messages", wire, caller, (prompt,), logprobs, rules.answer, echo=False)
+        if rules.parser_config is not None and taken.params.stop_token_ids:
+            ids = frozenset(taken.params.stop_token_ids)
+            params = msgspec.structs.replace(taken.params, stop_token_ids=())
+            taken = replace(taken, content_stop_ids=ids, params=params)
         return replace(
             taken,
             parser_config=rules.parser_config,

@@ -88,6 +88,8 @@ class GenerateRequest:
     repetition: RepetitionRule | None = None
     account: Account = UNLIMITED
     """The account that its tokens are charged to."""
+    content_stop_ids: frozenset[int] = frozenset()
+    """The caller's stop tokens, if the server looks for them: the engine cannot tell whether a token is content."""
     parser_config: ParserConfig | None = None
     """How reasoning and calls are separated from the content; None: all of the text is content."""
     tools: Mapping[str, CallerTool] = field(default_factory=dict)

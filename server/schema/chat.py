@@ -209,6 +209,9 @@ class ChatRequest(GenerationFields):
         unset="true",
         area=TOOLS,
     )
+    stop_in_reasoning: Flag | None = option(
+        "If true, `stop` and `stop_token_ids` also work inside the model's reasoning.", unset="false", area=STOPPING
+    )
     reasoning: Annotated[ReasoningSwitch, Converted(_Reasoning, _switch)] | None = option(
         "OpenRouter's form of `reasoning_effort`: `effort` has the same values, `enabled` false means `none`, and "
         "`exclude` true means `include_reasoning` false. `summary` has no effect.",

@@ -105,6 +105,7 @@ class ResponsesRequest(SharedFields):
     thinking_token_budget: Whole | None = option(
         "As in chat.", unset="no bound", area=TOOLS, ge=0, le=MAX_THINKING_TOKENS
     )
+    stop_in_reasoning: Flag | None = option("As in chat.", unset="false", area=STOPPING)
     chat_template_kwargs: JsonObject | None = option(
         "Variables of the model's chat template, such as `enable_thinking`.", unset="none", area=PROMPT
     )

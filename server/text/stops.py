@@ -72,8 +72,10 @@ class StopStrings:
         return text[: len(text) - num_held]
 
     def finish(self) -> str:
-        """The text held back for a stop string that never came."""
+        """The text held back for a stop string that never came. Text that follows belongs to another stretch: no stop
+        string reaches from one into the other."""
         held, self._held = self._held, ""
+        self._matched = [0] * len(self._tables.stops)
         return held
 
     def _end(self, match: Match, text: str) -> str:

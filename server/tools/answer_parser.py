@@ -1,9 +1,13 @@
 """Parses the text of an answer into pieces of reasoning, calls and content, each as soon as it is certain.
 
-Two rules decide about every character, however the text was cut:
+An answer is reasoning, content and calls, each between the markers of the format. Four rules decide about every
+character, however the text was cut:
 
-- Text that is in no region of the format is content, markers included. If a call turns out to be none, it is content
-  from its marker on. If its arguments had begun, only the text from the first wrong character on is content.
+- Text in no region is content. A marker never is: one that opens or closes nothing is dropped and counted.
+- If a call turns out to be none, its text is content without its markers. If its arguments had begun, only the text
+  from the first wrong character on is. A call that a limit cut off before its arguments is dropped.
+- A call ends reasoning that is still open if nothing but calls follows. A call that the reasoning only mentions is
+  reasoning. So is a second marker of its beginning, which does nothing.
 - Blanks beside a marker belong to the marker. Blanks between two stretches of content are kept.
 
 The patterns of the response template find the regions. If the calls in a region are not JSON, transformers'
@@ -13,15 +17,32 @@ The patterns of the response template find the regions. If the calls in a region
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from inferd.server.tools.closed_calls import calls_of
 from inferd.server.tools.format import Format, Region
 from inferd.server.tools.json_calls import BLANK, JsonCalls
-from inferd.server.tools.markers import Found
-from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Content, Piece, Reasoning, joined
+from inferd.server.tools.pieces import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Content,
+    Piece,
+    Reasoning,
+    first_calls,
+    joined,
+)
+from inferd.server.tools.second_look import Offer
+from inferd.server.tools.watch import Seen, Watch, first
+
+_SHORTEST_CUT_MARKER = 3
+"""Characters of a marker that a limit cut off which cannot be a text's own, such as the beginning of `<tool_call>`."""
+_MOST_EXTRA_ENDS = 16
+_EXTRA_ENDS = re.compile(rf"[\s}}\],]{{0,{_MOST_EXTRA_ENDS}}}")
+"""What small models write between the JSON of a call and the marker behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +60,18 @@ class ParserConfig:
     max_calls: int | None = None
     """Number of calls after which the answer ends; None: no bound."""
     shows_reasoning: bool = True
+    stops_reasoning: bool = False
+    """Whether stop strings and stop tokens also work inside reasoning."""
     kept_ids: frozenset[int] = frozenset()
     """Special tokens that the parser must see."""
     names_function: bool = False
     """Whether `tool_choice` names the function to call."""
+    only_calls: bool = False
+    """Whether a grammar allows nothing but calls behind the reasoning. All other text belongs to a call then."""
+    call_ends_reasoning: bool = True
+    """Whether a call inside reasoning ends it. A grammar that has reasoning ends it by its marker alone."""
+    offer: Offer | None = None
+    """The tools whose calls are also read if the model writes them in another way than its own; None: none."""
     begun: AnswerParser | None = field(default=None, compare=False, repr=False)
     """A parser that has read `prefill`; `new_parser` copies it."""
 
@@ -54,9 +83,9 @@ class ParserConfig:
         return AnswerParser(self) if self.begun is None else self.begun.copy()
 
     @property
-    def tool_names(self) -> Collection[str]:
+    def tool_names(self) -> frozenset[str]:
         functions = (tool.get("function") for tool in self.tools)
-        return {str(function.get("name")) for function in functions if isinstance(function, Mapping)}
+        return frozenset(str(function.get("name")) for function in functions if isinstance(function, Mapping))
 
 
 class _Mode(Enum):
@@ -69,19 +98,33 @@ class _Mode(Enum):
     """After the JSON, before the marker that closes the region."""
     WHOLE = auto()
     """In a region of calls that is parsed when it has closed."""
+    TRIAL = auto()
+    """Behind a call inside reasoning."""
 
 
 class AnswerParser:
     """Parses one answer."""
 
-    def __init__(self, parser_config: ParserConfig) -> None:
+    def __init__(self, parser_config: ParserConfig, *, reasoning: Region | None = None) -> None:
+        """`reasoning`: for a text that begins with a call inside this region; see `refused_at`."""
         self.num_calls = 0
         """Number of complete calls."""
+        self.num_strays = 0
+        """Number of markers that were dropped because they opened or closed nothing."""
         self.reasoning_spans: list[tuple[int, int]] = []
         """[start, end) of each closed stretch of reasoning, in characters of the text, markers included."""
-        self._config = parser_config
-        self._watched = parser_config.format.watched(with_calls=parser_config.with_calls)
+        self._config, self._names = parser_config, parser_config.tool_names
+        self._watch = Watch.of(
+            parser_config.format,
+            with_calls=parser_config.with_calls,
+            call_ends_reasoning=parser_config.call_ends_reasoning,
+        )
         self._pieces: list[Piece] = []
+        self._reasoning = reasoning
+        self.refused_at: int | None = None
+        """Position of the first character, behind calls inside reasoning, that shows that the reasoning goes on."""
+        self._end_at: int | None = None
+        """Position of a marker that ends the reasoning around the calls."""
         self._reset()
         if parser_config.prefill:
             self._begin_after(parser_config.prefill)
@@ -104,17 +147,44 @@ class AnswerParser:
         return self._region is not None and self._region.role == "content"
 
     @property
+    def is_in_content(self) -> bool:
+        """Whether the next text is content, unless it is a marker."""
+        return self._mode is _Mode.FREE or (self._mode is _Mode.TEXT and self.is_in_answer)
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a call has begun and not ended."""
+        return self._is_call_open
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of characters at the end of the text that are in no piece yet."""
+        return len(self._text) + len(self._blanks) + len(self._held)
+
+    @property
     def is_full(self) -> bool:
         """Whether the answer ends here, because no further call is wanted."""
         return self._config.max_calls is not None and self.num_calls >= self._config.max_calls
+
+    def is_marker(self, text: str) -> bool:
+        """Whether a token with this text belongs to a marker."""
+        text = text.strip(BLANK)
+        watched = self._watch.free if self._region is None else self._watch.inside.get(self._region.field.name, ())
+        found = [marker.at(text, 0, is_end=False) for _, marker, _ in watched] if len(text) > 1 else []
+        return any(part is not None for part in found)
 
     def feed(self, text: str) -> list[Piece]:
         """The pieces that are certain after this text."""
         self._text += text
         return self._run(is_end=False)
 
-    def finish(self) -> list[Piece]:
-        """The last pieces, when no more text comes."""
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """The last pieces, when no more text comes. `is_cut`: a limit ended the text, not the model."""
+        self._is_cut = is_cut
+        waits = self._mode in (_Mode.FREE, _Mode.TEXT) and len(self._text.strip(BLANK)) >= _SHORTEST_CUT_MARKER
+        if is_cut and waits:
+            self.num_strays += 1
+            self._take(len(self._text))
         return self._run(is_end=True)
 
     def _reset(self) -> None:
@@ -127,17 +197,24 @@ class AnswerParser:
         """Blanks since the last character of content."""
         self._region: Region | None = None
         self._region_start = 0
+        self._trial: AnswerParser | None = None
+        """Reads on behind the marker of a call inside reasoning, until it is certain whether it is a call."""
+        self._trial_pieces: list[Piece] = []
+        self._trial_text: list[str] = []
+        self._mentions_until = 0
+        """Position up to which the reasoning only mentions calls."""
         self._opening = ""
         """Opening marker of a region that may turn out to be none."""
         self._body: list[str] = []
         self._captures: Mapping[str, str] = {}
         self._calls = JsonCalls()
-        self._is_bare_possible = self._config.format.is_bare and self._config.with_calls
+        self._is_bare_possible = self._config.format.is_bare and self._config.with_calls and self._reasoning is None
         self._held = ""
         """Blanks at the end of the text of an open region."""
         self._shown: set[str] = set()
         """Roles of the regions so far that had text."""
         self._touches_marker = self._has_content = self._is_region_start = False
+        self._is_call_open = self._is_cut = False
 
     def _begin_after(self, prefill: str) -> None:
         """Parse the prompt's part of the answer, and drop its text that is still held back."""
@@ -146,7 +223,7 @@ class AnswerParser:
             self._reset()
         self._text = self._blanks = self._held = ""
         self._position = self._region_start = 0
-        self.reasoning_spans, self.num_calls = [], 0
+        self.reasoning_spans, self.num_calls, self.num_strays = [], 0, 0
 
     def _run(self, *, is_end: bool) -> list[Piece]:
         steps = {
@@ -155,8 +232,9 @@ class AnswerParser:
             _Mode.CALLS: self._in_calls,
             _Mode.CLOSING: self._closing,
             _Mode.WHOLE: self._in_whole,
+            _Mode.TRIAL: self._in_trial,
         }
-        while not self.is_full and steps[self._mode](is_end):
+        while not (self.is_full or self.refused_at is not None) and steps[self._mode](is_end):
             pass
         pieces, self._pieces = self._pieces, []
         return joined(pieces)
@@ -172,58 +250,59 @@ class AnswerParser:
         separators = BLANK + ";" if self._is_bare_possible and self.num_calls else BLANK
         self._blanks += self._take(len(self._text) - len(self._text.lstrip(separators)))
         if self._is_bare_possible and self._text[:1] in ("{", "["):
-            self._mode, self._calls = _Mode.CALLS, JsonCalls(known_names=self._config.tool_names)
+            self._mode, self._calls = _Mode.CALLS, JsonCalls(known_names=self._names)
             return True
-        region, found, num_before = self._next_region(is_end)
+        seen, num_before = first(self._text, self._watch.free, self._names, is_end=is_end)
         self._content(self._take(num_before))
-        if region is not None and found is not None:
-            self._open(region, found)
+        if seen is not None:
+            self._open(seen)
             return True
         if is_end:
             self._content_ended()
         return False
 
-    def _next_region(self, is_end: bool) -> tuple[Region | None, Found | None, int]:
-        """(region that opens first, its marker, number of characters before it). Without a region, the number counts
-        the characters before a possible marker."""
-        best: tuple[int, int] | None = None
-        opened: tuple[Region, Found] | None = None
-        held = len(self._text)
-        for region in self._watched if self._text else ():
-            found = region.open.find(self._text, 0, is_end=is_end)
-            if found is None or found.end == found.start:
-                continue
-            if found.end is None:
-                held = min(held, found.start)
-            elif best is None or (found.start, -found.end) < best:
-                best, opened = (found.start, -found.end), (region, found)
-        if opened is None or opened[1].start >= held:
-            return None, None, held
-        return *opened, opened[1].start
-
     def _content(self, text: str) -> None:
         """Add text outside of regions. Blanks at its end are held back, because they may belong to a marker."""
         body = text.rstrip(BLANK)
         if body:
+            self._refuse(self._position - len(text.lstrip(BLANK)))
+        if body and self._config.only_calls:
+            self.num_strays += 1
+        elif body:
             before = self._blanks if self._has_content or not self._touches_marker else self._blanks.strip(BLANK)
             self._pieces.append(Content(before + body))
-            self._blanks, self._has_content = "", True
+            self._has_content = True
+        if body:
+            self._blanks = ""
             self._touches_marker = self._is_bare_possible = False
         self._blanks += text[len(body) :]
 
     def _content_ended(self) -> None:
         rest = self._blanks.strip(BLANK) if self._touches_marker else self._blanks
-        if rest:
+        if rest and not self._config.only_calls:
             self._pieces.append(Content(rest))
         self._blanks = ""
 
-    def _open(self, region: Region, found: Found) -> None:
+    def _open(self, seen: Seen) -> None:
+        """Take the marker at the beginning of the text."""
+        region, found = seen.region, seen.found
         assert found.end is not None
-        self._region, self._region_start = region, self._position
-        self._opening, self._captures = self._take(found.end - found.start), found.captures
-        self._held = ""
+        start, marker = self._position, self._take(found.end - found.start)
+        if self._reasoning is not None and region is None and self._end_at is None:
+            close = self._reasoning.close
+            if close is not None and close.pattern.fullmatch(marker):
+                self._end_at = start
+        elif region is not None and (region.role != "call" or self._end_at is not None):
+            self._refuse(start)
+        if region is None:
+            self.num_strays += 1
+            self._touches_marker = True
+            return
+        self._region, self._region_start = region, start
+        self._opening, self._captures = marker, found.captures
         if region.role != "call":
-            self._mode, self._is_region_start, self._touches_marker = _Mode.TEXT, True, True
+            self._mode, self._is_region_start, self._touches_marker, self._held = _Mode.TEXT, True, True, ""
+            self.num_strays += region.role == "unshown"
         elif region.is_json:
             self._mode, self._calls = _Mode.CALLS, JsonCalls(found.captures.get("name"))
         else:
@@ -234,18 +313,73 @@ class AnswerParser:
     def _in_text(self, is_end: bool) -> bool:
         region = self._region
         assert region is not None
-        found = None if region.close is None or not self._text else region.close.find(self._text, 0, is_end=is_end)
-        self._region_text(region, self._take(len(self._text) if found is None else found.start))
-        if found is None or found.end is None:
-            if is_end and self._held:
-                self._pieces.append(_text_piece(region, self._held))
-                self._held = ""
-            return False
-        self._take(found.end - found.start)
+        watched, text, is_last = self._watch.inside[region.field.name], self._text, is_end
+        if mentions := max(0, self._mentions_until - self._position):
+            watched = tuple(one for one in watched if one[0] is None or one[0].role != "call")
+            text, is_last = text[:mentions], True
+        seen, num_before = first(text, watched, self._names, is_end=is_last)
+        self._region_text(region, self._take(num_before))
+        if seen is not None:
+            self._marker_inside(region, seen)
+            return True
+        if mentions:
+            return True
+        if is_end and self._held:
+            self._add_text(region, self._held)
+            self._held = ""
+        return False
+
+    def _marker_inside(self, region: Region, seen: Seen) -> None:
+        """Handle a marker in the text of a region: it closes it, opens another, or does nothing."""
+        other = seen.region
+        if seen.closes:
+            assert seen.found.end is not None
+            self._take(seen.found.end - seen.found.start)
+            self._close_text(region)
+        elif other is None or other.role == region.role == "reasoning":
+            assert seen.found.end is not None
+            self._take(seen.found.end - seen.found.start)
+            self.num_strays += 1
+        elif other.role == "call" and region.role == "reasoning":
+            self.reasoning_spans.append((self._region_start, self._position))
+            self._mode = _Mode.TRIAL
+            self._trial = AnswerParser(replace(self._config, prefill="", begun=None, max_calls=None), reasoning=region)
+            self._trial_pieces, self._trial_text = [], []
+        else:
+            self._close_text(region)
+            self._open(seen)
+
+    def _in_trial(self, is_end: bool) -> bool:
+        trial, region = self._trial, self._region
+        assert trial is not None and region is not None
+        text = self._take(len(self._text))
+        self._trial_text.append(text)
+        self._trial_pieces += trial.feed(text)
+        if is_end and trial.refused_at is None:
+            self._trial_pieces += trial.finish(is_cut=self._is_cut)
+        if trial.refused_at is None and is_end and (trial.num_calls or trial.is_in_call):
+            self._pieces += first_calls(self._trial_pieces, self._config.max_calls)
+            self.num_calls, self._is_call_open = trial.num_calls, trial.is_in_call
+            self.num_strays += trial.num_strays
+            self._mode, self._region, self._trial = _Mode.FREE, None, None
+        elif trial.refused_at is not None or is_end:
+            whole = "".join(self._trial_text)
+            self._text, self._position = whole, self._position - len(whole)
+            self._mentions_until = self._position + (len(whole) if trial.refused_at is None else trial.refused_at)
+            self.reasoning_spans.pop()
+            self._mode, self._trial = _Mode.TEXT, None
+            return True
+        return False
+
+    def _refuse(self, position: int) -> None:
+        """In a trial, something other than a call has come at `position`."""
+        if self._reasoning is not None and self.refused_at is None:
+            self.refused_at = position if self._end_at is None else self._end_at
+
+    def _close_text(self, region: Region) -> None:
         if region.role == "reasoning":
             self.reasoning_spans.append((self._region_start, self._position))
-        self._mode, self._region, self._held = _Mode.FREE, None, ""
-        return True
+        self._mode, self._region, self._held, self._opening = _Mode.FREE, None, "", ""
 
     def _region_text(self, region: Region, text: str) -> None:
         """Add text between markers, without the blanks beside them."""
@@ -256,11 +390,17 @@ class AnswerParser:
             before = self._held
             if self._is_region_start and region.role in self._shown:
                 before = region.separator
-            self._pieces.append(_text_piece(region, before + body))
+            self._add_text(region, before + body)
             self._held, self._is_region_start = "", False
             self._shown.add(region.role)
             self._has_content = self._has_content or region.role == "content"
         self._held += text[len(body) :]
+
+    def _add_text(self, region: Region, text: str) -> None:
+        if region.role == "reasoning":
+            self._pieces.append(Reasoning(text))
+        elif region.role == "content" and not self._config.only_calls:
+            self._pieces.append(Content(text))
 
     def _in_calls(self, is_end: bool) -> bool:
         pieces, end = self._calls.take(self._text)
@@ -270,8 +410,7 @@ class AnswerParser:
                 self._begin_call(piece.name)
                 self._opening = ""
             else:
-                self._pieces.append(piece)
-                self.num_calls += isinstance(piece, CallEnded)
+                self._add_to_call(piece)
             if self.is_full:
                 return False
         if self._calls.is_done:
@@ -279,39 +418,48 @@ class AnswerParser:
             return True
         if not (self._calls.is_broken or is_end):
             return False
-        self._give_back("".join(self._calls.unread))
+        self._give_back("".join(self._calls.unread), is_whole=self._calls.is_broken)
         return True
 
     def _begin_call(self, name: str) -> None:
-        self._touches_marker = True
+        self._touches_marker = self._is_call_open = True
         if self._region is None:
             self._blanks = ""  # also drops the separator between two calls without markers
         self._pieces.append(CallBegun(name))
 
-    def _give_back(self, text: str) -> None:
-        """The region was none: its marker and its text are content."""
-        text = self._opening + text
-        self._mode, self._region, self._opening = _Mode.FREE, None, ""
-        self._is_bare_possible = False
-        self._content(text)
+    def _add_to_call(self, piece: Piece) -> None:
+        self._pieces.append(piece)
+        if isinstance(piece, CallEnded):
+            self.num_calls += 1
+            self._is_call_open = False
+
+    def _give_back(self, text: str, *, is_whole: bool) -> None:
+        """The region was none: its text is content. `is_whole`: more text could not make it a call."""
+        region = self._region
+        self._mode, self._region, self._is_bare_possible = _Mode.FREE, None, False
+        if self._opening:
+            self.num_strays += 1
+            self._touches_marker = True
+        self._opening = ""
+        if self._is_cut and not is_whole and region is not None:
+            self.num_strays += 1
+        else:
+            self._content(text)
 
     def _closing(self, is_end: bool) -> bool:
         close = None if self._region is None else self._region.close
-        blanks = len(self._text) - len(self._text.lstrip(BLANK))
-        for start in (0, blanks):
-            if close is None:
-                break
-            if start == len(self._text):
-                if is_end:
+        if close is not None:
+            extra = _EXTRA_ENDS.match(self._text)
+            assert extra is not None
+            if extra.end() == len(self._text) < _MOST_EXTRA_ENDS and not is_end:
+                return False
+            for start in sorted({0, extra.end()}):
+                found = close.at(self._text, start, is_end=is_end)
+                if found is not None and found.end is None:
+                    return False
+                if found is not None and found.end is not None:
+                    self._take(found.end)
                     break
-                return False
-            found = close.at(self._text, start, is_end=is_end)
-            if found is None:
-                continue
-            if found.end is None:
-                return False
-            self._take(found.end)
-            break
         self._mode, self._region = _Mode.FREE, None
         return True
 
@@ -327,7 +475,7 @@ class AnswerParser:
             self._whole_closed("".join(self._body), "")
             return True
         if is_end:
-            self._whole_unread("".join(self._body), "")
+            self._whole_unread("".join(self._body), is_closed=False)
         return is_end
 
     def _whole_closed(self, body: str, closing: str) -> None:
@@ -335,26 +483,24 @@ class AnswerParser:
         has_begun = "name" in self._captures
         calls = calls_of(self._region, self._opening, body, closing, self._config.tools)
         if calls is None or (has_begun and len(calls) != 1):
-            self._whole_unread(body, closing)
+            self._whole_unread(body, is_closed=True)
             return
         for name, arguments in calls:
             if not has_begun:
                 self._begin_call(name)
-            self._pieces += (CallArguments(arguments), CallEnded())
-            self.num_calls += 1
+            self._add_to_call(CallArguments(arguments))
+            self._add_to_call(CallEnded())
             if self.is_full:
                 return
         self._mode, self._region = _Mode.FREE, None
 
-    def _whole_unread(self, body: str, closing: str) -> None:
+    def _whole_unread(self, body: str, *, is_closed: bool) -> None:
         """Handle a region that cannot be parsed or was cut off. If its call has begun, its text becomes the arguments
         as it is; else the region is content."""
         if "name" not in self._captures:
-            self._give_back(body + closing)
+            self._give_back(body, is_whole=is_closed)
             return
-        self._pieces.append(CallArguments(body))
+        self._add_to_call(CallArguments(body))
+        if is_closed:
+            self._add_to_call(CallEnded())
         self._mode, self._region = _Mode.FREE, None
-
-
-def _text_piece(region: Region, text: str) -> Piece:
-    return Reasoning(text) if region.role == "reasoning" else Content(text)

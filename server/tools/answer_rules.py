@@ -22,6 +22,7 @@ from inferd.server.text.model import ServedModel
 from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
 from inferd.server.tools.detect import PLAIN_CALLS
 from inferd.server.tools.format import Format
+from inferd.server.tools.second_look import Offer
 
 LACKS_TOOLS = "the chat template does not show tools, so the server writes them into the prompt as text"
 
@@ -136,11 +137,15 @@ def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: Ans
         text_tools=frozenset(tool.name for tool in tools if tool.text is not None),
         prefill=form.prefill(prompt),
         max_calls=1 if tools and rules.is_single else None,
+        only_calls=bool(tools) and rules.is_required,
+        call_ends_reasoning=not is_enforced and answer is None,
+        offer=None if rules.is_required or answer is not None else _offer(rules),
+        stops_reasoning=bool(wire.stop_in_reasoning),
         shows_reasoning=wire.include_reasoning is not False and (wire.reasoning is None or wire.reasoning.is_shown),
         kept_ids=frozenset(special_ids[marker] for marker in markers),
         names_function=choice.is_single,
     )
-    is_read = form.reads_reasoning or (bool(tools) and form.reads_calls)
+    is_read = form.reads_reasoning or bool(tools)
     before, opening = _before(config, tokens, budget)
     wanted = None if answer is None else sequence(opening, answer.language)
     if is_enforced and form.call_syntax is not None:
@@ -159,6 +164,10 @@ def _rules(choice: ToolChoice, tools: tuple[CallerTool, ...], wire: ChatRequest)
         is_required=choice.mode == "required",
         is_single=choice.is_single or wire.parallel_tool_calls is False,
     )
+
+
+def _offer(rules: CallRules) -> Offer | None:
+    return Offer.of((tool.shown for tool in rules.tools), 1 if rules.is_single else None)
 
 
 def _needs_plain_calls(form: Format, rules: CallRules, answer: AnswerLanguage | None) -> bool:

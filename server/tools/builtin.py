@@ -40,6 +40,14 @@ _OBJECT = {"type": "function", "function": "{content}"}
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 """A call from JSON that holds its arguments only. The name is in the marker before it."""
 _NAME = r"(?P<name>[\w.\-]{1,128})"
+_MISTRAL = rf"(?:\[TOOL_CALLS\]\s*){{1,4}}(?:{_NAME}(?:\[CALL_ID\]\w{{1,64}})?(?:\[ARGS\]|(?=\{{))|(?=\[\s*\{{|\{{))"
+"""Models leave out the list around a single call, or the marker between name and arguments."""
+_TO = r" ?to=(?:assistant|user)"
+_HEADER = rf"(?:<\|start\|>assistant)?(?:<\|channel\|>commentary{_TO}(?=<\|channel\|>)|{_TO})?"
+"""Beginning of a message of gpt-oss to its caller. It may name the recipient."""
+_KIND = r"(?: ?(?:<\|constrain\|>)?\w{1,32})?<\|message\|>"
+_CHANNEL = r"(?:<\|channel\|>\w{1,32})?"
+_TO_TOOL = rf"(?:<\|start\|>assistant)?{_CHANNEL} ?to=(?!(?:assistant|user)\b)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +83,22 @@ def _named(open_pattern: str, **ends: object) -> Field:
     return {"open_pattern": open_pattern, **ends, "repeats": True, "content": "json", "transform": _NAMED}
 
 
-def _functions(begin: str, end: str) -> CallFormat:
-    """Calls whose arguments have tags. The models sometimes forget the outer tag, or the end of an argument."""
+def _functions(begin: str, end: str, line_end: str) -> CallFormat:
+    """Calls whose arguments have tags, with `line_end` beside each value. The models sometimes forget the outer tag, or
+    the end of an argument."""
+    edge = f"{line_end}?" if line_end else ""
     field = {
         "open_pattern": rf"(?:{begin}\s*)?<function=(?P<name>[^>\n]{{1,128}})>",
         "close_pattern": rf"</function>(?:\s*{end})?",
         "repeats": True,
         "content": "xml-inline",
         "content_args": {
-            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)"
+            "tag_pattern": rf"<parameter=(?P<key>[^>\n]+)>{edge}(?P<value>.*?){edge}"
+            r"(?:</parameter>|(?=<parameter=)|\Z)"
         },
         "transform": _NAMED,
     }
-    tags = Tags("<parameter=", ">\n", "\n</parameter>\n")
+    tags = Tags("<parameter=", f">{line_end}", f"{line_end}</parameter>\n")
     return CallFormat(field, CallSyntax(begin, f"{begin}\n<function=", ">\n", f"</function>\n{end}", tags=tags))
 
 
@@ -123,9 +134,9 @@ CALLS: dict[str, CallFormat] = {
         CallSyntax("<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
     ),
     # Qwen3-Coder, Qwen 3.5.
-    "qwen3_coder": _functions("<tool_call>", "</tool_call>"),
+    "qwen3_coder": _functions("<tool_call>", "</tool_call>", "\n"),
     # Seed-OSS.
-    "seed_oss": _functions("<seed:tool_call>", "</seed:tool_call>"),
+    "seed_oss": _functions("<seed:tool_call>", "</seed:tool_call>", ""),
     # GLM-4.5 and 4.6, and GLM-4.7.
     "glm45": _pairs("\n"),
     "glm47": _pairs(""),
@@ -135,12 +146,12 @@ CALLS: dict[str, CallFormat] = {
     ),
     # Mistral: a list of calls; since the eleventh tokenizer, the name before its arguments.
     "mistral": CallFormat(
-        _named(rf"\[TOOL_CALLS\](?:{_NAME}(?:\[CALL_ID\]\w{{1,64}})?\[ARGS\]|(?=\s*\[\s*\{{))"),
+        _named(_MISTRAL),
         CallSyntax("[TOOL_CALLS]", '{"name": "', '", "arguments": ', "}", ", ", "[TOOL_CALLS][", "]"),
         has_short_ids=True,
     ),
     "mistral_args": CallFormat(
-        _named(rf"\[TOOL_CALLS\](?:{_NAME}(?:\[CALL_ID\]\w{{1,64}})?\[ARGS\]|(?=\s*\[\s*\{{))"),
+        _named(_MISTRAL),
         CallSyntax("[TOOL_CALLS]", "[TOOL_CALLS]", "[ARGS]", "", separator=""),
         has_short_ids=True,
     ),
@@ -210,8 +221,7 @@ CALLS: dict[str, CallFormat] = {
     # gpt-oss.
     HARMONY: CallFormat(
         _named(
-            r"(?:<\|start\|>assistant)?(?:<\|channel\|>(?:commentary|analysis))? ?to=functions\."
-            rf"{_NAME}(?:<\|channel\|>(?:commentary|analysis))?(?: ?(?:<\|constrain\|>)?\w{{1,32}})?<\|message\|>",
+            rf"{_TO_TOOL}(?P<qualified>functions\.)?{_NAME}{_CHANNEL}{_KIND}",
             close_pattern=r"<\|call\|>",
         ),
         CallSyntax(
@@ -232,24 +242,42 @@ REASONING: dict[str, ReasoningFormat] = {
     # Magistral and its successors.
     "mistral": _tagged("[THINK]", "[/THINK]"),
     "seed_oss": _tagged("<seed:think>", "</seed:think>"),
-    "gemma4": _tagged("<|channel>thought\n", "<channel|>"),
+    # Gemma 4 sometimes leaves out the name of the channel.
+    "gemma4": ReasoningFormat(
+        {
+            "reasoning_content": {
+                "open_pattern": r"<\|channel>(?:thought(?=\s|<channel\|>))?",
+                "close": "<channel|>",
+                "content": "text",
+                "repeats": True,
+                "join": "\n",
+            }
+        },
+        ReasoningSyntax("<|channel>thought\n", "<channel|>"),
+    ),
     # gpt-oss: text before a call is part of the answer.
     HARMONY: ReasoningFormat(
         {
             "reasoning_content": {
-                "open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>",
+                "open_pattern": rf"{_HEADER}<\|channel\|>analysis(?:{_TO})?{_KIND}",
                 "close": ["<|end|>", "<|return|>"],
                 "content": "text",
                 "repeats": True,
                 "join": "\n",
             },
             "content": {
-                "open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)"
-                r"(?: ?<\|constrain\|>\w{1,32})?<\|message\|>",
+                "open_pattern": rf"{_HEADER}<\|channel\|>(?!analysis)\w{{1,32}}(?:{_TO})?{_KIND}",
                 "close": ["<|end|>", "<|return|>"],
                 "content": "text",
                 "repeats": True,
                 "join": "\n",
+            },
+            # Messages to tools that the request does not offer, such as the model's own `python`.
+            "unshown": {
+                "open_pattern": rf"{_TO_TOOL}[\w.\-]{{1,128}}{_CHANNEL}{_KIND}",
+                "close": ["<|end|>", "<|return|>", "<|call|>"],
+                "content": "text",
+                "repeats": True,
             },
         },
         ReasoningSyntax("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>final<|message|>"),

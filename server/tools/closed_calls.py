@@ -80,15 +80,16 @@ def _normal(found: Sequence[object]) -> list[tuple[str, str]] | None:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return None
         arguments = function.get("arguments", {})
-        calls.append((function["name"], arguments if isinstance(arguments, str) else _dumped(arguments)))
+        calls.append((function["name"], arguments if isinstance(arguments, str) else dumped(arguments)))
     return calls
 
 
-def _dumped(arguments: object) -> str:
+def dumped(arguments: object) -> str:
+    """Arguments as JSON."""
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        return _dumped(_without_nan(arguments))
+        return dumped(_without_nan(arguments))
     # JSON can spell half of a surrogate pair, and UTF-8 cannot.
     return text if _is_utf8(text) else json.dumps(arguments)
 

@@ -17,11 +17,13 @@ from transformers.utils.chat_parsing.response_templates import (
 
 from inferd.engine.api.errors import ModelError
 from inferd.server.tools.markers import Marker
+from inferd.server.tools.markers import compiled as recompiled
 
 OWN = "own"
 """Name of a format that the checkpoint itself declares in its response_template."""
 
-Role = Literal["reasoning", "content", "call"]
+Role = Literal["reasoning", "content", "call", "unshown"]
+"""`unshown`: a message to somebody else than the caller, such as a tool that the request does not offer."""
 
 _ROLES: dict[str, Role] = {
     "reasoning_content": "reasoning",
@@ -29,6 +31,7 @@ _ROLES: dict[str, Role] = {
     "thinking": "reasoning",
     "content": "content",
     "tool_calls": "call",
+    "unshown": "unshown",
 }
 
 _LEADING_BLANKS = re.compile(r"^(\\s\*)+")
@@ -204,15 +207,9 @@ def _marker(pattern: object, literals: list[str] | None) -> Marker:
     source = compiled.pattern
     trimmed = _LEADING_BLANKS.sub("", source)
     if literals is None and trimmed and trimmed != source:
-        # transformers compiles it, because `re` has no partial matches.
-        compiled = _recompiled(trimmed)
+        compiled = cast("re.Pattern[str]", recompiled(trimmed))
     is_final = literals is not None and not any(a != b and a.startswith(b) for a in literals for b in literals)
     return Marker(compiled, is_final)
-
-
-def _recompiled(source: str) -> re.Pattern[str]:
-    spec = {"start_anchor": "-", "fields": {"x": {"open_pattern": source, "transform": "{content}"}}}
-    return cast("re.Pattern[str]", load_response_template(spec).fields["x"].open_re)
 
 
 def _is_plain(transform: object) -> bool:

@@ -1,8 +1,8 @@
 """Parses calls written as JSON while they arrive: the name, then the arguments piece by piece.
 
 The text is `{"name": ..., "arguments": {...}}`, a list of these, or the arguments alone if the marker had the name.
-Models also write `parameters`, put the name last, leave out empty arguments, or write them as a string. Every character
-is read once. Knows no markers.
+Models also write `parameters`, put the name last, leave out empty arguments, write them as a string, or write a comma
+behind the last part. Every character is read once. Knows no markers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _WITHOUT_EFFECT = ("id", "type", "index", "call_id")
 class _Next(Enum):
     START = auto()
     OBJECT = auto()
+    OBJECT_OR_END = auto()
     KEY_OR_END = auto()
     KEY = auto()
     COLON = auto()
@@ -85,7 +86,7 @@ class JsonCalls:
         match self._next, char:
             case _Next.START, "[":
                 self._is_list, self._next = True, _Next.OBJECT
-            case ((_Next.START | _Next.OBJECT), "{"):
+            case ((_Next.START | _Next.OBJECT | _Next.OBJECT_OR_END), "{"):
                 self._next = _Next.KEY_OR_END
             case ((_Next.KEY_OR_END | _Next.KEY), '"'):
                 return self._open_span()
@@ -95,11 +96,11 @@ class JsonCalls:
                 return self._value(char)
             case _Next.COMMA_OR_END, ",":
                 self._next = _Next.KEY
-            case ((_Next.KEY_OR_END | _Next.COMMA_OR_END), "}"):
+            case ((_Next.KEY_OR_END | _Next.KEY | _Next.COMMA_OR_END), "}"):
                 return self._call_ended()
             case _Next.LIST_COMMA_OR_END, ",":
-                self._next = _Next.OBJECT
-            case _Next.LIST_COMMA_OR_END, "]":
+                self._next = _Next.OBJECT_OR_END
+            case ((_Next.LIST_COMMA_OR_END | _Next.OBJECT_OR_END), "]"):
                 self.is_done = True
             case _:
                 return self._break()

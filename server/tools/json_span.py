@@ -37,11 +37,11 @@ class _Next(Enum):
 class JsonSpan:
     """Reads one value. `is_done` is set after its last character, `is_broken` at the first that fits no JSON.
 
-    Models write line breaks and other control characters in strings, which JSON forbids. `take` returns their escapes,
-    so that its result is valid JSON.
+    Models write line breaks and other control characters in strings, and a comma behind the last part, which JSON
+    forbids. `take` returns escapes for the ones and leaves the others out, so that its result is valid JSON.
     """
 
-    __slots__ = ("_escape", "_is_key", "_next", "_open", "_token", "_word", "is_broken", "is_done")
+    __slots__ = ("_comma", "_escape", "_is_key", "_next", "_open", "_token", "_word", "is_broken", "is_done")
 
     def __init__(self) -> None:
         self.is_done = self.is_broken = False
@@ -51,6 +51,8 @@ class JsonSpan:
         self._escape = 0
         """Number of hexadecimal digits still to come in a \\u escape."""
         self._word = self._token = ""
+        self._comma = ""
+        """A comma, with blanks behind it, that is left out if nothing follows it."""
 
     def take(self, text: str, start: int) -> tuple[str, int]:
         """(JSON read from `text[start:]`, index of the first character that is not part of it)."""
@@ -66,9 +68,33 @@ class JsonSpan:
                     continue
                 if event is None:
                     continue
+            elif self._comma:
+                at = first = self._behind_comma(text, at, pieces)
+                if self._comma or self.is_broken:
+                    continue
+            elif text[at] == "," and self._next is _Next.COMMA_OR_END:
+                pieces.append(text[first:at])
+                self._read(",")
+                self._comma = ","
+                at = first = at + 1
+                continue
             at += self._read(text[at])
         pieces.append(text[first:at])
         return "".join(pieces), at
+
+    def _behind_comma(self, text: str, start: int, pieces: list[str]) -> int:
+        """Index of the first character behind a comma and blanks, which are part of the JSON unless it ends here."""
+        at = start
+        while at < len(text) and text[at] in _BLANK:
+            at += 1
+        self._comma += text[start:at]
+        if at < len(text):
+            if text[at] == ("}" if self._open[-1] == "{" else "]"):
+                self._next = _Next.COMMA_OR_END
+            else:
+                pieces.append(self._comma)
+            self._comma = ""
+        return at
 
     def end(self) -> None:
         """Called when no more text comes: a number may end here."""

@@ -6,9 +6,13 @@ whether the end of a text may become a marker. The result depends only on the te
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+from transformers.utils.chat_parsing.response_templates import load_response_template
 
 MAX_MARKER_CHARS = 512
 """A longer match is text. This bounds the text that is held back for a marker and searched again with each token."""
@@ -66,6 +70,20 @@ class Marker:
             return True
         longer = self.pattern.fullmatch(text, match.start(), partial=True)
         return longer is not None and longer.partial
+
+
+def literal_marker(texts: Iterable[str]) -> Marker:
+    """A marker that is one of these texts; the longest of them that fits."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    is_final = not any(a != b and a.startswith(b) for a in longest_first for b in longest_first)
+    return Marker(compiled("|".join(map(re.escape, longest_first))), is_final)
+
+
+@lru_cache(maxsize=256)
+def compiled(source: str) -> Any:
+    """A pattern of the `regex` library. transformers compiles it, because `re` has no partial matches."""
+    spec = {"start_anchor": "-", "fields": {"x": {"open_pattern": source, "transform": "{content}"}}}
+    return load_response_template(spec).fields["x"].open_re
 
 
 def _found(match: Any) -> Found:

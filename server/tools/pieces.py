@@ -53,3 +53,9 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
         else:
             found.append(piece)
     return found
+
+
+def first_calls(pieces: Sequence[Piece], most: int | None) -> list[Piece]:
+    """The pieces up to the end of call number `most`; None: all."""
+    ends = [i for i, piece in enumerate(pieces, start=1) if isinstance(piece, CallEnded)]
+    return list(pieces if most is None or len(ends) <= most else pieces[: ends[most - 1]])

@@ -2,12 +2,14 @@
 
     [get_weather(city="Paris", days=3), time.now()]
 
-The text is parsed and never run.
+Models write what is no Python: line breaks and quotes inside a string, or numbers with zeros before them. Such a text
+is mended and parsed again. The text is never run.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 
 _WORDS = {"true": True, "false": False, "null": None}
@@ -20,16 +22,82 @@ class _NoLiteralError(Exception):
     pass
 
 
+_STRING_IN_CALL = re.compile(r"\s{0,64}(?:,\s{0,64}\w{1,128}\s{0,64}=|\)\s{0,64}(?:[\],;]|\Z))")
+_STRING_IN_VALUE = re.compile(r"\s{0,64}[,:\]}]")
+"""What follows the quote that ends a string: of an argument, and of a part of a list or dict."""
+_NEXT_PART = re.compile(r"""['"()\[\]{}]|(?<![\w.])0+(?=[1-9])""")
+_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n|[\\'\"abfnrtv0])")
+
+
 def python_calls(text: str) -> list[dict[str, object]] | None:
     """`name` and `arguments` of each call; None if the text is anything else than calls with literals as keywords."""
+    text = text.strip()
+    found = _parsed(text)
+    return _parsed(_mended(text)) if found is None else found
+
+
+def python_value(text: str) -> object:
+    """The value of a literal, in which JSON's words are known too; None if the text is none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _literal(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, _NoLiteralError):
+        return None
+
+
+def _parsed(text: str) -> list[dict[str, object]] | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not know
-            body = ast.parse(text.strip(), mode="eval").body
+            body = ast.parse(text, mode="eval").body
         items = body.elts if isinstance(body, ast.List) else [body]
         return [_call(item) for item in items] or None
     except (SyntaxError, ValueError, RecursionError, MemoryError, _NoLiteralError):
         return None
+
+
+def _mended(text: str) -> str:
+    """The text with strings and numbers as Python writes them. Reads each character a bounded number of times."""
+    parts: list[str] = []
+    opened: list[str] = []
+    at = 0
+    while (found := _NEXT_PART.search(text, at)) is not None:
+        parts.append(text[at : found.start()])
+        mark, at = found[0], found.end()
+        if mark in "'\"":
+            behind = _STRING_IN_CALL if opened[-1:] == ["("] else _STRING_IN_VALUE
+            end = _string_end(text, at, mark, behind)
+            parts.append(repr(_ESCAPE.sub(_unescaped, text[at:end])))
+            at = end + 1
+        elif mark[0] != "0":
+            parts.append(mark)
+            if mark in "([{":
+                opened.append(mark)
+            elif opened:
+                opened.pop()
+    return "".join((*parts, text[at:]))
+
+
+def _string_end(text: str, start: int, quote: str, behind: re.Pattern[str]) -> int:
+    """Index of the first quote that something follows which can follow a string, else the end of the text."""
+    at = start
+    while at < len(text):
+        if text[at] == "\\":
+            at += 2
+            continue
+        if text[at] == quote and behind.match(text, at + 1):
+            return at
+        at += 1
+    return len(text)
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    try:
+        value: str = ast.literal_eval(f'"{escape[0]}"')
+    except (SyntaxError, ValueError):
+        return escape[0]
+    return value
 
 
 def _call(node: ast.expr) -> dict[str, object]:
@@ -60,7 +128,7 @@ def _literal(node: ast.expr) -> object:
             return _WORDS[word]
         case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)) if not isinstance(value, bool):
             return -value
-        case ast.List(items) | ast.Tuple(items):
+        case ast.List(items) | ast.Tuple(items) | ast.Set(items):
             return [_literal(item) for item in items]
         case ast.Dict(keys, values):
             found = {_key(key): _literal(value) for key, value in zip(keys, values, strict=True)}

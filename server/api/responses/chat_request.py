@@ -46,6 +46,7 @@ def chat_request(wire: ResponsesRequest, items: Iterable[Placed]) -> ChatRequest
         parallel_tool_calls=wire.parallel_tool_calls if toolset.tools else None,
         reasoning_effort=wire.reasoning.effort if wire.reasoning is not None else None,
         thinking_token_budget=wire.thinking_token_budget,
+        stop_in_reasoning=wire.stop_in_reasoning,
         chat_template_kwargs=wire.chat_template_kwargs,
         verbosity=wire.text.verbosity if wire.text is not None else None,
     )
