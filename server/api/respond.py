@@ -198,7 +198,7 @@ async def respond(
     """Generate and answer. Raises `RequestError` and `EngineDeadError` if the router takes no request, or until the
     response has begun, and `ClientGoneError`."""
     request.state.notices += taken.notices
-    streams = await ChoiceStreams.begin(service.router, taken, service.model.tokenizer.bytes)
+    streams = await ChoiceStreams.begin(service.router, taken, service.model.tokenizer.bytes, service.metrics)
     events = until(taken.deadline, streams.events())
 
     def extra() -> Extra:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import string
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from inferd.server.generate.events import (
@@ -21,6 +21,7 @@ from inferd.server.generate.events import (
     ToolCallStart,
 )
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.observability.server_instruments import Repair
 from inferd.server.text.stops import StopStrings, StopTables
 from inferd.server.tools.answer_parser import ParserConfig
 from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Content, Piece, Reasoning, joined
@@ -57,8 +58,8 @@ class Answer(Protocol):
         ...
 
     @property
-    def num_strays(self) -> int:
-        """Number of markers that were dropped because they belonged to nothing."""
+    def repairs(self) -> Mapping[Repair, int]:
+        """How often the text was read otherwise than the model's format says."""
         ...
 
     @property
@@ -100,7 +101,8 @@ def answer_of(choice: int, request: GenerateRequest) -> Answer:
 class PlainAnswer:
     """All of the text is content; the format of the model is not known."""
 
-    num_calls = num_strays = 0
+    num_calls = 0
+    repairs: Mapping[Repair, int] = {}
     is_full = is_in_call = False
 
     def __init__(self, choice: int, stops: StopStrings) -> None:
@@ -166,8 +168,9 @@ class ParsedAnswer:
         return self._parser.is_in_call
 
     @property
-    def num_strays(self) -> int:
-        return self._parser.num_strays
+    def repairs(self) -> Mapping[Repair, int]:
+        num_found = 0 if self._look is None else self._look.num_calls
+        return {"stray_marker": self._parser.num_strays, "call_in_other_format": num_found}
 
     @property
     def num_held(self) -> int:

@@ -8,7 +8,7 @@ router and no HTTP.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from inferd.engine.api.errors import RequestError
@@ -24,6 +24,7 @@ from inferd.server.generate.events import (
 )
 from inferd.server.generate.packed import Packed
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.observability.server_instruments import Repair
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.structured.bounds import refusal
 from inferd.server.text.detokenizer import Detokenizer
@@ -61,6 +62,11 @@ class Choice:
     def num_tokens(self) -> int:
         """Number of tokens read: those of the answer."""
         return self._num_tokens
+
+    @property
+    def repairs(self) -> Mapping[Repair, int]:
+        """How often the text was read otherwise than the model's format says."""
+        return self._answer.repairs
 
     def feed(self, delta: Delta) -> Iterator[Event]:
         """The events of one delta. Raises `RequestError` if the engine failed the choice."""
@@ -155,7 +161,7 @@ class Choice:
             end = Finished(self.index, "stop", self._answer.stop)
         if end.reason == "stop" and self._answer.num_calls:
             end = replace(end, reason="length" if self._answer.is_in_call else "tool_calls")
-        yield replace(end, num_strays=self._answer.num_strays)
+        yield end
 
     def _text_of(self, token_id: int) -> str:
         return self._table.of(token_id).decode("utf-8", "replace")

@@ -100,8 +100,6 @@ class Finished:
     reason: EndReason
     stop_reason: str | int | None
     """The caller's stop string or stop token id that ended it; None if the model or a limit did."""
-    num_strays: int = 0
-    """Number of the format's markers that were left out because they opened or closed nothing."""
 
 
 Event = PromptRead | TextDelta | ReasoningDelta | ToolCallStart | ToolCallArguments | Finished

@@ -19,6 +19,7 @@ from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.generate.choice import Choice
 from inferd.server.generate.events import Event
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.answers.generation import RequestTiming
 from inferd.server.text.token_bytes import TokenBytes
 
@@ -35,9 +36,10 @@ _SLICE = 512
 class ChoiceStreams:
     """The running choices of one request. `close` is safe at any time and any number of times."""
 
-    def __init__(self, request: GenerateRequest, table: TokenBytes) -> None:
+    def __init__(self, request: GenerateRequest, table: TokenBytes, metrics: Metrics | None = None) -> None:
         """Use `begin`."""
         self.request = request
+        self._metrics = metrics
         self._table = table
         self._streams: list[TokenStream] = []
         self._choices: dict[int, Choice] = {}
@@ -45,9 +47,14 @@ class ChoiceStreams:
         self._is_charged = False
 
     @classmethod
-    async def begin(cls, router: Router, request: GenerateRequest, table: TokenBytes) -> Self:
-        """Submit every choice. Submits none and raises `RequestError` if one is refused or exceeds the key's quota."""
-        streams = cls(request, table)
+    async def begin(
+        cls, router: Router, request: GenerateRequest, table: TokenBytes, metrics: Metrics | None = None
+    ) -> Self:
+        """Submit every choice. Submits none and raises `RequestError` if one is refused or exceeds the key's quota.
+
+        `metrics`: counts what had to be repaired to read the answers.
+        """
+        streams = cls(request, table, metrics)
         request.account.take(request.num_prompt_tokens)
         try:
             await streams._submit(router)
@@ -108,6 +115,8 @@ class ChoiceStreams:
                         yield event
                     if choice.is_finished:
                         break
+                if choice.is_finished and self._metrics is not None:
+                    self._metrics.answer_repaired(choice.repairs)
                 if choice.was_stopped_by_text:
                     self._streams[index].abort("stop")
                 num_open -= choice.is_finished

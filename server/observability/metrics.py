@@ -23,7 +23,7 @@ from inferd.server.auth.keys_file import OTHER_TENANTS
 from inferd.server.observability.efficiency import PhaseSummary
 from inferd.server.observability.page import show_engine_names, show_server_names, show_vllm_names
 from inferd.server.observability.request_record import RequestRecord
-from inferd.server.observability.server_instruments import FINISH_REASONS, ServerInstruments
+from inferd.server.observability.server_instruments import FINISH_REASONS, Repair, ServerInstruments
 from inferd.server.schema.notices import Name
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -94,6 +94,12 @@ class Metrics(ServerInstruments):
         """An answer had these notices."""
         for name in names:
             self.notices.add(1, name)
+
+    def answer_repaired(self, repairs: Mapping[Repair, int]) -> None:
+        """An answer was read with these repairs: kind -> how often."""
+        for kind, count in repairs.items():
+            if count:
+                self.repairs.add(count, kind)
 
     def first_token(self, ttft_s: float) -> None:
         self._ttft.observe(ttft_s)

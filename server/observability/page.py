@@ -223,6 +223,12 @@ def show_server_names(seen: ServerInstruments) -> Export:
         seen.notices,
         "notice",
     )
+    page.counter(
+        "inferd_answer_repairs",
+        "Number of repairs that were needed to read answers: markers left out, or calls written in another format.",
+        seen.repairs,
+        "repair",
+    )
     page.histogram("inferd_event_loop_lag_seconds", "Lateness of a timer in the server's event loop.", seen.loop)
     page.histogram(
         "inferd_http_request_duration_seconds", "Time of an HTTP request to its last byte.", seen.http_duration, "route"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import get_args
+from typing import Literal, get_args
 
 from inferd.engine.api.wire.messages import FinishReason
 from inferd.server.observability.efficiency import Efficiency
 from inferd.server.observability.instruments import Counter, Gauge, Histogram, LastMinute, MinuteSum
 from inferd.server.schema.notices import ABOUT
 
+Repair = Literal["stray_marker", "call_in_other_format"]
+"""How an answer was read otherwise than the model's format says: a marker that belonged to nothing was left out, or a
+call was read that the model wrote in another way."""
 FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 
 # Bucket bounds of vLLM's v1 engine. Our histograms have a superset of them, so that vLLM's dashboards work.
@@ -84,7 +87,9 @@ class ServerInstruments:
         self.tokens_waiting, self.prefill_rate = Gauge.zero(), Gauge.zero()
 
     def _make_http(self) -> None:
-        self.arrived, self.http, self.notices = Counter(), Counter(), Counter()
+        self.arrived, self.http, self.notices, self.repairs = Counter(), Counter(), Counter(), Counter()
+        for kind in get_args(Repair):
+            self.repairs.add(0, kind)
         for name in ABOUT:
             self.notices.add(0, name)
         self.http_duration = Histogram(_fine(0.001, ()))

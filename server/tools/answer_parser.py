@@ -36,7 +36,7 @@ from inferd.server.tools.pieces import (
     joined,
 )
 from inferd.server.tools.second_look import Offer
-from inferd.server.tools.watch import Seen, Watch, first
+from inferd.server.tools.watch import Seen, Watch, Watched, first
 
 _SHORTEST_CUT_MARKER = 3
 """Characters of a marker that a limit cut off which cannot be a text's own, such as the beginning of `<tool_call>`."""
@@ -181,10 +181,6 @@ class AnswerParser:
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """The last pieces, when no more text comes. `is_cut`: a limit ended the text, not the model."""
         self._is_cut = is_cut
-        waits = self._mode in (_Mode.FREE, _Mode.TEXT) and len(self._text.strip(BLANK)) >= _SHORTEST_CUT_MARKER
-        if is_cut and waits:
-            self.num_strays += 1
-            self._take(len(self._text))
         return self._run(is_end=True)
 
     def _reset(self) -> None:
@@ -252,6 +248,8 @@ class AnswerParser:
         if self._is_bare_possible and self._text[:1] in ("{", "["):
             self._mode, self._calls = _Mode.CALLS, JsonCalls(known_names=self._names)
             return True
+        if is_end and self._is_cut:
+            self._drop_cut_marker(self._watch.free, 1 if self._touches_marker else _SHORTEST_CUT_MARKER)
         seen, num_before = first(self._text, self._watch.free, self._names, is_end=is_end)
         self._content(self._take(num_before))
         if seen is not None:
@@ -260,6 +258,14 @@ class AnswerParser:
         if is_end:
             self._content_ended()
         return False
+
+    def _drop_cut_marker(self, watched: Watched, shortest: int) -> None:
+        """Drop the part of a marker, of at least so many characters, with which a limit ended the text."""
+        seen, num_before = first(self._text, watched, self._names, is_end=False)
+        if seen is None and len(self._text) - num_before >= shortest:
+            self._text = self._text[:num_before]
+            self.num_strays += 1
+            self._touches_marker = True
 
     def _content(self, text: str) -> None:
         """Add text outside of regions. Blanks at its end are held back, because they may belong to a marker."""
@@ -313,7 +319,10 @@ class AnswerParser:
     def _in_text(self, is_end: bool) -> bool:
         region = self._region
         assert region is not None
-        watched, text, is_last = self._watch.inside[region.field.name], self._text, is_end
+        watched = self._watch.inside[region.field.name]
+        if is_end and self._is_cut:
+            self._drop_cut_marker(watched, _SHORTEST_CUT_MARKER)
+        text, is_last = self._text, is_end
         if mentions := max(0, self._mentions_until - self._position):
             watched = tuple(one for one in watched if one[0] is None or one[0].role != "call")
             text, is_last = text[:mentions], True
@@ -454,11 +463,11 @@ class AnswerParser:
             if extra.end() == len(self._text) < _MOST_EXTRA_ENDS and not is_end:
                 return False
             for start in sorted({0, extra.end()}):
-                found = close.at(self._text, start, is_end=is_end)
-                if found is not None and found.end is None:
+                found = close.at(self._text, start, is_end=False)
+                if found is not None and found.end is None and not is_end:
                     return False
-                if found is not None and found.end is not None:
-                    self._take(found.end)
+                if found is not None:  # at the end, a part of the marker belongs to it, too
+                    self._take(len(self._text) if found.end is None else found.end)
                     break
         self._mode, self._region = _Mode.FREE, None
         return True

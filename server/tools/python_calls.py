@@ -29,11 +29,14 @@ _NEXT_PART = re.compile(r"""['"()\[\]{}]|(?<![\w.])0+(?=[1-9])""")
 _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n|[\\'\"abfnrtv0])")
 
 
-def python_calls(text: str) -> list[dict[str, object]] | None:
-    """`name` and `arguments` of each call; None if the text is anything else than calls with literals as keywords."""
+def python_calls(text: str, *, mends: bool = True) -> list[dict[str, object]] | None:
+    """`name` and `arguments` of each call; None if the text is anything else than calls with literals as keywords.
+
+    `mends`: whether a text that is no Python may be mended.
+    """
     text = text.strip()
     found = _parsed(text)
-    return _parsed(_mended(text)) if found is None else found
+    return _parsed(_mended(text)) if found is None and mends else found
 
 
 def python_value(text: str) -> object:

@@ -118,6 +118,8 @@ class SecondLook:
     """Reads the content of one answer."""
 
     def __init__(self, offer: Offer) -> None:
+        self.num_calls = 0
+        """Number of calls that were found."""
         self._offer = offer
         self._is_over = False
         """Whether the rest of the answer is text."""
@@ -169,6 +171,7 @@ class SecondLook:
             return self._give_up()
         self._is_over = True
         pieces: list[Piece] = []
+        self.num_calls = len(calls)
         for name, arguments in calls:
             pieces += (CallBegun(name), CallArguments(arguments), CallEnded())
         return first_calls(pieces, self._offer.max_calls)
@@ -266,7 +269,7 @@ def _calls_of(kind: str, text: str, schemas: Mapping[str, object]) -> list[tuple
     if kind == "json":
         calls = _json_of(text)
     elif kind == "python":
-        calls = python_calls(text) if len(text) <= _MAX_PYTHON_CHARS else None
+        calls = python_calls(text, mends=False) if len(text) <= _MAX_PYTHON_CHARS else None
     else:
         calls = {"name": kind, "arguments": _in_tag(text, schemas[kind])}
     found: list[tuple[str, str]] = []

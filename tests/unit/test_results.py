@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from tokenizers import Tokenizer
 
 from inferd.engine.api.errors import RequestError
@@ -395,26 +396,102 @@ def test_each_stretch_of_reasoning_is_counted_once(monkeypatch: pytest.MonkeyPat
     assert num_searches <= 2 * len(ids)
 
 
+def reading(**fields: Any) -> ParserConfig:
+    return ParserConfig(detect(Clues(), "hermes", "think"), with_calls=True, **fields)
+
+
+def answer(text: str, asked: GenerateRequest, cuts: list[int], reason: FinishReason = "stop") -> ChoiceResult:
+    """The result of a text that the model ends, if the reason is `stop`."""
+    ids = [*tokenizer().encode(text).ids, *([2] if reason == "stop" else [])]
+    return folded(asked, events_of(asked, deltas(ids, cuts, reason)))
+
+
 @settings(deadline=None)
-@given(cuts=CUTS, stop=st.sampled_from([(), ("never",), (" b",), ("two",), ("</",)]))
+@given(cuts=CUTS, stop=st.sampled_from([(), ("never",), (" b",), ("two",), ("</",), ("ell",), ("\n",), ("{",)]))
 def test_reasoning_and_calls_are_the_same_however_the_ids_arrive(cuts: list[int], stop: tuple[str, ...]) -> None:
-    asked = replace(
-        request(stop, logprobs=0), parser_config=ParserConfig(detect(Clues(), "hermes", "think"), with_calls=True)
-    )
-    ids = tokenizer().encode(f"{THOUGHT} Well. {CALL}").ids
+    """Stop strings see content alone: neither reasoning, nor arguments, nor markers."""
+    asked = replace(request(stop, logprobs=0), parser_config=reading())
+    ids = tokenizer().encode(f"{THOUGHT} Well.\n{CALL}").ids
     whole = folded(asked, events_of(asked, deltas(ids, [], "length", logprobs=True)))
     result = folded(asked, events_of(asked, deltas(ids, cuts, "length", logprobs=True)))
     without_ids = [[(call.name, call.arguments) for call in found.calls] for found in (whole, result)]
     assert without_ids[0] == without_ids[1]
     assert replace(result, calls=()) == replace(whole, calls=())
-    if stop in ((), ("never",)):
-        assert (result.text, result.reasoning) == ("Well.", "One, two \u20ac.")
-        assert without_ids[1] == [("f", '{"a": "\u20ac b"}')]
-        # Well-formed reasoning ends at the end of a token, so that its tokens are those of its text.
-        assert result.num_reasoning_tokens == len(tokenizer().encode(THOUGHT).ids)
-    if stop == ("two",):
-        assert (result.text, result.reasoning, result.calls) == ("", "One, ", ())
-        assert result.num_reasoning_tokens == len(result.token_ids)
+    is_stopped = stop == ("ell",)
+    assert (result.text, result.reasoning) == ("W" if is_stopped else "Well.", "One, two \u20ac.")
+    assert without_ids[1] == ([] if is_stopped else [("f", '{"a": "\u20ac b"}')])
+    assert (result.reason, result.stop_reason) == (("stop", "ell") if is_stopped else ("length", None))
+    # Well-formed reasoning ends at the end of a token, so that its tokens are those of its text.
+    assert result.num_reasoning_tokens == len(tokenizer().encode(THOUGHT).ids)
+
+
+@pytest.mark.parametrize("cuts", [[], [5, 9], list(range(60))])
+def test_a_stop_string_inside_reasoning_ends_it_only_if_asked_for(cuts: list[int]) -> None:
+    for stop, text in (("two", "One, "), (".", "One, two \u20ac"), ("Well", "One, two \u20ac.")):
+        asked = replace(request((stop,)), parser_config=reading(stops_reasoning=True))
+        result = answer(f"{THOUGHT}Well.", asked, cuts)
+        assert (result.reasoning, result.text, result.reason, result.stop_reason) == (text, "", "stop", stop)
+
+
+@pytest.mark.parametrize("cuts", [[], [5, 9], list(range(60))])
+def test_no_stop_string_reaches_from_one_part_of_an_answer_into_another(cuts: list[int]) -> None:
+    asked = replace(request(("ab", "y.Z")), parser_config=reading(stops_reasoning=True))
+    result = answer(f"<think>a</think>b, ay.{CALL}Z and a", asked, cuts)
+    assert (result.text, result.reasoning, result.reason) == ("b, ay.Z and a", "a", "tool_calls")
+
+
+@pytest.mark.parametrize("cuts", [[], [5, 9], list(range(60))])
+def test_a_stop_string_behind_a_call_leaves_the_call_whole(cuts: list[int]) -> None:
+    result = answer(f"{CALL}\nDone. {CALL}", replace(request(("e.",)), parser_config=reading()), cuts)
+    assert [(call.name, call.arguments) for call in result.calls] == [("f", '{"a": "\u20ac b"}')]
+    assert (result.text, result.reason, result.stop_reason) == ("Don", "tool_calls", "e.")
+
+
+def test_a_stop_string_of_blanks_ends_content_and_not_the_call_behind_it() -> None:
+    for text, stop, content, stop_reason in (
+        (f"Well.\n{CALL}", "\n", "Well.", None),
+        ("Well.\nYes.", "\n", "Well.", "\n"),
+        ("Well.\n", "\n", "Well.", "\n"),
+        (CALL.replace('{"name', '\n{"name'), "\n", "", None),
+    ):
+        for cuts in ([], list(range(60))):
+            result = answer(text, replace(request((stop,)), parser_config=reading()), cuts)
+            assert (result.text, result.stop_reason) == (content, stop_reason)
+            assert bool(result.calls) == (CALL[-30:] in text)
+
+
+@pytest.mark.parametrize("cuts", [[], [5, 9], list(range(60))])
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_token_works_in_content_alone(cuts: list[int], include: bool) -> None:
+    """The server looks for it: the engine cannot tell the parts of an answer apart."""
+    (comma,), (dot,) = tokenizer().encode(",").ids, tokenizer().encode(".").ids
+    asked = replace(request(include_stop=include), parser_config=reading(), content_stop_ids=frozenset((comma, dot)))
+    thought, called = "<think>A, b.</think>", CALL.replace("\u20ac b", "a, b.")
+    result = answer(f"{thought}{called}Yes, no.", asked, cuts)
+    assert (result.text, result.reasoning, result.stop_reason) == ("Yes," if include else "Yes", "A, b.", comma)
+    assert [call.arguments for call in result.calls] == ['{"a": "a, b."}']
+    assert result.token_ids[-1] == comma
+    in_reasoning = replace(asked, parser_config=reading(stops_reasoning=True))
+    assert answer(f"{thought}Yes", in_reasoning, cuts).reasoning == ("A," if include else "A")
+    late = replace(asked, params=structs.replace(asked.params, min_tokens=200))
+    assert answer(f"{thought}Yes, no.", late, cuts).text == "Yes, no."
+
+
+@pytest.mark.parametrize("end", [len(CALL) - 13, len(CALL) - 18, len(CALL)])
+def test_a_call_that_is_not_whole_never_ends_with_tool_calls(end: int) -> None:
+    """Whether a limit ended it, or the model itself."""
+    asked, is_whole = replace(request(), parser_config=reading()), end == len(CALL)
+    for reason, wanted in (("stop", "tool_calls" if is_whole else "length"), ("length", "length")):
+        result = answer(CALL[:end], asked, [], reason)  # type: ignore[arg-type]
+        assert (result.reason, len(result.calls), result.text) == (wanted, 1, "")
+
+
+def test_markers_that_belong_to_nothing_are_counted() -> None:
+    asked = replace(request(), parser_config=reading())
+    choice = Choice(0, asked, table())
+    for delta in deltas(tokenizer().encode(f"a</think>b {CALL}</tool_call>").ids, [3, 4], "length"):
+        list(choice.feed(delta))
+    assert choice.repairs == {"stray_marker": 2, "call_in_other_format": 0}
 
 
 def test_special_tokens_are_seen_by_the_reader_and_not_by_the_caller() -> None:

@@ -131,7 +131,7 @@ SAMPLES: dict[str, Sample] = {
     ),
     "llama 3, a call of a built-in": Sample(
         "llama3_json", "none", '<|python_tag|>brave_search.call(query="x")',
-        '<|python_tag|>brave_search.call(query="x")', is_as_transformers=False,
+        'brave_search.call(query="x")', is_as_transformers=False,
     ),
     "lfm2, two calls in Python": Sample(
         "lfm2", "think",
@@ -211,31 +211,55 @@ SAMPLES: dict[str, Sample] = {
     ),
 }  # fmt: skip
 
-BROKEN: dict[str, tuple[str, str]] = {
-    "no JSON": ("hermes", "<tool_call>\nget_weather(Paris)\n</tool_call> after"),
-    "no name": ("hermes", 'A <tool_call>\n{"arguments": {"city": "Paris"}}\n</tool_call>'),
-    "cut before its arguments": ("hermes", 'x <tool_call>\n{"name": "get_wea'),
-    "an unknown key": ("hermes", '<tool_call>{"name": "f", "why": 1, "arguments": {}}</tool_call>'),
-    "a marker begun": ("hermes", "a <tool_cal"),
-    "a marker alone": ("hermes", "<tool_call>\n "),
-    "an end alone": ("hermes", "well </tool_call>\n"),
-    "an unknown name": ("llama3_json", '{"name": "get_rain", "parameters": {}}'),
-    "Python that is no call": ("lfm2", "see <|tool_call_start|>[1 + 2]<|tool_call_end|> there"),
-    "Python with a place for its arguments": ("lfm2", '<|tool_call_start|>[get_weather("Paris")]<|tool_call_end|>'),
-    "Python that computes": ("lfm2", "<|tool_call_start|>[f(a=g())]<|tool_call_end|>"),
-    "Python with an argument twice": ("lfm2", "<|tool_call_start|>[f(a=1, a=2)]<|tool_call_end|>"),
-    "Python that nests too deep": ("lfm2", f"<|tool_call_start|>[f(a={'[' * 5000})]<|tool_call_end|>"),
-    "Python with a key twice": ("lfm2", "<|tool_call_start|>[f(a={'b': 1, 'b': 2})]<|tool_call_end|>"),
-    "Python with a very large number": ("lfm2", f"<|tool_call_start|>[f(a=0x{'f' * 5000})]<|tool_call_end|>"),
-    "Python that was cut": ("lfm2", "<|tool_call_start|>[get_weather(city="),
-    "a list of words": ("mistral", "[TOOL_CALLS] see above"),
-    "no arguments": ("mistral_args", "[TOOL_CALLS]get_weather(x)"),
-    "no function": ("qwen3_coder", "<tool_call>\n{}\n</tool_call>"),
-    "a call without its name": ("gemma4", "<|tool_call>get_weather{}<tool_call|>"),
-    "a channel nobody knows": ("harmony", "<|channel|>secret<|message|>hm<|end|>"),
-    "blanks": ("hermes", "   \n"),
+BROKEN: dict[str, tuple[str, str, str]] = {
+    "no JSON": ("hermes", "<tool_call>\nget_weather(Paris)\n</tool_call> after", "get_weather(Paris)\n after"),
+    "no name": (
+        "hermes",
+        'A <tool_call>\n{"arguments": {"city": "Paris"}}\n</tool_call>',
+        'A \n{"arguments": {"city": "Paris"}}',
+    ),
+    "ended before its arguments": ("hermes", 'x <tool_call>\n{"name": "get_wea', 'x \n{"name": "get_wea'),
+    "an unknown key": (
+        "hermes",
+        '<tool_call>{"name": "f", "why": 1, "arguments": {}}</tool_call>',
+        '{"name": "f", "why": 1, "arguments": {}}',
+    ),
+    "a marker begun": ("hermes", "a <tool_cal", "a <tool_cal"),
+    "a marker alone": ("hermes", "<tool_call>\n ", ""),
+    "an end alone": ("hermes", "well </tool_call>\n", "well"),
+    "an unknown name": ("llama3_json", call("get_rain", {}, "parameters"), call("get_rain", {}, "parameters")),
+    "Python that is no call": ("lfm2", "see <|tool_call_start|>[1 + 2]<|tool_call_end|> there", "see [1 + 2] there"),
+    "Python with a place for its arguments": (
+        "lfm2",
+        '<|tool_call_start|>[get_weather("Paris")]<|tool_call_end|>',
+        '[get_weather("Paris")]',
+    ),
+    "Python that computes": ("lfm2", "<|tool_call_start|>[f(a=g())]<|tool_call_end|>", "[f(a=g())]"),
+    "Python with an argument twice": ("lfm2", "<|tool_call_start|>[f(a=1, a=2)]<|tool_call_end|>", "[f(a=1, a=2)]"),
+    "Python that nests too deep": (
+        "lfm2",
+        f"<|tool_call_start|>[f(a={'[' * 5000})]<|tool_call_end|>",
+        f"[f(a={'[' * 5000})]",
+    ),
+    "Python with a key twice": (
+        "lfm2",
+        "<|tool_call_start|>[f(a={'b': 1, 'b': 2})]<|tool_call_end|>",
+        "[f(a={'b': 1, 'b': 2})]",
+    ),
+    "Python with a very large number": (
+        "lfm2",
+        f"<|tool_call_start|>[f(a=0x{'f' * 5000})]<|tool_call_end|>",
+        f"[f(a=0x{'f' * 5000})]",
+    ),
+    "Python that ends early": ("lfm2", "<|tool_call_start|>[get_weather(city=", "[get_weather(city="),
+    "a list of words": ("mistral", "[TOOL_CALLS] see above", "see above"),
+    "no arguments": ("mistral_args", "[TOOL_CALLS]get_weather(x)", "get_weather(x)"),
+    "no function": ("qwen3_coder", "<tool_call>\n{}\n</tool_call>", "{}"),
+    "a call without its name": ("gemma4", "<|tool_call>get_weather{}<tool_call|>", "get_weather{}"),
+    "a channel nobody knows": ("harmony", "<|channel|>secret<|message|>hm<|end|>", "hm"),
+    "blanks": ("hermes", "   \n", "   \n"),
 }
-"""Texts that are no call in the end: (format, text)."""
+"""Texts that are no call in the end: (format, text, content)."""
 
 TEMPLATES: dict[str, tuple[Clues, str, str]] = {
     "Qwen 2.5": (

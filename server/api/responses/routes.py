@@ -133,7 +133,7 @@ class ResponsesApi:
             raise RequestError("unsupported_value", message, "background")
         num_bytes += len(conversation.context)
         self._background.check_room(caller.tenant, num_bytes)
-        streams = await ChoiceStreams.begin(service.router, taken, service.model.tokenizer.bytes)
+        streams = await ChoiceStreams.begin(service.router, taken, service.model.tokenizer.bytes, service.metrics)
         shown = draft.shown()
 
         def keep() -> None:
