@@ -20,6 +20,7 @@ from inferd.server.structured.formats import AnswerLanguage
 from inferd.server.structured.language import Language, free_text, literal, marked, sequence
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
+from inferd.server.tools.builtin import NONE
 from inferd.server.tools.detect import PLAIN_CALLS
 from inferd.server.tools.format import Format
 from inferd.server.tools.second_look import Offer
@@ -129,6 +130,8 @@ def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: Ans
     )
     if is_enforced and _needs_plain_calls(form, rules, answer):
         form = form.with_plain_calls(PLAIN_CALLS)
+    is_off = form.tool_name == NONE and form.source == "settings"
+    offer = None if rules.is_required or answer is not None or is_off else _offer(rules)
     markers = form.special_markers(special_ids, with_calls=bool(tools))
     config = ParserConfig(
         format=form,
@@ -139,13 +142,13 @@ def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: Ans
         max_calls=1 if tools and rules.is_single else None,
         only_calls=bool(tools) and rules.is_required,
         call_ends_reasoning=not is_enforced and answer is None,
-        offer=None if rules.is_required or answer is not None else _offer(rules),
+        offer=offer,
         stops_reasoning=bool(wire.stop_in_reasoning),
         shows_reasoning=wire.include_reasoning is not False and (wire.reasoning is None or wire.reasoning.is_shown),
         kept_ids=frozenset(special_ids[marker] for marker in markers),
         names_function=choice.is_single,
     )
-    is_read = form.reads_reasoning or bool(tools)
+    is_read = form.reads_reasoning or (bool(tools) and (form.reads_calls or offer is not None))
     before, opening = _before(config, tokens, budget)
     wanted = None if answer is None else sequence(opening, answer.language)
     if is_enforced and form.call_syntax is not None:

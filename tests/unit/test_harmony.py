@@ -119,9 +119,13 @@ def test_an_answer_is_split_the_same_at_every_token(model: ServedModel, name: st
         assert tuple((call.name, json.loads(call.arguments)) for call in found.calls) == calls, cuts
 
 
-def test_what_looks_like_a_call_is_content_without_tools(model: ServedModel) -> None:
-    found = answer_of(model, f"<|start|>assistant{CALLING}", [])
-    assert not found.calls and "get_weather" in found.text
+def test_a_message_to_a_tool_that_is_not_offered_is_not_for_the_caller(model: ServedModel) -> None:
+    python = "<|channel|>analysis to=python code<|message|>1 + 1<|call|>"
+    for text in (f"<|start|>assistant{CALLING}", f"{THINKING}<|start|>assistant{python}"):
+        found = answer_of(model, text, [])
+        assert (found.calls, found.text) == ((), "")
+    found = answer_of(model, f"{python}{FINAL}Two.", [], tools=[*TOOLS])
+    assert (found.calls, found.text) == ((), "Two.")
 
 
 def test_the_ends_of_a_turn_need_no_config(model: ServedModel) -> None:
