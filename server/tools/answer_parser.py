@@ -3,11 +3,11 @@
 An answer is reasoning, content and calls, each between the markers of the format. Four rules decide about every
 character, however the text was cut:
 
-- Text in no region is content. A marker never is: one that opens or closes nothing is dropped and counted.
+- Text in no region is content. A marker is never content: one that opens or closes nothing is dropped and counted.
 - If a call turns out to be none, its text is content without its markers. If its arguments had begun, only the text
   from the first wrong character on is. A call that a limit cut off before its arguments is dropped.
 - A call ends reasoning that is still open if nothing but calls follows. A call that the reasoning only mentions is
-  reasoning. So is a second marker of its beginning, which does nothing.
+  reasoning, too. A second marker of its beginning is dropped.
 - Blanks beside a marker belong to the marker. Blanks between two stretches of content are kept.
 
 The patterns of the response template find the regions. If the calls in a region are not JSON, transformers'
@@ -42,7 +42,7 @@ _SHORTEST_CUT_MARKER = 3
 """Characters of a marker that a limit cut off which cannot be a text's own, such as the beginning of `<tool_call>`."""
 _MOST_EXTRA_ENDS = 16
 _EXTRA_ENDS = re.compile(rf"[\s}}\],]{{0,{_MOST_EXTRA_ENDS}}}")
-"""What small models write between the JSON of a call and the marker behind it."""
+"""Brackets too many, which small models write between the JSON of a call and the marker behind it."""
 
 
 @dataclass(frozen=True, slots=True)

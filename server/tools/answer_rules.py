@@ -131,7 +131,8 @@ def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: Ans
     if is_enforced and _needs_plain_calls(form, rules, answer):
         form = form.with_plain_calls(PLAIN_CALLS)
     is_off = form.tool_name == NONE and form.source == "settings"
-    offer = None if rules.is_required or answer is not None or is_off else _offer(rules)
+    has_offer = bool(tools) and not (rules.is_required or answer is not None or is_off)
+    offer = _offer(rules) if has_offer else None
     markers = form.special_markers(special_ids, with_calls=bool(tools))
     config = ParserConfig(
         format=form,
@@ -183,10 +184,12 @@ def _needs_plain_calls(form: Format, rules: CallRules, answer: AnswerLanguage | 
 def _before(config: ParserConfig, tokens: Mapping[str, int], budget: int | None) -> tuple[Language, Language]:
     """(the language of reasoning, the marker between it and the answer), without what the prompt holds of them."""
     syntax = config.format.reasoning_syntax if config.format.reads_reasoning else None
+    if syntax is None:
+        return literal(""), literal("")
     parser = AnswerParser(replace(config, prefill=""))
     parser.feed(config.prefill)
-    is_done = bool(parser.reasoning_spans) or (syntax is not None and config.prefill.rstrip().endswith(syntax.end))
-    if syntax is None or parser.is_in_answer or (syntax.answer and config.prefill.endswith(syntax.answer)):
+    is_done = bool(parser.reasoning_spans) or config.prefill.rstrip().endswith(syntax.end)
+    if parser.is_in_answer or (syntax.answer and config.prefill.endswith(syntax.answer)):
         return literal(""), literal("")
     opening = marked(syntax.answer, tokens) if syntax.answer else literal("")
     is_open = parser.reasoning_start is not None

@@ -2,8 +2,8 @@
 
     [get_weather(city="Paris", days=3), time.now()]
 
-Models write what is no Python: line breaks and quotes inside a string, or numbers with zeros before them. Such a text
-is mended and parsed again. The text is never run.
+Models also write line breaks and quotes inside a string, or zeros before a number, which is no Python. Such a text is
+mended and parsed again. The text is never run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _NoLiteralError(Exception):
 
 _STRING_IN_CALL = re.compile(r"\s{0,64}(?:,\s{0,64}\w{1,128}\s{0,64}=|\)\s{0,64}(?:[\],;]|\Z))")
 _STRING_IN_VALUE = re.compile(r"\s{0,64}[,:\]}]")
-"""What follows the quote that ends a string: of an argument, and of a part of a list or dict."""
+"""Text behind the quote that ends a string: of an argument, and of a part of a list or dict."""
 _NEXT_PART = re.compile(r"""['"()\[\]{}]|(?<![\w.])0+(?=[1-9])""")
 _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n|[\\'\"abfnrtv0])")
 

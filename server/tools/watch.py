@@ -1,7 +1,7 @@
 """The markers that an answer may have at each place, and which of them comes first in a text.
 
-Every marker of the format is watched, also one that does not fit where it stands: such a marker is stray, and no part
-of the answer. Knows no pieces and keeps no state.
+Every marker of the format is watched, also one that does not fit its place: such a marker is stray, and no part of the
+answer. Knows no pieces and keeps no state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One grammar of an answer: what is reasoning, content and call where models write their markers loosely."""
+"""One grammar of an answer: its reasoning, content and calls, also if a model writes their markers loosely."""
 
 from __future__ import annotations
 
