@@ -181,7 +181,8 @@ class ParsedAnswer:
         is_read = self._parser.is_in_content or (
             self._config.stops_reasoning and self._parser.reasoning_start is not None
         )
-        return is_read and not self._parser.is_marker(token)
+        is_call = self._look is not None and self._look.is_in_call
+        return is_read and not is_call and not self._parser.is_marker(token)
 
     @property
     def is_full(self) -> bool:

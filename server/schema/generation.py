@@ -174,12 +174,15 @@ class SharedFields(RequestModel):
         "Words that the answer never contains, at the start of a text or after a space.", unset="none", area=SAMPLING
     )
     stop: Annotated[tuple[str, ...], Converted(StopStrings, _as_many)] | None = option(
-        "Strings that end the answer. No part of a stop string is ever streamed. `stop_reason` names the string.",
+        "Strings that end the answer. They work in its content, but not in reasoning, calls or markers. No part of a "
+        "stop string is ever streamed. `stop_reason` names the string.",
         unset="none",
         area=STOPPING,
     )
     stop_token_ids: Annotated[tuple[int, ...], token_ids(0, 1_024)] | None = option(
-        "Tokens that end the answer. `stop_reason` names the token.", unset="none", area=STOPPING
+        "Tokens that end the answer, in its content as `stop`. `stop_reason` names the token.",
+        unset="none",
+        area=STOPPING,
     )
     include_stop_str_in_output: Flag | None = option(
         "Keep the stop string or stop token in the answer.", unset="false", area=STOPPING

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
@@ -170,7 +170,7 @@ class AnswerParser:
         """Whether a token with this text belongs to a marker."""
         text = text.strip(BLANK)
         watched = self._watch.free if self._region is None else self._watch.inside.get(self._region.field.name, ())
-        found = [marker.at(text, 0, is_end=False) for _, marker, _ in watched] if len(text) > 1 else []
+        found = [one.marker.at(text, 0, is_end=False) for one in watched] if len(text) > 1 else []
         return any(part is not None for part in found)
 
     def feed(self, text: str) -> list[Piece]:
@@ -259,7 +259,7 @@ class AnswerParser:
             self._content_ended()
         return False
 
-    def _drop_cut_marker(self, watched: Watched, shortest: int) -> None:
+    def _drop_cut_marker(self, watched: Iterable[Watched], shortest: int) -> None:
         """Drop the part of a marker, of at least so many characters, with which a limit ended the text."""
         seen, num_before = first(self._text, watched, self._names, is_end=False)
         if seen is None and len(self._text) - num_before >= shortest:
@@ -324,7 +324,7 @@ class AnswerParser:
             self._drop_cut_marker(watched, _SHORTEST_CUT_MARKER)
         text, is_last = self._text, is_end
         if mentions := max(0, self._mentions_until - self._position):
-            watched = tuple(one for one in watched if one[0] is None or one[0].role != "call")
+            watched = tuple(one for one in watched if one.region is None or one.region.role != "call")
             text, is_last = text[:mentions], True
         seen, num_before = first(text, watched, self._names, is_end=is_last)
         self._region_text(region, self._take(num_before))

@@ -29,13 +29,17 @@ _MAX_NAMES_CHARS = 32_768
 """Names of all tools together. With more, only the model's own format is read."""
 
 _BEFORE = (
-    r"(?:```[A-Za-z_]{0,16}[ \t]{0,8}\r?\n\s{0,32})?(?:<(?:tools|tool_call|function_call)>\s{0,32}|functools(?=\[))?"
+    r"(?:```[A-Za-z_]{0,16}[ \t]{0,8}\r?\n\s{0,32})?"
+    r"(?:<(?:tools|tool_call|function_call)>\s{0,32}|(?<![^\n>])functools(?=\[))?"
 )
 _BETWEEN = r"(?:[\s,;]|</(?:tools|tool_call|function_call|function)>|```(?!\w))"
 _END_OF_CALL = re.compile(r"\s*</tool_call>\s*\Z")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]{1,128})>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
 _QUOTES_AND_BRACKETS = re.compile(r"""["'()\[\]{}]""")
 _STRING_PART = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
+_STARTS_LINE = ("", "\n", ">")
+_BEGINS = frozenset("`<[{\n>")
+"""A call begins with one of these, or behind one."""
 _ARGUMENTS = ("arguments", "parameters")
 _EDGE_BLANKS = " \t\r\n"
 
@@ -137,6 +141,11 @@ class SecondLook:
         self._calls: list[_Written] = []
         self._balance = _Balance()
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the text may be in a call, or behind one."""
+        return not self._is_over and self._state is not _State.PROSE
+
     def take(self, pieces: Sequence[Piece]) -> list[Piece]:
         """The pieces that are certain after these."""
         if self._is_over:
@@ -203,10 +212,12 @@ class SecondLook:
     def _to_begin(self) -> int:
         """Number of characters before what may be calls, blanks beside them aside. Reads the beginning of a call."""
         context = self._last_char
+        if context not in _STARTS_LINE and _BEGINS.isdisjoint(self._text):
+            return len(self._text.rstrip(_EDGE_BLANKS))
         text = context + self._text
         found = self._begin.search(text, len(context), partial=True)
         if found is None or found.start() == len(text):
-            return len(self._text)
+            return len(self._text.rstrip(_EDGE_BLANKS))
         start = len(text[len(context) : found.start()].rstrip(_EDGE_BLANKS))
         if not found.partial:
             self._begun(found, len(context) + start)

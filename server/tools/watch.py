@@ -10,12 +10,14 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from inferd.server.tools.format import Format, Region
 from inferd.server.tools.markers import Found, Marker, literal_marker
 
 _TAG = re.compile(r"(?<!\?P)(?<!\?)<[^<>\s()?*+^]{2,64}>|\[/?[A-Z_]{3,64}\]")
 """A text that is a marker wherever it stands."""
+_MOST_FIRST_CHARS = 32
 _ESCAPED = re.compile(r"\\([^\w])")
 
 
@@ -29,17 +31,38 @@ class Seen:
     """Whether it closes the open region."""
 
 
-Watched = tuple[tuple[Region | None, Marker, bool], ...]
-"""(the region that the marker opens, if any; the marker; whether it closes the open region)."""
+class Watched(NamedTuple):
+    """A marker, and its meaning at one place."""
+
+    region: Region | None
+    """The region that it opens, if any."""
+    marker: Marker
+    closes: bool
+    """Whether it closes the open region."""
+    first_chars: frozenset[str] | None
+    """Characters that it may begin with; None: any."""
+
+
+def _watched(region: Region | None, marker: Marker, *, closes: bool = False) -> Watched:
+    return Watched(region, marker, closes, _first_chars(marker.pattern))
+
+
+@lru_cache(maxsize=256)
+def _first_chars(pattern: Any) -> frozenset[str] | None:
+    """The characters that a match of the pattern may begin with; None if they are too many to list. Most tokens of an
+    answer have none of them, and a search with the pattern takes twenty times as long as a look at the characters."""
+    known = {*map(chr, range(128)), *pattern.pattern}
+    found = frozenset(char for char in known if pattern.match(char, partial=True) is not None)
+    return None if len(found) > _MOST_FIRST_CHARS else found
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
     """The markers of one format."""
 
-    free: Watched
+    free: tuple[Watched, ...]
     """Markers outside of regions."""
-    inside: Mapping[str, Watched]
+    inside: Mapping[str, tuple[Watched, ...]]
     """Markers in the text of a region, by its field's name."""
 
     @classmethod
@@ -48,13 +71,15 @@ class Watch:
         return _watch_of(form, with_calls, call_ends_reasoning)
 
 
-def first(text: str, watched: Watched, names: Collection[str], *, is_end: bool) -> tuple[Seen | None, int]:
+def first(text: str, watched: Iterable[Watched], names: Collection[str], *, is_end: bool) -> tuple[Seen | None, int]:
     """(the marker that comes first, number of characters before it). Without a marker, the number counts the characters
     before what may become one. `names`: the tools offered."""
     best: tuple[int, int] | None = None
     seen: Seen | None = None
     held = len(text)
-    for region, marker, closes in watched if text else ():
+    for region, marker, closes, first_chars in watched if text else ():
+        if first_chars is not None and first_chars.isdisjoint(text):
+            continue
         found = marker.find(text, 0, is_end=is_end)
         if found is None or found.end == found.start:
             continue
@@ -82,16 +107,16 @@ def _strays_of(texts: frozenset[str]) -> Marker | None:
 def _watch_of(form: Format, with_calls: bool, call_ends_reasoning: bool) -> Watch:
     regions = form.watched(with_calls=with_calls)
     marker = _strays_of(frozenset(_stray_texts(form, regions, with_calls=with_calls)))
-    others: Watched = () if marker is None else ((None, marker, False),)
-    inside: dict[str, Watched] = {}
+    others = () if marker is None else (_watched(None, marker),)
+    inside: dict[str, tuple[Watched, ...]] = {}
     for region in regions:
         if region.role == "call":
             continue
         opens = (other for other in regions if other.role != "call" or region.role == "content" or call_ends_reasoning)
-        closing: Watched = () if region.close is None else ((None, region.close, True),)
+        closing = () if region.close is None else (_watched(None, region.close, closes=True),)
         strays = () if region.role == "reasoning" else others
-        inside[region.field.name] = (*closing, *((other, other.open, False) for other in opens), *strays)
-    return Watch((*((region, region.open, False) for region in regions), *others), inside)
+        inside[region.field.name] = (*closing, *(_watched(other, other.open) for other in opens), *strays)
+    return Watch((*(_watched(region, region.open) for region in regions), *others), inside)
 
 
 def _stray_texts(form: Format, regions: Iterable[Region], *, with_calls: bool) -> Iterator[str]:

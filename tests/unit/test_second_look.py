@@ -218,6 +218,17 @@ def test_an_answer_gets_a_second_look() -> None:
         assert (unread.calls, unread.text) == ((), text.partition("</think>")[2].lstrip())
 
 
+def test_a_stop_token_does_not_cut_a_call_in_another_format() -> None:
+    (comma,) = tokenizer().encode(",").ids
+    asked = replace(
+        request(),
+        parser_config=reading(tools=TOOLS, offer=Offer.of(TOOLS, None)),
+        content_stop_ids=frozenset((comma,)),
+    )
+    assert [found.arguments for found in answer(PARIS_CALL, asked, []).calls] == [dumped(PARIS[1])]
+    assert answer("Well, no.", asked, []).text == "Well"
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.5, 2.0]) | st.text("ab", max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
@@ -261,3 +272,43 @@ def test_a_schema_that_never_ends_fits_nothing() -> None:
         doubled["$defs"][f"b{i}"] = {"anyOf": [{"$ref": f"#/$defs/b{i + 1}"}, {"$ref": f"#/$defs/b{i + 1}"}]}
     doubled["$defs"]["b40"] = False
     assert not fits({}, {**doubled, "anyOf": [{"$ref": "#/$defs/b0"}]})
+
+
+def written(draw: random.Random) -> str:
+    """An answer that holds no call of an offered tool: prose, code and JSON that resemble one."""
+    name = draw.choice(["get_weather", "time.now", "get_rain", "name"])
+    city = draw.choice(['"Paris"', '"Rome"', "5", "null", "[]", "{}"])
+    key = draw.choice(["arguments", "parameters", "args", "input", "properties"])
+    near = draw.choice(
+        [
+            f'{{"name": "{name}", "{key}": {{"town": {city}}}}}',
+            f'{{"{key}": {{"city": {city}}}, "tool": "{name}"}}',
+            f'{{"name": "{name}", "description": "The weather", "{key}": {{"type": "object"}}}}',
+            f'{{"name": "{name}", "arguments": {{"city": {city}}}, "id": 1}}',
+            f'{{"type": "function", "function": {{"name": "{name}", "arguments": {{"city": {city}}}}}}}',
+            f"Call `{name}(city={city})` for it",
+            f"{name}({city})",
+            f"{name}(city={city}).text",
+            f"result = {name}(city={city})",
+            f"<function={name}><city>{city}</city></function>",
+            f"<tools>{name}</tools>",
+            f"- {name}: needs a city such as {city}",
+            f'{{"city": {city}, "days": 3}}',
+        ]
+    )
+    fence = draw.choice(["", "```json\n", "```python\n", "```\n", "`", "> "])
+    end = {"": "", "`": "`", "> ": ""}.get(fence, "\n```")
+    before = draw.choice(["", "Sure!\n\n", "1. ", "The tool is called so:\n", "{", "[", "a < b, "])
+    after = draw.choice(["", "\n", "\nShall I call it?", " is what I would send.", "\n\nIt takes a city."])
+    more = draw.choice(["", f"\n{PARIS_CALL}\nis another.", f"\n```\n{NOW_CALL}\n```\nor so"])
+    return f"{before}{fence}{near}{end}{after}{more}"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_answer_without_a_call_has_one(seed: int) -> None:
+    """1,000 answers a seed, each kept to the last character."""
+    draw = random.Random(seed)
+    for _ in range(1_000):
+        text = written(draw)
+        pieces = look(text, [draw.randrange(len(text) + 1) for _ in range(3)])
+        assert pieces == [Content(text)]
