@@ -68,6 +68,8 @@ class ParserConfig:
     """Whether `tool_choice` names the function to call."""
     only_calls: bool = False
     """Whether a grammar allows nothing but calls behind the reasoning. All other text belongs to a call then."""
+    content_is_last: bool = False
+    """Whether a grammar lets nothing follow the content, in which all markers are text then."""
     call_ends_reasoning: bool = True
     """Whether a call inside reasoning ends it. A grammar that has reasoning ends it by its marker alone."""
     offer: Offer | None = None
@@ -248,6 +250,11 @@ class AnswerParser:
         if self._is_bare_possible and self._text[:1] in ("{", "["):
             self._mode, self._calls = _Mode.CALLS, JsonCalls(known_names=self._names)
             return True
+        if self._config.content_is_last and self._has_content:
+            self._content(self._take(len(self._text)))
+            if is_end:
+                self._content_ended()
+            return False
         if is_end and self._is_cut:
             self._drop_cut_marker(self._watch.free, 1 if self._touches_marker else _SHORTEST_CUT_MARKER)
         seen, num_before = first(self._text, self._watch.free, self._names, is_end=is_end)

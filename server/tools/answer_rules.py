@@ -142,6 +142,7 @@ def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: Ans
         prefill=form.prefill(prompt),
         max_calls=1 if tools and rules.is_single else None,
         only_calls=bool(tools) and rules.is_required,
+        content_is_last=answer is not None,
         call_ends_reasoning=not is_enforced and answer is None,
         offer=offer,
         stops_reasoning=bool(wire.stop_in_reasoning),

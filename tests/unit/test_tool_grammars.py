@@ -28,6 +28,7 @@ from inferd.server.tools.answer_rules import AnswerRules, answer_rules, check_to
 from inferd.server.tools.builtin import CALLS
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.format import CallSyntax
+from inferd.server.tools.pieces import Content, Piece, Reasoning, joined
 from tests.unit.tool_samples import PARIS, TIME, TOOLS, WEATHER, call, dumped
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
@@ -417,3 +418,20 @@ def test_a_grammar_that_cannot_be_enforced_is_refused_by_its_path() -> None:
             asked(served("hermes", "none"), tools=[custom(syntax, definition)])
         assert caught.value.param == "tools[0].custom.format.grammar.definition"
         assert len(caught.value.message) <= errors.MAX_MESSAGE
+
+
+def test_markers_in_an_answer_under_a_schema_are_text() -> None:
+    """The schema's strings may hold any text."""
+    model = served("hermes", "think")
+    html = AnswerLanguage("response_format", json_value({"type": "object", "properties": {"a": {"type": "string"}}}))
+    content = '{"a": "</think> <think>b</think>"}'
+    for tools in (None, list(TOOLS)):
+        what = asked(model, answer=html, tools=tools)
+        assert follows(what, model, f"{THOUGHT}{content}")
+        assert what.parser_config is not None
+        for cuts in ([len(content)], range(len(THOUGHT + content))):
+            reader, start, pieces = AnswerParser(what.parser_config), 0, list[Piece]()
+            for end in (*cuts, len(THOUGHT + content)):
+                pieces += reader.feed((THOUGHT + content)[start:end])
+                start = end
+            assert joined([*pieces, *reader.finish()]) == [Reasoning("Hm."), Content(content)]
