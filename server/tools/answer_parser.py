@@ -279,9 +279,7 @@ class AnswerParser:
         body = text.rstrip(BLANK)
         if body:
             self._refuse(self._position - len(text.lstrip(BLANK)))
-        if body and self._config.only_calls:
-            self.num_strays += 1
-        elif body:
+        if body and not self._config.only_calls:
             before = self._blanks if self._has_content or not self._touches_marker else self._blanks.strip(BLANK)
             self._pieces.append(Content(before + body))
             self._has_content = True
@@ -300,7 +298,9 @@ class AnswerParser:
         """Take the marker at the beginning of the text."""
         region, found = seen.region, seen.found
         assert found.end is not None
-        start, marker = self._position, self._take(found.end - found.start)
+        num_blanks = len(self._text) - len(self._text.lstrip(BLANK))
+        self._blanks += self._take(num_blanks)
+        start, marker = self._position, self._take(found.end - found.start - num_blanks)
         if self._reasoning is not None and region is None and self._end_at is None:
             close = self._reasoning.close
             if close is not None and close.pattern.fullmatch(marker):

@@ -120,6 +120,10 @@ LOOSE: dict[str, tuple[str, str, str, str, Answer]] = {
         "harmony", "harmony", START, f"<|channel|>analysis<|message|>Hm.{START}<|channel|>final<|message|>Yes.",
         ("Yes.", "Hm.", ()),
     ),
+    "a blank before a recipient": (
+        "harmony", "harmony", "", f"Yes to=functions.get_weather<|message|>{dumped(PARIS[1])}and no",
+        ("Yes and no", "", (PARIS,)),
+    ),
     "an end of several calls alone": (
         "deepseek_v31", "think", "",
         f"{CALLS_BEGIN}{CALL_BEGIN}get_weather{SEP}{dumped(PARIS[1])}{CALL_END}{CALLS_END}{CALLS_END}",
