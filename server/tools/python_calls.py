@@ -39,7 +39,7 @@ def python_calls(text: str, *, mends: bool = True) -> list[dict[str, object]] | 
     return _parsed(_mended(text)) if found is None and mends else found
 
 
-def python_value(text: str) -> object:
+def literal(text: str) -> object:
     """The value of a literal, in which JSON's words are known too; None if the text is none."""
     try:
         with warnings.catch_warnings():

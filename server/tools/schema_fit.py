@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-MAX_STEPS = 20_000
+MAX_STEPS = 4_000
 """Comparisons of a value with a schema. Arguments that need more do not fit."""
 
 

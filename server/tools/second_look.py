@@ -19,12 +19,14 @@ from inferd.server.tools.closed_calls import dumped
 from inferd.server.tools.json_span import JsonSpan
 from inferd.server.tools.markers import compiled
 from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Content, Piece, first_calls
-from inferd.server.tools.python_calls import python_calls, python_value
+from inferd.server.tools.python_calls import literal, python_calls
 from inferd.server.tools.schema_fit import fits
 
 MAX_CHARS = 32_768
 """Longest text that may be calls. All of it is parsed at once when the answer ends."""
-_MAX_PYTHON_CHARS = 8_192
+_MAX_LOOSE_CHARS, _MAX_LOOSE_MARKS = 8_192, 1_500
+"""Characters, and marks other than letters, of a text that is no JSON and may be Python. It is slow to parse."""
+_MAX_CALLS = 128
 _MAX_NAMES_CHARS = 32_768
 """Names of all tools together. With more, only the model's own format is read."""
 
@@ -36,6 +38,7 @@ _BETWEEN = r"(?:[\s,;]|</(?:tools|tool_call|function_call|function)>|```(?!\w))"
 _END_OF_CALL = re.compile(r"\s*</tool_call>\s*\Z")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]{1,128})>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
 _QUOTES_AND_BRACKETS = re.compile(r"""["'()\[\]{}]""")
+_MARK = re.compile(r"[^\w\s]")
 _STRING_PART = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
 _STARTS_LINE = ("", "\n", ">")
 _BEGINS = frozenset("`<[{\n>")
@@ -69,7 +72,7 @@ def _begin_of(names: Iterable[str]) -> str:
     named = rf"""["']name["']\s{{0,8}}:\s{{0,8}}["'](?:{known})["']"""
     an_object = rf"""\{{\s{{0,32}}(?:{named}|["'](?:arguments|parameters)["']\s{{0,8}}:)"""
     python = rf"(?:\[\s{{0,32}}|(?<![^\n>]))(?:{known})\("
-    return rf"{_BEFORE}(?:(?P<json>\[?\s{{0,32}}{an_object})|(?P<python>{python})|<function=(?P<tag>{known})>)"
+    return rf"{_BEFORE}(?:(?P<json>(?:\[\s{{0,32}})?{an_object})|(?P<python>{python})|<function=(?P<tag>{known})>)"
 
 
 class _State(Enum):
@@ -211,6 +214,8 @@ class SecondLook:
 
     def _to_begin(self) -> int:
         """Number of characters before what may be calls, blanks beside them aside. Reads the beginning of a call."""
+        if not self._text.strip(_EDGE_BLANKS):
+            return 0
         context = self._last_char
         if context not in _STARTS_LINE and _BEGINS.isdisjoint(self._text):
             return len(self._text.rstrip(_EDGE_BLANKS))
@@ -257,7 +262,7 @@ class SecondLook:
         if self._at == len(self._text):
             return False
         found = self._begin.match(self._text, self._at, partial=not is_end)
-        if found is None:
+        if found is None or len(self._calls) == _MAX_CALLS:
             return None
         if found.partial:
             return False
@@ -280,7 +285,7 @@ def _calls_of(kind: str, text: str, schemas: Mapping[str, object]) -> list[tuple
     if kind == "json":
         calls = _json_of(text)
     elif kind == "python":
-        calls = python_calls(text, mends=False) if len(text) <= _MAX_PYTHON_CHARS else None
+        calls = python_calls(text, mends=False) if _is_short(text) else None
     else:
         calls = {"name": kind, "arguments": _in_tag(text, schemas[kind])}
     found: list[tuple[str, str]] = []
@@ -312,14 +317,27 @@ def _json_of(text: str) -> object:
     """The value of JSON as models write it: with a comma behind the last part, or as Python writes it. None if it is
     neither, or has a key twice."""
     text = text.strip()
+    try:
+        return json.loads(text, strict=False, object_pairs_hook=_once, parse_constant=_unknown)
+    except (ValueError, RecursionError):
+        if not _is_short(text):
+            return None
     span = JsonSpan()
     mended, end = span.take(text, 0)
-    if span.is_done and end == len(text):
-        try:
-            return json.loads(mended, object_pairs_hook=_once)
-        except (ValueError, RecursionError):
-            return None
-    return python_value(text) if len(text) <= _MAX_PYTHON_CHARS else None
+    if not (span.is_done and end == len(text)):
+        return literal(text)
+    try:
+        return json.loads(mended, object_pairs_hook=_once)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_short(text: str) -> bool:
+    return len(text) <= _MAX_LOOSE_CHARS and len(_MARK.findall(text)) <= _MAX_LOOSE_MARKS
+
+
+def _unknown(word: str) -> object:
+    raise ValueError(word)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:

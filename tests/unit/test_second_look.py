@@ -183,6 +183,13 @@ def test_a_text_that_is_too_long_is_text() -> None:
     assert look(long, []) == look(long, list(range(0, len(long), 1_000))) == [Content(long)]
     near = call("get_weather", {"city": "x" * (MAX_CHARS - 100)})
     assert [type(piece) for piece in look(near, [])] == [CallBegun, CallArguments, CallEnded]
+    for text, num_calls in (
+        (f"{NOW_CALL}\n" * 128, 128),
+        (f"{NOW_CALL}\n" * 129, 0),
+        (f"get_weather(city='a', hours=[{'1, ' * 700}])", 1),
+        (f"get_weather(city='a', hours=[{'1, ' * 1_500}])", 0),
+    ):
+        assert len([piece for piece in look(text, []) if isinstance(piece, CallBegun)]) == num_calls
 
 
 def test_only_the_first_call_counts_if_one_is_wanted() -> None:
