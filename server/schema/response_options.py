@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import Field, Tag, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator
 
 from inferd.server.errors import table as errors
 from inferd.server.errors import validation
@@ -18,7 +18,7 @@ from inferd.server.schema.chat import ReasoningEffort, Verbosity
 from inferd.server.schema.kinds import Kind, Row
 from inferd.server.schema.model import Part, tell
 from inferd.server.schema.structured import AnswerFormat, NamedSchema, PlainFormat, format_of
-from inferd.server.schema.values import Converted, JsonObject, Kept, Many, Text, by_type, form
+from inferd.server.schema.values import Converted, JsonObject, Kept, Many, Text, union_of
 from inferd.server.schema.writable import NOT_WRITABLE, check_repeated, is_writable
 
 LOGPROBS, SEALED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
@@ -42,17 +42,12 @@ class _FlatSchema(NamedSchema):
         return super().given(value, info)
 
 
-_Format = Annotated[
-    Annotated[PlainFormat, Tag("<text>")]
-    | Annotated[PlainFormat, Tag("<json_object>")]
-    | Annotated[_FlatSchema, Tag("<json_schema>")],
-    form("an object", by_type, tuple(FORMATS)),
-]
+_FORMATS: Mapping[str, type[Part]] = {"text": PlainFormat, "json_object": PlainFormat, "json_schema": _FlatSchema}
 
 
 class _Text(Part):
     verbosity: Verbosity = "medium"
-    format: _Format = PlainFormat(type="text")
+    format: union_of(FORMATS, _FORMATS) = PlainFormat(type="text")  # type: ignore[valid-type]
 
     kinds: ClassVar[Mapping[str, Kind]] = {"verbosity": "offer"}
 

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, Tag, ValidationInfo, WithJsonSchema
+from pydantic import ConfigDict, Field, ValidationInfo, WithJsonSchema
 
 from inferd.server.errors import table as errors
 from inferd.server.errors import validation
 from inferd.server.schema import strict_json
 from inferd.server.schema.kinds import Kind, Row
 from inferd.server.schema.model import Part
-from inferd.server.schema.values import Converted, Flag, JsonObject, Many, Matching, Text, by_type, form
+from inferd.server.schema.values import Converted, Flag, JsonObject, Many, Matching, Text, union_of
 from inferd.server.structured.language import Language, json_value, lark, one_of, pattern
 from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_CHARS, OR_NOT_STRICT, read_schema
 
@@ -69,13 +69,15 @@ FORMATS: Mapping[str, Row] = {
 """Type of a `response_format` -> what is done with it."""
 
 _TAGGED = {"type": "object", "properties": {"type": {"const": "structural_tag"}}, "required": ["type"]}
-_Format = Annotated[
-    Annotated[PlainFormat, Tag("<text>")]
-    | Annotated[PlainFormat, Tag("<json_object>")]
-    | Annotated[_SchemaFormat, Tag("<json_schema>")]
-    | Annotated[JsonObject, WithJsonSchema(_TAGGED), Tag("<structural_tag>")],
-    form("an object", by_type, tuple(FORMATS)),
-]
+_Format: Any = union_of(
+    FORMATS,
+    {
+        "text": PlainFormat,
+        "json_object": PlainFormat,
+        "json_schema": _SchemaFormat,
+        "structural_tag": Annotated[JsonObject, WithJsonSchema(_TAGGED)],
+    },
+)
 
 
 def format_of(given: PlainFormat | NamedSchema, where: str) -> AnswerFormat | None:

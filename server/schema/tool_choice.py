@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, Tag
 
 from inferd.server.schema.kinds import Row
 from inferd.server.schema.model import Part
-from inferd.server.schema.values import Converted, Many, Text, by_type, form
+from inferd.server.schema.values import Converted, Many, Text, by_type, form, union_of
 
 Mode = Literal["none", "auto", "required"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -43,11 +43,19 @@ class _NamedCustom(Part):
     custom: _Name
 
 
+CHOICES: Mapping[str, Row] = {
+    "none": Row("enforced", "The model is shown no tools."),
+    "auto": Row("enforced", "The model decides."),
+    "required": Row("enforced", "The model calls at least one tool."),
+    "function": Row("enforced", "The model calls this function once."),
+    "custom": Row("enforced", "The model calls this tool once."),
+    "allowed_tools": Row("enforced", "The model calls none but these."),
+}
+"""A choice of tools, by its word or the type of its object -> what is done with it."""
+
 _Named = _NamedFunction | _NamedCustom
-_NamedTool = Annotated[
-    Annotated[_NamedFunction, Tag("<function>")] | Annotated[_NamedCustom, Tag("<custom>")],
-    form("an object", by_type, ("function", "custom")),
-]
+_NAMED: Mapping[str, type[Part]] = {"function": _NamedFunction, "custom": _NamedCustom}
+_NamedTool: Any = union_of({kind: CHOICES[kind] for kind in _NAMED}, _NAMED)
 
 
 class _Allowed(Part):
@@ -64,16 +72,6 @@ def word_or_type(value: object) -> str | None:
     """The tag of a member of a union of words and objects."""
     return "<word>" if isinstance(value, str) else by_type(value)
 
-
-CHOICES: Mapping[str, Row] = {
-    "none": Row("enforced", "The model is shown no tools."),
-    "auto": Row("enforced", "The model decides."),
-    "required": Row("enforced", "The model calls at least one tool."),
-    "function": Row("enforced", "The model calls this function once."),
-    "custom": Row("enforced", "The model calls this tool once."),
-    "allowed_tools": Row("enforced", "The model calls none but these."),
-}
-"""A choice of tools, by its word or the type of its object -> what is done with it."""
 
 _Given = Annotated[
     Annotated[Mode, Tag("<word>")]

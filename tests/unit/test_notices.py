@@ -32,7 +32,7 @@ class Read(list[Notice]):
 
 
 def test_no_more_is_read_than_the_header_holds() -> None:
-    """The event loop writes it, and a request may have a notice for each of 60,000 tools."""
-    notices = Read(Notice("hosted_tool", f"The model does not see 'f{i}'") for i in range(60_000))
+    """The event loop writes it, and a request may have a notice for each of 30,000 tools."""
+    notices = Read(Notice("hosted_tool", f"The model does not see 'f{i}'") for i in range(30_000))
     assert len(header_of(notices)) == MAX_HEADER
     assert notices.num_read < 50

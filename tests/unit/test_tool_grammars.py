@@ -130,7 +130,7 @@ class Name(str):
 
 
 def test_the_tools_of_a_choice_are_looked_up() -> None:
-    """A response may name 60,000 tools by their namespace, and the event loop checks them."""
+    """A response may name 30,000 tools by their namespace, and the event loop checks them."""
     shown = {"type": "function", "function": {}}
     tools = tuple(CallerTool(Name(f"f{i}"), shown, "tools") for i in range(200))
     choice = ToolChoice("auto", tuple((Name(f"f{i}"), "tool_choice") for i in range(200)))
