@@ -29,8 +29,8 @@ ABOUT: Mapping[Name, str] = {
     "shown it.",
     "no_effect": "A field has no effect with this model.",
     "tools_as_text": "The chat template shows no tools, so the prompt lists them as text.",
-    "omitted_content": "An image, a file or another content that the model cannot read is left out of a tool's result "
-    "or of an older message. The model reads that it was left out.",
+    "omitted_content": "Content that the model cannot read is left out of a tool's result or of the conversation so "
+    "far: an image, a file, what only another server reads. In place of an image or a file the model reads that.",
     "max_tokens": "The context holds fewer tokens behind the prompt than the request allows for the answer.",
     "schema_keyword": "A keyword of a schema is not enforced, because the schema is not strict and the keyword has no "
     "grammar.",
