@@ -33,7 +33,7 @@ def schema_of(model: type[RequestModel]) -> Schema:
     properties = schema["properties"]
     for alias, name in model.aliases.items():
         properties[alias] = {**properties[name], "description": f"Another name of `{name}`."}
-    unused = {"x-unset": "", "x-area": "", "x-has-effect": False}
+    unused = {"x-unset": "", "x-area": "", "x-has-effect": False, "x-kind": "offer"}
     for name, about in model.offered.items():
         properties[name] = {"description": f"It is not used: {about}.", **unused}
     only_one = [

@@ -15,7 +15,8 @@ import orjson
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.api.answer import Counts, fingerprint
 from inferd.server.api.logprobs import chat_logprobs
-from inferd.server.api.responses.output import Output, Style
+from inferd.server.api.responses.output import Output
+from inferd.server.api.responses.output_items import Style
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event, TextDelta
