@@ -19,6 +19,8 @@ _ORDINARY = r'[^"\\\x00-\x1F]'
 _ANY = Char(r"[\s\S]", SPECIAL, None)
 _MOST_NODES = 100_000
 """Most items of rewritten sequences, so that a definition of 64 KiB is refused before it fills the memory."""
+_NODES_OF_NOT = 10
+"""Items that each `~` counts for: an expression of any quoted text stands beside it."""
 
 
 class Quoter:
@@ -64,6 +66,7 @@ class Quoter:
         return NOTHING if quoted is None else quoted
 
     def _not_behind(self, node: Not, part: str) -> Node | None:
+        self._count(_NODES_OF_NOT)
         texts = self.behind(Repeat(_ANY, 0, None), part)
         assert texts is not None
         excluded = self.behind(node.item, part)
@@ -96,7 +99,9 @@ class Quoter:
     def _count(self, num: int) -> None:
         self._num_nodes += num
         if self._num_nodes > _MOST_NODES:
-            raise ValueError("the grammar of its escaped texts is too large; write it with fewer optional parts")
+            raise ValueError(
+                "the grammar of its escaped texts is too large; write it with fewer optional parts and '~'"
+            )
 
 
 def _either(nodes: Iterable[Node | None]) -> Node | None:

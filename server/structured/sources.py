@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
-from inferd.server.structured.trees import Alt, Both, Char, Name, Node, Not, Repeat, Seq, Text, nodes_in
+from inferd.server.structured.trees import Alt, Both, Char, Name, Node, Not, Repeat, Seq, Text, inner_of
 
 TOO_LARGE = f"what enforces it is a grammar of more than {MAX_GRAMMAR_BYTES} characters, the most allowed"
 
@@ -71,26 +71,44 @@ def _joined(items: Iterable[Node]) -> Iterator[str]:
         yield f"(?i:{''.join(letters)})"
 
 
-def terminal_source(node: Node, names: Mapping[str, str], place: int = _ALTERNATIVES) -> str:
+def terminal_source(node: Node, names: Mapping[str, str]) -> str:
     """A tree as the body of a terminal of Lark. `names`: what each `Name` is called there."""
-    if not any(isinstance(inner, (Name, Both, Not)) for inner in nodes_in(node)):
+    beyond: set[int] = set()
+    _find_beyond(node, beyond)
+    return _terminal_source(node, names, beyond, _ALTERNATIVES)
+
+
+def _find_beyond(node: Node, found: set[int]) -> bool:
+    """Finds the `id` of each tree that no regular expression stands for. Returns whether this is one."""
+    inner = [_find_beyond(item, found) for item in inner_of(node)]
+    if not isinstance(node, (Name, Both, Not)) and not any(inner):
+        return False
+    found.add(id(node))
+    return True
+
+
+def _terminal_source(node: Node, names: Mapping[str, str], beyond: Container[int], place: int) -> str:
+    def source_of(item: Node, place: int) -> str:
+        return _terminal_source(item, names, beyond, place)
+
+    if id(node) not in beyond:
         text = regex_source(node)
         return f"/{text}/" if text not in ("", "(?:)") else '""'
     if isinstance(node, Name):
         return names[node.name]
     if isinstance(node, Not):
-        return f"~{terminal_source(node.item, names, _OPERAND)}"
+        return f"~{source_of(node.item, _OPERAND)}"
     if isinstance(node, Repeat):
         if node.high == 0:
             return '""'
-        text = f"{terminal_source(node.item, names, _OPERAND)}{count_source(node)}"
+        text = f"{source_of(node.item, _OPERAND)}{count_source(node)}"
     elif isinstance(node, Alt):
-        text = " | ".join(terminal_source(item, names, _SEQUENCE) for item in node.items)
+        text = " | ".join(source_of(item, _SEQUENCE) for item in node.items)
         return text if place == _ALTERNATIVES else f"({text})"
     elif isinstance(node, Both):
-        text = " & ".join(terminal_source(item, names, _OPERAND) for item in node.items)
+        text = " & ".join(source_of(item, _OPERAND) for item in node.items)
         return f"({text})"
     else:
         assert isinstance(node, Seq)
-        text = " ".join(terminal_source(item, names, _OPERAND) for item in node.items)
+        text = " ".join(source_of(item, _OPERAND) for item in node.items)
     return f"({text})" if place == _OPERAND else text

@@ -406,6 +406,7 @@ def test_a_regex_that_cannot_be_quoted_is_refused_by_name(regex: str, reason: st
         ("start: T0\n" + "\n".join(f"T{i}: T{i + 1}" for i in range(200)) + '\nT200: "a"', "levels"),
         ("start: " + " ".join(["/[^\\n]+/ /\\n/"] * 4_600), "of more than"),
         ('start: "b" | /' + "\\t?" * 10_000 + "\\n/ | /[^b]/", "too large"),
+        ("start: " + " ".join(["~" * 20 + "/a\\n/"] * 2_000), "too large"),
     ],
     ids=lambda value: str(value)[:24],
 )  # fmt: skip
