@@ -1,6 +1,7 @@
 """Tool calls as languages: what a model may write if calls are required, restricted, or must follow their schemas.
 
-Pure functions of a format's call syntax and of the tools' schemas. Knows no fields except the tools.
+Also the language of the reasoning before them. Pure functions of a format's syntax and of the tools' schemas. Knows no
+fields except the tools.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ _OF_EMPTY = Facts(0, _NO_CHARS, _NO_CHARS, _NO_CHARS)
 def facts_of(node: Node, named: Mapping[str, Facts]) -> Facts:
     """`node`: a tree of a lexeme. `named`: facts of each terminal that it names."""
     if isinstance(node, Char):
-        return _of_char(node)
+        return _of_char(node.specials, node.others)
     if isinstance(node, Name):
         return named[node.name]
     if isinstance(node, Repeat):
@@ -99,8 +99,8 @@ def facts_of(node: Node, named: Mapping[str, Facts]) -> Facts:
 
 
 @lru_cache(1_024)
-def _of_char(char: Char) -> Facts:
-    chars = Chars(char.specials | (char.others or frozenset()), char.others is None)
+def _of_char(specials: frozenset[str], others: frozenset[str] | None) -> Facts:
+    chars = Chars(specials | (others or frozenset()), others is None)
     return Facts(1, chars, chars, _NO_CHARS)
 
 

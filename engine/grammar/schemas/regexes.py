@@ -77,6 +77,7 @@ class PatternNames:
                     raise SchemaError(f"the patterns {one!r} and {other!r} may match the same name")
 
 
+@cache
 def searched(pattern: str) -> str | None:
     """An expression between slashes for the texts of which the pattern matches a part; None if the pattern has
     anchors in places that this cannot express."""
