@@ -80,15 +80,9 @@ def main() -> int:
     files = of_arguments(sys.argv[4:])
     try:
         read_pinned(files)
-    except StartError as error:
-        is_changed = isinstance(error, ChangedError)
-        reason = "was written to after the server read it" if is_changed else "cannot be read now: try again"
-        _write(_OUTPUT, frame_of(Verdict(error=f"a file of its tokenizer {reason}", is_broken=True)))
-        return 0
-    try:
         vocabulary = load_vocabulary(path, vocab_size, shared, files)
-    except GrammarError as error:
-        _write(_OUTPUT, frame_of(Verdict(error=str(error)[:MAX_REASON], is_broken=True)))
+    except (StartError, GrammarError) as error:
+        _write(_OUTPUT, frame_of(Verdict(error=_told(error), is_broken=True)))
         return 0
     _bound_memory()
     gc.freeze()  # the collector then leaves these pages alone, so that a fork shares them
@@ -103,6 +97,15 @@ def main() -> int:
             for check in checks.values():
                 _kill(check)
     return 0
+
+
+def _told(error: StartError | GrammarError) -> str:
+    """Why no grammar can be checked, for callers."""
+    if isinstance(error, GrammarError):
+        return str(error)[:MAX_REASON]
+    is_changed = isinstance(error, ChangedError)
+    reason = "was written to after the server read it" if is_changed else "cannot be read now: try again"
+    return f"a file of its tokenizer {reason}"
 
 
 def _serve(vocabulary: LLTokenizer, ready: selectors.BaseSelector, checks: dict[int, _Check]) -> bool:

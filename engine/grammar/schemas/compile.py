@@ -30,11 +30,11 @@ def schema_grammar(
 
     Raises `GrammarError` for a schema that cannot be enforced, or, if `is_lenient`, only for one that is too large.
     """
-    schema, owner = json_schema, f" of the tool '{tool[:64]}'" if tool else ""
+    owner = f" of the tool '{tool[:64]}'" if tool else ""
     notices = Notices(owner, way_out, is_lenient=is_lenient)
     notices.texts |= dict.fromkeys(told)
     try:
-        return _written(schema, where, notices, tags), tuple(map(Left, notices.texts))
+        return _written(json_schema, where, notices, tags), tuple(map(Left, notices.texts))
     except Impossible as error:
         reason = f"it allows no value: {error}"
     except SchemaError as error:
@@ -42,7 +42,7 @@ def schema_grammar(
     if not is_lenient:
         raise GrammarError(reason)
     left = (Left(f"'{where}'{owner} is left to the model: {reason}", is_whole=True),)
-    return _written(_without_rules(schema, tags), where, Notices(is_lenient=True), tags), left
+    return _written(_without_rules(json_schema, tags), where, Notices(is_lenient=True), tags), left
 
 
 def _written(schema: Mapping[str, Any] | bool, where: str, notices: Notices, tags: Sequence[str] | None) -> str:

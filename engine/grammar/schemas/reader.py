@@ -7,7 +7,7 @@ instead, and tells the caller.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -280,11 +280,11 @@ class Reader:
                 formats = (form,)
             else:
                 self._notices.leave(f"{path}.format", f"formats are {', '.join(FORMATS)}")
-        low, high = self._counts(schema, path, "minLength", "maxLength")
-        return Strings(low, high, patterns, formats)
+        low, high = self._count(schema, path, "minLength"), self._count(schema, path, "maxLength")
+        return Strings(low or 0, high, patterns, formats)
 
     def _arrays(self, schema: dict[str, Any], path: str) -> Node:
-        low, high = self._counts(schema, path, "minItems", "maxItems")
+        low, high = self._count(schema, path, "minItems"), self._count(schema, path, "maxItems")
         items, first, key = schema.get("items", True), schema.get("prefixItems", ()), "prefixItems"
         if isinstance(items, list):
             first, items, key = items, schema.get("additionalItems", True), "items"
@@ -295,10 +295,10 @@ class Reader:
             first = ()
         nodes = tuple(self._node(entry, f"{path}.{key}[{i}]") for i, entry in enumerate(first))
         rest = self._node(items, f"{path}.{'additionalItems' if key == 'items' else 'items'}")
-        return Arrays(low, high, nodes, rest)
+        return Arrays(low or 0, high, nodes, rest)
 
     def _objects(self, schema: dict[str, Any], path: str) -> Node:
-        low, high = self._counts(schema, path, "minProperties", "maxProperties")
+        low, high = self._count(schema, path, "minProperties"), self._count(schema, path, "maxProperties")
         properties = self._named(schema, path, "properties")
         patterns = {}
         for pattern, node in self._named(schema, path, "patternProperties").items():
@@ -321,7 +321,7 @@ class Reader:
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
             self._notices.leave(f"{path}.required", "it must be an array of strings")
             required = []
-        return checked_object(Objects(properties, patterns, rest, tuple(dict.fromkeys(required)), low, high, path))
+        return checked_object(Objects(properties, patterns, rest, tuple(dict.fromkeys(required)), low or 0, high, path))
 
     def _named(self, schema: dict[str, Any], path: str, key: str) -> dict[str, Node]:
         named = schema.get(key, {})
@@ -330,17 +330,16 @@ class Reader:
             return {}
         return {name: self._node(inner, f"{path}.{key}.{name}") for name, inner in named.items()}
 
-    def _counts(self, schema: dict[str, Any], path: str, *keys: str) -> Iterable[Any]:
-        """A least count, 0 if it is not given, and a most count or None."""
-        counts: list[int | None] = []
-        for key in keys:
-            value = schema.get(key)
-            number = number_of(value)
-            if value is not None and (number is None or number < 0 or number.denominator != 1):
-                self._notices.leave(f"{path}.{key}", "it must be a whole number of at least 0")
-                number = None
-            counts.append(None if number is None else int(number))
-        return counts[0] or 0, counts[1]
+    def _count(self, schema: dict[str, Any], path: str, key: str) -> int | None:
+        """None if it is not given."""
+        value = schema.get(key)
+        if value is None:
+            return None
+        number = number_of(value)
+        if number is None or number < 0 or number.denominator != 1:
+            self._notices.leave(f"{path}.{key}", "it must be a whole number of at least 0")
+            return None
+        return int(number)
 
 
 def _parts(pointer: str) -> list[str]:
