@@ -6,8 +6,8 @@ character, however the text was cut:
 - Text in no region is content. A marker is never content: one that opens or closes nothing is dropped and counted.
 - If a call turns out to be none, its text is content without its markers. If its arguments had begun, only the text
   from the first wrong character on is. A call that a limit cut off before its arguments is dropped.
-- A call ends reasoning that is still open if nothing but calls follows. A call that the reasoning only mentions is
-  reasoning, too. A second marker of its beginning is dropped.
+- A call ends reasoning that is still open, unless the reasoning goes on or ends behind it. Then the call was only
+  mentioned, and is reasoning, too. A second marker of its beginning is dropped.
 - Blanks beside a marker belong to the marker. Blanks between two stretches of content are kept.
 
 The patterns of the response template find the regions. If the calls in a region are not JSON, transformers'
@@ -40,6 +40,8 @@ from inferd.server.tools.watch import Seen, Watch, Watched, first
 
 _SHORTEST_CUT_MARKER = 3
 """Characters of a marker that a limit cut off which cannot be a text's own, such as the beginning of `<tool_call>`."""
+_MOST_PROSE = 256
+"""Characters behind a call inside reasoning that are awaited before it counts as mentioned only."""
 _MOST_EXTRA_ENDS = 16
 _EXTRA_ENDS = re.compile(rf"[\s}}\],]{{0,{_MOST_EXTRA_ENDS}}}")
 """Brackets too many, which small models write between the JSON of a call and the marker behind it."""
@@ -127,6 +129,8 @@ class AnswerParser:
         """Position of the first character, behind calls inside reasoning, that shows that the reasoning goes on."""
         self._end_at: int | None = None
         """Position of a marker that ends the reasoning around the calls."""
+        self._prose_at: int | None = None
+        """Position of the first text behind a call."""
         self._reset()
         if parser_config.prefill:
             self._begin_after(parser_config.prefill)
@@ -277,8 +281,8 @@ class AnswerParser:
     def _content(self, text: str) -> None:
         """Add text outside of regions. Blanks at its end are held back, because they may belong to a marker."""
         body = text.rstrip(BLANK)
-        if body:
-            self._refuse(self._position - len(text.lstrip(BLANK)))
+        if body and self._reasoning is not None:
+            self._prose(self._position - len(text.lstrip(BLANK)), self._position - len(text) + len(body))
         if body and not self._config.only_calls:
             before = self._blanks if self._has_content or not self._touches_marker else self._blanks.strip(BLANK)
             self._pieces.append(Content(before + body))
@@ -305,8 +309,9 @@ class AnswerParser:
             close = self._reasoning.close
             if close is not None and close.pattern.fullmatch(marker):
                 self._end_at = start
-        elif region is not None and (region.role != "call" or self._end_at is not None):
-            self._refuse(start)
+                self.refused_at = None if self._prose_at is None else start
+        elif self._reasoning is not None and region is not None and (region.role != "call" or self._end_at is not None):
+            self.refused_at = start if self._end_at is None else self._end_at
         if region is None:
             self.num_strays += 1
             self._touches_marker = True
@@ -373,7 +378,8 @@ class AnswerParser:
         self._trial_pieces += trial.feed(text)
         if is_end and trial.refused_at is None:
             self._trial_pieces += trial.finish(is_cut=self._is_cut)
-        if trial.refused_at is None and is_end and (trial.num_calls or trial.is_in_call):
+        is_cut_prose = self._is_cut and trial._prose_at is not None
+        if trial.refused_at is None and is_end and not is_cut_prose and (trial.num_calls or trial.is_in_call):
             self._pieces += first_calls(self._trial_pieces, self._config.max_calls)
             self.num_calls, self._is_call_open = trial.num_calls, trial.is_in_call
             self.num_strays += trial.num_strays
@@ -387,10 +393,15 @@ class AnswerParser:
             return True
         return False
 
-    def _refuse(self, position: int) -> None:
-        """In a trial, something other than a call has come at `position`."""
-        if self._reasoning is not None and self.refused_at is None:
-            self.refused_at = position if self._end_at is None else self._end_at
+    def _prose(self, start: int, end: int) -> None:
+        """In a trial, text from `start` to `end` has come behind a call. If the reasoning ends behind it or goes on for
+        long, the call was only mentioned. A model that ends its turn behind a few words meant the call."""
+        if self._end_at is not None:
+            self.refused_at = self._end_at
+            return
+        self._prose_at = start if self._prose_at is None else self._prose_at
+        if end > self._prose_at + _MOST_PROSE:
+            self.refused_at = self._prose_at + _MOST_PROSE
 
     def _close_text(self, region: Region) -> None:
         if region.role == "reasoning":
@@ -456,6 +467,7 @@ class AnswerParser:
         if self._opening:
             self.num_strays += 1
             self._touches_marker = True
+            text = self._captures.get("name", "") + text
         self._opening = ""
         if self._is_cut and not is_whole and region is not None:
             self.num_strays += 1
@@ -499,7 +511,7 @@ class AnswerParser:
         has_begun = "name" in self._captures
         calls = calls_of(self._region, self._opening, body, closing, self._config.tools)
         if calls is None or (has_begun and len(calls) != 1):
-            self._whole_unread(body, is_closed=True)
+            self._whole_unread(body, is_closed=bool(closing) or not self._is_cut)
             return
         for name, arguments in calls:
             if not has_begun:

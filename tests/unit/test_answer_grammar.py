@@ -41,6 +41,17 @@ LOOSE: dict[str, tuple[str, str, str, str, Answer]] = {
     "a call that is tried in reasoning": (
         "hermes", "think", OPEN, f"So:\n{PARIS_CALL}\n</think>\n{PARIS_CALL}", ("", f"So:\n{PARIS_CALL}", (PARIS,)),
     ),
+    "a call and few words in reasoning that has no end": (
+        "hermes", "think", OPEN, f"So:\n{PARIS_CALL}\nI wait.", ("I wait.", "So:", (PARIS,)),
+    ),
+    "a call and many words in reasoning that has no end": (
+        "hermes", "think", OPEN, f"So:\n{PARIS_CALL}\n{'Or not. ' * 40}", (
+            "", f"So:\n{PARIS_CALL}\n{'Or not. ' * 40}", ()),
+    ),
+    "two calls and words about them": (
+        "hermes", "think", OPEN, f"{PARIS_CALL} or {NOW_CALL}? The first.</think>{PARIS_CALL}", (
+            "", f"{PARIS_CALL} or {NOW_CALL}? The first.", (PARIS,)),
+    ),
     "a marker that reasoning mentions": (
         "hermes", "think", OPEN, "A <tool_call> it is.</think>No.", ("No.", "A <tool_call> it is.", ()),
     ),
@@ -218,7 +229,7 @@ def test_a_call_in_reasoning_costs_no_more_than_its_length(monkeypatch: pytest.M
         return feed(reader, text)
 
     monkeypatch.setattr(AnswerParser, "feed", counted)
-    text = f"{PARIS_CALL} and " * 50
+    text = f"{PARIS_CALL} {'and so on ' * 30}" * 20
     pieces, _ = read(reading(format_of("hermes", "think"), OPEN), text, list(range(len(text))))
     assert shown(pieces) == ("", text, ())
     assert len(text) < sum(fed) < 3 * len(text)

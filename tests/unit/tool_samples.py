@@ -254,6 +254,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "Python that ends early": ("lfm2", "<|tool_call_start|>[get_weather(city=", "[get_weather(city="),
     "a list of words": ("mistral", "[TOOL_CALLS] see above", "see above"),
     "no arguments": ("mistral_args", "[TOOL_CALLS]get_weather(x)", "get_weather(x)"),
+    "no JSON behind a name": ("mistral_args", "[TOOL_CALLS]get_weather[ARGS] Paris", "get_weather Paris"),
     "no function": ("qwen3_coder", "<tool_call>\n{}\n</tool_call>", "{}"),
     "a call without its name": ("gemma4", "<|tool_call>get_weather{}<tool_call|>", "get_weather{}"),
     "a channel nobody knows": ("harmony", "<|channel|>secret<|message|>hm<|end|>", "hm"),
