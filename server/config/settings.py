@@ -112,6 +112,11 @@ class Settings(BaseSettings):
     reasoning_format: Literal["auto", "none", "gemma4", "harmony", "mistral", "seed_oss", "think"] = setting(
         "auto", "Format in which the model writes its reasoning; auto detects it.", panel=_MODEL
     )
+    trust_special_tokens: bool = setting(
+        False,
+        "Read special tokens that callers write in messages and tools as special tokens; otherwise they are text.",
+        panel=_MODEL,
+    )
 
     host: str = setting("127.0.0.1", "Address to listen on.", panel=_SERVER)
     port: Annotated[int, Number] = setting(

@@ -108,12 +108,13 @@ class Intake:
             template_kwargs(wire, template.source if template is not None else ""),
             wire.documents,
         )
-        add_special = bool(wire.add_special_tokens)
-        encoded = await self._prompts.render(
-            conversation, add_special=add_special, check_size=check_size, kept=kept, notices=notices
+        return await self._prompts.render(
+            conversation,
+            add_special=bool(wire.add_special_tokens),
+            check_size=check_size,
+            kept=kept,
+            notices=notices,
         )
-        notices += self._prompts.second_bos((encoded[1],), add_special=add_special)
-        return encoded
 
     def _check_size(self, wire: GenerationFields, param: str) -> CheckSize:
         """Called before a text is tokenized. Raises `RequestError` if its bytes alone show that it is too long."""

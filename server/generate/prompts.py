@@ -18,6 +18,7 @@ from inferd.server.errors import table as errors
 from inferd.server.generate.request import Prompt
 from inferd.server.schema import completions
 from inferd.server.schema.notices import Notice
+from inferd.server.text.control_tokens import Rendered
 from inferd.server.text.detokenizer import Detokenizer
 from inferd.server.text.fill_in import FillIn, shares_of
 from inferd.server.text.lanes import LONG_TEXT, Lanes, pieces
@@ -52,6 +53,11 @@ _MOST_CHARS = MAX_PART - 1
 _MOST_CHARS_OF_FILES = 2**20
 _UNBOUNDED = 2**62
 
+
+_AS_TEXT = (
+    "control tokens in the messages, tools or documents are text to the model; a server with --trust-special-tokens "
+    "reads them as control tokens"
+)
 
 CheckSize = Callable[[int, int], None]
 """Called with a text's bytes and a lower bound of its tokens; raises `RequestError` if that is too much."""
@@ -115,17 +121,26 @@ class PromptReader:
             message = "This model has no chat template; use /v1/completions instead."
             raise RequestError("unsupported_value", message, "messages")
         size = _num_chars(conversation.messages)
-        text = await self._text_of(partial(template.render, conversation, notices=notices), size)
+        rendered = await self._rendered(partial(template.read, conversation, notices=notices), size)
 
         def work() -> Generator[int, None, Encoded]:
+            text, own = rendered.text, tokenizer
             if check_size is not None:
                 check_size(*tokenizer.size_of(text))
-            ids = yield from self._encode(text, add_special, "messages", kept, must_fit=check_size is not None)
-            return ids, text
+            control_tokens = template.control_tokens
+            named, is_forged = (None, False) if control_tokens is None else control_tokens.named(rendered)
+            if control_tokens is not None and named is not None:
+                text, own = named, control_tokens.tokenizer
+            if notices is not None and is_forged:
+                notices.append(Notice("control_tokens", _AS_TEXT))
+            if notices is not None and add_special and own.has_own_bos(text):
+                notices.append(self._second_bos())
+            ids = yield from self._encode(text, add_special, "messages", kept, must_fit=check_size is not None, own=own)
+            return ids, rendered.text
 
         return await self._in_turns(work(), size)
 
-    async def _text_of(self, render: Callable[[Limits], str], size: int) -> str:
+    async def _rendered(self, render: Callable[[Limits], Rendered], size: int) -> Rendered:
         """The rendered conversation. Raises `RequestError`.
 
         Quick renderings do not wait behind slow ones. One that takes too long for a quick one begins again as a slow
@@ -135,7 +150,7 @@ class PromptReader:
             if size < LONG_TEXT:
                 with contextlib.suppress(OvertimeError):
                     return await self._renders.run(partial(render, QUICK), 0)
-            return await self._slow_text_of(render, is_nice=size < LONG_TEXT)
+            return await self._rendered_slowly(render, is_nice=size < LONG_TEXT)
         except OvertimeError as error:
             name = self._model.names[0]
             self._unrendered.warn("%s: the chat template did not render a request's messages: %s", name, error)
@@ -150,7 +165,7 @@ class PromptReader:
         message = f"The server could not have the model's chat template rendered: {error}. Please retry later."
         return RequestError("server_is_overloaded", message)
 
-    async def _slow_text_of(self, render: Callable[[Limits], str], *, is_nice: bool) -> str:
+    async def _rendered_slowly(self, render: Callable[[Limits], Rendered], *, is_nice: bool) -> Rendered:
         if self._num_slow >= _MAX_SLOW:
             message = f"{self._num_slow} prompts wait for the model's chat template, the most that may; retry later."
             raise RequestError("server_is_overloaded", message)
@@ -211,9 +226,13 @@ class PromptReader:
         tokenizer = self._model.tokenizer
         if not add_special or not any(isinstance(text, str) and tokenizer.has_own_bos(text) for text in prompts):
             return ()
-        bos = errors.shown(tokenizer.added_text)
-        text = f"the prompt begins with {bos}, which begins every prompt; it was not added a second time"
-        return (Notice("second_bos", text),)
+        return (self._second_bos(),)
+
+    def _second_bos(self) -> Notice:
+        bos = errors.shown(self._model.tokenizer.added_text)
+        return Notice(
+            "second_bos", f"the prompt begins with {bos}, which begins every prompt; it was not added a second time"
+        )
 
     def fill_in(self, param: str) -> FillIn:
         """Raises `RequestError` for a model that was not trained to fill in text."""
@@ -361,16 +380,25 @@ class PromptReader:
             size = done
 
     def _encode(
-        self, text: str, add_special: bool, param: str, kept: int | None, *, must_fit: bool
+        self,
+        text: str,
+        add_special: bool,
+        param: str,
+        kept: int | None,
+        *,
+        must_fit: bool,
+        own: Tokenizer | None = None,
     ) -> Generator[int, None, tuple[int, ...]]:
-        """A text that begins with the BOS gets no second one. Raises `RequestError` for a text with more tokens than
-        both the context and `MANY_IDS`, and for one that cannot be tokenized in parts."""
-        add_special = add_special and not self._model.tokenizer.has_own_bos(text)
+        """A text that begins with the BOS gets no second one. `own`: the tokenizer, if it is not the model's. Raises
+        `RequestError` for a text with more tokens than both the context and `MANY_IDS`, and for one that cannot be
+        tokenized in parts."""
+        tokenizer = own or self._model.tokenizer
+        add_special = add_special and not tokenizer.has_own_bos(text)
         limit = self._model.max_model_len
         most = max(MANY_IDS, limit)
         last = None if kept is None else min(kept, most) + 1
         try:
-            return (yield from self._model.tokenizer.encode_in_parts(text, add_special, most, last))
+            return (yield from tokenizer.encode_in_parts(text, add_special, most, last))
         except TooManyTokensError as error:
             if must_fit:
                 raise errors.context_too_long(param, limit, error.num_tokens, None) from None

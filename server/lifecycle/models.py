@@ -102,6 +102,7 @@ def _report(read: _Read, settled: Settled) -> StartupReport:
         vocab_size=facts.arch.vocab_size,
         tool_format=settings.tool_format,
         reasoning_format=settings.reasoning_format,
+        trusts_special_tokens=settings.trust_special_tokens,
     )
     if model.template is not None and model.template.lacks_tools:
         logger.info("%s, and reads calls as %s", LACKS_TOOLS, model.format.tool_name)

@@ -21,6 +21,7 @@ Name = Literal[
     "schema_not_enforced",
     "template_order",
     "second_bos",
+    "control_tokens",
 ]
 
 ABOUT: Mapping[Name, str] = {
@@ -37,6 +38,8 @@ ABOUT: Mapping[Name, str] = {
     "schema_not_enforced": "A schema is not enforced at all, because it is not strict and has no grammar.",
     "template_order": "Messages were merged, moved or split, because the chat template refuses their order.",
     "second_bos": "The prompt begins with the token that begins every prompt. It was not added a second time.",
+    "control_tokens": "The texts of control tokens in messages, tools or documents are text to the model, not control "
+    "tokens.",
 }
 """Name -> what it says, for the documentation and the counter."""
 

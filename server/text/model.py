@@ -15,6 +15,7 @@ from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.api.process.written_once import WrittenOnce
 from inferd.server.errors import table as errors
+from inferd.server.text.control_tokens import Begun, ControlTokens, control_tokens_of
 from inferd.server.text.fill_in import FillIn
 from inferd.server.text.json_bytes import any_json
 from inferd.server.text.render_workers import OvertimeError, RenderError
@@ -85,9 +86,13 @@ class ServedModel:
         vocab_size: int,
         tool_format: str = AUTO,
         reasoning_format: str = AUTO,
+        trusts_special_tokens: bool = False,
     ) -> Self:
         """Read the tokenizer and generation_config.json of a checkpoint folder, or those in a GGUF file. Raises
-        `ModelError`."""
+        `ModelError`.
+
+        `trusts_special_tokens`: whether control tokens in callers' messages are control tokens, not text.
+        """
         read = documents_of(path)
         pretrained = _pretrained_of(path, read)
         tokenizer = Tokenizer(pretrained.backend, pretrained.special_tokens, pretrained.eos_token_id)
@@ -107,6 +112,9 @@ class ServedModel:
         found = detect(clues, tool_format, reasoning_format)
         if template is not None:
             template = template.with_fallback(Fallback(support, found.call_syntax or PLAIN_SYNTAX))
+        eos_token_ids = _eos_of(generation, config, tokenizer, vocab_size, found.ends)
+        if template is not None and not trusts_special_tokens:
+            template = template.with_control_tokens(_control_tokens(template, tokenizer, found, eos_token_ids))
         tokenizer_config = read("tokenizer_config.json") or {}
         info = {"tokenizer_class": pretrained.class_name, **tokenizer_config}
         return cls(
@@ -121,7 +129,7 @@ class ServedModel:
             defaults=_defaults_of(generation),
             model_type=str(config.get("model_type", "")),
             architectures=tuple(map(str, config.get("architectures") or ())),
-            eos_token_ids=_eos_of(generation, config, tokenizer, vocab_size, found.ends),
+            eos_token_ids=eos_token_ids,
             format=found,
             tokenizer_info=_written({**info, "chat_template": template.source if template else None}),
             fill_in=FillIn.of(tokenizer, vocab_size, tokenizer_config["fim_token_ids"] if is_gguf(path) else {}),
@@ -149,6 +157,35 @@ def _tool_support(template: ChatTemplate | None) -> ToolSupport:
             f"the chat template could not be rendered to see whether it shows tools: {error}; see whether the machine "
             "has memory and processes left, and start again"
         ) from error
+
+
+_PLAIN_TURNS = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."})
+
+
+def _control_tokens(
+    template: ChatTemplate, tokenizer: Tokenizer, form: Format, eos_token_ids: tuple[int, ...]
+) -> ControlTokens:
+    """The control tokens of the model. An assistant's earlier content may hold those with which the model writes
+    reasoning and calls, unless tokens that begin or end a turn belong to them, as in gpt-oss's format."""
+    written, markers = template.literals.written, _markers_of(form)
+    controls = control_tokens_of(tokenizer, "\0".join((*written, *markers)))
+    own = form.special_markers(controls, with_calls=True)
+    if own:
+        plain = template.plain(_PLAIN_TURNS) or template.plain(_PLAIN_TURNS[1:]) or ""
+        ends = {tokenizer.token(token_id) for token_id in eos_token_ids}
+        turns = {token for token in controls if token in plain or token in ends}
+        mixed = "\0".join(marker for marker in markers if any(token in marker for token in turns))
+        own = frozenset(token for token in own - turns if token not in mixed)
+    return ControlTokens(controls, tokenizer, own, Begun.of(controls, written, template.literals.names))
+
+
+def _markers_of(form: Format) -> tuple[str, ...]:
+    """The texts around reasoning and around a call."""
+    reasoning, call = form.reasoning_syntax, form.call_syntax
+    return (
+        *((reasoning.begin, reasoning.end, reasoning.answer) if reasoning is not None else ()),
+        *((f"{call.before_all}{call.begin}{call.between}{call.end}{call.after_all}",) if call is not None else ()),
+    )
 
 
 def _templates_of(given: object) -> str | dict[str, str] | None:

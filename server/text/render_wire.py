@@ -7,7 +7,9 @@ begun, and gets its program. Then it gives one answer to each question. `render_
 
 from __future__ import annotations
 
+import re
 import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,8 +27,8 @@ MAX_RENDERED_CHARS = 2**26
 """Most characters that one rendering may join, those of macros and `set` blocks included: four times the largest body
 taken by default. If all are ASCII they take 64 MiB, and twice that while the pieces are joined."""
 
-MAX_ANSWER_BYTES = 4 * MAX_RENDERED_CHARS + 2**16
-"""Longest answer that the server reads."""
+MAX_ANSWER_BYTES = 8 * MAX_RENDERED_CHARS + 2**16
+"""Longest answer that the server reads: a character of at most 4 bytes, and its place."""
 
 FRAME_HEADER_BYTES = 4
 WORKER_BEGAN = b"b"
@@ -37,6 +39,12 @@ STATUS_BYTES = 4
 
 _BIG_INT = 1
 """Code of msgpack's extension type for a whole number of more than 64 bits, as its hexadecimal digits."""
+_MARKED_TEXT, _MARKED_KEYS = 2, 3
+"""Codes for a text with marks, and for an object with such keys, as a list of its keys and a list of its values."""
+
+MAX_MARKS = 1024
+_FIRST_MARK = 0xDC00
+_MARK = re.compile("[\udc00-\udfff]")
 
 
 class Program(msgspec.Struct, frozen=True, array_like=True):
@@ -63,11 +71,14 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
 
     limits: Limits
     messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] | None
-    documents: Sequence[Mapping[str, Any]] | None
+    tools: Sequence[Any] | None
+    documents: Sequence[Any] | None
+    """Both are objects of JSON. Their keys may be marked, which msgspec reads as no object's."""
     add_generation_prompt: bool
     continue_final_message: bool
     kwargs: Mapping[str, Any]
+    marks: str = ""
+    """The characters that marks in its texts stand for: `mark(i)` for the one with index i. Empty: there are none."""
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -80,40 +91,78 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """Whether the worker ran out of memory. It should render nothing more."""
     form: str = ""
     """Name of the form of the conversation that was rendered, of those in `turn_order`; empty: as it was given."""
+    places: bytes = b""
+    """Indices of the characters in `text` that were marked, in order, as 32-bit numbers of this machine."""
 
 
-def _read_big_int(code: int, data: memoryview) -> int:
-    assert code == _BIG_INT
-    return int(bytes(data), 16)
+def mark(index: int) -> str:
+    """The character that stands for another one in a marked text: half of a surrogate pair, which no request can hold,
+    because it is no Unicode. So a caller cannot write marks."""
+    return chr(_FIRST_MARK + index)
+
+
+def unmarked(text: str, marks: str) -> tuple[str, bytes]:
+    """The text with the characters that its marks stand for, and their places. `marks`: as in `Question`."""
+    places = array("I")
+    found = set()
+    for match in () if text.isascii() else _MARK.finditer(text):
+        places.append(match.start())
+        found.add(match[0])
+    for i, char in enumerate(marks):
+        if mark(i) in found:
+            text = text.replace(mark(i), char)
+    return text, places.tobytes()
+
+
+def _read_extension(code: int, data: memoryview) -> Any:
+    if code == _BIG_INT:
+        return int(bytes(data), 16)
+    if code == _MARKED_TEXT:
+        return str(data, "utf-8", "surrogatepass")
+    assert code == _MARKED_KEYS
+    keys, values = _ANY_DECODER.decode(data)
+    return dict(zip(keys, values, strict=True))
 
 
 _ENCODER = msgspec.msgpack.Encoder()
 _PROGRAM_DECODER = msgspec.msgpack.Decoder(Program)
-_QUESTION_DECODER = msgspec.msgpack.Decoder(Question, ext_hook=_read_big_int)
+_ANY_DECODER = msgspec.msgpack.Decoder(ext_hook=_read_extension)
+_QUESTION_DECODER = msgspec.msgpack.Decoder(Question, ext_hook=_read_extension)
 _ANSWER_DECODER = msgspec.msgpack.Decoder(Answer)
 
 
 def frame_of(message: Program | Question | Answer) -> bytearray:
-    """A message as the bytes that are sent. Raises `UnicodeEncodeError` for half of a surrogate pair."""
+    """A message as the bytes that are sent. Raises `UnicodeEncodeError` for half of a surrogate pair that is no
+    mark."""
     frame = bytearray()
+    has_marks = isinstance(message, Question) and bool(message.marks)
     try:
         _ENCODER.encode_into(message, frame, FRAME_HEADER_BYTES)
-    except OverflowError:
-        packed = _with_packed_integers(msgspec.structs.astuple(message))
+    except (OverflowError, UnicodeEncodeError):
+        packed = [_packed(part, has_marks=has_marks) for part in msgspec.structs.astuple(message)]
         _ENCODER.encode_into(packed, frame, FRAME_HEADER_BYTES)
     frame[:FRAME_HEADER_BYTES] = (len(frame) - FRAME_HEADER_BYTES).to_bytes(FRAME_HEADER_BYTES, "little")
     return frame
 
 
-def _with_packed_integers(value: Any) -> Any:
-    """`value` with whole numbers in a form that msgpack can hold."""
-    if isinstance(value, Mapping):
-        return {key: _with_packed_integers(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_with_packed_integers(item) for item in value]
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return msgspec.msgpack.Ext(_BIG_INT, f"{value:x}".encode())
-    return value
+def _packed(value: Any, *, has_marks: bool) -> Any:
+    """`value` with long whole numbers and marked texts in a form that msgpack can hold. The rest is encoded as ever."""
+    try:
+        return msgspec.Raw(_ENCODER.encode(value))
+    except (OverflowError, UnicodeEncodeError):
+        if isinstance(value, str):
+            if not has_marks:
+                raise
+            return msgspec.msgpack.Ext(_MARKED_TEXT, value.encode("utf-8", "surrogatepass"))
+        if isinstance(value, int):
+            return msgspec.msgpack.Ext(_BIG_INT, f"{value:x}".encode())
+    if not isinstance(value, Mapping):
+        return [_packed(item, has_marks=has_marks) for item in value]
+    values = [_packed(item, has_marks=has_marks) for item in value.values()]
+    keys = [_packed(key, has_marks=has_marks) for key in value]
+    if all(isinstance(key, msgspec.Raw) for key in keys):
+        return dict(zip(value, values, strict=True))
+    return msgspec.msgpack.Ext(_MARKED_KEYS, _ENCODER.encode([keys, values]))
 
 
 def body_length(header: bytes) -> int:

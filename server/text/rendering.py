@@ -11,8 +11,10 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import jinja2
 import msgspec
@@ -21,7 +23,7 @@ from jinja2 import nodes
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from inferd.engine.api.errors import ModelError
-from inferd.server.text.render_wire import MAX_RENDERED_CHARS, Answer, Program, Question
+from inferd.server.text.render_wire import MAX_RENDERED_CHARS, Answer, Program, Question, mark, unmarked
 from inferd.server.text.turn_order import forms_of, late_system_texts
 
 # Errors that a template raises for messages it was not written for: its own, or Python's.
@@ -34,13 +36,27 @@ _RETRIED = (jinja2.TemplateError, ValueError, TypeError)
 """Errors of a template that may take another form of tools or arguments."""
 
 
-def check_syntax(text: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Literals:
+    """Texts in a template."""
+
+    written: frozenset[str]
+    """Its own text, and the strings in its expressions."""
+    names: frozenset[str]
+    """Strings and attributes that its expressions look up or compare."""
+
+    def __or__(self, other: Self) -> Literals:
+        return Literals(self.written | other.written, self.names | other.names)
+
+
+def check_syntax(text: str) -> Literals:
     """Parse only. Rendering and compiling would run expressions of the template, for as long as they take. Raises
     `ModelError`."""
     # transformers builds its sandbox, which has tags of its own, in this function; an empty template has the same one.
     environment = _compile_jinja_template("").environment
     try:
-        power = environment.parse(text).find(nodes.Pow)
+        tree = environment.parse(text)
+        power = tree.find(nodes.Pow)
     except jinja2.TemplateSyntaxError as error:
         raise ModelError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
     except (RecursionError, ValueError) as error:  # nested too deeply, or a number of more digits than Python reads
@@ -48,6 +64,10 @@ def check_syntax(text: str) -> None:
     if power is not None:
         # 9**9**9 takes hours. Compiling would compute it.
         raise ModelError(f"the chat template raises to a power in line {power.lineno}: write the number out")
+    strings = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
+    written = {node.data for node in tree.find_all(nodes.TemplateData)}
+    return Literals(frozenset(strings | written), frozenset(strings | attributes))
 
 
 def global_names() -> frozenset[str]:
@@ -58,6 +78,32 @@ def global_names() -> frozenset[str]:
 def answer(program: Program, question: Question) -> Answer:
     """The prompt's text, of the conversation as it is given, or of the first form that the template takes and shows
     completely. All forms together have the time of one rendering. Raises one of `TEMPLATE_ERRORS`."""
+    found = _marked_answer(program, question)
+    text, places = found.text, b""
+    if question.marks:
+        if _SPELT in text and not _holds(question, _SPELT):
+            text = _SPELT_MARK.sub(lambda spelt: chr(int(spelt[1], 16)), text)
+        text, places = unmarked(text, question.marks)
+    return Answer(text, form=found.form, places=places)
+
+
+_SPELT = r"\ud"
+_SPELT_MARK = re.compile(r"(?<!\\ud[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
+"""A mark as Python writes it in a list or an object, which some templates print."""
+
+
+def _holds(value: Any, text: str) -> bool:
+    """Whether a text in `value` holds `text`."""
+    if isinstance(value, Question):
+        return any(_holds(part, text) for part in (value.messages, value.tools, value.documents, value.kwargs))
+    if isinstance(value, Mapping):
+        return any(_holds(part, text) for item in value.items() for part in item)
+    if isinstance(value, (list, tuple)):
+        return any(_holds(item, text) for item in value)
+    return isinstance(value, str) and text in value
+
+
+def _marked_answer(program: Program, question: Question) -> Answer:
     wanted = late_system_texts(question.messages)
     found: Answer | None = None
     refusal: Exception | None = None
@@ -81,26 +127,27 @@ def answer(program: Program, question: Question) -> Answer:
 def render(program: Program, question: Question) -> str:
     """The prompt's text. Raises one of `TEMPLATE_ERRORS`.
 
-    Arguments that are no JSON object are shown as the model wrote them, also by templates that print JSON: a mark
+    Arguments that are no JSON object are shown as the model wrote them, also by templates that print JSON: a word
     stands for them while the template is rendered. A template that takes objects alone gets as much of one as there is.
     """
-    marks = _Marks()
-    marked = _with_arguments(
-        question, lambda arguments: marks.of(arguments) if isinstance(arguments, str) else arguments
+    words = _Placeholders()
+    as_object = partial(_object_of, marks=question.marks)
+    replaced = _with_arguments(
+        question, lambda arguments: words.of(arguments) if isinstance(arguments, str) else arguments
     )
     try:
-        text = _render_some_form(program, marked)
+        text = _render_some_form(program, replaced)
     except _RETRIED:
-        if not marks.texts:
+        if not words.texts:
             raise
-        return _render_some_form(program, _with_arguments(question, _object_of))
-    if not marks.are_all_in(text):
+        return _render_some_form(program, _with_arguments(question, as_object))
+    if not words.are_all_in(text):
         with contextlib.suppress(*_RETRIED):
-            return _render_some_form(program, _with_arguments(question, _object_of))
-    return marks.replaced(text)
+            return _render_some_form(program, _with_arguments(question, as_object))
+    return words.replaced(text)
 
 
-class _Marks:
+class _Placeholders:
     """Words that stand for texts which a template must not change. They are random, so that no message has one."""
 
     def __init__(self) -> None:
@@ -113,7 +160,7 @@ class _Marks:
         return f"{self._word}{len(self.texts) - 1}e"
 
     def are_all_in(self, prompt: str) -> bool:
-        found = {mark[1] or mark[2] for mark in self._pattern.finditer(prompt)} if self.texts else ()
+        found = {word[1] or word[2] for word in self._pattern.finditer(prompt)} if self.texts else ()
         return len(found) == len(self.texts)
 
     def replaced(self, prompt: str) -> str:
@@ -123,9 +170,9 @@ class _Marks:
             return prompt
         pieces: list[str] = []
         end = 0
-        for mark in self._pattern.finditer(prompt):
-            pieces += (prompt[end : mark.start()], self.texts[int(mark[1] or mark[2])])
-            end = mark.end()
+        for word in self._pattern.finditer(prompt):
+            pieces += (prompt[end : word.start()], self.texts[int(word[1] or word[2])])
+            end = word.end()
         return _Budget(MAX_RENDERED_CHARS).join((*pieces, prompt[end:]))
 
 
@@ -150,7 +197,9 @@ def _render(program: Program, question: Question) -> str:
     variables: dict[str, Any] = {**program.special_tokens, **question.kwargs}
     # The template's environment joins all output of the template, its macros and its `set` blocks by this function.
     # transformers caches the compiled template.
-    _compile_jinja_template(text).environment.concat = _Budget(MAX_RENDERED_CHARS).join
+    environment = _compile_jinja_template(text).environment
+    environment.concat = _Budget(MAX_RENDERED_CHARS).join
+    environment.filters["tojson"] = _as_json
     # transformers declares one string, but returns (a text for each conversation, indices that are not needed).
     texts, _ = cast(
         "tuple[list[str], object]",
@@ -224,13 +273,36 @@ def _text_of(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def _object_of(arguments: Any) -> Mapping[str, Any]:
-    """The complete part of an object that was cut off, or an object that holds the text."""
+def _object_of(arguments: Any, marks: str) -> Mapping[str, Any]:
+    """The complete part of an object that was cut off, or an object that holds the text. `marks`: as in `Question`."""
     if not isinstance(arguments, str):
         return cast("Mapping[str, Any]", arguments)
     try:
-        found = pydantic_core.from_json(arguments, allow_partial="trailing-strings")
+        found = pydantic_core.from_json(unmarked(arguments, marks)[0], allow_partial="trailing-strings")
         json.dumps(found, allow_nan=False)  # a number may be too large
     except ValueError:
         found = None
-    return found if isinstance(found, dict) else {"arguments": arguments}
+    return _marked(found, marks) if isinstance(found, dict) else {"arguments": arguments}
+
+
+def _marked(value: Any, marks: str) -> Any:
+    """A value of arguments with all characters marked that begin control tokens: those that are no letters."""
+    if isinstance(value, str):
+        for i, char in enumerate(marks):
+            value = value if char.isalnum() else value.replace(char, mark(i))
+        return value
+    if isinstance(value, dict):
+        return {_marked(key, marks): _marked(item, marks) for key, item in value.items()}
+    return [_marked(item, marks) for item in value] if isinstance(value, list) else value
+
+
+_ESCAPED = re.compile("[^\x00-\x7e\udc00-\udfff]+")
+"""Characters that JSON escapes, and are no marks."""
+
+
+def _as_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """transformers' filter `tojson`, without escapes for marks."""
+    text = json.dumps(value, ensure_ascii=False, **options)
+    if not ensure_ascii:
+        return text
+    return _ESCAPED.sub(lambda found: json.dumps(found[0])[1:-1], text)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -96,6 +96,11 @@ class SplitPoints:
         """
         self._added, self._find, self._is_nfc, self._num_dropped = added, find, is_nfc, num_dropped
         self._lengths = sorted({len(content) for content in added if content})
+
+    def with_added(self, contents: Iterable[str]) -> SplitPoints:
+        """For a tokenizer that has these added tokens, too."""
+        added = self._added.union(contents)
+        return SplitPoints(added, self._find, is_nfc=self._is_nfc, num_dropped=self._num_dropped)
 
     def spans(self, text: str) -> Iterator[Span | None]:
         """The parts of a text in order. A part may be longer than `MAX_PART` if it has no split point.

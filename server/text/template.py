@@ -6,6 +6,7 @@ messages (roles must alternate), the answer is a 400 with the template's words.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +15,10 @@ from typing import Self
 from inferd.engine.api.errors import ModelError, RequestError
 from inferd.server.errors import table as errors
 from inferd.server.schema.notices import Notice
+from inferd.server.text.control_tokens import ControlTokens, Rendered, places_of
 from inferd.server.text.render_pool import RenderPool
 from inferd.server.text.render_wire import Answer, Limits, Program, Question, frame_of
+from inferd.server.text.render_workers import RenderError
 from inferd.server.text.rendering import check_syntax, global_names
 from inferd.server.text.turn_order import ABOUT_FORMS
 from inferd.server.tools.fallback import Fallback, Message, Tool, ToolSupport, probe
@@ -79,8 +82,10 @@ class ChatTemplate:
         self._fallback: Fallback | None = None
         # Functions and tokens of the template, too: another `raise_exception`, for example, would refuse nothing.
         self._reserved = _RESERVED | global_names() | special_tokens.keys()
-        for text in (self.program.default, self.program.with_tools):
-            check_syntax(text)
+        self.literals = check_syntax(self.program.default) | check_syntax(self.program.with_tools)
+        """The texts in its templates."""
+        self.control_tokens: ControlTokens | None = None
+        """Keeps callers' texts text; None: they are trusted."""
         try:
             self._pool = RenderPool(frame_of(self.program))
         except UnicodeEncodeError as error:
@@ -100,11 +105,17 @@ class ChatTemplate:
         """Find out which parts of tool use the template shows, from the prompts of test messages. Raises
         `RenderError`."""
 
-        def render(messages: Sequence[Message], tools: Sequence[Tool] | None) -> str | None:
-            answer = self._ask(Conversation(messages, tools), {}, QUICK)
-            return answer.text if answer.refusal is None and not answer.form else None
+        return probe(self._plain)
 
-        return probe(render)
+    def plain(self, messages: Sequence[Message]) -> str | None:
+        """The prompt of messages that need no answer; None if the template refuses them or does not end."""
+        with contextlib.suppress(RenderError):
+            return self._plain(messages, None, asks=False)
+        return None
+
+    def _plain(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, asks: bool = True) -> str | None:
+        answer = self._ask(Conversation(messages, tools, asks), {}, QUICK)
+        return answer.text if answer.refusal is None and not answer.form else None
 
     def with_fallback(self, fallback: Fallback) -> Self:
         """A copy of the template that uses `fallback` for what it does not show."""
@@ -112,11 +123,23 @@ class ChatTemplate:
         made._fallback = fallback
         return made
 
+    def with_control_tokens(self, control_tokens: ControlTokens) -> Self:
+        """A copy of the template whose prompts tell the template's control tokens from callers' text."""
+        made = copy.copy(self)
+        made.control_tokens = control_tokens
+        return made
+
     def render(self, conversation: Conversation, limits: Limits = SLOW, notices: list[Notice] | None = None) -> str:
-        """The prompt's text. If the template refuses the order of the messages, they are joined, moved or split, which
+        """The text of the prompt, as `read` returns it."""
+        return self.read(conversation, limits, notices).text
+
+    def read(self, conversation: Conversation, limits: Limits = SLOW, notices: list[Notice] | None = None) -> Rendered:
+        """The prompt. If the template refuses the order of the messages, they are joined, moved or split, which
         `notices` tells. Raises `RequestError` for messages that the template refuses in every form, and `RenderError`.
         """
         changes: list[str] = []
+        if self.control_tokens is not None:
+            conversation = _marked(conversation, self.control_tokens)
         if self._fallback is not None:
             changes += self._fallback.splits(conversation.messages)
             messages = self._fallback.messages(conversation.messages, conversation.tools)
@@ -138,7 +161,7 @@ class ChatTemplate:
         if notices is not None and changes:
             text = f"the model's chat template does not take the messages in this order: {', and '.join(changes)}"
             notices.append(Notice("template_order", text))
-        return answer.text
+        return Rendered(answer.text, places_of(answer.places) if answer.places else ())
 
     def close(self) -> None:
         """End its idle processes. Renderings that run raise `RenderError`."""
@@ -153,11 +176,23 @@ class ChatTemplate:
             conversation.add_generation_prompt,
             conversation.continue_final_message,
             kwargs,
+            self.control_tokens.marks if self.control_tokens is not None else "",
         )
         return self._pool.run(question)
 
     def _of(self, conversation: Conversation) -> str:
         return self.program.with_tools if conversation.tools else self.program.default
+
+
+def _marked(conversation: Conversation, control_tokens: ControlTokens) -> Conversation:
+    mark = control_tokens.marked
+    return replace(
+        conversation,
+        messages=control_tokens.marked_messages(conversation.messages),
+        tools=mark(conversation.tools),
+        documents=mark(conversation.documents),
+        kwargs={name: mark(value) for name, value in (conversation.kwargs or {}).items()},
+    )
 
 
 def _refused(words: str) -> RequestError:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import copy
 import json
 from array import array
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
@@ -52,8 +52,8 @@ class Tokenizer:
     """Turns text into ids, and ids into text by the table `bytes`."""
 
     __slots__ = (
-        "_backend", "_frame", "_most_bytes", "_split_points", "added_text", "added_tokens", "bytes", "eos_token_id",
-        "special_ids", "special_tokens",
+        "_backend", "_frame", "_most_bytes", "_own_ids", "_split_points", "added_text", "added_tokens", "bytes",
+        "eos_token_id", "special_ids", "special_tokens",
     )  # fmt: skip
 
     def __init__(self, backend: Backend, special_tokens: Mapping[str, object], eos_token_id: int | None) -> None:
@@ -61,6 +61,8 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self._own_ids: Mapping[int, int] = {}
+        """Ids of `_backend` that differ from those of the checkpoint -> the checkpoint's. Others are equal."""
         self.bytes = TokenBytes(backend)
         added = backend.get_added_tokens_decoder()
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
@@ -98,24 +100,8 @@ class Tokenizer:
 
     def literal(self, token_ids: Collection[int] = ()) -> Self:
         """The same tokenizer for texts in which special tokens, and the added tokens `token_ids`, are only text."""
-        backend = Backend(self._backend.model)  # shares the vocabulary
-        if self._backend.normalizer is not None:
-            backend.normalizer = self._backend.normalizer
-        if self._backend.pre_tokenizer is not None:
-            backend.pre_tokenizer = self._backend.pre_tokenizer
-        # All are added, in their order, because a token beyond the vocabulary gets the next free id.
-        backend.add_tokens(
-            [
-                AddedToken(
-                    token.content,
-                    single_word=token.single_word,
-                    lstrip=token.lstrip,
-                    rstrip=token.rstrip,
-                    normalized=token.normalized,
-                    special=token.special or token_id in token_ids,
-                )
-                for token_id, token in sorted(self._backend.get_added_tokens_decoder().items())
-            ]
+        backend = self._with_added(
+            lambda token_id, token: _added(token, token.content, token.special or token_id in token_ids)
         )
         backend.encode_special_tokens = True
         other = copy.copy(self)
@@ -123,16 +109,71 @@ class Tokenizer:
         other._frame = ((), ())
         return other
 
+    def renamed(self, names: Mapping[str, str], separator: str) -> Self:
+        """The same tokenizer for texts in which added tokens have other names, and their own texts are only text.
+
+        `names`: text of an added token -> its name, which must occur in no text. `separator`: a text that has no ids,
+        but separates the characters beside it, as an added token does.
+        """
+        other = copy.copy(self)
+        backend = other._backend = self._with_added(
+            lambda _, token: _added(token, names.get(token.content, token.content), token.special)
+        )
+        backend.add_tokens([AddedToken(separator, normalized=False)])
+        own_ids = {names.get(text, text): token_id for text, token_id in self.added_tokens.items()}
+        own_ids[separator] = _NO_ID
+        other._own_ids = {cast("int", backend.token_to_id(name)): token_id for name, token_id in own_ids.items()}
+        tokens = [self.token(token_id) or "" for token_id in self.begin] if self.added_text else []
+        other.added_text = "".join(names.get(token, token) for token in tokens)
+        other._split_points = self._split_points and self._split_points.with_added((*names.values(), separator))
+        return other
+
+    def _with_added(self, of: Callable[[int, AddedToken], AddedToken]) -> Backend:
+        """A tokenizer with the same model and other added tokens: `of(id, token)`."""
+        backend = Backend(self._backend.model)  # shares the vocabulary
+        if self._backend.normalizer is not None:
+            backend.normalizer = self._backend.normalizer
+        if self._backend.pre_tokenizer is not None:
+            backend.pre_tokenizer = self._backend.pre_tokenizer
+        # All are added, in their order, because a token beyond the vocabulary gets the next free id.
+        backend.add_tokens([of(*item) for item in sorted(self._backend.get_added_tokens_decoder().items())])
+        return backend
+
+    def finds_added(self, texts: Collection[str]) -> bool:
+        """Whether one of these texts of added tokens gets the token's id, although it is none here."""
+        listed = list(texts)
+        encodings = self._backend.encode_batch_fast(listed, add_special_tokens=False)
+        return any(
+            self.added_tokens[text] in self._ids_of(encoding) for text, encoding in zip(listed, encodings, strict=True)
+        )
+
+    @property
+    def folds_added(self) -> bool:
+        """Whether other texts stand for added tokens, such as those of other case, because the tokenizer changes a
+        text before it looks for them."""
+        if not any(token.normalized for token in self._backend.get_added_tokens_decoder().values()):
+            return False
+        normalizer = self._backend.normalizer
+        written = "" if normalizer is None else normalizer.__getstate__().decode()
+        return any(f'"{kind}"' in written for kind in _FOLDING)
+
     def encode(self, text: str, add_special: bool, most: int | None = None) -> tuple[int, ...]:
         """The ids of `text`. `add_special` adds the tokens that the checkpoint begins and ends a text with.
 
         Raises `TooManyTokensError` for more than `most`, because listing millions of ids holds the interpreter lock.
         """
         # `encode` holds the interpreter lock throughout (2.2 s for 2 MB), the batch call for a hundredth of that time.
-        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special)[0]
+        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special and not self._own_ids)[0]
         if most is not None and len(encoding) > most:
             raise TooManyTokensError(len(encoding))
-        return tuple(encoding.ids)
+        before, behind = self._frame if add_special and self._own_ids and self._frame else ((), ())
+        return (*before, *self._ids_of(encoding), *behind)
+
+    def _ids_of(self, encoding: Encoding) -> Sequence[int]:
+        if not self._own_ids:
+            return encoding.ids
+        own_ids = (self._own_ids.get(token_id, token_id) for token_id in encoding.ids)
+        return [token_id for token_id in own_ids if token_id != _NO_ID]
 
     def encode_in_parts(
         self, text: str, add_special: bool, most: int, kept: int | None = None
@@ -161,7 +202,7 @@ class Tokenizer:
             num_tokens += len(encoding)
             if kept is None and num_tokens > most:
                 raise TooManyTokensError(num_tokens)
-            parts.append(array("I", encoding.ids))
+            parts.append(array("I", self._ids_of(encoding)))
             del encoding  # otherwise it lives until the next part was tokenized
             if kept is not None and num_tokens >= kept + len(before):
                 break
@@ -173,7 +214,7 @@ class Tokenizer:
 
     def offsets(self, text: str, token_ids: Sequence[int]) -> tuple[int, ...]:
         """The character in `text` at which each id begins. The ids must be those of `encode`, with added tokens or
-        without.
+        without, also of a `renamed` tokenizer.
 
         A token covers the text up to the beginning of the next one. Tokens that `encode` adds, and all parts of a
         character but one, cover nothing.
@@ -187,7 +228,9 @@ class Tokenizer:
                 return tuple(accumulate(map(len, pieces[:-1]), initial=0))
         # The tokenizer rewrites or drops characters; the library knows which characters each token was made from.
         read = [self._backend.encode_batch([text], add_special_tokens=adds)[0] for adds in (False, True)]
-        spans = next(encoding.offsets for encoding in read if encoding.ids == list(token_ids))
+        spans = next((encoding.offsets for encoding in read if encoding.ids == list(token_ids)), None)
+        if spans is None:  # the text has control tokens that are text: the pieces differ from it in few blanks
+            return tuple(min(end, len(text)) for end in accumulate(map(len, pieces[:-1]), initial=0))
         ends = accumulate((end for _, end in spans), max)
         begins = (min(end, start) if last else end for end, (start, last) in zip(ends, spans[1:], strict=False))
         return tuple(accumulate(begins, max, initial=0))
@@ -204,6 +247,25 @@ class Tokenizer:
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it; None for an id without a token."""
         return self._backend.id_to_token(token_id)
+
+
+_NO_ID = -1
+"""Stands for the separator's id, which is left out."""
+_FOLDING = ("Lowercase", "NFKC", "NFKD", "Nmt", "Precompiled", "BertNormalizer", "StripAccents")
+"""Normalizers that make one text of several."""
+
+
+def _added(token: AddedToken, content: str, special: bool) -> AddedToken:
+    """The token with another text or importance. One with another text is found wherever it is written."""
+    is_exact = content != token.content
+    return AddedToken(
+        content,
+        single_word=token.single_word and not is_exact,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized and not is_exact,
+        special=special,
+    )
 
 
 def _frame_of(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
