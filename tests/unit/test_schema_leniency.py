@@ -63,6 +63,9 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "alternatives that overlap": ({"oneOf": [{"minimum": 1}, {"maximum": 5}]}, "oneOf", 3),
     "a number of properties": (
         {"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 2}, "minProperties", {"a": 1}),
+    "a number of free names": (
+        {"type": "object", "properties": {"b": {}}, "required": ["b"], "minProperties": 3}, "minProperties",
+        {"b": 1, "c": 2, "d": 3}),
     "a keyword of no draft": ({"type": "string", "mustBe": "nice"}, "mustBe", "a"),
 }  # fmt: skip
 
@@ -143,3 +146,16 @@ def test_annotations_are_taken_in_silence(vocabulary: LLTokenizer) -> None:
     inner = {"type": "string", "title": "x", "default": "y", "examples": [1], "deprecated": True, "$comment": "z"}
     assert verdict_on(vocabulary, whole(inner), is_strict=False).left == ()
     assert verdict_on(vocabulary, whole(inner), is_strict=True).error == ""
+
+
+@pytest.mark.parametrize("additional", [True, {"type": "integer"}])
+def test_one_free_name_counts_and_two_may_be_the_same(vocabulary: LLTokenizer, additional: Any) -> None:
+    """A grammar cannot tell a repeated name from another one."""
+    schema = {"type": "object", "properties": {"a\n": {}}, "required": ["a\n"], "additionalProperties": additional}
+    one_more = verdict_on(vocabulary, {**schema, "minProperties": 2}, is_strict=True)
+    assert accepts(vocabulary, one_more, r'{"a\n": 1, "b": 2}')
+    for text in (r'{"a\n": 1}', r'{"a\n": 1, "a\n": 2}', r'{"a\n": 1, "a\u000a": 2}', r'{"a\n": 1, "a\u000A": 2}'):
+        assert not accepts(vocabulary, one_more, text), text
+    two_more = verdict_on(vocabulary, {**schema, "minProperties": 3}, is_strict=True)
+    assert f"'{PATH}.minProperties' of the tool 'get_rain'" in two_more.error
+    assert "list the names in 'properties' and 'required', or ask for at most 2" in two_more.error

@@ -74,6 +74,19 @@ def quoted(value: str) -> str:
     return literal_regex(json.dumps(value, ensure_ascii=False))
 
 
+def all_spellings(value: str) -> str:
+    """A regular expression between slashes for every spelling of a string that `CHARACTER` allows."""
+    return f'"{"".join(map(_spellings, value))}"'
+
+
+def _spellings(char: str) -> str:
+    plain = literal_regex(json.dumps(char, ensure_ascii=False)[1:-1])
+    if ord(char) >= 0x20 and ord(char) != 0x7F:
+        return plain
+    digits = "".join(f"[{digit}{digit.upper()}]" if digit.isalpha() else digit for digit in f"{ord(char):02x}")
+    return rf"({plain}|\\u00{digits})"
+
+
 def repeated(low: int, high: int | None) -> str:
     """The operator for a number of repetitions."""
     low = min(low, MOST_REPETITIONS)

@@ -32,6 +32,7 @@ from inferd.engine.grammar.schemas.strings import (
     CHARACTER,
     FORMATS,
     PLAIN_CHARACTER,
+    all_spellings,
     quoted,
     repeated,
 )
@@ -339,6 +340,12 @@ class Writer:
             key = "minProperties" if low else "maxProperties"
             self._notices.leave(f"{node.path}.{key}", rule)
             low, high = 0, None
+        if others and low > 1:
+            rule = (
+                "a name that the schema does not list may be repeated, so that it counts once: list the names in "
+                f"'properties' and 'required', or ask for at most {num_required + 1}"
+            )
+            self._notices.leave(f"{node.path}.minProperties", rule)
         if others and high != 0:
             other = others[0] if len(others) == 1 else self._rule(" | ".join(others))
             more = _times(f"(COMMA {other})", max(0, low - 1), None if high is None else high - 1)
@@ -396,7 +403,7 @@ class Writer:
         if not taken and not node.patterns:
             name = self._terminal(_quoted_characters(0, None))
             return [*found, self._rule(f"{name} COLON {value}")]
-        spellings = [f"/{quoted(name)}/" for name in taken]
+        spellings = [f"/{all_spellings(name)}/" for name in taken]
         expressions = [self._searched(pattern, node.path) for pattern in node.patterns]
         spellings += [f'"\\"" /{expression}/ "\\""' for expression in expressions if expression is not None]
         character = "PLAIN" if node.patterns else "CHARACTER"
