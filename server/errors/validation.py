@@ -44,8 +44,9 @@ def missing_key(key: str) -> PydanticCustomError:
     return PydanticCustomError("missing_key", "A key is missing.", {"key": key})
 
 
-def unknown_key(key: str) -> PydanticCustomError:
-    return PydanticCustomError("unknown_key", "A key is unknown.", {"key": key})
+def unknown_key(key: str, near: str | None) -> PydanticCustomError:
+    """`near`: the key that is likely meant."""
+    return PydanticCustomError("unknown_key", "A key is unknown.", {"key": key, "near": near})
 
 
 def wrong_type(expected: str) -> PydanticCustomError:
@@ -152,7 +153,7 @@ _MAPPED: Mapping[str, Callable[[str, Any, _Details], RequestError]] = {
     "refused": _refused,
     "missing": lambda path, value, details: errors.missing(path),
     "missing_key": lambda path, value, details: errors.missing(f"{path}.{details['key']}"),
-    "unknown_key": lambda path, value, details: errors.unknown_parameter(f"{path}.{details['key']}", None),
+    "unknown_key": lambda path, value, details: errors.unknown_parameter(f"{path}.{details['key']}", details["near"]),
     "wrong_type": lambda path, value, details: errors.invalid_type(path, details["expected"], value),
     "wrong_form": _wrong_form,
     "greater_than_equal": lambda path, value, details: errors.below_min(path, details["ge"], value),

@@ -91,6 +91,12 @@ class _Model(BaseModel):
     """Kinds of fields that are checked and not enforced."""
 
     @classmethod
+    def near(cls, name: str) -> str | None:
+        """The field that a misspelled name means. A hint is none: nobody misses it."""
+        fields = [field for field in cls.names if cls.kind_of(field) != "hint"]
+        return next(iter(difflib.get_close_matches(name[:64], fields, n=1, cutoff=0.75)), None)
+
+    @classmethod
     def kind_of(cls, name: str) -> Kind | None:
         """The kind of a key; None if the server does not know it."""
         if name in cls.offered:
@@ -174,7 +180,7 @@ class Part(_Model):
         if unknown:
             context: Context | None = info.context
             if context is None or context.unknown is None:
-                raise validation.unknown_key(unknown[0])
+                raise validation.unknown_key(unknown[0], cls.near(unknown[0]))
             context.unknown[id(value)] = unknown
         return given
 
@@ -239,8 +245,7 @@ def _check_unknown(model: type[RequestModel], name: str, value: object, ignored:
         if value is not None:
             raise errors.unsupported_parameter(name, model.refused[name])
     elif ignored is None:
-        near = difflib.get_close_matches(name[:64], list(model.names), n=1, cutoff=0.75)
-        raise errors.unknown_parameter(name, near[0] if near else None)
+        raise errors.unknown_parameter(name, model.near(name))
     else:
         ignored.append(name)
 

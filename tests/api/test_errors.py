@@ -289,3 +289,23 @@ def test_every_row_that_a_request_can_reach_is_tested() -> None:
     elsewhere |= {"model_not_loaded", "model_is_busy"}
     elsewhere |= {"malformed_http", "head_too_large", "request_exceeds_work_limit", "origin_not_allowed"}
     assert here | elsewhere == set(errors.ROWS)
+
+
+MISSPELT: list[tuple[str, dict[str, Any], str, str]] = [
+    # (path, fields, param, likeliest name)
+    ("chat/completions", {"messages": [{"role": "user", "contnt": "x"}]}, "messages[0].contnt", "content"),
+    ("chat/completions", {"stream_options": {"include_usge": True}}, "stream_options.include_usge", "include_usage"),
+    ("chat/completions", {"tools": [{"type": "function", "function": {"name": "f", "parmeters": {}}}]},
+     "tools[0].function.parmeters", "parameters"),
+    ("responses", {"messages": None, "input": [{"role": "user", "contents": "x"}]}, "input[0].contents", "content"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "fields", "param", "near"), MISSPELT, ids=[case[2] for case in MISSPELT])
+def test_a_misspelt_key_within_gets_the_likeliest_spelling(
+    http: httpx.Client, path: str, fields: dict[str, Any], param: str, near: str
+) -> None:
+    response = http.post(f"/v1/{path}", json={**CHAT, **fields})
+    error = error_of(response)
+    assert (response.status_code, error["code"], error["param"]) == (400, "unknown_parameter", param)
+    assert error["message"] == f"Unknown parameter: '{param}'. Did you mean '{near}'?"
