@@ -11,7 +11,17 @@ from inferd.server.schema.anthropic_conversation import Turns
 from inferd.server.schema.anthropic_parts import ContextManagement, JsonFormat, OutputConfig, ThinkingField
 from inferd.server.schema.anthropic_tools import ToolsField, ToolUseField
 from inferd.server.schema.anthropic_turns import System
-from inferd.server.schema.generation import MAX_STOP_LENGTH, MAX_STOP_STRINGS, OUTPUT, PROMPT, SAMPLING, STOPPING, TOOLS
+from inferd.server.schema.generation import (
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    OUTPUT,
+    PROMPT,
+    SAMPLING,
+    SEED,
+    STOPPING,
+    TOOLS,
+    Seed,
+)
 from inferd.server.schema.model import RequestModel, option, required
 from inferd.server.schema.values import Flag, JsonObject, Many, Number, Only, Text, Whole
 
@@ -139,5 +149,6 @@ class MessagesRequest(CountTokensRequest):
         ge=0,
         le=1,
     )
+    seed: Seed = option(f"This server's own field. {SEED}", unset="chosen at random", area=SAMPLING)
     metadata: JsonObject | None = option(_BY_KEY, has_effect=False)
     service_tier: Text | None = option("There is one tier.", has_effect=False)

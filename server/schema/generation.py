@@ -63,6 +63,13 @@ class StreamOptions(Part):
     kinds: ClassVar[Mapping[str, Kind]] = {"include_obfuscation": "hint"}
 
 
+SEED = (
+    "The same request with the same seed gives the same answer. Every answer carries its seed. -1 means "
+    '"not given", as in vLLM. A hash maps seeds outside 0 to 2^53 - 1 into that range, so two of them may give the '
+    "same answer."
+)
+Seed = Annotated[Whole | None, Field(ge=-(2**63), le=2**63 - 1), Besides(-1, None)]
+
 StopString = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
@@ -152,13 +159,7 @@ class SharedFields(RequestModel):
         ge=0.01,
         le=100,
     )
-    seed: Annotated[Whole | None, Field(ge=-(2**63), le=2**63 - 1), Besides(-1, None)] = option(
-        "The same request with the same seed gives the same answer. Every answer carries its seed. -1 means "
-        '"not given", as in vLLM. A hash maps seeds outside 0 to 2^53 - 1 into that range, so two of them may give the '
-        "same answer.",
-        unset="chosen at random",
-        area=SAMPLING,
-    )
+    seed: Seed = option(SEED, unset="chosen at random", area=SAMPLING)
     logit_bias: LogitBias | None = option(
         "Maps token ids, written as strings, to the value that is added to the token's logit.",
         unset="none",

@@ -71,6 +71,6 @@ def close(block: dict[str, Any] | None, pieces: list[str]) -> None:
 
 
 def comparable(message: dict[str, Any]) -> dict[str, Any]:
-    """The message without its random ids."""
+    """The message without its random ids and its seed."""
     blocks = [{key: value for key, value in block.items() if key != "id"} for block in message["content"]]
-    return {**message, "id": None, "content": blocks}
+    return {**message, "id": None, "seed": None, "content": blocks}

@@ -36,7 +36,7 @@ ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 100, "messages": [ASK]}
 WITH_TOOLS = {**ASKED, "tools": [WEATHER]}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 CUTS = [(1,), (2, 3), (64,), (5, 1)]
-IDS = re.compile(rb'"(msg|toolu)_[0-9a-f]+"')
+IDS = re.compile(rb'"(msg|toolu|fp)_[0-9a-f]+"')
 
 Serve = Callable[..., tuple[httpx.Client, ScriptedRouter]]
 
@@ -88,7 +88,7 @@ START = (
     b'event: message_start\ndata: {"type":"message_start","message":{"id":ID,"type":"message","role":"assistant",'
     b'"model":"tiny","content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":37,'
     b'"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0,'
-    b'"output_tokens_details":{"thinking_tokens":0}}}}\n\n'
+    b'"output_tokens_details":{"thinking_tokens":0}},"seed":7,"system_fingerprint":ID}}\n\n'
     b'event: ping\ndata: {"type":"ping"}\n\n'
 )
 END = (
@@ -101,7 +101,7 @@ END = (
 
 def test_the_bytes_of_a_stream(http: httpx.Client, router: Any, script: Any) -> None:
     router.will(script(text="Hello there", cuts=(64,), num_cached=16))
-    response = http.post("/v1/messages", json={**ASKED, "stream": True})
+    response = http.post("/v1/messages", json={**ASKED, "stream": True, "seed": 7})
     num_prompt, num_output = len(router.submits[0].prompt_ids), len(router.model.tokenizer.encode("Hello there", False))
     start = START.replace(b":37,", b":%d," % num_prompt)
     end = END.replace(b":21,", b":%d," % (num_prompt - 16)).replace(b":5,", b":%d," % (num_output + 1))
@@ -119,7 +119,7 @@ def test_the_bytes_of_a_stream(http: httpx.Client, router: Any, script: Any) -> 
 def test_a_stream_begins_before_the_first_token(http: httpx.Client, router: Any, script: Any) -> None:
     router.will(script(token_ids=(), ends=False))
     received = b""
-    with http.stream("POST", "/v1/messages", json={**ASKED, "stream": True}) as response:
+    with http.stream("POST", "/v1/messages", json={**ASKED, "stream": True, "seed": 7}) as response:
         for data in response.iter_raw():
             received += data
             if b"event: ping" in received:
@@ -147,6 +147,8 @@ def test_the_bytes_of_a_plain_answer(http: httpx.Client, router: Any, script: An
             "output_tokens": num_output,
             "output_tokens_details": {"thinking_tokens": 0},
         },
+        "seed": router.submits[0].params.seed,
+        "system_fingerprint": response.json()["system_fingerprint"],
     }
     assert re.fullmatch(r"msg_[0-9a-f]{16}", response.json()["id"])
     assert response.headers["request-id"] == response.headers["x-request-id"]
@@ -505,6 +507,19 @@ def test_numbers_reach_the_sampler(http: httpx.Client, router: Any) -> None:
     params = router.submits[0].params
     assert (params.temperature, params.top_k, params.top_p, params.max_tokens) == (0.5, 7, 0.9, 12)
     assert not router.submits[0].scheduling.cache_salt
+
+
+def test_a_message_carries_its_seed_given_or_chosen_and_chats_fingerprint(http: httpx.Client, router: Any) -> None:
+    given = ask(http, seed=2**53)
+    assert given["seed"] == 2**53 and router.submits[0].params.seed == router.submits[1].params.seed < 2**53
+    chosen = http.post("/v1/messages", json=ASKED).json()["seed"]
+    assert chosen == router.submits[2].params.seed
+    assert ask(http, seed=chosen)["seed"] == router.submits[3].params.seed == chosen
+    chat = http.post("/v1/chat/completions", json={"messages": [ASK]}).json()
+    assert given["system_fingerprint"] == chat["system_fingerprint"]
+    assert "Invalid type for 'seed'" in refused(http, seed="7")
+    counted = http.post("/v1/messages/count_tokens", json={"messages": [ASK], "seed": 7})
+    assert counted.json()["error"]["message"] == "Unknown parameter: 'seed'."
 
 
 def test_a_prompt_that_is_too_long_is_counted_and_refused_in_the_words_that_agents_know(http: httpx.Client) -> None:

@@ -300,6 +300,7 @@ FIELDS: Mapping[str, str] = {
     "temperature": "test_numbers_reach_the_sampler",
     "top_k": "test_numbers_reach_the_sampler",
     "top_p": "test_numbers_reach_the_sampler",
+    "seed": "test_a_message_carries_its_seed_given_or_chosen_and_chats_fingerprint",
 }
 """Field -> name of the test that shows it to be done."""
 

@@ -217,7 +217,8 @@ def test_what_agents_send_unasked_is_taken() -> None:
 def test_counting_takes_what_says_what_the_model_reads() -> None:
     counted, whole = set(CountTokensRequest.model_fields), set(MessagesRequest.model_fields)
     sampling = {
-        "max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p", "metadata", "service_tier",
+        "max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p", "seed", "metadata",
+        "service_tier",
     }  # fmt: skip
     assert whole - counted == sampling
     assert counted < whole

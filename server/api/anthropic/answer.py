@@ -82,9 +82,10 @@ class MessageRendering:
 
     keep_alive = sse.event(b'{"type":"ping"}', "ping")
 
-    def __init__(self, taken: GenerateRequest, model: str, max_tokens: int, request_id: str) -> None:
+    def __init__(self, taken: GenerateRequest, model: str, max_tokens: int, request_id: str, fingerprint: str) -> None:
         """`model`: the name as the caller wrote it. `max_tokens`: the caller's number, which may exceed the context."""
         self._taken, self._model, self._max_tokens, self._request_id = taken, model, max_tokens, request_id
+        self._fingerprint = fingerprint
         self._counts = Counts(taken.num_prompt_tokens)
         self._blocks: list[_Block] = []
         self._has_begun = self._is_open = False
@@ -182,6 +183,8 @@ class MessageRendering:
             "content": [],
             **self._stop,
             "usage": self._usage(),
+            "seed": self._taken.seed,
+            "system_fingerprint": self._fingerprint,
         }
 
     def _usage(self) -> MessageUsage:

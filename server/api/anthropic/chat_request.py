@@ -66,6 +66,7 @@ def chat_of(wire: MessagesRequest, model: ServedModel) -> ChatRequest:
         "temperature": wire.temperature,
         "top_k": wire.top_k,
         "top_p": wire.top_p,
+        "seed": wire.seed,
     }
     return prompt_of(wire, model).model_copy(update=update)
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.answer import Shape
+from inferd.server.api.answer import Shape, fingerprint
 from inferd.server.api.anthropic.answer import MessageRendering
 from inferd.server.api.anthropic.chat_request import (
     anthropic_words,
@@ -43,7 +43,8 @@ class MessagesApi:
         work = service.intake.chat(chat, caller, prefix="msg_", most=wire.max_tokens)
         taken = (await _in_anthropic_words(while_asked(request, caller.deadline, work))).in_words(anthropic_words)
         service.metrics.request_arrived("messages")
-        rendering = MessageRendering(taken, name, wire.max_tokens, request.state.request_id)
+        prints = fingerprint(service, taken)
+        rendering = MessageRendering(taken, name, wire.max_tokens, request.state.request_id, prints)
         return await respond(request, service, taken, _shape(name, wire), rendering)
 
     async def count_tokens(

@@ -78,6 +78,10 @@ class Message(MessageStop):
     """Name of the model, as the request wrote it."""
     content: Sequence[ContentBlock]
     usage: MessageUsage
+    seed: int
+    """Seed of the answer, also if the server chose it."""
+    system_fingerprint: str
+    """Changes if the same request may get another answer."""
 
 
 # --- Events of a stream ----------------------------------------------------------------------------------------------

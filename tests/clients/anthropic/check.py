@@ -26,6 +26,8 @@ def a_message_answers_plain_and_streamed_alike() -> None:
         final = stream.get_final_message()
     assert text == plain.content[0].text
     assert final.stop_reason == plain.stop_reason == "end_turn"
+    assert isinstance(plain.seed, int) and isinstance(final.seed, int)
+    assert final.system_fingerprint == plain.system_fingerprint
     assert final.usage.output_tokens == plain.usage.output_tokens > 0
 
 
