@@ -111,9 +111,10 @@ def _is_refused(error: Exception) -> bool:
 
 def _refusal(response: httpx.Response) -> str:
     try:
-        return str(response.json()["error"]["message"])
+        message = str(response.json()["error"]["message"])
     except (json.JSONDecodeError, KeyError, TypeError):
-        return f"HTTP {response.status_code}"
+        message = f"HTTP {response.status_code}"
+    return f"{message} Give the key by --api-key or INFERD_API_KEY." if response.status_code == 401 else message
 
 
 def run_chat(options: ChatOptions, question: str | None) -> int:

@@ -42,6 +42,8 @@ class Handler(BaseHTTPRequestHandler):
         self.bodies.append(body)
         self.keys.append(self.headers.get("Authorization"))
         said = body["messages"][-1]["content"]
+        if said == "locked":
+            return self._answer(401, b'{"error": {"message": "You didn\'t provide an API key."}}')
         if said == "refuse":
             return self._answer(400, b'{"error": {"message": "too long, by far"}}')
         chunks: list[dict[str, Any]] = (
@@ -131,6 +133,8 @@ def test_reasoning_is_shown_and_not_sent_back(url: str) -> None:
 def test_refusals_are_one_line(url: str) -> None:
     with pytest.raises(ChatError, match=r"^too long, by far$"):
         run_chat(ChatOptions(base_url=url), "refuse")
+    with pytest.raises(ChatError, match=r"API key\. Give the key by --api-key or INFERD_API_KEY\.$"):
+        run_chat(ChatOptions(base_url=url), "locked")
     with pytest.raises(
         ChatError, match=r"^no server at http://127.0.0.1:1: start one with `inferd serve`, or give --base-url$"
     ):
