@@ -29,6 +29,8 @@ LIMITS = LLParserLimits(
 """Most work of one mask and most memory of one matcher. An object of 900 optional properties is within them."""
 
 _SOURCE_LINE = re.compile(r"\d+ \||\^+$")
+_REGEX_SOURCE = re.compile(r"regex parse error:.*?^\s*error: ", re.DOTALL | re.MULTILINE)
+"""What an error of a regular expression repeats of the expression, which stands before it."""
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 
 
@@ -82,6 +84,7 @@ def brief(reason: str) -> str:
     """An error of llguidance in one bounded line, without the source text and the notes for its developers."""
     if "NoExtensionBias" in reason:
         return _ENDLESS
+    reason = _REGEX_SOURCE.sub("", reason)
     lines = (line.strip() for line in reason.replace("<non-verbose/>", "").splitlines())
     told = " ".join(line for line in lines if line and not _SOURCE_LINE.match(line))
     return _PLACE.sub("", told)[:MAX_REASON] or "no reason was given"
