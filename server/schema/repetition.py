@@ -36,6 +36,9 @@ def _read(given: _RepetitionRule, where: str) -> RepetitionRule | None:
     rule = RepetitionRule(given.max_pattern_size, given.min_pattern_size or 1, given.min_count)
     if rule.max_pattern_size == 0:
         return None
+    if "min_count" not in given.model_fields_set:
+        way_out = "It is how often the pattern comes in a row before the answer ends, at least 2."
+        raise errors.missing(f"{where}.min_count", way_out)
     if rule.min_count < 2:
         raise errors.below_min(f"{where}.min_count", 2, rule.min_count)
     if rule.min_pattern_size > rule.max_pattern_size:

@@ -60,7 +60,8 @@ def test_the_rule_as_it_is_written() -> None:
     ("value", "param", "code"),
     [
         ({"max_pattern_size": 257, "min_count": 2}, "repetition_detection.max_pattern_size", "integer_above_max_value"),
-        ({"max_pattern_size": 5}, "repetition_detection.min_count", "integer_below_min_value"),
+        ({"max_pattern_size": 5}, "repetition_detection.min_count", "missing_required_parameter"),
+        ({"max_pattern_size": 5, "min_count": 0}, "repetition_detection.min_count", "integer_below_min_value"),
         ({"max_pattern_size": 5, "min_count": 1}, "repetition_detection.min_count", "integer_below_min_value"),
         (
             {"max_pattern_size": 5, "min_pattern_size": 6, "min_count": 2},
