@@ -43,6 +43,7 @@ from inferd.server.api.routes import Access, Route
 from inferd.server.api.service import Service
 from inferd.server.api.state import StateApi
 from inferd.server.api.tokens import RenderApi, TokensApi
+from inferd.server.api.wrong_paths import way_out
 from inferd.server.auth.keyring import Keyring
 from inferd.server.auth.middleware import Keys, Origins, Quotas
 from inferd.server.auth.quotas import RATE_LIMIT_HEADERS
@@ -313,7 +314,7 @@ def add_routes(
     for route in table:
         handler = not_served(route.missing) if route.missing else handlers[route]
         checks = []
-        if admin_port is not None and route.access is not Access.PUBLIC:
+        if admin_port is not None and route.access is not Access.PUBLIC and not route.missing:
             checks.append(Depends(at_port(admin_port, is_there=route.access is Access.ADMIN)))
         if route.access is Access.ADMIN:
             checks.append(Depends(admin_only))
@@ -412,4 +413,7 @@ async def _on_no_route(request: Request, error: Exception) -> Response:
         if is_websocket:
             response.headers["Upgrade"] = "HTTP/1.1"
         return response
-    return middleware.refusal(request.scope, RequestError("invalid_url", f"Invalid URL ({target})"))
+    meant = way_out(request.method, middleware.route_path(request.scope), request.scope.get("root_path", ""))
+    return middleware.refusal(
+        request.scope, RequestError("invalid_url", f"Invalid URL ({target}){meant and '.'}{meant}")
+    )

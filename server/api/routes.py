@@ -332,10 +332,11 @@ UNLOAD_LORA = Route(
     str,
     UnloadAdapterRequest,
 )
-SLEEP = Route("POST", "/sleep", Access.ADMIN, _ADMIN, "Free the device's memory.", None, missing=_NO_SLEEP)
-WAKE_UP = Route("POST", "/wake_up", Access.ADMIN, _ADMIN, "Load the model into it again.", None, missing=_NO_SLEEP)
-START_PROFILE = Route("POST", "/start_profile", Access.ADMIN, _ADMIN, "Start a profile.", None, missing=_NO_PROFILER)
-STOP_PROFILE = Route("POST", "/stop_profile", Access.ADMIN, _ADMIN, "Stop the profile.", None, missing=_NO_PROFILER)
+# No key opens these: they ask for an admin key least of all.
+SLEEP = Route("POST", "/sleep", Access.KEY, _ADMIN, "Free the device's memory.", None, missing=_NO_SLEEP)
+WAKE_UP = Route("POST", "/wake_up", Access.KEY, _ADMIN, "Load the model into it again.", None, missing=_NO_SLEEP)
+START_PROFILE = Route("POST", "/start_profile", Access.KEY, _ADMIN, "Start a profile.", None, missing=_NO_PROFILER)
+STOP_PROFILE = Route("POST", "/stop_profile", Access.KEY, _ADMIN, "Stop the profile.", None, missing=_NO_PROFILER)
 
 ROUTES = (
     CHAT, CHAT_RENDER, COMPLETIONS, COMPLETIONS_RENDER, INFILL, MESSAGES, COUNT_TOKENS,

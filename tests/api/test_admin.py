@@ -77,9 +77,13 @@ def test_the_prefix_cache_is_reset_where_there_is_an_engine(guarded: str, router
     assert router.num_resets == 1
 
 
+@pytest.mark.parametrize("key", [ADMIN, USER])
 @pytest.mark.parametrize(("method", "path"), [(route.method, route.path) for route in ROUTES if route.missing])
-def test_what_is_not_served_says_what_to_do_and_not_to_ask_again(guarded: str, method: str, path: str) -> None:
-    response = httpx.request(method, guarded + path, headers=bearer(ADMIN), json={"lora_name": "x"})
+def test_what_is_not_served_says_what_to_do_and_not_to_ask_again(
+    guarded: str, method: str, path: str, key: str
+) -> None:
+    """An admin key would not help, so nobody is asked for one."""
+    response = httpx.request(method, guarded + path, headers=bearer(key), json={"lora_name": "x"})
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (501, "not_implemented", None)
     assert error["message"] == next(route.missing for route in ROUTES if route.path == path)
