@@ -30,6 +30,9 @@ MAX_ECHO = 200
 MAX_MESSAGE = 1_000
 """Maximum number of characters of a message, also if a chat template or an engine wrote it."""
 
+_MAX_LISTED_ITEMS = 8
+"""Most items of an array that a message repeats."""
+
 MAX_LISTED = 400
 """Number of characters of the names that a message lists."""
 
@@ -266,6 +269,15 @@ def shown(value: object) -> str:
     return clip(str(value), MAX_ECHO)
 
 
+def _listed(value: object) -> str:
+    """A short array of strings and numbers as JSON; any other array of some length by that; empty if it is no array."""
+    if not isinstance(value, (list, tuple)):
+        return ""
+    if not value or len(value) > _MAX_LISTED_ITEMS or not all(isinstance(item, (str, int, float)) for item in value):
+        return f"an array of {len(value)} items" if len(value) != 1 else "an array of 1 item"
+    return clip(", ".join(f"'{shown(item)}'" if isinstance(item, str) else shown(item) for item in value), MAX_ECHO)
+
+
 def json_type(value: object) -> str:
     """The JSON type of a parsed value, in the words of OpenAI's messages."""
     if value is None:
@@ -321,7 +333,7 @@ def not_among(param: str, value: object, supported: Iterable[str]) -> RequestErr
 
 
 def unsupported_value(param: str, value: object, rule: str) -> RequestError:
-    given = f"'{shown(value)}'" if isinstance(value, str) else shown(value)
+    given = f"'{shown(value)}'" if isinstance(value, str) else _listed(value) or shown(value)
     return RequestError("unsupported_value", f"Unsupported value: '{param}' does not support {given}. {rule}", param)
 
 

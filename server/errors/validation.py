@@ -82,6 +82,11 @@ def invalid_value(rule: str) -> PydanticCustomError:
     return PydanticCustomError("invalid_value", "The value is invalid.", {"rule": rule})
 
 
+def wrong_number(given: str, expected: str) -> PydanticCustomError:
+    """The error of an object with too many of its keys, or with too few. `given` and `expected` name them."""
+    return PydanticCustomError("wrong_number", "The number of keys is wrong.", {"given": given, "expected": expected})
+
+
 def request_error(error: ValidationError, spelt: Mapping[str, str]) -> RequestError:
     """The first error in the order of the fields. `spelt`: names of fields as the client wrote them."""
     first = error.errors(include_url=False)[0]
@@ -171,5 +176,8 @@ _MAPPED: Mapping[str, Callable[[str, Any, _Details], RequestError]] = {
         f"{path}.{details['key']}", details["value"], details["rule"]
     ),
     "invalid_value": lambda path, value, details: errors.invalid_value(path, value, details["rule"]),
+    "wrong_number": lambda path, value, details: RequestError(
+        "invalid_value", f"Invalid value for '{path}': it has {details['given']}. Expected {details['expected']}.", path
+    ),
     "literal_error": _not_among,
 }

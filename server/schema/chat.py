@@ -221,13 +221,13 @@ class ChatRequest(GenerationFields):
     verbosity: Verbosity | None = option(
         "No model served here has such a switch. `x-inferd-warning` says so.", has_effect=False, kind="offer"
     )
-    modalities: Annotated[object, Only((["text"],), 'Only text is generated: send ["text"].')] | None = option(
+    modalities: Annotated[object, Only((["text"],), 'Only ["text"] is served.')] | None = option(
         "Only text is generated.", has_effect=False, kind="demand"
     )
     prediction: JsonObject | None = option(
         "A prediction would change the speed of an answer, not its text.", has_effect=False
     )
-    functions: Annotated[object, Only(([],), "Use 'tools' instead.")] | None = option(
+    functions: Annotated[object, Only(([],), "Only an empty list is accepted: use 'tools' instead.")] | None = option(
         "Only an empty list is accepted.", has_effect=False, kind="demand"
     )
     function_call: Annotated[object, Only(("none", "auto"), "Use 'tool_choice' instead.")] | None = option(

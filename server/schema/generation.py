@@ -356,7 +356,7 @@ class GenerationFields(SharedFields):
     transforms: object = option(
         "The server refuses a conversation that is too long and never drops a message.", has_effect=False
     )
-    plugins: Annotated[object, Only(([],), "No plugins run here.")] | None = option(
+    plugins: Annotated[object, Only(([],), "Only an empty list is accepted: no plugins run here.")] | None = option(
         "Only an empty list is accepted.", has_effect=False, kind="demand"
     )
     safety_settings: object = option("This server moderates nothing.", has_effect=False)

@@ -124,7 +124,8 @@ class _StructuredOutputs(Part):
     def given(cls, value: dict[str, object], info: ValidationInfo) -> dict[str, object]:
         given = super().given(value, info)
         if len(given) != 1:
-            raise validation.invalid_value(f"Expected exactly one of {', '.join(cls.names)}.")
+            shown = " and ".join(f"'{name}'" for name in given) or "none of its keys"
+            raise validation.wrong_number(shown, f"exactly one of {', '.join(cls.names)}")
         return given
 
 

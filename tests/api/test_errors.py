@@ -95,6 +95,14 @@ CASES: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     ("huge number", chat(seed=10**400), 400, "integer_above_max_value", "seed", "77 digits"),
     ("arguments", chat(messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}]),
      400, "invalid_type", "messages[0].tool_calls[0].function.arguments", "a string"),
+    ("two ways at once", chat(structured_outputs={"regex": "a", "choice": ["b"]}), 400, "invalid_value",
+     "structured_outputs", "it has 'regex' and 'choice'. Expected exactly one of json, "),
+    ("no way at all", chat(structured_outputs={}), 400, "invalid_value", "structured_outputs", "none of its keys"),
+    ("sound", chat(modalities=["text", "audio"]), 400, "unsupported_value", "modalities",
+     """does not support 'text', 'audio'. Only ["text"] is served."""),
+    ("older functions", chat(functions=[{"name": "f"}]), 400, "unsupported_value", "functions",
+     "does not support an array of 1 item. Only an empty list is accepted: use 'tools' instead."),
+    ("a long list", chat(plugins=["a"] * 9), 400, "unsupported_value", "plugins", "an array of 9 items. Only an empty"),
     ("an older call of a user", chat(messages=[{"role": "user", "content": "x", "function_call": {"name": "f"}}]), 400,
      "invalid_value", "messages[0].function_call", "'assistant'"),
 ]  # fmt: skip
@@ -141,6 +149,42 @@ def test_what_is_no_json(http: httpx.Client, raw: bytes, words: str) -> None:
     assert (response.status_code, error["code"], error["param"]) == (400, None, None)
     assert error["message"].startswith("We could not parse the JSON body of your request.")
     assert words in error["message"]
+
+
+CHAT_MEANT = "Did you mean POST /v1/chat/completions?"
+ONE_V1 = "The base URL of an OpenAI client ends in one /v1."
+WRONG_PATHS = [
+    # (method, path, what the message adds)
+    ("POST", "/chat/completions", f"{CHAT_MEANT} {ONE_V1}"),
+    ("POST", "/v1/v1/chat/completions", f"{CHAT_MEANT} {ONE_V1}"),
+    ("POST", "/v1/chat/completions/chat/completions", f"{CHAT_MEANT} {ONE_V1}"),
+    ("POST", "/openai/deployments/gpt/chat/completions", f"{CHAT_MEANT} {ONE_V1}"),
+    ("GET", "/chat/completions", f"{CHAT_MEANT} {ONE_V1}"),
+    ("POST", "/v1/chat/completions/", CHAT_MEANT),
+    ("POST", "/v1/chat/completion", CHAT_MEANT),
+    ("POST", "/v1/v1/messages", "Did you mean POST /v1/messages? The base URL of an Anthropic client has no /v1."),
+    ("POST", "/v1/messages/", "Did you mean POST /v1/messages?"),
+    ("POST", "/messages", "Did you mean POST /v1/messages?"),
+    ("POST", "/api/chat", f"{CHAT_MEANT} {ONE_V1}"),
+    ("GET", "/api/tags", f"Did you mean GET /v1/models? {ONE_V1}"),
+    ("GET", "/models", f"Did you mean GET /v1/models? {ONE_V1}"),
+    ("GET", "/responses/resp_1", f"Did you mean GET /v1/responses/resp_1? {ONE_V1}"),
+    ("GET", "/v1/health", "Did you mean GET /health?"),
+    ("POST", "/v1/nothing", ""),
+    ("POST", "/" + "x/" * 90 + "chat/completions", ""),
+    ("POST", "/..x", ""),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "words"), WRONG_PATHS)
+def test_a_path_that_does_not_exist_names_the_route_that_was_likely_meant(
+    http: httpx.Client, method: str, path: str, words: str
+) -> None:
+    response = http.request(method, path, json=None if method == "GET" else CHAT)
+    assert response.status_code == 404
+    message = response.json()["error"]["message"]
+    head = f"Invalid URL ({method} {errors.clip(path, errors.MAX_ECHO)})"
+    assert message == (f"{head}. {words}" if words else head)
 
 
 def test_infinity_by_another_way(http: httpx.Client) -> None:
