@@ -49,6 +49,10 @@ def unknown_key(key: str, near: str | None) -> PydanticCustomError:
     return PydanticCustomError("unknown_key", "A key is unknown.", {"key": key, "near": near})
 
 
+def refused_key(key: str, way_out: str) -> PydanticCustomError:
+    return PydanticCustomError("refused_key", "A key is not served.", {"key": key, "way_out": way_out})
+
+
 def wrong_type(expected: str) -> PydanticCustomError:
     """`expected` as in "expected a string, but got an integer instead"."""
     return PydanticCustomError("wrong_type", "The value has the wrong type.", {"expected": expected})
@@ -159,6 +163,9 @@ _MAPPED: Mapping[str, Callable[[str, Any, _Details], RequestError]] = {
     "missing": lambda path, value, details: errors.missing(path),
     "missing_key": lambda path, value, details: errors.missing(f"{path}.{details['key']}"),
     "unknown_key": lambda path, value, details: errors.unknown_parameter(f"{path}.{details['key']}", details["near"]),
+    "refused_key": lambda path, value, details: errors.unsupported_parameter(
+        f"{path}.{details['key']}", details["way_out"]
+    ),
     "wrong_type": lambda path, value, details: errors.invalid_type(path, details["expected"], value),
     "wrong_form": _wrong_form,
     "greater_than_equal": lambda path, value, details: errors.below_min(path, details["ge"], value),

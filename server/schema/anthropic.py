@@ -106,6 +106,9 @@ class CountTokensRequest(RequestModel):
     refused: ClassVar[Mapping[str, str]] = {
         "compaction": "Ask for a summary in a turn of its own.",
         "thread": _NO_STATE,
+        "response_format": "Use 'output_config' with a 'format' instead.",
+        "reasoning_effort": "Use 'output_config' with an 'effort' instead.",
+        "parallel_tool_calls": "Use 'tool_choice' with 'disable_parallel_tool_use' instead.",
     }
 
 
@@ -152,3 +155,9 @@ class MessagesRequest(CountTokensRequest):
     seed: Seed = option(f"This server's own field. {SEED}", unset="chosen at random", area=SAMPLING)
     metadata: JsonObject | None = option(_BY_KEY, has_effect=False)
     service_tier: Text | None = option("There is one tier.", has_effect=False)
+
+    refused: ClassVar[Mapping[str, str]] = {
+        **CountTokensRequest.refused,
+        "stop": "Use 'stop_sequences' instead.",
+        **dict.fromkeys(("max_completion_tokens", "max_output_tokens"), "Use 'max_tokens' instead."),
+    }

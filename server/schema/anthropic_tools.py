@@ -95,6 +95,8 @@ class _CustomTool(_CallerTool):
     description: Text | None = None
     input_schema: JsonObject
 
+    refused = {"parameters": "Use 'input_schema' instead."}  # noqa: RUF012
+
     def function(self) -> JsonObject:
         function: JsonObject = {"name": self.name}
         if self.description is not None:

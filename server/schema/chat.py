@@ -35,6 +35,7 @@ MAX_GRAMMAR_CHARS = 65_536
 MAX_THINKING_TOKENS = 2**20
 MAX_DOCUMENTS = 1_024
 
+_AS_MESSAGE = "Begin 'messages' with a message of the role 'system' instead."
 _MAX_TOKENS = "what the checkpoint recommends, else what the context holds"
 
 
@@ -53,6 +54,7 @@ class _Function(Part):
     strict: Flag | None = None
 
     without_effect = TOOL_WITHOUT_EFFECT
+    refused = {"input_schema": "Use 'parameters' instead."}  # noqa: RUF012
 
 
 class _FunctionTool(Part):
@@ -60,6 +62,7 @@ class _FunctionTool(Part):
     function: _Function
 
     without_effect = TOOL_WITHOUT_EFFECT
+    refused = dict.fromkeys(("name", "description", "parameters", "strict"), "Put it into 'function'.")
 
 
 class AnyText(Part):
@@ -76,6 +79,8 @@ class GrammarText(Part):
 class _GrammarFormat(Part):
     type: Literal["grammar"]
     grammar: GrammarText
+
+    refused = dict.fromkeys(GrammarText.model_fields, "Put it into 'grammar'.")
 
 
 TEXT_FORMATS: Mapping[str, Row] = {
@@ -100,6 +105,7 @@ class _CustomTool(Part):
     custom: _Custom
 
     without_effect = TOOL_WITHOUT_EFFECT
+    refused = dict.fromkeys(_Custom.model_fields, "Put it into 'custom'.")
 
 
 TOOLS_TAKEN: Mapping[str, Row] = {
@@ -252,5 +258,13 @@ class ChatRequest(GenerationFields):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationFields.refused,
         "audio": "Only text is generated; leave 'audio' out.",
+        "max_output_tokens": "Use 'max_completion_tokens' instead.",
+        "stop_sequences": "Use 'stop' instead.",
+        "system": _AS_MESSAGE,
+        "instructions": _AS_MESSAGE,
+        "input": "Use 'messages' instead.",
+        "prompt": "Use 'messages', or /v1/completions.",
+        "thinking": "Use 'reasoning_effort', or 'chat_template_kwargs' with a variable of the template.",
+        "json_schema": "Use 'response_format' with the type 'json_schema' instead.",
     }
     offered: ClassVar[Mapping[str, str]] = {"web_search_options": "no web search runs here"}

@@ -9,10 +9,10 @@ from pydantic import Field
 
 from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.errors import table as errors
-from inferd.server.schema.generation import MAX_PROMPTS, OUTPUT, PROMPT, REQUEST, GenerationFields
+from inferd.server.schema.generation import MAX_PROMPTS, OUTPUT, PROMPT, GenerationFields
 from inferd.server.schema.model import option, required
 from inferd.server.schema.token_ids import TokenId, check_array, is_whole, read_token_ids
-from inferd.server.schema.values import Flag, Only, ReadBy, Text, Whole
+from inferd.server.schema.values import Flag, ReadBy, Text, Whole
 
 Prompt = str | tuple[int, ...]
 
@@ -83,14 +83,10 @@ class CompletionRequest(GenerationFields):
         unset="none",
         area=PROMPT,
     )
-    best_of: Annotated[object, Only((1,), "Use 'n' to get several completions.")] | None = option(
-        "Only 1 is accepted.", area=REQUEST, has_effect=False, kind="demand"
-    )
-
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationFields.refused,
         **dict.fromkeys(
-            ("tools", "tool_choice", "reasoning_effort", "include_reasoning", "thinking_token_budget"),
+            ("messages", "tools", "tool_choice", "reasoning_effort", "include_reasoning", "thinking_token_budget"),
             "Completions are one text; use /v1/chat/completions.",
         ),
     }

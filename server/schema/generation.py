@@ -343,6 +343,9 @@ class GenerationFields(SharedFields):
     use_beam_search: Annotated[object, Only((False,), "Use 'n' with a temperature instead.")] | None = option(
         "Only false is accepted.", has_effect=False, kind="demand"
     )
+    best_of: Annotated[object, Only((1,), "Use 'n' to get several answers.")] | None = option(
+        "Only 1 is accepted.", has_effect=False, kind="demand"
+    )
     return_tokens_as_token_ids: Annotated[object, Only((False,), "Use 'return_token_ids' instead.")] | None = option(
         "Only false is accepted.", has_effect=False, kind="demand"
     )

@@ -75,6 +75,8 @@ class _Model(BaseModel):
     required: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[Mapping[str, type[Part]]] = {}
     """Fields that are objects of their own."""
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Names that clients know and this server does not serve, each with the way out."""
     offered: ClassVar[Mapping[str, str]] = {}
     """Names that offer the model what this server does not have, each with what is done instead. They are accepted and
     told."""
@@ -99,6 +101,8 @@ class _Model(BaseModel):
     @classmethod
     def kind_of(cls, name: str) -> Kind | None:
         """The kind of a key; None if the server does not know it."""
+        if name in cls.refused:
+            return "demand"
         if name in cls.offered:
             return "offer"
         if name in cls.kinds:
@@ -126,14 +130,12 @@ def _part(annotation: object) -> type[Part] | None:
 class RequestModel(_Model):
     """Base of the models of bodies and queries."""
 
-    refused: ClassVar[Mapping[str, str]] = {}
-    """Names that clients know and this server does not serve, each with the way out."""
     aliases: ClassVar[Mapping[str, str]] = {}
     """Other servers' names for fields of this model."""
 
     @classmethod
     def kind_of(cls, name: str) -> Kind | None:
-        return "demand" if name in cls.refused else super().kind_of(cls.aliases.get(name, name))
+        return super().kind_of(cls.aliases.get(name, name))
 
 
 class Part(_Model):
@@ -170,7 +172,10 @@ class Part(_Model):
         unknown = []
         for key, item in value.items():
             if key not in cls.names:
-                if key in cls.offered:
+                if key in cls.refused:
+                    if item is not None:
+                        raise validation.refused_key(key, cls.refused[key])
+                elif key in cls.offered:
                     if cls.is_asked(item):
                         tell(info, "hosted_tool", f"'{key}' is not used: {cls.offered[key]}")
                 elif key not in cls.without_effect:

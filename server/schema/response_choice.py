@@ -15,7 +15,7 @@ from inferd.server.errors import validation
 from inferd.server.schema import tool_choice
 from inferd.server.schema.kinds import Row
 from inferd.server.schema.model import Part
-from inferd.server.schema.response_tools import CALLED, TOOLS, hosted_type
+from inferd.server.schema.response_tools import BESIDE_TYPE, CALLED, TOOLS, hosted_type
 from inferd.server.schema.tool_choice import MAX_NAMED, MODES, Mode, word_or_type
 from inferd.server.schema.values import JsonObject, Kept, Many, Text, form
 from inferd.server.schema.writable import check_repeated
@@ -38,6 +38,8 @@ class _NamedTool(Part):
     type: Literal["function", "custom"]
     name: Text = Field(min_length=1)
     namespace: Text | None = None
+
+    refused = dict.fromkeys(("function", "custom"), BESIDE_TYPE)
 
 
 class _TypedTool(Part):

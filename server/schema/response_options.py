@@ -17,6 +17,7 @@ from inferd.server.schema import structured
 from inferd.server.schema.chat import ReasoningEffort, Verbosity
 from inferd.server.schema.kinds import Kind, Row
 from inferd.server.schema.model import Part, tell
+from inferd.server.schema.response_tools import BESIDE_TYPE
 from inferd.server.schema.structured import AnswerFormat, NamedSchema, PlainFormat, format_of
 from inferd.server.schema.values import Converted, JsonObject, Kept, Many, Text, union_of
 from inferd.server.schema.writable import NOT_WRITABLE, check_repeated, is_writable
@@ -34,6 +35,8 @@ FORMATS: Mapping[str, Row] = {kind: structured.FORMATS[kind] for kind in ("text"
 
 class _FlatSchema(NamedSchema):
     type: Literal["json_schema"]
+
+    refused = {"json_schema": BESIDE_TYPE}  # noqa: RUF012
 
     @classmethod
     def given(cls, value: dict[str, object], info: ValidationInfo) -> dict[str, object]:

@@ -29,6 +29,7 @@ from inferd.server.schema.model import Part, tell
 from inferd.server.schema.values import Flag, JsonObject, Kept, Many, Text, typed_object, union_of
 from inferd.server.schema.writable import check_repeated, check_writable
 
+BESIDE_TYPE = "Put its keys beside 'type': objects are flat here, other than in chat."
 _HOSTED = "Only OpenAI's servers run it. The model does not see it."
 
 TOOLS: Mapping[str, Row] = {
@@ -111,14 +112,20 @@ class _Function(_Callable):
     parameters: Annotated[JsonObject, BeforeValidator(check_writable)] | None = None
     strict: Flag | None = None
 
+    refused = {"function": BESIDE_TYPE}  # noqa: RUF012
+
 
 class _Grammar(GrammarText):
     type: Literal["grammar"]
+
+    refused = {"grammar": BESIDE_TYPE}  # noqa: RUF012
 
 
 class _Custom(_Callable):
     type: Literal["custom"]
     format: union_of(TEXT_FORMATS, {"text": AnyText, "grammar": _Grammar}) | None = None  # type: ignore[valid-type]
+
+    refused = {"custom": BESIDE_TYPE}  # noqa: RUF012
 
 
 _MEMBERS = ("function", "custom")

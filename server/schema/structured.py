@@ -43,6 +43,8 @@ class AnswerFormat:
 class PlainFormat(Part):
     type: Literal["text", "json_object"]
 
+    refused = {"schema": "Only the type 'json_schema' has a schema."}  # noqa: RUF012
+
 
 class NamedSchema(Part):
     """OpenAI's object around a JSON schema."""
@@ -58,6 +60,8 @@ class NamedSchema(Part):
 class _SchemaFormat(Part):
     type: Literal["json_schema"]
     json_schema: NamedSchema
+
+    refused = dict.fromkeys(NamedSchema.names, "Put it into 'json_schema'.")
 
 
 FORMATS: Mapping[str, Row] = {

@@ -37,10 +37,14 @@ class _NamedFunction(Part):
     type: Literal["function"]
     function: _Name
 
+    refused = {"name": "Put it into 'function'."}  # noqa: RUF012
+
 
 class _NamedCustom(Part):
     type: Literal["custom"]
     custom: _Name
+
+    refused = {"name": "Put it into 'custom'."}  # noqa: RUF012
 
 
 CHOICES: Mapping[str, Row] = {

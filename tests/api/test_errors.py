@@ -353,3 +353,60 @@ def test_a_misspelt_key_within_gets_the_likeliest_spelling(
     error = error_of(response)
     assert (response.status_code, error["code"], error["param"]) == (400, "unknown_parameter", param)
     assert error["message"] == f"Unknown parameter: '{param}'. Did you mean '{near}'?"
+
+
+def flat_tool(**format_fields: Any) -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": "f", "format": {"type": "grammar", **format_fields}}}
+
+
+OTHER_SHAPES: list[tuple[str, dict[str, Any], str, str]] = [
+    # (route, fields, param, way out)
+    ("responses", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function", "beside 'type'"),
+    ("responses", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].custom", "beside 'type'"),
+    ("responses", {"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "grammar": {}}}]},
+     "tools[0].format.grammar", "beside 'type'"),
+    ("responses", {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice.function",
+     "beside 'type'"),
+    ("responses", {"text": {"format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}}},
+     "text.format.json_schema", "beside 'type'"),
+    ("chat/completions", {"tools": [{"type": "function", "name": "f"}]}, "tools[0].name", "into 'function'"),
+    ("chat/completions", {"tools": [{"type": "function", "function": {"name": "f", "input_schema": {}}}]},
+     "tools[0].function.input_schema", "'parameters'"),
+    ("chat/completions", {"tools": [{"type": "custom", "name": "f"}]}, "tools[0].name", "into 'custom'"),
+    ("chat/completions", {"tools": [flat_tool(syntax="lark", definition="x")]}, "tools[0].custom.format.syntax",
+     "into 'grammar'"),
+    ("chat/completions", {"tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name", "into 'function'"),
+    ("chat/completions", {"response_format": {"type": "json_schema", "schema": {}}}, "response_format.schema",
+     "into 'json_schema'"),
+    ("chat/completions", {"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema",
+     "'json_schema'"),
+    ("chat/completions", {"max_output_tokens": 5}, "max_output_tokens", "'max_completion_tokens'"),
+    ("chat/completions", {"stop_sequences": ["x"]}, "stop_sequences", "'stop'"),
+    ("chat/completions", {"system": "x"}, "system", "role 'system'"),
+    ("chat/completions", {"prompt": "x"}, "prompt", "/v1/completions"),
+    ("chat/completions", {"thinking": {"type": "enabled"}}, "thinking", "'reasoning_effort'"),
+    ("chat/completions", {"json_schema": {}}, "json_schema", "'response_format'"),
+    ("completions", {}, "messages", "/v1/chat/completions"),
+    ("messages", {"tools": [{"name": "f", "parameters": {}}]}, "tools[0].parameters", "'input_schema'"),
+    ("messages", {"stop": ["x"]}, "stop", "'stop_sequences'"),
+    ("messages", {"max_completion_tokens": 5}, "max_completion_tokens", "'max_tokens'"),
+    ("messages", {"response_format": {"type": "json_object"}}, "response_format", "'output_config'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("route", "fields", "param", "way_out"), OTHER_SHAPES)
+def test_the_shape_of_another_api_gets_the_way_out(
+    http: httpx.Client, router: Any, route: str, fields: dict[str, Any], param: str, way_out: str
+) -> None:
+    base = {"model": "tiny", "input": "x"} if route == "responses" else CHAT
+    response = http.post(f"/v1/{route}", json={**base, **({"max_tokens": 5} if route == "messages" else {}), **fields})
+    message = response.json()["error"]["message"]
+    assert response.status_code == 400 and router.submits == []
+    begin, end = message.split(" is not supported by this server. ")
+    assert begin == f"Unsupported parameter: '{param}'" and way_out in end
+
+
+def test_one_answer_of_the_best_is_every_answer(http: httpx.Client) -> None:
+    assert http.post("/v1/chat/completions", json=chat(best_of=1)).status_code == 200
+    error = error_of(http.post("/v1/chat/completions", json=chat(best_of=2)))
+    assert error["code"] == "unsupported_value" and "Use 'n'" in error["message"]
