@@ -252,7 +252,9 @@ class ChatRequest(GenerationFields):
         "Documents for the chat template. Refused if the template reads none.", unset="none", area=PROMPT
     )
     chat_template_kwargs: JsonObject | None = option(
-        "Variables of the model's chat template, such as `enable_thinking`.", unset="none", area=PROMPT
+        "Variables of the model's chat template, such as `enable_thinking`. A notice names those that it never reads.",
+        unset="none",
+        area=PROMPT,
     )
 
     refused: ClassVar[Mapping[str, str]] = {

@@ -16,6 +16,7 @@ Name = Literal[
     "no_effect",
     "tools_as_text",
     "omitted_content",
+    "lone_result",
     "max_tokens",
     "schema_keyword",
     "schema_not_enforced",
@@ -32,6 +33,7 @@ ABOUT: Mapping[Name, str] = {
     "tools_as_text": "The chat template shows no tools, so the prompt lists them as text.",
     "omitted_content": "Content that the model cannot read is left out of a tool's result or of the conversation so "
     "far: an image, a file, what only another server reads. In place of an image or a file the model reads that.",
+    "lone_result": "A tool's result answers no call before it. The model reads it as it is.",
     "max_tokens": "The context holds fewer tokens behind the prompt than the request allows for the answer.",
     "schema_keyword": "A keyword of a schema is not enforced, because the schema is not strict and the keyword has no "
     "grammar.",

@@ -107,7 +107,9 @@ class ResponsesRequest(SharedFields):
     )
     stop_in_reasoning: Flag | None = option("As in chat.", unset="false", area=STOPPING)
     chat_template_kwargs: JsonObject | None = option(
-        "Variables of the model's chat template, such as `enable_thinking`.", unset="none", area=PROMPT
+        "Variables of the model's chat template, such as `enable_thinking`. A notice names those that it never reads.",
+        unset="none",
+        area=PROMPT,
     )
     truncation: Annotated[Literal["auto", "disabled"], AfterValidator(_told_truncation)] | None = option(
         "The server refuses items that are too long together and never drops one. `x-inferd-warning` says so for "

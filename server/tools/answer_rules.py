@@ -6,13 +6,16 @@ Pure functions of the request's fields, the model's format and the rendered prom
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import ChatRequest
+from inferd.server.schema.messages import Message
 from inferd.server.schema.notices import Notice
 from inferd.server.schema.tool_choice import ToolChoice
 from inferd.server.structured.calls import CallRules, answer_with_calls, can_bound, reasoning
@@ -29,6 +32,9 @@ LACKS_TOOLS = "the chat template does not show tools, so the server writes them 
 
 _SWITCHES = ("enable_thinking", "thinking")
 """Names of the template variable that turns reasoning on, in templates without levels of reasoning."""
+_WORD = re.compile(r"\w+")
+_MOST_NAMED = 3
+"""Most names that a notice lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +98,46 @@ def notices_of(wire: ChatRequest, model: ServedModel) -> tuple[Notice, ...]:
     if wire.verbosity not in (None, "medium"):
         text = "'verbosity' has no effect: say in the prompt how long the answer should be"
         found.append(Notice("no_effect", text))
+    unread = [name for name in wire.chat_template_kwargs or () if name not in _words(template)]
+    if unread:
+        text = (
+            f"'chat_template_kwargs' has no effect for {_listed(unread)}: this model's chat template does not read it"
+        )
+        found.append(Notice("no_effect", text))
     if tools_of(wire) and model.template is not None and model.template.lacks_tools:
         found.append(Notice("tools_as_text", LACKS_TOOLS))
+    lone = _lone_results(wire.messages)
+    if lone:
+        way_out = "send the call too, or to /v1/responses 'previous_response_id'"
+        text = f"The model reads a tool's result without its call, for {_listed(lone)}: {way_out}"
+        found.append(Notice("lone_result", text))
     return tuple(found)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, and the number of the others."""
+    shown = ", ".join(f"'{errors.clip(name, 64)}'" for name in names[:_MOST_NAMED])
+    return f"{shown} and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else shown
+
+
+@lru_cache(maxsize=16)
+def _words(template: str) -> frozenset[str]:
+    """Every word of a chat template: the variables that it reads are among them."""
+    return frozenset(_WORD.findall(template))
+
+
+def _lone_results(messages: Sequence[Message]) -> list[str]:
+    """Ids of the results of tools that answer no call before them. A call without an id may be any result's."""
+    known: set[object] = set()
+    lone: list[str] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            known.update(call.get("id") for call in calls)
+        call_id = message.get("tool_call_id")
+        if message["role"] == "tool" and None not in known and not (call_id in known or (known and call_id is None)):
+            lone.append(str(call_id or "none"))
+    return lone
 
 
 def _effort(wire: ChatRequest) -> str | None:

@@ -15,6 +15,7 @@ from inferd.server.schema.unread import NOUNS, omitted
 from .conftest import ScriptedRouter
 
 USER: Any = {"role": "user", "content": "hi"}
+WARNING = "x-inferd-warning"
 IMAGE: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "high"}}
 
 
@@ -125,3 +126,57 @@ def test_a_result_behind_the_last_answer_is_history_too(http: httpx.Client, rout
 def test_names_reach_the_template() -> None:
     messages = [{"role": role, "name": "n", "content": "x"} for role in ("system", "user", "assistant", "tool")]
     assert read(ChatRequest, {"messages": messages}).messages == tuple(messages)
+
+
+def test_a_result_without_its_call_is_read_and_told_in_every_api(http: httpx.Client, router: Any) -> None:
+    """Agents cut the begin of long histories off."""
+    call = {"type": "function", "id": "c1", "function": {"name": "f", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "c2", "content": "18 C"}
+    chats: list[dict[str, Any]] = [
+        result,
+        {"role": "assistant", "tool_calls": [call]},
+        {**result, "tool_call_id": "c1"},
+    ]
+    items = [
+        {"type": "function_call_output", "call_id": "c2", "output": "18 C"},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "18 C"},
+    ]
+    used = {"type": "tool_use", "id": "c1", "name": "f", "input": {}}
+    turns = [
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c2", "content": "18 C"}]},
+        {"role": "assistant", "content": [used]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "18 C"}]},
+    ]
+    asked: dict[str, dict[str, Any]] = {
+        "chat/completions": {"messages": chats}, "responses": {"input": items},
+        "messages": {"messages": turns, "max_tokens": 5},
+    }  # fmt: skip
+    for path, body in asked.items():
+        answer = http.post(f"/v1/{path}", json=body)
+        assert answer.status_code == 200, answer.text
+        assert "reads a tool's result without its call, for 'c2': send the call too" in answer.headers[WARNING], path
+        for name in body.keys() & {"messages", "input"}:
+            whole = http.post(f"/v1/{path}", json={**body, name: body[name][1:]})
+            assert WARNING not in whole.headers, path
+    first, *others = [submit.prompt_ids for submit in router.submits[::2]]
+    assert all(ids == first for ids in others)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"add_vision_id": 1}, "for 'add_vision_id': this"),
+        (dict.fromkeys(("x1", "x2", "x3", "x4"), 1), "for 'x1', 'x2', 'x3' and 1 more: this"),
+        ({}, ""),
+        ({"role": 1}, ""),
+        ({"messages_": None}, "for 'messages_': this"),
+    ],
+)
+def test_variables_that_the_template_does_not_read_are_told(http: httpx.Client, given: Any, told: str) -> None:
+    for path, body in (("chat/completions", {"messages": [USER]}), ("responses", {"input": "x"})):
+        answer = http.post(f"/v1/{path}", json={**body, "chat_template_kwargs": given})
+        assert answer.status_code == 200
+        warning = answer.headers.get(WARNING, "")
+        assert bool(warning) == bool(told)
+        assert warning.startswith(f"'chat_template_kwargs' has no effect {told}" if told else "")

@@ -36,7 +36,6 @@ def items(*some: dict[str, Any]) -> dict[str, Any]:
         (items({"type": "compaction_trigger"}), "unsupported_value", "input[1].type"),
         (items({"type": "configuration_update"}), "unsupported_value", "input[1].type"),
         (items({"type": "a_call"}), "invalid_value", "input[1].type"),
-        (items({"type": "function_call_output", "call_id": "c", "output": "x"}), "invalid_value", "input[1].call_id"),
         (items({"type": "item_reference", "id": "msg_none"}), "invalid_value", "input[1].id"),
         ({"model": "other"}, "model_not_found", "model"),
         ({"max_output_tokens": 0}, "integer_below_min_value", "max_output_tokens"),

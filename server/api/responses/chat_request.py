@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.api.responses.toolset import Toolset, toolset_of
-from inferd.server.errors import table as errors
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.generation import SharedFields
 from inferd.server.schema.messages import Message, arguments_of
@@ -68,17 +67,14 @@ def check(wire: ResponsesRequest) -> None:
 
 
 def messages_of(items: Iterable[Placed], toolset: Toolset) -> list[Message]:
-    """Items as messages. Consecutive reasoning, text and calls of the assistant become one message.
-
-    Raises `RequestError` for an output without its call.
-    """
+    """Items as messages. Consecutive reasoning, text and calls of the assistant become one message."""
     messages: list[Message] = []
     turn, counts = _Turn(), Counts()
     calls: dict[str, str] = {}
     """Id of a call, and of its item -> id of the call."""
     newest: str | None = None
     """Id of the last call."""
-    for item, where in items:
+    for item, _ in items:
         kind = str(item["type"])
         is_assistant = kind in CALLS or kind == "reasoning" or item.get("role") == "assistant"
         if kind in _UNSEEN:
@@ -93,22 +89,12 @@ def messages_of(items: Iterable[Placed], toolset: Toolset) -> list[Message]:
         elif is_assistant:
             turn.add(item)
         elif kind.endswith("_output"):
-            call_id = _answered(item, where, calls, newest)
+            given = item.get("call_id") or newest or f"call_{len(calls)}"
+            call_id = calls.get(str(given), str(given))
             messages.append({"role": "tool", "tool_call_id": call_id, "content": text_of(item)})
         elif "role" in item and "content" in item:
             messages.append({"role": item["role"], "content": text_of(item)})
     return [*messages, *turn.messages()]
-
-
-def _answered(item: Item, where: str, calls: Mapping[str, str], newest: str | None) -> str:
-    """The id of the call that an output belongs to. Raises `RequestError` if there is no such call before it."""
-    given = item.get("call_id")
-    if given is None and newest is not None:
-        return newest
-    if given not in calls:
-        rule = "No call before it has this id; send the call too, or 'previous_response_id'."
-        raise errors.invalid_value(f"{where}.call_id", given, rule)
-    return calls[str(given)]
 
 
 def _call(item: Item, call_id: str, toolset: Toolset, counts: Counts) -> Message:
