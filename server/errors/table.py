@@ -275,7 +275,8 @@ def _listed(value: object) -> str:
         return ""
     if not value or len(value) > _MAX_LISTED_ITEMS or not all(isinstance(item, (str, int, float)) for item in value):
         return f"an array of {len(value)} items" if len(value) != 1 else "an array of 1 item"
-    return clip(", ".join(f"'{shown(item)}'" if isinstance(item, str) else shown(item) for item in value), MAX_ECHO)
+    items = (f'"{shown(item)}"' if isinstance(item, str) else shown(item) for item in value)
+    return clip(f"[{', '.join(items)}]", MAX_ECHO)
 
 
 def json_type(value: object) -> str:

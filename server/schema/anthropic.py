@@ -29,6 +29,14 @@ _RECOMMENDED = "the checkpoint's, else "
 _NO_STATE = "No conversation is kept here; send all of it in 'messages'."
 _NO_BILLS = "Nothing is billed here."
 _BY_KEY = "Clients are identified by their key."
+_REFUSED = {
+    "compaction": "Ask for a summary in a turn of its own.",
+    "thread": _NO_STATE,
+    "response_format": "Use 'output_config' with a 'format' instead.",
+    "reasoning_effort": "Use 'output_config' with an 'effort' instead.",
+    "parallel_tool_calls": "Use 'tool_choice' with 'disable_parallel_tool_use' instead.",
+}
+"""Fields that neither route serves."""
 
 
 class CountTokensRequest(RequestModel):
@@ -103,13 +111,7 @@ class CountTokensRequest(RequestModel):
         "container": "this server runs no code and keeps no files",
         "mcp_servers": "this server connects to no others",
     }
-    refused: ClassVar[Mapping[str, str]] = {
-        "compaction": "Ask for a summary in a turn of its own.",
-        "thread": _NO_STATE,
-        "response_format": "Use 'output_config' with a 'format' instead.",
-        "reasoning_effort": "Use 'output_config' with an 'effort' instead.",
-        "parallel_tool_calls": "Use 'tool_choice' with 'disable_parallel_tool_use' instead.",
-    }
+    refused: ClassVar[Mapping[str, str]] = {**_REFUSED, "seed": "No token is drawn here."}
 
 
 class MessagesRequest(CountTokensRequest):
@@ -157,7 +159,7 @@ class MessagesRequest(CountTokensRequest):
     service_tier: Text | None = option("There is one tier.", has_effect=False)
 
     refused: ClassVar[Mapping[str, str]] = {
-        **CountTokensRequest.refused,
+        **_REFUSED,
         "stop": "Use 'stop_sequences' instead.",
         **dict.fromkeys(("max_completion_tokens", "max_output_tokens"), "Use 'max_tokens' instead."),
     }

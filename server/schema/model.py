@@ -94,9 +94,8 @@ class _Model(BaseModel):
 
     @classmethod
     def near(cls, name: str) -> str | None:
-        """The field that a misspelled name means. A hint is none: nobody misses it."""
-        fields = [field for field in cls.names if cls.kind_of(field) != "hint"]
-        return next(iter(difflib.get_close_matches(name[:64], fields, n=1, cutoff=0.75)), None)
+        """The field that a misspelled name means."""
+        return next(iter(difflib.get_close_matches(name[:64], list(cls.names), n=1, cutoff=0.75)), None)
 
     @classmethod
     def kind_of(cls, name: str) -> Kind | None:

@@ -99,7 +99,7 @@ CASES: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
      "structured_outputs", "it has 'regex' and 'choice'. Expected exactly one of json, "),
     ("no way at all", chat(structured_outputs={}), 400, "invalid_value", "structured_outputs", "none of its keys"),
     ("sound", chat(modalities=["text", "audio"]), 400, "unsupported_value", "modalities",
-     """does not support 'text', 'audio'. Only ["text"] is served."""),
+     """does not support ["text", "audio"]. Only ["text"] is served."""),
     ("older functions", chat(functions=[{"name": "f"}]), 400, "unsupported_value", "functions",
      "does not support an array of 1 item. Only an empty list is accepted: use 'tools' instead."),
     ("a long list", chat(plugins=["a"] * 9), 400, "unsupported_value", "plugins", "an array of 9 items. Only an empty"),
@@ -341,6 +341,9 @@ MISSPELT: list[tuple[str, dict[str, Any], str, str]] = [
     ("chat/completions", {"stream_options": {"include_usge": True}}, "stream_options.include_usge", "include_usage"),
     ("chat/completions", {"tools": [{"type": "function", "function": {"name": "f", "parmeters": {}}}]},
      "tools[0].function.parmeters", "parameters"),
+    ("chat/completions", {"stor": True}, "stor", "store"),
+    ("chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"nme": "a", "schema": {}}}},
+     "response_format.json_schema.nme", "name"),
     ("responses", {"messages": None, "input": [{"role": "user", "contents": "x"}]}, "input[0].contents", "content"),
 ]  # fmt: skip
 
