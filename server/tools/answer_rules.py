@@ -108,8 +108,7 @@ def notices_of(wire: ChatRequest, model: ServedModel) -> tuple[Notice, ...]:
         found.append(Notice("tools_as_text", LACKS_TOOLS))
     lone = _lone_results(wire.messages)
     if lone:
-        way_out = "send the call too, or to /v1/responses 'previous_response_id'"
-        text = f"The model reads a tool's result without its call, for {_listed(lone)}: {way_out}"
+        text = f"The model reads a tool's result without its call, for {_listed(lone)}: send the call too, in 'messages'"
         found.append(Notice("lone_result", text))
     return tuple(found)
 

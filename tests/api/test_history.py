@@ -155,7 +155,9 @@ def test_a_result_without_its_call_is_read_and_told_in_every_api(http: httpx.Cli
     for path, body in asked.items():
         answer = http.post(f"/v1/{path}", json=body)
         assert answer.status_code == 200, answer.text
-        assert "reads a tool's result without its call, for 'c2': send the call too" in answer.headers[WARNING], path
+        field = "input" if path == "responses" else "messages"
+        told = f"The model reads a tool's result without its call, for 'c2': send the call too, in '{field}'"
+        assert answer.headers[WARNING] == told
         for name in body.keys() & {"messages", "input"}:
             whole = http.post(f"/v1/{path}", json={**body, name: body[name][1:]})
             assert WARNING not in whole.headers, path
