@@ -15,7 +15,7 @@ kernels shows it."""
 
 
 class Numerics(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of one engine. The number of its threads is none of them."""
+    """The facts of one engine."""
 
     version: int = NUMERICS_VERSION
     files: str = ""
@@ -31,6 +31,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"
     kv_cache_dtype: str = "auto"
     device: str = ""
+    """The kind of GPU or processor, with the number of threads if bits may depend on it."""
     num_ranks: int = 1
     deterministic: bool = True
     """Whether tokens depend on the request alone."""

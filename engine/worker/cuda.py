@@ -36,7 +36,7 @@ class CudaDevice:
     def __init__(self, index: int = 0) -> None:
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
-        self.name = torch.cuda.get_device_name(self.torch_device)
+        self.name = self.processor = torch.cuda.get_device_name(self.torch_device)
         self._staging: Staging | None = None
         """Buffers of `upload`, which exist while weights are loaded."""
         self._starts_early = starts_early(self.torch_device)

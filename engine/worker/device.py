@@ -42,6 +42,8 @@ class Device(Protocol):
     """One GPU, or the CPU."""
 
     name: str
+    processor: str
+    """The kind of GPU or processor, without the number of threads."""
     torch_device: torch.device
     row_buckets: Sequence[int]
     """Numbers of rows, ascending, that decode steps are recorded for. Other steps are padded to the next number."""
@@ -98,7 +100,9 @@ class CpuDevice:
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
         torch.set_num_threads(num_threads)
-        self.name = f"cpu, {counted(num_threads, 'thread')}, {torch.backends.cpu.get_cpu_capability()}"
+        instructions = torch.backends.cpu.get_cpu_capability()
+        self.name = f"cpu, {counted(num_threads, 'thread')}, {instructions}"
+        self.processor = f"cpu, {instructions}"
         self.torch_device = torch.device("cpu")
         self._buffers = Buffers()
 

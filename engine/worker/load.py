@@ -188,7 +188,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     timer.done("warm-up", f"{len(kernels)} kernels: {_tally(kernels)}")
     model_impl = "native" if arch.is_native else f"transformers {version('transformers')}, torch {torch.__version__}"
     device_name = device.name if shared is None else f"{config.tensor_parallel_size} ranks, each {device.name}"
-    numerics = _numerics(config, model_impl, device_name, kernels)
+    numerics = _numerics(config, model_impl, device, kernels)
     if config.numerics is not None:
         check_numerics(config.numerics, numerics)
     return runner, Ready(
@@ -220,10 +220,11 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     )
 
 
-def _numerics(
-    config: EngineConfig, model_impl: str, device_name: str, kernels: tuple[tuple[str, str], ...]
-) -> Numerics:
+def _numerics(config: EngineConfig, model_impl: str, device: Device, kernels: tuple[tuple[str, str], ...]) -> Numerics:
     assert config.deterministic is not None
+    # The number of threads changes no bit of the C++ kernels. It may change sums of torch and its libraries, which
+    # compute in plain PyTorch, and between the kernels if transformers' code computes the model.
+    is_of_kernels_alone = bool(native.library_name()) and config.modelled is None
     return Numerics(
         files=digest_of_all(config.files),
         inferd=version("inferd"),
@@ -234,7 +235,7 @@ def _numerics(
         weights_dtype=config.weights_dtype,
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
-        device=device_name,
+        device=device.processor if is_of_kernels_alone else device.name,
         num_ranks=config.tensor_parallel_size,
         deterministic=config.deterministic,
         kernels=kernels,

@@ -19,6 +19,7 @@ from inferd.engine.api.locate import EMBEDDED_NAME, locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.numerics import Numerics
 from inferd.engine.worker import load
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
@@ -82,6 +83,25 @@ def test_a_gpu_runs_prompts_of_all_lengths(
     assert len(lengths) == len(spans) - 2
     assert (lengths[0], lengths[-1]) == (1, longest)
     assert all(shorter < longer <= 2 * shorter + 1 for shorter, longer in pairwise(lengths))
+
+
+def numerics_on(num_threads: int, config: EngineConfig) -> Numerics:
+    """Facts that the answers of an engine with so many threads depend on."""
+    asked = msgspec.structs.replace(config, num_threads=num_threads)
+    found = load.load_worker(asked, time.monotonic(), lambda _: None)[1].numerics
+    assert found is not None
+    return found
+
+
+def test_the_number_of_threads_is_told_where_bits_may_depend_on_it(
+    config: EngineConfig, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`system_fingerprint` is made of these facts. `test_every_family` compares the bits of one thread and of three."""
+    if kernels != "cpp":
+        pytest.skip("C++ kernels are needed")
+    assert numerics_on(1, config) == numerics_on(2, config)
+    monkeypatch.setattr(load.native, "library_name", lambda: "")  # as in plain PyTorch
+    assert [numerics_on(count, config).device.split(", ")[1] for count in (1, 2)] == ["1 thread", "2 threads"]
 
 
 def no_room(*_: object, **__: object) -> None:

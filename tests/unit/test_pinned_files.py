@@ -352,10 +352,6 @@ def test_the_fingerprint_is_of_the_files_and_the_numerics(model: Path) -> None:
     assert len(set(prints)) == len(prints) - 1, prints
 
 
-def test_the_number_of_threads_is_no_part_of_the_numerics() -> None:
-    assert not {field for field in Numerics.__struct_fields__ if "thread" in field}
-
-
 @pytest.mark.parametrize("field", [name for name in Numerics.__struct_fields__ if name != "deterministic"])
 def test_an_engine_with_other_numerics_is_refused_by_the_fact_that_differs(field: str) -> None:
     first = Numerics()
