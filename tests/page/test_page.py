@@ -77,6 +77,46 @@ def test_stop_ends_the_request(page: Any, router: ScriptedRouter) -> None:
     router.wait_for(lambda: len(router.aborted) == 1)
 
 
+def is_at_end(box: Any) -> bool:
+    return bool(box.evaluate("box => box.scrollHeight - box.scrollTop - box.clientHeight < 40"))
+
+
+GROWN_BEHIND_A_SCROLL = """async (box) => {
+    const list = box.querySelector(".messages");
+    const grow = () => list.append(Object.assign(document.createElement("p"), { style: "min-height: 100px" }));
+    const scroll = new Promise((done) => box.addEventListener("scroll", done, { once: true }));
+    const sized = new Promise((done) => {
+        const sizes = new ResizeObserver(() => { if (list.lastChild.tagName === "P") setTimeout(done); });
+        sizes.observe(list);
+    });
+    grow();
+    await sized;  // the page has scrolled, and will hear of it in the next frame
+    grow();
+    await scroll;
+    await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+}"""
+"""Lets text grow between a scroll by the page and its event."""
+
+
+def test_the_end_is_followed_until_the_reader_leaves_it(page: Any, router: ScriptedRouter) -> None:
+    page.set_viewport_size({"width": 1000, "height": 500})
+    router.will(Script("- a\n" * 40, ends=False), Script("- b\n" * 40), Script("last"))
+    box = page.get_by_role("region", name="Conversation")
+    send(page, "hi")
+    page.locator(".markdown li").nth(39).wait_for()
+    box.evaluate(GROWN_BEHIND_A_SCROLL)
+    assert is_at_end(box)
+    page.get_by_role("button", name="Stop").click()
+    page.locator(".facts", has_text="stopped").wait_for()
+    box.evaluate("box => new Promise((done) => { box.onscroll = done; box.scrollTop = 5; })")
+    page.locator(".markdown li").first.evaluate("each => { each.style.height = '300px'; }")
+    page.get_by_label("Message", exact=True).fill("more")
+    assert not is_at_end(box) and box.evaluate("box => box.scrollTop") < 20, "the page stays where the reader is"
+    page.keyboard.press("Enter")
+    answered(page, "b")
+    assert is_at_end(box)
+
+
 def test_an_answer_goes_on_when_its_engine_is_killed(browser: Any, start: Callable[..., Daemon]) -> None:
     """Promise 2, up to the reader: the text is that of an undisturbed answer to the same prompt."""
     daemon = start(program=free_model(20))
@@ -168,19 +208,26 @@ def test_two_answers_are_compared_token_by_token(page: Any, router: ScriptedRout
     assert len({submit.params.seed for submit in router.submits[-2:]}) == 1
 
 
-def test_the_table_of_steps_is_not_cut_off(page: Any) -> None:
+def test_the_tables_of_the_engine_are_not_cut_off(page: Any) -> None:
     """Beside the scrollbar that a long panel has, at a common size of a window."""
 
     def with_steps(route: Any) -> None:
         answer = route.fetch()
         phase = {"steps": 12345, "median_step_ms": 12.3, "bound_by": "memory"}
         step = {"phase": "decode", "rows": 1, "tokens": 1, "ms": 12.3, "bound_by": "memory"}
-        state = answer.json() | {"last_minute": {"decode": phase}, "newest_steps": [step]}
+        latency = {"p50_ms": 1234.5, "p95_ms": 43210.9}
+        state = answer.json() | {
+            "last_minute": {"decode": phase},
+            "newest_steps": [step],
+            "latencies": {"ttft": latency, "tpot": latency},
+            "targets": {"ttft_ms": 1500.0, "tpot_ms": 1500.0},
+        }
         route.fulfill(response=answer, json=state)
 
-    page.set_viewport_size({"width": 1400, "height": 700})
+    page.set_viewport_size({"width": 1300, "height": 700})
     page.route("**/state", with_steps)
     page.locator("td", has_text="by memory bandwidth").wait_for()
+    assert page.locator("tr", has_text="First token").inner_text().split("\t")[1:] == ["1.2 s", "43 s", "1.5 s"]
     sizes = page.locator("aside").evaluate(
         "each => [each.scrollHeight, each.clientHeight, each.scrollWidth, each.clientWidth]"
     )

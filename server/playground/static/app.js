@@ -110,13 +110,30 @@ const lastOf = (root) => shownPath(root).at(-1) ?? root;
 function Messages({ path, act }) {
   const box = useRef(null), list = useRef(null);
   const follows = useRef(true); // whether the reader is at the end
+  const top = useRef(0); // where the box was scrolled to, by the page or the reader
+  const newest = useRef(0);
+  const toEnd = () => {
+    if (!follows.current) return;
+    box.current.scrollTop = box.current.scrollHeight;
+    top.current = box.current.scrollTop;
+  };
   useEffect(() => {
-    const sizes = new ResizeObserver(() => { if (follows.current) box.current.scrollTop = box.current.scrollHeight; });
+    const sizes = new ResizeObserver(toEnd);
     sizes.observe(list.current);
     return () => sizes.disconnect();
   }, []);
+  useEffect(() => {
+    const id = path.at(-1)?.id ?? 0;
+    if (id <= newest.current) return;
+    newest.current = id;
+    follows.current = true;
+    toEnd();
+  });
+  // The text may have grown between the page's own scroll and this event, so only a scroll towards the top ends following.
   const scrolled = ({ currentTarget: { scrollHeight, scrollTop, clientHeight } }) => {
-    follows.current = scrollHeight - scrollTop - clientHeight < 40;
+    if (scrollHeight - scrollTop - clientHeight < 40) follows.current = true;
+    else if (scrollTop < top.current) follows.current = false;
+    top.current = scrollTop;
   };
   return html`
     <div class="scroll" ref=${box} onScroll=${scrolled} tabindex="0" role="region" aria-label="Conversation">

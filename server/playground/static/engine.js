@@ -222,7 +222,9 @@ function Latencies({ latencies, targets }) {
     </section>`;
 }
 
-const ms = (value) => (value == null ? "–" : `${value.toFixed(value < 10 ? 1 : 0)} ms`);
+// Milliseconds in a narrow column: a second or more is written in seconds.
+const ms = (value) => (value == null ? "–" : value < 1000 ? shortNumber(value, "ms") : shortNumber(value / 1000, "s"));
+const shortNumber = (value, unit) => `${value.toFixed(value < 10 ? 1 : 0)} ${unit}`;
 
 function Replicas({ replicas }) {
   return html`
