@@ -211,8 +211,11 @@ _RESPONSE_PLACES: Mapping[str, Mapping[str, kinds.Row]] = {
 
 
 def _aliases() -> str:
-    aliases = {alias: name for fields in _GENERATING.values() for alias, name in fields.aliases.items()}
-    return _table(("Name", "Is another name of"), ((f"`{alias}`", f"`{name}`") for alias, name in aliases.items()))
+    rows: dict[tuple[str, str], list[str]] = {}
+    for api, fields in _GENERATING.items():
+        for alias, name in fields.aliases.items():
+            rows.setdefault((f"`{alias}`", f"`{name}`"), []).append(api)
+    return _table(("Name", "Is another name of", "APIs"), ((*row, ", ".join(apis)) for row, apis in rows.items()))
 
 
 def _errors() -> str:

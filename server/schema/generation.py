@@ -256,7 +256,8 @@ class SharedFields(RequestModel):
     )
     cache_control: object = option("Every prefix is cached, and found by its content.", has_effect=False)
     moderation: Annotated[object, AfterValidator(_check_moderation)] = option(
-        "This server moderates nothing, and `x-inferd-warning` says so. A policy with the mode `block` is refused.",
+        "This server moderates nothing, and `x-inferd-warning` says so. `moderation.policy.input.mode` and "
+        "`moderation.policy.output.mode` may not be `block`.",
         has_effect=False,
         kind="offer",
     )
