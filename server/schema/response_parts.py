@@ -67,7 +67,7 @@ _AnyPart = Annotated[
     | Annotated[_TextPart, Tag("<output_text>")]
     | Annotated[_RefusalPart, Tag("<refusal>")]
     | Annotated[UnreadPart, Tag("<unread>")],
-    form("an object", part_tag, (*_TEXTS, *(kind for kind in NOUNS if kind.startswith("input_")))),
+    form("an object", part_tag, tuple(_TEXTS)),
 ]
 Content = Annotated[
     Annotated[Text, Tag("<string>")] | Annotated[tuple[_AnyPart, ...], Many(max_length=MAX_MESSAGES), Tag("<parts>")],

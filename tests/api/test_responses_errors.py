@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -107,3 +108,13 @@ def test_unknown_fields_can_be_warned_of(serve: Callable[[AppOptions], str]) -> 
     response = httpx.post(f"{url}/v1/responses", json={**BASE, "colour": {}})
     assert response.status_code == 200
     assert "colour" in response.headers["x-inferd-warning"]
+
+
+def test_the_types_that_a_refusal_lists_can_be_sent(http: httpx.Client) -> None:
+    def answer(kind: str) -> httpx.Response:
+        part = {"type": kind, "refusal" if kind == "refusal" else "text": "x"}
+        return http.post("/v1/responses", json={"input": [{"role": "user", "content": [part]}]})
+
+    listed = re.findall(r"'(\w+)'", answer("text").json()["error"]["message"].partition("Supported values are: ")[2])
+    assert listed == ["input_text", "output_text", "refusal"]
+    assert [answer(kind).status_code for kind in listed] == [200] * 3
