@@ -65,13 +65,14 @@ def digest_of(descriptor: int, num_bytes: int, num_first_bytes: int, pages: Sequ
     return made.hexdigest()[:_DIGEST_DIGITS]
 
 
-def to_argument(file: PinnedFile) -> str:
-    """The file as an argument of a program."""
-    return msgspec.json.encode(file).decode()
+def to_bytes(files: Sequence[PinnedFile]) -> bytes:
+    """The files for the input of another process: too much for arguments, which anybody sees."""
+    return msgspec.msgpack.encode(tuple(files))
 
 
-def of_arguments(arguments: Sequence[str]) -> list[PinnedFile]:
-    return [msgspec.json.decode(argument, type=PinnedFile) for argument in arguments]
+def of_bytes(data: bytes) -> tuple[PinnedFile, ...]:
+    """The files that `to_bytes` wrote. Raises `msgspec.MsgspecError`."""
+    return msgspec.msgpack.decode(data, type=tuple[PinnedFile, ...])
 
 
 def documents_among(files: Iterable[PinnedFile]) -> tuple[PinnedFile, ...]:

@@ -1,7 +1,8 @@
 """Compiles and tries callers' grammars before the engine sees them, each in a process that can be killed.
 
-The server starts it as `python -P -m inferd.engine.grammar.check CHECKPOINT ROWS SHARED [FILE ...]`. Frames of
-`engine.api.wire.grammar_check` come on standard input and go to standard output. This process has read the vocabulary,
+The server starts it as `python -P -m inferd.engine.grammar.check CHECKPOINT ROWS SHARED`. Frames of
+`engine.api.wire.grammar_check` come on standard input and go to standard output. The first one has the files that the
+server holds open. This process has read the vocabulary,
 and forks one process for each grammar. The processor time, the wall time and the address space of that process are
 bounded.
 """
@@ -24,7 +25,7 @@ from pathlib import Path
 from llguidance import LLMatcher, LLTokenizer
 
 from inferd.engine.api.errors import ChangedError, StartError
-from inferd.engine.api.pinned_files import of_arguments, read_pinned
+from inferd.engine.api.pinned_files import of_bytes, read_pinned
 from inferd.engine.api.wire.grammar_check import (
     CHECK_CPU_S,
     CHECK_MEMORY_BYTES,
@@ -77,7 +78,10 @@ class _Check:
 def main() -> int:
     """Answer until the input ends."""
     path, vocab_size, shared = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    files = of_arguments(sys.argv[4:])
+    pinned = _next_frame()
+    if pinned is None:
+        return 0
+    files = of_bytes(pinned)
     try:
         read_pinned(files)
         vocabulary = load_vocabulary(path, vocab_size, shared, files)
@@ -259,8 +263,14 @@ def _bound_memory() -> None:
 
 def _next_question() -> Question | None:
     """None at the end of the input."""
+    body = _next_frame()
+    return None if body is None else read_question(body)
+
+
+def _next_frame() -> bytes | None:
+    """The body of a frame; None at the end of the input."""
     header = _read(FRAME_HEADER_BYTES)
-    return read_question(_read(body_length(header))) if header else None
+    return _read(body_length(header)) if header else None
 
 
 def _read(num_bytes: int) -> bytes:

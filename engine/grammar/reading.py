@@ -3,7 +3,7 @@
 From tokenizer.json, plus the tokens that only tokenizer_config.json adds, or from a GGUF file. The server's processes
 share the tables (`engine.api.process.written_once`). The `tokenizers` library holds the interpreter's lock for seconds,
 so they are read by a process of its own, which runs
-`python -P -m inferd.engine.grammar.reading CHECKPOINT ROWS SHARED [FILE ...]`.
+`python -P -m inferd.engine.grammar.reading CHECKPOINT ROWS SHARED`. Its input has the files that the server holds open.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from inferd.engine.api.checkpoint import documents_of
 from inferd.engine.api.gguf import is_gguf
-from inferd.engine.api.pinned_files import PinnedFile, is_file, of_arguments, read_pinned, source_of, to_argument
+from inferd.engine.api.pinned_files import PinnedFile, is_file, of_bytes, read_pinned, source_of, to_bytes
 from inferd.engine.api.process.written_once import content_of
 from inferd.engine.grammar.bpe import Bpe
 from inferd.engine.grammar.merging import MergingTokenizer
@@ -55,10 +55,9 @@ Documents = Callable[[str], dict[str, Any] | None]
 def read_apart(path: Path, vocab_size: int, shared: str, files: Sequence[PinnedFile]) -> None:
     """Have another process read the tables into the server's file. Nothing is written if it fails: the caller reads
     them then, and says what is wrong. The parameters are those of `load_vocabulary`."""
-    command = (*_COMMAND, str(path), str(vocab_size), shared, *map(to_argument, files))
-    nowhere = subprocess.DEVNULL
+    command, nowhere = (*_COMMAND, str(path), str(vocab_size), shared), subprocess.DEVNULL
     with contextlib.suppress(OSError):
-        subprocess.run(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, check=False)
+        subprocess.run(command, input=to_bytes(files), stdout=nowhere, stderr=nowhere, check=False)
 
 
 def tables_of(path: Path, vocab_size: int, shared: str = "") -> Tables:
@@ -209,7 +208,7 @@ def main() -> int:
     # The process that waits for this may end, and the next one starts it again.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
-        read_pinned(of_arguments(sys.argv[4:]))
+        read_pinned(of_bytes(sys.stdin.buffer.read()))
         tables_of(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
     except Exception:  # of the library, too: the engine reads the files itself, and says what is wrong with them
         return 1

@@ -24,7 +24,7 @@ import msgspec
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.machine.cpu import num_cpus
-from inferd.engine.api.pinned_files import PinnedFile, to_argument
+from inferd.engine.api.pinned_files import PinnedFile, to_bytes
 from inferd.engine.api.process.processor_time import ProcessorTime
 from inferd.engine.api.process.written_once import WrittenOnce
 from inferd.engine.api.wire.grammar_check import (
@@ -36,6 +36,7 @@ from inferd.engine.api.wire.grammar_check import (
     Verdict,
     body_length,
     frame_of,
+    framed,
     read_verdict,
 )
 from inferd.server.errors import table as errors
@@ -112,8 +113,8 @@ class GrammarChecker:
         """`files`: the checkpoint's files without the weights, as the server holds them open. `vocabulary`: what the
         engines share with the process."""
         self._vocabulary = vocabulary or WrittenOnce()
-        arguments = (str(model_path), str(vocab_size), self._vocabulary.path)
-        self._command = (*command, *arguments, *map(to_argument, files))
+        self._command = (*command, str(model_path), str(vocab_size), self._vocabulary.path)
+        self._files = framed(to_bytes(files))
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[Process | Verdict] | None = None
@@ -251,6 +252,8 @@ class GrammarChecker:
             process = await asyncio.create_subprocess_exec(
                 *self._command, stdin=PIPE, stdout=PIPE, start_new_session=True
             )
+            assert process.stdin is not None
+            process.stdin.write(self._files)
             verdict = await _first_answer(process)
         except (TimeoutError, asyncio.IncompleteReadError, OSError, msgspec.MsgspecError):
             logger.exception(verdict.error)

@@ -16,7 +16,9 @@ import psutil
 import pytest
 
 from inferd.engine.api.errors import RequestError
+from inferd.engine.api.held_files import HeldFiles
 from inferd.engine.api.wire.grammar_check import (
+    CHECK_COMMAND,
     CHECK_MEMORY_BYTES,
     MAX_GRAMMAR_BYTES,
     Question,
@@ -426,6 +428,23 @@ def test_a_model_whose_tokens_cannot_be_read_serves_no_grammars(tmp_path: Path) 
         assert "has no tokenizer.json" in error.message
 
     run(work, tmp_path)
+
+
+def test_the_files_that_the_server_holds_are_no_arguments() -> None:
+    """Anybody sees arguments, and each file has up to 1,024 numbers."""
+
+    async def main() -> None:
+        held = HeldFiles(sorted(MODEL_PATH.iterdir()))
+        held.pin()
+        checker = GrammarChecker(MODEL_PATH, 3_072, files=held.pinned)
+        try:
+            await checker.check(pattern("a").text(), "here")
+            arguments = psutil.Process(pid_of(checker)).cmdline()
+            assert len(held.pinned) > 1 and len(arguments) == len(CHECK_COMMAND) + 3, arguments
+        finally:
+            await checker.close()
+
+    asyncio.run(main())
 
 
 def test_an_error_of_the_check_is_not_the_grammar_s(capfd: pytest.CaptureFixture[str]) -> None:

@@ -100,14 +100,16 @@ def test_pinned_files_are_read_after_others_have_their_names(model: Path, tmp_pa
 
 def test_another_process_reads_them_through_this_one(model: Path) -> None:
     held, _ = hold(model)
-    arguments = [pinned_files.to_argument(file) for file in held.pinned]
     shutil.rmtree(model)
     program = (
         "import sys; from pathlib import Path; from inferd.engine.api import pinned_files as p, checkpoint as c; "
-        "p.read_pinned(p.of_arguments(sys.argv[2:])); print(len(c.Checkpoint.read(Path(sys.argv[1])).tensors))"
+        "p.read_pinned(p.of_bytes(sys.stdin.buffer.read())); print(len(c.Checkpoint.read(Path(sys.argv[1])).tensors))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(model), *arguments], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, str(model)],
+        input=pinned_files.to_bytes(held.pinned),
+        capture_output=True,
+        check=True,
     )
     assert int(done.stdout) == len(Checkpoint.read(EMBEDDED_PATH).tensors)
 

@@ -82,7 +82,11 @@ _VERDICT_DECODER = msgspec.msgpack.Decoder(Verdict)
 
 def frame_of(message: Question | Verdict) -> bytes:
     """A message as the bytes that are sent."""
-    body = _ENCODER.encode(message)
+    return framed(_ENCODER.encode(message))
+
+
+def framed(body: bytes) -> bytes:
+    """A body with its length before it."""
     return len(body).to_bytes(FRAME_HEADER_BYTES, "little") + body
 
 
