@@ -10,6 +10,7 @@ start costs a tenth of the real engine's processor time.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -94,6 +95,7 @@ def load_free(
     facts = ModelFacts.of(Checkpoint.read(Path(config.model_path)))
     report(Phase("free model", time.monotonic() - started_s, f"{step_s * 1e3:g} ms a step, asleep"))
     return FreeWorker(facts.arch, step_s), Ready(
+        pid=os.getpid(),
         num_blocks=config.num_blocks,
         block_size=config.block_size,
         max_model_len=config.max_model_len,

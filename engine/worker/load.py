@@ -6,6 +6,7 @@ If an engine has several ranks, rank 0 calls `load_worker`, which starts the oth
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -213,6 +214,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
         kernels=kernels,
         model_impl=model_impl,
         numerics=numerics,
+        pid=os.getpid(),
         speculative=config.speculative if config.draft is None else config.draft.described,
         prefix_caching=config.prefix_caching,
         num_checkpoints=config.num_checkpoints,

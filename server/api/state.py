@@ -161,6 +161,7 @@ def _replica(replica: Replica, router: Router) -> ReplicaState:
     return {
         "status": "up" if replica.is_up else "failed" if has_failed else "unloaded" if is_unloaded else "starting",
         "reason": replica.failure or None,
+        "pid": replica.ready.pid if replica.is_up and replica.ready is not None else None,
         "requests": {"running": stats.num_running, "waiting": stats.num_waiting},
         "kv_cache_usage": _share(stats.num_blocks_used, stats.num_blocks),
     }

@@ -238,6 +238,7 @@ class ScriptedRouter:
             dtype="float32",
             peaks=Peaks(1e10, 1e12),
             speculative=self.speculative,
+            pid=4321,
         )
 
     def will(self, *scripts: Script) -> None:

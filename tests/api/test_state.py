@@ -37,7 +37,10 @@ def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:
             "peaks": {"read_bytes_per_s": 10**10, "flops_per_s": 10**12},
         },
         "replicas": [
-            {"status": "up", "reason": None, "requests": {"running": 0, "waiting": 0}, "kv_cache_usage": 0.0}
+            {
+                "status": "up", "reason": None, "pid": 4321, "requests": {"running": 0, "waiting": 0},
+                "kv_cache_usage": 0.0,
+            }
         ],
         "restarts": 0,
         "requests": {"running": 0, "waiting": 0},
@@ -100,7 +103,8 @@ def test_load_and_the_last_minute(serve: Callable[..., str], router: Any) -> Non
     assert state["requests"] == {"running": 3, "waiting": 2}
     assert state["kv_cache"] == {"blocks": 64, "used": 16, "shared": 4, "cached": 8, "usage": 0.25}
     requests = {"running": 3, "waiting": 2}
-    assert state["replicas"] == [{"status": "up", "reason": None, "requests": requests, "kv_cache_usage": 0.25}]
+    replica = {"status": "up", "reason": None, "pid": 4321, "requests": requests, "kv_cache_usage": 0.25}
+    assert state["replicas"] == [replica]
     assert state["last_minute"] == {
         "prefill": None,
         "decode": {

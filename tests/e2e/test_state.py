@@ -29,6 +29,11 @@ def test_steps_explain_themselves(daemon: Daemon) -> None:
     assert any(line.split()[:1] == ["peaks"] or " peaks " in line for line in daemon.lines), daemon.output
 
 
+def test_the_engine_can_be_found(daemon: Daemon) -> None:
+    """Whoever wants to see that a stream goes on kills this process."""
+    assert [replica["pid"] for replica in daemon.get("/state").json()["replicas"]] == [daemon.engine_pid]
+
+
 def test_the_weights_are_hashed(daemon: Daemon) -> None:
     file = EMBEDDED_PATH / "model.safetensors"
     expected = {file.name: hashlib.sha256(file.read_bytes()).hexdigest()}

@@ -292,6 +292,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """Code that computes the model: "native", or "transformers 5.23.0, torch 2.13.0"."""
     numerics: Numerics | None = None
     """Facts that results depend on; None for an engine that computes nothing."""
+    pid: int = 0
+    """Number of the engine's process."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -303,6 +303,8 @@ class ReplicaState(Answer):
     status: Literal["up", "starting", "failed", "unloaded"]
     reason: str | None
     """Why it failed: its engines died one after another without a token. It is tried again every minute."""
+    pid: int | None
+    """Number of its engine's process on the server's machine; null if it has none that takes requests."""
     requests: RequestsState
     kv_cache_usage: float
     """Share of its KV blocks that requests hold."""
