@@ -165,7 +165,7 @@ def _python(*arguments: str, timeout_s: float, **variables: str) -> int:
 
 def _numerics(into: Path, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
     into.unlink(missing_ok=True)
-    _python("benchmarks.gpu.numeric", str(into), timeout_s=_NUMERIC_TIMEOUT_S, TRITON_INTERPRET="1")
+    _python("benchmarks.gpu.numeric", "--out", str(into), timeout_s=_NUMERIC_TIMEOUT_S, TRITON_INTERPRET="1")
     if not into.exists():
         return {}
     found: dict[str, dict[str, Any]] = json.loads(into.read_text())

@@ -11,6 +11,7 @@ table what `tests/kernels` proves at length.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import importlib
@@ -718,10 +719,13 @@ def numerics(bench: Bench) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run all checks in the interpreter. Writes the worst check of each op and shipped kernel to the given file: {name:
-    {max_err, tol, reason}}."""
+    """Run all checks in the interpreter."""
     from tests.kernels import interpreter  # noqa: PLC0415
 
+    parser = argparse.ArgumentParser(description="Check each op's Triton kernel in Triton's interpreter.")
+    told = "write the worst check of each op and shipped kernel: {name: {max_err, tol, reason}}"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=told)
+    out: Path | None = parser.parse_args(arguments).out
     gpu.interpret(True)
     interpreter.repair()
     with torch.inference_mode():
@@ -729,9 +733,9 @@ def main(arguments: Sequence[str]) -> int:
     for name, result in found.items():
         outcome = result.reason or f"{result.max_err:.2e} of {result.tol:.2e}{' WRONG' * result.is_wrong}"
         print(f"{name:18} {outcome}", flush=True)
-    if arguments:
+    if out is not None:
         kernels = {op: _worst([found[name] for name in check_of(op, package)]) for op, package in shipped_ops()}
-        Path(arguments[0]).write_text(json.dumps({op: dataclasses.asdict(r) for op, r in {**found, **kernels}.items()}))
+        out.write_text(json.dumps({op: dataclasses.asdict(r) for op, r in {**found, **kernels}.items()}))
     return int(any(result.is_wrong for result in found.values()))
 
 

@@ -57,12 +57,22 @@ GELU._implementations = tuple(exact if one.name == "triton" else one for one in 
 wrong = numeric.check("gelu", torch.device("cpu"))
 GELU._implementations = GELU._implementations[-1:]
 absent = numeric.check("gelu", torch.device("cpu"))
+numeric.CHECKS = {"gelu": numeric.CHECKS["gelu"]}
+numeric.shipped_ops = lambda: []
+numeric.main(["--out", sys.argv[1]])
+try:
+    numeric.main(["gelu"])
+except SystemExit as ended:
+    assert ended.code == 2
 print(json.dumps([missing, right.is_wrong, right.max_err, wrong.max_err, absent.reason]))
 """
     env = {**environment(make_tree(tmp_path)), "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-P", "-c", code, str(tmp_path / "out.json")]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    missing, right_is_wrong, right, wrong, absent = json.loads(done.stdout)
+    missing, right_is_wrong, right, wrong, absent = json.loads(done.stdout.splitlines()[-1])
+    assert list(json.loads((tmp_path / "out.json").read_text())) == ["gelu"]
+    assert not (tmp_path / "gelu").exists(), "an argument is no file to write"
     assert missing == []
     assert not right_is_wrong and 0 < right < wrong
     assert "no implementation called triton" in absent
