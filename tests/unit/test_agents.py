@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +118,8 @@ def test_the_versions_of_all_packages_are_pinned() -> None:
         for file in folder.glob("*/requirements.txt"):
             lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
             assert [line for line in lines if "==" not in line] == [], file
+
+
+def test_the_readme_counts_the_programs() -> None:
+    counted = re.search(r"(\d+) \[agent programs and frameworks\]", (ROOT / "README.md").read_text())
+    assert counted is not None and int(counted[1]) == len(clients(HERE, ENVIRONMENTS))
