@@ -108,7 +108,9 @@ def notices_of(wire: ChatRequest, model: ServedModel) -> tuple[Notice, ...]:
         found.append(Notice("tools_as_text", LACKS_TOOLS))
     lone = _lone_results(wire.messages)
     if lone:
-        text = f"The model reads a tool's result without its call, for {_listed(lone)}: send the call too, in 'messages'"
+        text = (
+            f"The model reads a tool's result without its call, for {_listed(lone)}: send the call too, in 'messages'"
+        )
         found.append(Notice("lone_result", text))
     return tuple(found)
 
