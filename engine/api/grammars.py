@@ -6,6 +6,7 @@ The server refuses keywords by their path before a grammar is compiled. The engi
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 NUMBER_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 TYPE_KEYWORDS = frozenset(
@@ -31,6 +32,28 @@ FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4",
 BLANK = r"(\r?\n([ ]{0,40}|\t{0,10})|[ ])?"
 """Blanks that may stand between the tokens of JSON: a space, or a line break and an indentation of ten levels of four
 spaces or a tab. Bounded, so that a model cannot spend its answer on blanks."""
+
+TagTexts = tuple[str, str, str]
+"""Texts before the name of a property in tags, between name and value, and behind the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaUse:
+    """How a JSON schema is used. The server writes it beside the schema in a grammar, and the compiler reads it."""
+
+    where: str = "schema"
+    """Path of the schema in the request."""
+    is_lenient: bool = False
+    """Whether what cannot be enforced is left to the model and told, not refused."""
+    way_out: str = ""
+    """Advice of a refusal."""
+    tool: str = ""
+    """Name of the tool that has the schema, for messages."""
+    tags: TagTexts | None = None
+    """Given if an object is written as its properties in tags."""
+    told: tuple[str, ...] = ()
+    """Notices of what else is left to the model."""
+
 
 _NOT_PLAIN = re.compile(r"[^0-9A-Za-z_ ,:;=@'\"!%`<>]")
 

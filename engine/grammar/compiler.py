@@ -10,9 +10,11 @@ import json
 import re
 from dataclasses import dataclass
 
+import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import is_lark_syntax
 
+from inferd.engine.api.grammars import SchemaUse
 from inferd.engine.api.wire.grammar_check import MAX_REASON, Left
 from inferd.engine.grammar.gbnf import lark_of
 from inferd.engine.grammar.ports import GrammarError
@@ -47,16 +49,16 @@ def normal_form(text: str) -> NormalForm:
     """The grammar with every schema and every part in GBNF written in Lark. Raises `GrammarError`."""
     if not text.lstrip().startswith("{"):
         return NormalForm(_to_lark(text))
-    whole = json.loads(text)
-    left: list[Left] = []
-    for part in whole["grammars"]:
-        if "json_schema" in part:
-            text, found = schema_grammar(**{key: part.pop(key) for key in list(part) if key != "name"})
-            part["lark_grammar"] = text
-            left += found
+    parts, left = [], list[Left]()
+    for part in json.loads(text)["grammars"]:
+        name, schema = part.pop("name"), part.pop("json_schema", None)
+        if schema is None:
+            lark = _to_lark(part["lark_grammar"])
         else:
-            part["lark_grammar"] = _to_lark(part["lark_grammar"])
-    return NormalForm(json.dumps(whole, ensure_ascii=False), tuple(left))
+            lark, found = schema_grammar(schema, msgspec.convert(part, SchemaUse))
+            left += found
+        parts.append({"name": name, "lark_grammar": lark})
+    return NormalForm(json.dumps({"grammars": parts}, ensure_ascii=False), tuple(left))
 
 
 def _to_lark(text: str) -> str:

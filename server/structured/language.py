@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 
-from inferd.engine.api.grammars import literal_regex
+from inferd.engine.api.grammars import SchemaUse, literal_regex
 
 _OPTIONS = '%llguidance {"no_forcing": true}'
 """The model chooses the tokens even if only one text can follow. Forced tokens would come from the tokenizer, which
@@ -25,14 +25,11 @@ _ASCII_CLASSES = {
     "d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]",
     "s": r"[\t\n\x0b\x0c\r\x20]", "S": r"[^\t\n\x0b\x0c\r\x20]",
 }  # fmt: skip
+_PLAIN_USE = SchemaUse()
 _BREAKS = {"\n": r"\n", "\r": r"\r"}
 
 REFERENCE_CHARS = 24
 """Most characters that each use of a `shared` language adds."""
-
-
-TagTexts = tuple[str, str, str]
-"""Texts before the name of a property in tags, between name and value, and behind the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +105,9 @@ def one_of(texts: Iterable[str]) -> Language:
     return pattern("(" + "|".join(map(literal_regex, texts)) + ")")
 
 
-def json_value(
-    schema: Mapping[str, object] | bool,
-    where: str = "schema",
-    *,
-    is_lenient: bool = False,
-    way_out: str = "",
-    tool: str = "",
-    tags: TagTexts | None = None,
-    told: Sequence[str] = (),
-) -> Language:
-    """The JSON values of a schema. `where`: its path in the request. `is_lenient`: what cannot be enforced is left to
-    the model and told, not refused. `way_out`: what a refusal advises. `tool`: name of the tool that has the schema.
-    `tags`: given if an object is written as its properties in tags. `told`: what else is left to the model."""
-    beside = {"where": where, "is_lenient": is_lenient, "way_out": way_out, "tool": tool, "tags": tags, "told": told}
-    text = json.dumps({"json_schema": schema, **beside}, ensure_ascii=False)
+def json_value(schema: Mapping[str, object] | bool, use: SchemaUse = _PLAIN_USE) -> Language:
+    """The JSON values of a schema."""
+    text = json.dumps({"json_schema": schema, **asdict(use)}, ensure_ascii=False)
     name = _rule_name("json", text)
     return Language(f"@{name}", schemas=((name, text),))
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.grammars import ANNOTATIONS, COMBINING_KEYWORDS, FORMATS, TYPE_KEYWORDS
+from inferd.engine.api.grammars import ANNOTATIONS, COMBINING_KEYWORDS, FORMATS, TYPE_KEYWORDS, SchemaUse, TagTexts
 from inferd.server.errors import table as errors
 from inferd.server.structured.bounds import check_json, refusal
-from inferd.server.structured.language import Language, TagTexts, json_value
+from inferd.server.structured.language import Language, json_value
 
 MAX_SCHEMA_CHARS = 64 * 1024
 """Most characters of a schema's JSON, escapes not counted."""
@@ -44,15 +44,14 @@ def read_schema(
 ) -> Language:
     """The language of a schema's values. A schema is an object or a boolean. Raises `RequestError`.
 
-    `way_out`: advice about a keyword that cannot be enforced. `tool`: name of the tool that the schema
-    belongs to, for messages. `tags`, `told`: see `json_value`.
+    `is_strict`: whether a keyword that cannot be enforced is refused. The other parameters are those of `SchemaUse`.
     """
     if not isinstance(value, (dict, bool)):
         raise errors.invalid_type(where, "an object", value)
     if isinstance(value, dict):
         check_json(value, where, "the schema", MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH)
         _check(value, where, tool, way_out if is_strict else None)
-    return json_value(value, where, is_lenient=not is_strict, way_out=way_out, tool=tool, tags=tags, told=told)
+    return json_value(value, SchemaUse(where, not is_strict, way_out, tool, tags, tuple(told)))
 
 
 def _check(value: dict[str, object], where: str, tool: str, way_out: str | None) -> None:

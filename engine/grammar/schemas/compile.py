@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from inferd.engine.api.grammars import SchemaUse, TagTexts
 from inferd.engine.api.wire.grammar_check import Left
 from inferd.engine.grammar.ports import GrammarError
 from inferd.engine.grammar.schemas.reader import TYPES, Notices, Reader
@@ -12,50 +13,38 @@ from inferd.engine.grammar.schemas.shapes import SchemaError
 from inferd.engine.grammar.schemas.writer import Impossible, Writer
 
 
-def schema_grammar(
-    json_schema: Mapping[str, Any] | bool,
-    where: str,
-    *,
-    is_lenient: bool,
-    way_out: str = "",
-    tool: str = "",
-    tags: Sequence[str] | None = None,
-    told: Sequence[str] = (),
-) -> tuple[str, tuple[Left, ...]]:
+def schema_grammar(schema: Mapping[str, Any] | bool, use: SchemaUse) -> tuple[str, tuple[Left, ...]]:
     """(the grammar of the schema's values, what of the schema is left to the model).
 
-    `where`: the schema's path in the request. `way_out`: what a refusal advises. `tool`: name of the tool that has the
-    schema. `tags`: given if an object is written as its properties in tags: the texts before, between and behind the
-    name and the value of each. `told`: what else is left to the model.
-
-    Raises `GrammarError` for a schema that cannot be enforced, or, if `is_lenient`, only for one that is too large.
+    Raises `GrammarError` for a schema that cannot be enforced, or, if the use is lenient, only for one that is too
+    large.
     """
-    owner = f" of the tool '{tool[:64]}'" if tool else ""
-    notices = Notices(owner, way_out, is_lenient=is_lenient)
-    notices.texts |= dict.fromkeys(told)
+    owner = f" of the tool '{use.tool[:64]}'" if use.tool else ""
+    notices = Notices(owner, use.way_out, is_lenient=use.is_lenient)
+    notices.texts |= dict.fromkeys(use.told)
     try:
-        return _written(json_schema, where, notices, tags), tuple(map(Left, notices.texts))
+        return _written(schema, use, notices), tuple(map(Left, notices.texts))
     except Impossible as error:
         reason = f"it allows no value: {error}"
     except SchemaError as error:
         reason = str(error)
-    if not is_lenient:
+    if not use.is_lenient:
         raise GrammarError(reason)
-    left = (Left(f"'{where}'{owner} is left to the model: {reason}", is_whole=True),)
-    return _written(_without_rules(json_schema, tags), where, Notices(is_lenient=True), tags), left
+    left = (Left(f"'{use.where}'{owner} is left to the model: {reason}", is_whole=True),)
+    return _written(_without_rules(schema, use.tags), use, Notices(is_lenient=True)), left
 
 
-def _written(schema: Mapping[str, Any] | bool, where: str, notices: Notices, tags: Sequence[str] | None) -> str:
-    reader = Reader(schema, where, notices)
+def _written(schema: Mapping[str, Any] | bool, use: SchemaUse, notices: Notices) -> str:
+    reader = Reader(schema, use.where, notices)
     writer = Writer(reader, reader.read(), notices)
-    if tags is None:
+    if use.tags is None:
         return writer.text()
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     named = properties.items() if isinstance(properties, Mapping) else ()
-    return writer.tagged_text(tags, {name for name, inner in named if is_bare(inner)})
+    return writer.tagged_text(use.tags, {name for name, inner in named if is_bare(inner)})
 
 
-def _without_rules(schema: Mapping[str, Any] | bool, tags: Sequence[str] | None) -> Mapping[str, Any] | bool:
+def _without_rules(schema: Mapping[str, Any] | bool, tags: TagTexts | None) -> Mapping[str, Any] | bool:
     """The schema's type, and the names of its properties if only those can be written."""
     kind = schema.get("type") if isinstance(schema, Mapping) else None
     if not isinstance(schema, Mapping) or not isinstance(kind, str) or kind not in TYPES:
