@@ -32,7 +32,7 @@ LIMITS = LLParserLimits(
 
 _SOURCE_LINE = re.compile(r"\d+ \||\^+$")
 _REGEX_SOURCE = re.compile(r"regex parse error:.*?^\s*error: ", re.DOTALL | re.MULTILINE)
-"""What an error of a regular expression repeats of the expression, which stands before it."""
+"""The part of an error that repeats the regular expression, which stands before it."""
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 
 

@@ -82,7 +82,7 @@ def test_the_prefix_cache_is_reset_where_there_is_an_engine(guarded: str, router
 def test_what_is_not_served_says_what_to_do_and_not_to_ask_again(
     guarded: str, method: str, path: str, key: str
 ) -> None:
-    """An admin key would not help, so nobody is asked for one."""
+    """An admin key would not help, so the server asks for none."""
     response = httpx.request(method, guarded + path, headers=bearer(key), json={"lora_name": "x"})
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (501, "not_implemented", None)
