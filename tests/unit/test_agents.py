@@ -6,10 +6,12 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.agents.run import ENVIRONMENTS, HERE, faults_of
 from tests.agents.scripted_model import PREFACE, Turn, answer_to
@@ -123,3 +125,36 @@ def test_the_versions_of_all_packages_are_pinned() -> None:
 def test_the_readme_counts_the_programs() -> None:
     counted = re.search(r"(\d+) \[agent programs and frameworks\]", (ROOT / "README.md").read_text())
     assert counted is not None and int(counted[1]) == len(clients(HERE, ENVIRONMENTS))
+
+
+PAGE = (ROOT / "docs" / "clients.md").read_text()
+PROGRAMS = [one for one in clients(HERE, ENVIRONMENTS) if re.search(rf"\(#[\w-]+\) \| {re.escape(one.version)} ", PAGE)]
+
+
+def keys_of(value: Any) -> set[str]:
+    """All keys of a configuration, at any depth."""
+    if isinstance(value, list):
+        return set().union(*map(keys_of, value))
+    return set(value).union(*map(keys_of, value.values())) if isinstance(value, dict) else set()
+
+
+READERS = {"toml": tomllib.loads, "json": json.loads, "yaml": yaml.safe_load}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_the_page_says_what_the_check_does(program: Any) -> None:
+    """Each flag, variable and key of a program's blocks is in its `check.py`, which runs the program with them."""
+    heading = re.search(rf"\| \[([^]]+)\]\(#[\w-]+\) \| {re.escape(program.version)} \|", PAGE)
+    assert heading is not None
+    section = PAGE.split(f"\n### {heading[1]}\n")[1].split("\n## ")[0].split("\n### ")[0]
+    blocks = re.findall(r"^( *)```(\w+)\n(.*?)^\1```$", section, re.MULTILINE | re.DOTALL)
+    commands = "\n".join(text for _, kind, text in blocks if kind == "sh")
+    assert commands, "the page has no command that starts the program"
+    said = {*re.findall(r"(?<!\S)(--[a-z][a-z-]+)", commands), *re.findall(r"\b([A-Z][A-Z_]+)=", commands)}
+    for _, kind, text in blocks:
+        if kind != "sh":
+            said |= {key for key in keys_of(READERS[kind](text)) if "qwen3-coder" not in key} - {"inferd"}
+    checked = (program.folder / "check.py").read_text()
+    assert {word for word in said if word not in checked} == set()
+    for variable in re.findall(r'env_key = "(\w+)"', section):
+        assert f"export {variable}=" in commands

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from agent import BROKEN, MENDED, MODEL, Project, plan, when
 from checks import BASE_URL, KEY, check, run
 
@@ -12,6 +14,9 @@ FLAGS = (
 )  # fmt: skip
 
 
+MODEL_FACTS = {"max_input_tokens": 65536, "max_output_tokens": 8192, "litellm_provider": "openai", "mode": "chat"}
+
+
 def block(old: str, new: str) -> str:
     return f"I change it.\n\ncalc.py\n```python\n<<<<<<< SEARCH\n    {old}\n=======\n    {new}\n>>>>>>> REPLACE\n```\n"
 
@@ -20,6 +25,7 @@ def block(old: str, new: str) -> str:
 def a_task() -> None:
     """an edit that fails its test, and a second one"""
     project = Project()
+    (project.folder / ".aider.model.metadata.json").write_text(json.dumps({f"openai/{MODEL}": MODEL_FACTS}))
     wrong = "return a * b"
     # Between the two, aider writes three turns in the model's name.
     task = plan(when(BROKEN, block(BROKEN, wrong)), *["Ok."] * 3, when("AssertionError", block(wrong, MENDED)))
