@@ -16,8 +16,7 @@ from transformers.utils.chat_parsing.response_templates import (
 )
 
 from inferd.engine.api.errors import ModelError
-from inferd.server.tools.markers import Marker
-from inferd.server.tools.markers import compiled as recompiled
+from inferd.server.tools.markers import Marker, recompiled
 
 OWN = "own"
 """Name of a format that the checkpoint itself declares in its response_template."""

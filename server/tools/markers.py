@@ -81,6 +81,11 @@ def literal_marker(texts: Iterable[str]) -> Marker:
 
 @lru_cache(maxsize=256)
 def compiled(source: str) -> Any:
+    """As `recompiled`, once for each source."""
+    return recompiled(source)
+
+
+def recompiled(source: str) -> Any:
     """A pattern of the `regex` library. transformers compiles it, because `re` has no partial matches."""
     spec = {"start_anchor": "-", "fields": {"x": {"open_pattern": source, "transform": "{content}"}}}
     return load_response_template(spec).fields["x"].open_re

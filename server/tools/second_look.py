@@ -13,11 +13,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Any
 
 from inferd.server.tools.closed_calls import dumped
 from inferd.server.tools.json_span import JsonSpan
-from inferd.server.tools.markers import compiled
+from inferd.server.tools.markers import compiled, recompiled
 from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Content, Piece, first_calls
 from inferd.server.tools.python_calls import literal, python_calls
 from inferd.server.tools.schema_fit import fits
@@ -27,8 +28,10 @@ MAX_CHARS = 32_768
 _MAX_LOOSE_CHARS, _MAX_LOOSE_MARKS = 8_192, 1_500
 """Characters, and marks other than letters, of a text that is no JSON and may be Python. It is slow to parse."""
 _MAX_CALLS = 128
-_MAX_NAMES_CHARS = 32_768
-"""Names of all tools together. With more, only the model's own format is read."""
+_MAX_NAMES_CHARS = 4_096
+"""Characters of all names that a pattern may list. With more it takes any name, so a little more text is held back:
+a pattern of all of them would take long to compile."""
+_ANY_NAME = r"""[^"'\s()<>]{1,128}"""
 
 _BEFORE = (
     r"(?:```[A-Za-z_]{0,16}[ \t]{0,8}\r?\n\s{0,32})?"
@@ -59,20 +62,24 @@ class Offer:
 
     @classmethod
     def of(cls, tools: Iterable[Mapping[str, object]], max_calls: int | None) -> Offer | None:
-        """None if there are no tools, or if their names are too long together."""
+        """None if there are no tools."""
         functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), Mapping)]
         schemas = {str(one.get("name")): one.get("parameters") for one in functions if isinstance(one, Mapping)}
-        if not schemas or sum(map(len, schemas)) > _MAX_NAMES_CHARS:
+        if not schemas:
             return None
-        return cls(schemas, compiled(_begin_of(schemas)), max_calls)
+        return cls(schemas, _pattern_of(tuple(schemas)), max_calls)
 
 
-def _begin_of(names: Iterable[str]) -> str:
-    known = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    named = rf"""["']name["']\s{{0,8}}:\s{{0,8}}["'](?:{known})["']"""
+@lru_cache(maxsize=32)
+def _pattern_of(names: tuple[str, ...]) -> Any:
+    longest_first = sorted(names, key=len, reverse=True)
+    is_short = sum(map(len, names)) <= _MAX_NAMES_CHARS
+    known = "|".join(map(re.escape, longest_first)) if is_short else _ANY_NAME
+    named = rf"""["']name["']\s{{0,8}}:\s{{0,8}}["'](?P<name>{known})["']"""
     an_object = rf"""\{{\s{{0,32}}(?:{named}|["'](?:arguments|parameters)["']\s{{0,8}}:)"""
-    python = rf"(?:\[\s{{0,32}}|(?<![^\n>]))(?:{known})\("
-    return rf"{_BEFORE}(?:(?P<json>(?:\[\s{{0,32}})?{an_object})|(?P<python>{python})|<function=(?P<tag>{known})>)"
+    python = rf"(?:\[\s{{0,32}}|(?<![^\n>]))(?P<called>{known})\("
+    parts = rf"(?P<json>(?:\[\s{{0,32}})?{an_object})|(?P<python>{python})|<function=(?P<tag>{known})>"
+    return recompiled(rf"{_BEFORE}(?:{parts})")
 
 
 class _State(Enum):
@@ -221,12 +228,19 @@ class SecondLook:
             return len(self._text.rstrip(_EDGE_BLANKS))
         text = context + self._text
         found = self._begin.search(text, len(context), partial=True)
+        while found is not None and not self._is_offered(found):
+            found = self._begin.search(text, found.start() + 1, partial=True)
         if found is None or found.start() == len(text):
             return len(self._text.rstrip(_EDGE_BLANKS))
         start = len(text[len(context) : found.start()].rstrip(_EDGE_BLANKS))
         if not found.partial:
             self._begun(found, len(context) + start)
         return start
+
+    def _is_offered(self, found: Any) -> bool:
+        """Whether the name in the beginning of a call, if it has come, is one of the tools'."""
+        name = None if found.partial else found["name"] or found["called"] or found["tag"]
+        return name is None or name in self._offer.schemas
 
     def _begun(self, found: Any, offset: int) -> None:
         """A call begins with this match, whose positions are `offset` characters larger than those in the held text."""
@@ -262,7 +276,7 @@ class SecondLook:
         if self._at == len(self._text):
             return False
         found = self._begin.match(self._text, self._at, partial=not is_end)
-        if found is None or len(self._calls) == _MAX_CALLS:
+        if found is None or not self._is_offered(found) or len(self._calls) == _MAX_CALLS:
             return None
         if found.partial:
             return False

@@ -192,6 +192,21 @@ def test_a_text_that_is_too_long_is_text() -> None:
         assert len([piece for piece in look(text, []) if isinstance(piece, CallBegun)]) == num_calls
 
 
+def test_many_tools_are_read_as_few() -> None:
+    """Their names are too many for a pattern of them all."""
+    more = [{"type": "function", "function": {"name": f"tool_number_{i}", "parameters": {}}} for i in range(1_000)]
+    offer = Offer.of([*TOOLS, *more], None)
+    assert offer is not None
+    texts = [(text, True) for text, _, _ in CALLS.values()] + [(text, False) for text in TEXTS.values()]
+    for text, is_call in texts:
+        for size in (1, 3, len(text)):
+            reader = SecondLook(offer)
+            pieces = [one for i in range(0, len(text), size) for one in reader.take([Content(text[i : i + size])])]
+            pieces = joined([*pieces, *reader.finish()])
+            assert any(isinstance(piece, CallBegun) for piece in pieces) == is_call
+            assert is_call or pieces == [Content(text)]
+
+
 def test_only_the_first_call_counts_if_one_is_wanted() -> None:
     assert [piece for piece in look(f"{PARIS_CALL}\n{NOW_CALL}", [], 1) if isinstance(piece, CallBegun)] == [
         CallBegun("get_weather")
