@@ -131,7 +131,7 @@ def an_image_is_refused_when_it_is_new_and_left_out_when_it_is_not() -> None:
     refused = raised(anthropic.BadRequestError, lambda: client.messages.create(messages=new, **COMMON))
     assert "text alone" in refused.body["error"]["message"]
     raw = client.messages.with_raw_response.create(messages=[*new, *HELLO], **COMMON)
-    assert "'image'" in raw.headers["x-inferd-warning"]
+    assert "(1 image)" in raw.headers["x-inferd-warning"]
     assert raw.parse().content[0].text
 
 
