@@ -186,8 +186,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"inference_geo": "eu"}, "inference_geo", "unsupported_value"),
     ({"compaction": {"type": "summarize"}}, "compaction", "unsupported_parameter"),
     ({"thread": {"type": "create"}}, "thread", "unsupported_parameter"),
-    ({"max_completion_tokens": 5}, "max_completion_tokens", "unknown_parameter"),
-    ({"stop": "x"}, "stop", "unknown_parameter"),
+    ({"max_completion_tokens": 5}, "max_completion_tokens", "unsupported_parameter"),
+    ({"stop": "x"}, "stop", "unsupported_parameter"),
 ]  # fmt: skip
 
 
