@@ -21,6 +21,7 @@ from inferd.engine.api.wire.messages import Failure
 from inferd.server.api import respond
 from inferd.server.api.app import AppOptions
 from inferd.server.observability.metrics import Metrics
+from inferd.server.text.control_tokens import Rendered
 from inferd.server.text.model import ServedModel
 
 from .conftest import serving
@@ -156,10 +157,10 @@ class Gate:
     def __init__(self) -> None:
         self.entered, self.opened = threading.Event(), threading.Event()
 
-    def render(self, conversation: object, limits: object, notices: object) -> str:
+    def read(self, conversation: object, limits: object, notices: object) -> Rendered:
         self.entered.set()
         assert self.opened.wait(20)
-        return "x"
+        return Rendered("x")
 
 
 @pytest.mark.parametrize("stream", [False, True])
