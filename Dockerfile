@@ -7,7 +7,7 @@ ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 FROM ${PYTHON_IMAGE} AS dependencies
 # torch's default wheel for Linux includes CUDA and brings Triton, which GPUs need: several GB. For an image without GPU
 # support, use the index of PyTorch's CPU wheels: deploy/build.sh
-# --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+# --build-arg TORCH_INDEX_URL=URL
 ARG TORCH_INDEX_URL=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN ["python", "-m", "venv", "/opt/inferd"]

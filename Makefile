@@ -7,7 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
-# https://download.pytorch.org/whl/cpu, for example, has PyTorch for CPUs alone.
+# Another index for PyTorch, such as that of its builds for CPUs alone.
 TORCH_INDEX_URL ?=
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
@@ -94,7 +94,7 @@ docs: $(DOCS_STAMP) ## Write the tables of docs/ anew and build the site in buil
 train: $(STAMP) ## Train the embedded model again (about an hour on two cores)
 	@$(BIN)/python -m examples.tiny.train
 
-image: ## Build the container image with docker, podman or buildah: make image ARGS='--build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu'
+image: ## Build the container image with docker, podman or buildah: make image ARGS='--build-arg TORCH_INDEX_URL=URL'
 	@deploy/build.sh $(ARGS)
 
 image-test: ## Run the image as any user on a read-only root, then by compose if docker is here: start, chat, end

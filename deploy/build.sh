@@ -2,7 +2,7 @@
 # Builds the image of this checkout with docker, podman or buildah, whichever of them works first.
 #
 #   deploy/build.sh    # for GPUs and CPUs
-#   deploy/build.sh --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu    # for CPUs alone
+#   deploy/build.sh --build-arg TORCH_INDEX_URL=URL    # for CPUs alone: the index of PyTorch's CPU builds
 #
 # BUILDER names another program, and IMAGE another name for the image. Arguments go to the builder.
 set -eu
