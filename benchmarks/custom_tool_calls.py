@@ -33,6 +33,7 @@ from benchmarks import tables
 from benchmarks.daemon import Daemon
 
 _NUM_AT_ONCE = 8
+_DRAFTS = ("inferd_draft_tokens_total", "inferd_accepted_draft_tokens_total")
 _READY_WITHIN_S = 300.0
 _ENGINE = "inferd.engine.process.boot"
 """A part of an engine's command line."""
@@ -180,7 +181,7 @@ class Killer:
 def _drafts(url: str) -> str:
     """The lines of the server's metrics that count drafts."""
     lines = httpx.get(f"{url}/metrics", timeout=60.0).text.splitlines()
-    return "\n".join(line for line in lines if line.startswith(("inferd_draft_tokens", "inferd_accepted_draft_tokens")))
+    return "\n".join(line for line in lines if line.startswith(_DRAFTS))
 
 
 def main() -> None:
