@@ -54,7 +54,7 @@ TASK = (
     "The function add in calc.py is wrong: it returns a - b. Read the file, change it so that it returns a + b, "
     "and run python3 test_calc.py."
 )
-"""What a real model is asked to do."""
+"""The task of a real model."""
 TRY_S = 1200.0
 """Seconds that a program may take with a real model."""
 _REQUEST_ID = re.compile(r',"request_id":"\w+"')
