@@ -6,7 +6,8 @@ The server refuses keywords by their path before a grammar is compiled. The engi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 NUMBER_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 TYPE_KEYWORDS = frozenset(
@@ -33,8 +34,30 @@ BLANK = r"(\r?\n([ ]{0,40}|\t{0,10})|[ ])?"
 """Blanks that may stand between the tokens of JSON: a space, or a line break and an indentation of ten levels of four
 spaces or a tab. Bounded, so that a model cannot spend its answer on blanks."""
 
-TagTexts = tuple[str, str, str]
-"""Texts before the name of a property in tags, between name and value, and behind the value."""
+PROPERTY = "\0key\0"
+"""Stands for a property's name in the texts of tags."""
+
+TagPart = str | int
+"""A text, or the id of a special token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagTexts:
+    """How an object is written as its properties in tags: `before` name `between` value `behind` for each."""
+
+    before: tuple[TagPart, ...]
+    between: tuple[TagPart, ...]
+    behind: tuple[TagPart, ...]
+    separator: tuple[TagPart, ...] = ()
+    """Between two properties."""
+    kinds: Mapping[str, tuple[TagPart, ...]] = field(default_factory=dict)
+    """JSON type of a value -> text between name and value, if that depends on it."""
+    is_raw: bool = True
+    """Whether strings are written as they are. Otherwise they are JSON, as all other values are."""
+
+    def between_of(self, kind: str) -> tuple[TagPart, ...]:
+        """The parts between the name and a value of a JSON type."""
+        return self.kinds.get(kind, self.between)
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,11 +208,20 @@ def plan(
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    template: Annotated[
+        Path | None, typer.Option("--template", help="Show what is derived from this chat template.", metavar="FILE")
+    ] = None,
+) -> None:
     """Check whether this machine can serve a model.
 
     Settings come from INFERD_* variables: INFERD_PORT=8001 inferd doctor.
     """
+    if template is not None:
+        from inferd.server.commands.template_report import run as report  # noqa: PLC0415
+
+        raise typer.Exit(report(template, as_json=as_json))
     from inferd.server.commands.doctor import run  # noqa: PLC0415
 
     raise typer.Exit(run(as_json=as_json))

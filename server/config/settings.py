@@ -94,6 +94,7 @@ class Settings(BaseSettings):
         "none",
         "deepseek_v3",
         "deepseek_v31",
+        "functools",
         "gemma4",
         "glm45",
         "glm47",
@@ -101,15 +102,18 @@ class Settings(BaseSettings):
         "harmony",
         "hermes",
         "json",
+        "kimi_k2",
         "lfm2",
         "llama3_json",
         "mistral",
         "mistral_args",
+        "olmo3",
         "phi4",
+        "pythonic",
         "qwen3_coder",
         "seed_oss",
     ] = setting("auto", "Format in which the model writes tool calls; auto detects it.", panel=_MODEL)
-    reasoning_format: Literal["auto", "none", "gemma4", "harmony", "mistral", "seed_oss", "think"] = setting(
+    reasoning_format: Literal["auto", "none", "gemma4", "granite", "harmony", "mistral", "seed_oss", "think"] = setting(
         "auto", "Format in which the model writes its reasoning; auto detects it.", panel=_MODEL
     )
     trust_special_tokens: bool = setting(

@@ -6,9 +6,11 @@ fields except the tools.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from inferd.engine.api.grammars import TagTexts
 from inferd.server.errors import table as errors
 from inferd.server.schema.caller_tool import TEXT_KEY, CallerTool, TextFormat
 from inferd.server.structured.bounds import GrammarSize
@@ -20,6 +22,7 @@ from inferd.server.structured.language import (
     free_text_until_marked,
     literal,
     marked,
+    parts_of,
     pattern,
     repeat,
     sequence,
@@ -29,13 +32,16 @@ from inferd.server.structured.quoted import json_text
 from inferd.server.structured.schema import OR_NOT_STRICT, read_schema
 from inferd.server.structured.tagged import text_until
 from inferd.server.structured.tags import Tokens
-from inferd.server.tools.format import CallSyntax, ReasoningSyntax
+from inferd.server.tools.format import ID, INDEX, KEY, NAME, CallSyntax, ReasoningSyntax
 
 MAX_CALLS = 128
 """Most calls in one answer under a grammar."""
 
 _BLANKS = pattern(r"[ \n]{0,4}")
 """Blanks between the end of reasoning and the answer."""
+
+_AN_ID, _AN_INDEX = pattern("[0-9A-Za-z]{9}"), pattern("[0-9]{1,3}")
+"""An id and a number of a call. Some templates accept only ids of nine letters and digits."""
 
 _NO_CALL = r"(\p{White_Space}*[^\p{White_Space}{\[](.|\n)*)?"
 """A text that does not begin with JSON, leading blanks aside."""
@@ -118,9 +124,9 @@ class _Writer:
         """All calls of an answer, without `written`, the part of them that was already written."""
         syntax = self._syntax
         first = (syntax.before_all + syntax.begin).removeprefix(written)
-        calls = sequence(marked(first, self._tokens), self._rest)
+        calls = sequence(self._marked(first), self._rest)
         if not self._is_single:
-            further = sequence(marked(syntax.separator + syntax.begin, self._tokens), self._rest)
+            further = sequence(self._marked(syntax.separator + syntax.begin), self._rest)
             calls = sequence(calls, repeat(further, 0, MAX_CALLS - 1))
         return sequence(calls, marked(syntax.after_all, self._tokens)) if syntax.after_all else calls
 
@@ -141,19 +147,36 @@ class _Writer:
             return self._with_text(tool, tool.text)
         path = f"{tool.path}.function.parameters"
         schema, told = _parameters(tool, path)
-        tags = self._syntax.tags
-        texts = None if tags is None else (tags.before, tags.between, tags.end)
+        texts = self._tag_texts()
         arguments = read_schema(
             schema, path, is_strict=tool.is_strict, way_out=OR_NOT_STRICT, tool=tool.name, tags=texts, told=told
         )
         self._size.add(arguments.num_chars)
         return self._with_arguments(tool.name, arguments)
 
+    def _tag_texts(self) -> TagTexts | None:
+        tags = self._syntax.tags
+        if tags is None:
+            return None
+        before, between, behind, separator = (
+            parts_of(text, self._tokens) for text in (tags.before, tags.between, tags.end, tags.separator)
+        )
+        kinds = {kind: parts_of(text, self._tokens) for kind, text in tags.betweens}
+        return TagTexts(before, between, behind, separator, kinds, tags.is_raw)
+
     def _with_arguments(self, name: str, arguments: Language) -> Language:
-        parts = [marked(name + self._syntax.between, self._tokens), arguments]
+        parts = [self._marked(name + self._syntax.between, name), arguments]
         if self._syntax.end:
-            parts.append(marked(self._syntax.end, self._tokens))
+            parts.append(self._marked(self._syntax.end, name))
         return sequence(*parts)
+
+    def _marked(self, text: str, name: str = "") -> Language:
+        """`text` with a language in each place for an id, a number or the name of a call."""
+        parts = re.split(f"({ID}|{INDEX})", text.replace(NAME, name))
+        if len(parts) == 1:
+            return marked(parts[0], self._tokens)
+        places = {ID: _AN_ID, INDEX: _AN_INDEX}
+        return sequence(*(places[part] if part in places else marked(part, self._tokens) for part in parts if part))
 
     def _with_text(self, tool: CallerTool, text: TextFormat) -> Language:
         """A call whose only argument is a text of the caller's grammar."""
@@ -162,12 +185,13 @@ class _Writer:
         try:
             if tags is None:
                 return self._with_arguments(tool.name, json_text(TEXT_KEY, text))
-            written = text_until(tags.end, text)
+            written = text_until(tags.end.replace(KEY, TEXT_KEY), text)
         except ValueError as error:
             reason = errors.clip(str(error), errors.MAX_MESSAGE // 2)
             rule = f"The grammar cannot be enforced: {reason}."
             raise errors.invalid_value(text.path, text.definition, rule) from None
-        begin = literal(f"{tags.before}{TEXT_KEY}{tags.between}")
+        between = dict(tags.betweens).get("string", tags.between)
+        begin = marked(f"{tags.before}{TEXT_KEY}{between}", self._tokens)
         return self._with_arguments(tool.name, sequence(begin, written))
 
 

@@ -142,6 +142,16 @@ def marked(text: str, tokens: Mapping[str, int]) -> Language:
     return sequence(*(token(part, tokens[part]) if part in tokens else literal(part) for part in parts if part))
 
 
+def parts_of(text: str, tokens: Mapping[str, int]) -> tuple[str | int, ...]:
+    """The same as texts and ids of special tokens."""
+    # Only the names in `text`: compiling an expression of thousands of special tokens takes a second.
+    names = sorted((name for name in tokens if name and name in text), key=len, reverse=True)
+    if not names:
+        return (text,) if text else ()
+    found = re.split("(" + "|".join(map(re.escape, names)) + ")", text)
+    return tuple(tokens.get(part, part) for part in found if part)
+
+
 def free_text_until_marked(marker: str, tokens: Mapping[str, int]) -> Language:
     """Any text up to and with the first `marker`, which the model writes as `marked` says."""
     if begins_with_token(marker, tokens):  # free text holds no special token

@@ -22,6 +22,7 @@ from inferd.server.text.render_workers import OvertimeError, RenderError
 from inferd.server.text.template import ChatTemplate
 from inferd.server.text.tokenizer import Pretrained, Tokenizer, load_pretrained, made_pretrained
 from inferd.server.tools.builtin import PLAIN_SYNTAX
+from inferd.server.tools.derived.found import Derived
 from inferd.server.tools.detect import AUTO, NO_FORMAT, Clues, detect
 from inferd.server.tools.fallback import Fallback, ToolSupport
 from inferd.server.tools.format import Format
@@ -100,7 +101,7 @@ class ServedModel:
         own_file = {} if pretrained.chat_template else read("chat_template.json") or {}
         templates = _templates_of(pretrained.chat_template or own_file.get("chat_template"))
         template = ChatTemplate(templates, tokenizer.special_tokens) if templates else None
-        support = _tool_support(template)
+        support, derived = _probed(template)
         generation, config = read("generation_config.json") or {}, read("config.json") or {}
         clues = Clues(
             chat_template=templates if isinstance(templates, str) else "\n".join((templates or {}).values()),
@@ -108,6 +109,7 @@ class ServedModel:
             model_type=str(config.get("model_type", "")),
             response_template=_object_or_none("response_template", pretrained.response_template),
             shows_tools=support.tools,
+            derived=derived,
         )
         found = detect(clues, tool_format, reasoning_format)
         if template is not None:
@@ -142,16 +144,18 @@ def _pretrained_of(path: Path, read: Callable[[str], dict[str, Any] | None]) -> 
     return load_pretrained(path)
 
 
-def _tool_support(template: ChatTemplate | None) -> ToolSupport:
-    """The parts of tool use that the template shows. A template counts as showing everything if one of its probes takes
-    too long. There are at most 13, each within `QUICK`. Raises `StartError` if they could not be rendered."""
+def _probed(template: ChatTemplate | None) -> tuple[ToolSupport, Derived]:
+    """The parts of tool use that the template shows, and the format that it shows. A template counts as showing every
+    part, and no format, if one of its probes takes too long. There are at most 45, each within `QUICK`. Raises
+    `StartError` if they could not be rendered."""
     if template is None:
-        return ToolSupport()
+        return ToolSupport(), Derived()
     try:
-        return template.probe()
+        support = template.probe()
+        return support, template.derive(support)
     except OvertimeError as error:
-        logger.warning("cannot tell whether the chat template shows tools (%s); the server assumes that it does", error)
-        return ToolSupport()
+        logger.warning("cannot tell how the chat template shows tools (%s); the server assumes that it does", error)
+        return ToolSupport(), Derived(why_no_calls="the chat template took too long")
     except RenderError as error:
         raise StartError(
             f"the chat template could not be rendered to see whether it shows tools: {error}; see whether the machine "

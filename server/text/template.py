@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -18,14 +19,19 @@ from inferd.server.schema.notices import Notice
 from inferd.server.text.control_tokens import ControlTokens, Rendered, places_of
 from inferd.server.text.render_pool import RenderPool
 from inferd.server.text.render_wire import Answer, Limits, Program, Question, frame_of
-from inferd.server.text.render_workers import RenderError
+from inferd.server.text.render_workers import OvertimeError, RenderError
 from inferd.server.text.rendering import check_syntax, global_names
 from inferd.server.text.turn_order import ABOUT_FORMS
+from inferd.server.tools.derived.derive import derive
+from inferd.server.tools.derived.found import Derived
 from inferd.server.tools.fallback import Fallback, Message, Tool, ToolSupport, probe
 
 QUICK = Limits(cpu_s=0.25)
 """Limits of a rendering that other requests wait behind. A published template takes 0.1 to 3 ms for a usual chat. A new
 worker compiles it first, in 10 to 40 ms (one core, AMD EPYC Zen 4, 2026-11-28)."""
+
+DERIVING_S = 10.0
+"""Most seconds in which a format is derived from a template. A published one takes 0.1 s."""
 
 SLOW = Limits(cpu_s=10.0)
 """A hundred times as long as 10,000 messages take (0.1 s; one core, AMD EPYC Zen 4, 2026-11-21)."""
@@ -116,6 +122,24 @@ class ChatTemplate:
     def _plain(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, asks: bool = True) -> str | None:
         answer = self._ask(Conversation(messages, tools, asks), {}, QUICK)
         return answer.text if answer.refusal is None and not answer.form else None
+
+    def derive(self, support: ToolSupport) -> Derived:
+        """Derive the format of the model's answers from about 25 probe conversations. Raises `RenderError`, and
+        `OvertimeError` if they take too long together."""
+        deadline = time.monotonic() + DERIVING_S
+
+        def render(
+            messages: Sequence[Message],
+            tools: Sequence[Tool] | None,
+            is_prompt: bool,
+            kwargs: Mapping[str, object],
+        ) -> str | None:
+            if time.monotonic() > deadline:
+                raise OvertimeError(f"all probes took longer than {DERIVING_S:g} s together")
+            answer = self._ask(Conversation(messages, tools, is_prompt), kwargs, QUICK)
+            return answer.text if answer.refusal is None and not answer.form else None
+
+        return derive(render, support)
 
     def with_fallback(self, fallback: Fallback) -> Self:
         """A copy of the template that uses `fallback` for what it does not show."""

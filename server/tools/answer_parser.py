@@ -40,6 +40,8 @@ from inferd.server.tools.watch import Seen, Watch, Watched, first
 
 _SHORTEST_CUT_MARKER = 3
 """Characters of a marker that a limit cut off which cannot be a text's own, such as the beginning of `<tool_call>`."""
+_BETWEEN_CALLS = re.compile(r"[\s,;]{0,16}(?=\{)")
+"""Text between two calls in one region."""
 _MOST_PROSE = 256
 """Characters behind a call inside reasoning that are awaited before it counts as mentioned only."""
 _MOST_EXTRA_ENDS = 16
@@ -251,8 +253,15 @@ class AnswerParser:
     def _free(self, is_end: bool) -> bool:
         separators = BLANK + ";" if self._is_bare_possible and self.num_calls else BLANK
         self._blanks += self._take(len(self._text) - len(self._text.lstrip(separators)))
-        if self._is_bare_possible and self._text[:1] in ("{", "["):
-            self._mode, self._calls = _Mode.CALLS, JsonCalls(known_names=self._names)
+        if self._is_bare_possible and self._watch.bare is not None:
+            bare = self._watch.bare.open.at(self._text, 0, is_end=is_end)
+            if bare is not None:
+                if bare.end is not None:
+                    self._open(Seen(self._watch.bare, bare))
+                return bare.end is not None
+        elif self._is_bare_possible and self._text[:1] in ("{", "["):
+            self._mode = _Mode.CALLS
+            self._calls = JsonCalls(known_names=self._names, keys=self._config.format.bare_keys)
             return True
         if self._config.content_is_last and self._has_content:
             self._content(self._take(len(self._text)))
@@ -310,7 +319,7 @@ class AnswerParser:
             if close is not None and close.pattern.fullmatch(marker):
                 self._end_at = start
                 self.refused_at = None if self._prose_at is None else start
-        elif self._reasoning is not None and region is not None and (region.role != "call" or self._end_at is not None):
+        elif self._refuses(region):
             self.refused_at = start if self._end_at is None else self._end_at
         if region is None:
             self.num_strays += 1
@@ -322,11 +331,17 @@ class AnswerParser:
             self._mode, self._is_region_start, self._touches_marker, self._held = _Mode.TEXT, True, True, ""
             self.num_strays += region.role == "unshown"
         elif region.is_json:
-            self._mode, self._calls = _Mode.CALLS, JsonCalls(found.captures.get("name"))
+            self._mode, self._calls = _Mode.CALLS, JsonCalls(found.captures.get("name"), keys=region.keys)
         else:
             self._mode, self._body = _Mode.WHOLE, []
             if "name" in found.captures:
                 self._begin_call(found.captures["name"])
+
+    def _refuses(self, region: Region | None) -> bool:
+        """In a trial: whether a marker of `region` shows that the reasoning goes on."""
+        if self._reasoning is None or region is None or region.role == "end":
+            return False
+        return region.role != "call" or self._end_at is not None
 
     def _in_text(self, is_end: bool) -> bool:
         region = self._region
@@ -464,10 +479,12 @@ class AnswerParser:
         """The region was none: its text is content. `is_whole`: more text could not make it a call."""
         region = self._region
         self._mode, self._region, self._is_bare_possible = _Mode.FREE, None, False
-        if self._opening:
+        if region is not None and region.is_bare:
+            text = self._opening + text  # what opens it is no marker
+        elif self._opening:
+            text = self._captures.get("name", "") + text
             self.num_strays += 1
             self._touches_marker = True
-            text = self._captures.get("name", "") + text
         self._opening = ""
         if self._is_cut and not is_whole and region is not None:
             self.num_strays += 1
@@ -488,7 +505,19 @@ class AnswerParser:
                 if found is not None:  # at the end, a part of the marker belongs to it, too
                     self._take(len(self._text) if found.end is None else found.end)
                     break
+            else:
+                if self._next_call_follows():
+                    return True
         self._mode, self._region = _Mode.FREE, None
+        return True
+
+    def _next_call_follows(self) -> bool:
+        """Whether another call as JSON follows in the same region, and take the text between them."""
+        between = None if self._calls.is_nameless else _BETWEEN_CALLS.match(self._text)
+        if between is None or self._region is None:
+            return False
+        self._take(between.end())
+        self._mode, self._calls = _Mode.CALLS, JsonCalls(keys=self._region.keys)
         return True
 
     def _in_whole(self, is_end: bool) -> bool:
@@ -499,7 +528,7 @@ class AnswerParser:
         if found is not None and found.end is not None:
             self._whole_closed("".join(self._body), self._take(found.end - found.start))
             return True
-        if is_end and close is None:
+        if is_end and (close is None or self._region.is_bare):
             self._whole_closed("".join(self._body), "")
             return True
         if is_end:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inferd.server.tools.format import CallSyntax, ReasoningSyntax, Tags
+from inferd.server.tools.format import INDEX, USUAL_KEYS, CallSyntax, JsonKeys, ReasoningSyntax, Tags
 
 Field = Mapping[str, object]
 """One field of a response template: its markers, its kind of content, and how a call is made from that content."""
@@ -64,6 +64,10 @@ class CallFormat:
     """Whether the template accepts only call ids of nine letters and digits."""
     ends: tuple[str, ...] = ()
     """As in `Format`."""
+    keys: JsonKeys = USUAL_KEYS
+    """Keys of calls as JSON."""
+    knows_more: bool = False
+    """Whether models of the family write calls that their templates do not show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ class ReasoningFormat:
 
     fields: Mapping[str, Field]
     syntax: ReasoningSyntax | None = None
+    knows_more: bool = False
+    """Whether models of the family also write markers that their templates do not show."""
 
 
 def _json(open_: str, close: str | None = None) -> Field:
@@ -116,6 +122,17 @@ def _pairs(line_end: str) -> CallFormat:
     return CallFormat(field, CallSyntax("<tool_call>", "<tool_call>", line_end, "</tool_call>", tags=tags))
 
 
+def _python(begin: str, end: str) -> Field:
+    return {"open": begin, "close": end, "repeats": True, "content": "text"}
+
+
+def _python_syntax(before_all: str, after_all: str, separator: str) -> CallSyntax:
+    """Calls in Python. Strings are written as in JSON, whose words the parser also takes."""
+    tags = Tags("", "=", "", ", ", is_raw=False)
+    trigger = before_all.removesuffix("[")
+    return CallSyntax(trigger, "", "(", ")", separator, before_all, after_all, tags)
+
+
 def _tagged(begin: str, end: str) -> ReasoningFormat:
     field = {"open": begin, "close": end, "content": "text", "repeats": True, "join": "\n"}
     return ReasoningFormat({"reasoning_content": field}, ReasoningSyntax(begin, end))
@@ -142,7 +159,10 @@ CALLS: dict[str, CallFormat] = {
     "glm47": _pairs(""),
     # Llama 3.1, 3.2, 3.3.
     "llama3_json": CallFormat(
-        _json("<|python_tag|>"), CallSyntax("", '{"name": "', '", "parameters": ', "}", separator="; "), is_bare=True
+        _json("<|python_tag|>"),
+        CallSyntax("", '{"name": "', '", "parameters": ', "}", separator="; "),
+        is_bare=True,
+        knows_more=True,
     ),
     # Mistral: a list of calls; since the eleventh tokenizer, the name before its arguments.
     "mistral": CallFormat(
@@ -205,18 +225,50 @@ CALLS: dict[str, CallFormat] = {
         _json("<|tool_call|>"),
         CallSyntax("<|tool_call|>", '{"name": "', '", "arguments": ', "}", ", ", "<|tool_call|>[", "]"),
     ),
-    # LFM2: a list of calls in Python, or in JSON if a grammar asks for it.
+    # LFM2: a list of calls in Python.
     "lfm2": CallFormat(
-        {"open": "<|tool_call_start|>", "close": "<|tool_call_end|>", "repeats": True, "content": "text"},
-        CallSyntax(
-            "<|tool_call_start|>",
-            '{"name": "',
-            '", "arguments": ',
-            "}",
-            ", ",
-            "<|tool_call_start|>[",
-            "]<|tool_call_end|>",
+        _python("<|tool_call_start|>", "<|tool_call_end|>"),
+        _python_syntax("<|tool_call_start|>[", "]<|tool_call_end|>", ", "),
+        knows_more=True,
+    ),
+    # OLMo 3: a call in Python on each line.
+    "olmo3": CallFormat(
+        _python("<function_calls>", "</function_calls>"), _python_syntax("<function_calls>", "</function_calls>", "\n")
+    ),
+    # Llama 3.2 and 4, Gemma 3, ToolACE: a list of calls in Python and nothing else.
+    "pythonic": CallFormat(
+        {
+            "open_pattern": r"(?:<\|python_start\|>)?\[(?=\s*[\w.]{1,128}\s*\()",
+            "close": "<|python_end|>",
+            "repeats": True,
+            "content": "text",
+        },
+        _python_syntax("[", "]", ", "),
+        is_bare=True,
+        knows_more=True,
+    ),
+    # Kimi K2: the templates need methods of lists that the sandbox forbids.
+    "kimi_k2": CallFormat(
+        _named(
+            r"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*(?:functions\.)?"
+            rf"{_NAME}:[0-9]{{1,4}}\s*<\|tool_call_argument_begin\|>",
+            close_pattern=r"<\|tool_call_end\|>(?:\s*<\|tool_calls_section_end\|>)?",
         ),
+        CallSyntax(
+            "<|tool_calls_section_begin|>",
+            "<|tool_call_begin|>functions.",
+            f":{INDEX}<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            separator="",
+            before_all="<|tool_calls_section_begin|>",
+            after_all="<|tool_calls_section_end|>",
+        ),
+    ),
+    # Phi-4-mini by another template, Firefunction 2: a list of calls as JSON.
+    "functools": CallFormat(
+        {"open_pattern": r"functools(?=\s*\[)", "repeats": True, "content": "json", "transform": _OBJECT},
+        CallSyntax("functools", '{"name": "', '", "arguments": ', "}", ", ", "functools[", "]"),
+        knows_more=True,
     ),
     # gpt-oss.
     HARMONY: CallFormat(
@@ -242,6 +294,8 @@ REASONING: dict[str, ReasoningFormat] = {
     # Magistral and its successors.
     "mistral": _tagged("[THINK]", "[/THINK]"),
     "seed_oss": _tagged("<seed:think>", "</seed:think>"),
+    # Granite 3.2 and 3.3.
+    "granite": _tagged("Here is my thought process:", "Here is my response:"),
     # Gemma 4 sometimes leaves out the name of the channel.
     "gemma4": ReasoningFormat(
         {
@@ -254,6 +308,7 @@ REASONING: dict[str, ReasoningFormat] = {
             }
         },
         ReasoningSyntax("<|channel>thought\n", "<channel|>"),
+        knows_more=True,
     ),
     # gpt-oss: text before a call is part of the answer.
     HARMONY: ReasoningFormat(

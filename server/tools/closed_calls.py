@@ -15,7 +15,7 @@ from transformers.utils.chat_parsing.response_parser import ResponseParser
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 from inferd.server.tools.format import Region
-from inferd.server.tools.python_calls import python_calls
+from inferd.server.tools.python_calls import literal, python_calls
 
 
 def calls_of(
@@ -27,7 +27,7 @@ def calls_of(
     `tools`: their schemas tell which arguments are numbers.
     """
     if region.is_python:
-        return _python_calls_of(body)
+        return _python_calls_of(body, region, opening, tools)
     if _leaves_text(region, body) or _repeats_argument(region, body):
         return None
     field = region.field
@@ -40,12 +40,65 @@ def calls_of(
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
     found = message.get(field.name)
-    return _normal(found if isinstance(found, list) else [found])
+    calls = found if isinstance(found, list) else [found]
+    if region.tag_pattern is not None:
+        for call in calls:
+            _convert(call, region, body, tools)
+    return _normal(calls)
 
 
-def _python_calls_of(body: str) -> list[tuple[str, str]] | None:
+def _convert(call: object, region: Region, body: str, tools: Sequence[Mapping[str, object]]) -> None:
+    """Replace values that are still text: by their quoted text, and by objects and lists that are written as Python or
+    whose tag has their type."""
+    function = call.get("function") if isinstance(call, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not (isinstance(function, dict) and isinstance(arguments, dict) and region.tag_pattern is not None):
+        return
+    kinds = region.field.content_args.get("kinds") or {}
+    for match in re.finditer(region.tag_pattern, body, flags=re.DOTALL):
+        groups = match.groupdict()
+        key, kind = groups["key"], kinds.get(groups.get("between"))
+        if groups.get("quoted") is not None:
+            arguments[key] = groups["quoted"]
+        elif isinstance(arguments.get(key), str) and kind != "string":
+            text = arguments[key]
+            if kind is not None:
+                arguments[key] = _json_or(text, text)
+            elif _types_of(function.get("name"), key, tools) & {"object", "array"}:
+                value = literal(text.strip())
+                arguments[key] = value if isinstance(value, (dict, list)) else text
+
+
+def _json_or(text: str, default: object) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return default
+
+
+def _types_of(name: object, key: str, tools: Sequence[Mapping[str, object]]) -> set[str]:
+    """JSON types that the schema of an argument names."""
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, Mapping) and function.get("name") == name:
+            parameters = function.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+            schema = properties.get(key) if isinstance(properties, Mapping) else None
+            kind = schema.get("type") if isinstance(schema, Mapping) else None
+            return {kind} if isinstance(kind, str) else set(map(str, kind)) if isinstance(kind, list) else set()
+    return set()
+
+
+def _python_calls_of(
+    body: str, region: Region, opening: str, tools: Sequence[Mapping[str, object]]
+) -> list[tuple[str, str]] | None:
     """Models that write Python write JSON if they are asked to, which is no Python if a word of JSON is in it."""
-    found: object = python_calls(body)
+    found: object = python_calls(f"[{body}" if region.is_bare and opening.endswith("[") else body)
+    if region.is_bare:
+        functions = (tool.get("function") for tool in tools)
+        known = {function.get("name") for function in functions if isinstance(function, Mapping)}
+        if not isinstance(found, list) or any(call["name"] not in known for call in found):
+            return None
     if found is None:
         try:
             found = json.loads(body)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from inferd.engine.api.errors import ModelError
 from inferd.server.tools.builtin import CALLS, HARMONY, NONE, PLAIN, PLAIN_SYNTAX, REASONING, START_ANCHORS, CallFormat
-from inferd.server.tools.format import OWN, CallSyntax, Format, ReasoningSyntax
+from inferd.server.tools.derived.found import NOTHING, Derived
+from inferd.server.tools.format import DERIVED, OWN, CallSyntax, Format, ReasoningSyntax
 
 AUTO = "auto"
 """Setting that takes the format from the checkpoint."""
@@ -31,6 +32,8 @@ class Clues:
     response_template: Mapping[str, object] | None = None
     shows_tools: bool = True
     """Whether the chat template shows tools. Otherwise the server shows them in the way of Hermes models."""
+    derived: Derived = NOTHING
+    """The format that was derived from the chat template."""
 
     def has(self, *texts: str) -> bool:
         return all(text in self.chat_template for text in texts)
@@ -40,7 +43,6 @@ _MISTRAL = ("mistral", "ministral")
 _Rule = tuple[Callable[[Clues], bool], str]
 
 _CALL_RULES: tuple[_Rule, ...] = (
-    (lambda clues: not clues.shows_tools and not clues.has("<|channel|>", "<|call|>"), "hermes"),
     (lambda clues: clues.has("<|tool_call>call:"), "gemma4"),
     (lambda clues: clues.has("<|channel|>", "<|call|>"), HARMONY),
     (lambda clues: clues.has("<\uff5ctool\u2581call\u2581begin\uff5c>", "```json"), "deepseek_v3"),
@@ -51,14 +53,21 @@ _CALL_RULES: tuple[_Rule, ...] = (
     (lambda clues: clues.has("<function=", "<parameter="), "qwen3_coder"),
     (lambda clues: clues.has("</arg_key><arg_value>"), "glm47"),
     (lambda clues: clues.has("<arg_key>", "<arg_value>"), "glm45"),
+    (lambda clues: clues.has("<|tool_call_argument_begin|>"), "kimi_k2"),
+    (lambda clues: clues.has("[func_name1("), "pythonic"),
+    (lambda clues: clues.has("<function_calls>") and not clues.has("<invoke"), "olmo3"),
+    (lambda clues: clues.has("functools["), "functools"),
     (lambda clues: clues.has("<tool_call>"), "hermes"),
     (lambda clues: clues.has("<|tool_call|>", "<|/tool_call|>"), "phi4"),
     (lambda clues: clues.has("<|tool_call|>"), "granite"),
     (lambda clues: clues.has("<|tool_call_start|>") or "<|tool_call_start|>" in clues.tokens, "lfm2"),
     (lambda clues: clues.has("<|python_tag|>") or clues.has('"name": function name', '"parameters"'), "llama3_json"),
+    # The server shows the tools, in the way of Hermes models.
+    (lambda clues: not clues.shows_tools, "hermes"),
     # The template shows no calls, but the family writes them with a special token.
     (lambda clues: clues.model_type.startswith(_MISTRAL) and "[ARGS]" in clues.tokens, "mistral_args"),
     (lambda clues: clues.model_type.startswith(_MISTRAL) and "[TOOL_CALLS]" in clues.tokens, "mistral"),
+    (lambda clues: "<|tool_call_argument_begin|>" in clues.tokens, "kimi_k2"),
     (lambda clues: clues.model_type.startswith("qwen") and "<tool_call>" in clues.tokens, "hermes"),
     (lambda clues: clues.model_type.startswith("granite") and "<|tool_call|>" in clues.tokens, "granite"),
 )
@@ -68,6 +77,7 @@ _REASONING_RULES: tuple[_Rule, ...] = (
     (lambda clues: clues.has("<|channel|>", "analysis"), HARMONY),
     (lambda clues: clues.has("[THINK]"), "mistral"),
     (lambda clues: clues.has("seed:think>"), "seed_oss"),
+    (lambda clues: clues.has("Here is my thought process:", "Here is my response:"), "granite"),
     (lambda clues: clues.has("think>"), "think"),
     (lambda clues: "[THINK]" in clues.tokens and "[/THINK]" in clues.tokens, "mistral"),
     (lambda clues: "<think>" in clues.tokens and "</think>" in clues.tokens, "think"),
@@ -83,8 +93,17 @@ def detect(clues: Clues, tool_format: str = AUTO, reasoning_format: str = AUTO) 
         raise ModelError(f"tokenizer_config.json: response_template.fields must be an object, but is a {kind}")
     declared = frozenset(own_fields)
     has_calls, has_reasoning = "tool_calls" in declared, not declared.isdisjoint(_REASONING_FIELDS)
+    derived = clues.derived
     tools = _chosen("tool_format", tool_format, CALLS, _CALL_RULES, clues, is_own=has_calls)
+    if tool_format == AUTO and derived.calls is not None and not has_calls and not _is_better(tools, derived):
+        tools = DERIVED
+    elif tool_format == AUTO and tools in CALLS and not _may_be(tools, derived):
+        tools = NONE
     reasoning = _chosen("reasoning_format", reasoning_format, REASONING, _REASONING_RULES, clues, is_own=has_reasoning)
+    by_hand = REASONING.get(reasoning)
+    knows_more = reasoning == HARMONY or (by_hand is not None and by_hand.knows_more)
+    if reasoning_format == AUTO and derived.reasoning is not None and not (has_reasoning or knows_more):
+        reasoning = DERIVED
     if (HARMONY in (tools, reasoning) and not {tools, reasoning} <= {HARMONY, NONE, OWN}) or (
         tools == HARMONY and reasoning == NONE
     ):
@@ -93,7 +112,25 @@ def detect(clues: Clues, tool_format: str = AUTO, reasoning_format: str = AUTO) 
             f"{HARMONY} are parts of one format; choose {HARMONY} for both, or none for the calls"
         )
     source = _FROM_SETTINGS if {tool_format, reasoning_format} != {AUTO} else _FROM_OWN if own else _FROM_TEMPLATE
-    return _composed(own or {}, tools, reasoning, source)
+    return _composed(own or {}, tools, reasoning, source, derived)
+
+
+def composed(derived: Derived) -> Format:
+    """The format that was derived, without anything written by hand."""
+    tools = NONE if derived.calls is None else DERIVED
+    reasoning = NONE if derived.reasoning is None else DERIVED
+    return _composed({}, tools, reasoning, _FROM_TEMPLATE, derived)
+
+
+def _may_be(name: str, derived: Derived) -> bool:
+    """Whether the template's calls, if it shows any, are of this format. A wrong format is worse than none."""
+    return name == HARMONY or CALLS[name].knows_more or derived.readable is None or name in derived.readable
+
+
+def _is_better(name: str, derived: Derived) -> bool:
+    """Whether the format written by hand knows more than the template shows."""
+    assert derived.calls is not None
+    return name == HARMONY or (derived.calls.is_bare and name in CALLS and CALLS[name].knows_more)
 
 
 def _chosen(
@@ -107,36 +144,43 @@ def _chosen(
     return name
 
 
-def _composed(own: Mapping[str, object], tools: str, reasoning: str, source: str) -> Format:
+def _composed(own: Mapping[str, object], tools: str, reasoning: str, source: str, derived: Derived) -> Format:
     """A format that combines the chosen formats of calls and of reasoning."""
     own_fields = own.get("fields", {})
     assert isinstance(own_fields, Mapping)
     is_whole = OWN in (tools, reasoning)
     fields: dict[str, object] = dict(own_fields) if is_whole else {"content": {"content": "text"}}
     calls = CALLS.get(tools, CallFormat(None))
+    if tools == DERIVED:
+        assert derived.calls is not None
+        calls = derived.calls
+    thoughts = derived.reasoning if reasoning == DERIVED else REASONING.get(reasoning)
     if tools != OWN:
         fields.pop("tool_calls", None)
         fields |= {} if calls.field is None else {"tool_calls": calls.field}
     if reasoning != OWN:
         for name in _REASONING_FIELDS:
             fields.pop(name, None)
-        fields |= REASONING[reasoning].fields if reasoning in REASONING else {}
-    spec = {**own, "fields": fields} if is_whole else {"start_anchor": list(START_ANCHORS), "fields": fields}
-    found = Format.of_template(spec, tools, reasoning, source)
+        fields |= {} if thoughts is None else thoughts.fields
+    if not is_whole and HARMONY not in (tools, reasoning):
+        fields |= derived.others
+    anchors = derived.anchors or START_ANCHORS
+    spec = {**own, "fields": fields} if is_whole else {"start_anchor": list(anchors), "fields": fields}
+    found = Format.of_template(spec, tools, reasoning, source, calls.keys)
+    regions = tuple(replace(region, is_bare=calls.is_bare and region.is_python) for region in found.regions)
     return replace(
         found,
+        regions=regions,
         tool_name=tools if found.reads_calls or calls.is_bare else NONE,
         reasoning_name=reasoning if found.reads_reasoning else NONE,
         is_bare=calls.is_bare,
+        bare_keys=calls.keys,
         call_syntax=_own_calls(own_fields.get("tool_calls")) if tools == OWN else calls.syntax,
-        reasoning_syntax=_own_reasoning(own_fields) if reasoning == OWN else _syntax_of(reasoning),
+        reasoning_syntax=_own_reasoning(own_fields) if reasoning == OWN else thoughts.syntax if thoughts else None,
         has_short_ids=calls.has_short_ids,
+        why_not_derived=derived.why_no_calls,
         ends=calls.ends,
     )
-
-
-def _syntax_of(reasoning: str) -> ReasoningSyntax | None:
-    return REASONING[reasoning].syntax if reasoning in REASONING else None
 
 
 def _own_calls(field: object) -> CallSyntax | None:

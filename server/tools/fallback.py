@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from inferd.server.tools.format import CallSyntax
+from inferd.server.tools.format import ID, INDEX, KEY, NAME, CallSyntax, Tags
 
 Message = Mapping[str, object]
 Tool = Mapping[str, object]
@@ -89,8 +89,7 @@ def probe(render: Render) -> ToolSupport:
     """Find out what the template behind `render` shows. If it refuses every probe of a part, that part counts as
     shown."""
     has_system = _SYSTEM in (render([_said("system", _SYSTEM), _USER], None) or "")
-    if not _shows_tools(render):
-        return ToolSupport(tools=False, calls=False, results=False, system=has_system)
+    has_tools = _shows_tools(render)
     prompts = {
         empty: render([_USER, {"role": "assistant", **content, "tool_calls": [_CALL]}, _RESULT_MESSAGE], [_PROBE_TOOL])
         for empty, content in _CONTENT.items()
@@ -98,6 +97,8 @@ def probe(render: Render) -> ToolSupport:
     # The tool's description has the name, but no city.
     showing = {empty: prompt for empty, prompt in prompts.items() if prompt is not None and _CITY in prompt}
     if not showing:
+        if not has_tools:
+            return ToolSupport(tools=False, calls=False, results=False, system=has_system)
         prompt = render([_USER, _ANSWER, _RESULT_MESSAGE], [_PROBE_TOOL]) or ""
         return ToolSupport(calls=False, results=_RESULT in prompt, system=has_system)
     # The shortest prompt adds nothing for the missing content: neither "None" nor an empty turn.
@@ -106,6 +107,7 @@ def probe(render: Render) -> ToolSupport:
     calls = {"role": "assistant", **_CONTENT[empty], "tool_calls": [_CALL, _OTHER_CALL]}
     several = render([_USER, calls, _RESULT_MESSAGE, _OTHER_RESULT_MESSAGE], [_PROBE_TOOL]) or ""
     return ToolSupport(
+        tools=has_tools,
         results=_RESULT in showing[empty],
         system=has_system,
         empty=empty,
@@ -247,15 +249,17 @@ def tools_text(syntax: CallSyntax, tools: Sequence[Tool]) -> str:
 def written_calls(syntax: CallSyntax, calls: Iterable[Mapping[str, object]]) -> str:
     """Calls as the model would have written them."""
     texts: list[str] = []
-    for call in calls:
+    for i, call in enumerate(calls):
         function = call["function"]
         assert isinstance(function, Mapping)
-        texts.append(_written_call(syntax, str(function["name"]), _arguments(syntax, function["arguments"])))
+        name, arguments = str(function["name"]), _arguments(syntax, function["arguments"])
+        texts.append(_written_call(syntax, name, arguments, i, str(call.get("id", ""))))
     return syntax.before_all + syntax.separator.join(texts) + syntax.after_all
 
 
-def _written_call(syntax: CallSyntax, name: str, arguments: str) -> str:
-    return f"{syntax.begin}{name}{syntax.between}{arguments}{syntax.end}"
+def _written_call(syntax: CallSyntax, name: str, arguments: str, index: int = 0, call_id: str = "") -> str:
+    text = f"{syntax.begin}{NAME}{syntax.between}{arguments}{syntax.end}"
+    return text.replace(NAME, name).replace(INDEX, str(index)).replace(ID, call_id)
 
 
 def _arguments(syntax: CallSyntax, arguments: object) -> str:
@@ -265,8 +269,16 @@ def _arguments(syntax: CallSyntax, arguments: object) -> str:
         return arguments
     if tags is None or not isinstance(arguments, Mapping):
         return json.dumps(arguments, ensure_ascii=False)
-    texts = {
-        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for key, value in arguments.items()
-    }
-    return "".join(f"{tags.before}{key}{tags.between}{text}{tags.end}" for key, text in texts.items())
+    return tags.separator.join(_in_tags(tags, key, value) for key, value in arguments.items())
+
+
+def _in_tags(tags: Tags, key: str, value: object) -> str:
+    text = value if isinstance(value, str) and tags.is_raw else json.dumps(value, ensure_ascii=False)
+    between = dict(tags.betweens).get(_kind_of(value), tags.between)
+    return f"{tags.before}{key}{between}{text}{tags.end.replace(KEY, key)}"
+
+
+def _kind_of(value: object) -> str:
+    """The JSON type of a value."""
+    kinds = {bool: "boolean", int: "number", float: "number", str: "string", dict: "object", list: "array"}
+    return kinds.get(type(value), "null")

@@ -16,13 +16,20 @@ from transformers.utils.chat_parsing.response_templates import (
 )
 
 from inferd.engine.api.errors import ModelError
+from inferd.engine.api.grammars import PROPERTY
 from inferd.server.tools.markers import Marker, recompiled
 
 OWN = "own"
 """Name of a format that the checkpoint itself declares in its response_template."""
+DERIVED = "derived"
+"""Name of a format that was derived from the chat template."""
 
-Role = Literal["reasoning", "content", "call", "unshown"]
-"""`unshown`: a message to somebody else than the caller, such as a tool that the request does not offer."""
+NAME, ID, INDEX, KEY = "\0name\0", "\0id\0", "\0index\0", PROPERTY
+"""Places in the texts of a call syntax: for the call's name, its id, its number, and the argument's key."""
+
+Role = Literal["reasoning", "content", "call", "unshown", "end"]
+"""`unshown`: a message to somebody else than the caller, such as a tool that the request does not offer. `end`: the end
+of a turn, at the end of an answer."""
 
 _ROLES: dict[str, Role] = {
     "reasoning_content": "reasoning",
@@ -30,6 +37,7 @@ _ROLES: dict[str, Role] = {
     "thinking": "reasoning",
     "content": "content",
     "tool_calls": "call",
+    "turn_end": "end",
     "unshown": "unshown",
 }
 
@@ -45,6 +53,27 @@ class Tags:
     before: str
     between: str
     end: str
+    separator: str = ""
+    """Text between two arguments."""
+    betweens: tuple[tuple[str, str], ...] = ()
+    """(JSON type, text between key and value), if the type is written there."""
+    quotes: tuple[str, str] = ("", "")
+    """Texts that may surround a string, which then may hold any other text."""
+    is_raw: bool = True
+    """Whether strings are written as they are. Otherwise they are JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonKeys:
+    """Names of the keys of a call that is a JSON object."""
+
+    name: str = "name"
+    """Empty: the object's only key is the name, and its value the arguments."""
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    ignored: tuple[str, ...] = ("id", "type", "index", "call_id")
+
+
+USUAL_KEYS = JsonKeys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +117,11 @@ class Region:
     """Whether the region holds calls as JSON, which can be parsed while they are written."""
     separator: str
     """Text put between two regions of one role."""
+    keys: JsonKeys = USUAL_KEYS
+    """Keys of calls as JSON."""
+    is_bare: bool = False
+    """Whether the region opens only at the beginning of an answer, holds nothing but calls of known tools, and may end
+    with the answer."""
 
     @property
     def tag_pattern(self) -> str | None:
@@ -114,22 +148,33 @@ class Format:
     regions: tuple[Region, ...] = ()
     is_bare: bool = False
     """Whether calls without a marker may begin an answer."""
+    bare_keys: JsonKeys = USUAL_KEYS
+    """Keys of calls without a marker."""
     call_syntax: CallSyntax | None = None
     reasoning_syntax: ReasoningSyntax | None = None
     has_short_ids: bool = False
     """Whether the template accepts only call ids of nine letters and digits."""
     ends: tuple[str, ...] = ()
     """Special tokens that end the model's turn, if the vocabulary has them. A checkpoint may leave them out."""
+    why_not_derived: str = ""
+    """Why no format of calls could be derived from the chat template; empty if one was, or if it was not tried."""
 
     @classmethod
-    def of_template(cls, spec: Mapping[str, object], tool_name: str, reasoning_name: str, source: str) -> Self:
+    def of_template(
+        cls,
+        spec: Mapping[str, object],
+        tool_name: str,
+        reasoning_name: str,
+        source: str,
+        keys: JsonKeys = USUAL_KEYS,
+    ) -> Self:
         """Raises `ModelError` for a response template that transformers refuses."""
         try:
             template = load_response_template(dict(spec))
         except (ValueError, TypeError, AttributeError) as error:
             raise ModelError(f"the response_template of the tokenizer cannot be read: {error}") from error
         regions = tuple(
-            _region(field, _ROLES[field.name])
+            _region(field, _ROLES[field.name], keys)
             for field in template.fields.values()
             if field.name in _ROLES and field.open_re is not None
         )
@@ -139,10 +184,49 @@ class Format:
     def words(self) -> str:
         """The line of the READY card."""
         if not (self.reads_calls or self.reads_reasoning):
-            return "tool calls and reasoning: no known format, so answers are plain text"
-        names = (self.tool_name, self.reasoning_name)
-        calls, reasoning = ("the checkpoint's own format" if name == OWN else name for name in names)
-        return f"tool calls: {calls}; reasoning: {reasoning}" + ("" if OWN in names else f" (from {self.source})")
+            return f"tool calls and reasoning: no known format, so answers are plain text{self._why}"
+        calls, reasoning = (
+            self._named(self.tool_name, self.written_call),
+            self._named(self.reasoning_name, self.written_reasoning),
+        )
+        names = f"tool calls: {calls}; reasoning: {reasoning}"
+        if OWN in (self.tool_name, self.reasoning_name):
+            return names
+        return f"{names} (from {self.source}{self._why})"
+
+    @property
+    def _why(self) -> str:
+        is_told = self.why_not_derived and self.tool_name != DERIVED
+        return f"; no calls derived: {self.why_not_derived}" if is_told else ""
+
+    @staticmethod
+    def _named(name: str, example: str) -> str:
+        if name == OWN:
+            return "the checkpoint's own format"
+        if name == DERIVED:
+            return f"derived, as {example}" if example else "derived"
+        return name
+
+    @property
+    def written_call(self) -> str:
+        """A call as the model writes it, on one line."""
+        syntax = self.call_syntax
+        if syntax is None:
+            return ""
+        text = f"{syntax.before_all}{syntax.begin}NAME{syntax.between}...{syntax.end}{syntax.after_all}"
+        if syntax.tags is not None:
+            argument = f"{syntax.tags.before}KEY{syntax.tags.between}VALUE{syntax.tags.end}"
+            text = text.replace("...", f"{argument}...")
+        places = {NAME: "NAME", ID: "ID", INDEX: "0", KEY: "KEY"}
+        for place, word in places.items():
+            text = text.replace(place, word)
+        return " ".join(text.split())
+
+    @property
+    def written_reasoning(self) -> str:
+        """Reasoning as the model writes it, on one line."""
+        syntax = self.reasoning_syntax
+        return "" if syntax is None else " ".join(f"{syntax.begin}...{syntax.end}".split())
 
     @property
     def reads_calls(self) -> bool:
@@ -159,6 +243,7 @@ class Format:
     def special_markers(self, tokens: Iterable[str], *, with_calls: bool) -> frozenset[str]:
         """The special tokens in `tokens` that markers consist of: the parser must see them."""
         regions = self.watched(with_calls=with_calls)
+        regions = tuple(region for region in regions if region.role != "end")
         markers = [mark for region in regions for mark in (region.open, region.close) if mark is not None]
         arguments = [str(region.field.content_args) for region in regions if region.field.content_args]
         return frozenset(
@@ -194,10 +279,10 @@ class Format:
         )
 
 
-def _region(field: ResponseTemplateField, role: Role) -> Region:
+def _region(field: ResponseTemplateField, role: Role, keys: JsonKeys) -> Region:
     is_json = role == "call" and field.content == "json" and not field.content_args and _is_plain(field.transform)
     close = None if field.close_re is None else _marker(field.close_re, field.close_literals)
-    return Region(role, _marker(field.open_re, field.open_literals), close, field, is_json, field.join or "\n")
+    return Region(role, _marker(field.open_re, field.open_literals), close, field, is_json, field.join or "\n", keys)
 
 
 def _marker(pattern: object, literals: list[str] | None) -> Marker:

@@ -11,13 +11,14 @@ import json
 from collections.abc import Collection
 from enum import Enum, auto
 
+from inferd.server.tools.format import USUAL_KEYS, JsonKeys
 from inferd.server.tools.json_span import JsonSpan
 from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Piece
 
 BLANK = " \t\r\n"
 
-_ARGUMENTS = ("arguments", "parameters")
-_WITHOUT_EFFECT = ("id", "type", "index", "call_id")
+_WRAPPER = "function"
+"""Key of an object that holds name and arguments, in calls as requests have them."""
 
 
 class _Next(Enum):
@@ -36,13 +37,17 @@ class _Next(Enum):
 class JsonCalls:
     """Parses calls. `is_done` is set after the last character of the last call, `is_broken` at the first wrong one."""
 
-    def __init__(self, name: str | None = None, known_names: Collection[str] | None = None) -> None:
+    def __init__(
+        self, name: str | None = None, known_names: Collection[str] | None = None, keys: JsonKeys = USUAL_KEYS
+    ) -> None:
         """`name`: name of the one call, if only its arguments are read. `known_names`: any other name is no call."""
+        self._keys = keys
+        self._is_wrapped = False
         self.is_done = self.is_broken = False
         self.unread: list[str] = []
         """Text that no piece covers yet. If the call is broken, this text is content."""
         self._known_names = known_names
-        self._is_list, self._is_nameless = False, name is not None
+        self._is_list, self.is_nameless = False, name is not None
         self._next = _Next.ARGUMENTS if name is not None else _Next.START
         self._name = name
         self._arguments: str | None = None
@@ -97,7 +102,9 @@ class JsonCalls:
             case _Next.COMMA_OR_END, ",":
                 self._next = _Next.KEY
             case ((_Next.KEY_OR_END | _Next.KEY | _Next.COMMA_OR_END), "}"):
-                return self._call_ended()
+                if not self._is_wrapped:
+                    return self._call_ended()
+                self._is_wrapped, self._next = False, _Next.COMMA_OR_END
             case _Next.LIST_COMMA_OR_END, ",":
                 self._next = _Next.OBJECT_OR_END
             case ((_Next.LIST_COMMA_OR_END | _Next.OBJECT_OR_END), "]"):
@@ -116,11 +123,15 @@ class JsonCalls:
         return 0
 
     def _value(self, char: str) -> int:
-        if self._next is _Next.ARGUMENTS or self._key in _ARGUMENTS:
+        if self._next is _Next.VALUE and self._key == _WRAPPER and char == "{" and self._keys.name != _WRAPPER:
+            self._is_wrapped, self._next = True, _Next.KEY_OR_END
+            self.unread.append(char)
+            return 1
+        if self._next is _Next.ARGUMENTS or self._key in self._keys.arguments:
             if char not in ('{"n' if self._next is _Next.VALUE else "{"):
                 return self._break()
             self._is_streaming = char == "{" and self._name is not None
-        elif self._key == "name" and char != '"':
+        elif self._key == self._keys.name and char != '"':
             return self._break()
         if self._is_streaming:
             self._begin()
@@ -130,7 +141,7 @@ class JsonCalls:
         self._span = None
         if self._is_streaming:
             self._is_streaming, self._next = False, _Next.COMMA_OR_END
-            if self._is_nameless:
+            if self.is_nameless:
                 self._call_ended()
             return
         value = "".join(self._held)
@@ -138,17 +149,23 @@ class JsonCalls:
             self._key_read(json.loads(value))
             return
         self._next = _Next.COMMA_OR_END
-        if self._key == "name":
+        if self._key == self._keys.name:
             self._name_read(json.loads(value))
-        elif self._key in _ARGUMENTS:
+        elif self._key in self._keys.arguments:
             self._arguments_read(value)
 
     def _key_read(self, key: str) -> None:
-        is_new = (key == "name" and self._name is None) or (
-            key in _ARGUMENTS and self._arguments is None and not self._has_begun
+        self._next = _Next.COLON
+        if not self._keys.name and self._name is None:
+            self._key = self._keys.arguments[0]
+            self._name_read(key)
+            return
+        is_new = (key == self._keys.name and self._name is None) or (
+            key in self._keys.arguments and self._arguments is None and not self._has_begun
         )
-        self._key, self._next = key, _Next.COLON
-        self.is_broken = not (is_new or key in _WITHOUT_EFFECT)
+        is_wrapper = key == _WRAPPER and self._name is None and not self._is_wrapped
+        self._key = key
+        self.is_broken = not (is_new or is_wrapper or key in self._keys.ignored)
 
     def _name_read(self, name: str) -> None:
         self._name = name

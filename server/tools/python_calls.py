@@ -2,8 +2,8 @@
 
     [get_weather(city="Paris", days=3), time.now()]
 
-Models also write line breaks and quotes inside a string, or zeros before a number, which is no Python. Such a text is
-mended and parsed again. The text is never run.
+Some write one call a line, without a list. Models also write line breaks and quotes inside a string, or zeros before a
+number, which is no Python. Such a text is mended and parsed again. The text is never run.
 """
 
 from __future__ import annotations
@@ -53,8 +53,12 @@ def _parsed(text: str) -> list[dict[str, object]] | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not know
-            body = ast.parse(text, mode="eval").body
-        items = body.elts if isinstance(body, ast.List) else [body]
+            lines = ast.parse(text).body
+        items: list[ast.expr] = []
+        for line in lines:
+            if not isinstance(line, ast.Expr):
+                return None
+            items += line.value.elts if isinstance(line.value, ast.List) else [line.value]
         return [_call(item) for item in items] or None
     except (SyntaxError, ValueError, RecursionError, MemoryError, _NoLiteralError):
         return None
@@ -125,7 +129,9 @@ def _literal(node: ast.expr) -> object:
     match node:
         case ast.Constant(int(value)) if abs(value) > _LARGEST:
             raise _NoLiteralError
-        case ast.Constant(str() | int() | float() | None as value):
+        case ast.Constant(str() as value):
+            return _with_whole_characters(value)
+        case ast.Constant(int() | float() | None as value):
             return value
         case ast.Name(word) if word in _WORDS:
             return _WORDS[word]
@@ -138,6 +144,14 @@ def _literal(node: ast.expr) -> object:
             if len(found) == len(keys):
                 return found
     raise _NoLiteralError
+
+
+def _with_whole_characters(text: str) -> str:
+    """The text with one character for two escapes of JSON that spell its halves."""
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16") if not text.isprintable() else text
+    except UnicodeDecodeError:
+        return text
 
 
 def _key(node: ast.expr | None) -> str:

@@ -64,6 +64,8 @@ class Watch:
     """Markers outside of regions."""
     inside: Mapping[str, tuple[Watched, ...]]
     """Markers in the text of a region, by its field's name."""
+    bare: Region | None = None
+    """Region of calls that only the beginning of an answer opens."""
 
     @classmethod
     def of(cls, form: Format, *, with_calls: bool, call_ends_reasoning: bool) -> Watch:
@@ -106,6 +108,8 @@ def _strays_of(texts: frozenset[str]) -> Marker | None:
 
 def _watch_of(form: Format, with_calls: bool, call_ends_reasoning: bool) -> Watch:
     regions = form.watched(with_calls=with_calls)
+    bare = next((region for region in regions if region.is_bare), None)
+    regions = tuple(region for region in regions if not region.is_bare)
     marker = _strays_of(frozenset(_stray_texts(form, regions, with_calls=with_calls)))
     others = () if marker is None else (_watched(None, marker),)
     inside: dict[str, tuple[Watched, ...]] = {}
@@ -116,12 +120,14 @@ def _watch_of(form: Format, with_calls: bool, call_ends_reasoning: bool) -> Watc
         closing = () if region.close is None else (_watched(None, region.close, closes=True),)
         strays = () if region.role == "reasoning" else others
         inside[region.field.name] = (*closing, *(_watched(other, other.open) for other in opens), *strays)
-    return Watch((*(_watched(region, region.open) for region in regions), *others), inside)
+    return Watch((*(_watched(region, region.open) for region in regions), *others), inside, bare)
 
 
 def _stray_texts(form: Format, regions: Iterable[Region], *, with_calls: bool) -> Iterator[str]:
     """The first tag of each marker that opens a region, and the last one of each that closes it."""
     for region in regions:
+        if region.role == "end":
+            continue
         for literals, marker, at in (
             (region.field.open_literals, region.open, 0),
             (region.field.close_literals, region.close, -1),

@@ -204,7 +204,8 @@ def test_a_required_call_cut_anywhere_has_no_content(tools: str) -> None:
 
 def test_every_format_but_those_without_markers_is_cut_in_a_test() -> None:
     alike = {"glm47": "glm45", "deepseek_v3": "deepseek_v31", "phi4": "hermes", "granite": "hermes"}
-    assert {*WRITTEN, *alike, "json", "llama3_json"} == set(CALLS)
+    alike |= {"functools": "hermes", "kimi_k2": "deepseek_v31", "olmo3": "lfm2"}
+    assert {*WRITTEN, *alike, "json", "llama3_json", "pythonic"} == set(CALLS)
 
 
 def test_reasoning_may_hold_markers_of_calls_under_a_grammar() -> None:

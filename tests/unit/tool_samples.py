@@ -145,6 +145,43 @@ SAMPLES: dict[str, Sample] = {
         calls=(("f", {"a": -1.5, "b": {"k": [None, True], "l": None}, "c": "<|tool_", "d": False}),),
         is_as_transformers=False,
     ),
+    "olmo 3, a call on each line": Sample(
+        "olmo3", "think",
+        "<think>Both.</think>I look.<function_calls>get_weather(city='Paris')\ntime.now()</function_calls>",
+        "I look.", "Both.", (PARIS, NOW), is_as_transformers=False,
+    ),
+    "pythonic, a list": Sample(
+        "pythonic", "none", '[get_weather(city="Paris"), time.now()]', calls=(PARIS, NOW), is_as_transformers=False,
+    ),
+    "pythonic, between markers": Sample(
+        "pythonic", "none", "<|python_start|>[time.now()]<|python_end|>", calls=(NOW,), is_as_transformers=False,
+    ),
+    "pythonic, halves of a character": Sample(
+        "pythonic", "none", '[get_weather(city="\\ud83d\\ude00")]', calls=(("get_weather", {"city": "\U0001f600"}),),
+        is_as_transformers=False,
+    ),
+    "pythonic, an unknown function": Sample(
+        "pythonic", "none", "[get_rain(city='Paris')]", "[get_rain(city='Paris')]", is_as_transformers=False,
+    ),
+    "pythonic, a call and then words": Sample(
+        "pythonic", "none", "[time.now()] tells the time.", "[time.now()] tells the time.", is_as_transformers=False,
+    ),
+    "pythonic, a list in the text": Sample(
+        "pythonic", "none", "Say [time.now()].", "Say [time.now()].", is_as_transformers=False,
+    ),
+    "kimi k2, two calls": Sample(
+        "kimi_k2", "think",
+        "<think>Both.</think>I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+        f"<|tool_call_argument_begin|>{dumped(PARIS[1])}<|tool_call_end|><|tool_call_begin|>functions.time.now:1"
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        "I look.", "Both.", (PARIS, NOW),
+    ),
+    "functools": Sample(
+        "functools", "none", f"functools[{call(*PARIS)}, {call(*NOW)}]", calls=(PARIS, NOW), is_as_transformers=False,
+    ),
+    "granite 3.3, reasoning": Sample(
+        "granite", "granite", "Here is my thought process:\nOne.\nHere is my response:\nTwo.", "Two.", "One.",
+    ),
     "lfm2, in JSON": Sample(
         "lfm2", "none", f'<|tool_call_start|>[{call("f", {"a": True})}, {call(*PARIS)}]<|tool_call_end|>',
         calls=(("f", {"a": True}), PARIS), is_as_transformers=False,
@@ -309,6 +346,20 @@ TEMPLATES: dict[str, tuple[Clues, str, str]] = {
     "LFM2": (
         Clues("List of tools: <|tool_list_start|>[{{ tool }}]<|tool_list_end|>", ("<|tool_call_start|>",), "lfm2"),
         "lfm2", "none",
+    ),
+    "Kimi K2": (
+        Clues("<|tool_call_begin|>{{ tool_call['id'] }}<|tool_call_argument_begin|>", (), "kimi_k2"), "kimi_k2", "none"
+    ),
+    "Llama 3.2 in Python": (
+        Clues("You SHOULD put them in the format [func_name1(params_name1=params_value1)]", (), "llama"),
+        "pythonic", "none",
+    ),
+    "OLMo 3": (
+        Clues("<|im_start|>assistant\n<function_calls>{{ calls }}</function_calls>", (), "olmo3"), "olmo3", "none"
+    ),
+    "Phi-4-mini in another template": (
+        Clues("generated in a single JSON list formatted as functools[{\"name\": [function name]}]", (), "phi3"),
+        "functools", "none",
     ),
     "Gemma 3": (Clues("<start_of_turn>model\n{{ content }}<end_of_turn>", (), "gemma3_text"), "none", "none"),
     "Gemma 4": (

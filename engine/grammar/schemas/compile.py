@@ -41,7 +41,7 @@ def _written(schema: Mapping[str, Any] | bool, use: SchemaUse, notices: Notices)
         return writer.text()
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     named = properties.items() if isinstance(properties, Mapping) else ()
-    return writer.tagged_text(use.tags, {name for name, inner in named if is_bare(inner)})
+    return writer.tagged_text(use.tags, {name for name, inner in named if is_bare(inner)} if use.tags.is_raw else set())
 
 
 def _without_rules(schema: Mapping[str, Any] | bool, tags: TagTexts | None) -> Mapping[str, Any] | bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Sequence
 
-from inferd.engine.api.grammars import BLANK, literal_regex
+from inferd.engine.api.grammars import BLANK, PROPERTY, TagPart, TagTexts, literal_regex
 from inferd.engine.grammar.schemas.numbers import described, expressions_of
 from inferd.engine.grammar.schemas.reader import Notices, Read, Reader
 from inferd.engine.grammar.schemas.regexes import fault, is_empty, nested, schema_of, searched
@@ -53,6 +53,12 @@ class Impossible(Exception):
     """A node that allows no value; the text says why."""
 
 
+_KINDS: dict[type, str] = {
+    Null: "null", Booleans: "boolean", Numbers: "number", Strings: "string", Arrays: "array", Objects: "object",
+}  # fmt: skip
+_SHAPES: tuple[Node, ...] = (Null(), Booleans(), Numbers(), Strings(), Arrays(), Objects())
+
+
 class Writer:
     """Writes the grammar of one schema."""
 
@@ -68,9 +74,9 @@ class Writer:
         """The grammar. Raises `Impossible` if it allows no value, and `SchemaError`."""
         return self._whole(self._item(self._read.root))
 
-    def tagged_text(self, tags: Sequence[str], bare: Collection[str]) -> str:
-        """The grammar of an object as its properties in tags, in their order, without others. `tags`: texts before,
-        between and behind name and value. `bare`: names of the properties whose strings are written as they are.
+    def tagged_text(self, tags: TagTexts, bare: Collection[str]) -> str:
+        """The grammar of an object as its properties in tags, in their order, without others. `bare`: names of the
+        properties whose strings are written as they are.
 
         Raises `Impossible`, and `SchemaError`.
         """
@@ -220,29 +226,67 @@ class Writer:
 
     # -- tags --------------------------------------------------------------------------------------------------------
 
-    def _in_tags(self, node: Objects, tags: Sequence[str], bare: Collection[str]) -> str:
-        before, between, behind = tags
-        items = []
+    def _in_tags(self, node: Objects, tags: TagTexts, bare: Collection[str]) -> str:
+        items: list[tuple[str, bool]] = []
+        """(property in its tags, whether it is required)"""
         for name in dict.fromkeys((*node.properties, *node.required)):
             is_required = name in node.required
             schema = self._reader.property_of(node, name)
             try:
-                value = self._bare(schema, behind) if name in bare else f"{self._item(schema)} {_literal(behind)}"
+                value = self._rule(" | ".join(self._tagged_values(name, schema, tags, is_bare=name in bare)))
             except Impossible as error:
                 if is_required:
                     raise Impossible(f"the required property {name[:80]!r} allows no value: {error}") from error
                 continue
-            item = self._rule(f"{_literal(before + name + between)} {value}")
-            items.append(item if is_required else f"({item})?")
-        num_required = sum(not item.startswith("(") for item in items)
+            items.append((value, is_required))
+        num_required = sum(is_required for _, is_required in items)
         if node.min_properties > num_required:
             self._notices.leave(f"{node.path}.minProperties", "it is enforced only if the properties are required")
         if node.max_properties is not None and node.max_properties < len(items):
             self._notices.leave(f"{node.path}.maxProperties", "it is enforced only if the properties are required")
-        return self._rule(" ".join(items) or '""')
+        return self._rule(self._tagged_in_order(items, _parts(tags.separator, "")))
 
-    def _bare(self, node: Node, end: str) -> str:
-        """Strings as they are, up to and with `end`, which they do not hold."""
+    def _tagged_in_order(self, items: Sequence[tuple[str, bool]], separator: str) -> str:
+        """The items in their order, with the separator between those that are written."""
+        if separator == '""':
+            written = [self._rule(item) if is_required else f"({self._rule(item)})?" for item, is_required in items]
+            return " ".join(written) or '""'
+        first = further = '""'
+        """The items from here on, as the first ones and behind others."""
+        for item, is_required in reversed(items):
+            rest = self._rule(f"{item} {further}")
+            behind = self._rule(f"{separator} {rest}")
+            first = rest if is_required else self._rule(f"{rest} | {first}")
+            further = behind if is_required else self._rule(f"{behind} | {further}")
+        return first
+
+    def _tagged_values(self, name: str, schema: Node, tags: TagTexts, *, is_bare: bool) -> Iterator[str]:
+        """Alternatives of the text behind a property's name. Raises `Impossible` if there is none."""
+        behind, before = _parts(tags.behind, name), (*tags.before, name)
+        if is_bare:
+            yield f"{_parts((*before, *tags.between_of('string')), name)} {self._bare(schema, tags.behind, name)}"
+            return
+        if not tags.kinds:
+            yield f"{_parts((*before, *tags.between), name)} {self._item(schema)} {behind}"
+            return
+        by_text: dict[str, list[Node]] = {}
+        for option in self._options(schema):
+            found = self._read.definitions[option.pointer] if isinstance(option, Reference) else option
+            for shape in _SHAPES if isinstance(found, Anything) else (found,):
+                begin = (*before, *tags.between_of(_KINDS.get(type(shape), "string")))
+                by_text.setdefault(_parts(begin, name), []).append(shape)
+        for between, shapes in by_text.items():
+            strings = [shape for shape in shapes if isinstance(shape, Strings)]
+            if strings:
+                yield f"{between} {self._bare(AnyOf(tuple(strings)), tags.behind, name)}"
+            others = [shape for shape in shapes if not isinstance(shape, Strings)]
+            if others:
+                yield f"{between} {self._item(AnyOf(tuple(others)))} {behind}"
+
+    def _bare(self, node: Node, behind: Sequence[str | int], name: str) -> str:
+        """Strings as they are, with the parts `behind` them. They do not hold the first of these."""
+        end = behind[0].replace(PROPERTY, name) if behind and isinstance(behind[0], str) else ""
+        rest = _parts(behind[1:] if end else behind, name)
         rules = []
         reasons = ["it allows no string"]
         for option in self._options(node):
@@ -254,17 +298,25 @@ class Writer:
             if not isinstance(found, Strings) or is_empty(found):
                 reasons.append("no string follows all of its rules")
             elif found == Strings():
-                rules.append(self._named("until", f"/(.|\\n)*{literal_regex(end)}/", "[lazy]"))
+                # Free text holds no special token, so it ends at one by itself.
+                rules.append(
+                    self._named("until", f"/(.|\\n)*{literal_regex(end)}/", "[lazy]")
+                    if end
+                    else self._terminal("/(.|\\n)*/")
+                )
             elif found.value is not None:
                 rules.append(self._terminal(_literal(found.value + end)))
-            else:
+            elif end:
                 rules.append(self._terminal(f"({self._bare_rules(found, end)}) {_literal(end)}"))
+            else:
+                rules.append(self._terminal(self._bare_rules(found, end)))
         if not rules:
             raise Impossible(reasons[-1])
-        return rules[0] if len(rules) == 1 else self._rule(" | ".join(rules))
+        return f"{rules[0] if len(rules) == 1 else self._rule(' | '.join(rules))} {rest}"
 
     def _bare_rules(self, node: Strings, end: str) -> str:
-        parts = [f"~/(.|\\n)*{literal_regex(end)}(.|\\n)*/", f"/(?s:.{repeated(node.min_length, node.max_length)})/"]
+        parts = [f"~/(.|\\n)*{literal_regex(end)}(.|\\n)*/"] if end else []
+        parts += [f"/(?s:.{repeated(node.min_length, node.max_length)})/"]
         for name in node.formats:
             expression, longest = FORMATS[name]
             parts += [f"/{expression}/", *([f"/(?s:.{{0,{longest}}})/"] if longest is not None else ())]
@@ -433,6 +485,20 @@ def _quoted_characters(low: int, high: int | None) -> str:
 def _literal(text: str) -> str:
     """An item of a rule or a terminal for exactly this text."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def _parts(parts: Sequence[TagPart], name: str) -> str:
+    """Items of a rule for texts and special tokens of a property."""
+    items: list[str] = []
+    text = ""
+    for part in (*parts, 0):
+        if isinstance(part, str):
+            text += part.replace(PROPERTY, name)
+            continue
+        items += [_literal(text)] if text else []
+        items.append(f"<[{part}]>")
+        text = ""
+    return " ".join(items[:-1]) or '""'
 
 
 def _times(item: str, low: int, high: int | None) -> str:

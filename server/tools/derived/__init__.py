@@ -1,0 +1,22 @@
+"""The format of a model's answers, derived from its chat template.
+
+A model was trained on what its template renders of an assistant's turns, so that is what it writes. `derive` renders
+probe conversations that differ in one thing, and reads the format out of the differences:
+
+1. `probes` renders an assistant's turn behind a user's message: content, reasoning, no call, one, two; no argument,
+   one, two; a text, a number, an object; and prompts with reasoning switched on, off and not at all.
+2. `turn` finds where a turn begins and ends. What all turns begin with is the header. What follows the content is the
+   end of the turn.
+3. `reasoning` finds the markers around a thought and around the content. A template that drops thoughts may still show
+   the markers in its prompts.
+4. `calls` looks for the probes' names, keys and values in the turns with calls. All of these are unique words, so the
+   text between them is markup. A call ends with the longest text that stands both behind the only call and behind the
+   first of two. A call begins with the longest text that stands both before the first name and before the second. The
+   rest surrounds all calls, or separates them. Arguments are one JSON object, or tags around each key and value, or
+   Python.
+5. `check` parses other turns by the derived format. A format that does not read them back exactly is dropped, since a
+   wrong format is worse than none.
+
+What is derived has the types of the formats written by hand (`CallFormat`, `ReasoningFormat`), so it parses and
+constrains in the same way. Nothing here knows a family's name, and nothing is read from the template's source.
+"""

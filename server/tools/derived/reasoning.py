@@ -1,0 +1,131 @@
+"""Markers around reasoning, and around the content beside it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from inferd.server.tools.derived.probes import KEYS, SAID, THOUGHT, VALUES, Probes, call
+from inferd.server.tools.derived.texts import TAG, are_a_pair, common_suffix, tags_in, words_of
+from inferd.server.tools.derived.turn import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """Texts as the template writes them, with blanks. All are empty if there are none."""
+
+    begin: str = ""
+    end: str = ""
+    """Begin and end of reasoning."""
+    answer: str = ""
+    answer_end: str = ""
+    """Begin and end of the content."""
+
+    def without_empty(self, text: str) -> str:
+        """The text of a turn without empty reasoning and empty content at its beginning."""
+        for begin, end in ((self.begin, self.end), (self.answer, self.answer_end)):
+            begin, end, stripped = begin.strip(), end.strip(), text.lstrip()
+            if not end:
+                continue
+            if begin and stripped.startswith(begin):
+                rest = stripped[len(begin) :].lstrip()
+                text = rest[len(end) :] if rest.startswith(end) else text
+            elif stripped.startswith(end):
+                text = stripped[len(end) :]
+        return text
+
+
+def markers_of(probes: Probes, frame: Frame) -> Markers:
+    """The markers that turns and prompts show."""
+    content = frame.body(probes.turn(content=SAID))
+    before_content = "" if content is None else content[: content.find(SAID)]
+    shown = _shown(probes, frame)
+    if shown is None:
+        begin, end = _from_openings([*frame.openings, before_content])
+        rest = Markers(begin, end).without_empty(before_content)
+        return _with_answer(probes, frame, Markers(begin, end), rest)
+    before, after = shown
+    if not after.strip():
+        begin, end = _from_openings([*frame.openings, before_content, before])
+        return _with_answer(probes, frame, Markers(begin, end), Markers(begin, end).without_empty(before_content))
+    begin = before if before.strip() else _opened_by_prompt(frame)
+    same = common_suffix(after, before_content)
+    if same.strip() == after.strip():
+        # The turn without reasoning shows empty reasoning.
+        end = _end_like(begin, after)
+        same = after[len(end) :]
+    else:
+        end = after[: len(after) - len(same)]
+    if not (begin.strip() and end.strip() and _is_marker(begin) and _is_marker(end)):
+        return _with_answer(probes, frame, Markers(), before_content)
+    return _with_answer(probes, frame, Markers(begin, end), same)
+
+
+def _shown(probes: Probes, frame: Frame) -> tuple[str, str] | None:
+    """(text before the thought, text between the thought and what follows)."""
+    for chunks in (False, True):
+        body = frame.body(probes.turn(content=SAID, thought=THOUGHT, chunks=chunks))
+        if body is not None and 0 <= body.find(THOUGHT) < body.find(SAID) and "'type'" not in body:
+            before, _, rest = body.partition(THOUGHT)
+            return before, rest.partition(SAID)[0]
+    if not probes.support.calls:
+        return None
+    calls = [call(0, {KEYS[0]: VALUES[0]})]
+    body, plain = frame.body(probes.turn(calls, thought=THOUGHT)), frame.body(probes.turn(calls))
+    if body is None or plain is None or THOUGHT not in body:
+        return None
+    before, _, rest = body.partition(THOUGHT)
+    return before, rest[: len(rest) - len(common_suffix(rest, plain))]
+
+
+def _is_marker(text: str) -> bool:
+    """Whether no ordinary answer has this text."""
+    return bool(TAG.search(text)) or len(text.split()) > 3
+
+
+def _opened_by_prompt(frame: Frame) -> str:
+    """The text that opens reasoning if only prompts show it."""
+    return next((opening for opening in (frame.openings[1], frame.openings[0]) if opening.strip()), "")
+
+
+def _end_like(begin: str, after: str) -> str:
+    """The shortest text that names what `begin` names, up to the end of a tag, and ends as `begin` does."""
+    words = words_of(begin)
+    tags = list(TAG.finditer(after))
+    for i, tag in enumerate(tags):
+        text = after[: tag.end()]
+        if any(word in text.lower() for word in words) or not words:
+            marks = tags_in(begin)
+            if len(marks) > 1 and i + 1 < len(tags) and tags[i + 1][0] == marks[-1] and tag[0] != marks[-1]:
+                text = after[: tags[i + 1].end()]
+            return text
+    return after
+
+
+def _from_openings(openings: list[str]) -> tuple[str, str]:
+    """Markers from what prompts begin an answer with: empty reasoning, or only its begin, or only its end."""
+    texts = [opening.strip() for opening in openings if opening.strip()]
+    for text in sorted(texts, key=len):
+        tags = list(TAG.finditer(text))
+        if len(tags) >= 2 and tags[0].start() == 0 and are_a_pair(tags[0][0], tags[1][0]):
+            return text[: tags[1].start()].strip(), tags[1][0]
+    for text in texts:
+        if tags_in(text) == [text]:
+            if text.startswith(("</", "[/")):
+                return text.replace("/", "", 1), text
+            mirrored = f"{text[0]}/{text[1:]}"
+            if not re.fullmatch(r"[<\[]\w.*", text):
+                continue
+            return text, mirrored
+    return "", ""
+
+
+def _with_answer(probes: Probes, frame: Frame, markers: Markers, answer: str) -> Markers:
+    """The same with `answer` as the marker of the content, if it is one, and the end of the content."""
+    if not TAG.search(answer) or answer.strip() == markers.begin.strip():
+        return markers
+    end = _end_like(answer, frame.end)
+    if end == frame.end and probes.support.calls:
+        body = frame.body(probes.turn([call(0, {KEYS[0]: VALUES[0]})]))
+        end = end[: len(end) - len(common_suffix(end, body or ""))]
+    return Markers(markers.begin, markers.end, answer, end)
