@@ -21,7 +21,7 @@ from inferd.server.config.names import NAME_RULE, is_name
 from inferd.server.errors import table as errors
 from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from inferd.server.schema.answers.operation import Done
-from inferd.server.text.json_bytes import any_json
+from inferd.server.schema.json_bytes import any_json
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import ConfigError, EngineDeadError, RequestError
-from inferd.server.api import docs_page, middleware, routes
+from inferd.server.api import docs_page, routes
 from inferd.server.api.admin import AdminApi, Handler, admin_only, at_port, not_served
 from inferd.server.api.anthropic.routes import MessagesApi
 from inferd.server.api.chat import ChatApi
@@ -32,7 +32,6 @@ from inferd.server.api.embeddings import EmbeddingsApi
 from inferd.server.api.gateways import GatewaysApi
 from inferd.server.api.health import HealthApi
 from inferd.server.api.llama_cpp import LlamaCppApi
-from inferd.server.api.middleware import WARNING_HEADER
 from inferd.server.api.models import ModelsApi
 from inferd.server.api.openapi import OpenApi, operation_of
 from inferd.server.api.respond import Services
@@ -45,14 +44,12 @@ from inferd.server.api.state import StateApi
 from inferd.server.api.tokens import RenderApi, TokensApi
 from inferd.server.api.wrong_paths import way_out
 from inferd.server.auth.keyring import Keyring
-from inferd.server.auth.middleware import Keys, Origins, Quotas
 from inferd.server.auth.quotas import RATE_LIMIT_HEADERS
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.router import Router
 from inferd.server.errors import table as errors
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.prompts import PromptReader
-from inferd.server.lifecycle.freed_memory import FreedMemory
 from inferd.server.observability.metrics import Metrics
 from inferd.server.playground import page as playground
 from inferd.server.schema.answers.operation import Config
@@ -60,6 +57,9 @@ from inferd.server.schema.latency import NO_TARGETS, Targets
 from inferd.server.structured.checker import GrammarChecker
 from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import ServedModel
+from inferd.server.transport import middleware
+from inferd.server.transport.access import Keys, Origins, Quotas
+from inferd.server.transport.freed_memory import FreedMemory
 from inferd.server.transport.loop_probe import LoopProbe
 from inferd.server.transport.sse import KEEP_ALIVE_S, ClientGoneError
 
@@ -133,7 +133,7 @@ _BECOMES = {"kv_memory": "kv_memory_bytes"}
 _READ_BY_PAGES = (
     "x-request-id",
     "request-id",
-    WARNING_HEADER,
+    middleware.WARNING_HEADER,
     "retry-after",
     "retry-after-ms",
     "x-should-retry",

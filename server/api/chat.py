@@ -13,7 +13,6 @@ from inferd.server.api.logprobs import chat_logprobs, prompt_logprobs
 from inferd.server.api.respond import Services, admit, respond, shape_of, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.events import (
-    EndReason,
     Event,
     Finished,
     PromptRead,
@@ -39,7 +38,7 @@ from inferd.server.schema.answers.chat import (
     ToolCall,
     ToolCallDelta,
 )
-from inferd.server.schema.answers.generation import Extra
+from inferd.server.schema.answers.generation import EndReason, Extra
 from inferd.server.schema.chat import ChatRequest
 
 

@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from inferd.server.api.middleware import WARNING_HEADER
 from inferd.server.api.routes import (
     DOCS,
     DOCS_FILES,
@@ -34,6 +33,7 @@ from inferd.server.api.routes import (
 from inferd.server.api.service import Service
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
+from inferd.server.schema.json_bytes import exact
 from inferd.server.schema.json_schema import Schema, schema_of, schemas_of_answers
 from inferd.server.schema.latency import (
     MAX_TARGET_MS,
@@ -45,7 +45,7 @@ from inferd.server.schema.latency import (
     TTFT_HEADER,
 )
 from inferd.server.schema.model import RequestModel
-from inferd.server.text.json_bytes import exact
+from inferd.server.transport.middleware import WARNING_HEADER
 
 _ANY_REQUEST = (400, 405, 408, 413, 415, 431, 500)
 """Statuses that every route may answer, because the head, the method or the body of a request may be wrong."""

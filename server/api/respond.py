@@ -30,8 +30,8 @@ from inferd.server.generate.request import Caller, GenerateRequest
 from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.answers.generation import Extra
 from inferd.server.schema.generation import GenerationFields, StreamOptions
+from inferd.server.schema.json_bytes import exact
 from inferd.server.schema.latency import TIMEOUT_HEADER, targets_of, timeout_of
-from inferd.server.text.json_bytes import exact
 from inferd.server.text.lanes import Lanes
 from inferd.server.transport import sse
 

@@ -17,7 +17,7 @@ from inferd.engine.api.wire.messages import Delta, FinishReason, Submit
 from inferd.server.dispatch.journal import Journal
 from inferd.server.observability.request_record import RequestRecord
 from inferd.server.observability.request_trace import current_trace
-from inferd.server.text.json_bytes import exact
+from inferd.server.schema.json_bytes import exact
 
 _MANY_DELTAS, _MANY_SCORED = 64, 8
 """So many waiting deltas are merged into one: a delta of one token takes 400 bytes, the token in it 8. Its five best

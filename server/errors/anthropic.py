@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.errors import table as errors
-from inferd.server.schema.answers.base import Answer
+from inferd.server.errors.answer import Answer
 
 PREFIX = "/v1/messages"
 

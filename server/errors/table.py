@@ -20,7 +20,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.schema.answers.base import Answer
+from inferd.server.errors.answer import Answer
 
 logger = logging.getLogger("inferd.server")
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
 from inferd.engine.api.wire.messages import WireLogprobs
-
-EndReason = Literal["stop", "length", "repetition", "tool_calls"]
-"""Why a choice ended. The server, not the engine, finds repetitions and tool calls."""
+from inferd.server.schema.answers.generation import EndReason
 
 REPETITION_DETECTED = "repetition_detected"
 """vLLM's `stop_reason` for a choice that repeats itself."""

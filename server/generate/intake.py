@@ -17,6 +17,16 @@ from inferd.engine.api.wire.params import Adapter, ParamError, SamplingParams
 from inferd.server.dispatch.adapters import Adapters
 from inferd.server.errors import table as errors
 from inferd.server.generate import work
+from inferd.server.generate.answer_language import AnswerLanguage, answer_language, asks_for_format
+from inferd.server.generate.answer_rules import (
+    AnswerRules,
+    answer_rules,
+    check_tools,
+    notices_of,
+    template_kwargs,
+    tools_of,
+    tools_shown,
+)
 from inferd.server.generate.prompts import CheckSize, Encoded, Gap, PromptReader
 from inferd.server.generate.request import Caller, GenerateRequest, Prompt
 from inferd.server.generate.sampling import choose_seed, sampling_params
@@ -27,19 +37,9 @@ from inferd.server.schema.infill import InfillRequest
 from inferd.server.schema.latency import NO_TARGETS, Targets
 from inferd.server.schema.notices import Notice
 from inferd.server.structured.checker import GrammarChecker
-from inferd.server.structured.formats import AnswerLanguage, answer_language, asks_for_format
 from inferd.server.text.model import ServedModel
 from inferd.server.text.stops import StopTables
 from inferd.server.text.template import conversation_of
-from inferd.server.tools.answer_rules import (
-    AnswerRules,
-    answer_rules,
-    check_tools,
-    notices_of,
-    template_kwargs,
-    tools_of,
-    tools_shown,
-)
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from inferd.server.text.json_bytes import exact
+from inferd.server.schema.json_bytes import exact
 
 T = TypeVar("T")
 

@@ -18,10 +18,11 @@ from inferd.server.errors import table as errors
 from inferd.server.generate.request import Prompt
 from inferd.server.schema import completions
 from inferd.server.schema.notices import Notice
+from inferd.server.schema.token_ids import pieces
 from inferd.server.text.control_tokens import Rendered
 from inferd.server.text.detokenizer import Detokenizer
 from inferd.server.text.fill_in import FillIn, shares_of
-from inferd.server.text.lanes import LONG_TEXT, Lanes, pieces
+from inferd.server.text.lanes import LONG_TEXT, Lanes
 from inferd.server.text.model import ServedModel
 from inferd.server.text.render_wire import Limits
 from inferd.server.text.render_workers import OvertimeError, RarelyLogged, RenderError

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from inferd.server.generate.events import (
     SCORED_TOKENS,
-    EndReason,
     Event,
     Finished,
     PromptRead,
@@ -19,6 +18,7 @@ from inferd.server.generate.events import (
 )
 from inferd.server.generate.packed import Packed
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.schema.answers.generation import EndReason
 
 
 @dataclass(frozen=True, slots=True)

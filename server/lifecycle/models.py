@@ -23,9 +23,9 @@ from inferd.engine.api.process.written_once import WrittenOnce
 from inferd.server.auth.keys_file import read_keys
 from inferd.server.config.models import Asked, Settled, demands_of, named, parts, settings_of_models
 from inferd.server.config.settings import Settings
+from inferd.server.generate.answer_rules import LACKS_TOOLS
 from inferd.server.lifecycle.ready_card import StartupReport
 from inferd.server.text.model import ServedModel
-from inferd.server.tools.answer_rules import LACKS_TOOLS
 
 logger = logging.getLogger("inferd")
 

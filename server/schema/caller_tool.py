@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from inferd.server.structured.language import TextFormat
+
 ToolKind = Literal["function", "custom", "shell", "local_shell", "apply_patch", "tool_search"]
-Syntax = Literal["text", "lark", "regex"]
 
 _BUILT_IN: frozenset[ToolKind] = frozenset(("shell", "local_shell", "apply_patch"))
 """Kinds whose schema is the API's own. Its clients read no other arguments."""
@@ -24,16 +25,6 @@ _TEXT_PARAMETERS: Mapping[str, object] = {
     "required": [TEXT_KEY],
     "additionalProperties": False,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class TextFormat:
-    """The texts that a custom tool takes: any text, or those of a grammar."""
-
-    syntax: Syntax = "text"
-    definition: str = ""
-    path: str = ""
-    """Path of `definition` in the request."""
 
 
 @dataclass(frozen=True, slots=True)

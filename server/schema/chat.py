@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from inferd.engine.api.wire.params import MAX_LOGPROBS
-from inferd.server.schema.caller_tool import CallerTool, TextFormat, custom_tool, function_tool
+from inferd.server.schema.caller_tool import CallerTool, custom_tool, function_tool
 from inferd.server.schema.generation import CUT, OUTPUT, PROMPT, STOPPING, TOOLS, GenerationFields
 from inferd.server.schema.kinds import Row
 from inferd.server.schema.messages import Messages
@@ -28,6 +28,7 @@ from inferd.server.schema.values import (
     Whole,
     union_of,
 )
+from inferd.server.structured.language import TextFormat
 
 MAX_TOOLS = 1_024
 """Agents list the tools of every server that they are connected to."""

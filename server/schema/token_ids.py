@@ -5,19 +5,32 @@ They are checked in slices, because pydantic holds the interpreter lock while it
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from typing import Annotated, TypeVar
 
 from pydantic import Field, WithJsonSchema
 
 from inferd.server.errors import table as errors
 from inferd.server.schema.values import JsonObject, ReadBy, Whole, check_number
-from inferd.server.text.lanes import pieces
 
 MAX_LISTED_IDS = 65_536
 """Token ids in one list that is not a prompt."""
 MAX_BIAS = 100
+_PIECE = 65_536
+
+T = TypeVar("T")
 
 TokenId = Annotated[Whole, Field(ge=0)]
+
+
+def pieces(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Split a long sequence for a thread that works on all its items, so that other threads run between two pieces.
+
+    One C call over a sequence holds the interpreter lock until it is done: 50 ms for the types of two million ids
+    (Intel Xeon, 2026-11-22).
+    """
+    for first in range(0, len(values), _PIECE):
+        yield values[first : first + _PIECE]
 
 
 def check_array(value: object, where: str, name: str, min_length: int, max_length: int | None) -> None:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 from inferd.engine.api.grammars import SchemaUse, literal_regex
 
@@ -28,8 +29,20 @@ _ASCII_CLASSES = {
 _PLAIN_USE = SchemaUse()
 _BREAKS = {"\n": r"\n", "\r": r"\r"}
 
+Syntax = Literal["text", "lark", "regex"]
+
 REFERENCE_CHARS = 24
 """Most characters that each use of a `shared` language adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextFormat:
+    """The texts that a custom tool takes: any text, or those of a grammar."""
+
+    syntax: Syntax = "text"
+    definition: str = ""
+    path: str = ""
+    """Path of `definition` in the request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from functools import lru_cache
 
 from inferd.engine.api.grammars import BLANK
 from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
-from inferd.server.schema.caller_tool import TextFormat
 from inferd.server.structured.escaping import Quoter
-from inferd.server.structured.language import Language, lark, literal, pattern, sequence
+from inferd.server.structured.language import Language, TextFormat, lark, literal, pattern, sequence
 from inferd.server.structured.larks import parse_grammar
 from inferd.server.structured.quoted_grammar import GrammarWriter
 from inferd.server.structured.regexes import parse

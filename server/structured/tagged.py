@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from inferd.engine.api.grammars import literal_regex
-from inferd.server.schema.caller_tool import TextFormat
 from inferd.server.structured.facts import GrammarFacts
-from inferd.server.structured.language import Language, lark, pattern_until
+from inferd.server.structured.language import Language, TextFormat, lark, pattern_until
 from inferd.server.structured.larks import Grammar, parse_grammar
 from inferd.server.structured.quoted import MAX_KEPT, check_size
 from inferd.server.structured.regexes import parse

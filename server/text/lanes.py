@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar, cast
 
@@ -19,18 +19,6 @@ T = TypeVar("T")
 
 LONG_TEXT = 256 * 1024
 """Work on this many characters, bytes or ids, or more, goes to the pool for long texts."""
-
-_PIECE = 65_536
-
-
-def pieces(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Split a long sequence for a thread that works on all its items, so that other threads run between two pieces.
-
-    One C call over a sequence holds the interpreter lock until it is done: 50 ms for the types of two million ids
-    (Intel Xeon, 2026-11-22).
-    """
-    for first in range(0, len(values), _PIECE):
-        yield values[first : first + _PIECE]
 
 
 class Lanes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,15 @@ RULES: dict[str, tuple[str, ...]] = {
     "kernels": ("torch", "triton", "cudnn", "flash_attn", "flash_attn_interface"),
 }  # fmt: skip
 
+WINGS: dict[str, tuple[str, ...]] = {
+    "run": ("cli", "commands", "lifecycle"),
+    "http": ("api", "playground", "transport"),
+    "chat": ("generate", "text", "tools"),
+    "fleet": ("supervision", "dispatch", "observability"),
+    "base": ("config", "auth", "schema", "structured", "errors"),
+}
+"""The packages of the server, from the top down. One may import those of its own wing and of the wings below it."""
+
 PURE = ("engine.arch", "engine.request", "engine.cache", "engine.sched", "engine.speculation")
 """Packages that may not import clocks, randomness or input and output from the standard library."""
 
@@ -129,6 +139,38 @@ def violations(module: str, path: Path) -> list[str]:
 @pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
 def test_a_module_imports_only_what_its_package_may(module: str, path: Path) -> None:
     assert violations(module, path) == []
+
+
+def server_package(name: str) -> str:
+    """The package of a module of the server, or of a name that it exports."""
+    return name.removeprefix("inferd.").split(".")[1]
+
+
+def server_imports() -> Iterator[tuple[str, str]]:
+    """(importing package, imported package) for each import between two packages of the server."""
+    for module, path in modules():
+        if module.startswith("server."):
+            for name in imported(path):
+                if within(name, "inferd.server") and server_package(name) != server_package(module):
+                    yield server_package(module), server_package(name)
+
+
+def test_the_wings_hold_each_package_of_the_server_once() -> None:
+    packages = {path.parent.name for path in (ROOT / "server").glob("*/__init__.py")} | {"cli"}
+    assert sorted(package for wing in WINGS.values() for package in wing) == sorted(packages)
+
+
+def test_a_wing_of_the_server_imports_only_downwards() -> None:
+    height = {package: -depth for depth, wing in enumerate(WINGS.values()) for package in wing}
+    upwards = {(package, target) for package, target in server_imports() if height[package] < height[target]}
+    assert not upwards
+
+
+def test_packages_of_the_server_form_no_import_cycle() -> None:
+    graph: dict[str, set[str]] = {}
+    for package, target in server_imports():
+        graph.setdefault(package, set()).add(target)
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
 def test_packages_export_nothing() -> None:

@@ -394,7 +394,7 @@ def test_bodies_that_would_grow(server: Server, body: bytes, headers: dict[str, 
 
 
 def test_bodies_are_bounded_in_all(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferd.server.api.middleware.MAX_HELD_BYTES", 100)
+    monkeypatch.setattr("inferd.server.transport.middleware.MAX_HELD_BYTES", 100)
     router = ScriptedRouter(model)
     router.will(Script(token_ids=(5,)))
 
@@ -416,7 +416,7 @@ def test_bodies_are_bounded_in_all(model: ServedModel, monkeypatch: pytest.Monke
 
 
 def test_one_tenant_does_not_fill_the_room_of_all_bodies(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferd.server.api.middleware.MAX_HELD_BYTES", 200)
+    monkeypatch.setattr("inferd.server.transport.middleware.MAX_HELD_BYTES", 200)
     router = ScriptedRouter(model)
     router.will(Script(token_ids=(5,)))
 

@@ -11,9 +11,9 @@ import pytest
 
 from inferd.engine.api.errors import ConfigError
 from inferd.server.api.app import AppOptions
-from inferd.server.auth.middleware import host_name, is_loopback_name
 from inferd.server.config.settings import Settings
 from inferd.server.text.model import ServedModel
+from inferd.server.transport.access import host_name, is_loopback_name
 from tests.api.conftest import ScriptedRouter, model, serving
 from tests.e2e.conftest import Daemon, daemon
 

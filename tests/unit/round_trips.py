@@ -24,12 +24,12 @@ from llguidance import LLMatcher, LLTokenizer
 from inferd.engine.grammar.compiler import normal_form
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.server.schema.caller_tool import functions
-from inferd.server.structured.calls import CallRules, answer_with_calls
 from inferd.server.structured.language import literal
 from inferd.server.text.model import ServedModel
 from inferd.server.text.render_wire import Limits, Program, Question
 from inferd.server.text.rendering import TEMPLATE_ERRORS, answer
 from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
+from inferd.server.tools.call_grammar import CallRules, answer_with_calls
 from inferd.server.tools.derived.derive import derive
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.fallback import ToolSupport, probe

@@ -12,13 +12,13 @@ from llguidance import LLMatcher
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.grammar.compiler import normal_form
 from inferd.server.commands.template_report import run
+from inferd.server.generate.answer_rules import answer_rules
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.model import read as read_request
 from inferd.server.text.model import ServedModel
 from inferd.server.text.render_workers import OvertimeError
 from inferd.server.text.template import ChatTemplate
 from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
-from inferd.server.tools.answer_rules import answer_rules
 from inferd.server.tools.derived.derive import derive
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.pieces import Content, joined

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from inferd.server.lifecycle.freed_memory import LEAST_GROWTH_BYTES, FreedMemory, _malloc_trim, _resident_bytes
+from inferd.server.transport.freed_memory import LEAST_GROWTH_BYTES, FreedMemory, _malloc_trim, _resident_bytes
 
 MIB = 2**20
 

@@ -86,7 +86,7 @@ def test_a_served_file_has_what_its_folder_has(tmp_path: Path) -> None:
     models = [ServedModel.load(path, ("m",), max_model_len=2048, vocab_size=3072) for path in (file, EMBEDDED_PATH)]
     ours, original = models
     # The folder declares its own format of calls, which a GGUF file cannot state. The template shows the same.
-    assert (ours.format.tool_name, ours.format.reasoning_name) == ("hermes", original.format.reasoning_name)
+    assert (ours.format.tool_name, ours.format.reasoning_name) == ("derived", original.format.reasoning_name)
     assert ours.eos_token_ids[0] == original.eos_token_ids[0]
     assert ours.template is not None and original.template is not None
     assert ours.template.source == original.template.source

@@ -12,13 +12,13 @@ from msgspec import structs
 from tokenizers import Tokenizer
 
 from inferd.engine.api.errors import RequestError
+from inferd.server.generate.answer_rules import answer_rules, template_kwargs, tools_shown
 from inferd.server.generate.choice import Choice
 from inferd.server.generate.results import ChoiceResult, ResultBuilder
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.model import read
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import Conversation
-from inferd.server.tools.answer_rules import answer_rules, template_kwargs, tools_shown
 from tests.unit.test_results import MODEL_PATH, deltas, request
 from tests.unit.tool_samples import PARIS, TOOLS, WEATHER, dumped
 

@@ -206,7 +206,9 @@ def test_the_published_example_from_config_json_alone(mistral: str) -> None:
     assert said["overhead"]["low_bytes"] == round(1.1 * 16_630_947_840)
     assert said["overhead"]["high_bytes"] == round(1.2 * 16_630_947_840)
     table = command(mistral, "--dtype", "float16", "--batch", "4", "--context", "4096")
-    assert (table.returncode, table.stderr) == (done.returncode, done.stderr)
+    # The machine's free memory may have changed meanwhile, and with it a refusal's figures.
+    assert table.returncode == done.returncode
+    assert re.sub(r"[\d.]+", "", table.stderr) == re.sub(r"[\d.]+", "", done.stderr)
     flowing = " ".join(table.stdout.split())
     assert "2,147,483,648 = 2 x 32 layers x 8 KV heads x head 128 x 4,096 tokens x 4 sequences x 2 B" in flowing
     assert re.search(r"weights +14\.48 +13\.49 ", table.stdout)

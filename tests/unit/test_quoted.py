@@ -19,9 +19,8 @@ from benchmarks.custom_tool_calls import PATCH as GRAMMAR_OF_PATCHES
 from inferd.engine.api.grammars import literal_regex
 from inferd.engine.grammar.compiler import LIMITS, normal_form
 from inferd.engine.grammar.vocabulary import load_vocabulary
-from inferd.server.schema.caller_tool import TextFormat
 from inferd.server.structured import larks
-from inferd.server.structured.language import pattern
+from inferd.server.structured.language import TextFormat, pattern
 from inferd.server.structured.quoted import MAX_DEFINITION_CHARS, json_text, quoted_lark, quoted_regex
 from tests.unit.calls_made import at_most_calls
 from tests.unit.large_grammars import CALLS_PER_CHARACTER, IGNORED, LARGE

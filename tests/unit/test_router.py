@@ -39,7 +39,7 @@ from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.dispatch.token_stream import TokenStream, merge
 from inferd.server.observability.metrics import Metrics
 from inferd.server.observability.request_record import RequestRecord
-from inferd.server.text import json_bytes
+from inferd.server.schema import json_bytes
 
 READY = Ready(
     num_blocks=8, block_size=16, max_model_len=64, vocab_size=32, weights_bytes=1, kv_bytes=1, planned_weights_bytes=1,

@@ -14,11 +14,11 @@ from inferd.engine.api.wire.grammar_check import MAX_LEFT, Verdict
 from inferd.engine.grammar.check import judge
 from inferd.engine.grammar.compiler import compile_grammar
 from inferd.engine.grammar.vocabulary import load_vocabulary
+from inferd.server.generate.answer_rules import answer_rules
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.model import read
 from inferd.server.structured.schema import LEAVE_OUT, OR_NOT_STRICT, read_schema
 from inferd.server.text.model import ServedModel
-from inferd.server.tools.answer_rules import answer_rules
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 PATH = "tools[0].function.parameters"

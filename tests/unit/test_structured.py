@@ -14,10 +14,10 @@ from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
 from inferd.engine.grammar.compiler import compile_grammar, normal_form
 from inferd.engine.grammar.vocabulary import load_vocabulary
+from inferd.server.generate.answer_language import answer_language
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.model import read
-from inferd.server.structured.formats import answer_language
 from inferd.server.structured.language import Language
 from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, read_schema
 

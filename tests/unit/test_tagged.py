@@ -8,8 +8,7 @@ import re
 import pytest
 
 from inferd.engine.grammar.compiler import normal_form
-from inferd.server.schema.caller_tool import TextFormat
-from inferd.server.structured.language import literal, sequence
+from inferd.server.structured.language import TextFormat, literal, sequence
 from inferd.server.structured.tagged import text_until
 from tests.unit.calls_made import at_most_calls
 from tests.unit.large_grammars import CALLS_PER_CHARACTER, LARGE

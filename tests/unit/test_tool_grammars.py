@@ -15,16 +15,16 @@ from inferd.engine.grammar.compiler import normal_form
 from inferd.engine.grammar.ports import GrammarError
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.server.errors import table as errors
+from inferd.server.generate.answer_language import AnswerLanguage
+from inferd.server.generate.answer_rules import AnswerRules, answer_rules, check_tools, template_kwargs, tools_shown
 from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.model import read
 from inferd.server.schema.tool_choice import ToolChoice
-from inferd.server.structured import calls as calls_module
-from inferd.server.structured.formats import AnswerLanguage
 from inferd.server.structured.language import Language, json_value
 from inferd.server.text.model import ServedModel
+from inferd.server.tools import call_grammar as calls_module
 from inferd.server.tools.answer_parser import AnswerParser
-from inferd.server.tools.answer_rules import AnswerRules, answer_rules, check_tools, template_kwargs, tools_shown
 from inferd.server.tools.builtin import CALLS
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.fallback import written_calls

@@ -18,7 +18,6 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.api.answer import Counts
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.generate.events import (
-    EndReason,
     Event,
     Finished,
     PromptRead,
@@ -40,7 +39,7 @@ from inferd.server.schema.answers.anthropic import (
     MessageUsage,
     StopReason,
 )
-from inferd.server.schema.answers.generation import Extra
+from inferd.server.schema.answers.generation import EndReason, Extra
 from inferd.server.transport import sse
 
 _STOP_REASONS: dict[EndReason, StopReason] = {"stop": "end_turn", "tool_calls": "tool_use"}

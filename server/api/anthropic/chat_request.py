@@ -12,8 +12,8 @@ from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.messages import Message
 from inferd.server.schema.notices import Name, Notice
 from inferd.server.schema.structured import AnswerFormat
-from inferd.server.structured.calls import can_bound
 from inferd.server.text.model import ServedModel
+from inferd.server.tools.call_grammar import can_bound
 
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Names of the chat template variable that turns reasoning on."""

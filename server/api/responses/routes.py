@@ -26,8 +26,8 @@ from inferd.server.generate.deadline import until
 from inferd.server.generate.request import Caller, GenerateRequest
 from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.answers.responses import DeletedResponse, InputItem, InputItemList, ResponseObject
+from inferd.server.schema.json_bytes import exact
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
-from inferd.server.text.json_bytes import exact
 
 logger = logging.getLogger("inferd.server")
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from inferd.server.errors.answer import Answer
 from inferd.server.errors.anthropic import AnthropicError
-from inferd.server.schema.answers.base import Answer
 
 # --- Content blocks --------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NotRequired
 
-from inferd.server.generate.events import EndReason
-from inferd.server.schema.answers.base import Answer, TokenIds
+from inferd.server.errors.answer import Answer, TokenIds
 from inferd.server.schema.answers.generation import (
     AnswerHead,
     ChunkTail,
+    EndReason,
     Extra,
     PromptLogprobs,
     TextLogprobs,

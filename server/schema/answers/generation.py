@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NotRequired
+from typing import Literal, NotRequired
 
-from inferd.server.schema.answers.base import Answer
+from inferd.server.errors.answer import Answer
+
+EndReason = Literal["stop", "length", "repetition", "tool_calls"]
+"""Why a choice ended. The server, not the engine, finds repetitions and tool calls."""
 
 
 class AnswerHead(Answer):

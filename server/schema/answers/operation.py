@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NotRequired
 
 from inferd.engine.api.cost.roofline import Bound, StepPhase
-from inferd.server.schema.answers.base import Answer
+from inferd.server.errors.answer import Answer
 
 Status = Literal["starting", "ready", "recovering", "unavailable", "leaving", "unloaded", "loading", "failed"]
 """`unloaded`: the next request loads the model. `failed`: it could not be loaded."""

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from inferd.server.errors.answer import Answer
 from inferd.server.errors.table import ErrorDetail
-from inferd.server.schema.answers.base import Answer
 from inferd.server.schema.answers.generation import TokenLogprob
 from inferd.server.schema.answers.responses import ContentPart, OutputItem, ResponseObject
 

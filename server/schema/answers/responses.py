@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from inferd.server.schema.answers.base import Answer
+from inferd.server.errors.answer import Answer
 from inferd.server.schema.answers.generation import CompletionTokensDetails, PromptTokensDetails, TokenLogprob
 from inferd.server.schema.chat import ReasoningEffort, Verbosity
 

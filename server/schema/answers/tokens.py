@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from inferd.server.schema.answers.base import Answer, TokenIds
+from inferd.server.errors.answer import Answer, TokenIds
 
 
 class RenderedPrompt(Answer):

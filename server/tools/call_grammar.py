@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from inferd.engine.api.grammars import TagTexts
 from inferd.server.errors import table as errors
-from inferd.server.schema.caller_tool import TEXT_KEY, CallerTool, TextFormat
+from inferd.server.schema.caller_tool import TEXT_KEY, CallerTool
 from inferd.server.structured.bounds import GrammarSize
 from inferd.server.structured.language import (
     Language,
+    TextFormat,
     begins_with_token,
     either,
     free_text,

@@ -13,9 +13,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.middleware import is_anthropic, refusal, route_path
 from inferd.server.auth.keyring import Holder, Keyring
 from inferd.server.errors import table as errors
+from inferd.server.transport.middleware import is_anthropic, refusal, route_path
 
 ANY = "*"
 _AUTHORITY = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:/?#@\s]+))(?::\d*)?")

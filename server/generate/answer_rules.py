@@ -13,17 +13,17 @@ from functools import lru_cache
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
+from inferd.server.generate.answer_language import AnswerLanguage
 from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.messages import Message
 from inferd.server.schema.notices import Notice
 from inferd.server.schema.tool_choice import ToolChoice
-from inferd.server.structured.calls import CallRules, answer_with_calls, can_bound, reasoning
-from inferd.server.structured.formats import AnswerLanguage
 from inferd.server.structured.language import Language, free_text, literal, marked, sequence
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
 from inferd.server.tools.builtin import NONE
+from inferd.server.tools.call_grammar import CallRules, answer_with_calls, can_bound, reasoning
 from inferd.server.tools.detect import PLAIN_CALLS
 from inferd.server.tools.format import Format
 from inferd.server.tools.second_look import Offer
