@@ -91,7 +91,6 @@ def load_free(
 ) -> tuple[FreeWorker, Ready]:
     """Replaces `load_worker`: reads the checkpoint's config and not its weights. There is one rank."""
     del ranks
-    assert config.num_blocks is not None and config.block_size is not None and config.max_model_len is not None
     facts = ModelFacts.of(Checkpoint.read(Path(config.model_path)))
     report(Phase("free model", time.monotonic() - started_s, f"{step_s * 1e3:g} ms a step, asleep"))
     return FreeWorker(facts.arch, step_s), Ready(

@@ -35,9 +35,10 @@ def measure(model: Path, precision: str, rank: int, modules: str, num_rows: int)
     import torch  # noqa: PLC0415
 
     from inferd.engine.api.checkpoint import Checkpoint  # noqa: PLC0415
-    from inferd.engine.api.config import EngineConfig, resolve  # noqa: PLC0415
+    from inferd.engine.api.config import AskedConfig  # noqa: PLC0415
     from inferd.engine.api.machine.cpu import Machine  # noqa: PLC0415
     from inferd.engine.api.model import ModelFacts  # noqa: PLC0415
+    from inferd.engine.api.resolve import resolve  # noqa: PLC0415
     from inferd.engine.api.wire.params import Adapter, SamplingParams  # noqa: PLC0415
     from inferd.engine.arch.registry import weights  # noqa: PLC0415
     from inferd.engine.lora.files import Update  # noqa: PLC0415
@@ -45,7 +46,7 @@ def measure(model: Path, precision: str, rank: int, modules: str, num_rows: int)
     from inferd.engine.worker.load import load_worker  # noqa: PLC0415
 
     is_stored = precision == "stored"
-    asked = EngineConfig(
+    asked = AskedConfig(
         model_path=str(model), device="cpu", max_num_seqs=2 * num_rows, max_model_len=512, keeps_blocks=is_stored,
         dtype="auto" if is_stored else "bfloat16", max_loras=num_rows, max_lora_rank=rank,
     )  # fmt: skip

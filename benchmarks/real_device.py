@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Self
 
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import EngineConfig, precision_of, resolve
+from inferd.engine.api.config import AskedConfig, precision_of
 from inferd.engine.api.cost.step_cost import WorkModel
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.process import garbage
+from inferd.engine.api.resolve import resolve
 from inferd.engine.sched.latency.step_time import Coefficients, Seed
 from inferd.engine.worker.executor import ThreadExecutor, Worker, WorkerThread
 from inferd.engine.worker.load import load_worker
@@ -48,7 +49,7 @@ class RealMachine:
     def load(cls, path: Path, *, max_num_seqs: int, max_num_batched_tokens: int, block_size: int) -> Self:
         """Load the checkpoint at `path`, in bfloat16 if the processor computes it. Raises `ModelError` or
         `CapacityError`."""
-        asked = EngineConfig(
+        asked = AskedConfig(
             model_path=str(path), device="cpu", max_num_seqs=max_num_seqs, block_size=block_size,
             max_num_batched_tokens=max_num_batched_tokens, prefix_caching=False,
         )  # fmt: skip

@@ -42,16 +42,17 @@ Steps = dict[int, dict[str, float]]
 def measure(model: Path, precision: str, num_threads: int, rows: list[int], num_ranks: int = 1) -> Steps:
     """In a process of its own, and one for each other rank. The precision `stored` is that of the file."""
     from inferd.engine.api.checkpoint import Checkpoint  # noqa: PLC0415
-    from inferd.engine.api.config import EngineConfig, resolve  # noqa: PLC0415
+    from inferd.engine.api.config import AskedConfig  # noqa: PLC0415
     from inferd.engine.api.machine.cpu import Machine  # noqa: PLC0415
     from inferd.engine.api.model import ModelFacts  # noqa: PLC0415
+    from inferd.engine.api.resolve import resolve  # noqa: PLC0415
     from inferd.engine.api.wire.params import SamplingParams  # noqa: PLC0415
     from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate  # noqa: PLC0415
     from inferd.engine.worker.load import load_worker  # noqa: PLC0415
 
     is_stored = precision == "stored"
     kept: Any = "none" if precision in ("bf16", "stored") else precision
-    asked = EngineConfig(
+    asked = AskedConfig(
         model_path=str(model), device="cpu", max_num_seqs=max(rows), max_model_len=4096, num_threads=num_threads,
         tensor_parallel_size=num_ranks, quantization=kept, keeps_blocks=is_stored,
         dtype="auto" if is_stored else "bfloat16",

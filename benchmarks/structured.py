@@ -32,9 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import tables
 from benchmarks.checkpoints import SHAPES, TOKENIZER_DIR, ensure
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import EngineConfig, resolve
+from inferd.engine.api.config import AskedConfig, EngineConfig
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.resolve import resolve
 from inferd.engine.api.wire.messages import Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
@@ -88,7 +89,7 @@ class Engine:
     def load(cls, path: Path, num_streams: int, num_tokens: int) -> Engine:
         tokens = num_streams * (_PROMPT_TOKENS + num_tokens + 32)
         facts = ModelFacts.of(Checkpoint.read(path))
-        asked = EngineConfig(
+        asked = AskedConfig(
             model_path=str(path), max_num_seqs=num_streams, kv_memory_bytes=max(64 * 2**20, tokens * 2**18),
             max_model_len=1_024, prefix_caching=False,
         )  # fmt: skip

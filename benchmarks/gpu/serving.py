@@ -102,13 +102,14 @@ def _served(bench: Bench, model: str, load: Load) -> Trial:
 def _start_engine(path: str, device: str) -> None:
     """The start of the engine's process until it is ready, including the prompts and the token that warm it up."""
     from inferd.engine.api.checkpoint import Checkpoint  # noqa: PLC0415
-    from inferd.engine.api.config import EngineConfig, resolve  # noqa: PLC0415
+    from inferd.engine.api.config import AskedConfig  # noqa: PLC0415
     from inferd.engine.api.machine.cpu import Machine  # noqa: PLC0415
     from inferd.engine.api.model import ModelFacts  # noqa: PLC0415
+    from inferd.engine.api.resolve import resolve  # noqa: PLC0415
     from inferd.engine.worker.load import load_worker  # noqa: PLC0415
 
     started_s = time.monotonic()
-    asked = EngineConfig(model_path=path, device=device, max_model_len=1024)  # type: ignore[arg-type]
+    asked = AskedConfig(model_path=path, device=device, max_model_len=1024)  # type: ignore[arg-type]
     config, _, _ = resolve(asked, ModelFacts.of(Checkpoint.read(Path(path))), Machine.detect())
     load_worker(config, started_s, lambda phase: print(f"phase {phase.name} {phase.duration_s:.3f}", flush=True))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from inferd.engine.api.checkpoint import Checkpoint, documents_of, read_config, read_json
-from inferd.engine.api.config import DraftConfig
+from inferd.engine.api.config import AskedDraft
 from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.locate import locate
@@ -34,7 +34,7 @@ def source_of(asked: str) -> Speculative:
     return next((kind for kind in SOURCES if kind == asked), "model")
 
 
-def read_draft(asked: str, served: Path, *, keeps_blocks: bool) -> tuple[DraftConfig, ModelFacts] | None:
+def read_draft(asked: str, served: Path, *, keeps_blocks: bool) -> tuple[AskedDraft, ModelFacts] | None:
     """The draft model or draft head that `--speculative` names for the model in `served`; None if it names none. Raises
     `ConfigError` or `ModelError`."""
     if source_of(asked) != "model":
@@ -68,10 +68,10 @@ def read_draft(asked: str, served: Path, *, keeps_blocks: bool) -> tuple[DraftCo
             f"the draft model must have the vocabulary of the served model, but {difference}; give a draft model of "
             "the same family, or --speculative suffix"
         )
-    return DraftConfig(model_path=str(path), keeps_blocks=keeps_blocks, name=asked, is_head=is_head), facts
+    return AskedDraft(model_path=str(path), keeps_blocks=keeps_blocks, name=asked, is_head=is_head), facts
 
 
-def _read_mtp(served: Path, *, keeps_blocks: bool) -> tuple[DraftConfig, ModelFacts]:
+def _read_mtp(served: Path, *, keeps_blocks: bool) -> tuple[AskedDraft, ModelFacts]:
     """The MTP layer in the checkpoint of the served model. A plan may have its config.json alone."""
     try:
         if is_gguf(served) or (served.is_dir() and any(served.glob("*.safetensors"))):
@@ -85,7 +85,7 @@ def _read_mtp(served: Path, *, keeps_blocks: bool) -> tuple[DraftConfig, ModelFa
         raise ConfigError(
             f"--speculative {MTP}: {error}; give --speculative suffix, a draft model or a draft head"
         ) from error
-    return DraftConfig(model_path=str(served), name=MTP, is_head=True, is_mtp=True), facts
+    return AskedDraft(model_path=str(served), name=MTP, is_head=True, is_mtp=True), facts
 
 
 def _difference(served: dict[str, int], draft: dict[str, int]) -> str | None:

@@ -191,7 +191,6 @@ def build(
     thread = WorkerThread()
     worker, ready = thread.submit(load_worker, config, started_s, link.send, launch.log_style, ranks).result()
     check_pinned(config.all_files)  # one may have been written to while it was read
-    assert config.max_num_seqs is not None and config.max_num_batched_tokens is not None
     limits = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

@@ -107,7 +107,6 @@ def _open_device(config: EngineConfig, rank: int) -> Device:
 def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner, Loaded]:
     """Load the part of one of the other ranks. `meet` is called before it waits for the others. Raises `StartError`."""
     config = launch.config
-    assert config.deterministic is not None and config.max_num_batched_tokens is not None
     read_pinned(config.all_files)
     device = _open_device(config, launch.index)
     if config.device == "cpu":
@@ -139,8 +138,6 @@ def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner,
 
 def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) -> tuple[Runner, Ready]:
     """Load the part of rank 0, which is the whole if it is alone."""
-    assert config.max_model_len is not None and config.block_size is not None
-    assert config.num_blocks is not None and config.deterministic is not None
     deterministic = config.deterministic
     device = _open_device(config, 0)
     timer.done("engine", f"torch {torch.__version__} on {device.name}")
@@ -223,7 +220,6 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
 
 
 def _numerics(config: EngineConfig, model_impl: str, device: Device, kernels: tuple[tuple[str, str], ...]) -> Numerics:
-    assert config.deterministic is not None
     # The number of threads changes no bit of the C++ kernels. It may change sums of torch and its libraries, which
     # compute in plain PyTorch, and between the kernels if transformers' code computes the model.
     is_of_kernels_alone = bool(native.library_name()) and config.modelled is None
@@ -252,13 +248,11 @@ def _tuning(config: EngineConfig) -> Tuning | None:
 
 
 def _choices(config: EngineConfig, tuning: Tuning | None) -> Choices:
-    assert config.deterministic is not None
     return Choices(config.deterministic, None if tuning is None else tuning.table)
 
 
 def _measure_peaks(config: EngineConfig, device: Device, dtype: torch.dtype) -> Peaks:
     """The peaks of all ranks together: of all threads, while the other ranks wait, or of as many GPUs as this one."""
-    assert config.num_threads is not None and config.deterministic is not None
     num_threads = torch.get_num_threads()
     if config.device == "cpu":
         torch.set_num_threads(config.num_threads)
@@ -283,8 +277,6 @@ def _warmed_up(
     adapters: Adapters | None,
 ) -> Runner:
     """The runner, after warm-up steps of each kind, which the other ranks run too."""
-    assert config.max_num_seqs is not None and config.deterministic is not None
-    assert config.max_num_batched_tokens is not None
     num_slots, vocab_size = config.max_num_seqs, decoder.arch.vocab_size
     try:
         sampler = (
@@ -340,8 +332,6 @@ def _warm_up_plans(config: EngineConfig, num_groups: int) -> Iterator[StepPlan]:
     On a GPU also prompts of all lengths up to the longest step. A length may need variants of kernels of its own, which
     would otherwise be compiled while a request waits. The longest prompt shows that its tensors fit the memory.
     """
-    assert config.max_model_len is not None and config.block_size is not None
-    assert config.max_num_batched_tokens is not None and config.num_blocks is not None
     num_tokens = min(_WARM_UP_TOKENS, config.block_size - 1, config.max_model_len - 1)
     yield _prompt(0, num_tokens, config.block_size, num_groups)
     yield StepPlan(1, (), (), (Row(0, num_tokens, 1, True),))

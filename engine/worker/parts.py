@@ -57,7 +57,6 @@ _PROGRESS_INTERVAL_S = 5.0
 
 def open_device(config: EngineConfig, index: int) -> Device:
     """The device of rank `index`, for this thread."""
-    assert config.num_threads is not None
     if config.device == "cpu":
         return CpuDevice(config.num_threads // config.tensor_parallel_size)
     if not torch.cuda.is_available():
@@ -140,7 +139,6 @@ def recipe_for(config: EngineConfig, arch: Arch, choices: Choices) -> Recipe:
 
 def allocate_adapters(config: EngineConfig, arch: Arch, device: Device) -> Adapters | None:
     """Space for adapters; None if there may be none."""
-    assert config.max_num_seqs is not None
     if not config.max_loras:
         return None
     try:
@@ -196,7 +194,6 @@ def _transformers_decoder(config: EngineConfig, arch: Arch, device: Device, reci
 
 def check_rows(config: EngineConfig, decoder: Decoder, kv: KVPool) -> None:
     """Raises `ModelError` if transformers' code computes other results for a row beside other rows."""
-    assert config.deterministic is not None
     try:
         reason = decoder.refuses_rows(kv.data, kv.scales, is_exact=config.deterministic)
     except ModellingError as error:
@@ -246,7 +243,6 @@ def log_progress(text_of: Callable[[int, int], str]) -> Progress:
 
 
 def allocate_pool(config: EngineConfig, decoder: Decoder | DraftHead, planned: MemoryPlan, device: Device) -> KVPool:
-    assert config.num_blocks is not None and config.block_size is not None
     arch, form = decoder.arch, KV_FORMATS.get(precision_of(config).kv_cache)
     dtype = getattr(torch, config.dtype if form is None else form.dtype)
     try:
@@ -257,7 +253,6 @@ def allocate_pool(config: EngineConfig, decoder: Decoder | DraftHead, planned: M
 
 def allocate_states(config: EngineConfig, decoder: Decoder, device: Device) -> StatePool | None:
     """The recurrent states; None for a model without them."""
-    assert config.max_num_seqs is not None
     arch, num_checkpoints = decoder.arch, config.num_checkpoints
     try:
         max_drafted = 0 if config.speculative == "none" else config.most_draws
@@ -268,7 +263,6 @@ def allocate_states(config: EngineConfig, decoder: Decoder, device: Device) -> S
 
 
 def make_slots(config: EngineConfig, decoder: Decoder, device: Device) -> Slots:
-    assert config.max_num_seqs is not None and config.max_model_len is not None and config.block_size is not None
     num_groups = len(decoder.arch.cache_groups)
     return Slots(config.max_num_seqs, config.max_model_len, config.block_size, device, num_groups)
 
@@ -306,7 +300,6 @@ class DraftParts:
         most."""
         config = self.config
         assert self.decoder is not None and self.kv is not None
-        assert config.max_num_batched_tokens is not None and config.deterministic is not None
         decoder, slots, is_deterministic = self.decoder, slots.of_group(0), config.deterministic
         if isinstance(decoder, EagleHead | MTPLayer):
             return HeadDrafts(decoder, self.kv, slots, sampler, device, is_deterministic=is_deterministic)

@@ -15,7 +15,6 @@ from typing import Any, Self, TypedDict, get_args
 
 from inferd.engine.api.adapter import AUTO_ADAPTERS, AUTO_RANK, MAX_ADAPTERS, MAX_RANK, adapter_space, check_adapters
 from inferd.engine.api.checkpoint import CONFIG_FILES, Checkpoint, read_config, read_json
-from inferd.engine.api.config import AUTO_BLOCK_SIZE, BLOCK_SIZES, auto_step_tokens
 from inferd.engine.api.cost.step_cost import WorkModel
 from inferd.engine.api.draft import read_draft
 from inferd.engine.api.errors import ConfigError
@@ -30,6 +29,7 @@ from inferd.engine.api.memory.planner import MemoryPlan, refusal
 from inferd.engine.api.memory.precision import DTYPE_BYTES, SHORT_KV, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.modelling import ModelImpl
+from inferd.engine.api.resolve import AUTO_BLOCK_SIZE, BLOCK_SIZES, auto_step_tokens
 from inferd.engine.api.served import (
     DeviceKind,
     auto_dtype,
@@ -261,8 +261,6 @@ def divide(all_asked: Sequence[Asked], machine: Machine) -> tuple[dict[str, Shar
 
 def _serving(asked: Asked, part: division.Part) -> Serving:
     config, plan, _ = asked.settled(part)
-    assert config.num_blocks is not None and config.block_size is not None
-    assert config.max_model_len is not None and config.max_num_seqs is not None
     # A token of a sequence takes a place of a block in each group of layers.
     return {
         "kv_bytes": plan.kv_bytes,

@@ -14,13 +14,14 @@ from typing import Any, Self
 import msgspec
 
 from inferd.engine.api.adapter import MAX_RANK, AdapterFiles, check_adapters, hold_adapter, space_for
-from inferd.engine.api.config import Decision, EngineConfig, resolve
+from inferd.engine.api.config import AskedConfig, EngineConfig
 from inferd.engine.api.draft import read_draft, source_of
 from inferd.engine.api.errors import ConfigError, StartError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.division import Demand, Part, parts_of
 from inferd.engine.api.memory.planner import MemoryPlan
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.resolve import Decision, resolve
 from inferd.server.config.names import split_name
 from inferd.server.config.settings import SETTINGS, Settings
 from inferd.server.config.sources import suggest
@@ -81,7 +82,7 @@ class Asked:
 
     settings: Settings
     facts: ModelFacts
-    config: EngineConfig
+    config: AskedConfig
     draft: ModelFacts | None
     adapters: dict[str, AdapterFiles]
 
@@ -95,7 +96,7 @@ class Asked:
         most = settings.max_lora_rank or MAX_RANK
         adapters = {name: hold_adapter(path, facts.arch, most) for name, path in settings.loras.items()}
         max_loras, max_lora_rank = space_for(settings.max_loras, settings.max_lora_rank, tuple(adapters.values()))
-        config = EngineConfig(
+        config = AskedConfig(
             model_path=str(facts.path),
             dtype=settings.dtype,
             quantization="none" if settings.quantization == "auto" else settings.quantization,

@@ -94,7 +94,6 @@ def _report(read: _Read, settled: Settled) -> StartupReport:
             "inferd does not use the checkpoint's scales for 8-bit K and V: with --kv-cache-dtype fp8 or int8, "
             "every 32 elements of a head have their own scale"
         )
-    assert config.max_model_len is not None
     model = ServedModel.load(
         facts.path,
         settings.served_names,

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from inferd.engine.api.config import EngineConfig
 from inferd.server.api.app import AppOptions
 from inferd.server.api.routes import ROUTES, Access
 from inferd.server.config.settings import Settings
+from tests.configs import engine_config
 
 ADMIN, USER = "the-admin-key", "a-users-key"
 PATHS = [(route.method, route.path) for route in ROUTES if route.access is Access.ADMIN]
@@ -95,7 +95,7 @@ def test_the_configuration_is_told_with_its_sources_and_without_secrets(
 ) -> None:
     monkeypatch.setenv("INFERD_MAX_BODY_BYTES", "1MiB")
     settings = Settings.load({"api_key": (USER,), "admin_key": (ADMIN,), "port": 1234})
-    config = EngineConfig(model_path="/models/x", max_model_len=2048, kv_memory_bytes=2**20)
+    config = engine_config(model_path="/models/x", max_model_len=2048, kv_memory_bytes=2**20)
     url = serve(AppOptions.from_settings(settings, config))
     response = httpx.get(url + "/config", headers=bearer(ADMIN))
     told = response.json()

@@ -14,11 +14,12 @@ import msgspec
 import pytest
 
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import EngineConfig, resolve
+from inferd.engine.api.config import AskedConfig, EngineConfig
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.locate import EMBEDDED_NAME, locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.resolve import resolve
 from inferd.engine.api.wire.messages import Phase, Ready
 from inferd.engine.worker import load, parts
 from inferd.engine.worker.device import CpuDevice
@@ -33,7 +34,7 @@ from inferd.kernels.registry import KernelError, Selection
 @pytest.fixture(scope="module")
 def config() -> EngineConfig:
     path = locate(EMBEDDED_NAME, None)
-    asked = EngineConfig(model_path=str(path), device="cpu", kv_memory_bytes=2**22, max_num_seqs=2, num_threads=1)
+    asked = AskedConfig(model_path=str(path), device="cpu", kv_memory_bytes=2**22, max_num_seqs=2, num_threads=1)
     return resolve(asked, ModelFacts.of(Checkpoint.read(path)), Machine.detect())[0]
 
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import EngineConfig, resolve
+from inferd.engine.api.config import AskedConfig
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import HEAD_STATES
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.model import ModelFacts, of_mtp_layer
+from inferd.engine.api.resolve import resolve
 from inferd.engine.models.draft_head import EagleHead
 from inferd.engine.sched.plan import Row
 from inferd.engine.speculation.ports import MOST_DRAFTS
@@ -157,7 +158,7 @@ def test_a_head_that_knows_the_model_is_always_right(tmp_path: Path) -> None:
 def test_memory_is_planned_with_the_head(served: Path, tmp_path: Path) -> None:
     head = eagle.original(tmp_path)
     engine = Drafted(served, head, dtype="float32")
-    alone = EngineConfig(model_path=str(served), dtype="float32", kv_memory_bytes=16 * 2**20, max_num_seqs=40,
+    alone = AskedConfig(model_path=str(served), dtype="float32", kv_memory_bytes=16 * 2**20, max_num_seqs=40,
                          block_size=16, max_num_batched_tokens=64)  # fmt: skip
     settled, plan, _ = resolve(alone, ModelFacts.of(Checkpoint.read(served)), Machine.detect())
     # K and V of 16 tokens in 7 layers of 2 heads of 16, and in one layer of as many.

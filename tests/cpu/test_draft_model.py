@@ -14,10 +14,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import DraftConfig, EngineConfig, resolve
+from inferd.engine.api.config import AskedConfig, AskedDraft
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.model import ModelFacts, of_mtp_layer
+from inferd.engine.api.resolve import resolve
 from inferd.engine.api.wire.messages import Ready, Submit
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
@@ -60,14 +61,14 @@ class Drafted:
         given = Checkpoint.read(draft_path)
         draft = ModelFacts.of(of_mtp_layer(given) if is_mtp else given, is_mtp=is_mtp)
         is_head = draft.arch.draft_head is not None
-        asked = EngineConfig(
+        asked = AskedConfig(
             model_path=str(path),
             kv_memory_bytes=16 * 2**20,
             max_num_seqs=40,
             block_size=16,
             max_num_batched_tokens=64,
             speculative="model",
-            draft=DraftConfig(model_path=str(draft_path), name="small", is_head=is_head, is_mtp=is_mtp),
+            draft=AskedDraft(model_path=str(draft_path), name="small", is_head=is_head, is_mtp=is_mtp),
             **settings,
         )
         self.config, self.planned, _ = resolve(asked, facts, Machine.detect(), draft)
@@ -199,7 +200,7 @@ def _patch_rows(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 def test_memory_is_planned_with_the_draft_model(tmp_path: Path) -> None:
     path, draft_path = save(tmp_path / "served", "qwen3"), another(tmp_path / "draft")
     engine = Drafted(path, draft_path, dtype="float32")
-    alone = EngineConfig(model_path=str(path), dtype="float32", kv_memory_bytes=16 * 2**20, max_num_seqs=40,
+    alone = AskedConfig(model_path=str(path), dtype="float32", kv_memory_bytes=16 * 2**20, max_num_seqs=40,
                          block_size=16, max_num_batched_tokens=64)  # fmt: skip
     settled, plan, _ = resolve(alone, ModelFacts.of(Checkpoint.read(path)), Machine.detect())
     assert settled.num_blocks is not None and engine.config.num_blocks is not None

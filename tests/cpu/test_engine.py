@@ -17,9 +17,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import EngineConfig, resolve
+from inferd.engine.api.config import AskedConfig, EngineConfig
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.resolve import resolve
 from inferd.engine.api.wire.messages import Delta, Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
@@ -82,7 +83,7 @@ class Engine:
         **settings: object,
     ) -> Engine:
         given = {"kv_memory_bytes": 16 * 2**20, "max_num_seqs": 40, "block_size": 16, **settings}
-        asked = EngineConfig(model_path=str(path), dtype=dtype, kv_cache_dtype=kv_cache_dtype, **given)  # type: ignore[arg-type]
+        asked = AskedConfig(model_path=str(path), dtype=dtype, kv_cache_dtype=kv_cache_dtype, **given)  # type: ignore[arg-type]
         machine = Machine.detect()
         machine = replace(machine, num_cpus=max(machine.num_cpus, asked.tensor_parallel_size))
         config, _, _ = resolve(asked, facts or ModelFacts.of(Checkpoint.read(path)), machine)

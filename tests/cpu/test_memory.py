@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.quality.checkpoint_formats import FORMATS
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import EngineConfig, plan_of, resolve
+from inferd.engine.api.config import AskedConfig, plan_of
 from inferd.engine.api.machine.cpu import Machine, num_cpus
 from inferd.engine.api.memory.activations import (
     ATTENTION_TILE,
@@ -31,6 +31,7 @@ from inferd.engine.api.memory.activations import (
 from inferd.engine.api.memory.planner import MemoryPlan, plan_memory, pool_of, refusal, weight_parts
 from inferd.engine.api.memory.precision import FP8, INT4, INT8, KV_FORMATS, KVCache, Precision, StoredAs
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.resolve import resolve
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import describe
 from inferd.engine.layers.rotary import cos_sin_table, query_table
@@ -43,6 +44,7 @@ from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
 from inferd.kernels.paged_attention import ATTENTION_SPLIT, passes
 from tests.arch.test_families import PUBLISHED
+from tests.configs import engine_config
 from tests.cpu.quantized_checkpoints import save
 from tests.unit.test_step_cost import QWEN35_08B
 
@@ -110,7 +112,7 @@ def loaded(
 ) -> tuple[MemoryPlan, dict[str, int]]:
     """(plan, bytes that a new process measured after it loaded the checkpoint; most bytes of a rank)."""
     facts = ModelFacts.of(Checkpoint.read(checkpoint))
-    asked = EngineConfig(
+    asked = AskedConfig(
         model_path=str(checkpoint), quantization=quantization, kv_cache_dtype=kv_cache_dtype, kv_memory_bytes=2**24,
         num_threads=2, tensor_parallel_size=num_ranks,
     )  # type: ignore[arg-type]  # fmt: skip
@@ -166,7 +168,7 @@ UNLIKE_HEADS = {
 @pytest.mark.parametrize("kv_cache", ["float32", *KV_FORMATS])
 def test_tables_slots_and_cache_are_exactly_as_planned(changes: dict[str, object], kind: str, kv_cache: str) -> None:
     arch, device = describe(WINDOWED | changes), (CpuDevice if kind == "cpu" else PaddingDevice)(1)
-    config = EngineConfig(
+    config = engine_config(
         model_path="-", dtype="float32", device=kind, max_model_len=700, block_size=16, num_blocks=99, max_num_seqs=7,
         max_num_batched_tokens=64, kv_cache_dtype=kv_cache, weights_dtype="float32",
     )  # type: ignore[arg-type]  # fmt: skip
@@ -190,7 +192,7 @@ def test_tables_slots_and_cache_are_exactly_as_planned(changes: dict[str, object
 @pytest.mark.parametrize("speculative", ["none", "ngram"])
 def test_states_are_exactly_as_planned(fields: dict[str, Any], speculative: str) -> None:
     arch, device = describe(fields), CpuDevice(1)
-    config = EngineConfig(
+    config = engine_config(
         model_path="-", dtype="bfloat16", device="cpu", max_model_len=700, block_size=16, num_blocks=99, max_num_seqs=3,
         max_num_batched_tokens=64, kv_cache_dtype="bfloat16", weights_dtype="bfloat16", num_checkpoints=2,
         speculative=speculative,

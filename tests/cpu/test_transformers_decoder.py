@@ -19,12 +19,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import EngineConfig, resolve
+from inferd.engine.api.config import AskedConfig
 from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.modelling import ask_modelled
+from inferd.engine.api.resolve import resolve
 from inferd.engine.arch.modelled import ModellingError
 from inferd.engine.models import transformers_decoder
 from inferd.engine.models.describe import describe
@@ -306,7 +307,7 @@ def test_a_tied_head_that_differs_and_a_nan_are_refused(tmp_path: Path) -> None:
 
 def test_what_only_native_families_can_is_refused(phi: Path) -> None:
     facts, machine = described(phi), Machine.detect()
-    asked = EngineConfig(model_path=str(phi), kv_memory_bytes=2**22, max_num_seqs=4)
+    asked = AskedConfig(model_path=str(phi), kv_memory_bytes=2**22, max_num_seqs=4)
     with pytest.raises(ConfigError, match="2 ranks cannot share PhiForCausalLM"):
         resolve(msgspec.structs.replace(asked, tensor_parallel_size=2), facts, machine)
     with pytest.raises(ConfigError, match="adapters are served for native families alone"):

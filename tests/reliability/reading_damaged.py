@@ -157,7 +157,6 @@ def _serve(report: StartupReport, tell: Callable[[str], None]) -> None:
     executor = ThreadExecutor(runner, thread)
     if config.draft is not None:
         return  # the warm-up steps have run it
-    assert config.max_num_seqs is not None and config.max_num_batched_tokens is not None
     limits = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.supervisor import IMPORT_FIRST, Launch
 from inferd.engine.process import boot
 from inferd.engine.process.standby import stand_by
+from tests.configs import engine_config
 
 MODULE = """
 import os, threading
@@ -126,7 +126,7 @@ def test_garbage_is_looked_for_again_where_libraries_cannot_be_read() -> None:
 
 def test_a_standby_is_bound_to_its_server_before_it_says_that_it_is_ready(tmp_path: Path) -> None:
     did: list[str] = []
-    config = EngineConfig(model_path=str(tmp_path))
+    config = engine_config(model_path=str(tmp_path))
     launch = Launch(
         config=config,
         run_dir=str(tmp_path),

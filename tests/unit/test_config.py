@@ -9,13 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inferd.engine.api.config import EngineConfig, replicas_of, resolve
+from inferd.engine.api.config import AskedConfig, replicas_of
 from inferd.engine.api.errors import CapacityError, ConfigError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
 from inferd.engine.api.memory.planner import block_bytes, format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS, KVCache, Precision
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.resolve import resolve
 from inferd.engine.arch.registry import describe
 
 GIB = 2**30
@@ -56,7 +57,7 @@ def gpu_machine(
     return dataclasses.replace(machine(64), accelerator=gpu)
 
 
-ASKED = EngineConfig(model_path="model")
+ASKED = AskedConfig(model_path="model")
 
 
 def test_kv_bytes_are_those_of_the_published_example() -> None:
@@ -68,8 +69,9 @@ def test_every_auto_is_settled_and_explained() -> None:
     config, plan, decisions = resolve(ASKED, facts(), machine(64))
     unsettled = [field for field, value in msgspec.structs.asdict(config).items() if value in (None, "auto")]
     assert unsettled == ["numerics", "modelled", "draft"], "no engine is ready, the family is native, without a draft"
-    changed = {f for f, v in msgspec.structs.asdict(config).items() if v != getattr(ASKED, f)}
-    assert {decision.field for decision in decisions} == changed
+    changed = {field for field in AskedConfig.__struct_fields__ if getattr(config, field) != getattr(ASKED, field)}
+    nobody_asks = {"weights_dtype", "rope_positions", "num_blocks"}
+    assert {decision.field for decision in decisions} == changed | nobody_asks
     assert all(decision.why for decision in decisions)
     assert plan.weights_bytes == LLAMA_2_7B_PARAMS * 2
     assert plan.kv_bytes == config.kv_memory_bytes
@@ -77,13 +79,14 @@ def test_every_auto_is_settled_and_explained() -> None:
 
 def test_resolving_twice_changes_nothing() -> None:
     config, plan, _ = resolve(ASKED, facts(), machine(64))
-    again, same_plan, decisions = resolve(config, facts(), machine(64))
+    asked = AskedConfig(**{field: getattr(config, field) for field in AskedConfig.__struct_fields__})
+    again, same_plan, decisions = resolve(asked, facts(), machine(64))
     assert (again, same_plan) == (config, plan)
-    assert {decision.field for decision in decisions} <= {"num_blocks", "kv_memory_bytes"}
+    assert {decision.field for decision in decisions} <= {"num_blocks", "weights_dtype", "rope_positions"}
 
 
 def test_what_was_asked_stays() -> None:
-    asked = EngineConfig(
+    asked = AskedConfig(
         model_path="model", dtype="float32", max_model_len=100, block_size=16, kv_memory_bytes=GIB, max_num_seqs=3,
         max_num_batched_tokens=7, num_threads=1,
     )  # fmt: skip
@@ -249,7 +252,6 @@ def test_whatever_is_left_is_served_or_refused_with_a_way_out() -> None:
             refusals.append(str(error))
             continue
         assert plan.total_bytes <= small.memory_available_bytes
-        assert config.max_model_len is not None
         lengths.append(config.max_model_len)
     assert lengths == sorted(lengths)
     assert 32 <= lengths[0] < 100
@@ -431,7 +433,7 @@ def test_a_model_of_one_position_is_refused() -> None:
 )
 def test_room_for_one_token_is_no_room(monkeypatch: pytest.MonkeyPatch, source: str, words: str) -> None:
     """An automatic length must leave a token of output."""
-    for module in ("config", "memory.capacity"):
+    for module in ("resolve", "memory.capacity"):
         monkeypatch.setattr(f"inferd.engine.api.{module}.{source}", lambda *_: 1)
     with pytest.raises(CapacityError, match=words):
         resolve(ASKED, facts(), machine(64))

@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferd.engine.api.config import EngineConfig, resolve
+from inferd.engine.api.config import AskedConfig
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.memory.activations import Workload, working_parts
 from inferd.engine.api.memory.planner import block_bytes
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.memory.states import checkpoint_interval, most_slots, num_checkpoints, state_bytes
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.resolve import resolve
 from inferd.engine.arch.description import GatedDelta
 from inferd.engine.arch.registry import describe
 from tests.arch.test_families import PUBLISHED
@@ -24,7 +25,7 @@ from tests.unit.test_step_cost import QWEN35_08B
 
 ARCH, BF16 = describe(QWEN35_08B), Precision("bfloat16")
 HYBRID = ModelFacts(Path("model"), ARCH, "bfloat16", False)
-ASKED = EngineConfig(model_path="model", dtype="bfloat16", speculative="auto")
+ASKED = AskedConfig(model_path="model", dtype="bfloat16", speculative="auto")
 STATE = 18 * (16 * 128 * 128 * 4 + 3 * 6144 * 2)
 BLOCK = 32 * 6 * 2 * 2 * 256 * 2
 

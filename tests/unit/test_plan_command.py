@@ -17,11 +17,11 @@ import pytest
 from rich.console import Console
 
 from inferd.engine.api.checkpoint import CONFIG_FILES, EMBEDDED_PATH
-from inferd.engine.api.config import auto_step_tokens
 from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
 from inferd.engine.api.memory.precision import KV_FORMATS
+from inferd.engine.api.resolve import auto_step_tokens
 from inferd.engine.api.served import DeviceKind
 from inferd.engine.api.speculation import check_draft_length
 from inferd.server.commands.plan import PlanOptions, PlanReport, build, to_json

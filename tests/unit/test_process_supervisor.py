@@ -13,19 +13,20 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
 
-from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.process.flight_recorder import flight_bytes
 from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, HeartbeatReader, Pulse
 from inferd.engine.api.process.shared_memory import allocate, open_map
 from inferd.engine.api.process.supervisor import IMPORT_FIRST, EarlyProcess, Supervisor, describe_exit
 from inferd.engine.api.wire.client import EngineClient
+from tests.configs import engine_config
 
-CONFIG = EngineConfig(model_path="/nowhere")
+CONFIG = engine_config()
 
 
 def wait_until(true: object, within_s: float = 20.0) -> None:
@@ -260,8 +261,8 @@ def test_the_engine_dies_with_its_server() -> None:
             "-c",
             "from inferd.engine.api.process.supervisor import Supervisor\n"
             "from inferd.engine.api.config import EngineConfig\n"
-            "import time\n"
-            "s = Supervisor(EngineConfig(model_path='/nowhere'))\n"
+            "import msgspec, time\n"
+            f"s = Supervisor(msgspec.json.decode({msgspec.json.encode(CONFIG)!r}, type=EngineConfig))\n"
             "s.spawn(); print(s.pid, s.run_dir, flush=True); time.sleep(600)",
         ],
         stdout=subprocess.PIPE,
@@ -339,7 +340,7 @@ def test_an_early_process_becomes_the_engine(stub: list[str], tmp_path: Path) ->
     )
     before = os.listdir("/proc/self/fd")
     early = EarlyProcess()
-    supervisor = Supervisor(EngineConfig(model_path="/nowhere", max_num_seqs=5), early=early)
+    supervisor = Supervisor(engine_config(max_num_seqs=5), early=early)
     early.close()  # does nothing, because the process was taken over
     supervisor.spawn()
     wait_until(written.exists)
@@ -388,7 +389,7 @@ def test_an_engine_has_what_it_was_passed_and_nothing_else(stub: list[str], tmp_
         f"part.rename({str(written)!r})\n"
         "sys.stdin.read()"
     )
-    supervisor = Supervisor(EngineConfig(model_path="/nowhere", max_num_seqs=5))
+    supervisor = Supervisor(engine_config(max_num_seqs=5))
     supervisor.spawn()
     wait_until(written.exists)
     supervisor.discard()

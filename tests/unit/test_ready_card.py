@@ -52,7 +52,8 @@ def test_the_plan_is_said_before_anything_is_loaded(report: StartupReport) -> No
 
 def test_what_clients_read_of_a_failure_shows_no_directories(report: StartupReport) -> None:
     files = AdapterFiles(Path("/m/lora"), "", ())
-    config = msgspec.structs.replace(report.config, model_path="/m", draft=DraftConfig(model_path="/d", name="./small"))
+    draft = DraftConfig(model_path="/d", name="./small", quantization="none", weights_dtype="float32")
+    config = msgspec.structs.replace(report.config, model_path="/m", draft=draft)
     failed = replace(report, config=config, adapters={"sql": files})
     told = without_paths(failed, "--lora sql: /m/lora/a.safetensors: NaN in /m/b.safetensors, /d/c.safetensors")
     assert told == "--lora sql: sql/a.safetensors: NaN in tiny/b.safetensors, small/c.safetensors"

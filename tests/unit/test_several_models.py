@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.api.config import EngineConfig, replicas_of
+from inferd.engine.api.config import replicas_of
 from inferd.engine.api.errors import CapacityError, ConfigError, ModelError
 from inferd.engine.api.machine.cpu import DRIVER_BYTES, Machine
 from inferd.engine.api.machine.gpu import Accelerator
@@ -20,6 +20,7 @@ from inferd.server.commands.plan_table import run
 from inferd.server.config.models import OWN, settings_of_models
 from inferd.server.config.settings import Settings
 from inferd.server.lifecycle.models import read_models
+from tests.configs import engine_config
 
 GIB, MIB = 2**30, 2**20
 YAML = """
@@ -133,7 +134,7 @@ def test_models_have_gpus_of_their_own_or_share_the_first() -> None:
     parts = parts_of(machine, [a, c, b])
     assert [part.first_gpu for part in parts] == [0, 0, 1]
     assert [part.machine.memory_available_bytes for part in parts] == [10 * GIB, 99 * GIB, 20 * GIB]
-    config = EngineConfig(model_path="", device="cuda", num_replicas=2, first_gpu=1)
+    config = engine_config(device="cuda", num_replicas=2, first_gpu=1)
     assert [each.first_gpu for each in replicas_of(config)] == [1, 2]
     shared = parts_of(replace(machine, accelerator=replace(gpu, others_free_bytes=())), [a, b])
     assert [(part.first_gpu, part.machine.memory_available_bytes) for part in shared] == [

@@ -33,6 +33,7 @@ from inferd.server.supervision import supervisor as supervisor_module
 from inferd.server.supervision.engine_handle import EngineHandle
 from inferd.server.supervision.supervisor import MAX_DEATHS, WINDOW_S, EngineSupervisor, RestartPolicy
 from inferd.server.supervision.watchdog import MAX_LATE_S, MAX_STOPPED_S, TICK_S, Watchdog
+from tests.configs import engine_config
 from tests.unit.test_router import READY, FakeClient, play_two, step, submit, until
 
 
@@ -167,7 +168,7 @@ def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch:
         router = Router(None, Metrics("tiny"))
         if has_served:
             router.became_ready.set()
-        await EngineSupervisor(router, EngineConfig(model_path="x"), LogStyle(), lambda _: None).run()
+        await EngineSupervisor(router, engine_config(), LogStyle(), lambda _: None).run()
 
     monkeypatch.setattr(EngineHandle, "begin", refuse)
     with pytest.raises(StartError, match="no room"):
@@ -187,7 +188,7 @@ def test_an_engine_that_dies_while_it_loads_is_replaced_if_requests_may_wait(mon
         router = Router(None, Metrics("tiny"), RouterOptions(num_replicas=num_replicas))
         router.is_unloaded = is_reloading
         router.replicas[-1].is_up = num_replicas > 1
-        supervisor = EngineSupervisor(router, EngineConfig(model_path="x"), LogStyle(), lambda _: None)
+        supervisor = EngineSupervisor(router, engine_config(), LogStyle(), lambda _: None)
         deaths: list[int] = []
 
         async def die() -> str:
@@ -223,7 +224,7 @@ def test_a_replica_that_cannot_start_is_tried_again_beside_one_that_serves(monke
         router.replicas[1].is_up = True
         trying = asyncio.create_task(
             EngineSupervisor(
-                router, EngineConfig(model_path="x"), LogStyle(), lambda _: None, told=lambda reason: f"told: {reason}"
+                router, engine_config(), LogStyle(), lambda _: None, told=lambda reason: f"told: {reason}"
             ).run()
         )
         await asyncio.wait_for(is_enough.wait(), 10)
@@ -296,7 +297,7 @@ def test_replicas_that_start_together_compute_what_the_first_ready_one_does(monk
 
     async def run() -> None:
         router = Router(None, Metrics("m"), RouterOptions(num_replicas=2))
-        config = EngineConfig(model_path="x", num_replicas=2)
+        config = engine_config(num_replicas=2)
         both = [EngineSupervisor(router, config, LogStyle(), lambda _: None, index=index) for index in range(2)]
         running = [asyncio.create_task(each.run()) for each in both]
         await until(lambda: len(engines) == 2)
@@ -323,9 +324,7 @@ def test_an_engine_that_would_compute_other_answers_is_not_tried_again(monkeypat
 
     async def run() -> None:
         router = Router(None, Metrics("m"))
-        running = asyncio.create_task(
-            EngineSupervisor(router, EngineConfig(model_path="x"), LogStyle(), lambda _: None).run()
-        )
+        running = asyncio.create_task(EngineSupervisor(router, engine_config(), LogStyle(), lambda _: None).run())
         await until(lambda: len(engines) == 1)
         engines[0].is_ready_with("kernels-avx2-1")
         await asyncio.wait_for(router.became_ready.wait(), 10)
@@ -372,7 +371,7 @@ def test_the_others_have_a_dead_replicas_cores_until_its_streams_go_on(
     monkeypatch.setattr(supervisor_module, "num_cpus", lambda: num_cores)
     monkeypatch.setattr(supervisor_module, "_BESIDE_OTHERS_S", 1e-9)
     monkeypatch.setattr(supervisor_module, "_LOOK_S", 0.0)
-    config = EngineConfig(model_path="x", device="cpu", num_replicas=2, num_threads=3)
+    config = engine_config(device="cpu", num_replicas=2, num_threads=3)
 
     async def scenario(router: Router, clients: list[FakeClient]) -> None:
         engines: list[MortalEngine] = []
@@ -413,9 +412,9 @@ def test_the_others_have_a_dead_replicas_cores_until_its_streams_go_on(
 
 
 def test_only_cores_that_all_replicas_share_are_lent() -> None:
-    config = EngineConfig(model_path="x", device="cpu", num_replicas=2, num_threads=3)
+    config = engine_config(device="cpu", num_replicas=2, num_threads=3)
     assert lendable_threads(config) == 3
-    changes = ({"cpus": (0, 1)}, {"tensor_parallel_size": 3}, {"device": "cuda"}, {"num_threads": None})
+    changes = ({"cpus": (0, 1)}, {"tensor_parallel_size": 3}, {"device": "cuda"})
     for each in (*changes, {"modelled": object()}):
         assert lendable_threads(structs.replace(config, **each)) == 0, each
 
