@@ -181,9 +181,12 @@ def test_what_ends_by_itself_is_valid(engine: Engine, chunk: int) -> None:
 
 
 def test_drafts_change_no_answer(engine: Engine, is_long: bool) -> None:
-    """With forced tokens, and what earlier answers to the same schemas had, as drafts."""
+    """With forced tokens, and what earlier answers to the same schemas had, as drafts. The scheduler drafts only if the
+    measured times of steps promise that it pays, so a busy machine needs more requests for as many drafts."""
     num_drafts = num_accepted = 0
-    for first in range(0, 400 if is_long else 8, 8):
+    for first in range(0, 400, 8):
+        if num_accepted > 10 and not is_long:
+            break
         submits = [
             engine.submit(
                 f"{seed}",
@@ -204,8 +207,7 @@ def test_drafts_change_no_answer(engine: Engine, is_long: bool) -> None:
         assert engine.run(core, *submits) == plain
         num_drafts += core._scheduler.stats.num_drafts
         num_accepted += sum(core._scheduler.stats.accepted_drafts)
-    # How many depends on when masks are ready: 9 on a busy machine, more than 20 on an idle one.
-    assert num_drafts > num_accepted > 4, "nothing was speculated, or all of it was right"
+    assert num_drafts > num_accepted > 10, "nothing was speculated, or all of it was right"
 
 
 def test_a_wrong_answer_would_be_seen() -> None:
