@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING
 
 from fastapi import Depends, FastAPI
+from pydantic import SecretStr
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -53,7 +54,7 @@ from inferd.server.generate.prompts import PromptReader
 from inferd.server.observability.metrics import Metrics
 from inferd.server.playground import page as playground
 from inferd.server.schema.answers.operation import Config
-from inferd.server.schema.latency import NO_TARGETS, Targets
+from inferd.server.schema.latency import Targets
 from inferd.server.structured.checker import GrammarChecker
 from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import ServedModel
@@ -65,58 +66,6 @@ from inferd.server.transport.sse import KEEP_ALIVE_S, ClientGoneError
 
 if TYPE_CHECKING:
     from inferd.server.observability.tracing import Tracing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppOptions:
-    """The operator's settings of the HTTP side."""
-
-    api_keys: tuple[str, ...] = ()
-    admin_keys: tuple[str, ...] = ()
-    keys_file: Path | None = None
-    allowed_origins: tuple[str, ...] = ()
-    """Origins of web pages that may call. "*" allows all."""
-    allowed_hosts: tuple[str, ...] | None = None
-    """Names that `Host` may hold besides those of the loopback; None allows any."""
-    max_body_bytes: int = 16 * 2**20
-    body_idle_s: float = 10.0
-    """Maximum time without a byte of a body."""
-    admin_port: int | None = None
-    """Local port that serves admin routes and public ones, but no others. None serves all routes at every port."""
-    keep_alive_s: float = KEEP_ALIVE_S
-    stored_responses_bytes: int = 256 * 2**20
-    stored_responses_ttl_s: float = 86_400.0
-    unknown_fields: Literal["refuse", "warn"] = "refuse"
-    targets: Targets = NO_TARGETS
-    e2e_target_s: float | None = None
-    has_access_log: bool = True
-    has_playground: bool = True
-    """Whether the page at / is served."""
-    config: Config = field(default_factory=dict)
-    """The answer of /config."""
-    otlp_traces_endpoint: str | None = None
-    """URL of a collector of traces; None: there are no traces."""
-
-    @classmethod
-    def from_settings(cls, settings: Settings, config: EngineConfig | None = None) -> Self:
-        """`config`: the engine's settings after the start decided the automatic ones."""
-        return cls(
-            api_keys=tuple(key.get_secret_value() for key in settings.api_key),
-            admin_keys=tuple(key.get_secret_value() for key in settings.admin_key),
-            keys_file=None if settings.keys_file is None else Path(settings.keys_file),
-            allowed_origins=settings.allowed_origins,
-            allowed_hosts=settings.allowed_hosts if settings.trusts_this_machine else None,
-            max_body_bytes=settings.max_body_bytes,
-            stored_responses_bytes=settings.stored_responses,
-            stored_responses_ttl_s=settings.stored_responses_ttl_s,
-            unknown_fields=settings.unknown_fields,
-            targets=Targets(settings.ttft_target, settings.tpot_target),
-            e2e_target_s=settings.e2e_target,
-            has_access_log=settings.access_log,
-            has_playground=settings.playground,
-            config=settled(settings, config),
-            otlp_traces_endpoint=settings.otlp_traces_endpoint,
-        )
 
 
 def settled(settings: Settings, config: EngineConfig | None) -> Config:
@@ -160,16 +109,24 @@ class Backend:
     model: ServedModel
     router: Router
     metrics: Metrics
-    options: AppOptions
-    """The options of this model. Those of the first model apply to the whole server too."""
+    settings: Settings
+    """The settings of this model. Those of the first model apply to the whole server too."""
+    config: EngineConfig | None = None
+    """The engine's settings, as far as they are resolved."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of the weight files by name, as far as they are known."""
 
 
-def create_app(*backends: Backend) -> FastAPI:
-    """The ASGI application for one or more models. Its threads and processes end with its lifespan."""
+def create_app(
+    *backends: Backend, admin_port: int | None = None, keep_alive_s: float = KEEP_ALIVE_S, body_idle_s: float = 10.0
+) -> FastAPI:
+    """The ASGI application for one or more models. Its threads and processes end with its lifespan.
+
+    `admin_port`: the local port that serves admin routes and public ones, but no others; None: each port serves all.
+    `keep_alive_s`: most seconds of silence in a stream. `body_idle_s`: most seconds without a byte of a body.
+    """
     lanes, background = Lanes(), Background()
-    model, metrics, options = backends[0].model, backends[0].metrics, backends[0].options
+    model, metrics, settings = backends[0].model, backends[0].metrics, backends[0].settings
     for backend in backends[1:]:
         metrics.show_beside(backend.metrics)
     probe = LoopProbe(metrics.loop_lag)
@@ -179,17 +136,22 @@ def create_app(*backends: Backend) -> FastAPI:
             backend.metrics.tenants_known(names)
 
     keyring = Keyring(
-        options.api_keys, options.admin_keys, options.keys_file, metrics.keys_read, metrics.keys_age, show_tenants
+        _revealed(settings.api_key),
+        _revealed(settings.admin_key),
+        None if settings.keys_file is None else Path(settings.keys_file),
+        metrics.keys_read,
+        metrics.keys_age,
+        show_tenants,
     )
-    tracing = _tracing(options, model.names[0])
+    tracing = _tracing(settings, model.names[0])
     models = [backend.model for backend in backends]
     all_grammars = [
         GrammarChecker(each.path, each.vocab_size, files=each.files, vocabulary=each.vocabulary) for each in models
     ]
-    responses = ResponseStore(options.stored_responses_bytes, options.stored_responses_ttl_s)
+    responses = ResponseStore(settings.stored_responses, settings.stored_responses_ttl_s)
     services = Services(
         [
-            _service(backend, lanes, background, responses, grammars)
+            _service(backend, lanes, background, responses, grammars, keep_alive_s)
             for backend, grammars in zip(backends, all_grammars, strict=True)
         ]
     )
@@ -213,16 +175,16 @@ def create_app(*backends: Backend) -> FastAPI:
                 service.prompts.close()
             lanes.close()
 
-    table = routes.ROUTES + (routes.PAGE if options.has_playground else ())
+    table = routes.ROUTES + (routes.PAGE if settings.playground else ())
     app = FastAPI(
         title="inferd",
         openapi_url=None,  # the table of routes has the document
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=_middleware(options, metrics, keyring, table, tracing),
+        middleware=_middleware(settings, metrics, keyring, table, tracing, body_idle_s),
     )
     app.state.services = services
-    add_routes(app, table, handlers_of(services), options.admin_port)
+    add_routes(app, table, handlers_of(services), admin_port)
     check_labels(app, table)
     app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(EngineDeadError, _on_refusal)
@@ -232,26 +194,32 @@ def create_app(*backends: Backend) -> FastAPI:
 
 
 def _service(
-    backend: Backend, lanes: Lanes, background: Background, responses: ResponseStore, grammars: GrammarChecker
+    backend: Backend,
+    lanes: Lanes,
+    background: Background,
+    responses: ResponseStore,
+    grammars: GrammarChecker,
+    keep_alive_s: float,
 ) -> Service:
-    model, options = backend.model, backend.options
+    model, settings = backend.model, backend.settings
+    targets = Targets(settings.ttft_target, settings.tpot_target)
     prompts = PromptReader(model, lanes)
     return Service(
         model=model,
         router=backend.router,
         metrics=backend.metrics,
-        intake=Intake(model, prompts, grammars, options.targets, backend.router.adapters),
+        intake=Intake(model, prompts, grammars, targets, backend.router.adapters),
         prompts=prompts,
         lanes=lanes,
         responses=responses,
         background=background,
         version=version("inferd"),
-        unknown_fields=options.unknown_fields,
-        keep_alive_s=options.keep_alive_s,
-        targets=options.targets,
-        e2e_target_s=options.e2e_target_s,
+        unknown_fields=settings.unknown_fields,
+        keep_alive_s=keep_alive_s,
+        targets=targets,
+        e2e_target_s=settings.e2e_target,
         weights=backend.weights,
-        config=options.config,
+        config=settled(settings, backend.config),
     )
 
 
@@ -332,9 +300,13 @@ def check_labels(app: FastAPI, table: Sequence[Route]) -> None:
         raise RuntimeError(f"these routes have no access label: {unlabelled}")
 
 
-def _tracing(options: AppOptions, model: str) -> Tracing | None:
-    """Raises `ConfigError` if the options ask for traces and their library is missing."""
-    if options.otlp_traces_endpoint is None:
+def _revealed(keys: Iterable[SecretStr]) -> tuple[str, ...]:
+    return tuple(key.get_secret_value() for key in keys)
+
+
+def _tracing(settings: Settings, model: str) -> Tracing | None:
+    """Raises `ConfigError` if the settings ask for traces and their library is missing."""
+    if settings.otlp_traces_endpoint is None:
         return None
     try:
         from inferd.server.observability.tracing import Tracing  # noqa: PLC0415
@@ -342,11 +314,16 @@ def _tracing(options: AppOptions, model: str) -> Tracing | None:
         raise ConfigError(
             f"--otlp-traces-endpoint needs OpenTelemetry ({error}): pip install 'inferd[otel]', or leave it out"
         ) from error
-    return Tracing(options.otlp_traces_endpoint, model, version("inferd"))
+    return Tracing(settings.otlp_traces_endpoint, model, version("inferd"))
 
 
 def _middleware(
-    options: AppOptions, metrics: Metrics, keyring: Keyring, table: Sequence[Route], tracing: Tracing | None = None
+    settings: Settings,
+    metrics: Metrics,
+    keyring: Keyring,
+    table: Sequence[Route],
+    tracing: Tracing | None,
+    body_idle_s: float,
 ) -> list[Middleware]:
     """The middleware, outermost first. CORS comes before the check of keys, because preflights carry no key. It lets
     web pages read all later answers, errors included."""
@@ -360,12 +337,10 @@ def _middleware(
         from inferd.server.observability.tracing import Traces  # noqa: PLC0415
 
         layers.append(Middleware(Traces, tracing=tracing, operations=_OPERATIONS))
-    if options.has_access_log:
+    if settings.access_log:
         layers.append(Middleware(middleware.AccessLog, quiet_paths=public_paths))
-    origins = options.allowed_origins
-    layers.append(
-        Middleware(Origins, allowed_origins=origins, allowed_hosts=options.allowed_hosts, asks_keys=not keyring.is_open)
-    )
+    origins, hosts = settings.allowed_origins, settings.allowed_hosts if settings.trusts_this_machine else None
+    layers.append(Middleware(Origins, allowed_origins=origins, allowed_hosts=hosts, asks_keys=not keyring.is_open))
     if origins:
         layers.append(
             Middleware(
@@ -380,7 +355,7 @@ def _middleware(
     layers.append(Middleware(middleware.LastResort))
     layers.append(Middleware(Keys, keyring=keyring, public_paths=public_paths))
     layers.append(Middleware(Quotas, paths=[route.path for route in table if route.is_metered]))
-    layers.append(Middleware(middleware.BodyLimit, max_bytes=options.max_body_bytes, idle_s=options.body_idle_s))
+    layers.append(Middleware(middleware.BodyLimit, max_bytes=settings.max_body_bytes, idle_s=body_idle_s))
     return layers
 
 

@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
@@ -28,7 +27,7 @@ from inferd.engine.api.process import garbage
 from inferd.engine.api.process.logs import counted
 from inferd.engine.api.process.supervisor import EarlyProcess
 from inferd.engine.api.wire.messages import Phase
-from inferd.server.api.app import AppOptions, Backend, create_app
+from inferd.server.api.app import Backend, create_app
 from inferd.server.config.settings import Settings, is_loopback
 from inferd.server.lifecycle.drain import Drain, DrainOptions
 from inferd.server.lifecycle.engines import Engines, engines_of
@@ -178,12 +177,13 @@ class _Service:
                 model.report.model,
                 model.router,
                 model.metrics,
-                replace(AppOptions.from_settings(model.report.settings, model.report.config), admin_port=port),
+                model.report.settings,
+                model.report.config,
                 model.weights.known,
             )
             for model in self._models
         ]
-        app = create_app(*backends)
+        app = create_app(*backends, admin_port=port)
         return HttpServer(http_config(app, self._models[0].metrics, self._limits, self._settings.root_path))
 
     def _model_failed(self, model: Engines, error: StartError | EngineDeadError) -> None:

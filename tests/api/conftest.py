@@ -18,18 +18,21 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import httpx
 import openai
 import pytest
 import uvicorn
 import uvloop
+from pydantic import SecretStr
 
+from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import Delta, EngineStats, Failure, FinishReason, Ready, Submit, WireLogprobs
-from inferd.server.api.app import AppOptions, Backend, create_app
+from inferd.server.api.app import Backend, create_app
+from inferd.server.config.settings import Settings
 from inferd.server.dispatch.adapters import Adapters
 from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
@@ -364,22 +367,31 @@ class _Server(uvicorn.Server):
         self.is_up.set()
 
 
+def app_settings(**given: Any) -> Settings:
+    """The default settings, but for some that are given, and any `Host` is allowed. Not checked, so that a test can
+    have small bounds."""
+    keys = {name: tuple(map(SecretStr, given[name])) for name in ("api_key", "admin_key") if name in given}
+    return Settings().model_copy(update={"host": "0.0.0.0"} | given | keys)
+
+
 @contextlib.contextmanager
 def serving(
     model: ServedModel,
     router: ScriptedRouter | Router,
-    options: AppOptions,
+    settings: Settings,
     root_path: str = "",
     metrics: Metrics | None = None,
     limits: ConnectionLimits | None = None,
     probe: LoopProbe | None = None,
     on_startup: Callable[[], None] = lambda: None,
     others: Sequence[Backend] = (),
+    config: EngineConfig | None = None,
+    **waits: float,
 ) -> Iterator[str]:
     """Runs a server on a free port of the loopback and yields its URL. `on_startup` is called on its event loop.
-    `others`: further models."""
+    `others`: further models. `waits`: those of `create_app`."""
     metrics = metrics or Metrics("tiny")
-    app = create_app(Backend(model, router, metrics, options), *others)  # type: ignore[arg-type]
+    app = create_app(Backend(model, router, metrics, settings, config), *others, **waits)  # type: ignore[arg-type]
     server = _Server(http_config(app, metrics, limits, root_path), probe, on_startup)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=uvloop.run, args=(server.serve([listener]),))
@@ -418,7 +430,7 @@ def shared_beats() -> Beats:
 
 @pytest.fixture(scope="session")
 def shared_url(model: ServedModel, shared_router: ScriptedRouter, shared_beats: Beats) -> Iterator[str]:
-    with serving(model, shared_router, AppOptions(has_access_log=False), probe=shared_beats.probe) as url:
+    with serving(model, shared_router, app_settings(access_log=False), probe=shared_beats.probe) as url:
         yield url
 
 
@@ -448,8 +460,8 @@ def url(shared_url: str, router: ScriptedRouter) -> str:
 def serve(model: ServedModel, router: ScriptedRouter) -> Iterator[Callable[..., str]]:
     """Starts a server with options of the test's own."""
     with contextlib.ExitStack() as stack:
-        yield lambda options, root_path="", metrics=None, limits=None, probe=None: stack.enter_context(
-            serving(model, router, options, root_path, metrics, limits, probe)
+        yield lambda settings, *options, **others: stack.enter_context(
+            serving(model, router, settings, *options, **others)
         )
 
 
@@ -470,7 +482,7 @@ def wide(model: ServedModel) -> Iterator[tuple[ScriptedRouter, str]]:
     """(router, URL) of the embedded model, as if its context held more than a few tools."""
     served = replace(model, max_model_len=8_192)
     router = ScriptedRouter(served)
-    with serving(served, router, AppOptions(has_access_log=False)) as url:
+    with serving(served, router, app_settings(access_log=False)) as url:
         yield router, url
 
 
@@ -505,7 +517,7 @@ def serving_format(model: ServedModel) -> Iterator[Serve]:
         def serve(tools: str, reasoning: str) -> tuple[openai.OpenAI, ScriptedRouter]:
             served = replace(model, format=detect(Clues(), tools, reasoning))
             router = ScriptedRouter(served)
-            url = stack.enter_context(serving(served, router, AppOptions(has_access_log=False)))
+            url = stack.enter_context(serving(served, router, app_settings(access_log=False)))
             client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=20)
             return stack.enter_context(client), router
 

@@ -12,9 +12,11 @@ import pytest
 from starlette.routing import Route
 
 from inferd.engine.api.wire.messages import Failure
-from inferd.server.api.app import AppOptions, Backend, add_routes, check_labels, create_app
+from inferd.server.api.app import Backend, add_routes, check_labels, create_app
 from inferd.server.api.routes import CHAT, PAGE, ROUTES, Access
+from inferd.server.config.settings import Settings
 from inferd.server.observability.metrics import Metrics
+from tests.api.conftest import app_settings
 
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
 KEYS = ("first-key", "second-key")
@@ -35,9 +37,9 @@ PUBLIC |= {f"/docs/{name}" for name in ("swagger-ui-bundle.js", "swagger-ui.css"
 
 
 @pytest.fixture
-def locked(serve: Callable[[AppOptions], str]) -> str:
+def locked(serve: Callable[[Settings], str]) -> str:
     """The URL of a server with keys."""
-    return serve(AppOptions(api_keys=KEYS, has_access_log=False))
+    return serve(app_settings(api_key=KEYS, access_log=False))
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -55,7 +57,7 @@ def test_every_route_is_labelled_and_the_label_holds(locked: str) -> None:
 
 
 def test_a_route_without_a_label_is_not_built(model: Any, router: Any) -> None:
-    app = create_app(Backend(model, router, Metrics("tiny"), AppOptions()))
+    app = create_app(Backend(model, router, Metrics("tiny"), app_settings()))
     served = {
         (method, route.path) for route in app.routes if isinstance(route, Route) for method in route.methods or ()
     }
@@ -127,9 +129,9 @@ def test_one_request_id_may_be_used_twice_at_a_time(http: httpx.Client, router: 
 
 
 def test_the_access_line_has_the_facts_and_neither_prompt_nor_key(
-    serve: Callable[[AppOptions], str], caplog: pytest.LogCaptureFixture
+    serve: Callable[[Settings], str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = serve(AppOptions(api_keys=KEYS))
+    url = serve(app_settings(api_key=KEYS))
     with caplog.at_level(logging.INFO, "inferd.access"):
         for path in ("/live", "/v1/completions", "/a%0d%0ab"):
             httpx.post(url + path, json={"prompt": "a secret"}, headers={**bearer(KEYS[0]), "X-Request-Id": "r1"})
@@ -144,9 +146,9 @@ def test_the_access_line_has_the_facts_and_neither_prompt_nor_key(
 
 
 def test_the_access_line_of_a_failure_says_why(
-    serve: Callable[[AppOptions], str], router: Any, script: Any, caplog: pytest.LogCaptureFixture
+    serve: Callable[[Settings], str], router: Any, script: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = serve(AppOptions())
+    url = serve(app_settings())
     router.will(script(token_ids=(), failure=Failure("numerical_error", "Not finite.")))
     asked = [
         ("/v1/completions", {**TEXT, "n": 1_000}, "code=integer_above_max_value param=n model=tiny"),
@@ -164,9 +166,9 @@ def test_the_access_line_of_a_failure_says_why(
 
 
 def test_probes_are_quiet_while_the_server_starts(
-    serve: Callable[[AppOptions], str], router: Any, caplog: pytest.LogCaptureFixture
+    serve: Callable[[Settings], str], router: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = serve(AppOptions())
+    url = serve(app_settings())
     router.is_ready = False
     with caplog.at_level(logging.DEBUG, "inferd.access"):
         for path in ("/health", "/ready", "/live", "/metrics", "/v1/models"):
@@ -190,9 +192,9 @@ def lines_of(caplog: pytest.LogCaptureFixture, count: int) -> list[logging.LogRe
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_notice_is_a_header_a_word_in_the_log_and_a_count(
-    serve: Callable[[AppOptions], str], caplog: pytest.LogCaptureFixture, is_stream: bool
+    serve: Callable[[Settings], str], caplog: pytest.LogCaptureFixture, is_stream: bool
 ) -> None:
-    url = serve(AppOptions())
+    url = serve(app_settings())
     body = {"messages": [{"role": "user", "content": "hi"}], "verbosity": "low", "max_tokens": 2, "stream": is_stream}
     with caplog.at_level(logging.INFO, "inferd.access"):
         answer = httpx.post(f"{url}/v1/chat/completions", json=body)
@@ -205,8 +207,8 @@ def test_a_notice_is_a_header_a_word_in_the_log_and_a_count(
     assert 'inferd_request_notices_total{notice="no_effect"} 1.0' in httpx.get(f"{url}/metrics").text
 
 
-def test_browsers_may_call_where_the_operator_says_so(serve: Callable[[AppOptions], str], http: httpx.Client) -> None:
-    url = serve(AppOptions(api_keys=KEYS, allowed_origins=("https://a.example",), has_access_log=False))
+def test_browsers_may_call_where_the_operator_says_so(serve: Callable[[Settings], str], http: httpx.Client) -> None:
+    url = serve(app_settings(api_key=KEYS, allowed_origins=("https://a.example",), access_log=False))
     asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     allowed = httpx.options(f"{url}/v1/completions", headers=asked)
     assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, "https://a.example")
@@ -217,7 +219,7 @@ def test_browsers_may_call_where_the_operator_says_so(serve: Callable[[AppOption
 
 def test_behind_a_prefix_public_paths_stay_public(serve: Callable[..., str]) -> None:
     """A proxy removes the prefix, and the server adds it to every path."""
-    url = serve(AppOptions(api_keys=KEYS), root_path="/llm")
+    url = serve(app_settings(api_key=KEYS), root_path="/llm")
     assert httpx.get(url + "/live").status_code == 200
     assert httpx.get(url + "/v1/models").status_code == 401
     assert httpx.get(url + "/v1/models", headers=bearer(KEYS[0])).status_code == 200

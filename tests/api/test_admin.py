@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from inferd.server.api.app import AppOptions
 from inferd.server.api.routes import ROUTES, Access
 from inferd.server.config.settings import Settings
+from tests.api.conftest import app_settings
 from tests.configs import engine_config
 
 ADMIN, USER = "the-admin-key", "a-users-key"
@@ -23,8 +23,8 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def guarded(serve: Callable[[AppOptions], str]) -> str:
-    return serve(AppOptions(api_keys=(USER,), admin_keys=(ADMIN,), has_access_log=False))
+def guarded(serve: Callable[[Settings], str]) -> str:
+    return serve(app_settings(api_key=(USER,), admin_key=(ADMIN,), access_log=False))
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
@@ -60,9 +60,9 @@ def test_no_spelling_of_a_path_goes_around_the_key(guarded: str, router: Any, pa
     assert router.num_resets == 0
 
 
-def test_an_admin_key_opens_the_other_routes_too(guarded: str, serve: Callable[[AppOptions], str]) -> None:
+def test_an_admin_key_opens_the_other_routes_too(guarded: str, serve: Callable[[Settings], str]) -> None:
     assert httpx.get(guarded + "/v1/models", headers=bearer(ADMIN)).status_code == 200
-    open_url = serve(AppOptions(admin_keys=(ADMIN,), has_access_log=False))
+    open_url = serve(app_settings(admin_key=(ADMIN,), access_log=False))
     assert httpx.get(open_url + "/v1/models").status_code == 200, "an admin key alone closes nothing else"
     for headers, words in (({}, "You didn't provide an admin key."), (bearer("wrong"), "Incorrect API key provided.")):
         refused = httpx.post(open_url + "/reset_prefix_cache", headers=headers)
@@ -91,12 +91,12 @@ def test_what_is_not_served_says_what_to_do_and_not_to_ask_again(
 
 
 def test_the_configuration_is_told_with_its_sources_and_without_secrets(
-    serve: Callable[[AppOptions], str], monkeypatch: pytest.MonkeyPatch
+    serve: Callable[[Settings], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INFERD_MAX_BODY_BYTES", "1MiB")
     settings = Settings.load({"api_key": (USER,), "admin_key": (ADMIN,), "port": 1234})
     config = engine_config(model_path="/models/x", max_model_len=2048, kv_memory_bytes=2**20)
-    url = serve(AppOptions.from_settings(settings, config))
+    url = serve(settings, config=config)
     response = httpx.get(url + "/config", headers=bearer(ADMIN))
     told = response.json()
     assert told["port"] == {"value": "1234", "source": "flag --port", "became": None}

@@ -16,13 +16,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from inferd.engine.api.wire.messages import EngineStats, Failure, StepOutput
 from inferd.server.api import routes
-from inferd.server.api.app import AppOptions, Backend
+from inferd.server.api.app import Backend
 from inferd.server.api.routes import ROUTES, Route
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from inferd.server.config.settings import Settings
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.detect import Clues, detect
+from tests.api.conftest import app_settings
 
 from .conftest import NAME, WAIT_S, Script, ScriptedRouter, coder, serving
 
@@ -181,7 +182,7 @@ def ask_the_operators_routes(asking: Asking) -> None:
 def state_with_tenants(model: ServedModel, keys_file: Path) -> Any:
     """The `/state` of a server with a keys file."""
     append_entry(keys_file, entry_of(sha256=digest_of("alice").hex(), name="alice"))
-    with serving(model, ScriptedRouter(model), AppOptions(keys_file=keys_file)) as url:
+    with serving(model, ScriptedRouter(model), app_settings(keys_file=keys_file)) as url:
         return httpx.get(f"{url}{routes.STATE.path}", timeout=WAIT_S).json()
 
 
@@ -201,12 +202,12 @@ def asked(model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """The answers of a model that reasons, and that calls as Hermes does."""
     served = replace(coder(model), format=detect(Clues(), "hermes", "think"))
     router = ScriptedRouter(served)
-    options = AppOptions.from_settings(Settings(access_log=False, admin_key=(ADMIN,)))
+    settings = Settings(access_log=False, admin_key=(ADMIN,))
     headers = {"Authorization": f"Bearer {ADMIN}"}
     second = ScriptedRouter(replace(served, names=("second",)), is_ready=False, failure="It has a NaN.")
-    others = [Backend(second.model, second, metrics_of_a_step(router), AppOptions())]  # type: ignore[arg-type]
+    others = [Backend(second.model, second, metrics_of_a_step(router), app_settings())]  # type: ignore[arg-type]
     with (
-        serving(served, router, options, metrics=metrics_of_a_step(router), others=others) as url,
+        serving(served, router, settings, metrics=metrics_of_a_step(router), others=others) as url,
         httpx.Client(base_url=url, timeout=WAIT_S, headers=headers) as http,
     ):
         asking = Asking(http, router)

@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from inferd.engine.api.wire.messages import EngineStats
-from inferd.server.api.app import AppOptions
+from inferd.server.config.settings import Settings
 from inferd.server.dispatch.replica import Replica
 from inferd.server.text.model import ServedModel
+from tests.api.conftest import app_settings
 from tests.conftest import FRESH
 
 from .conftest import WAIT_S, ScriptedRouter, serving
@@ -22,7 +23,7 @@ NUM_REQUESTS = 30
 """Number of requests of each connection."""
 OPENMETRICS = {"Accept": "application/openmetrics-text"}
 ADMIN, USER = ({"Authorization": f"Bearer {key}"} for key in ("boss", "alice"))
-KEYED = AppOptions(api_keys=("alice",), admin_keys=("boss",), has_access_log=False)
+KEYED = app_settings(api_key=("alice",), admin_key=("boss",), access_log=False)
 READ_BY = {"/metrics": "held", "/state": "replicas"}
 """Path -> what each making of its answer reads of the router once."""
 
@@ -67,21 +68,21 @@ def in_a_loop(url: str, path: str, headers: Sequence[dict[str, str]]) -> set[tup
 
 @pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize(
-    ("path", "options", "headers"),
+    ("path", "settings", "headers"),
     [
         ("/metrics", KEYED, [{}]),
         ("/metrics", KEYED, [{}, OPENMETRICS, FRESH, FRESH | USER, {"Accept-Encoding": "gzip"}]),
         ("/metrics?name[]=x", KEYED, [{}]),
         ("/state", KEYED, [{}]),
         ("/state", KEYED, [FRESH, FRESH | USER, {"Accept": "text/html"}]),
-        ("/state", AppOptions(has_access_log=False), [{}]),
+        ("/state", app_settings(access_log=False), [{}]),
     ],
 )
 def test_callers_in_a_loop_get_an_answer_that_is_made_once_a_second(
-    counted: CountedRouter, path: str, options: AppOptions, headers: list[dict[str, str]]
+    counted: CountedRouter, path: str, settings: Settings, headers: list[dict[str, str]]
 ) -> None:
     """Whatever form of it they ask for. One who is not an administrator cannot have it made sooner."""
-    with serving(counted.model, counted, options) as url:
+    with serving(counted.model, counted, settings) as url:
         began_s = time.monotonic()
         bodies = in_a_loop(url, path, headers)
         most = time.monotonic() - began_s + 1
@@ -91,12 +92,12 @@ def test_callers_in_a_loop_get_an_answer_that_is_made_once_a_second(
 
 
 @pytest.mark.parametrize(
-    ("options", "headers"), [(AppOptions(has_access_log=False), FRESH), (KEYED, FRESH | ADMIN)], ids=["open", "keyed"]
+    ("settings", "headers"), [(app_settings(access_log=False), FRESH), (KEYED, FRESH | ADMIN)], ids=["open", "keyed"]
 )
 def test_who_may_ask_for_any_work_may_ask_for_a_fresh_answer(
-    counted: CountedRouter, options: AppOptions, headers: dict[str, str]
+    counted: CountedRouter, settings: Settings, headers: dict[str, str]
 ) -> None:
-    with serving(counted.model, counted, options) as url, httpx.Client(base_url=url, timeout=WAIT_S) as client:
+    with serving(counted.model, counted, settings) as url, httpx.Client(base_url=url, timeout=WAIT_S) as client:
         for is_leaving in (False, True, False):
             counted.is_leaving = is_leaving
             status = "leaving" if is_leaving else "ready"

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from inferd.server.api.app import AppOptions
 from inferd.server.generate.sampling import engine_seed
 from inferd.server.schema.unread import left_out
 from inferd.server.text.model import ServedModel
+from tests.api.conftest import app_settings
 from tests.conftest import FRESH
 
 from .client_requests import CALL, CHAT, CLAUDE_CODE, REQUESTS, RESPONSES, TEXT, TOOL, USER, Asked
@@ -39,7 +39,7 @@ def for_agents(model: ServedModel) -> Iterator[tuple[httpx.Client, ScriptedRoute
     served = replace(model, max_model_len=65_536)
     router = ScriptedRouter(served)
     with (
-        serving(served, router, AppOptions(has_access_log=False)) as url,
+        serving(served, router, app_settings(access_log=False)) as url,
         httpx.Client(base_url=url, timeout=WAIT_S, headers=FRESH) as client,
     ):
         yield client, router
@@ -196,7 +196,7 @@ def test_unknown_keys_are_ignored_at_any_depth_where_that_is_allowed(
     serve: Callable[..., str], http: httpx.Client, path: str, body: dict[str, Any], name: str
 ) -> None:
     assert http.post(path, json=body).status_code == 400
-    lenient = serve(AppOptions(has_access_log=False, unknown_fields="warn"))
+    lenient = serve(app_settings(access_log=False, unknown_fields="warn"))
     answer = httpx.post(lenient + path, json=body)
     assert answer.status_code == 200, answer.text
     assert f"'{name}'" in answer.headers[WARNING]

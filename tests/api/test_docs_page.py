@@ -8,7 +8,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from inferd.server.api.app import AppOptions
+from tests.api.conftest import app_settings
 
 
 def test_the_page_names_only_files_of_this_server(http: httpx.Client) -> None:
@@ -36,7 +36,7 @@ def test_no_other_file_is(http: httpx.Client, name: str) -> None:
 
 
 def test_the_page_works_behind_the_prefix_of_a_proxy(serve: Callable[..., str]) -> None:
-    page = httpx.get(serve(AppOptions(), root_path="/llm") + "/docs").text
+    page = httpx.get(serve(app_settings(), root_path="/llm") + "/docs").text
     assert "'/llm/openapi.json'" in page
     named = re.findall(r"(?:src|href)=\"([^\"]*)\"", page)
     assert len(named) == 3 and all(each.startswith("/llm/docs/") for each in named)

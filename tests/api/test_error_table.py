@@ -11,8 +11,9 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Failure
-from inferd.server.api.app import AppOptions
+from inferd.server.config.settings import Settings
 from inferd.server.errors import table as errors
+from tests.api.conftest import app_settings
 
 REFUSED, BROKEN, BUSY = "invalid_request_error", "server_error", "service_unavailable_error"
 BAD = (
@@ -166,8 +167,8 @@ def test_param_is_the_path_of_what_is_wrong(http: httpx.Client, fields: dict[str
     assert (response.status_code, error["code"], error["param"]) == (400, "invalid_type", param)
 
 
-def test_no_body_is_waited_for_where_the_key_is_wrong(serve: Callable[[AppOptions], str], router: Any) -> None:
-    url = serve(AppOptions(api_keys=("right",), has_access_log=False))
+def test_no_body_is_waited_for_where_the_key_is_wrong(serve: Callable[[Settings], str], router: Any) -> None:
+    url = serve(app_settings(api_key=("right",), access_log=False))
     response = httpx.post(f"{url}/v1/completions", json={"prompt": "hi"}, headers={"Authorization": "Bearer wrong"})
     assert response.content == (
         b'{"error":{"message":"Incorrect API key provided.","type":"authentication_error","param":null,'

@@ -12,8 +12,9 @@ import openai
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.app import AppOptions
+from inferd.server.config.settings import Settings
 from inferd.server.errors import table as errors
+from tests.api.conftest import app_settings
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
@@ -218,9 +219,9 @@ def test_routes_methods_and_content_types(http: httpx.Client) -> None:
 
 
 def test_a_body_that_is_too_large_is_refused_by_its_length_or_as_it_grows(
-    serve: Callable[[AppOptions], str], router: Any
+    serve: Callable[[Settings], str], router: Any
 ) -> None:
-    url = serve(AppOptions(max_body_bytes=1_000, has_access_log=False))
+    url = serve(app_settings(max_body_bytes=1_000, access_log=False))
     large = b'{"prompt": "' + b"x" * 2_000 + b'"}'
     headers = {"Content-Type": "application/json"}
     stated = httpx.post(f"{url}/v1/completions", content=large, headers=headers)
@@ -231,8 +232,8 @@ def test_a_body_that_is_too_large_is_refused_by_its_length_or_as_it_grows(
     assert router.submits == []
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(serve: Callable[[AppOptions], str]) -> None:
-    url = urlsplit(serve(AppOptions(body_idle_s=0.05, has_access_log=False)))
+def test_a_body_that_does_not_come_is_not_waited_for(serve: Callable[[Settings], str]) -> None:
+    url = urlsplit(serve(app_settings(access_log=False), body_idle_s=0.05))
     with socket.create_connection((url.hostname or "", url.port or 0), timeout=20) as client:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         client.sendall(head + b"Content-Length: 100\r\n\r\n{")
@@ -301,8 +302,8 @@ def test_an_unexpected_mistake_is_a_500_without_details(
     assert response.headers["x-request-id"] in caplog.text
 
 
-def test_unknown_fields_can_be_ignored_with_a_warning(serve: Callable[[AppOptions], str]) -> None:
-    url = serve(AppOptions(unknown_fields="warn", has_access_log=False))
+def test_unknown_fields_can_be_ignored_with_a_warning(serve: Callable[[Settings], str]) -> None:
+    url = serve(app_settings(unknown_fields="warn", access_log=False))
     for stream in (False, True):
         response = httpx.post(f"{url}/v1/completions", json={**TEXT, "foo": 1, "b\r\nar\u20ac": 2, "stream": stream})
         assert response.status_code == 200

@@ -23,10 +23,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from inferd.engine.api.wire.client import EngineClient
-from inferd.server.api.app import AppOptions
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
+from tests.api.conftest import app_settings
 
 from .conftest import LOOP_BOUND_S, Beats, serving
 
@@ -67,13 +67,13 @@ def large(model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Itera
         running.append(asyncio.create_task(router.run()))
 
     beats = Beats(time.monotonic, time.process_time)
-    options = AppOptions(has_access_log=False)
+    settings = app_settings(access_log=False)
     served_model = replace(model, max_model_len=CONTEXT)
     with ExitStack() as held:
         engine = held.enter_context(subprocess.Popen(command, cwd=ROOT))
         held.callback(engine.kill)
         url = held.enter_context(
-            serving(served_model, router, options, metrics=metrics, probe=beats.probe, on_startup=attach)
+            serving(served_model, router, settings, metrics=metrics, probe=beats.probe, on_startup=attach)
         )
         served = Served(url, beats)
         while not served.send(get("/ready")).startswith(b"HTTP/1.1 200 "):

@@ -12,9 +12,9 @@ import openai
 import pytest
 
 from inferd.server.api import app, respond
-from inferd.server.api.app import AppOptions
 from inferd.server.schema.latency import timeout_of
 from inferd.server.text.lanes import Lanes
+from tests.api.conftest import app_settings
 
 from .conftest import MAX_MODEL_LEN
 
@@ -252,7 +252,7 @@ def test_a_computed_answer_is_sent_although_too_many_prompts_wait(
 
     monkeypatch.setattr(respond, "_LARGE_ANSWER", 0)
     monkeypatch.setattr(app, "Lanes", FullLanes)
-    url = serve(AppOptions())
+    url = serve(app_settings())
     assert httpx.post(f"{url}{path}", json=body).status_code == 200
     assert httpx.post(f"{url}{path}", json=body).status_code == 503
 
@@ -271,7 +271,7 @@ def test_the_timeout_holds_for_an_answer_that_waits_to_be_written(
 
     monkeypatch.setattr(respond, "_LARGE_ANSWER", 0)
     monkeypatch.setattr(app, "Lanes", BusyLanes)
-    assert httpx.post(f"{serve(AppOptions())}{path}", json={**body, "timeout": 0.2}).status_code == 408
+    assert httpx.post(f"{serve(app_settings())}{path}", json={**body, "timeout": 0.2}).status_code == 408
 
 
 def test_the_timeout_holds_for_a_conversation_that_waits_to_be_read(
@@ -285,4 +285,4 @@ def test_the_timeout_holds_for_a_conversation_that_waits_to_be_read(
 
     monkeypatch.setattr(app, "Lanes", BusyLanes)
     body = {"input": [{"type": "item_reference", "id": "msg_1"}], "timeout": 0.2}
-    assert httpx.post(f"{serve(AppOptions())}/v1/responses", json=body).status_code == 408
+    assert httpx.post(f"{serve(app_settings())}/v1/responses", json=body).status_code == 408

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from inferd.server.api.app import AppOptions
 from inferd.server.schema.infill import InfillRequest
 from inferd.server.text.model import ServedModel
+from tests.api.conftest import app_settings
 
 from .conftest import MAX_MODEL_LEN, WAIT_S, Script, ScriptedRouter, coder, serving
 
@@ -31,7 +31,7 @@ VIM: dict[str, Any] = {
 def filling(model: ServedModel) -> Iterator[tuple[httpx.Client, ScriptedRouter]]:
     router = ScriptedRouter(coder(model))
     with (
-        serving(router.model, router, AppOptions(has_access_log=False)) as url,
+        serving(router.model, router, app_settings(access_log=False)) as url,
         httpx.Client(base_url=url, timeout=WAIT_S) as http,
     ):
         yield http, router
@@ -291,5 +291,5 @@ def test_properties_are_those_that_tools_read(http: httpx.Client, router: Script
 
 def test_properties_of_a_model_without_a_template(model: ServedModel) -> None:
     router = ScriptedRouter(replace(model, template=None))
-    with serving(router.model, router, AppOptions(has_access_log=False)) as url:
+    with serving(router.model, router, app_settings(access_log=False)) as url:
         assert answered(httpx.get(f"{url}/props", timeout=WAIT_S))["chat_template"] == ""

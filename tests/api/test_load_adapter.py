@@ -18,9 +18,9 @@ from inferd.engine.api.adapter import CONFIG, MAX_CONFIG_BYTES, MAX_HEADER_BYTES
 from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.model import ModelFacts
-from inferd.server.api.app import AppOptions
 from inferd.server.dispatch.adapters import Adapters
 from inferd.server.text.model import ServedModel
+from tests.api.conftest import app_settings
 
 from .conftest import WAIT_S, Beats, ScriptedRouter, serving
 
@@ -38,9 +38,9 @@ def server(model: ServedModel, beats: Beats) -> Iterator[httpx.Client]:
     """A server with room for two adapters."""
     arch = ModelFacts.of(Checkpoint.read(EMBEDDED_PATH)).arch
     router = ScriptedRouter(model, adapters=Adapters(2, partial(read_adapter, arch=arch)))
-    options = AppOptions(admin_keys=("boss",), has_access_log=False)
+    settings = app_settings(admin_key=("boss",), access_log=False)
     with (
-        serving(model, router, options, probe=beats.probe) as url,
+        serving(model, router, settings, probe=beats.probe) as url,
         httpx.Client(base_url=url, headers=ADMIN, timeout=WAIT_S) as client,
     ):
         yield client
@@ -129,9 +129,9 @@ def test_one_adapter_is_read_at_a_time(model: ServedModel) -> None:
         raise ModelError(f"{path} is no adapter")
 
     router = ScriptedRouter(model, adapters=Adapters(2, read))
-    options = AppOptions(admin_keys=("boss",), has_access_log=False)
+    settings = app_settings(admin_key=("boss",), access_log=False)
     with (
-        serving(model, router, options) as url,
+        serving(model, router, settings) as url,
         httpx.Client(base_url=url, headers=ADMIN, timeout=WAIT_S) as client,
         ThreadPoolExecutor(4) as pool,
     ):

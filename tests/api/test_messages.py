@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inferd.server.api.app import AppOptions
+from inferd.server.config.settings import Settings
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import ChatTemplate
 from inferd.server.tools.detect import Clues, detect
+from tests.api.conftest import app_settings
 
 from .anthropic_stream import comparable, events_of, folded
 from .conftest import MAX_MODEL_LEN, WAIT_S, Script, ScriptedRouter, serving
@@ -51,7 +52,7 @@ def serving_reasoning(model: ServedModel) -> Iterator[Serve]:
             if template:
                 served = replace(served, template=ChatTemplate(template, {}))
             router = ScriptedRouter(served)
-            url = stack.enter_context(serving(served, router, AppOptions(has_access_log=False)))
+            url = stack.enter_context(serving(served, router, app_settings(access_log=False)))
             return stack.enter_context(httpx.Client(base_url=url, timeout=WAIT_S)), router
 
         yield serve
@@ -534,8 +535,8 @@ def test_headers_of_anthropics_clients_are_taken(http: httpx.Client) -> None:
     assert http.post("/v1/messages?beta=true", json=ASKED, headers=headers).status_code == 200
 
 
-def test_silence_is_filled_with_pings(serve: Callable[[AppOptions], str], router: Any, script: Any) -> None:
-    url = serve(AppOptions(keep_alive_s=0.01, has_access_log=False))
+def test_silence_is_filled_with_pings(serve: Callable[[Settings], str], router: Any, script: Any) -> None:
+    url = serve(app_settings(access_log=False), keep_alive_s=0.01)
     router.will(script(text="one", ends=False))
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'
     received = b""

@@ -11,9 +11,10 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Failure
-from inferd.server.api.app import AppOptions
+from inferd.server.config.settings import Settings
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
+from tests.api.conftest import app_settings
 
 from .test_error_table import EXPECTED, check_headers
 
@@ -108,7 +109,7 @@ def test_an_engine_that_dies_tells_nobody_how(http: httpx.Client, router: Any, s
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_comes_before_any_field(http: httpx.Client, serve: Callable[[AppOptions], str], path: str) -> None:
+def test_what_comes_before_any_field(http: httpx.Client, serve: Callable[[Settings], str], path: str) -> None:
     check(http.get(path), 405, "invalid_request_error")
     assert http.get(path).headers["allow"] == "POST"
     check(http.post(path, content=b"{", headers={"content-type": "application/json"}), 400, "invalid_request_error")
@@ -116,7 +117,7 @@ def test_what_comes_before_any_field(http: httpx.Client, serve: Callable[[AppOpt
     check(http.post(path, json=[]), 400, "invalid_request_error")
     fields = {"model": "nobody", "messages": ASKED["messages"]} | ({"max_tokens": 9} if path == PATHS[0] else {})
     assert "nobody" in check(http.post(path, json=fields), 404, "not_found_error")
-    small = serve(AppOptions(max_body_bytes=100, has_access_log=False))
+    small = serve(app_settings(max_body_bytes=100, access_log=False))
     check(httpx.post(small + path, json={"messages": "x" * 200}), 413, "request_too_large")
     chunks = httpx.post(small + path, content=iter([b"x" * 200]), headers={"content-type": "application/json"})
     check(chunks, 413, "request_too_large")
@@ -147,8 +148,8 @@ def test_the_field_is_named_once(http: httpx.Client) -> None:
     assert "'max_tokens'" in check(http.post("/v1/messages/count_tokens", json=ASKED), *INVALID)
 
 
-def test_unknown_fields_can_be_passed_over(serve: Callable[[AppOptions], str]) -> None:
-    url = serve(AppOptions(unknown_fields="warn", has_access_log=False))
+def test_unknown_fields_can_be_passed_over(serve: Callable[[Settings], str]) -> None:
+    url = serve(app_settings(unknown_fields="warn", access_log=False))
     response = httpx.post(f"{url}/v1/messages", json={**ASKED, "novelty": 1})
     assert response.status_code == 200
     assert "novelty" in response.headers["x-inferd-warning"]
@@ -184,8 +185,8 @@ KEYS = ("first-key", "second-key")
 
 
 @pytest.fixture
-def locked(serve: Callable[[AppOptions], str]) -> str:
-    return serve(AppOptions(api_keys=KEYS, admin_keys=("admin-key",), has_access_log=False))
+def locked(serve: Callable[[Settings], str]) -> str:
+    return serve(app_settings(api_key=KEYS, admin_key=("admin-key",), access_log=False))
 
 
 Pairs = list[tuple[str, str]]

@@ -14,7 +14,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.api import openapi
-from inferd.server.api.app import AppOptions, Backend, create_app
+from inferd.server.api.app import Backend, create_app
 from inferd.server.api.openapi import default_of, document
 from inferd.server.api.routes import ROUTES, Access
 from inferd.server.errors import anthropic as anthropic_errors
@@ -22,11 +22,12 @@ from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.json_schema import schema_of
+from tests.api.conftest import app_settings
 
 
 @pytest.fixture
 def app(model: Any, router: Any) -> FastAPI:
-    return create_app(Backend(model, router, Metrics("tiny"), AppOptions()))
+    return create_app(Backend(model, router, Metrics("tiny"), app_settings()))
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_callers_at_the_same_time_have_it_made_once(monkeypatch: pytest.MonkeyPa
         return document(*args, **kwargs)
 
     monkeypatch.setattr(openapi, "document", counted)
-    url = serve(AppOptions(api_keys=("alice",), has_access_log=False))
+    url = serve(app_settings(api_key=("alice",), access_log=False))
     with ThreadPoolExecutor(8) as threads:
         bodies = set(threads.map(lambda _: httpx.get(f"{url}/openapi.json", timeout=60).content, range(8)))
     assert (num_made, len(bodies)) == (1, 1)
@@ -70,7 +71,7 @@ def test_every_route_is_in_it(described: dict[str, Any]) -> None:
 
 def test_a_key_is_asked_for_where_one_is_needed(serve: Callable[..., str]) -> None:
     for keys, names in (((), []), (("sk-1",), ["key"])):
-        url = serve(AppOptions(has_access_log=False, api_keys=keys))
+        url = serve(app_settings(access_log=False, api_key=keys))
         paths = httpx.get(f"{url}/openapi.json").json()["paths"]
         assert [name for one in paths["/v1/completions"]["post"]["security"] for name in one] == names
         assert not paths["/health"]["get"]["security"]
@@ -113,7 +114,7 @@ def test_what_is_answered_is_in_it_with_its_headers(
     described: dict[str, Any], serve: Callable[..., str], router: Any, state: str
 ) -> None:
     router.is_leaving, router.is_ready = state == "leaving", state != "leaving"
-    url = serve(AppOptions(has_access_log=False, api_keys=("sk-1",) if state == "keyed" else ()))
+    url = serve(app_settings(access_log=False, api_key=("sk-1",) if state == "keyed" else ()))
     for method, path, template, options in ASKED:
         answer = httpx.request(method, url + path, **options)
         told = described["paths"][template][method.lower()]["responses"]

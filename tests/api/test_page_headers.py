@@ -7,9 +7,9 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from inferd.server.api.app import AppOptions
 from inferd.server.api.routes import PAGE, ROUTES
 from inferd.server.transport.page_headers import page_headers
+from tests.api.conftest import app_settings
 
 KEY = "right"
 PAGES = {"/", "/docs"}
@@ -33,7 +33,7 @@ def check(answer: httpx.Response) -> None:
 @pytest.mark.parametrize("headers", [{}, {"Authorization": f"Bearer {KEY}"}], ids=["nobody", "user"])
 @pytest.mark.parametrize("root_path", ["", "/llm"], ids=["alone", "prefix"])
 def test_each_answer_in_html_has_them(serve: Callable[..., str], headers: dict[str, str], root_path: str) -> None:
-    url = serve(AppOptions(api_keys=(KEY,), admin_keys=(KEY,), has_access_log=False), root_path=root_path)
+    url = serve(app_settings(api_key=(KEY,), admin_key=(KEY,), access_log=False), root_path=root_path)
     pages = set()
     with httpx.Client(base_url=url, headers={"Accept": "text/html", **headers}) as http:
         for route in ROUTES + PAGE:
@@ -51,6 +51,6 @@ def test_each_answer_in_html_has_them(serve: Callable[..., str], headers: dict[s
 def test_the_script_of_docs_is_allowed_by_its_hash_alone(serve: Callable[..., str]) -> None:
     """It differs by the prefix of a proxy, so its hash does too."""
     scripts = [
-        rules_of(httpx.get(f"{serve(AppOptions(), root_path=prefix)}/docs"))["script-src"] for prefix in ("", "/llm")
+        rules_of(httpx.get(f"{serve(app_settings(), root_path=prefix)}/docs"))["script-src"] for prefix in ("", "/llm")
     ]
     assert len(set(scripts)) == 2 and all(script.count("'sha256-") == 1 for script in scripts)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from inferd.server.api.app import AppOptions
 from inferd.server.transport.limits import ConnectionLimits
+from tests.api.conftest import app_settings
 
 from .conftest import Script, ScriptedRouter
 from .wire import CLOSE, connect, raw, say
@@ -55,7 +55,7 @@ def test_half_a_head_behind_an_answer_is_not_waited_for_without_end(
     serve: Callable[..., str], router: ScriptedRouter
 ) -> None:
     limits = ConnectionLimits(head_idle_s=0.2, head_s=1.0)
-    url = serve(AppOptions(has_access_log=False), limits=limits)
+    url = serve(app_settings(access_log=False), limits=limits)
     router.will(Script(ends=False))
     began_s = time.monotonic()
     answers = say(url, raw("/v1/completions", {**TEXT, "timeout": 0.3}) + b"GET /health HTTP/1.1\r\nHost")

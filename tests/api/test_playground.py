@@ -9,10 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from inferd.server.api.app import AppOptions
 from inferd.server.api.routes import PAGE, PLAYGROUND_FILES
+from inferd.server.config.settings import Settings
 from inferd.server.playground.page import STATIC
 from inferd.server.transport.page_headers import page_headers, policy
+from tests.api.conftest import app_settings
 
 MAX_BYTES = 200_000
 NOT_SERVED = {"LICENSES.txt"}
@@ -85,16 +86,16 @@ def test_no_other_file_is_served(http: httpx.Client, name: str) -> None:
 
 
 def test_the_page_needs_no_key_and_works_behind_a_prefix(serve: Callable[..., str]) -> None:
-    url = serve(AppOptions(api_keys=("right",), has_access_log=False), root_path="/llm")
+    url = serve(app_settings(api_key=("right",), access_log=False), root_path="/llm")
     assert httpx.get(f"{url}/").text == (STATIC / "index.html").read_text()
     assert httpx.get(f"{url}/playground/app.js").status_code == 200
     assert httpx.get(f"{url}/v1/models").status_code == 401
 
 
 @pytest.mark.parametrize("keys", [(), ("right",)])
-def test_the_page_may_call_its_own_server(serve: Callable[[AppOptions], str], keys: tuple[str, ...]) -> None:
+def test_the_page_may_call_its_own_server(serve: Callable[[Settings], str], keys: tuple[str, ...]) -> None:
     """A browser sends the page's origin with every request of the page that is no plain GET."""
-    url = serve(AppOptions(api_keys=keys, allowed_hosts=None if keys else (), has_access_log=False))
+    url = serve(app_settings(api_key=keys, host="127.0.0.1", access_log=False))
     headers = {"Origin": url, "Authorization": f"Bearer {''.join(keys) or 'any'}"}
     body = {"messages": [{"role": "user", "content": "hi"}]}
     assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).status_code == 200
@@ -102,8 +103,8 @@ def test_the_page_may_call_its_own_server(serve: Callable[[AppOptions], str], ke
     assert foreign.status_code == (401 if keys else 403)
 
 
-def test_without_the_page_its_addresses_are_like_any_other(serve: Callable[[AppOptions], str]) -> None:
-    url = serve(AppOptions(has_playground=False, has_access_log=False))
+def test_without_the_page_its_addresses_are_like_any_other(serve: Callable[[Settings], str]) -> None:
+    url = serve(app_settings(playground=False, access_log=False))
     assert {httpx.get(url + route.path).status_code for route in PAGE} == {404}
-    locked = serve(AppOptions(api_keys=("right",), has_playground=False, has_access_log=False))
+    locked = serve(app_settings(api_key=("right",), playground=False, access_log=False))
     assert {httpx.get(locked + path).status_code for path in ("/", "/nothing")} == {401}

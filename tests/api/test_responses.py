@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferd.engine.api.wire.messages import Failure
-from inferd.server.api.app import AppOptions
+from inferd.server.config.settings import Settings
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.detect import Clues, detect
+from tests.api.conftest import app_settings
 
 from .conftest import Script, ScriptedRouter, serving
 
@@ -40,7 +41,7 @@ def thinking(model: ServedModel) -> Iterator[tuple[openai.OpenAI, ScriptedRouter
     served = replace(model, format=detect(Clues(), "hermes", "think"))
     router = ScriptedRouter(served)
     with (
-        serving(served, router, AppOptions(has_access_log=False)) as url,
+        serving(served, router, app_settings(access_log=False)) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=20) as client,
     ):
         yield client, router
@@ -397,8 +398,8 @@ def test_a_client_that_leaves_ends_its_answer(http: httpx.Client, router: Any, s
     router.wait_for(lambda: len(router.aborted) == 1)
 
 
-def test_silence_is_filled(serve: Callable[[AppOptions], str], router: Any, script: Any) -> None:
-    url = serve(AppOptions(has_access_log=False, keep_alive_s=0.02))
+def test_silence_is_filled(serve: Callable[[Settings], str], router: Any, script: Any) -> None:
+    url = serve(app_settings(access_log=False), keep_alive_s=0.02)
     router.will(script(text="One", ends=False))
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(httpx.Client(base_url=url, timeout=20))

@@ -10,8 +10,9 @@ import httpx
 import pytest
 from openai.types.responses import response_create_params
 
-from inferd.server.api.app import AppOptions
+from inferd.server.config.settings import Settings
 from inferd.server.schema.responses import ResponsesRequest
+from tests.api.conftest import app_settings
 
 from .test_responses import WEATHER
 
@@ -103,8 +104,8 @@ def test_every_field_of_openais_call_is_known() -> None:
     assert names <= {*ResponsesRequest.names, *ResponsesRequest.refused, *ResponsesRequest.offered}
 
 
-def test_unknown_fields_can_be_warned_of(serve: Callable[[AppOptions], str]) -> None:
-    url = serve(AppOptions(has_access_log=False, unknown_fields="warn"))
+def test_unknown_fields_can_be_warned_of(serve: Callable[[Settings], str]) -> None:
+    url = serve(app_settings(access_log=False, unknown_fields="warn"))
     response = httpx.post(f"{url}/v1/responses", json={**BASE, "colour": {}})
     assert response.status_code == 200
     assert "colour" in response.headers["x-inferd-warning"]

@@ -13,14 +13,15 @@ import pytest
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import Failure
-from inferd.server.api.app import AppOptions
 from inferd.server.api.responses.background import Background, Job, ResponseDraft
+from inferd.server.config.settings import Settings
 from inferd.server.errors.table import internal_error
+from tests.api.conftest import app_settings
 
 from .conftest import ScriptedRouter, serving
 from .test_responses import CALL, WEATHER, prompt_of, wait_for
 
-Serve = Callable[[AppOptions], str]
+Serve = Callable[[Settings], str]
 GO_ON: Any = {"role": "user", "content": "Go on."}
 
 
@@ -118,7 +119,7 @@ def test_a_path_is_refused_with_every_method_that_it_has(http: httpx.Client) -> 
 
 
 def test_a_key_sees_its_own_alone(serve: Serve, router: Any) -> None:
-    url = serve(AppOptions(api_keys=("a", "b"), has_access_log=False))
+    url = serve(app_settings(api_key=("a", "b"), access_log=False))
     ours, theirs = (openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=20) for key in ("a", "b"))
     given: Any = [{"role": "user", "content": "secret", "id": "msg_secret"}]
     answer = ours.responses.create(model="tiny", input=given)
@@ -140,7 +141,7 @@ def test_a_key_sees_its_own_alone(serve: Serve, router: Any) -> None:
 
 
 def test_a_server_that_keeps_nothing(serve: Serve) -> None:
-    url = serve(AppOptions(stored_responses_bytes=0, has_access_log=False))
+    url = serve(app_settings(stored_responses=0, access_log=False))
     answer = httpx.post(f"{url}/v1/responses", json={"input": "x"}).json()
     assert (answer["status"], answer["store"]) == ("completed", False)
     refused = httpx.post(f"{url}/v1/responses", json={"input": "x", "background": True})
@@ -243,7 +244,7 @@ def test_a_deadline_in_the_background(client: openai.OpenAI, router: Any, script
 def test_only_so_many_run_in_the_background(serve: Callable[..., str], router: Any, script: Any) -> None:
     """Counts the responses of one key. Those of other keys do not count."""
     router.will(script(ends=False))
-    url = serve(AppOptions(api_keys=("sk-1", "sk-2"), has_access_log=False))
+    url = serve(app_settings(api_key=("sk-1", "sk-2"), access_log=False))
     one, other = (openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) for key in ("sk-1", "sk-2"))
     with ThreadPoolExecutor(8) as pool:
         running = list(pool.map(lambda _: one.responses.create(model="tiny", input="x", background=True), range(100)))
@@ -263,7 +264,7 @@ def test_only_so_many_of_all_keys_run_in_the_background(
 ) -> None:
     monkeypatch.setattr("inferd.server.api.responses.background.MAX_RUNNING_IN_ALL", 2)
     router.will(script(ends=False))
-    url = serve(AppOptions(api_keys=("sk-1", "sk-2"), has_access_log=False))
+    url = serve(app_settings(api_key=("sk-1", "sk-2"), access_log=False))
 
     def ask(key: str) -> httpx.Response:
         body = {"input": "x", "background": True}
@@ -279,7 +280,7 @@ def test_responses_in_the_background_hold_only_so_many_bytes(
     monkeypatch.setattr("inferd.server.api.responses.background.MAX_RUNNING_BYTES", 300_000)
     monkeypatch.setattr("inferd.server.api.responses.background.MAX_RUNNING_BYTES_IN_ALL", 500_000)
     router.will(script(ends=False))
-    url = serve(AppOptions(api_keys=("sk-1", "sk-2", "sk-3"), has_access_log=False))
+    url = serve(app_settings(api_key=("sk-1", "sk-2", "sk-3"), access_log=False))
 
     def ask(key: str, num_chars: int) -> httpx.Response:
         thought = {"type": "reasoning_text", "text": "x" * num_chars}
@@ -306,7 +307,7 @@ def test_a_router_that_refuses_leaves_nothing_behind(client: openai.OpenAI, rout
 def test_a_server_that_ends_ends_what_runs(model: Any, script: Any) -> None:
     router = ScriptedRouter(model)
     router.will(script(ends=False))
-    with serving(model, router, AppOptions(has_access_log=False)) as url:
+    with serving(model, router, app_settings(access_log=False)) as url:
         assert httpx.post(f"{url}/v1/responses", json={"input": "x", "background": True}).json()["status"] == "queued"
     assert len(router.aborted) == 1
 

@@ -11,7 +11,6 @@ import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsNonStreaming as CompletionParams
 
-from inferd.server.api.app import AppOptions
 from inferd.server.schema.chat import TEXT_FORMATS, TOOLS_TAKEN, ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.kinds import Row
@@ -20,6 +19,7 @@ from inferd.server.schema.structured import FORMATS
 from inferd.server.schema.tool_choice import CHOICES
 from inferd.server.schema.unread import CHAT_PARTS
 from inferd.server.text.model import ServedModel
+from tests.api.conftest import app_settings
 
 from .conftest import ScriptedRouter, coder, serving
 from .sdk_types import (
@@ -140,7 +140,7 @@ def shared_router(model: ServedModel) -> ScriptedRouter:
 
 @pytest.fixture(scope="module")
 def shared_url(shared_router: ScriptedRouter) -> Iterator[str]:
-    with serving(shared_router.model, shared_router, AppOptions(has_access_log=False)) as url:
+    with serving(shared_router.model, shared_router, app_settings(access_log=False)) as url:
         yield url
 
 

@@ -10,12 +10,11 @@ import httpx
 import pytest
 
 from inferd.engine.api.wire.messages import EngineStats
-from inferd.server.api.app import AppOptions, Backend, settled
-from inferd.server.config.settings import Settings
+from inferd.server.api.app import Backend
 from inferd.server.observability.metrics import Metrics
-from inferd.server.schema.latency import Targets
 from inferd.server.text.model import ServedModel
 from inferd.server.transport import sse
+from tests.api.conftest import app_settings
 from tests.conftest import FRESH
 
 from .conftest import Script, ScriptedRouter, serving
@@ -52,13 +51,11 @@ def first(model: ServedModel) -> ScriptedRouter:
 
 @pytest.fixture(scope="module")
 def two(model: ServedModel, first: ScriptedRouter, second: ScriptedRouter) -> Iterator[httpx.Client]:
-    options = AppOptions(
-        admin_keys=("boss",), targets=Targets(3.0), has_access_log=False, config=settled(Settings(), None)
-    )
-    other = AppOptions(targets=Targets(5.0), config=settled(Settings(dtype="float16"), None))
+    settings = app_settings(admin_key=("boss",), ttft_target=3.0, access_log=False)
+    other = settings.model_copy(update={"ttft_target": 5.0, "dtype": "float16"})
     beside = Backend(second.model, second, Metrics("second"), other)  # type: ignore[arg-type]
     with (
-        serving(model, first, options, others=[beside]) as url,
+        serving(model, first, settings, others=[beside]) as url,
         httpx.Client(base_url=url, timeout=20, headers=FRESH) as client,
     ):
         yield client
@@ -186,7 +183,8 @@ def test_each_model_has_its_series(two: httpx.Client) -> None:
 def test_the_settings_of_the_second_that_differ_are_shown(two: httpx.Client) -> None:
     config = two.get("/config", headers=ADMIN).json()
     assert config["dtype"]["value"] == "auto" and config["models"]["value"] == "tiny, second"
-    assert config["models"]["became"] == {"second": {"dtype": {"value": "float16", "source": "code", "became": None}}}
+    others = {name: told["value"] for name, told in config["models"]["became"]["second"].items()}
+    assert others == {"dtype": "float16", "ttft_target": "5s"}
 
 
 def test_the_prefix_caches_of_all_are_cleared(two: httpx.Client, first: ScriptedRouter, second: ScriptedRouter) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import httpx
 
 from inferd.engine.api.wire.messages import EngineStats, StepOutput
-from inferd.server.api.app import AppOptions, Backend
+from inferd.server.api.app import Backend
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
+from tests.api.conftest import app_settings
 
 from .conftest import ScriptedRouter, serving
 
@@ -99,7 +100,7 @@ def test_load_and_the_last_minute(serve: Callable[..., str], router: Any) -> Non
             )
         )  # fmt: skip
         metrics.first_token(10 * own_s)
-    state = httpx.get(serve(AppOptions(), metrics=metrics) + "/state").json()
+    state = httpx.get(serve(app_settings(), metrics=metrics) + "/state").json()
     assert state["requests"] == {"running": 3, "waiting": 2}
     assert state["kv_cache"] == {"blocks": 64, "used": 16, "shared": 4, "cached": 8, "usage": 0.25}
     requests = {"running": 3, "waiting": 2}
@@ -135,8 +136,10 @@ def test_tenants_of_the_keys_file_in_all_models(tmp_path: Path, model: ServedMod
     beside, metrics, its = ScriptedRouter(replace(model, names=("b",))), Metrics("tiny"), Metrics("b")
     router.running_by_tenant, router.waiting_by_tenant = {alice: 3}, {alice: 2, bob: 1, "a fixed key": 4}
     beside.running_by_tenant = {alice: 10}
-    options = AppOptions(keys_file=path, has_access_log=False)
-    with serving(model, router, options, metrics=metrics, others=[Backend(beside.model, beside, its, options)]) as url:  # type: ignore[arg-type]
+    settings = app_settings(keys_file=path, access_log=False)
+    with serving(
+        model, router, settings, metrics=metrics, others=[Backend(beside.model, beside, its, settings)]
+    ) as url:  # type: ignore[arg-type]
         for each in (metrics, its):
             each.recent_tenant_tokens["bob"].add(5)
         metrics.tenant_refused_with(alice, "slow_down")

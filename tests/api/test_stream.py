@@ -19,10 +19,11 @@ import pytest
 
 from inferd.engine.api.wire.messages import Failure
 from inferd.server.api import respond
-from inferd.server.api.app import AppOptions
+from inferd.server.config.settings import Settings
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.control_tokens import Rendered
 from inferd.server.text.model import ServedModel
+from tests.api.conftest import app_settings
 
 from .conftest import serving
 from .wire import raw, say
@@ -70,8 +71,8 @@ def test_tokens_are_sent_as_they_come(url: str, router: Any, script: Any) -> Non
         assert b"[DONE]" not in received
 
 
-def test_silence_is_filled_with_comments(serve: Callable[[AppOptions], str], router: Any, script: Any) -> None:
-    url = serve(AppOptions(keep_alive_s=0.01, has_access_log=False))
+def test_silence_is_filled_with_comments(serve: Callable[[Settings], str], router: Any, script: Any) -> None:
+    url = serve(app_settings(access_log=False), keep_alive_s=0.01)
     router.will(script(text="one", ends=False))
     with connected(url, "/v1/completions", {**TEXT, "stream": True}) as client:
         received = b""
@@ -180,7 +181,7 @@ def test_a_client_that_goes_away_while_its_prompt_is_read_is_noticed_at_once(
     slow = replace(model, template=cast("Any", gate))
     metrics = Metrics("tiny")
     try:
-        with serving(slow, router, AppOptions(has_access_log=False), metrics=metrics) as url:
+        with serving(slow, router, app_settings(access_log=False), metrics=metrics) as url:
             with connected(url, path, {**body, "stream": stream}):
                 assert gate.entered.wait(20)
             deadline = time.monotonic() + 20
@@ -209,7 +210,7 @@ def test_a_client_that_leaves_a_large_plain_answer_is_no_error(
     monkeypatch.setattr(respond, "pieces", cut)
     metrics = Metrics("tiny")
     try:
-        with serving(model, router, AppOptions(has_access_log=False), metrics=metrics) as url:
+        with serving(model, router, app_settings(access_log=False), metrics=metrics) as url:
             with connected(url, "/v1/completions", TEXT) as client:
                 assert client.recv(1024).startswith(b"HTTP/1.1 200 OK\r\n")
             deadline = time.monotonic() + 20

@@ -14,8 +14,7 @@ import pytest
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import EngineStats, Failure, StepCosts, StepModel
 from inferd.server.api import respond
-from inferd.server.api.app import AppOptions
-from inferd.server.schema.latency import Targets
+from tests.api.conftest import app_settings
 
 WAIT_S = 60.0
 """Seconds by which a request may be late on a busy machine."""
@@ -49,7 +48,7 @@ def targets_of(router: Any) -> list[tuple[float | None, float | None]]:
 def test_a_header_wins_over_the_servers_target(
     serve: Callable[..., str], router: Any, path: str, headers: dict[str, str], expected: tuple[float, float]
 ) -> None:
-    base = serve(AppOptions(targets=Targets(0.2, 0.03)))
+    base = serve(app_settings(ttft_target=0.2, tpot_target=0.03))
     assert httpx.post(base + path, json=ROUTES[path], headers=headers).status_code == 200
     assert targets_of(router) == [expected]
 
@@ -68,7 +67,7 @@ def test_admission_is_told_what_is_left_of_the_target(
     admitted: list[tuple[object, ...]] = []
     monkeypatch.setattr(respond, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 100.0))
     monkeypatch.setattr(router, "check_queue", lambda *given: admitted.append(given))
-    base = serve(AppOptions(targets=Targets(2.0)))
+    base = serve(app_settings(ttft_target=2.0))
     assert httpx.post(base + path, json=ROUTES.get(path, {"input": "hi"}), headers=headers).status_code == 200
     ((_, num_tokens, left_s, num_choices),) = admitted
     assert (num_tokens, num_choices) == (1, 1)
@@ -157,8 +156,8 @@ def test_state_shows_targets_and_the_step_time_model(serve: Callable[..., str], 
             error_p50=0.0213, error_p95=0.0611, prefill_tokens_per_s=41_234.4,
         ),
     )  # fmt: skip
-    options = AppOptions(targets=Targets(0.2, 0.03), e2e_target_s=10.0)
-    state = httpx.get(serve(options) + "/state").json()
+    settings = app_settings(ttft_target=0.2, tpot_target=0.03, e2e_target=10.0)
+    state = httpx.get(serve(settings) + "/state").json()
     assert state["targets"] == {"ttft_ms": 200.0, "tpot_ms": 30.0, "e2e_ms": 10000.0}
     model = state["step_model"]
     assert model["steps_without_chunks"] == "4.2 ms a step, 100 ns a token, 34 ns a token of context behind a decode"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from inferd.server.api.app import AppOptions
 from inferd.server.text.model import ServedModel
+from tests.api.conftest import app_settings
 from tests.reliability.conftest import wait_until
 from tests.reliability.fuzzing import requests
 from tests.reliability.test_fuzz import SEED, check, send_all
@@ -24,7 +24,7 @@ def num_tasks() -> int:
 
 def test_no_task_outlives_its_request(model: ServedModel) -> None:
     router = ScriptedRouter(model)
-    with serving(model, router, AppOptions(has_access_log=False)) as url:
+    with serving(model, router, app_settings(access_log=False)) as url:
         send_all(url, list(requests(SEED - 1, 100)))
         wait_until(lambda: num_tasks() <= NUM_OWN_TASKS, 20, "the loop is idle")
         for answer in send_all(url, list(requests(SEED + 1, 300))):

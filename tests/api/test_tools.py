@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from inferd.server.api.app import AppOptions
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import ChatTemplate
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.fallback import Fallback
+from tests.api.conftest import app_settings
 from tests.unit.tool_samples import SAMPLES, TOOLS, Sample, dumped
 
 from .conftest import Script, ScriptedRouter, Serve, serving
@@ -398,7 +398,7 @@ def unshown(model: ServedModel) -> Iterator[tuple[str, ScriptedRouter]]:
     assert form.call_syntax is not None
     served = replace(model, template=template.with_fallback(Fallback(template.probe(), form.call_syntax)), format=form)
     router = ScriptedRouter(served)
-    with serving(served, router, AppOptions(has_access_log=False)) as url:
+    with serving(served, router, app_settings(access_log=False)) as url:
         yield url, router
 
 

@@ -16,16 +16,16 @@ from opentelemetry.trace import SpanKind, StatusCode
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.wire.messages import Failure
 from inferd.engine.api.wire.params import SchedulingParams
-from inferd.server.api.app import AppOptions, Backend, create_app
+from inferd.server.api.app import Backend, create_app
 from inferd.server.observability import tracing
 from inferd.server.observability.metrics import Metrics
 from inferd.server.observability.request_record import RequestRecord
 from inferd.server.observability.request_trace import current_trace
 from inferd.server.text.model import ServedModel
-from tests.api.conftest import Script, ScriptedRouter, ScriptedStream, serving
+from tests.api.conftest import Script, ScriptedRouter, ScriptedStream, app_settings, serving
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-ON = AppOptions(otlp_traces_endpoint="http://127.0.0.1:1/v1/traces")
+ON = app_settings(otlp_traces_endpoint="http://127.0.0.1:1/v1/traces")
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_the_span_has_the_name_of_the_model_that_answered(
     model: ServedModel, router: ScriptedRouter, spans: Any
 ) -> None:
     second = ScriptedRouter(replace(model, names=("second",)))
-    beside = Backend(second.model, second, Metrics("second"), AppOptions())  # type: ignore[arg-type]
+    beside = Backend(second.model, second, Metrics("second"), app_settings())  # type: ignore[arg-type]
     with serving(model, router, ON, others=[beside]) as url:
         ask(url, model="second")
         (span,) = spans()
@@ -126,7 +126,7 @@ def test_other_routes_and_servers_without_a_collector_have_none(serve: Callable[
     url = serve(ON)
     assert "traceresponse" not in httpx.get(f"{url}/v1/models", headers={"traceparent": CALLER}).headers
     assert not spans()
-    assert "traceresponse" not in ask(serve(AppOptions())).headers
+    assert "traceresponse" not in ask(serve(app_settings())).headers
 
 
 def test_without_the_library_the_start_says_what_to_install(

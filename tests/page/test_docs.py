@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from inferd.server.api.app import AppOptions
 from inferd.server.text.model import ServedModel
-from tests.api.conftest import MAX_MODEL_LEN, MODEL_PATH, VOCAB_SIZE, ScriptedRouter, serving
+from tests.api.conftest import MAX_MODEL_LEN, MODEL_PATH, VOCAB_SIZE, ScriptedRouter, app_settings, serving
 
 pytestmark = pytest.mark.browser
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.browser
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     model = ServedModel.load(MODEL_PATH, ("tiny",), max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE)
-    with serving(model, ScriptedRouter(model), AppOptions(has_access_log=False)) as url:
+    with serving(model, ScriptedRouter(model), app_settings(access_log=False)) as url:
         yield url
 
 

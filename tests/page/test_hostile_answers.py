@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from inferd.server.api.app import AppOptions
 from inferd.server.text.model import ServedModel
-from tests.api.conftest import MODEL_PATH, VOCAB_SIZE, Script, ScriptedRouter, serving
+from tests.api.conftest import MODEL_PATH, VOCAB_SIZE, Script, ScriptedRouter, app_settings, serving
 from tests.page.conftest import answered, opened, send
 
 pytestmark = pytest.mark.browser
@@ -70,7 +69,7 @@ def router(model: ServedModel) -> ScriptedRouter:
 @pytest.fixture
 def page(browser: Any, model: ServedModel, router: ScriptedRouter) -> Iterator[Any]:
     with (
-        serving(model, router, AppOptions(has_access_log=False)) as url,
+        serving(model, router, app_settings(access_log=False)) as url,
         opened(browser, url, TIMEOUT_MS) as page,
     ):
         page.get_by_role("button", name="Settings").click()

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.app import AppOptions, Backend
+from inferd.server.api.app import Backend
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
-from tests.api.conftest import MAX_MODEL_LEN, MODEL_PATH, VOCAB_SIZE, Script, ScriptedRouter, serving
+from tests.api.conftest import MAX_MODEL_LEN, MODEL_PATH, VOCAB_SIZE, Script, ScriptedRouter, app_settings, serving
 from tests.e2e.conftest import Daemon, free_model, start
 from tests.page.conftest import answered, opened, send
 from tests.reliability.conftest import count, kill_engine
@@ -45,8 +45,8 @@ def router(model: ServedModel) -> ScriptedRouter:
 @pytest.fixture(params=[()], ids=["open"])
 def page(request: pytest.FixtureRequest, browser: Any, model: ServedModel, router: ScriptedRouter) -> Iterator[Any]:
     """The page of a server with the keys of the parameter."""
-    options = AppOptions(api_keys=request.param, has_access_log=False)
-    with serving(model, router, options) as url, opened(browser, url) as page:
+    settings = app_settings(api_key=request.param, access_log=False)
+    with serving(model, router, settings) as url, opened(browser, url) as page:
         yield page
 
 
@@ -253,11 +253,11 @@ def test_each_of_several_models_can_be_watched_loaded_and_unloaded(
     """The lamp says what is worst. Loading takes an admin key, which a refusal asks for."""
     entry = entry_of(sha256=digest_of("user").hex(), name="alice")
     append_entry(tmp_path / "keys", entry)
-    options = AppOptions(keys_file=tmp_path / "keys", admin_keys=("boss",), has_access_log=False)
+    settings = app_settings(keys_file=tmp_path / "keys", admin_key=("boss",), access_log=False)
     second = ScriptedRouter(replace(model, names=("org/second",), max_model_len=128))
-    beside = Backend(second.model, second, Metrics("org/second"), options)  # type: ignore[arg-type]
+    beside = Backend(second.model, second, Metrics("org/second"), settings)  # type: ignore[arg-type]
     router.running_by_tenant = {entry.tenant_id: 2}
-    with serving(model, router, options, others=[beside]) as url, opened(browser, url) as page:
+    with serving(model, router, settings, others=[beside]) as url, opened(browser, url) as page:
         status, lamp = page.locator("dt:text-is('Status') + dd"), page.locator("header .status")
         page.get_by_label("Model whose engine is shown").select_option("org/second")
         page.locator("dt:text-is('Context') + dd:text-is('128 tokens')").wait_for()

@@ -18,10 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from inferd.server.api.app import AppOptions
 from inferd.server.text.model import ServedModel
 from inferd.server.text.token_bytes import TokenBytes
-from tests.api.conftest import MODEL_PATH, Script, ScriptedRouter, serving
+from tests.api.conftest import MODEL_PATH, Script, ScriptedRouter, app_settings, serving
 
 LIBRARY = Tokenizer.from_file(str(Path(MODEL_PATH) / "tokenizer.json"))
 TABLE = TokenBytes(LIBRARY)
@@ -82,7 +81,7 @@ def router() -> ScriptedRouter:
 @pytest.fixture(scope="module")
 def http(router: ScriptedRouter) -> Iterator[httpx.Client]:
     with (
-        serving(router.model, router, AppOptions(has_access_log=False)) as url,
+        serving(router.model, router, app_settings(access_log=False)) as url,
         httpx.Client(base_url=url, timeout=20) as client,
     ):
         yield client

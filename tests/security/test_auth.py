@@ -16,11 +16,10 @@ import httpx
 import pytest
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.api.app import AppOptions
 from inferd.server.api.routes import ROUTES, Access
 from inferd.server.config.settings import Settings
 from inferd.server.text.model import ServedModel
-from tests.api.conftest import ScriptedRouter, model, serving
+from tests.api.conftest import ScriptedRouter, app_settings, model, serving
 from tests.e2e.conftest import Daemon, free_model, start
 
 __all__ = ["model", "start"]
@@ -39,16 +38,16 @@ def router(model: ServedModel) -> ScriptedRouter:
 
 @pytest.fixture(scope="module")
 def url(model: ServedModel, router: ScriptedRouter) -> Iterator[str]:
-    options = AppOptions(api_keys=(KEY, OTHER), admin_keys=(ADMIN,))
-    with serving(model, router, options) as url:
+    settings = app_settings(api_key=(KEY, OTHER), admin_key=(ADMIN,))
+    with serving(model, router, settings) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def prefixed(model: ServedModel, router: ScriptedRouter) -> Iterator[str]:
     """A server behind a proxy that removes /llm, which allows browsers."""
-    options = AppOptions(api_keys=(KEY,), admin_keys=(ADMIN,), allowed_origins=("https://a.example",))
-    with serving(model, router, options, root_path="/llm") as url:
+    settings = app_settings(api_key=(KEY,), admin_key=(ADMIN,), allowed_origins=("https://a.example",))
+    with serving(model, router, settings, root_path="/llm") as url:
         yield url
 
 

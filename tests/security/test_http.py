@@ -19,12 +19,11 @@ import psutil
 import pytest
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.api.app import AppOptions
 from inferd.server.text.model import ServedModel
 from inferd.server.transport import connection
 from inferd.server.transport.connection import Connection
 from inferd.server.transport.limits import ConnectionLimits, fit_open_files
-from tests.api.conftest import Script, ScriptedRouter, model, serving
+from tests.api.conftest import Script, ScriptedRouter, app_settings, model, serving
 from tests.e2e.conftest import Daemon, free_model, start
 
 __all__ = ["model", "start"]
@@ -68,17 +67,18 @@ class Server:
 @pytest.fixture(scope="module")
 def server(model: ServedModel) -> Iterator[Server]:
     router = ScriptedRouter(model)
-    options = AppOptions(has_access_log=False, body_idle_s=BODY_IDLE_S)
-    with serving(model, router, options, limits=LIMITS) as url:
+    settings = app_settings(access_log=False)
+    with serving(model, router, settings, limits=LIMITS, body_idle_s=BODY_IDLE_S) as url:
         yield Server(url, router)
 
 
 @pytest.fixture(scope="module")
 def locked_server(model: ServedModel) -> Iterator[Server]:
     """A server that requires a key, with deadlines that end no connection."""
-    options = AppOptions(has_access_log=False, body_idle_s=10 * WAIT_S, api_keys=("sk-x",))
+    settings = app_settings(access_log=False, api_key=("sk-x",))
     router = ScriptedRouter(model)
-    with serving(model, router, options, limits=replace(LIMITS, linger_s=10 * WAIT_S)) as url:
+    limits = replace(LIMITS, linger_s=10 * WAIT_S)
+    with serving(model, router, settings, limits=limits, body_idle_s=10 * WAIT_S) as url:
         yield Server(url, router)
 
 
@@ -408,7 +408,7 @@ def test_bodies_are_bounded_in_all(model: ServedModel, monkeypatch: pytest.Monke
         headers = {"Content-Type": "application/json"}
         return httpx.post(url + "/v1/completions", content=BODY.ljust(60), headers=headers, timeout=WAIT_S)
 
-    with serving(model, router, AppOptions(has_access_log=False, max_body_bytes=90)) as url:
+    with serving(model, router, app_settings(access_log=False, max_body_bytes=90)) as url:
         with Server(url, router).connect() as other:
             other.sendall(POST + b"Content-Length: 90\r\n\r\n" + BODY.ljust(60))
             becomes(url, 503)
@@ -424,8 +424,8 @@ def test_one_tenant_does_not_fill_the_room_of_all_bodies(model: ServedModel, mon
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         return httpx.post(url + "/v1/completions", content=BODY.ljust(45), headers=headers, timeout=WAIT_S)
 
-    options = AppOptions(has_access_log=False, max_body_bytes=90, api_keys=("sk-1", "sk-2"))
-    with serving(model, router, options) as url, ExitStack() as held:
+    settings = app_settings(access_log=False, max_body_bytes=90, api_key=("sk-1", "sk-2"))
+    with serving(model, router, settings) as url, ExitStack() as held:
         for _ in range(2):
             other = held.enter_context(Server(url, router).connect())
             other.sendall(POST + b"Authorization: Bearer sk-1\r\nContent-Length: 90\r\n\r\n" + BODY.ljust(60))
@@ -462,7 +462,7 @@ def test_whoever_takes_an_answer_slowly_gets_all_of_it(model: ServedModel, monke
     asked = {"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 20, "max_output_tokens": 200}
     content = json.dumps(asked).encode()
     head = POST.replace(b"/v1/completions", b"/v1/responses") + b"Content-Length: %d\r\n\r\n" % len(content)
-    with serving(model, router, AppOptions(has_access_log=False), limits=limits) as url:
+    with serving(model, router, app_settings(access_log=False), limits=limits) as url:
         with Server(url, router).connect(receive_bytes=8_192) as client:
             client.sendall(head + content)
             answer = client.recv(4_096)
@@ -478,8 +478,8 @@ def test_whoever_takes_an_answer_slowly_gets_all_of_it(model: ServedModel, monke
 def test_a_connection_answered_early_is_kept_as_long_as_any(model: ServedModel) -> None:
     """The rest of a body after its answer does not count as a new head."""
     router, limits = ScriptedRouter(model), replace(LIMITS, head_idle_s=0.1, linger_s=WAIT_S)
-    options = AppOptions(has_access_log=False, api_keys=("sk-x",))
-    with serving(model, router, options, limits=limits) as url, Server(url, router).connect() as client:
+    settings = app_settings(access_log=False, api_key=("sk-x",))
+    with serving(model, router, settings, limits=limits) as url, Server(url, router).connect() as client:
         client.sendall(POST + b"Content-Length: 10\r\n\r\n12345")
         assert client.recv(65_536).startswith(b"HTTP/1.1 401 ")
         client.sendall(b"67890")

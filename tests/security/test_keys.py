@@ -24,7 +24,6 @@ import yaml
 from typer.testing import CliRunner
 
 from inferd.engine.api.errors import ConfigError, RequestError
-from inferd.server.api.app import AppOptions
 from inferd.server.auth.keyring import Keyring
 from inferd.server.auth.keys_file import (
     KEY_PREFIX,
@@ -42,7 +41,7 @@ from inferd.server.config.settings import Settings
 from inferd.server.config.sources import read_yaml
 from inferd.server.lifecycle.models import read_models
 from inferd.server.observability.metrics import Metrics
-from tests.api.conftest import Script, ScriptedRouter, model, router, serve, shared_router
+from tests.api.conftest import Script, ScriptedRouter, app_settings, model, router, serve, shared_router
 
 __all__ = ["model", "router", "serve", "shared_router"]
 
@@ -539,7 +538,7 @@ def locked(tmp_path: Path, serve: Callable[..., str]) -> tuple[str, Path, Metric
     for one in (entry(ONE, requests_per_minute=3, tokens_per_minute=40), entry(TWO, weight=4.0)):
         append_entry(path, one)
     metrics = Metrics("tiny")
-    return serve(AppOptions(keys_file=path, has_access_log=False), metrics=metrics), path, metrics
+    return serve(app_settings(keys_file=path, access_log=False), metrics=metrics), path, metrics
 
 
 def ask(url: str, key: str, **fields: Any) -> httpx.Response:
@@ -609,7 +608,7 @@ def test_at_most_so_many_at_a_time_in_the_background_too(
     tmp_path: Path, serve: Callable[..., str], router: ScriptedRouter
 ) -> None:
     path = written(tmp_path / "keys", entry(ONE, concurrent_requests=2))
-    url = serve(AppOptions(keys_file=path, has_access_log=False))
+    url = serve(app_settings(keys_file=path, access_log=False))
     router.will(Script(ends=False), Script(ends=False), Script(text="done"))
     started = [
         httpx.post(f"{url}/v1/responses", json={"input": "hi", "background": True}, headers=bearer(ONE)).json()

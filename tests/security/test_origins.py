@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.api.app import AppOptions
 from inferd.server.config.settings import Settings
 from inferd.server.text.model import ServedModel
 from inferd.server.transport.access import host_name, is_loopback_name
@@ -48,27 +47,27 @@ def router(model: ServedModel) -> ScriptedRouter:
     return ScriptedRouter(model)
 
 
-def options_of(**flags: Any) -> AppOptions:
-    return AppOptions.from_settings(Settings(access_log=False, **flags))
+def settings_of(**flags: Any) -> Settings:
+    return Settings(access_log=False, **flags)
 
 
 @pytest.fixture(scope="module")
 def open_url(model: ServedModel, router: ScriptedRouter) -> Iterator[str]:
     """The default server: no key, on the loopback."""
-    with serving(model, router, options_of()) as url:
+    with serving(model, router, settings_of()) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def listed_url(model: ServedModel, router: ScriptedRouter) -> Iterator[str]:
     flags = {"allowed_origins": (PAGE,), "allowed_hosts": ("LLM.example",)}
-    with serving(model, router, options_of(**flags)) as url:
+    with serving(model, router, settings_of(**flags)) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def locked_url(model: ServedModel, router: ScriptedRouter) -> Iterator[str]:
-    with serving(model, router, options_of(api_key=("sk-x",), allowed_origins=(PAGE,))) as url:
+    with serving(model, router, settings_of(api_key=("sk-x",), allowed_origins=(PAGE,))) as url:
         yield url
 
 
@@ -169,7 +168,7 @@ def test_a_stream_to_a_page_comes_as_it_is_made(listed_url: str, router: Scripte
 
 
 def test_a_star_is_every_page(model: ServedModel, router: ScriptedRouter) -> None:
-    with serving(model, router, options_of(allowed_origins=("*",), allowed_hosts=("*",))) as url:
+    with serving(model, router, settings_of(allowed_origins=("*",), allowed_hosts=("*",))) as url:
         for origin in (OTHER, "null"):
             headers = {"Origin": origin, "Host": "evil.example"}
             assert httpx.options(url + "/v1/completions", headers={**headers, **PREFLIGHT}).status_code == 200
@@ -180,10 +179,10 @@ def test_a_star_is_every_page(model: ServedModel, router: ScriptedRouter) -> Non
 def test_other_machines_use_a_server_that_is_for_them_by_any_name(model: ServedModel, router: ScriptedRouter) -> None:
     """A container that Prometheus, a load balancer or a probe calls by a network name. Pages are still refused."""
     for flags in ({"allow_unauthenticated": True}, {"api_key": ("sk-x",)}):
-        with serving(model, router, options_of(host="0.0.0.0", **flags)) as url:
+        with serving(model, router, settings_of(host="0.0.0.0", **flags)) as url:
             for path in ("/metrics", "/live", "/ready"):
                 assert httpx.get(url + path, headers={"Host": "inferd:8000"}).status_code == 200
-    with serving(model, router, options_of(host="0.0.0.0", allow_unauthenticated=True)) as url:
+    with serving(model, router, settings_of(host="0.0.0.0", allow_unauthenticated=True)) as url:
         own = {"Host": "llm.example:80", "Origin": "http://llm.example:80", **JSON}
         assert httpx.post(url + "/v1/completions", content=BODY, headers=own).status_code == 200
         assert is_refused(httpx.post(url + "/v1/completions", content=BODY, headers={**own, "Origin": OTHER}))

@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from inferd.engine.api.wire.messages import Submit
-from inferd.server.api.app import AppOptions
 from inferd.server.config.settings import Settings
 from inferd.server.text.model import ServedModel
 from inferd.server.transport.limits import ConnectionLimits
@@ -139,10 +138,10 @@ def served() -> Iterator[dict[str, Client]]:
             router = ScriptedRouter(model)
             router.will(Script(token_ids=(5,)))
             router.is_ready = router.has_engine = name != "starting"
-            options = AppOptions.from_settings(Settings(access_log=False, **flags))
+            settings = Settings(access_log=False, **flags)
             # The time that a body takes to come depends on the machine, and no recorded request is slow.
             limits = ConnectionLimits(head_idle_s=WAIT_S, head_s=WAIT_S, linger_s=WAIT_S, stall_s=WAIT_S)
-            clients[name] = Client(stack.enter_context(serving(model, router, options, limits=limits)), router)
+            clients[name] = Client(stack.enter_context(serving(model, router, settings, limits=limits)), router)
             stack.callback(clients[name].close)
         yield clients
 
