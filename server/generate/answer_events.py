@@ -153,6 +153,7 @@ class ParsedAnswer:
         self._offsets: list[int] = []
         """Number of characters before each token, never falling. Tokens without text count too."""
         self._num_reasoning = self._num_closed = self._num_spans = 0
+        self._last_span: tuple[int, int] | None = None
         """Tokens of reasoning, those of closed stretches, and number of these."""
         self._pieces: list[Piece] = []
         self._text_input: TextInput | None = None
@@ -275,10 +276,13 @@ class ParsedAnswer:
 
     def _more_reasoning(self) -> int:
         """Number of tokens that begin inside reasoning, markers included, and are not counted yet. A closed stretch is
-        counted once: later tokens begin behind it."""
-        spans = self._parser.reasoning_spans
+        counted once: later tokens begin behind it. The last one is open again if the call that closed it was none."""
+        spans, last = self._parser.reasoning_spans, self._last_span
+        if last is not None and spans[self._num_spans - 1 : self._num_spans] != [last]:
+            self._num_closed -= self._num_between(*last)
+            self._num_spans -= 1
         self._num_closed += sum(self._num_between(start, end) for start, end in spans[self._num_spans :])
-        self._num_spans = len(spans)
+        self._num_spans, self._last_span = len(spans), spans[-1] if spans else None
         start = self._parser.reasoning_start
         total = self._num_closed + (0 if start is None else len(self._offsets) - bisect_left(self._offsets, start))
         more, self._num_reasoning = total - self._num_reasoning, total

@@ -572,6 +572,18 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.parametrize("cuts", [(1,), (3,), (99,)])
+def test_thoughts_that_mention_a_call_are_counted_once(
+    reasoning: tuple[httpx.Client, ScriptedRouter], cuts: tuple[int, ...]
+) -> None:
+    """The marker of a call ends the reasoning, until the text behind it shows that it was none."""
+    http, router = reasoning
+    router.reset()
+    router.will(Script(text="<think>a<tool_call>b<think>", cuts=cuts))
+    usage = http.post("/v1/messages", json={**WITH_TOOLS, "max_tokens": 1_000}).json()["usage"]
+    assert usage["output_tokens_details"]["thinking_tokens"] == usage["output_tokens"]
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_streamed_is_plain_for_any_text_and_any_cuts(
