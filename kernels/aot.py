@@ -119,13 +119,6 @@ def _complete_cache_key(kernel: Any) -> None:
     _ = kernel.cache_key
 
 
-def compile_form(form: Shipped, sm: int) -> CompiledForm:
-    """Compile and check one form for one architecture, without a GPU or a driver."""
-    built = _compile(form, sm)
-    (code,) = sass.disassemble(built.binary.target, [built.binary.code])
-    return _judge(form, built, code)
-
-
 def _compile(form: Shipped, sm: int, index: int = 0) -> Built:
     from triton.backends.compiler import GPUTarget  # noqa: PLC0415
     from triton.compiler import ASTSource  # noqa: PLC0415

@@ -5,9 +5,8 @@ served model's first cache group address both pools. Its KV is computed when dra
 position on. Blocks of a shared prefix may be computed more than once, each time with the same content.
 
 Drafts are drawn with the request's own noise, temperature and cuts, without rules and masks. A token that both models
-find likely is then drawn by both, at any temperature. Another proposer, such as heads on the hidden states of the
-served model, would take the place of this class: it must write the drafts of rows to their slots, and return them. With
-several ranks there is none.
+find likely is then drawn by both, at any temperature. `draft_heads` takes its place if the drafts come from a head on
+the served model's hidden states. With several ranks there is neither.
 """
 
 from __future__ import annotations

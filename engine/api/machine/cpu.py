@@ -49,11 +49,6 @@ class Machine:
         except NoAcceleratorError as error:
             return replace(host, no_accelerator=str(error))
 
-    @property
-    def best_device(self) -> Literal["cpu", "cuda"]:
-        """Device that serves a model by default."""
-        return "cpu" if self.accelerator is None else "cuda"
-
     def on(self, device: Literal["cpu", "cuda"]) -> Machine:
         """The same machine, with the memory of `device`."""
         if device == self.device:
