@@ -38,6 +38,7 @@ from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.device import CpuDevice, Recording
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
 from inferd.kernels import gpu, registry
@@ -171,7 +172,7 @@ def runner_on(device: CpuDevice, config: Mapping[str, Any], num_slots: int, *, i
     kv = KVPool.allocate(arch, num_slots * _MAX_LEN // _BLOCK, _BLOCK, torch.bfloat16, device)
     slots = Slots(num_slots, _MAX_LEN, _BLOCK, device, len(arch.cache_groups))
     sampler = Sampler(num_slots, arch.vocab_size, "cpu")
-    return Runner(decoder, kv, slots, sampler, device, is_deterministic=is_invariant)
+    return Runner(LoadedModel(decoder, kv, slots, sampler, device, is_invariant))
 
 
 def plans(num_decodes: int, num_prompt: int, num_slots: int) -> tuple[StepPlan, StepPlan]:

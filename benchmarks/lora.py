@@ -53,7 +53,7 @@ def measure(model: Path, precision: str, rank: int, modules: str, num_rows: int)
     facts = ModelFacts.of(Checkpoint.read(model, keeps_blocks=is_stored))
     config, planned, _ = resolve(asked, facts, Machine.detect())
     runner, ready = load_worker(config, time.monotonic(), lambda phase: None)
-    assert runner.adapters is not None
+    assert runner.model.adapters is not None
     names, num_bytes = modules.split("+"), 0
     for index in range(num_rows):
         updates = [
@@ -62,7 +62,7 @@ def measure(model: Path, precision: str, rank: int, modules: str, num_rows: int)
             for part, own in enumerate(all_own)
             if modules == "all" or own.name.rpartition(".")[2] in names
         ]
-        runner.adapters.put(index, updates)
+        runner.model.adapters.put(index, updates)
         size = getattr(torch, config.lora_dtype).itemsize
         num_bytes += sum(update.a.numel() + update.b.numel() for update in updates) * size
     blocks_each = ready.num_blocks // (2 * num_rows)

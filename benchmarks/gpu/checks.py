@@ -26,6 +26,7 @@ from inferd.engine.models.loader import load
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
 from inferd.kernels.states import StateRows
@@ -247,7 +248,7 @@ class _Steps:
             params = SamplingParams(max_tokens=1, seed=slot, temperature=float(slot % 2))
             self._sampler.admit(slot, params, [0], num_prompt=1)
         pool = KVPool(self._pages.kv, padding_block=self._pages.padding_block)
-        self.recorded = StepGraphs(decoder, pool, self._slots, self._sampler, device)
+        self.recorded = StepGraphs(LoadedModel(decoder, pool, self._slots, self._sampler, device))
 
     def num_differing(self, positions: Sequence[int]) -> int | None:
         """Rows whose logits or drawn id differ between a recorded step and its single calls; None if no step is

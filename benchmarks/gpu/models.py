@@ -31,6 +31,7 @@ from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.worker.device import CpuDevice, Device
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
@@ -174,7 +175,7 @@ class Engine:
         slots = Slots(num_seqs, max_len, BLOCK_SIZE, device, len(arch.cache_groups))
         sampler = Sampler(num_seqs, arch.vocab_size, device.torch_device)
         states = StatePool.allocate(arch, num_seqs, num_seqs, decoder.dtype, device)
-        runner = Runner(decoder, kv, slots, sampler, device, is_deterministic=is_deterministic, states=states)
+        runner = Runner(LoadedModel(decoder, kv, slots, sampler, device, is_deterministic, states))
         return cls(runner, num_seqs, max_len, num_blocks, arch.vocab_size)
 
     @contextmanager

@@ -16,14 +16,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
-from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import Progress
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Row
-from inferd.engine.worker.device import Device
 from inferd.engine.worker.graphs import StepGraphs
-from inferd.engine.worker.kv import KVPool
-from inferd.engine.worker.slots import Slots
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.kernels.paged_attention import AttentionBatch
 
 _FEW = 4
@@ -47,29 +44,16 @@ class _Drawing:
 class DraftModel:
     """A decoder that drafts for the requests in `slots`."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        kv: KVPool,
-        slots: Slots,
-        sampler: Sampler,
-        device: Device,
-        *,
-        max_step_tokens: int,
-        max_draws: int,
-        is_deterministic: bool = True,
-    ) -> None:
-        """`slots`: with the block tables of one group. `max_step_tokens`: most tokens that are computed at once.
-        `max_draws`: most rows of a pass."""
-        self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
-        self._max_step_tokens, self._is_deterministic = max_step_tokens, is_deterministic
-        self._graphs = StepGraphs(
-            decoder, kv, slots, _Drawing(sampler), device, max_draws=max_draws, is_deterministic=is_deterministic
-        )
+    def __init__(self, model: LoadedModel, *, max_step_tokens: int, max_draws: int) -> None:
+        """`model`: the draft model, with the slots and the sampler of the served one. `max_step_tokens`: most tokens
+        that are computed at once. `max_draws`: most rows of a pass."""
+        self._model, self._device, self._slots = model, model.device, model.slots
+        self._max_step_tokens = max_step_tokens
+        self._graphs = StepGraphs(model, max_draws=max_draws, draw=_Drawing(model.sampler))
 
     @property
     def arch(self) -> Arch:
-        return self._decoder.arch
+        return self._model.decoder.arch
 
     def record_steps(self, progress: Progress) -> None:
         """Record all passes, on a device that records before it serves."""
@@ -115,8 +99,8 @@ class DraftModel:
             logits = decoded.logits if known is None else decoded.logits.index_select(0, self._device.to_device(last))
         else:
             hidden = self._forward([(slot, position, 1) for slot, position in tokens])
-            logits = self._decoder.logits(hidden.index_select(0, self._device.to_device(last)))
-        ids = self._sampler.draft(logits, [slot for slot, _ in drawn_at], [position for _, position in drawn_at])
+            logits = self._model.decoder.logits(hidden.index_select(0, self._device.to_device(last)))
+        ids = self._model.sampler.draft(logits, [slot for slot, _ in drawn_at], [position for _, position in drawn_at])
         self._slots.write_ids(*self._on_device(drawn_at), ids)
 
     def _next_places(self, tokens: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
@@ -139,10 +123,10 @@ class DraftModel:
         attention = AttentionBatch.build(
             [(start, count) for _, start, count in spans],
             self._slots.block_tables[0].index_select(0, slots),
-            self._kv.block_size,
+            self._model.kv.block_size,
             self._device.torch_device,
-            is_deterministic=self._is_deterministic,
+            is_deterministic=self._model.is_deterministic,
         )
         places = [(slot, start + number) for slot, start, count in spans for number in range(count)]
         token_ids = self._slots.gather_ids(*self._on_device(places))
-        return self._decoder.forward(token_ids, [attention], self._kv.data, self._kv.scales)
+        return self._model.forward(token_ids, [attention])

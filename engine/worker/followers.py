@@ -58,7 +58,7 @@ class Joins(msgspec.Struct, frozen=True, tag="joins"):
     """The follower is about to join the other ranks' process group, in which all wait for all."""
 
 
-class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+class RankLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     """The follower has loaded its part of the weights, and allocated its part of the KV pool."""
 
     weights_bytes: int
@@ -73,7 +73,9 @@ class NotLoaded(msgspec.Struct, frozen=True, tag="not_loaded"):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_ANSWERS: msgspec.msgpack.Decoder[Joins | Loaded | NotLoaded] = msgspec.msgpack.Decoder(Joins | Loaded | NotLoaded)
+_ANSWERS: msgspec.msgpack.Decoder[Joins | RankLoaded | NotLoaded] = msgspec.msgpack.Decoder(
+    Joins | RankLoaded | NotLoaded
+)
 PLANS = msgspec.msgpack.Decoder(StepPlan)
 LAUNCHES = msgspec.msgpack.Decoder(RankLaunch)
 
@@ -90,7 +92,7 @@ class Link:
 
         self._sending = threading.Lock()
 
-    def send(self, message: RankLaunch | StepPlan | Joins | Loaded | NotLoaded) -> None:
+    def send(self, message: RankLaunch | StepPlan | Joins | RankLoaded | NotLoaded) -> None:
         self.send_encoded(_ENCODER.encode(message))
 
     def send_encoded(self, body: bytes) -> None:
@@ -137,14 +139,14 @@ class _Follower:
     link: Link
     begins: Future[None] = field(default_factory=Future)
     joins: Future[None] = field(default_factory=Future)
-    answer: Future[Loaded] = field(default_factory=Future)
+    answer: Future[RankLoaded] = field(default_factory=Future)
 
-    def take(self, message: Joins | Loaded | NotLoaded) -> bool:
+    def take(self, message: Joins | RankLoaded | NotLoaded) -> bool:
         """Returns whether the follower goes on."""
         match message:
             case Joins():
                 self.joins.set_result(None)
-            case Loaded():
+            case RankLoaded():
                 self.answer.set_result(message)
             case NotLoaded(kind, text):
                 self.fail(start_error(kind, f"rank {self.index}: {text}"))
@@ -220,7 +222,7 @@ class Followers:
         for follower in self._all:
             follower.joins.result()
 
-    def wait_loaded(self) -> tuple[Loaded, ...]:
+    def wait_loaded(self) -> tuple[RankLoaded, ...]:
         """The answers of all, once they have loaded. Raises `StartError` with the message of a rank that cannot start.
 
         From then on the end of a rank is this process's end, and so it was before `launch`.

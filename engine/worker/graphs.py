@@ -22,13 +22,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from inferd.engine.lora.adapters import Adapters
-from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import Progress
 from inferd.engine.worker.device import Device, Recording
-from inferd.engine.worker.kv import KVPool
-from inferd.engine.worker.slots import Slots
-from inferd.engine.worker.states import StatePool
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.kernels.paged_attention import AttentionBatch
 from inferd.kernels.states import StateRows
 from inferd.kernels.step_inputs import step_inputs, write_drawn
@@ -156,27 +152,17 @@ class StepGraphs:
 
     def __init__(
         self,
-        decoder: Decoder,
-        kv: KVPool,
-        slots: Slots,
-        sampler: RecordedDraw,
-        device: Device,
+        model: LoadedModel,
         *,
         max_draws: int = 0,
-        is_deterministic: bool = True,
-        states: StatePool | None = None,
-        adapters: Adapters | None = None,
+        draw: RecordedDraw | None = None,
     ) -> None:
-        """`max_draws`: most tokens that a step draws if it verifies drafts. Unless `is_deterministic`, a GPU may add up
-        a row's keys in an order that depends on the other rows. `states`: those of a model with recurrent layers.
-        `adapters`: those that rows may have."""
-        self._state_pool = states
-        self._has_drafts = states is not None and states.drafted is not None
-        self._is_deterministic = is_deterministic
-        self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
-        self._adapters = adapters
-        sizes = device.row_buckets[: bisect_left(device.row_buckets, max(max_draws, slots.num_slots)) + 1]
-        why_not = decoder.unrecordable
+        """`max_draws`: most tokens that a step draws if it verifies drafts. `draw` draws in place of the sampler."""
+        self._model, self._draw = model, draw or model.sampler
+        self._has_drafts = model.states is not None and model.states.drafted is not None
+        device = self._device = model.device
+        sizes = device.row_buckets[: bisect_left(device.row_buckets, max(max_draws, model.slots.num_slots)) + 1]
+        why_not = model.decoder.unrecordable
         self._recordings = Recordings("decode steps of {} rows", sizes, device, self._run, why_not)
         what = "decode steps of {} rows with adapters"
         self._adapted = Recordings(what, sizes, device, self._run_adapted, why_not)
@@ -220,28 +206,28 @@ class StepGraphs:
             assert self._logits is not None
             read = None if self._read is None else self._read[:num_rows]
             return Decoded(self._logits[:num_rows], output[:num_rows], read)
-        hidden, read = self._decoder.parts(output[:num_rows])
-        return Decoded(self._decoder.logits(hidden), None, read)
+        hidden, read = self._model.decoder.parts(output[:num_rows])
+        return Decoded(self._model.decoder.logits(hidden), None, read)
 
     def _output(self, recordings: Recordings, rows: Sequence[tuple[int, int]], bucket: int) -> Tensor | None:
         """The output for rows that are written; None, with nothing changed, if they cannot be recorded."""
-        if self._state_pool is None or bucket in recordings.recorded:
+        if self._model.states is None or bucket in recordings.recorded:
             return recordings.output(bucket)
         # A recording that fails may have advanced the states of some layers. If several rows were recorded, any number
         # can be, because it makes the same calls. Copies of 32 states of Qwen3.5-0.8B are 600 MB.
         is_sure = bool(recordings.recorded) and recordings.recorded[-1] > 1
         slots = [slot for slot, _ in rows]
-        kept = None if is_sure else self._state_pool.kept(slots)
+        kept = None if is_sure else self._model.states.kept(slots)
         output = recordings.output(bucket)
         if output is None:
             assert kept is not None, "a step that should be recordable is not, and its states are lost"
-            self._state_pool.restore(slots, kept)
+            self._model.states.restore(slots, kept)
         return output
 
     def record_all(self, progress: Progress | None = None) -> None:
         """Record every number of rows, all of them padding. `progress` as in `Recordings`."""
-        assert self._kv.padding_block is not None, "a device that records whole steps pads them"
-        for recordings in (self._recordings, *([] if self._adapters is None else [self._adapted])):
+        assert self._model.kv.padding_block is not None, "a device that records whole steps pads them"
+        for recordings in (self._recordings, *([] if self._model.adapters is None else [self._adapted])):
             recordings.record_all(lambda bucket: self._write((), bucket), progress)
         if self.refusal is not None:
             self._logits = self._read = None
@@ -263,8 +249,8 @@ class StepGraphs:
         return slots, positions
 
     def _run_adapted(self, bucket: int) -> Tensor:
-        assert self._adapters is not None
-        with self._adapters.used_by(self._slots_and_positions(bucket)[0]):
+        assert self._model.adapters is not None
+        with self._model.adapters.used_by(self._slots_and_positions(bucket)[0]):
             return self._run(bucket)
 
     def _run(self, bucket: int) -> Tensor:
@@ -274,24 +260,24 @@ class StepGraphs:
         states = self._states(slots, positions)
         if not self._device.records_all:
             return states
-        hidden, read = self._decoder.parts(states)
+        hidden, read = self._model.decoder.parts(states)
         if read is not None:
             if self._read is None:
                 self._read = read.new_empty((self._max_rows, read.shape[1]))
             self._read[:bucket].copy_(read)
         if self._logits is None:
-            self._logits = hidden.new_empty((self._max_rows, self._decoder.arch.vocab_size), dtype=torch.float32)
-        logits = self._decoder.logits(hidden, out=self._logits[:bucket])
-        token_ids, outcomes = self._sampler.draw(logits, slots, positions + 1)
-        write_drawn(token_ids, slots, positions, self._slots.token_ids)
+            self._logits = hidden.new_empty((self._max_rows, self._model.decoder.arch.vocab_size), dtype=torch.float32)
+        logits = self._model.decoder.logits(hidden, out=self._logits[:bucket])
+        token_ids, outcomes = self._draw.draw(logits, slots, positions + 1)
+        write_drawn(token_ids, slots, positions, self._model.slots.token_ids)
         return outcomes
 
     def _states(self, slots: Tensor, positions: Tensor) -> Tensor:
-        num_rows, block_size = slots.shape[0], self._kv.block_size
+        num_rows, block_size = slots.shape[0], self._model.kv.block_size
         # Without a padding block the device does not pad.
-        padding_block = self._kv.padding_block or 0
-        tables = self._slots.block_tables
-        inputs = step_inputs(slots, positions, self._slots.token_ids, tables, block_size, padding_block)
+        padding_block = self._model.kv.padding_block or 0
+        tables = self._model.slots.block_tables
+        inputs = step_inputs(slots, positions, self._model.slots.token_ids, tables, block_size, padding_block)
         batches = [
             AttentionBatch(
                 query_start=self._query_start[: num_rows + 1],
@@ -302,15 +288,12 @@ class StepGraphs:
                 block_size=block_size,
                 query_lens=(1,) * num_rows,
                 kv_lens=None,
-                is_deterministic=self._is_deterministic,
+                is_deterministic=self._model.is_deterministic,
             )
             for block_tables, write_slots in zip(inputs.block_tables, inputs.write_slots, strict=True)
         ]
-        states = None
-        if self._state_pool is not None:
-            rows = StateRows(self._query_start[: num_rows + 1], positions, slots)
-            if self._has_drafts:
-                starts, own_slots = self._state_starts[: num_rows + 1], self._state_slots[:num_rows]
-                rows = StateRows(starts, positions, own_slots, self._num_kept[:num_rows])
-            states = self._state_pool.of(rows)
-        return self._decoder.forward(inputs.token_ids, batches, self._kv.data, self._kv.scales, states)
+        rows = StateRows(self._query_start[: num_rows + 1], positions, slots)
+        if self._has_drafts:
+            starts, own_slots = self._state_starts[: num_rows + 1], self._state_slots[:num_rows]
+            rows = StateRows(starts, positions, own_slots, self._num_kept[:num_rows])
+        return self._model.forward(inputs.token_ids, batches, rows)

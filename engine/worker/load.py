@@ -33,8 +33,9 @@ from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.determinism import refuse_varying
 from inferd.engine.worker.device import Device
-from inferd.engine.worker.followers import Followers, Loaded, RankLaunch
+from inferd.engine.worker.followers import Followers, RankLaunch, RankLoaded
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.parts import (
     DraftParts,
     allocate_adapters,
@@ -104,7 +105,7 @@ def _open_device(config: EngineConfig, rank: int) -> Device:
     return open_device(config, rank)
 
 
-def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner, Loaded]:
+def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner, RankLoaded]:
     """Load the part of one of the other ranks. `meet` is called before it waits for the others. Raises `StartError`."""
     config = launch.config
     read_pinned(config.all_files)
@@ -123,17 +124,10 @@ def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner,
     if tuning is not None:
         tuning.complete()
     kv = allocate_pool(config, decoder, planned, device)
-    runner = Runner(
-        decoder,
-        kv,
-        make_slots(config, decoder, device),
-        FollowingSampler(arch.vocab_size, device.torch_device, ranks),
-        device,
-        is_deterministic=config.deterministic,
-        max_step_tokens=config.max_num_batched_tokens,
-        max_draws=config.most_draws,
-    )
-    return runner, Loaded(weights_bytes, kv.num_bytes)
+    sampler = FollowingSampler(arch.vocab_size, device.torch_device, ranks)
+    model = LoadedModel(decoder, kv, make_slots(config, decoder, device), sampler, device, config.deterministic)
+    runner = Runner(model, max_step_tokens=config.max_num_batched_tokens, max_draws=config.most_draws)
+    return runner, RankLoaded(weights_bytes, kv.num_bytes)
 
 
 def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) -> tuple[Runner, Ready]:
@@ -284,20 +278,14 @@ def _warmed_up(
             if shared is None
             else LeadingSampler(num_slots, vocab_size, device.torch_device, shared)
         )
-        slots = make_slots(config, decoder, device)
+        slots, states = make_slots(config, decoder, device), allocate_states(config, decoder, device)
+        model = LoadedModel(decoder, kv, slots, sampler, device, config.deterministic, states, adapters)
         runner = Runner(
-            decoder,
-            kv,
-            slots,
-            sampler,
-            device,
-            is_deterministic=config.deterministic,
+            model,
             max_step_tokens=config.max_num_batched_tokens,
             max_draws=config.most_draws,
             followers=followers,
-            draft_model=None if draft is None else draft.made(slots, sampler, device),
-            states=allocate_states(config, decoder, device),
-            adapters=adapters,
+            draft_model=None if draft is None else draft.made(model),
         )
         check_rows(config, decoder, kv)
         recorded = runner.record_steps(log_progress(_recordings))

@@ -16,15 +16,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from inferd.engine.lora.adapters import Adapters
-from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import Progress
 from inferd.engine.sched.plan import Row
-from inferd.engine.worker.device import Device
 from inferd.engine.worker.graphs import Recordings
-from inferd.engine.worker.kv import KVPool
-from inferd.engine.worker.slots import Slots
-from inferd.engine.worker.states import StatePool
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.kernels.paged_attention import AttentionBatch
 from inferd.kernels.states import StateRows
 
@@ -35,25 +30,11 @@ _PADDING = -1
 class MixedGraphs:
     """The layers of one decoder over one KV pool and the slots of its requests, for steps of up to `max_tokens`."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        kv: KVPool,
-        slots: Slots,
-        device: Device,
-        max_tokens: int,
-        *,
-        is_deterministic: bool = True,
-        states: StatePool | None = None,
-        adapters: Adapters | None = None,
-    ) -> None:
-        """Unless `is_deterministic`, a GPU may compute attention by a library. `states`: those of a model with
-        recurrent layers. `adapters`: those that rows may have."""
-        self._is_deterministic, self._state_pool = is_deterministic, states
-        self._decoder, self._kv, self._slots, self._device = decoder, kv, slots, device
+    def __init__(self, model: LoadedModel, max_tokens: int) -> None:
+        self._model, device = model, model.device
         sizes = [size for size in device.token_buckets if size < max_tokens]
         sizes += [size for size in device.token_buckets if size >= max_tokens][:1]
-        self._adapters, why_not = adapters, decoder.unrecordable
+        why_not = model.decoder.unrecordable
         what = "steps with prompts of {} tokens"
         self.recordings = Recordings(what, sizes, device, self._run, why_not)
         self._adapted = Recordings(f"{what} with adapters", sizes, device, self._run_adapted, why_not)
@@ -63,7 +44,7 @@ class MixedGraphs:
 
     def record_all(self, progress: Progress | None = None) -> None:
         """Record every number of tokens, all of them padding."""
-        for recordings in (self.recordings, *([] if self._adapters is None else [self._adapted])):
+        for recordings in (self.recordings, *([] if self._model.adapters is None else [self._adapted])):
             recordings.record_all(lambda size: self._write((), size), progress)
 
     def forward(self, rows: Sequence[Row], *, has_adapters: bool = False) -> Tensor | None:
@@ -85,7 +66,7 @@ class MixedGraphs:
     def _num_rows(self, size: int) -> int:
         """Most rows of a step of `size` tokens, rounded up to even: Triton compiles a kernel anew if an address is no
         longer a multiple of 16."""
-        most = min(size, self._slots.num_slots)
+        most = min(size, self._model.slots.num_slots)
         return most + most % 2
 
     def _write(self, rows: Sequence[Row], size: int) -> None:
@@ -100,17 +81,17 @@ class MixedGraphs:
         for row in rows:
             numbers += range(row.start, row.start + row.num_tokens)
         numbers += [0] * (size - num_tokens)
-        self._device.write(self._numbers[: len(numbers)], numbers)
+        self._model.device.write(self._numbers[: len(numbers)], numbers)
 
     def _run_adapted(self, size: int) -> Tensor:
         num_rows = self._num_rows(size)
-        assert self._adapters is not None
-        with self._adapters.used_by(self._numbers[3 * num_rows : 3 * num_rows + size]):
+        assert self._model.adapters is not None
+        with self._model.adapters.used_by(self._numbers[3 * num_rows : 3 * num_rows + size]):
             return self._run(size)
 
     def _run(self, size: int) -> Tensor:
         """The step that is recorded. A run to record it changes nothing that it reads, because it has padding alone."""
-        num_rows, block_size = self._num_rows(size), self._kv.block_size
+        num_rows, block_size = self._num_rows(size), self._model.kv.block_size
         parts = [num_rows] * 3 + [size] * 2
         row_slots, seq_lens, ends, token_slots, positions = torch.split(self._numbers[: sum(parts)], parts)
         sources, is_padding = token_slots.clamp(min=0), token_slots < 0
@@ -126,18 +107,15 @@ class MixedGraphs:
                 # However the tokens are shared out, rows have no more blocks of queries than these.
                 query_lens=(size,) + (1,) * (num_rows - 1),
                 kv_lens=None,
-                is_deterministic=self._is_deterministic,
+                is_deterministic=self._model.is_deterministic,
                 knows_query_lens=False,
             )
-            for tables in self._slots.block_tables
+            for tables in self._model.slots.block_tables
         ]
-        token_ids = self._slots.gather_ids(sources, positions)
-        pool, states = self._state_pool, None
-        if pool is not None:
-            states = pool.of(StateRows(query_start, positions, row_slots))
-        return self._decoder.forward(token_ids, batches, self._kv.data, self._kv.scales, states)
+        token_ids = self._model.slots.gather_ids(sources, positions)
+        return self._model.forward(token_ids, batches, StateRows(query_start, positions, row_slots))
 
     def _write_slots(self, block_ids: Tensor, positions: Tensor, is_padding: Tensor) -> Tensor:
-        assert self._kv.padding_block is not None, "a device that records whole steps pads them"
-        block_ids = block_ids.to(torch.int64).masked_fill_(is_padding, self._kv.padding_block)
-        return block_ids * self._kv.block_size + positions % self._kv.block_size
+        assert self._model.kv.padding_block is not None, "a device that records whole steps pads them"
+        block_ids = block_ids.to(torch.int64).masked_fill_(is_padding, self._model.kv.padding_block)
+        return block_ids * self._model.kv.block_size + positions % self._model.kv.block_size

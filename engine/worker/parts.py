@@ -36,12 +36,12 @@ from inferd.engine.models.loader import Progress, load, recipe_of
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.recipe import Recipe, cut_groups
 from inferd.engine.quant.scheme import QuantizationError
-from inferd.engine.sample.sampler import Sampler
 from inferd.engine.worker.cuda import CudaDevice
 from inferd.engine.worker.device import CpuDevice, Device
 from inferd.engine.worker.draft_heads import HeadDrafts
 from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.ranks import SharedRanks
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
@@ -295,24 +295,17 @@ class DraftParts:
         self.kv = allocate_pool(self.config, self.decoder, planned, device)
         return self.kv.num_bytes
 
-    def made(self, slots: Slots, sampler: Sampler, device: Device) -> DraftModel | HeadDrafts:
+    def made(self, served: LoadedModel) -> DraftModel | HeadDrafts:
         """The draft model or draft head. Its KV lies at the places of the served model's first cache group, which sees
         most."""
-        config = self.config
-        assert self.decoder is not None and self.kv is not None
-        decoder, slots, is_deterministic = self.decoder, slots.of_group(0), config.deterministic
+        config, decoder, slots = self.config, self.decoder, served.slots.of_group(0)
+        assert decoder is not None and self.kv is not None
         if isinstance(decoder, EagleHead | MTPLayer):
-            return HeadDrafts(decoder, self.kv, slots, sampler, device, is_deterministic=is_deterministic)
-        return DraftModel(
-            decoder,
-            self.kv,
-            slots,
-            sampler,
-            device,
-            max_step_tokens=config.max_num_batched_tokens,
-            max_draws=config.most_draws,
-            is_deterministic=is_deterministic,
-        )
+            return HeadDrafts(
+                decoder, self.kv, slots, served.sampler, served.device, is_deterministic=config.deterministic
+            )
+        model = LoadedModel(decoder, self.kv, slots, served.sampler, served.device, config.deterministic)
+        return DraftModel(model, max_step_tokens=config.max_num_batched_tokens, max_draws=config.most_draws)
 
 
 def read_draft_parts(config: EngineConfig, served: Arch) -> DraftParts | None:

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from inferd.engine.arch.description import Arch
 from inferd.engine.lora.adapters import Adapters
-from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import Progress
 from inferd.engine.sample.logprobs import Logprobs
-from inferd.engine.sample.sampler import EMPTY, FAILED, Masks, Sampler
+from inferd.engine.sample.sampler import EMPTY, FAILED, Masks
 from inferd.engine.sched.plan import (
     NO_MASKS,
     Row,
@@ -37,11 +36,10 @@ from inferd.engine.worker.draft_heads import HeadDrafts
 from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.followers import Followers
 from inferd.engine.worker.graphs import StepGraphs
-from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.mixed_graphs import MixedGraphs
 from inferd.engine.worker.pooling import Pooled, Pooler
-from inferd.engine.worker.slots import Batch, Slots
-from inferd.engine.worker.states import StatePool
+from inferd.engine.worker.slots import Batch
 from inferd.kernels import native
 from inferd.kernels.gpu import from_host
 
@@ -92,57 +90,27 @@ class Runner:
 
     def __init__(
         self,
-        decoder: Decoder,
-        kv: KVPool,
-        slots: Slots,
-        sampler: Sampler,
-        device: Device,
+        model: LoadedModel,
         *,
-        is_deterministic: bool = True,
         max_step_tokens: int = sys.maxsize,
         max_draws: int = 0,
         followers: Followers | None = None,
         draft_model: DraftModel | HeadDrafts | None = None,
-        states: StatePool | None = None,
-        adapters: Adapters | None = None,
     ) -> None:
-        """Unless `is_deterministic`, a GPU may use other kernels for long chunks of a prompt than for short ones, and
-        cut a sequence's keys by what else is in the step. Steps have at most `max_step_tokens` tokens, and draw
-        at most `max_draws` if they verify drafts. `followers`: other ranks, which run the same plans. `draft_model`
-        makes the drafts of rows that ask for them. It may be a draft head, which follows each step. `states`: those of
-        a model with recurrent layers. `adapters`: the decoder's, if it has any."""
-        self._is_deterministic, self._followers = is_deterministic, followers or Followers()
-        self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
-        self._states = states
-        self._graphs = StepGraphs(
-            decoder,
-            kv,
-            slots,
-            sampler,
-            device,
-            max_draws=max_draws,
-            is_deterministic=is_deterministic,
-            states=states,
-            adapters=adapters,
-        )
-        self._mixed = MixedGraphs(
-            decoder,
-            kv,
-            slots,
-            device,
-            max_step_tokens,
-            is_deterministic=is_deterministic,
-            states=states,
-            adapters=adapters,
-        )
-        self.adapters = adapters
-        self._pooler = Pooler(slots)
+        """Steps have at most `max_step_tokens` tokens, and draw at most `max_draws` if they verify drafts. `followers`:
+        other ranks, which run the same plans. `draft_model` makes the drafts of rows that ask for them. It may be a
+        draft head, which follows each step."""
+        self.model, self._followers = model, followers or Followers()
+        self._slots, self._sampler, self._device, self._states = model.slots, model.sampler, model.device, model.states
+        self._graphs = StepGraphs(model, max_draws=max_draws)
+        self._mixed = MixedGraphs(model, max_step_tokens)
+        self._pooler = Pooler(model.slots)
         self._draft_model = draft_model
 
     @property
     def arch(self) -> Arch:
         """Description of the served model."""
-        return self._decoder.arch
+        return self.model.decoder.arch
 
     @property
     def draft_arch(self) -> Arch | None:
@@ -150,18 +118,15 @@ class Runner:
         return None if self._draft_model is None else self._draft_model.arch
 
     @property
-    def slots(self) -> Slots:
-        return self._slots
-
-    @property
-    def kv(self) -> KVPool:
-        return self._kv
+    def adapters(self) -> Adapters | None:
+        """Those that rows may have; None if there is no memory for any."""
+        return self.model.adapters
 
     @property
     def cache_windows(self) -> tuple[int | None, ...]:
         """Number of last positions that the layers of each cache group see; None for all, and for a window that is at
         least as long as the longest sequence. Groups are in the order of step plans."""
-        windows = (group.window for group in self._decoder.arch.cache_groups)
+        windows = (group.window for group in self.model.decoder.arch.cache_groups)
         return tuple(None if window is None or window >= self._slots.max_model_len else window for window in windows)
 
     @torch.inference_mode()
@@ -202,9 +167,9 @@ class Runner:
         for admission in plan.admissions:
             self._slots.admit(admission)
             self._sampler.admit(admission.slot, admission.params, admission.token_ids, admission.num_prompt)
-            if self.adapters is not None:
+            if self.model.adapters is not None:
                 adapter = admission.params.adapter
-                self.adapters.assign(admission.slot, None if adapter is None else adapter.index)
+                self.model.adapters.assign(admission.slot, None if adapter is None else adapter.index)
         for update in plan.table_updates:
             self._slots.extend_table(update)
         self._slots.write_drafts(plan.rows)
@@ -242,10 +207,10 @@ class Runner:
             output = self._mixed.forward(plan.rows, has_adapters=has_adapters)
         if output is None:
             batch = Batch.build(
-                plan, self._slots, self._kv.block_size, self._device, is_deterministic=self._is_deterministic
+                plan, self._slots, self.model.kv.block_size, self._device, is_deterministic=self.model.is_deterministic
             )
             output = self._forward(batch, has_adapters=has_adapters)
-        hidden, read = self._decoder.parts(output)
+        hidden, read = self.model.decoder.parts(output)
         last_tokens = [
             token
             for row, end in zip(plan.rows, first_tokens[1:], strict=True)
@@ -253,7 +218,7 @@ class Runner:
         ]
         logits = None
         if last_tokens:
-            logits = self._decoder.logits(hidden.index_select(0, self._device.to_device(last_tokens)))
+            logits = self.model.decoder.logits(hidden.index_select(0, self._device.to_device(last_tokens)))
         scored = {
             index: parts
             for index, row in enumerate(plan.rows)
@@ -265,14 +230,13 @@ class Runner:
     def _forward(self, batch: Batch, *, has_adapters: bool) -> Tensor:
         """The layers, call by call."""
         if has_adapters:
-            assert self.adapters is not None
-            with self.adapters.used_by(batch.token_slots):
+            assert self.model.adapters is not None
+            with self.model.adapters.used_by(batch.token_slots):
                 return self._forward(batch, has_adapters=False)
-        states = None if self._states is None else self._states.of(batch.state_rows)
-        return self._decoder.forward(batch.token_ids, batch.attention, self._kv.data, self._kv.scales, states)
+        return self.model.forward(batch.token_ids, batch.attention, batch.state_rows)
 
     def _has_adapters(self, rows: Sequence[Row]) -> bool:
-        return self.adapters is not None and self.adapters.has_any(row.slot for row in rows)
+        return self.model.adapters is not None and self.model.adapters.has_any(row.slot for row in rows)
 
     @torch.inference_mode()
     def _end(self, plan: StepPlan, computed: _Computed, token_masks: TokenMasks) -> _Drawn | None:
@@ -284,7 +248,7 @@ class Runner:
             given = [_num_given(row, own) for row, own in _drawn_of(plan.rows, drawn.outcomes.tolist(), drafts)]
             accepted = self._states.accepted(plan.rows, [max(count - 1, 0) for count in given])
             if accepted is not None:
-                self._decoder.advance_states(*accepted)
+                self.model.decoder.advance_states(*accepted)
         if computed.read is not None and isinstance(self._draft_model, HeadDrafts):
             self._draft_model.follow(plan.rows, computed.read)
         return drawn
@@ -311,7 +275,7 @@ class Runner:
         """`StepResult.expert_peaks`. A GPU would have to be awaited for them."""
         if self._device.torch_device.type != "cpu" or plan.step_id % _PEAK_STEPS:
             return ()
-        loads = self._decoder.expert_loads()
+        loads = self.model.decoder.expert_loads()
         return tuple((layer, float(own.max() * len(own) / own.sum().clamp(min=1))) for layer, own in loads.items())
 
     def _masks_of(self, masks: TokenMasks) -> Masks | None:
@@ -343,7 +307,7 @@ class Runner:
         scored: list[Logprobs] = []
         for start in range(0, states.shape[0], _SCORED_ROWS):
             part, ids = states[start : start + _SCORED_ROWS], targets[start : start + _SCORED_ROWS]
-            scored.append(self._sampler.prompt_logprobs(self._decoder.logits(part), ids, num_top))
+            scored.append(self._sampler.prompt_logprobs(self.model.decoder.logits(part), ids, num_top))
         return scored
 
 

@@ -49,9 +49,9 @@ def most_blocks(engine: Engine, num_tokens: int, step_tokens: int) -> int:
 def test_the_cases_are_what_they_should_be(engine: Engine, path: Path) -> None:
     windows = engine.runner.cache_windows
     assert WINDOW in windows
-    arch = engine.runner._decoder.arch
+    arch = engine.runner.model.decoder.arch
     assert sorted(layer for group in arch.cache_groups for layer in group.layers) == list(arch.kv_layers)
-    assert engine.runner._kv.data.shape[0] * len(windows) == sum(group.num_planes for group in arch.cache_groups)
+    assert engine.runner.model.kv.data.shape[0] * len(windows) == sum(group.num_planes for group in arch.cache_groups)
 
 
 def test_ids_are_those_of_transformers(engine: Engine, path: Path) -> None:

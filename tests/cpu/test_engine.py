@@ -235,7 +235,7 @@ def test_another_seed_gives_other_tokens(engine: Engine) -> None:
 
 def test_a_nan_fails_its_own_request_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of NaN among the logits, as from a broken activation, ends one request and affects no other."""
-    decoder = engine.runner._decoder
+    decoder = engine.runner.model.decoder
     true_logits = decoder.logits
     alone = run(engine.core(), request("good", prompt(4, 20)))["good"]
 

@@ -17,6 +17,7 @@ from inferd.engine.sample.sampler import Sampler
 from inferd.engine.worker.device import CpuDevice, Recording
 from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.slots import Slots
 from inferd.kernels.paged_attention import AttentionBatch
 from inferd.kernels.rms_norm import rms_norm
@@ -75,7 +76,7 @@ class GraphedPool(LogitsPool):
         pool = KVPool(self.kv, padding_block=self.free.pop(0))
         self.slots = Slots(MAX_REQUESTS, TABLE_WIDTH * BLOCK, BLOCK, device, len(self.groups))
         sampler = Sampler(MAX_REQUESTS, VOCAB, device.torch_device)
-        self.graphs = StepGraphs(decoder, pool, self.slots, sampler, device, is_deterministic=is_deterministic)
+        self.graphs = StepGraphs(LoadedModel(decoder, pool, self.slots, sampler, device, is_deterministic))
 
     def step(self, rows: Sequence[tuple[Request, int]]) -> list[Tensor]:
         if any(count > 1 for _, count in rows):

@@ -164,7 +164,7 @@ def test_a_failed_recording_leaves_states_as_they_were(
     expected = run(core_of(engine), *submits)
     assert engine.runner._graphs.recorded_rows == (1, 2)
     again = Engine.load(path, "float32")
-    decoder = again.runner._decoder
+    decoder = again.runner.model.decoder
     norm = decoder._norm
 
     class Unrecordable:

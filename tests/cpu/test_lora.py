@@ -52,7 +52,7 @@ class Adapted:
         for index in range(len(KINDS)):
             files = read_adapter(adapters / str(index), engine.runner.arch)
             loaded.append(Adapter(index, files.digest))
-            engine.runner.adapters.put(index, read_updates(files.path, files.digest, engine.runner.arch, 9))
+            engine.runner.model.adapters.put(index, read_updates(files.path, files.digest, engine.runner.arch, 9))
         return cls(engine, loaded)
 
     def core(self, **options: int) -> EngineCore:
@@ -135,7 +135,7 @@ def test_other_weights_at_an_index_find_nothing_of_the_first(files: Path) -> Non
     expected = run(core, adapted.request("second", ids, 1))["second"]
     run(core, adapted.request("first", ids, 0))
     runner, digest = adapted.engine.runner, adapted.adapters[1].digest
-    runner.adapters.put(0, read_updates(files / "1", digest, runner.arch, 9))
+    runner.model.adapters.put(0, read_updates(files / "1", digest, runner.arch, 9))
     core.add_adapter(Adapter(0, digest))
     assert run(core, request("x", ids, adapter=Adapter(0, digest)))["x"] == expected
     core.submit(adapted.request("gone", ids, 0), now=0.0)
@@ -193,7 +193,7 @@ def test_a_damaged_adapter_is_refused(files: Path, tmp_path: Path) -> None:
 def test_planned_memory_is_what_is_allocated(files: Path) -> None:
     assert LORA_PANEL == PANEL
     engine = Adapted.load(files / "base", files, "float32").engine
-    matrices = engine.runner.adapters.matrices.values()
+    matrices = engine.runner.model.adapters.matrices.values()
     held = sum(tensor.nbytes for one in matrices for tensor in (one.weights.down, one.weights.up))
     (part,) = [one for one in plan_of(engine.config, engine.runner.arch).working if one.name == "adapters"]
     assert part.num_bytes == held, part.formula.text

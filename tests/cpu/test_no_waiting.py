@@ -18,6 +18,7 @@ from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
 from tests.cpu.capturing import CapturingDevice
@@ -48,8 +49,9 @@ def runner(device: CpuDevice) -> Runner:
     decoder = random_decoder(CASE, torch.float32)
     kv, draft_kv = (KVPool.allocate(decoder.arch, 16, BLOCK, torch.float32, device) for _ in range(2))
     slots, sampler = Slots(4, MAX_LEN, BLOCK, device), Sampler(4, VOCAB, "cpu")
-    draft_model = DraftModel(decoder, draft_kv, slots.of_group(0), sampler, device, max_step_tokens=16, max_draws=7)
-    return Runner(decoder, kv, slots, sampler, device, draft_model=draft_model)
+    draft = LoadedModel(decoder, draft_kv, slots.of_group(0), sampler, device)
+    draft_model = DraftModel(draft, max_step_tokens=16, max_draws=7)
+    return Runner(LoadedModel(decoder, kv, slots, sampler, device), draft_model=draft_model)
 
 
 def plans(params: SamplingParams) -> list[StepPlan]:

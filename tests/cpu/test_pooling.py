@@ -21,6 +21,7 @@ from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepP
 from inferd.engine.worker import pooling as worker_pooling
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.pooling import Pooler
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
@@ -44,7 +45,7 @@ def runner_of(decoder: Decoder, device: CpuDevice | None = None) -> Runner:
     num_groups = len(decoder.arch.cache_groups)
     kv = KVPool.allocate(decoder.arch, NUM_SLOTS * num_groups * MAX_LEN // BLOCK, BLOCK, decoder.dtype, device)
     slots = Slots(NUM_SLOTS, MAX_LEN, BLOCK, device, num_groups)
-    return Runner(decoder, kv, slots, Sampler(NUM_SLOTS, decoder.arch.vocab_size, "cpu"), device)
+    return Runner(LoadedModel(decoder, kv, slots, Sampler(NUM_SLOTS, decoder.arch.vocab_size, "cpu"), device))
 
 
 def admission(slot: int, ids: Sequence[int], params: SamplingParams) -> Admission:

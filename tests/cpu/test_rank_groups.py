@@ -23,6 +23,7 @@ from inferd.engine.quant.recipe import RECIPES, Recipe, cut_groups
 from inferd.engine.sched.plan import RowResult
 from inferd.engine.worker.device import CpuDevice, Recording
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.ranks import FollowingSampler, LeadingSampler, SharedRanks
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
@@ -208,7 +209,7 @@ def test_ranks_record_whole_steps() -> None:
             if ranks.own.index == 0
             else FollowingSampler(VOCAB, device.torch_device, ranks)
         )
-        runner = Runner(decoder, kv, slots, sampler, device, max_step_tokens=64)
+        runner = Runner(LoadedModel(decoder, kv, slots, sampler, device), max_step_tokens=64)
         runner.record_steps(lambda done, total: None)
         return [runner.execute(plan).rows for plan in plans], slots.token_ids, device.num_replays
 

@@ -25,6 +25,7 @@ from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.draft_heads import HeadDrafts
 from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
@@ -89,16 +90,8 @@ class Engine:
         if self.states is not None:
             self.states.matrices.fill_(0.5)
             self.states.inputs.fill_(0.5)
-        self.runner = Runner(
-            decoder,
-            self.kv,
-            self.slots,
-            sampler,
-            device,
-            is_deterministic=is_deterministic,
-            states=self.states,
-            adapters=adapters,
-        )
+        model = LoadedModel(decoder, self.kv, self.slots, sampler, device, is_deterministic, self.states, adapters)
+        self.runner = Runner(model)
 
     def state(self) -> tuple[torch.Tensor, ...]:
         """State that steps leave for later ones: ids, the KV of all blocks that a request may have, and recurrent
@@ -221,7 +214,7 @@ EXPERTS = Case(
 def test_recorded_steps_count_the_loads_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every 64th step says how much the busiest expert of each layer has, as its results do."""
     engine = Engine(EXPERTS, CpuDevice(1))
-    plan, loads = decoding(engine, PLAIN[:3]), engine.runner._decoder.expert_loads()
+    plan, loads = decoding(engine, PLAIN[:3]), engine.runner.model.decoder.expert_loads()
     assert [engine.runner.execute(plan(step)).expert_peaks for step in (1, 2)] == [(), ()]
     before = {layer: int(own.sum()) for layer, own in loads.items()}
     monkeypatch.setattr(runner, "_PEAK_STEPS", 3)
@@ -341,7 +334,7 @@ def with_draft_model(engine: Engine, device: CpuDevice) -> tuple[Engine, KVPool]
     kv.data.zero_()
     runner = engine.runner
     runner._draft_model = DraftModel(
-        decoder, kv, engine.slots.of_group(0), runner._sampler, device, max_step_tokens=5, max_draws=7
+        LoadedModel(decoder, kv, engine.slots.of_group(0), runner._sampler, device), max_step_tokens=5, max_draws=7
     )
     return engine, kv
 
@@ -367,9 +360,9 @@ def test_replayed_passes_of_a_draft_model_are_its_passes() -> None:
 
 def with_draft_head(engine: Engine, device: CpuDevice) -> tuple[Engine, KVPool]:
     runner, read = engine.runner, (0, 2, 3)
-    runner._decoder._layers_read, runner._decoder._is_read = read, True
+    runner.model.decoder._layers_read, runner.model.decoder._is_read = read, True
     config = {**EAGLE, "vocab_size": VOCAB, "eagle_aux_hidden_state_layer_ids": list(read)}
-    head = EagleHead(describe(config), runner._decoder, read, MAX_LEN)
+    head = EagleHead(describe(config), runner.model.decoder, read, MAX_LEN)
     generator = torch.Generator().manual_seed(3)
     for parameter in head.parameters().values():
         parameter.write(0, torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5)

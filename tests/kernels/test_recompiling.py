@@ -25,6 +25,7 @@ from inferd.engine.sample.sampler import Sampler, cuts_of
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.device import CpuDevice, Recording
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
@@ -137,7 +138,7 @@ def runner_of(case: Case, quantization: str, num_slots: int) -> Runner:
     slots = Slots(num_slots, WIDTH * BLOCK, BLOCK, device, num_groups)
     states = StatePool.allocate(decoder.arch, num_slots, 0, torch.bfloat16, device)
     sampler = Sampler(num_slots, VOCAB, "cpu")
-    return Runner(decoder, kv, slots, sampler, device, states=states, adapters=adapters)
+    return Runner(LoadedModel(decoder, kv, slots, sampler, device, states=states, adapters=adapters))
 
 
 def steps(num_rows: int, num_groups: int, *, has_adapters: bool) -> Iterator[StepPlan]:
@@ -160,7 +161,7 @@ def test_steps(case: Case, quantization: str, multiply: str, forms: Forms) -> No
     known: Forms = {}
     for num_rows in (1, 2, 3, 4):
         runner = runner_of(case, quantization, num_rows)
-        for plan in steps(num_rows, len(runner.arch.cache_groups), has_adapters=runner.adapters is not None):
+        for plan in steps(num_rows, len(runner.arch.cache_groups), has_adapters=runner.model.adapters is not None):
             runner.execute(plan)
         known = known or {key: set(found) for key, found in forms.items()}
     assert compiled_anew(forms, known) == set()

@@ -166,8 +166,8 @@ def _serve(report: StartupReport, tell: Callable[[str], None]) -> None:
     core = EngineCore(Scheduler(limits, cache), executor, vocab_size=ready.vocab_size)
     adapter = None
     for name, files in report.adapters.items():
-        assert runner.adapters is not None
-        loader, adapter = AdapterLoader(runner.adapters, runner.arch, thread), Adapter(0, files.digest)
+        assert runner.model.adapters is not None
+        loader, adapter = AdapterLoader(runner.model.adapters, runner.arch, thread), Adapter(0, files.digest)
         loader.load(LoadAdapter(adapter, str(files.path), name))
         while not (loaded := loader.ended()):
             time.sleep(0.001)

@@ -1,0 +1,46 @@
+"""A loaded model: its decoder, and all that its steps read and write on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from inferd.engine.lora.adapters import Adapters
+from inferd.engine.models.decoder import Decoder
+from inferd.engine.sample.sampler import Sampler
+from inferd.engine.worker.device import Device
+from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.slots import Slots
+from inferd.engine.worker.states import StatePool
+from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.states import StateRows
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    decoder: Decoder
+    kv: KVPool
+    slots: Slots
+    """The running requests. Those of a draft model have the block tables of one group."""
+    sampler: Sampler
+    device: Device
+    is_deterministic: bool = True
+    """Otherwise a GPU may use other kernels for long chunks of a prompt than for short ones, and compute attention by a
+    library. It may also add up a row's keys in an order that depends on the other rows."""
+    states: StatePool | None = None
+    """Those of a model with recurrent layers."""
+    adapters: Adapters | None = None
+    """Those that rows may have."""
+
+    def forward(
+        self, token_ids: Tensor, attention: Sequence[AttentionBatch], state_rows: StateRows | None = None
+    ) -> Tensor:
+        """Final hidden states [T, hidden] of these tokens [T]. `attention`: one for each cache group. `state_rows`: the
+        rows as recurrent layers see them, if there are any."""
+        states = None
+        if self.states is not None:
+            assert state_rows is not None
+            states = self.states.of(state_rows)
+        return self.decoder.forward(token_ids, attention, self.kv.data, self.kv.scales, states)
