@@ -140,15 +140,15 @@ class FaultyWorker:
         for admission in plan.admissions:
             if admission.slot == row.slot:
                 return admission.token_ids[row.start : end]
-        ids: list[int] = self._worker.slots.token_ids[row.slot, row.start : end].tolist()
+        ids: list[int] = self._worker.model.slots.token_ids[row.slot, row.start : end].tolist()
         return ids
 
     def _poison(self, row: Row) -> None:
         """Overwrite the KV of the row's first position, which its next step reads."""
         import torch  # noqa: PLC0415
 
-        kv = self._worker.kv
-        block_id = int(self._worker.slots.block_tables[0, row.slot, row.start // kv.block_size])
+        kv = self._worker.model.kv
+        block_id = int(self._worker.model.slots.block_tables[0, row.slot, row.start // kv.block_size])
         with torch.inference_mode():
             kv.data[:, block_id, :, :, row.start % kv.block_size] = float("nan")
 
