@@ -174,6 +174,8 @@ def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: Ans
     )
     if is_enforced and _needs_plain_calls(form, rules, answer):
         form = form.with_plain_calls(PLAIN_CALLS)
+    if rules.is_required and tools:
+        form = form.with_bare_calls()
     is_off = form.tool_name == NONE and form.source == "settings"
     has_offer = bool(tools) and not (rules.is_required or answer is not None or is_off)
     offer = _offer(rules) if has_offer else None

@@ -73,11 +73,11 @@ def answer_with_calls(
     """
     writer = _Writer(rules, syntax, tokens)
     if rules.is_required:
-        return sequence(before, writer.calls(""))
+        return sequence(before, writer.only_calls())
     if answer is not None:
-        return sequence(before, either(writer.calls(""), answer))
+        return sequence(before, either(writer.only_calls(), answer))
     if opening != literal(""):
-        return sequence(before, either(writer.calls(""), sequence(opening, free_text())))
+        return sequence(before, either(writer.only_calls(), sequence(opening, free_text())))
     return sequence(before, writer.text_with_calls())
 
 
@@ -118,16 +118,34 @@ class _Writer:
         self._rules, self._syntax, self._tokens = rules, syntax, tokens
         self._is_single = rules.is_single or syntax.is_single
         self._size = GrammarSize("tools")
+        self._bare = syntax.bare if rules.is_required else None
+        """Syntax of calls without markers if they are allowed, too."""
+        self._end = syntax.end if self._bare is None else self._bare.end
+        """Text behind the arguments that calls with and without markers have."""
         self._rest = shared(either(*map(self._call, rules.tools)))
-        """Language of a call from its name on."""
+        """Language of a call from its name to that text."""
 
-    def calls(self, written: str) -> Language:
+    def only_calls(self) -> Language:
+        """An answer of calls alone. If they are required, the markers around their JSON may be missing."""
+        written = [self._ended(syntax) for syntax in (self._syntax, self._bare) if syntax is not None]
+        return either(*written) if len(written) > 1 else written[0]
+
+    def _ended(self, syntax: CallSyntax) -> Language:
+        """All calls of an answer and its end, which may follow the blanks between two calls: a model that has written
+        them must not be forced to call again."""
+        separator = syntax.separator
+        blanks = separator[: len(separator) - len(separator.lstrip())]
+        calls = self._calls(syntax, "")
+        return sequence(calls, repeat(literal(blanks), 0, 1)) if blanks and not self._is_single else calls
+
+    def _calls(self, syntax: CallSyntax, written: str) -> Language:
         """All calls of an answer, without `written`, the part of them that was already written."""
-        syntax = self._syntax
+        closing = syntax.end.removeprefix(self._end)
+        rest = sequence(self._rest, marked(closing, self._tokens)) if closing else self._rest
         first = (syntax.before_all + syntax.begin).removeprefix(written)
-        calls = sequence(self._marked(first), self._rest)
+        calls = sequence(self._marked(first), rest)
         if not self._is_single:
-            further = sequence(self._marked(syntax.separator + syntax.begin), self._rest)
+            further = sequence(self._marked(syntax.separator + syntax.begin), rest)
             calls = sequence(calls, repeat(further, 0, MAX_CALLS - 1))
         return sequence(calls, marked(syntax.after_all, self._tokens)) if syntax.after_all else calls
 
@@ -136,8 +154,8 @@ class _Writer:
         trigger = self._syntax.trigger
         if not trigger:
             # Calls without a marker are whole answers, recognized by their first character.
-            return either(self.calls(""), pattern(_NO_CALL))
-        called = sequence(free_text_until_marked(trigger, self._tokens), self.calls(trigger))
+            return either(self.only_calls(), pattern(_NO_CALL))
+        called = sequence(free_text_until_marked(trigger, self._tokens), self._calls(self._syntax, trigger))
         if self._is_single:
             return either(called, free_text())
         return sequence(repeat(called, 0, None), free_text())
@@ -167,8 +185,8 @@ class _Writer:
 
     def _with_arguments(self, name: str, arguments: Language) -> Language:
         parts = [self._marked(name + self._syntax.between, name), arguments]
-        if self._syntax.end:
-            parts.append(self._marked(self._syntax.end, name))
+        if self._end:
+            parts.append(self._marked(self._end, name))
         return sequence(*parts)
 
     def _marked(self, text: str, name: str = "") -> Language:

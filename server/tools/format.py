@@ -4,6 +4,7 @@ parsing text as it arrives, and the syntax of calls for grammars.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -92,6 +93,20 @@ class CallSyntax:
     """Tags of each argument; None: arguments are one JSON object."""
     is_single: bool = False
     """Whether the model's turn ends after one call."""
+
+    @property
+    def bare(self) -> CallSyntax | None:
+        """The same calls without the markers around their JSON; None if they are not JSON objects between markers, or
+        if the marker begins like JSON, by which an answer without markers is recognized."""
+        start, end = self.begin.find("{"), self.end.rfind("}") + 1
+        if self.trigger[:1] in ("", "{", "[") or self.tags is not None or start < 0 or NAME in self.end:
+            return None
+        begin, last = self.begin[start:], self.end[:end]
+        try:
+            json.loads(f"{begin}{self.between}{{}}{last}".replace(ID, "").replace(INDEX, "0"))
+        except ValueError:
+            return None
+        return replace(self, trigger="", begin=begin, end=last, separator="\n", before_all="", after_all="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +282,10 @@ class Format:
         text = prompt.rstrip()
         literals = [text for region in self.regions for text in region.field.open_literals or ()]
         return next((literal for literal in literals if text.endswith(literal)), "")
+
+    def with_bare_calls(self) -> Format:
+        """The same, for answers whose calls may also have no markers."""
+        return self if self.call_syntax is None or self.call_syntax.bare is None else replace(self, is_bare=True)
 
     def with_plain_calls(self, plain: Format) -> Format:
         """This format's reasoning, with the calls of `plain`."""

@@ -28,7 +28,7 @@ from inferd.server.tools.answer_parser import AnswerParser
 from inferd.server.tools.builtin import CALLS
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.fallback import written_calls
-from inferd.server.tools.format import CallSyntax
+from inferd.server.tools.format import NAME, CallSyntax
 from inferd.server.tools.pieces import Content, Piece, Reasoning, joined
 from tests.unit.tool_samples import PARIS, TIME, TOOLS, WEATHER, call
 
@@ -176,11 +176,69 @@ def test_what_a_grammar_writes_the_reader_reads(name: str) -> None:
     assert not follows(what, model, written(syntax, ("get_rain", {})))
 
 
+@pytest.mark.parametrize(
+    "name", ["auto", *(name for name, calls in CALLS.items() if calls.syntax and calls.syntax.bare)]
+)
+def test_a_required_call_may_lack_the_markers_around_its_json(name: str) -> None:
+    """Weights that never learned the markers write a call without them, and end their turn behind it."""
+    model, now = served(name), ("time.now", dict[str, object]())
+    what = asked(model, tool_choice="required")
+    paris, twice = call(*PARIS), f"{call(*PARIS)}\n{call(*now)}"
+    for text, names in ((paris, ["get_weather"]), (twice, ["get_weather", "time.now"])):
+        assert follows(what, model, text) and names_in(what, text) == names
+        assert names_in(what, f"{text}\n") == names
+    refused = (call("get_rain", {}), paris.replace('"Paris"', "1"), f"{paris} {paris}", f"{paris}.", f"[{paris}]", "{}")
+    assert [text for text in refused if follows(what, model, text)] == []
+    one = asked(model, tool_choice="required", parallel_tool_calls=False)
+    assert follows(one, model, paris) and not follows(one, model, twice)
+    assert names_in(asked(model, answer=SCHEMA), paris) == []  # JSON of the caller's schema
+
+
+def test_calls_with_and_without_markers_are_not_mixed() -> None:
+    what, bare = asked(served(), tool_choice="required"), call(*PARIS)
+    cut = (HERMES.removesuffix("\n</tool_call>"), HERMES.removeprefix("<tool_call>\n"))
+    for text in (f"{HERMES}\n{bare}", f"{bare}\n{HERMES}", *cut):
+        assert not follows(what, served(), text)
+
+
+def test_an_answer_may_end_behind_the_blanks_between_two_calls() -> None:
+    """Otherwise a model that has written them could only call again."""
+    for choice in ({"tool_choice": "required"}, {"answer": SCHEMA}):
+        what = asked(served(), **choice)
+        for text in (HERMES, f"{HERMES}\n{NOW}", *([call(*PARIS)] if "tool_choice" in choice else [])):
+            assert follows(what, served(), f"{text}\n")
+            assert not follows(what, served(), f"{text}\n\n")
+            assert names_in(what, f"{text}\n") == names_in(what, text)
+
+
+@pytest.mark.parametrize(
+    ("change", "bare"),
+    [
+        ({}, ('{"name": "', "}")),
+        ({"begin": '<tool_call>{"type": "function", "function": {"name": "', "end": "}}</tool_call>"},
+         ('{"type": "function", "function": {"name": "', "}}")),
+        ({"begin": '<tool_call>\n{"', "between": '": '}, ('{"', "}")),
+        ({"trigger": ""}, None),
+        ({"trigger": "[TOOL_CALLS]", "begin": '[TOOL_CALLS]{"name": "'}, None),
+        ({"begin": "<tool_call>"}, None),
+        ({"begin": "<{tool_call}>", "end": "}"}, None),
+        ({"end": f"}}</{NAME}>"}, None),
+    ],
+)  # fmt: skip
+def test_calls_without_markers_are_the_json_between_them(change: dict[str, Any], bare: tuple[str, str] | None) -> None:
+    hermes = CALLS["hermes"].syntax
+    assert hermes is not None
+    found = replace(hermes, **change).bare
+    assert (found and (found.begin, found.end)) == bare
+
+
 def test_reasoning_comes_first_where_the_model_reasons() -> None:
     model = served("hermes", "think")
     what = asked(model, tool_choice="required")
     assert follows(what, model, HERMES)
     assert follows(what, model, THOUGHT + HERMES)
+    bare = THOUGHT + call(*PARIS)
+    assert follows(what, model, bare) and names_in(what, bare) == ["get_weather"]
     assert not follows(what, model, THOUGHT)
     opened = asked(model, prompt=f"{PROMPT}<think>\n", tool_choice="required")
     assert follows(opened, model, f"Hm.\n</think>\n\n{HERMES}")
