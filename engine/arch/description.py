@@ -60,18 +60,23 @@ class GatedDelta:
         return self.num_value_heads, self.key_dim, self.value_dim
 
     @property
-    def value_size(self) -> int:
+    def out_size(self) -> int:
+        """Inputs of the output projection."""
         return self.num_value_heads * self.value_dim
+
+    @property
+    def has_bias(self) -> bool:
+        return False
 
     @property
     def conv_size(self) -> int:
         """Channels of the convolution: q, k and v of all heads."""
-        return 2 * self.num_key_heads * self.key_dim + self.value_size
+        return 2 * self.num_key_heads * self.key_dim + self.out_size
 
     @property
     def in_sizes(self) -> tuple[int, int, int, int]:
         """Outputs of the input projection: q, k and v, the gate z, b and a."""
-        return self.conv_size, self.value_size, self.num_value_heads, self.num_value_heads
+        return self.conv_size, self.out_size, self.num_value_heads, self.num_value_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +100,19 @@ class Mamba2:
         return self.num_heads, self.state_size, self.head_dim
 
     @property
-    def inner_size(self) -> int:
+    def out_size(self) -> int:
+        """Inputs of the output projection."""
         return self.num_heads * self.head_dim
 
     @property
     def conv_size(self) -> int:
         """Channels of the convolution: x of all heads, B and C of all groups."""
-        return self.inner_size + 2 * self.num_groups * self.state_size
+        return self.out_size + 2 * self.num_groups * self.state_size
 
     @property
     def in_sizes(self) -> tuple[int, int, int]:
         """Outputs of the input projection: the gate z, the channels of the convolution, and dt."""
-        return self.inner_size, self.conv_size, self.num_heads
+        return self.out_size, self.conv_size, self.num_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,11 @@ class ShortConv:
     def state_shape(self) -> tuple[int, int, int]:
         """There is no matrix."""
         return 0, 0, 0
+
+    @property
+    def out_size(self) -> int:
+        """Inputs of the output projection."""
+        return self.size
 
     @property
     def conv_size(self) -> int:

@@ -14,6 +14,8 @@ from typing import Any
 from inferd.engine.arch import llama
 from inferd.engine.arch.description import Arch, ArchError, DraftHead, DraftHeadKind
 from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.matrices import of_layer, state_projection
+from inferd.engine.arch.matrix import Component, whole
 from inferd.engine.arch.tensors import TensorNames, weight_map
 from inferd.engine.arch.weights import Source, WeightMap
 
@@ -173,12 +175,12 @@ def mtp_weights(arch: Arch, names: MTPNames, of_layer: TensorNames) -> WeightMap
     sources = [
         replace(source, tensor=source.tensor.replace(_LAYER, layer).replace("model.norm", f"{layer}{names.norm}"))
         for source in weight_map(arch, of_layer).sources
-        if source.parameter not in ("lm_head.weight", "embed.weight")
+        if source.of.component not in (Component.HEAD, Component.EMBEDDING)
     ]
     sources += [
-        Source(f"{layer}{names.projection}.weight", (size, 2 * size), "layers.0.fc.weight"),
-        Source(f"{layer}{names.embedding_norm}.weight", (size,), "layers.0.embedding_norm.weight"),
-        Source(f"{layer}{names.state_norm}.weight", (size,), "layers.0.state_norm.weight"),
+        Source.whole(f"{layer}{names.projection}.weight", state_projection(arch, 2 * size)),
+        _norm(f"{layer}{names.embedding_norm}.weight", "embedding_norm", size),
+        _norm(f"{layer}{names.state_norm}.weight", "state_norm", size),
     ]
     return WeightMap(tuple(sources), unread=tuple(layer + name for name in names.copies))
 
@@ -190,17 +192,21 @@ def eagle3_weights(arch: Arch) -> WeightMap:
     sources = [
         replace(source, tensor=source.tensor.replace(_LAYER, head.layer).replace("model.", head.body))
         for source in weight_map(arch, _NAMES).sources
-        if source.parameter != "lm_head.weight" and (head.has_embedding or source.parameter != "embed.weight")
+        if source.of.component is not Component.EMBEDDING or head.has_embedding
     ]
     sources += [
-        Source(f"{head.body}fc.weight", (size, num_read(head) * head.state_size), "layers.0.fc.weight"),
-        Source(f"{head.layer}input_layernorm.weight", (size,), "layers.0.embedding_norm.weight"),
-        Source(f"{head.layer}hidden_norm.weight", (size,), "layers.0.state_norm.weight"),
-        Source("lm_head.weight", (head.num_tokens, size), "lm_head.weight"),
+        Source.whole(f"{head.body}fc.weight", state_projection(arch, num_read(head) * head.state_size)),
+        _norm(f"{head.layer}input_layernorm.weight", "embedding_norm", size),
+        _norm(f"{head.layer}hidden_norm.weight", "state_norm", size),
     ]
     if head.maps_tokens:
-        sources.append(Source(f"{head.body}d2t", (head.num_tokens,), TOKEN_OFFSETS, dtypes=("I64", "I32")))
+        offsets = whole(TOKEN_OFFSETS, Component.TOKEN_IDS, (head.num_tokens,), leaf="")
+        sources.append(replace(Source.whole(f"{head.body}d2t", offsets), dtypes=("I64", "I32")))
     return WeightMap(tuple(sources), unread=(f"{head.body}t2d",))
+
+
+def _norm(tensor: str, own: str, size: int) -> Source:
+    return Source.whole(tensor, whole(own, Component.NORMS, (size,), of_layer(0)))
 
 
 TOKEN_OFFSETS = "token_offsets"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inferd.engine.arch.matrix import Axis, Component, Matrix, Weight
+
 
 class ModellingError(Exception):
     """A model that cannot be served through transformers' code. The message says what it lacks."""
@@ -20,8 +22,20 @@ class ModelledTensor:
     name: str
     """Name in the checkpoint."""
     shape: tuple[int, ...]
-    parameter: str
-    """Our name, by which the memory plan and the loader know it: `layers.0.attention.self_attn.q_proj.weight`."""
+    component: Component
+    own: str
+    """Our name behind that of the layer: `attention.self_attn.q_proj`."""
+    owner: str = ""
+    leaf: str = "weight"
+    """As of `Weight`."""
+
+    @property
+    def of(self) -> Weight:
+        rows = (Axis(self.shape[0] if self.shape else 1),)
+        known = self.own, self.component, rows, self.shape[1:], self.owner, self.leaf
+        if len(self.shape) < 2 or self.component is Component.EMBEDDING:
+            return Weight(*known)
+        return Matrix(*known, is_quantizable=self.component is not Component.NORMS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

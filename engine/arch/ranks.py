@@ -10,15 +10,16 @@ up their parts of the outputs, and exchange half as often. Knows no process and 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from inferd.engine.arch.description import Arch, QKNorm
 from inferd.engine.arch.heads import Heads
+from inferd.engine.arch.matrices import attention, expert, kv_axis, mlp, shared_expert
+from inferd.engine.arch.matrix import Axis, Matrix, Weight
 from inferd.engine.arch.stored import BLOCK, Format, is_in_blocks
 
-_LAYER = re.compile(r"layers\.(\d+)\.")
 Span = tuple[int, int]
 """Rows from the first to before the second."""
 
@@ -34,8 +35,8 @@ class Rank:
 
     @property
     def adds_bias(self) -> bool:
-        """Whether this rank adds the biases of `o` and `down` to its part of their outputs."""
-        return self.index == 0 or not self.splits_inputs
+        """Whether this rank adds the biases of matrices that are split by their inputs."""
+        return self.index == 0
 
     def width(self, size: int) -> int:
         """Number of consecutive outputs of `size` that each rank has. The last rank may have fewer."""
@@ -53,83 +54,39 @@ class Rank:
     def kv_heads(self, heads: Heads) -> Span:
         """The heads of K and V that this rank computes and caches. If there are more ranks than such heads, several
         ranks have the same one."""
-        if self.count <= heads.num_kv_heads:
-            return self.span(heads.num_kv_heads)
-        head = self.index * heads.num_kv_heads // self.count
-        return head, head + 1
+        return self._units(kv_axis(heads))
 
-    def rows(self, arch: Arch, matrix: str) -> tuple[Span, ...]:
-        """The rows that this rank keeps of a matrix, ascending. `matrix` is our name of it. It may lack its layer if
-        all layers are alike."""
-        match matrix.rpartition(".")[2]:
-            case "qkv":
-                return tuple(self._qkv_rows(arch, _layer_of(arch, matrix)))
-            case "gate_up":
-                size = _mlp_size(arch, matrix)
-                start, end = self.span(size)
-                return (start, end), (size + start, size + end)
-            case "up":
-                return (self.span(arch.intermediate_size),)
-            case "gate" | "projection" | "layer_projection":
-                return ((0, _layer_input_size(arch, matrix)),)
-            case "router" | "expert_scales":
-                assert arch.experts is not None
-                return ((0, arch.experts.num_experts),)
-            case "shared_gate":
-                return ((0, 1),)
-            case "sinks":
-                return (self.heads(arch),)
-            case "o" | "down":
-                return ((0, arch.hidden_size),) if self.splits_inputs else (self.span(arch.hidden_size),)
-            case "lm_head":
-                return (self.span(arch.vocab_size),)
-        raise AssertionError(f"{matrix} is no matrix that ranks split")
+    def share(self, axis: Axis) -> Span:
+        """The part of an axis that this rank keeps."""
+        if not axis.num_units:
+            return 0, axis.size
+        (start, end), unit = self._units(axis), axis.size // axis.num_units
+        return start * unit, end * unit
 
-    def columns(self, arch: Arch, matrix: str) -> Span | None:
-        """The inputs of `o` or `down` that this rank keeps; None: all. `matrix` is as in `rows`."""
-        if not self.splits_inputs:
+    def rows(self, weight: Weight) -> tuple[Span, ...]:
+        """The rows that this rank keeps of a tensor, ascending."""
+        if isinstance(weight, Matrix) and self.columns(weight) is not None:
+            return ((0, weight.num_rows),)
+        if not any(axis.num_units for axis in weight.rows):
+            return ((0, weight.num_rows),)
+        firsts = accumulate((axis.size for axis in weight.rows), initial=0)
+        spans = (self.share(axis) for axis in weight.rows)
+        return tuple((first + start, first + end) for first, (start, end) in zip(firsts, spans, strict=False))
+
+    def columns(self, matrix: Matrix) -> Span | None:
+        """The inputs of a matrix that this rank keeps; None: all."""
+        if matrix.split_inputs is None or not self.splits_inputs:
             return None
-        kind = matrix.rpartition(".")[2]
-        if kind == "down":
-            return self.span(_mlp_size(arch, matrix))
-        assert kind == "o"
-        first, last = self.heads(arch)
-        head_dim = arch.heads(_layer_of(arch, matrix)).head_dim
-        return first * head_dim, last * head_dim
+        return self.share(matrix.split_inputs)
 
-    def _qkv_rows(self, arch: Arch, layer: int) -> Iterator[Span]:
-        heads, first = arch.heads(layer), 0
-        counts = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
-        spans = (self.heads(arch), self.kv_heads(heads), self.kv_heads(heads))
-        for (start, end), size, count in zip(spans, arch.qkv_sizes(layer), counts, strict=False):
-            yield first + start * size // count, first + end * size // count
-            first += size
+    def _units(self, axis: Axis) -> Span:
+        if axis.repeats and self.count > axis.num_units:
+            unit = self.index * axis.num_units // self.count
+            return unit, unit + 1
+        return self.span(axis.num_units)
 
 
 ONE_RANK = Rank()
-
-
-def _mlp_size(arch: Arch, matrix: str) -> int:
-    """The intermediate size of an expert or of the shared one, if the matrix is one of its, or of the MLP."""
-    if arch.experts is not None and "experts." in matrix:
-        return arch.experts.intermediate_size
-    if arch.experts is not None and "shared." in matrix:
-        return arch.experts.shared_size
-    return arch.mlp_size(_layer_of(arch, matrix))
-
-
-def _layer_input_size(arch: Arch, matrix: str) -> int:
-    """Number of rows of a matrix that computes or uses the inputs of layers, which every rank has whole."""
-    if matrix == "layer_projection":
-        return arch.num_layers * arch.layer_input_size
-    return arch.layer_input_size if matrix.endswith(".gate") else arch.hidden_size
-
-
-def _layer_of(arch: Arch, matrix: str) -> int:
-    """The layer of a matrix, or one like it."""
-    found = _LAYER.match(matrix)
-    assert found is not None or not arch.layer_heads, f"the rows of {matrix} depend on its layer"
-    return arch.attention_layers[0] if found is None else int(found[1])
 
 
 def num_rows(spans: tuple[Span, ...]) -> int:
@@ -192,17 +149,16 @@ def _refuses_blocks(arch: Arch, count: int) -> str | None:
     if arch.stored is None or not any(form is not None and is_in_blocks(form) for form in _formats(arch)):
         return None
     rank = Rank(1, count)
-    experts: tuple[str, ...] = ()
-    if arch.experts is not None:
-        experts = ("experts.gate_up", "experts.down")
-        experts += ("shared.gate_up", "shared.down") if arch.experts.shared_size else ()
     layers = arch.attention_layers if arch.layer_heads else arch.attention_layers[:1]
-    qkv = (f"layers.{layer}.attention.qkv" for layer in layers)
-    mlp = (f"layers.{layer}.mlp.{'gate_up' if arch.has_gate else 'up'}" for layer in layers)
-    for matrix in (*qkv, *mlp, "o", "down", *experts):
-        kept = rank.rows(arch, matrix)
-        if any(start % BLOCK or (end - start) % BLOCK for start, end in kept):
-            return f"{count} ranks would cut its FP8 blocks of {BLOCK} rows in {matrix.rpartition('.')[2]}"
+    qkvs, os = zip(*(attention(arch, layer) for layer in layers), strict=True)
+    befores, downs = zip(*(mlp(arch, layer) for layer in layers), strict=True)
+    experts: tuple[Matrix, ...] = ()
+    if arch.experts is not None:
+        experts = expert(arch, layers[0], 0)
+        experts += shared_expert(arch, layers[0]) if arch.experts.shared_size else ()
+    for matrix in (*qkvs, *befores, os[0], downs[0], *experts):
+        if any(start % BLOCK or (end - start) % BLOCK for start, end in rank.rows(matrix)):
+            return f"{count} ranks would cut its FP8 blocks of {BLOCK} rows in {matrix.kind}"
     return None
 
 

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from inferd.engine.arch.description import Arch, ArchError, GatedDelta, Mamba2, NormKind, QKNorm, ShortConv
+from inferd.engine.arch.matrices import (
+    attention,
+    embedding,
+    expert,
+    head,
+    layer_input,
+    layer_projection,
+    mlp,
+    of_layer,
+    recurrent,
+    router,
+    shared_expert,
+    shared_gate,
+    sinks,
+)
+from inferd.engine.arch.matrix import Component, Matrix, Shape, whole
 from inferd.engine.arch.modelled import Modelled
 from inferd.engine.arch.stored import BLOCK, Format, Stored, is_in_blocks
 from inferd.engine.arch.weights import (
-    EXPERT_SCALES,
-    ROUTER,
-    SCORE_BIAS,
-    SHARED_GATE,
+    AnySource,
     ByKeyHead,
     Neighbours,
     QuantizedSource,
@@ -22,14 +36,13 @@ from inferd.engine.arch.weights import (
     WeightMap,
 )
 
-_BESIDE_MLP = {
+_NORMS_BESIDE_MLP = {
     "post_feedforward_layernorm_1.weight": "post_norm",
     "pre_feedforward_layernorm_2.weight": "experts_norm",
     "post_feedforward_layernorm_2.weight": "experts_post_norm",
     "router.scale": "router_norm",
-    "router.per_expert_scale": EXPERT_SCALES,
 }
-"""Gemma 4's names, and ours, of what a layer has if it has both an MLP and experts."""
+"""Gemma 4's names, and ours, of the norms of a layer that has both an MLP and experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,34 +105,34 @@ def named_in_full(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
     """Every tensor of `arch` in a checkpoint that uses `names`."""
-    embedding = Source(EMBEDDING, (arch.vocab_size, arch.hidden_size), "embed.weight")
-    sources: list[Source | QuantizedSource] = [embedding, *_norm(arch, f"model.{names.final_norm}", "norm")]
+    sources: list[AnySource] = [Source.whole(EMBEDDING, embedding(arch))]
+    sources.extend(_norm(arch, f"model.{names.final_norm}", "norm"))
     formats = _Formats(arch.stored)
     for layer in range(arch.num_layers):
-        theirs, ours = f"model.layers.{layer}", f"layers.{layer}"
+        theirs, owner = f"model.layers.{layer}", of_layer(layer)
         for part in ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"):
             name = getattr(names, part)
             if name is not None:
-                sources.extend(_norm(arch, f"{theirs}.{name}", f"{ours}.{part}"))
+                sources.extend(_norm(arch, f"{theirs}.{name}", part, owner))
         if layer in arch.recurrent_layers:
-            recurrent = _RECURRENT[type(arch.recurrent)]
-            sources.extend(recurrent(arch, formats, names, f"{theirs}.{names.recurrent}", f"{ours}.recurrent"))
+            of_kind = _RECURRENT[type(arch.recurrent)]
+            sources.extend(of_kind(arch, layer, formats, names, f"{theirs}.{names.recurrent}"))
         else:
-            sources.extend(_attention(arch, layer, formats, names, f"{theirs}.self_attn", f"{ours}.attention"))
+            sources.extend(_attention(arch, layer, formats, names, f"{theirs}.self_attn"))
         if arch.has_layer_scalars:
-            sources.append(Source(f"{theirs}.layer_scalar", (1,), f"{ours}.scalar.weight"))
+            sources.append(_whole(f"{theirs}.layer_scalar", "scalar", Component.NORMS, (1,), owner))
         if arch.layer_input_size:
-            sources.extend(_layer_input(arch, formats, theirs, ours))
+            sources.extend(_layer_input(arch, layer, formats, theirs))
         if arch.has_experts(layer):
-            sources.extend(_experts(arch, formats, names, theirs, f"{ours}.mlp"))
+            sources.extend(_experts(arch, layer, formats, names, theirs))
         if arch.has_mlp(layer):
-            sources.extend(_mlp(arch, arch.mlp_size(layer), formats, names, theirs, f"{ours}.mlp"))
+            sources.extend(_mlp(mlp(arch, layer), formats, f"{theirs}.{names.mlp}", names))
     if arch.layer_input_size:
         sources.extend(_layer_inputs(arch))
-    ties = (Tie(HEAD, embedding.tensor),) if arch.tie_embeddings else ()
+    ties = (Tie(HEAD, EMBEDDING),) if arch.tie_embeddings else ()
     if not ties:
-        head = [("lm_head", None if arch.stored is None else arch.stored.head, arch.vocab_size)]
-        sources.extend(_matrix(head, arch.hidden_size, "lm_head"))
+        form, matrix = None if arch.stored is None else arch.stored.head, head(arch)
+        sources.extend(_matrix([("lm_head", form, matrix.num_rows)], matrix))
     return WeightMap(
         tuple(source for source in sources if isinstance(source, Source)),
         tuple(source for source in sources if isinstance(source, QuantizedSource)),
@@ -137,9 +150,9 @@ def _unread(arch: Arch) -> tuple[str, ...]:
 
 def modelled_weights(modelled: Modelled) -> WeightMap:
     """The tensors of a model that transformers' own code computes. None is fused with another."""
-    sources = tuple(Source(tensor.name, tensor.shape, tensor.parameter) for tensor in modelled.tensors)
-    (embedding,) = (source.tensor for source in sources if source.parameter == "embed.weight")
-    return WeightMap(sources, ties=tuple(Tie(name, equals=embedding) for name in modelled.ties), unread=modelled.unread)
+    sources = tuple(Source(tensor.name, tensor.shape, tensor.of) for tensor in modelled.tensors)
+    (table,) = (source.tensor for source in sources if source.of.name == "embed")
+    return WeightMap(sources, ties=tuple(Tie(name, equals=table) for name in modelled.ties), unread=modelled.unread)
 
 
 class _Formats:
@@ -153,32 +166,32 @@ class _Formats:
         return self._exceptions.get(module, self._default)
 
 
-def _norm(arch: Arch, tensor: str, parameter: str) -> Iterator[Source]:
-    yield Source(f"{tensor}.weight", (arch.hidden_size,), f"{parameter}.weight")
-    if arch.norm is NormKind.LAYER:
-        yield Source(f"{tensor}.bias", (arch.hidden_size,), f"{parameter}.bias")
+def _whole(tensor: str, own: str, component: Component, shape: Shape, owner: str = "", leaf: str = "weight") -> Source:
+    """The source of a tensor that every rank has."""
+    return Source.whole(tensor, whole(own, component, shape, owner, leaf))
 
 
-def _attention(
-    arch: Arch, layer: int, formats: _Formats, names: TensorNames, theirs: str, ours: str
-) -> Iterator[Source | QuantizedSource]:
-    heads, sizes = arch.heads(layer), arch.qkv_sizes(layer)
-    projections = names.qkv[: len(sizes)]
-    qkv = _linear(formats, theirs, projections, sizes, arch.attention_in_size, f"{ours}.qkv", arch.has_qkv_bias)
-    yield from _reordered(arch, qkv, tuple(f"{theirs}.{name}" for name in names.qkv[:2]))
-    yield from _linear(formats, theirs, (names.o,), (arch.hidden_size,), heads.q_size, f"{ours}.o", arch.has_o_bias)
+def _norm(arch: Arch, tensor: str, own: str, owner: str = "") -> Iterator[Source]:
+    for leaf in ("weight", "bias") if arch.norm is NormKind.LAYER else ("weight",):
+        yield _whole(f"{tensor}.{leaf}", own, Component.NORMS, (arch.hidden_size,), owner, leaf)
+
+
+def _attention(arch: Arch, layer: int, formats: _Formats, names: TensorNames, theirs: str) -> Iterator[AnySource]:
+    heads, owner, (qkv, o) = arch.heads(layer), of_layer(layer), attention(arch, layer)
+    projections = _linear(formats, theirs, names.qkv[: len(qkv.rows)], qkv)
+    yield from _reordered(arch, projections, tuple(f"{theirs}.{name}" for name in names.qkv[:2]))
+    yield from _linear(formats, theirs, (names.o,), o)
     if arch.has_sinks:
-        yield Source(f"{theirs}.sinks", (arch.num_heads,), f"{ours}.sinks.weight")
+        yield Source.whole(f"{theirs}.sinks", sinks(arch, layer))
     if arch.qk_norm is not QKNorm.NONE:
         is_per_head = arch.qk_norm is QKNorm.HEAD
         norms = (names.q_norm, "q_norm", heads.q_size), (names.k_norm, "k_norm", heads.kv_size)
-        for name, own, size in norms[: len(sizes)]:
-            yield Source(f"{theirs}.{name}.weight", (heads.head_dim if is_per_head else size,), f"{ours}.{own}.weight")
+        for name, own, size in norms[: len(qkv.rows)]:
+            shape = (heads.head_dim if is_per_head else size,)
+            yield _whole(f"{theirs}.{name}.weight", f"attention.{own}", Component.NORMS, shape, owner)
 
 
-def _reordered(
-    arch: Arch, qkv: Iterable[Source | QuantizedSource], turned: tuple[str, ...]
-) -> Iterator[Source | QuantizedSource]:
+def _reordered(arch: Arch, qkv: Iterable[AnySource], turned: tuple[str, ...]) -> Iterator[AnySource]:
     """Sources of q, k and v, with the order of their rows in the modules `turned`."""
     rope = next((rope for rope in arch.ropes if rope is not None and rope.turns_neighbours), None)
     neighbours = None if rope is None else Neighbours(arch.head_dim, rope.rotary_dim)
@@ -192,29 +205,31 @@ def _reordered(
         yield replace(source, row_order=neighbours)
 
 
-def _delta(
-    arch: Arch, formats: _Formats, names: TensorNames, theirs: str, ours: str
-) -> Iterator[Source | QuantizedSource]:
+def _delta(arch: Arch, layer: int, formats: _Formats, names: TensorNames, theirs: str) -> Iterator[AnySource]:
     """A Gated DeltaNet layer. Its convolution has one row of weights for each channel."""
-    delta = arch.recurrent
+    delta, (inputs, outputs) = arch.recurrent, recurrent(arch, layer)
     assert isinstance(delta, GatedDelta)
     heads, by_head = (delta.num_value_heads,), len(names.delta_in) == 2
     qkv, z, b, a = delta.in_sizes
-    in_sizes = (qkv + z, b + a) if by_head else (qkv, z, b, a)
-    projections = _linear(formats, theirs, names.delta_in, in_sizes, arch.hidden_size, f"{ours}.in", has_bias=False)
+    projections = _linear(formats, theirs, names.delta_in, inputs, (qkv + z, b + a) if by_head else None)
     yield from _by_key_head(delta, projections) if by_head else projections
-    yield from _linear(
-        formats, theirs, ("out_proj",), (arch.hidden_size,), delta.value_size, f"{ours}.out", has_bias=False
-    )
-    yield Source(f"{theirs}.conv1d.weight", (delta.conv_size, 1, delta.conv_width), f"{ours}.conv.weight")
-    yield Source(f"{theirs}.A_log", heads, f"{ours}.a_log")
-    yield Source(f"{theirs}.dt_bias", heads, f"{ours}.dt_bias")
-    yield Source(f"{theirs}.norm.weight", (delta.value_dim,), f"{ours}.norm.weight")
+    yield from _linear(formats, theirs, ("out_proj",), outputs)
+    yield _state(layer, f"{theirs}.conv1d.weight", (delta.conv_size, 1, delta.conv_width), own="recurrent.conv")
+    yield _state(layer, f"{theirs}.A_log", heads, "a_log")
+    yield _state(layer, f"{theirs}.dt_bias", heads, "dt_bias")
+    yield _state_norm(layer, theirs, delta.value_dim)
 
 
-def _by_key_head(
-    delta: GatedDelta, projections: Iterable[Source | QuantizedSource]
-) -> Iterator[Source | QuantizedSource]:
+def _state(layer: int, tensor: str, shape: Shape, leaf: str = "weight", own: str = "recurrent") -> Source:
+    """The source of a small tensor of a recurrent layer."""
+    return _whole(tensor, own, Component.RECURRENT, shape, of_layer(layer), leaf)
+
+
+def _state_norm(layer: int, theirs: str, size: int) -> Source:
+    return _whole(f"{theirs}.norm.weight", "recurrent.norm", Component.NORMS, (size,), of_layer(layer))
+
+
+def _by_key_head(delta: GatedDelta, projections: Iterable[AnySource]) -> Iterator[AnySource]:
     """Sources of q, k, v and z in one matrix, and of b and a in another, whose rows lie by key head."""
     share = delta.num_value_heads // delta.num_key_heads
     qkvz = ByKeyHead((delta.key_dim, delta.key_dim, share * delta.value_dim, share * delta.value_dim))
@@ -227,38 +242,34 @@ def _by_key_head(
         yield replace(source, row_order=order)
 
 
-def _mamba2(
-    arch: Arch, formats: _Formats, _: TensorNames, theirs: str, ours: str
-) -> Iterator[Source | QuantizedSource]:
+def _mamba2(arch: Arch, layer: int, formats: _Formats, _: TensorNames, theirs: str) -> Iterator[AnySource]:
     """A Mamba-2 layer. Its convolution has one row of weights for each channel."""
-    mamba = arch.recurrent
+    mamba, (inputs, outputs) = arch.recurrent, recurrent(arch, layer)
     assert isinstance(mamba, Mamba2)
-    wide, narrow, heads = mamba.inner_size, arch.hidden_size, (mamba.num_heads,)
-    yield from _linear(formats, theirs, ("in_proj",), mamba.in_sizes, narrow, f"{ours}.in", mamba.has_bias)
-    yield from _linear(formats, theirs, ("out_proj",), (narrow,), wide, f"{ours}.out", mamba.has_bias)
-    yield Source(f"{theirs}.conv1d.weight", (mamba.conv_size, 1, mamba.conv_width), f"{ours}.conv.weight")
+    heads = (mamba.num_heads,)
+    yield from _linear(formats, theirs, ("in_proj",), inputs)
+    yield from _linear(formats, theirs, ("out_proj",), outputs)
+    yield _state(layer, f"{theirs}.conv1d.weight", (mamba.conv_size, 1, mamba.conv_width), own="recurrent.conv")
     if mamba.has_conv_bias:
-        yield Source(f"{theirs}.conv1d.bias", (mamba.conv_size,), f"{ours}.conv.bias")
-    yield Source(f"{theirs}.A_log", heads, f"{ours}.a_log")
-    yield Source(f"{theirs}.dt_bias", heads, f"{ours}.dt_bias")
-    yield Source(f"{theirs}.D", heads, f"{ours}.d")
-    yield Source(f"{theirs}.norm.weight", (wide,), f"{ours}.norm.weight")
+        yield _state(layer, f"{theirs}.conv1d.bias", (mamba.conv_size,), "bias", own="recurrent.conv")
+    yield _state(layer, f"{theirs}.A_log", heads, "a_log")
+    yield _state(layer, f"{theirs}.dt_bias", heads, "dt_bias")
+    yield _state(layer, f"{theirs}.D", heads, "d")
+    yield _state_norm(layer, theirs, mamba.out_size)
 
 
-def _short_conv(
-    arch: Arch, formats: _Formats, _: TensorNames, theirs: str, ours: str
-) -> Iterator[Source | QuantizedSource]:
+def _short_conv(arch: Arch, layer: int, formats: _Formats, _: TensorNames, theirs: str) -> Iterator[AnySource]:
     """A gated short convolution, with one row of weights for each channel."""
-    conv, size = arch.recurrent, arch.hidden_size
+    conv, size, (inputs, outputs) = arch.recurrent, arch.hidden_size, recurrent(arch, layer)
     assert isinstance(conv, ShortConv)
-    yield from _linear(formats, theirs, ("in_proj",), (3 * size,), size, f"{ours}.in", conv.has_bias)
-    yield from _linear(formats, theirs, ("out_proj",), (size,), size, f"{ours}.out", conv.has_bias)
-    yield Source(f"{theirs}.conv.weight", (size, 1, conv.conv_width), f"{ours}.conv.weight")
+    yield from _linear(formats, theirs, ("in_proj",), inputs)
+    yield from _linear(formats, theirs, ("out_proj",), outputs)
+    yield _state(layer, f"{theirs}.conv.weight", (size, 1, conv.conv_width), own="recurrent.conv")
     if conv.has_bias:
-        yield Source(f"{theirs}.conv.bias", (size,), f"{ours}.conv.bias")
+        yield _state(layer, f"{theirs}.conv.bias", (size,), "bias", own="recurrent.conv")
 
 
-_RECURRENT: Mapping[type, Callable[..., Iterator[Source | QuantizedSource]]] = {
+_RECURRENT: Mapping[type, Callable[..., Iterator[AnySource]]] = {
     GatedDelta: _delta,
     Mamba2: _mamba2,
     ShortConv: _short_conv,
@@ -266,92 +277,73 @@ _RECURRENT: Mapping[type, Callable[..., Iterator[Source | QuantizedSource]]] = {
 """Sources of a recurrent layer, by its kind."""
 
 
-def _mlp(
-    arch: Arch, wide: int, formats: _Formats, names: TensorNames, theirs: str, ours: str
-) -> Iterator[Source | QuantizedSource]:
-    theirs = f"{theirs}.{names.mlp}"
-    narrow, has_bias = arch.hidden_size, arch.has_mlp_bias
-    if arch.has_gate:
-        yield from _linear(formats, theirs, names.gate_up, (wide, wide), narrow, f"{ours}.gate_up", has_bias)
-    else:
-        yield from _linear(formats, theirs, (names.up,), (wide,), narrow, f"{ours}.up", has_bias)
-    yield from _linear(formats, theirs, (names.down,), (narrow,), wide, f"{ours}.down", has_bias)
+def _mlp(matrices: tuple[Matrix, Matrix], formats: _Formats, theirs: str, names: TensorNames) -> Iterator[AnySource]:
+    """The matrices of an MLP, or of an expert."""
+    before, down = matrices
+    yield from _linear(formats, theirs, names.gate_up if len(before.rows) > 1 else (names.up,), before)
+    yield from _linear(formats, theirs, (names.down,), down)
 
 
 def _layer_inputs(arch: Arch) -> Iterator[Source]:
     """The table and the projection that give all layers their inputs, side by side."""
-    size = arch.num_layers * arch.layer_input_size
-    yield Source("model.embed_tokens_per_layer.weight", (arch.vocab_size, size), "layer_embed.weight")
-    yield Source("model.per_layer_model_projection.weight", (size, arch.hidden_size), "layer_projection.weight")
-    yield Source("model.per_layer_projection_norm.weight", (arch.layer_input_size,), "layer_projection_norm.weight")
+    projection, table = layer_projection(arch), "model.embed_tokens_per_layer.weight"
+    yield _whole(table, "layer_embed", Component.EMBEDDING, (arch.vocab_size, projection.num_rows))
+    yield Source.whole("model.per_layer_model_projection.weight", projection)
+    norm = "model.per_layer_projection_norm.weight"
+    yield _whole(norm, "layer_projection_norm", Component.NORMS, (arch.layer_input_size,))
 
 
-def _layer_input(arch: Arch, formats: _Formats, theirs: str, ours: str) -> Iterator[Source | QuantizedSource]:
+def _layer_input(arch: Arch, layer: int, formats: _Formats, theirs: str) -> Iterator[AnySource]:
     """The matrices and the norm by which a layer adds its input to the stream."""
-    size, hidden = arch.layer_input_size, arch.hidden_size
-    yield from _linear(formats, theirs, ("per_layer_input_gate",), (size,), hidden, f"{ours}.input.gate", False)
-    yield from _linear(formats, theirs, ("per_layer_projection",), (hidden,), size, f"{ours}.input.projection", False)
-    yield Source(f"{theirs}.post_per_layer_input_norm.weight", (hidden,), f"{ours}.input.norm.weight")
+    gate, projection = layer_input(arch, layer)
+    yield from _linear(formats, theirs, ("per_layer_input_gate",), gate)
+    yield from _linear(formats, theirs, ("per_layer_projection",), projection)
+    norm = f"{theirs}.post_per_layer_input_norm.weight"
+    yield _whole(norm, "input.norm", Component.NORMS, (arch.hidden_size,), of_layer(layer))
 
 
-def _experts(
-    arch: Arch, formats: _Formats, names: TensorNames, theirs: str, ours: str
-) -> Iterator[Source | QuantizedSource]:
+def _experts(arch: Arch, layer: int, formats: _Formats, names: TensorNames, theirs: str) -> Iterator[AnySource]:
     """A router, which is never quantized, and the gated MLP of each expert, the shared one included."""
-    experts, narrow = arch.experts, arch.hidden_size
+    experts, owner = arch.experts, of_layer(layer)
     assert experts is not None and arch.has_gate
-    wide, has_bias = experts.intermediate_size, experts.has_bias
     shared, theirs = f"{theirs}.{names.shared}", f"{theirs}.{names.of_experts}"
-    yield Source(f"{theirs}{names.router}.weight", (experts.num_experts, narrow), f"{ours}.{ROUTER}.weight")
-    if has_bias:
-        yield Source(f"{theirs}{names.router}.bias", (experts.num_experts,), f"{ours}.{ROUTER}.bias")
+    yield from _linear(_Formats(None), theirs.removesuffix("."), (names.router,), router(arch, layer))
     if experts.has_score_bias:
         shape = (experts.num_experts,) if experts.has_sigmoid else (1, experts.num_experts)
-        yield Source(f"{theirs}{names.score_bias}", shape, f"{ours}.{SCORE_BIAS}")
+        yield _whole(f"{theirs}{names.score_bias}", "mlp.router", Component.ROUTERS, shape, owner, "score_bias")
     if experts.beside_mlp:
-        for name, own in _BESIDE_MLP.items():
-            size = experts.num_experts if own == EXPERT_SCALES else narrow
-            yield Source(f"{theirs}{name}", (size,), f"{ours}.{own}.weight")
-    for expert in range(experts.num_experts):
-        module, own = f"{theirs}experts.{expert}", f"{ours}.experts.{expert}"
-        yield from _linear(formats, module, names.gate_up, (wide, wide), narrow, f"{own}.gate_up", has_bias)
-        yield from _linear(formats, module, (names.down,), (narrow,), wide, f"{own}.down", has_bias)
+        for name, own in _NORMS_BESIDE_MLP.items():
+            yield _whole(f"{theirs}{name}", f"mlp.{own}", Component.NORMS, (arch.hidden_size,), owner)
+        shape = (experts.num_experts,)
+        yield _whole(f"{theirs}router.per_expert_scale", "mlp.expert_scales", Component.ROUTERS, shape, owner)
+    for index in range(experts.num_experts):
+        yield from _mlp(expert(arch, layer, index), formats, f"{theirs}experts.{index}", names)
     if experts.shared_size:
-        module, own, wide = shared, f"{ours}.shared", experts.shared_size
         if experts.has_shared_gate:
-            yield Source(f"{module}_gate.weight", (1, narrow), f"{ours}.{SHARED_GATE}.weight")
-        yield from _linear(formats, module, names.gate_up, (wide, wide), narrow, f"{own}.gate_up", False)
-        yield from _linear(formats, module, (names.down,), (narrow,), wide, f"{own}.down", False)
+            yield Source.whole(f"{shared}_gate.weight", shared_gate(arch, layer))
+        yield from _mlp(shared_expert(arch, layer), formats, shared, names)
 
 
 def _linear(
-    formats: _Formats,
-    theirs: str,
-    tensors: tuple[str, ...],
-    out_sizes: tuple[int, ...],
-    in_size: int,
-    ours: str,
-    has_bias: bool,
-) -> Iterator[Source | QuantizedSource]:
-    """Sources of one of our matrices, [sum(out_sizes), in_size]: one module for each size, or one module for all."""
-    sizes = out_sizes if len(tensors) > 1 else (sum(out_sizes),)
-    modules = [f"{theirs}.{name}" for name in tensors]
-    pairs = list(zip(modules, sizes, strict=True))
-    yield from _matrix([(module, formats.of(module), size) for module, size in pairs], in_size, ours, has_bias)
-    if has_bias:
-        row = 0
-        for module, size in pairs:
-            yield Source(f"{module}.bias", (size,), f"{ours}.bias", row)
-            row += size
+    formats: _Formats, theirs: str, tensors: tuple[str, ...], matrix: Matrix, sizes: tuple[int, ...] | None = None
+) -> Iterator[AnySource]:
+    """Sources of one of our matrices: one module for each of `sizes` (default: its blocks of rows), or one for all."""
+    if len(tensors) == 1:
+        sizes = (matrix.num_rows,)
+    sizes = sizes or tuple(axis.size for axis in matrix.rows)
+    modules = [(f"{theirs}.{name}", size) for name, size in zip(tensors, sizes, strict=True)]
+    yield from _matrix([(module, formats.of(module), size) for module, size in modules], matrix)
+    if matrix.has_bias:
+        starts = accumulate(sizes, initial=0)
+        for (module, size), row in zip(modules, starts, strict=False):
+            yield Source(f"{module}.bias", (size,), matrix, row, is_bias=True)
 
 
-def _matrix(
-    modules: list[tuple[str, Format | None, int]], in_size: int, ours: str, has_bias: bool = False
-) -> Iterator[Source | QuantizedSource]:
+def _matrix(modules: list[tuple[str, Format | None, int]], matrix: Matrix) -> Iterator[AnySource]:
     """Sources of one of our matrices from (module, its format, its number of rows). Modules that follow one another in
     one layout are one part of it."""
     parts: list[list[tuple[str, Format | None, int]]] = []
-    row, layout = 0, None
+    row, layout, in_size = 0, None, matrix.num_inputs
     for module, form, size in modules:
         own = None if form is None else form.layout
         if not parts or own != layout or not (own is None or own.may_begin_at(row)):
@@ -360,13 +352,13 @@ def _matrix(
         parts[-1].append((module, form, size))
         row += size
     for number, part in enumerate(parts):
-        matrix, row = (ours if len(parts) == 1 else f"{ours}.part{number}"), 0
+        own_number, row = (None if len(parts) == 1 else number), 0
         for index, (module, form, size) in enumerate(part):
             if form is None:
-                yield Source(f"{module}.weight", (size, in_size), f"{matrix}.weight", row)
+                yield Source(f"{module}.weight", (size, in_size), matrix, row, own_number)
             else:
                 reason = form.refuses(size, in_size)
                 if reason is not None:
                     raise ArchError(f"{module} [{size}, {in_size}] {reason}")
-                yield QuantizedSource(module, form, (size, in_size), matrix, row, index, has_bias)
+                yield QuantizedSource(module, form, (size, in_size), matrix, row, own_number, index)
             row += size

@@ -6,16 +6,15 @@ checkpoint and its config. `tensors` makes it.
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from math import prod
 from typing import TypeVar
 
+from inferd.engine.arch.matrix import Matrix, Shape, Weight
 from inferd.engine.arch.stored import FLOATS, Format, Layout, StoredTensor
-
-Shape = tuple[int, ...]
 
 Tensor = TypeVar("Tensor")
 """Any value that stands for a tensor."""
@@ -29,20 +28,7 @@ KV_SCALE_SUFFIXES = (
 )  # fmt: skip
 """Scales from calibration for a KV cache in 8 bits. They are not read: here each head of a token has its own scale."""
 
-ROUTER = "router"
-"""Our name of the matrix that gives the logits of a layer's experts."""
-SCORE_BIAS = f"{ROUTER}.score_bias"
-"""Our name of the bias of the scores by which experts are chosen."""
-SHARED_GATE = "shared_gate"
-"""Our name of the matrix of one row that gives the gate of the shared expert."""
-
-EXPERT_SCALES = "expert_scales"
-"""Our name of the numbers that the weights of experts are multiplied by."""
-
 _NAMES_SHOWN = 8
-_OF_LAYER = re.compile(r"layers\.\d+\.(attention\.(qkv|o)|mlp\.(gate_up|up|down))")
-PART_NAME = re.compile(r"\.part\d+$")
-"""End of the name of a part of a matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +70,33 @@ class Source:
 
     tensor: str
     shape: Shape
-    parameter: str
+    of: Weight
     row: int = 0
+    part: int | None = None
+    """Number of the part of the matrix that it becomes rows of; None: the matrix is one part."""
+    is_bias: bool = False
     row_order: RowOrder | None = None
     dtypes: tuple[str, ...] = FLOATS
     """Dtypes that it may have, as safetensors headers name them."""
 
+    @classmethod
+    def whole(cls, tensor: str, of: Weight) -> Source:
+        """The one tensor that becomes all of a weight."""
+        return cls(tensor, of.shape, of)
+
+    @property
+    def leaf(self) -> str:
+        return "bias" if self.is_bias else self.of.leaf
+
+    @property
+    def parameter(self) -> str:
+        return f"{_numbered(self.of.name, self.part)}.{self.leaf}" if self.leaf else self.of.name
+
     @property
     def may_be_quantized(self) -> bool:
-        """Whether it is a matrix of a linear layer other than the head, and no router or gate of experts."""
-        is_in_layer = len(self.shape) == 2 and self.parameter.startswith("layers.")
-        return is_in_layer and not self.parameter.endswith(
-            (f".{ROUTER}.weight", f".{SHARED_GATE}.weight", f".{SCORE_BIAS}")
-        )
+        """Whether a checkpoint may hold it quantized: it is a matrix of a layer, and no router or gate of experts."""
+        of = self.of
+        return isinstance(of, Matrix) and of.is_quantizable and bool(of.owner) and not self.is_bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +107,62 @@ class QuantizedSource:
     """The checkpoint's name, without a tensor's suffix: `model.layers.0.mlp.down_proj`."""
     format: Format
     shape: tuple[int, int]
-    matrix: str
-    """Our name, or with `part1`, ... the name of one part of a matrix whose parts have different layouts."""
+    of: Matrix
     row: int = 0
+    part: int | None = None
+    """As of `Source`. Parts have different layouts."""
     index: int = 0
     """Number of sources of `matrix` before this one."""
-    has_bias: bool = False
-    """Whether the module has a bias, which is a `Source`. Some formats store zeros as a bias for one that has none."""
     row_order: RowOrder | None = None
+    is_bias = False
+
+    @property
+    def matrix(self) -> str:
+        """Our name, or with `part1`, ... the name of one part."""
+        return _numbered(self.of.name, self.part)
+
+    @property
+    def leaf(self) -> str:
+        return self.of.leaf
 
     @property
     def parameter(self) -> str:
-        return f"{self.matrix}.weight"
+        return f"{self.matrix}.{self.leaf}"
 
     @property
     def tensors(self) -> dict[str, StoredTensor]:
-        """By their names in the checkpoint."""
-        found = (t for t in self.format.tensors(*self.shape) if not (self.has_bias and t.suffix == "bias"))
+        """By their names in the checkpoint. Some formats store zeros as a bias for a module that has none."""
+        found = (t for t in self.format.tensors(*self.shape) if not (self.of.has_bias and t.suffix == "bias"))
         return {f"{self.module}.{tensor.suffix}": tensor for tensor in found}
+
+
+AnySource = Source | QuantizedSource
+
+
+def _numbered(matrix: str, part: int | None) -> str:
+    return matrix if part is None else f"{matrix}.part{part}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One of our parameters: a weight, its bias, or one part of it."""
+
+    of: Weight
+    shape: Shape
+    """Its shape; of a quantized matrix [out, in]."""
+    leaf: str = "weight"
+    part: int | None = None
+    first_row: int = 0
+    """Number of rows of the weight, or of the bias, in the parts before this one."""
+    layout: Layout | None = None
+    """None: numbers that are not quantized."""
+
+    @property
+    def label(self) -> str:
+        """Name in the memory plan: "up", "up bias", "gate up part1"."""
+        own = self.of.kind if self.part is None else f"{self.of.kind} part{self.part}"
+        own = own.replace("_", " ")
+        return own if self.leaf == "weight" else f"{own} {self.leaf}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,46 +212,54 @@ class WeightMap:
     read. Its projection `eh_proj` tells it from a layer that config.json does not count."""
 
     @property
-    def all_sources(self) -> tuple[Source | QuantizedSource, ...]:
+    def all_sources(self) -> tuple[AnySource, ...]:
         return (*self.sources, *self.quantized)
 
-    def parameters(self) -> dict[str, Shape]:
-        """Shape of each of our parameters; of a quantized matrix [out, in]. The rows of its sources follow one another
-        without gap or overlap."""
-        shapes: dict[str, Shape] = {}
-        for source in sorted(self.all_sources, key=lambda source: (source.parameter, source.row)):
-            rows = shapes.get(source.parameter, (0,))[0]
-            assert source.row == rows, f"{source.parameter}: {source} does not start at row {rows}"
-            # A number without axes is one row.
-            shape = source.shape or (1,)
-            shapes[source.parameter] = (rows + shape[0], *shape[1:])
-        return shapes
+    def _by_parameter(self) -> list[AnySource]:
+        return sorted(self.all_sources, key=lambda source: (source.parameter, source.row))
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Our parameters by their names. The rows of the sources of each follow one another without gap or overlap."""
+        found, first_rows = dict[str, Parameter](), Counter[tuple[str, str]]()
+        for name, group in groupby(self._by_parameter(), key=lambda source: source.parameter):
+            sources = list(group)
+            first, rows = sources[0], 0
+            for source in sources:
+                assert source.row == rows, f"{name}: {source} does not start at row {rows}"
+                rows += source.shape[0] if source.shape else 1  # a number without axes is one row
+            begun = first.of.name, first.leaf
+            layout = first.format.layout if isinstance(first, QuantizedSource) else None
+            shape = (rows, *first.shape[1:])
+            found[name] = Parameter(first.of, shape, first.leaf, first.part, first_rows[begun], layout)
+            first_rows[begun] += rows
+        return found
 
     def layouts(self) -> dict[str, Layout]:
         """Layouts of the quantized matrices, by our names: `layers.0.mlp.down`."""
         return {source.matrix: source.format.layout for source in self.quantized}
 
     def parts(self) -> dict[str, tuple[Part, ...]]:
-        """The parts of each of our matrices but the embedding. Most have one part."""
-        layouts, rows = self.layouts(), dict[str, list[int]]()
-        for source in self.all_sources:
-            matrix = source.parameter.removesuffix(".weight")
-            if len(source.shape) == 2 and matrix != "embed" and not matrix.endswith(f".{SCORE_BIAS}"):
-                rows.setdefault(matrix, []).append(source.shape[0])
+        """The parts of each of our matrices, of which most have one."""
+        rows = dict[tuple[str, int | None, Layout | None], list[int]]()
+        for source in sorted(self.all_sources, key=lambda source: (source.of.name, source.part or 0)):
+            if isinstance(source.of, Matrix) and not source.is_bias:
+                layout = source.format.layout if isinstance(source, QuantizedSource) else None
+                rows.setdefault((source.of.name, source.part, layout), []).append(source.shape[0])
         found: dict[str, list[Part]] = {}
-        for matrix, own in sorted(rows.items()):
-            found.setdefault(PART_NAME.sub("", matrix), []).append(Part(tuple(own), layouts.get(matrix)))
+        for (matrix, _, layout), own in rows.items():
+            found.setdefault(matrix, []).append(Part(tuple(own), layout))
         return {matrix: tuple(parts) for matrix, parts in found.items()}
 
     def modules(self) -> dict[str, tuple[Module, ...]]:
-        """The modules of each matrix of attention and MLP, in the order of their rows: `layers.0.attention.qkv` has
-        three, or one that holds all."""
+        """The modules of each matrix that LoRA adapters may update, in the order of their rows:
+        `layers.0.attention.qkv` has three, or one that holds all."""
         found: dict[str, list[Module]] = {}
-        for source in sorted(self.all_sources, key=lambda source: (source.parameter, source.row)):
-            matrix = PART_NAME.sub("", source.parameter.removesuffix(".weight"))
-            if _OF_LAYER.fullmatch(matrix):
+        for source in self._by_parameter():
+            if isinstance(source.of, Matrix) and source.of.takes_adapters and not source.is_bias:
                 name = source.tensor.removesuffix(".weight") if isinstance(source, Source) else source.module
-                found.setdefault(matrix, []).append(Module(name, source.shape[0], source.shape[1], source.row_order))
+                found.setdefault(source.of.name, []).append(
+                    Module(name, source.shape[0], source.shape[1], source.row_order)
+                )
         return {matrix: tuple(modules) for matrix, modules in found.items()}
 
     @property

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, QKNorm
+from inferd.engine.arch.matrices import attention, sinks
 from inferd.engine.arch.ranks import Span
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.linear import Linear
@@ -47,26 +48,16 @@ class Attention:
     def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
         self._arch, self._window, self._branch = arch, arch.windows[layer], branch
         self._ranks, own, self._heads = place.ranks, place.ranks.own, arch.heads(layer)
-        heads, name = self._heads, f"layers.{layer}.attention"
-        rows = own.rows(arch, f"{name}.qkv")
-        self._sizes = [end - start for start, end in rows]
-        num_outputs = sum(arch.qkv_sizes(layer))
-        self._qkv = Linear(arch.attention_in_size, num_outputs, place.of("qkv"), arch.has_qkv_bias, rows=rows)
-        self._o = Linear(
-            heads.q_size,
-            arch.hidden_size,
-            place.of("o"),
-            arch.has_o_bias,
-            rows=own.rows(arch, f"{name}.o"),
-            columns=own.columns(arch, f"{name}.o"),
-            adds_bias=own.adds_bias,
-            gather=place.ranks.outputs,
-        )
+        heads, (qkv, o) = self._heads, attention(arch, layer)
+        self._sizes = [end - start for start, end in own.rows(qkv)]
+        self._qkv, self._o = Linear(qkv, place), Linear(o, place, gather=place.ranks.outputs)
         self._sinks: Tensor | None = None
         self._sink_parameter: Parameter | None = None
         if arch.has_sinks:
-            shape, own_sinks = (arch.num_heads,), own.rows(arch, "sinks")
-            self._sink_parameter = Parameter(shape, torch.float32, place.device, self._take_sinks, own_sinks)
+            scores = sinks(arch, layer)
+            self._sink_parameter = Parameter(
+                scores.shape, torch.float32, place.device, self._take_sinks, own.rows(scores)
+            )
         self._head_norms: tuple[RMSNorm, RMSNorm] | None = None
         self._projection_norms: tuple[RMSNorm, RMSNorm] | None = None
         match arch.qk_norm:
@@ -89,8 +80,8 @@ class Attention:
         for name, module in modules.items():
             yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
 
-    def _take_sinks(self, sinks: Tensor) -> None:
-        self._sinks = sinks
+    def _take_sinks(self, scores: Tensor) -> None:
+        self._sinks = scores
 
     def __call__(self, x: Tensor, residual: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""

@@ -3,15 +3,15 @@ be a shared expert beside them, which every token goes to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.description import Arch, Experts
-from inferd.engine.arch.weights import EXPERT_SCALES, ROUTER, SCORE_BIAS, SHARED_GATE
+from inferd.engine.arch.description import Arch
+from inferd.engine.arch.matrices import expert, router, shared_expert, shared_gate
+from inferd.engine.arch.matrix import Matrix
 from inferd.engine.layers.branch import Act, Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import GATES, MLP
@@ -23,19 +23,14 @@ from inferd.kernels.gated_mul import limited_mul
 from inferd.kernels.head_gate import add_gated
 from inferd.kernels.scaled_add import added
 
-MakeLinear = Callable[[Placement, Callable[[], None]], Linear]
-"""Makes an expert's layer from its placement. The layer calls the function when its weights are there."""
-
 
 class ExpertLinears:
-    """The matrix `name` of each expert, and the kernel that multiplies each row by those of its experts."""
+    """One matrix of each expert, and the kernel that multiplies each row by those of its experts."""
 
-    def __init__(self, name: str, num_experts: int, place: Placement, make: MakeLinear) -> None:
-        self._name, self._device, self._dtype = name, place.device, place.dtype
-        self._num_awaited, self._products = num_experts, None
-        self._linears = [
-            make(place.within(f"experts.{expert}.").of(name), self._when_bound) for expert in range(num_experts)
-        ]
+    def __init__(self, matrices: Sequence[Matrix], place: Placement) -> None:
+        self._name, self._device, self._dtype = matrices[0].kind, place.device, place.dtype
+        self._num_awaited, self._products = len(matrices), None
+        self._linears = [Linear(matrix, place, when_bound=self._when_bound) for matrix in matrices]
 
     _products: Products | None
 
@@ -45,8 +40,8 @@ class ExpertLinears:
             self._products = bind_experts([linear.bound for linear in self._linears], self._device, self._dtype)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        for expert, linear in enumerate(self._linears):
-            yield from ((f"experts.{expert}.{self._name}.{part}", own) for part, own in linear.parameters())
+        for index, linear in enumerate(self._linears):
+            yield from ((f"experts.{index}.{self._name}.{part}", own) for part, own in linear.parameters())
 
     def __call__(self, x: Tensor, routing: Routing, *, by_row: bool) -> Tensor:
         """[pairs, out] of x [pairs, in], or of x [T, in] if `by_row`."""
@@ -57,21 +52,16 @@ class ExpertLinears:
 class SharedExpert:
     """The MLP of an expert that every token goes to, in some families times the sigmoid of a gate."""
 
-    def __init__(self, arch: Arch, place: Placement, act: Act, experts: Experts) -> None:
-        size = experts.shared_size
-        own, hidden, self._ranks, self._act, self._size = place.ranks.own, arch.hidden_size, place.ranks, act, size
-        inner = place.within("shared.")
-        gate_up_rows, rows = own.rows(arch, "shared.gate_up"), own.rows(arch, "shared.down")
-        self._gate_up = Linear(hidden, 2 * size, inner.of("gate_up"), rows=gate_up_rows)
-        self._down = Linear(size, hidden, inner.of("down"), rows=rows, columns=own.columns(arch, "shared.down"))
-        self._gate: Linear | None = None
-        if experts.has_shared_gate:
-            self._gate = Linear(hidden, 1, replace(place, scheme=place.dense), out_dtype=torch.float32)
+    def __init__(self, arch: Arch, layer: int, place: Placement, act: Act, has_gate: bool) -> None:
+        gate_up, down = shared_expert(arch, layer)
+        self._ranks, self._act, self._size = place.ranks, act, down.num_inputs
+        self._gate_up, self._down = Linear(gate_up, place), Linear(down, place)
+        self._gate = Linear(shared_gate(arch, layer), place, torch.float32) if has_gate else None
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         named = {"shared.gate_up": self._gate_up, "shared.down": self._down}
         if self._gate is not None:
-            named[SHARED_GATE] = self._gate
+            named["shared_gate"] = self._gate
         for name, linear in named.items():
             yield from ((f"{name}.{part}", parameter) for part, parameter in linear.parameters())
 
@@ -88,15 +78,13 @@ class MixtureOfExperts:
     _score_bias: Tensor | None = None
     """[experts] fp32."""
 
-    def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
+    def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
         assert arch.experts is not None
-        own, experts, hidden = place.ranks.own, arch.experts, arch.hidden_size
-        self._branch, self._ranks, self._experts = branch, place.ranks, experts
-        self._act, has_bias = GATES[arch.activation], experts.has_bias
+        experts, hidden = arch.experts, arch.hidden_size
+        self._branch, self._ranks, self._experts, self._act = branch, place.ranks, experts, GATES[arch.activation]
         if experts.limit is not None:
             self._act = Act(partial(limited_mul, limit=experts.limit.limit, alpha=experts.limit.alpha))
-        dense = replace(place, scheme=place.dense)
-        self._router = Linear(hidden, experts.num_experts, dense, has_bias, out_dtype=torch.float32)
+        self._router = Linear(router(arch, layer), place, torch.float32)
         self._rule = Router(
             experts.num_chosen,
             experts.normalizes,
@@ -110,27 +98,11 @@ class MixtureOfExperts:
         bias_shape = (experts.num_experts,) if experts.has_sigmoid else (1, experts.num_experts)
         self._bias = Parameter(bias_shape, torch.float32, place.device, self._take_bias)
 
-        def gate_up(of: Placement, when_bound: Callable[[], None]) -> Linear:
-            rows = own.rows(arch, "experts.gate_up")
-            return Linear(hidden, 2 * experts.intermediate_size, of, has_bias, rows=rows, when_bound=when_bound)
-
-        def down(of: Placement, when_bound: Callable[[], None]) -> Linear:
-            return Linear(
-                experts.intermediate_size,
-                hidden,
-                of,
-                has_bias,
-                rows=own.rows(arch, "experts.down"),
-                columns=own.columns(arch, "experts.down"),
-                adds_bias=own.adds_bias,
-                when_bound=when_bound,
-            )
-
-        self._gate_up = ExpertLinears("gate_up", experts.num_experts, place, gate_up)
-        self._down = ExpertLinears("down", experts.num_experts, place, down)
+        gate_ups, downs = zip(*(expert(arch, layer, index) for index in range(experts.num_experts)), strict=True)
+        self._gate_up, self._down = ExpertLinears(gate_ups, place), ExpertLinears(downs, place)
         self._shared: SharedExpert | None = None
         if experts.shared_size:
-            self._shared = SharedExpert(arch, place, self._act, experts)
+            self._shared = SharedExpert(arch, layer, place, self._act, experts.has_shared_gate)
         self._router_norm: RMSNorm | None = None
         self._scales: Tensor | None = None
         self._scale_parameter: Parameter | None = None
@@ -143,9 +115,9 @@ class MixtureOfExperts:
         """Number of tokens that each expert has had, tokens that only pad a step included."""
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        yield from ((f"{ROUTER}.{part}", parameter) for part, parameter in self._router.parameters())
+        yield from ((f"router.{part}", parameter) for part, parameter in self._router.parameters())
         if self._experts.has_score_bias:
-            yield SCORE_BIAS, self._bias
+            yield "router.score_bias", self._bias
         yield from self._gate_up.parameters()
         yield from self._down.parameters()
         if self._shared is not None:
@@ -153,7 +125,7 @@ class MixtureOfExperts:
         if self._router_norm is not None:
             yield from ((f"router_norm.{part}", parameter) for part, parameter in self._router_norm.parameters())
         if self._scale_parameter is not None:
-            yield f"{EXPERT_SCALES}.weight", self._scale_parameter
+            yield "expert_scales.weight", self._scale_parameter
 
     def _take_scales(self, scales: Tensor) -> None:
         self._scales = scales
@@ -177,11 +149,11 @@ class MixtureOfExperts:
 class ExpertsBesideMLP:
     """An MLP and a mixture of experts, each of the stream's own norm, and both results normed and added up."""
 
-    def __init__(self, arch: Arch, place: Placement, branch: Branch, layer: int) -> None:
+    def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
         self._branch, self._of_mlp, self._of_experts = branch, Branch(arch, place), Branch(arch, place)
         self._of_mlp.norm = branch.norm
-        self._mlp = MLP(arch, place, self._of_mlp, layer)
-        self._experts = MixtureOfExperts(arch, place, self._of_experts)
+        self._mlp = MLP(arch, layer, place, self._of_mlp)
+        self._experts = MixtureOfExperts(arch, layer, place, self._of_experts)
         self.loads = self._experts.loads
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, GatedDelta
+from inferd.engine.arch.matrices import recurrent
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.parameter import Parameter
@@ -80,12 +81,11 @@ class GatedDeltaNet:
     _dt_bias: Tensor
     _norm: Tensor
 
-    def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
+    def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
         delta = arch.recurrent
         assert isinstance(delta, GatedDelta)
         self._delta, self._eps, self._branch = delta, arch.norm_eps, branch
-        self._in = Linear(arch.hidden_size, sum(delta.in_sizes), place.of("in"))
-        self._out = Linear(delta.value_size, arch.hidden_size, place.of("out"))
+        self._in, self._out = (Linear(matrix, place) for matrix in recurrent(arch, layer))
         heads = (delta.num_value_heads,)
         shapes = {
             "conv.weight": (delta.conv_size, 1, delta.conv_width),
@@ -118,7 +118,7 @@ class GatedDeltaNet:
         return self._branch.leave(self._out, gated.flatten(1), stream)
 
     def advance(self, projected: Tensor, context: StateContext) -> tuple[Tensor, Tensor]:
-        """(results of the heads, gates z), [T, value_size] each, of projected inputs [T, in]. Advances the states."""
+        """(results of the heads, gates z), [T, out_size] each, of projected inputs [T, in]. Advances the states."""
         qkv, z, b, a = torch.split(projected, list(self._delta.in_sizes), dim=1)
         qkv = short_conv(qkv, self._conv, context.inputs, context.rows, has_silu=True)
         return gated_delta(qkv, Gates(b, a, self._a_log, self._dt_bias), context.matrices, context.rows), z

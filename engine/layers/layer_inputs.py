@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.matrices import layer_input, layer_projection
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import GATES
 from inferd.engine.layers.norm import rms_norm_of, stream_norm
@@ -25,12 +26,13 @@ class LayerInputs:
 
     _table: Tensor
 
-    def __init__(self, arch: Arch, place: Placement, narrow: torch.dtype | None) -> None:
-        """`narrow`: dtype with 16 bits that the table keeps; None: the placement's."""
+    def __init__(self, arch: Arch, place: Placement) -> None:
         own, total = arch.layer_input_size, arch.num_layers * arch.layer_input_size
         self._dtype, self._own, self._total = place.dtype, own, total
-        self._embed = Parameter((arch.vocab_size, total), narrow or place.dtype, place.device, self._take_table)
-        self._projection = Linear(arch.hidden_size, total, place.of("layer_projection"))
+        self._embed = Parameter(
+            (arch.vocab_size, total), place.recipe.narrow or place.dtype, place.device, self._take_table
+        )
+        self._projection = Linear(layer_projection(arch), place)
         self._norm = rms_norm_of(arch, own, place)
         self._table_multiplier = float(torch.tensor(own**0.5, dtype=place.dtype))
         self._projection_multiplier = arch.hidden_size**-0.5
@@ -54,9 +56,8 @@ class LayerInputs:
 class LayerInput:
     """Adds norm(projection(activation(gate(stream)) * input)) to the stream, for one layer's input."""
 
-    def __init__(self, arch: Arch, place: Placement) -> None:
-        self._gate = Linear(arch.hidden_size, arch.layer_input_size, place.of("gate"))
-        self._projection = Linear(arch.layer_input_size, arch.hidden_size, place.of("projection"))
+    def __init__(self, arch: Arch, layer: int, place: Placement) -> None:
+        self._gate, self._projection = (Linear(matrix, place) for matrix in layer_input(arch, layer))
         self._norm, self._act = stream_norm(arch, place), GATES[arch.activation]
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:

@@ -11,7 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.ranks import Span, num_rows
+from inferd.engine.arch.matrix import Matrix
+from inferd.engine.arch.ranks import num_rows
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.engine.quant.scheme import Apply, TensorSpec
@@ -25,41 +26,38 @@ Gather = Callable[[Tensor, int], Tensor]
 
 
 class Linear:
-    """[T, in_size] -> [T, out_size] in `out_dtype`: the placement's dtype (None), or float32. Usable when all its
-    parameters are written.
+    """The linear layer of a matrix: [T, in_size] -> [T, out_size] in `out_dtype`: the placement's dtype (None), or
+    float32. Usable when all its parameters are written.
 
-    A rank keeps the output rows `rows`. It returns those outputs alone, or all if it has a `gather`. If ranks split the
-    inputs, a rank keeps the input columns `columns` and takes these alone, `gather` adds up what all ranks give, and
-    one of them `adds_bias`. `when_bound` is called once the layer is usable. Raises `QuantizationError` for a
-    shape that the placement's scheme cannot store.
+    A rank keeps some rows of the matrix. It returns those outputs alone, or all if it has a `gather`. If ranks split
+    the matrix by its inputs, a rank takes its own alone, `gather` adds up what all ranks give, and the first rank adds
+    the bias. `when_bound` is called once the layer is usable. Raises `QuantizationError` for a shape that the
+    matrix's scheme cannot store.
     """
 
     def __init__(
         self,
-        in_size: int,
-        out_size: int,
+        matrix: Matrix,
         place: Placement,
-        has_bias: bool = False,
         out_dtype: torch.dtype | None = None,
         *,
-        rows: tuple[Span, ...] | None = None,
-        columns: Span | None = None,
-        adds_bias: bool = True,
         gather: Gather | None = None,
         when_bound: Callable[[], None] | None = None,
     ) -> None:
-        place.scheme.check(out_size, in_size if columns is None else columns[1] - columns[0])
-        rows = rows or ((0, out_size),)
-        self._scheme, self._dtype, self._out_dtype = place.scheme.of_rows(rows), place.dtype, out_dtype
+        own, scheme = place.ranks.own, place.recipe.scheme_of(matrix)
+        out_size, in_size, rows, columns = matrix.num_rows, matrix.num_inputs, own.rows(matrix), own.columns(matrix)
+        scheme.check(out_size, in_size if columns is None else columns[1] - columns[0])
+        self._scheme, self._dtype, self._out_dtype = scheme.of_rows(rows), place.dtype, out_dtype
         self._rows, self._out_size = rows, out_size
         self._gather = None if num_rows(rows) == out_size and columns is None else gather
         self._when_bound = when_bound
-        self._lora = place.lora
+        self._lora = place.loras.get(matrix.name)
         self._apply: Apply | None = None
         self._few_rows: FewRows | None = None
         self._takes_fp8: TakesFp8 | None = None
-        needed = dict(place.scheme.takes(out_size, in_size, place.dtype))
-        if has_bias:
+        needed = dict(scheme.takes(out_size, in_size, place.dtype))
+        adds_bias = columns is None or own.adds_bias
+        if matrix.has_bias:
             needed["bias"] = TensorSpec((out_size,), place.dtype, group_columns=None)
         self._parameters = {
             name: Parameter(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, Mamba2
+from inferd.engine.arch.matrices import recurrent
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.gated_delta import StateContext
 from inferd.engine.layers.linear import Linear
@@ -26,12 +27,11 @@ from inferd.kernels.short_conv import short_conv
 class Mamba2Layer:
     """Mamba-2 of a step's tokens x [T, hidden]."""
 
-    def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
+    def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
         assert isinstance(arch.recurrent, Mamba2)
         self._sizes, self._eps, self._branch = arch.recurrent, arch.norm_eps, branch
         sizes = arch.recurrent
-        self._in = Linear(arch.hidden_size, sum(sizes.in_sizes), place.of("in"), sizes.has_bias)
-        self._out = Linear(sizes.inner_size, arch.hidden_size, place.of("out"), sizes.has_bias)
+        self._in, self._out = (Linear(matrix, place) for matrix in recurrent(arch, layer))
         heads = (sizes.num_heads,)
         shapes = {
             "conv.weight": (sizes.conv_size, 1, sizes.conv_width),
@@ -39,7 +39,7 @@ class Mamba2Layer:
             "a_log": heads,
             "dt_bias": heads,
             "d": heads,
-            "norm.weight": (sizes.inner_size,),
+            "norm.weight": (sizes.out_size,),
         }
         self._small: dict[str, Tensor] = {}
         self._parameters = {
@@ -60,13 +60,13 @@ class Mamba2Layer:
         projected, stream = self._branch.enter(self._in, x, residual)
         context.keep(projected)
         out, z = self.advance(projected, context)
-        groups = (self._sizes.num_groups, self._sizes.inner_size // self._sizes.num_groups)
+        groups = (self._sizes.num_groups, self._sizes.out_size // self._sizes.num_groups)
         norm = self._small["norm.weight"].view(groups)
         gated = silu_gate_norm(out.view(len(out), *groups), z.view(len(z), *groups), norm, self._eps)
         return self._branch.leave(self._out, gated.flatten(1), stream)
 
     def advance(self, projected: Tensor, context: StateContext) -> tuple[Tensor, Tensor]:
-        """(results of the heads, gates z), [T, inner_size] each, of projected inputs [T, in]. Advances the states."""
+        """(results of the heads, gates z), [T, out_size] each, of projected inputs [T, in]. Advances the states."""
         z, xbc, dt = torch.split(projected, list(self._sizes.in_sizes), dim=1)
         small, rows = self._small, context.rows
         bias = small.get("conv.bias")

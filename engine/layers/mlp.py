@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from inferd.engine.arch.description import Activation, Arch
+from inferd.engine.arch.matrices import mlp
 from inferd.engine.layers.branch import Act, Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.parameter import Parameter
@@ -26,30 +27,15 @@ class MLP:
     """down(activation(gate(x)) * up(x)) with gate and up in one matrix; in a family without a gate down(gelu(up(x))).
     x is [T, hidden]."""
 
-    def __init__(self, arch: Arch, place: Placement, branch: Branch, layer: int = 0) -> None:
+    def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
         assert arch.has_gate or arch.activation is Activation.GELU_TANH
-        self._in_name, self._act = ("gate_up", GATES[arch.activation]) if arch.has_gate else ("up", Act(gelu))
-        self._branch, self._ranks, self._size = branch, place.ranks, arch.mlp_size(layer)
-        own, in_rows, name = place.ranks.own, self._size * (2 if arch.has_gate else 1), f"layers.{layer}.mlp"
-        self._in = Linear(
-            arch.hidden_size,
-            in_rows,
-            place.of(self._in_name),
-            arch.has_mlp_bias,
-            rows=own.rows(arch, f"{name}.{self._in_name}"),
-        )
+        before, down = mlp(arch, layer)
+        self._in_name, self._act = before.kind, GATES[arch.activation] if arch.has_gate else Act(gelu)
+        self._branch, self._ranks, self._size = branch, place.ranks, down.num_inputs
+        self._in, self._down = Linear(before, place), Linear(down, place, gather=place.ranks.outputs)
+        own = place.ranks.own
         self._gathers_inputs = own.count > 1 and not own.splits_inputs
         """Then the inputs of `down` are quantized when all are there."""
-        self._down = Linear(
-            self._size,
-            arch.hidden_size,
-            place.of("down"),
-            arch.has_mlp_bias,
-            rows=own.rows(arch, f"{name}.down"),
-            columns=own.columns(arch, f"{name}.down"),
-            adds_bias=own.adds_bias,
-            gather=place.ranks.outputs,
-        )
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         for name, linear in ((self._in_name, self._in), ("down", self._down)):

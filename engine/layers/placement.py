@@ -1,18 +1,16 @@
-"""Device, dtype, quantization scheme and ranks of a layer's parameters: passed by the decoder down to every layer."""
+"""Device, dtype, quantization and ranks of a layer's parameters: passed by the decoder down to every layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from inferd.engine.layers.ranks import ALONE, Ranks
-from inferd.engine.quant.scheme import DENSE, Scheme
-
-T = TypeVar("T")
+from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
 
 
 class Lora(Protocol):
@@ -33,29 +31,13 @@ NO_LORAS: Mapping[str, Lora] = {}
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Dtype of activations and of parameters that are not quantized, the device, and the scheme of linear layers."""
+    """Device and storage of a layer's parameters, and the ranks that share them."""
 
     dtype: torch.dtype
+    """Dtype of activations, and of parameters that are not quantized."""
     device: torch.device
-    scheme: Scheme = DENSE
-    exceptions: Mapping[str, Scheme] = field(default_factory=dict)
-    """Matrix name -> scheme, for matrices that do not use `scheme`. Names are relative to this placement's module."""
-    dense: Scheme = DENSE
-    """The scheme of routers, which are never quantized."""
+    recipe: Recipe = UNQUANTIZED
     ranks: Ranks = ALONE
     """The processes that share the model."""
     loras: Mapping[str, Lora] = field(default_factory=dict)
-    """Matrix name -> its updates by adapters, with names as in `exceptions`. Empty if there are no adapters."""
-    lora: Lora | None = None
-    """Those of the one matrix that this placement is for."""
-
-    def within(self, prefix: str) -> Placement:
-        """The placement of the submodule whose names begin with `prefix`, which is cut off the matrices' names."""
-        return replace(self, exceptions=_within(prefix, self.exceptions), loras=_within(prefix, self.loras))
-
-    def of(self, matrix: str) -> Placement:
-        return replace(self, scheme=self.exceptions.get(matrix, self.scheme), lora=self.loras.get(matrix))
-
-
-def _within(prefix: str, named: Mapping[str, T]) -> dict[str, T]:
-    return {name.removeprefix(prefix): kept for name, kept in named.items() if name.startswith(prefix)}
+    """Name of a matrix -> its updates by adapters. Empty if there are no adapters."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, ShortConv
+from inferd.engine.arch.matrices import recurrent
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.gated_delta import StateContext
 from inferd.engine.layers.linear import Linear
@@ -28,12 +29,11 @@ class ShortConvLayer:
     """[conv_width, hidden] fp32."""
     _bias: Tensor | None = None
 
-    def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
+    def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
         conv, size = arch.recurrent, arch.hidden_size
         assert isinstance(conv, ShortConv)
         self._branch = branch
-        self._in = Linear(size, sum(conv.in_sizes), place.of("in"), conv.has_bias)
-        self._out = Linear(size, size, place.of("out"), conv.has_bias)
+        self._in, self._out = (Linear(matrix, place) for matrix in recurrent(arch, layer))
         shapes: dict[str, tuple[int, ...]] = {"weight": (size, 1, conv.conv_width)}
         if conv.has_bias:
             shapes["bias"] = (size,)

@@ -7,12 +7,13 @@ and no files: `loader` fills the parameters that it names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, GatedDelta, Mamba2, ShortConv
+from inferd.engine.arch.matrices import head
 from inferd.engine.arch.ranks import ONE_RANK, Rank
 from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Branch
@@ -92,12 +93,12 @@ class DecoderLayer:
         self._attention_branch, self._mlp_branch = Branch(arch, place), Branch(arch, place)
         self._mixer: Attention | GatedDeltaNet | Mamba2Layer | ShortConvLayer
         if layer not in arch.recurrent_layers:
-            self._mixer = self._attention = Attention(arch, layer, place.within("attention."), self._attention_branch)
+            self._mixer = self._attention = Attention(arch, layer, place, self._attention_branch)
         else:
-            self._mixer = _RECURRENT[type(arch.recurrent)](arch, place.within("recurrent."), self._attention_branch)
+            self._mixer = _RECURRENT[type(arch.recurrent)](arch, layer, place, self._attention_branch)
         self._scalar = LayerScalar(place) if arch.has_layer_scalars else None
-        self._mlp = _mlp_of(arch, layer, place.within("mlp."), self._mlp_branch)
-        self._input = LayerInput(arch, place.within("input.")) if arch.layer_input_size else None
+        self._mlp = _mlp_of(arch, layer, place, self._mlp_branch)
+        self._input = LayerInput(arch, layer, place) if arch.layer_input_size else None
 
     @property
     def expert_loads(self) -> Tensor | None:
@@ -144,10 +145,9 @@ class DecoderLayer:
 
 def _mlp_of(arch: Arch, layer: int, place: Placement, branch: Branch) -> MLP | MixtureOfExperts | ExpertsBesideMLP:
     if not arch.has_experts(layer):
-        return MLP(arch, place, branch, layer)
-    return (
-        ExpertsBesideMLP(arch, place, branch, layer) if arch.has_mlp(layer) else MixtureOfExperts(arch, place, branch)
-    )
+        return MLP(arch, layer, place, branch)
+    kind = ExpertsBesideMLP if arch.has_mlp(layer) else MixtureOfExperts
+    return kind(arch, layer, place, branch)
 
 
 class Decoder:
@@ -177,24 +177,15 @@ class Decoder:
     ) -> None:
         """`layers_read`: number of layers before each hidden state that a draft head reads; empty: the final ones; None
         without a draft head."""
-        place = Placement(dtype, torch.device(device), recipe.layers, recipe.exceptions, recipe.dense, ranks, loras)
+        place = Placement(dtype, torch.device(device), recipe, ranks, loras)
         self.arch, self.dtype, self.device, self.rank = arch, dtype, place.device, ranks.own
         self._layers_read, self._is_read = tuple(layers_read or ()), layers_read is not None
         table = (arch.vocab_size, arch.hidden_size)
         self._embed = Parameter(table, recipe.narrow or dtype, place.device, self._take_embedding)
-        self._layer_inputs = LayerInputs(arch, place, recipe.narrow) if arch.layer_input_size else None
-        layers = range(arch.num_layers)
-        self._layers = [DecoderLayer(arch, layer, place.within(f"layers.{layer}.")) for layer in layers]
+        self._layer_inputs = LayerInputs(arch, place) if arch.layer_input_size else None
+        self._layers = [DecoderLayer(arch, layer, place) for layer in range(arch.num_layers)]
         self._norm = stream_norm(arch, place)
-        head = replace(place, scheme=recipe.head)
-        self._lm_head = Linear(
-            arch.hidden_size,
-            arch.vocab_size,
-            head,
-            out_dtype=torch.float32,
-            rows=ranks.own.rows(arch, "lm_head"),
-            gather=ranks.gather_at_first,
-        )
+        self._lm_head = Linear(head(arch), place, torch.float32, gather=ranks.gather_at_first)
         self._kv_places = kv_places(arch, ranks.own)
         self._state_planes = {layer: plane for plane, layer in enumerate(arch.recurrent_layers)}
         num_positions = max_positions or arch.max_positions

@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from inferd.engine.models.modelling import (
     is_tied,
     layers_of,
     make_model,
-    our_names,
+    our_tensors,
     set_attention,
 )
 
@@ -122,13 +122,12 @@ def _tensors(
     model: PreTrainedModel, shapes: Mapping[str, Sequence[int]] | None
 ) -> tuple[tuple[ModelledTensor, ...], tuple[str, ...], tuple[str, ...]]:
     """(the tensors that the checkpoint must hold, those that must equal the embedding, those that are not read)."""
-    ours, state = our_names(model), model.state_dict()
-    sizes = {key: tuple(state[key].shape) for key in ours}
+    ours, state = our_tensors(model), model.state_dict()
     if shapes is None:
-        return tuple(ModelledTensor(key, sizes[key], ours[key]) for key in ours), (), ()
+        return tuple(ours.values()), (), ()
     theirs = _keys_of(model, shapes)
     found = {key: name for name, key in theirs.items() if key in ours}
-    tensors = tuple(ModelledTensor(found.get(key, key), sizes[key], ours[key]) for key in ours)
+    tensors = tuple(replace(tensor, name=found.get(key, key)) for key, tensor in ours.items())
     ties = tuple(name for name, key in theirs.items() if key in state and key not in ours)
     ignored = model._keys_to_ignore_on_load_unexpected or []
     patterns = [re.compile(pattern) for pattern in ignored]

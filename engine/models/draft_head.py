@@ -7,13 +7,14 @@ A head is one layer, with KV of its own. It knows no requests and no sampling, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, DraftHeadKind
 from inferd.engine.arch.draft_heads import TOKEN_OFFSETS
+from inferd.engine.arch.matrices import head as head_matrix
+from inferd.engine.arch.matrices import state_projection
 from inferd.engine.arch.ranks import ONE_RANK
 from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Act, Branch
@@ -66,13 +67,12 @@ class EagleHead:
         head, size = arch.draft_head, arch.hidden_size
         assert head is not None
         self.arch, self.dtype, self._served, self._norms_residual = arch, served.dtype, served, head.norms_residual
-        place = Placement(served.dtype, served.device, recipe.layers)
-        self._fc = Linear(len(layers_read) * head.state_size, size, place)
+        place = Placement(served.dtype, served.device, recipe)
+        self._fc = Linear(state_projection(arch, len(layers_read) * head.state_size), place)
         self._embedding_norm, self._state_norm, self._norm = (rms_norm_of(arch, size, place) for _ in range(3))
         self._mlp_branch = Branch(arch, place)
-        self._attention, self._mlp = Attention(arch, 0, place, _GivenInputs()), MLP(arch, place, self._mlp_branch)
-        logits_place = replace(place, scheme=recipe.head)
-        self._lm_head = Linear(size, head.num_tokens, logits_place, out_dtype=torch.float32)
+        self._attention, self._mlp = Attention(arch, 0, place, _GivenInputs()), MLP(arch, 0, place, self._mlp_branch)
+        self._lm_head = Linear(head_matrix(arch), place, torch.float32)
         num_positions = max_positions or arch.max_positions
         self._cos_sin = cos_sin_table(arch.ropes[0], num_positions, place.device, arch.max_positions)
         self._own: dict[str, Parameter] = {}
@@ -154,8 +154,8 @@ class MTPLayer:
         size, num_positions = arch.hidden_size, max_positions or arch.max_positions
         self._reads_embedding_first = arch.draft_head.reads_embedding_first
         self.arch, self.dtype, self._served = arch, served.dtype, served
-        place = Placement(served.dtype, served.device, recipe.layers)
-        self._fc, self._layer = Linear(2 * size, size, place), DecoderLayer(arch, 0, place)
+        place = Placement(served.dtype, served.device, recipe)
+        self._fc, self._layer = Linear(state_projection(arch, 2 * size), place), DecoderLayer(arch, 0, place)
         self._embedding_norm, self._state_norm, self._norm = (rms_norm_of(arch, size, place) for _ in range(3))
         self._cos_sin = cos_sin_table(arch.ropes[0], num_positions, place.device, num_positions)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from inferd.engine.api.checkpoint import TensorInfo
 from inferd.engine.api.pinned_files import source_of
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.matrices import head as head_matrix
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import QuantizedSource, RowOrder, Source, WeightMap
 from inferd.engine.layers.parameter import Parameter
@@ -56,7 +57,7 @@ def recipe_of(
     schemes = {
         matrix: scheme_of(parts, dtype, plain, choices.is_invariant) for matrix, parts in weights(arch).parts().items()
     }
-    head = schemes.pop("lm_head", plain)
+    head = schemes.pop(head_matrix(arch).name, plain)
     most = Counter(schemes.values()).most_common(1)[0][0]
     exceptions = {matrix: scheme for matrix, scheme in schemes.items() if scheme != most}
     return Recipe(most, head, exceptions, plain, narrow)

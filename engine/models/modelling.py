@@ -20,7 +20,8 @@ from transformers.initialization import no_init_weights, no_tie_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from inferd.engine.arch.modelled import ModellingError
+from inferd.engine.arch.matrix import Component
+from inferd.engine.arch.modelled import ModelledTensor, ModellingError
 
 _ATTENTION = "inferd"
 """Name of our attention among those of transformers. There is no mask of this name, so transformers makes none."""
@@ -30,6 +31,9 @@ _OTHER_CODE = (
 """Fields of a config that choose other code, or that mean nothing to a model without weights."""
 _ROPES = ("default", "linear", "llama3", "yarn", "proportional")
 """Kinds of rope whose frequencies do not depend on the longest sequence of a step."""
+_COMPONENTS = {
+    "embed": Component.EMBEDDING, "norm": Component.NORMS, "attention": Component.ATTENTION, "mlp": Component.MLP
+}  # fmt: skip
 _NO_EFFECT = ("dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states")
 """Arguments of attention that change nothing while a model serves."""
 
@@ -95,8 +99,8 @@ def layers_of(model: PreTrainedModel) -> int:
     return num_layers
 
 
-def our_names(model: PreTrainedModel) -> dict[str, str]:
-    """Our name of each parameter and each stored buffer, by the name in the model. A tied head has none."""
+def our_tensors(model: PreTrainedModel) -> dict[str, ModelledTensor]:
+    """Each parameter and each stored buffer, by its name in the model. A tied head is left out."""
     embedding, head = model.get_input_embeddings(), head_of(model)
     found = {}
     for key, value in model.state_dict().items():
@@ -104,14 +108,16 @@ def our_names(model: PreTrainedModel) -> dict[str, str]:
         module = model.get_submodule(path)
         if module is head and leaf == "weight" and is_tied(model):
             continue
+        shape = tuple(value.shape)
         if module is embedding or module is head:
-            found[key] = f"{'embed' if module is embedding else 'lm_head'}.{leaf}"
+            own, component = ("embed", Component.EMBEDDING) if module is embedding else ("lm_head", Component.HEAD)
+            found[key] = ModelledTensor(key, shape, component, own, "", leaf)
             continue
         layer, rest = _layer_of(path)
         kind = "embed" if isinstance(module, nn.Embedding) else "norm"
         if isinstance(module, nn.Linear):
             kind = "attention" if "att" in rest else "mlp"
-        found[key] = f"{layer}{kind}.{rest}.{leaf}"
+        found[key] = ModelledTensor(key, shape, _COMPONENTS[kind], f"{kind}.{rest}", layer, leaf)
         if value.dim() > 2 or not value.dtype.is_floating_point:
             raise ModellingError(f"{key} {list(value.shape)} in {value.dtype} has more than 2 axes, or no floats")
     return found

@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.matrix import Component, Matrix
+from inferd.engine.arch.modelled import ModelledTensor
 from inferd.engine.arch.ranks import ONE_RANK
 from inferd.engine.layers.gated_delta import States
 from inferd.engine.layers.linear import Linear
@@ -28,7 +30,7 @@ from inferd.engine.models.modelling import (
     body_of,
     head_of,
     make_model,
-    our_names,
+    our_tensors,
     set_attention,
 )
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
@@ -72,10 +74,9 @@ class TransformersDecoder(Decoder):
         self.arch, self.dtype, self.device, self.rank = arch, dtype, torch.device(device), ONE_RANK
         self._model = make_model(config, dtype, str(device))
         self._body = body_of(self._model)
-        self._place = Placement(dtype, self.device, recipe.layers)
-        self._head_scheme = recipe.head
+        self._place = Placement(dtype, self.device, recipe)
         self._head: Linear | None = None
-        self._named = self._take_over(our_names(self._model))
+        self._named = self._take_over(our_tensors(self._model))
         self._layers: list[DecoderLayer] = []
         self._layers_read, self._is_read = (), False
         self._given = _Given()
@@ -160,38 +161,37 @@ class TransformersDecoder(Decoder):
         q = rope_and_cache(q, k, v, self._no_angles, self._at_first, batch.write_slots, pages, kv_scales=scales)
         return paged_attention(q, pages, batch, call.scale, window, call.softcap, scales)
 
-    def _take_over(self, names: Mapping[str, str]) -> dict[str, Parameter]:
+    def _take_over(self, tensors: Mapping[str, ModelledTensor]) -> dict[str, Parameter]:
         """Replace the linear layers. Returns all parameters by our names."""
-        model, state, named = self._model, self._model.state_dict(), dict[str, Parameter]()
-        keys: dict[str, dict[str, str]] = {}
-        for key, ours in names.items():
-            path, _, leaf = key.rpartition(".")
-            keys.setdefault(path, {})[leaf] = ours
+        model, named = self._model, dict[str, Parameter]()
+        owned: dict[str, dict[str, ModelledTensor]] = {}
+        for key, tensor in tensors.items():
+            owned.setdefault(key.rpartition(".")[0], {})[tensor.leaf] = tensor
         head = head_of(model)
         in_float32 = (*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ()))
         modules = dict(model.named_modules())
         for path, module in modules.items():
-            leaves = keys.get(path, {})
+            leaves = owned.get(path, {})
             if type(module) is nn.Linear:
                 linear = self._linear(module, is_head=module is head)
                 _set(model, path, _Projection(linear))
                 found = ((leaf, parameter) for leaf, parameter in linear.parameters() if leaf in leaves)
-                named.update((leaves[leaf], parameter) for leaf, parameter in found)
+                named.update((leaves[leaf].of.parameter, parameter) for leaf, parameter in found)
                 continue
-            for leaf, ours in leaves.items():
+            for leaf, tensor in leaves.items():
                 dtype = torch.float32 if any(part in path for part in in_float32) else self.dtype
-                shape = tuple(state[f"{path}.{leaf}"].shape)
-                use = partial(self._use, module, leaf, shape, module is model.get_input_embeddings())
-                named[ours] = Parameter(shape or (1,), dtype, self.device, use)
+                use = partial(self._use, module, leaf, tensor.shape, module is model.get_input_embeddings())
+                named[tensor.of.parameter] = Parameter(tensor.shape or (1,), dtype, self.device, use)
         return named
 
     def _linear(self, module: nn.Linear, *, is_head: bool) -> Linear:
-        place, has_bias = self._place, module.bias is not None
-        if not is_head:
-            return Linear(module.in_features, module.out_features, place, has_bias)
-        head = Placement(self.dtype, self.device, self._head_scheme)
-        self._head = Linear(module.in_features, module.out_features, head, has_bias, torch.float32)
-        return self._head
+        """One of our linear layers. A tied head has no tensor of its own."""
+        component = Component.HEAD if is_head else Component.MLP
+        shape, has_bias = (module.out_features, module.in_features), module.bias is not None
+        linear = Linear(Matrix.whole("", component, shape, has_bias), self._place, torch.float32 if is_head else None)
+        if is_head:
+            self._head = linear
+        return linear
 
     def _use(self, module: nn.Module, leaf: str, shape: tuple[int, ...], is_embedding: bool, tensor: Tensor) -> None:
         """Take a parameter or a buffer that is loaded."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.matrices import layer_matrices
+from inferd.engine.arch.matrix import Component, Matrix
 from inferd.engine.arch.ranks import Rank
 from inferd.engine.quant.fp8 import Fp8
 from inferd.engine.quant.integer import Int4, Int8
@@ -30,29 +32,28 @@ class Recipe:
     narrow: torch.dtype | None = None
     """Dtype of the embedding, with 16 bits, in a float32 model; None: the model's dtype."""
 
+    def scheme_of(self, matrix: Matrix) -> Scheme:
+        """The scheme that stores this matrix."""
+        if not matrix.is_quantizable:
+            return self.dense
+        return self.head if matrix.component is Component.HEAD else self.exceptions.get(matrix.name, self.layers)
+
 
 def cut_groups(arch: Arch, recipe: Recipe, rank: Rank) -> str | None:
     """Why ranks cannot split the matrices `o` and `down` by their inputs: what shares a number would be cut. None if
     they can. All ranks find the same."""
     assert rank.splits_inputs
-    for layer in range(arch.num_layers):
-        for matrix in ("attention.o", *_downs(arch, layer)):
-            name = f"layers.{layer}.{matrix}"
-            scheme = recipe.exceptions.get(name, recipe.layers)
-            group = scheme.input_group
-            if group is None:
-                return f"{name} in {scheme.name} has groups of any inputs"
-            starts = (replace(rank, index=i).columns(arch, matrix) for i in range(rank.count))
-            if any(columns is not None and columns[0] % group for columns in starts):
-                return f"{rank.count} ranks would cut groups of {group} inputs of {name} in {scheme.name}"
+    for matrix in layer_matrices(arch):
+        starts = [replace(rank, index=i).columns(matrix) for i in range(rank.count)]
+        if starts[0] is None:
+            continue
+        scheme = recipe.scheme_of(matrix)
+        group = scheme.input_group
+        if group is None:
+            return f"{matrix.name} in {scheme.name} has groups of any inputs"
+        if any(columns is not None and columns[0] % group for columns in starts):
+            return f"{rank.count} ranks would cut groups of {group} inputs of {matrix.name} in {scheme.name}"
     return None
-
-
-def _downs(arch: Arch, layer: int) -> tuple[str, ...]:
-    if arch.experts is None or not arch.has_experts(layer):
-        return ("mlp.down",)
-    own = tuple(f"mlp.experts.{expert}.down" for expert in range(arch.experts.num_experts))
-    return (*own, "mlp.shared.down") if arch.experts.shared_size else own
 
 
 def recipes(choices: Choices = ANY, narrow: torch.dtype | None = None) -> Mapping[str, Recipe]:

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from inferd.engine.arch.matrix import Component, Matrix
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.placement import Placement
 from inferd.engine.quant.fp8 import Fp8
 from inferd.engine.quant.integer import Int4, Int8
+from inferd.engine.quant.recipe import Recipe
 from inferd.engine.quant.scheme import DENSE, Dense, QuantizationError, Scheme
 from inferd.kernels import native
 from inferd.kernels.linear import LINEAR, LINEAR_16BIT, Key, NarrowKey
@@ -23,11 +25,22 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8}
 """Tolerance relative to the largest result."""
 
 
+def empty(
+    in_size: int,
+    out_size: int,
+    dtype: torch.dtype = torch.float32,
+    scheme: Scheme = DENSE,
+    has_bias: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> Linear:
+    matrix = Matrix.whole("matrix", Component.MLP, (out_size, in_size), has_bias)
+    return Linear(matrix, Placement(dtype, CPU, Recipe(scheme, scheme)), out_dtype)
+
+
 def linear_of(
     weight: Tensor, bias: Tensor | None = None, scheme: Scheme = DENSE, out_dtype: torch.dtype | None = None
 ) -> Linear:
-    place = Placement(weight.dtype, CPU, scheme)
-    linear = Linear(weight.shape[1], weight.shape[0], place, bias is not None, out_dtype)
+    linear = empty(weight.shape[1], weight.shape[0], weight.dtype, scheme, bias is not None, out_dtype)
     for name, parameter in linear.parameters():
         parameter.write(0, weight if name == "weight" or bias is None else bias)
     return linear
@@ -92,7 +105,7 @@ def test_weights_of_16_bits_give_the_bits_of_wide_ones(
     weight, bias = torch.randn(out_size, in_size), torch.randn(out_size) if has_bias else None
     weight[:, ::3] *= 1e-6  # many are subnormal in float16
     weight = weight.to(dtype)
-    narrow = Linear(in_size, out_size, Placement(torch.float32, CPU, Dense(narrow=dtype)), has_bias)
+    narrow = empty(in_size, out_size, scheme=Dense(narrow=dtype), has_bias=has_bias)
     taken = {name: parameter.dtype for name, parameter in narrow.parameters()}
     assert taken == {"weight": dtype, **({"bias": torch.float32} if has_bias else {})}
     for name, parameter in narrow.parameters():
@@ -124,7 +137,7 @@ def test_a_packed_form_is_what_runs_and_the_others_say_why_not(kernels: str) -> 
 def test_a_weight_is_not_kept_beside_its_packed_form(scheme: Scheme) -> None:
     weight = torch.randn(64, 32)
     held = weakref.ref(weight)
-    linear = Linear(32, 64, Placement(torch.float32, CPU, scheme))
+    linear = empty(32, 64, scheme=scheme)
     linear.take_weight(weight)
     del weight
     assert held() is None
@@ -151,7 +164,7 @@ def test_a_shape_that_a_scheme_cannot_keep_is_refused_before_its_weight_comes() 
     with pytest.raises(
         QuantizationError, match=r"groups of 32, and a layer of 8 x 104 has 8 left over: serve it in int8"
     ):
-        Linear(104, 8, Placement(torch.float32, CPU, Int4()))
+        empty(104, 8, scheme=Int4())
     with pytest.raises(QuantizationError, match=r"at most 65536 inputs"):
-        Linear(65537, 8, Placement(torch.float32, CPU, Int8()))
-    Linear(104, 8, Placement(torch.float32, CPU, Int8()))
+        empty(65537, 8, scheme=Int8())
+    empty(104, 8, scheme=Int8())

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.quality.checkpoint_formats import FORMATS, FP8_FORMATS, Format
 from inferd.engine.api.wire.messages import WireLogprobs
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.ranks import Rank
+from inferd.engine.arch.ranks import Rank, refuses
 from inferd.engine.arch.registry import describe
 from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.models.loader import recipe_of
@@ -153,6 +153,22 @@ def test_the_tolerance_sees_a_wrong_sum(kind: type[SharedRanks]) -> None:
 
     summed = on_ranks(2, run_wrongly, group_exchanges, splits_inputs=True)[0]
     assert error(run(ALONE), summed) > 3 * TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_family_has_inputs_that_ranks_cannot_split(case: Case) -> None:
+    arch = describe(case.config_json())
+    if refuses(arch, 2) is None:
+        assert cut_groups(arch, RECIPES["none"], Rank(0, 2, splits_inputs=True)) is None
+
+
+def test_an_mlp_beside_experts_has_groups_too() -> None:
+    """Two ranks cut groups of 32 of the MLP's 160 inputs, and none of the experts' 64."""
+    case = next(case for case in CASES if case.name == "gemma 4, experts beside an MLP")
+    sizes = {"intermediate_size": 160, "moe_intermediate_size": 64}
+    arch = describe(replace(case, config=case.config | sizes).config_json())
+    reason = cut_groups(arch, RECIPES["int4"], Rank(0, 2, splits_inputs=True))
+    assert reason == "2 ranks would cut groups of 32 inputs of layers.0.mlp.down in int4"
 
 
 def test_groups_that_ranks_would_cut_keep_o_and_down_split_by_outputs() -> None:

@@ -22,6 +22,7 @@ from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.wire.messages import Ready
+from inferd.engine.arch.matrix import Component
 from inferd.engine.arch.modelled import Modelled, ModelledTensor
 from inferd.engine.arch.registry import describe_modelled
 from inferd.server.commands.plan import PlanOptions, build, to_json
@@ -134,7 +135,7 @@ def test_the_card_says_that_a_family_is_not_native(report: StartupReport) -> Non
         architecture="PhiForCausalLM", vocab_size=32, hidden_size=16, widest=64, num_heads=2, num_kv_heads=2,
         head_dim=8, max_positions=64, attention_scale=0.3, attention_softcap=None, windows=(None,),
         tie_embeddings=False, dtype="float32",
-        tensors=(ModelledTensor("model.embed_tokens.weight", (32, 16), "embed.weight"),),
+        tensors=(ModelledTensor("model.embed_tokens.weight", (32, 16), Component.EMBEDDING, "embed"),),
     )  # fmt: skip
     facts = ModelFacts(Path("model"), describe_modelled(modelled), "float32", is_embedded=False)
     with socket.socket() as listener:

@@ -51,13 +51,9 @@ from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.memory.states import num_state_numbers, state_bytes
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.heads import Heads
+from inferd.engine.arch.matrix import Component, Matrix
 from inferd.engine.arch.registry import weights
-from inferd.engine.arch.weights import SCORE_BIAS
 
-_READ_BY_ALL = ("projection", "attention", "recurrent layers", "MLP", "layer inputs", "routers", "norms")
-"""Parts of the weights that each step reads whole."""
-_MULTIPLIED = ("layers.", "layer_projection.")
-"""Beginnings of the names of matrices that every token is multiplied by."""
 _STATE_FLOPS = 6
 """Operations for each number of a recurrent state and each token: two to read it by the key, to change it, and to read
 it by the query. Forgetting is left out, as activation functions are."""
@@ -121,9 +117,9 @@ class WorkModel:
             row_bytes=2 * state_bytes(arch, precision).value,
             logits_flops=2 * arch.hidden_size * arch.num_logits,
             logits_bytes=_LOGIT_BYTES * arch.vocab_size,
-            weight_bytes=sum(parts.get(name, 0) for name in _READ_BY_ALL),
-            **_experts_of(arch, parts.get("experts", 0)),
-            head_bytes=parts.get("head", 0),
+            weight_bytes=sum(parts.get(part, 0) for part in Component if part.is_read_by_all),
+            **_experts_of(arch, parts.get(Component.EXPERTS, 0)),
+            head_bytes=parts.get(Component.HEAD, 0),
             attention=tuple(
                 AttentionCost(
                     window,
@@ -208,8 +204,9 @@ def _by_window(arch: Arch, max_model_len: int) -> dict[int | None, list[int]]:
 
 def _active_weights(arch: Arch) -> int:
     """Number of weights in the layers' matrices that one token is multiplied by."""
-    shapes = {name: shape for name, shape in weights(arch).parameters().items() if not name.endswith(SCORE_BIAS)}
-    total = sum(prod(shape) for name, shape in shapes.items() if name.startswith(_MULTIPLIED) and len(shape) == 2)
+    owned = (source.of for source in weights(arch).all_sources)
+    matrices = {of.name: of for of in owned if isinstance(of, Matrix) and of.component is not Component.HEAD}
+    total = sum(prod(matrix.shape) for matrix in matrices.values())
     return total - arch.num_idle_weights
 
 

@@ -7,10 +7,9 @@ anything is loaded, the start sizes the KV pool with it, and then compares it wi
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Literal
@@ -26,34 +25,13 @@ from inferd.engine.api.memory.precision import (
     stored_as,
 )
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.draft_heads import TOKEN_OFFSETS
+from inferd.engine.arch.matrix import Component, Matrix, Shape
 from inferd.engine.arch.ranks import Rank, num_rows, within
 from inferd.engine.arch.registry import weights
-from inferd.engine.arch.stored import Layout
-from inferd.engine.arch.weights import PART_NAME, Shape
+from inferd.engine.arch.weights import Parameter
 
-_OWNER = re.compile(r"layers\.\d+\.(mlp\.experts\.\d+\.)?")
-"""Beginning of the name of a layer's parameter, or of an expert's."""
-_NEVER_QUANTIZED = ("embedding", "routers", "norms")
-"""Parts of the plan that stay in the dtype."""
-_ORDER = (
-    "embedding", "projection", "attention", "recurrent layers", "MLP", "layer inputs", "routers", "experts", "norms"
-)  # fmt: skip
-"""The parts of the weights before the head."""
-_TIED_HEAD = "packed copy of the embedding.weight"
-_PARTS = {
-    "embed": "embedding",
-    "layer_embed": "embedding",
-    "layer_projection": "layer inputs",
-    "input": "layer inputs",
-    "fc": "projection",
-    "attention": "attention",
-    "recurrent": "recurrent layers",
-    "mlp": "MLP",
-    "scalar": "norms",
-    "lm_head": "head",
-}
-"""Part of the plan by the first name of a parameter, without its layer."""
+_Member = tuple[str, Shape, StoredAs | None]
+"""(label, shape, format) of a parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +86,15 @@ def weight_parts(
 ) -> tuple[Part, ...]:
     """Embedding, attention, MLP, inputs of layers, routers, experts, norms and head, without those that take no memory
     of their own. A draft head has a projection of hidden states too."""
-    shapes: dict[str, dict[str, Shape]] = {}
-    for name, shape in _parameters(arch, num_ranks).items():
-        shapes.setdefault(_part_of(name), {})[name] = shape
-    parts = []
-    for name in _ORDER:
-        parts.append(Part(name, _total(arch, precision, shapes.pop(name, {}))))
-    head = shapes.pop("head", {})
-    assert not shapes, f"parameters that no part of the plan holds: {shapes}"
-    if arch.tie_embeddings and not (device == "cuda" and _stored_as(arch, precision, _TIED_HEAD) is None):
+    parameters = [*_parameters(arch, num_ranks)]
+    tied = _tied_head(arch, num_ranks)
+    if arch.tie_embeddings and not (device == "cuda" and _stored_as(arch, precision, tied) is None):
         # A CPU keeps a packed copy of the embedding as the head. A GPU multiplies by the embedding itself.
-        head[_TIED_HEAD] = (Rank(0, num_ranks).width(arch.vocab_size), arch.hidden_size)
-    parts.append(Part("head", _total(arch, precision, head)))
-    return tuple(part for part in parts if part.num_bytes)
+        parameters.append(tied)
+    found = (
+        Part(own, _total(arch, precision, [one for one in parameters if one.of.component is own])) for own in Component
+    )
+    return tuple(part for part in found if part.num_bytes)
 
 
 def refusal(arch: Arch, quantization: Quantization) -> str | None:
@@ -128,20 +102,19 @@ def refusal(arch: Arch, quantization: Quantization) -> str | None:
     stored = stored_quantization(arch)
     if stored is not None:
         return None if quantization == stored else f"the checkpoint's matrices are stored in {stored}"
-    for name, shape in _parameters(arch).items():
-        part = _part_of(name)
-        stored_as = (HEAD_STORED_AS if part == "head" else LINEARS_STORED_AS)[quantization]
-        if stored_as is None or part in _NEVER_QUANTIZED or len(shape) != 2:
+    for parameter in _parameters(arch):
+        stored_as = _quantized_as(parameter, quantization)
+        if stored_as is None or len(parameter.shape) != 2:
             continue
-        reason = stored_as.refuses(shape[1])
+        reason = stored_as.refuses(parameter.shape[1])
         if reason is not None:
-            return f"{name.removesuffix('.weight')} {reason}"
+            return f"{parameter.of.name} {reason}"
     return None
 
 
 def stored_quantization(arch: Arch) -> Quantization | None:
     """The precision of most of a quantized checkpoint's matrices; None for a checkpoint that is not quantized."""
-    kinds = Counter(layout.kind for layout in _layouts(arch).values())
+    kinds = Counter(parameter.layout.kind for parameter in _parameters(arch) if parameter.layout is not None)
     return kinds.most_common(1)[0][0] if kinds else None
 
 
@@ -182,79 +155,59 @@ def block_bytes(
     return own if draft is None else own + _kv(draft.arch, draft.precision, term(block_size)).value
 
 
-def _stored_as(arch: Arch, precision: Precision, parameter: str) -> StoredAs | None:
+def _stored_as(arch: Arch, precision: Precision, parameter: Parameter) -> StoredAs | None:
     """The format of this matrix; None if it is stored in the dtype."""
-    part = "head" if parameter == _TIED_HEAD else _part_of(parameter)
-    if part in _NEVER_QUANTIZED:
-        return None
     if arch.stored is None:
-        return (HEAD_STORED_AS if part == "head" else LINEARS_STORED_AS)[precision.quantization]
-    layout = _layouts(arch).get(parameter.removesuffix(".weight"))
-    if layout is None:
+        return _quantized_as(parameter, precision.quantization)
+    return None if parameter.layout is None else stored_as(parameter.layout)
+
+
+def _quantized_as(parameter: Parameter, quantization: Quantization) -> StoredAs | None:
+    """The format that a quantization gives to this matrix of a checkpoint that is not quantized."""
+    of = parameter.of
+    if not (isinstance(of, Matrix) and of.is_quantizable):
         return None
-    return stored_as(layout)
+    return (HEAD_STORED_AS if of.component is Component.HEAD else LINEARS_STORED_AS)[quantization]
 
 
 @lru_cache(maxsize=8)
-def _parameters(arch: Arch, num_ranks: int = 1) -> Mapping[str, Shape]:
-    """Weights and biases as the first rank keeps them, without scales, which `StoredAs` counts."""
-    rank, first_rows = Rank(0, num_ranks), Counter[str]()
-    kept: dict[str, Shape] = {}
-    for name, shape in weights(arch).parameters().items():
-        if name == TOKEN_OFFSETS:
-            continue  # not in the dtype; `activations` counts them
-        is_whole = not arch.is_native or arch.draft_head is not None
-        if is_whole or _part_of(name) in ("embedding", "norms", "recurrent layers"):
-            kept[name] = shape
-            continue
-        matrix, _, kind = name.rpartition(".")
-        matrix = PART_NAME.sub("", matrix)
-        # The parts of a matrix follow one another.
-        first = first_rows[f"{matrix}.{kind}"]
-        first_rows[f"{matrix}.{kind}"] += shape[0]
-        own = within(rank.rows(arch, matrix), first, shape[0])
-        kept[name] = (num_rows(own), *shape[1:])
-    return kept
+def _parameters(arch: Arch, num_ranks: int = 1) -> tuple[Parameter, ...]:
+    """Weights and biases as the first rank keeps them, without scales, which `StoredAs` counts, and without ids, which
+    `activations` counts."""
+    rank, kept = Rank(0, num_ranks), list[Parameter]()
+    for parameter in weights(arch).parameters().values():
+        if parameter.of.component is not Component.TOKEN_IDS:
+            own = within(rank.rows(parameter.of), parameter.first_row, parameter.shape[0])
+            kept.append(replace(parameter, shape=(num_rows(own), *parameter.shape[1:])))
+    return tuple(kept)
 
 
-@lru_cache(maxsize=8)
-def _layouts(arch: Arch) -> Mapping[str, Layout]:
-    return weights(arch).layouts()
+def _tied_head(arch: Arch, num_ranks: int) -> Parameter:
+    """The head that is a copy of the embedding, as each rank keeps it."""
+    shape = (Rank(0, num_ranks).width(arch.vocab_size), arch.hidden_size)
+    return Parameter(Matrix.whole("packed copy of the embedding", Component.HEAD, shape), shape)
 
 
-def _part_of(parameter: str) -> str:
-    name = parameter.split(".", 2)[2] if parameter.startswith("layers.") else parameter
-    if "norm" in name:
-        return "norms"
-    if name.startswith("mlp.experts."):
-        return "experts"
-    if name.startswith(("mlp.router.", "mlp.shared_gate.", "mlp.expert_scales.")):
-        return "routers"
-    return _PARTS[name.partition(".")[0]]
-
-
-def _total(arch: Arch, precision: Precision, shapes: Mapping[str, Shape]) -> Formula:
+def _total(arch: Arch, precision: Precision, parameters: Iterable[Parameter]) -> Formula:
     """Bytes of these parameters: one layer, or one expert, times the number of equal ones, plus parameters outside of
     layers."""
-    groups: dict[str, list[tuple[str, Shape, StoredAs | None]]] = {}
-    for name, shape in shapes.items():
-        owner, own = _OWNER.match(name), name
-        if owner is not None:
-            own = name[owner.end() :]
-        groups.setdefault("" if owner is None else owner[0], []).append((own, shape, _stored_as(arch, precision, name)))
+    groups: dict[str, list[_Member]] = {}
+    unit = "layers"
+    for parameter in parameters:
+        member = parameter.label, parameter.shape, _stored_as(arch, precision, parameter)
+        groups.setdefault(parameter.of.owner, []).append(member)
+        unit = "experts" if parameter.of.component is Component.EXPERTS else "layers"
     outside = groups.pop("", [])
-    unit = "experts" if any(".experts." in owner for owner in groups) else "layers"
     alike = Counter(tuple(members) for members in groups.values())
     totals = [term(count, unit) * _members(members, precision) for members, count in alike.items()]
     return sum_of([*totals, _members(outside, precision)])
 
 
-def _members(members: Iterable[tuple[str, Shape, StoredAs | None]], precision: Precision) -> Formula:
-    """Bytes of these (name, shape, format)."""
+def _members(members: Iterable[_Member], precision: Precision) -> Formula:
+    """Bytes of these members of a group."""
     narrow, in_dtype, packed = NOTHING, NOTHING, NOTHING
     is_alike = precision.matrix_bytes == precision.dtype_bytes
-    for name, shape, stored in members:
-        label = _label(name)
+    for label, shape, stored in members:
         if len(shape) != 2:
             in_dtype += term(prod(shape)).named(label)
         elif stored is not None:
@@ -265,14 +218,6 @@ def _members(members: Iterable[tuple[str, Shape, StoredAs | None]], precision: P
             narrow += (term(shape[0]) * term(shape[1])).named(label)
     sized = ((narrow, precision.matrix_bytes), (in_dtype, precision.dtype_bytes))
     return packed + sum_of(count * num_bytes for count, num_bytes in sized if count.value)
-
-
-def _label(parameter: str) -> str:
-    """ "mlp.up.weight" -> "up", "mlp.up.bias" -> "up bias", "mlp.gate_up.part1.weight" -> "gate up part1"."""
-    names = parameter.split(".")
-    kind = names.pop()
-    own = " ".join(names[-2 if names[-1].startswith("part") else -1 :]).replace("_", " ")
-    return own if kind == "weight" else f"{own} {kind}"
 
 
 def _kv(arch: Arch, precision: Precision, pool: Formula, num_ranks: int = 1) -> Formula:
@@ -291,21 +236,21 @@ def _loading(arch: Arch, precision: Precision, num_ranks: int) -> Part:
     quantized here. A tied head counts without the matrix as read, which is the embedding, unless it is widened."""
     widened = precision.dtype_bytes if precision.matrix_bytes != precision.dtype_bytes else NOTHING
 
-    def read_as(name: str) -> Formula:
-        if _stored_as(arch, precision, name) is None:
+    def read_as(parameter: Parameter) -> Formula:
+        if _stored_as(arch, precision, parameter) is None:
             return precision.matrix_bytes
         return term(1, "B") if arch.stored is not None else precision.dtype_bytes + term(1, "B")
 
     held = [
-        (term(shape[0]) * term(shape[1])).named(_label(name)) * read_as(name)
-        for name, shape in _parameters(arch, num_ranks).items()
-        if len(shape) == 2 and _part_of(name) != "embedding"
+        (term(one.shape[0]) * term(one.shape[1])).named(one.label) * read_as(one)
+        for one in _parameters(arch, num_ranks)
+        if len(one.shape) == 2 and one.of.component is not Component.EMBEDDING
     ]
     if arch.tie_embeddings:
-        is_quantized = arch.stored is None and _stored_as(arch, precision, _TIED_HEAD) is not None
+        tied = _tied_head(arch, num_ranks)
+        is_quantized = arch.stored is None and _stored_as(arch, precision, tied) is not None
         beside = widened + term(1, "B") if is_quantized else term(0, "B")
-        own = Rank(0, num_ranks).width(arch.vocab_size)
-        held.append((term(own) * term(arch.hidden_size)).named("tied head") * beside)
+        held.append((term(tied.shape[0]) * term(arch.hidden_size)).named("tied head") * beside)
     return Part("while loading", max(held, key=lambda formula: formula.value))
 
 

@@ -1,0 +1,143 @@
+"""The matrices of an `Arch`, part by part.
+
+The layers are built from them, and `tensors` says which tensors of a checkpoint fill them. `matrix` says what is known
+of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from inferd.engine.arch.description import Arch
+from inferd.engine.arch.heads import Heads
+from inferd.engine.arch.matrix import Axis, Component, Matrix, Weight, whole
+
+
+def of_layer(layer: int) -> str:
+    """Name of a layer as owner."""
+    return f"layers.{layer}."
+
+
+def kv_axis(heads: Heads) -> Axis:
+    """The numbers of K, or of V, of all heads of a layer."""
+    return Axis(heads.kv_size, heads.num_kv_heads, repeats=True)
+
+
+def embedding(arch: Arch) -> Weight:
+    return whole("embed", Component.EMBEDDING, (arch.vocab_size, arch.hidden_size))
+
+
+def head(arch: Arch) -> Matrix:
+    """The matrix of the logits."""
+    return Matrix("lm_head", Component.HEAD, (Axis.of_rows(arch.num_logits),), (arch.hidden_size,))
+
+
+def attention(arch: Arch, layer: int) -> tuple[Matrix, Matrix]:
+    """qkv and o of a layer with attention."""
+    heads, hidden = arch.heads(layer), arch.hidden_size
+    q_size, *others = arch.qkv_sizes(layer)
+    rows, outputs = (Axis(q_size, heads.num_heads), *(kv_axis(heads) for _ in others)), Axis.of_rows(hidden)
+    before = _linear(layer, "attention.qkv", Component.ATTENTION, rows, arch.attention_in_size, arch.has_qkv_bias)
+    behind = _linear(layer, "attention.o", Component.ATTENTION, (outputs,), heads.q_size, arch.has_o_bias)
+    split = replace(behind, split_inputs=Axis(heads.q_size, heads.num_heads))
+    return replace(before, takes_adapters=True), replace(split, takes_adapters=True)
+
+
+def sinks(arch: Arch, layer: int) -> Weight:
+    """The scores of attention heads that have no value."""
+    return Weight("attention.sinks", Component.ATTENTION, (Axis.of_rows(arch.num_heads),), (), of_layer(layer))
+
+
+def recurrent(arch: Arch, layer: int) -> tuple[Matrix, Matrix]:
+    """The projections before and behind the state of a recurrent layer. One process computes it."""
+    assert arch.recurrent is not None
+    sizes, hidden, has_bias = arch.recurrent, arch.hidden_size, arch.recurrent.has_bias
+    rows = tuple(Axis(size) for size in sizes.in_sizes)
+    return (
+        _linear(layer, "recurrent.in", Component.RECURRENT, rows, hidden, has_bias),
+        _linear(layer, "recurrent.out", Component.RECURRENT, (Axis(hidden),), sizes.out_size, has_bias),
+    )
+
+
+def mlp(arch: Arch, layer: int) -> tuple[Matrix, Matrix]:
+    """The matrices before and behind the activation of a layer's MLP."""
+    before, down = _mlp(arch, of_layer(layer), "mlp.", Component.MLP, arch.mlp_size(layer), arch.has_mlp_bias)
+    return replace(before, takes_adapters=True), replace(down, takes_adapters=True)
+
+
+def expert(arch: Arch, layer: int, index: int) -> tuple[Matrix, Matrix]:
+    """The same of one expert."""
+    assert arch.experts is not None
+    experts, owner = arch.experts, f"{of_layer(layer)}mlp.experts.{index}."
+    return _mlp(arch, owner, "", Component.EXPERTS, experts.intermediate_size, experts.has_bias)
+
+
+def shared_expert(arch: Arch, layer: int) -> tuple[Matrix, Matrix]:
+    """The same of the expert that every token goes to."""
+    assert arch.experts is not None
+    return _mlp(arch, of_layer(layer), "mlp.shared.", Component.MLP, arch.experts.shared_size, has_bias=False)
+
+
+def router(arch: Arch, layer: int) -> Matrix:
+    """The matrix of the logits of a layer's experts."""
+    assert arch.experts is not None
+    return _gate(arch, layer, "mlp.router", arch.experts.num_experts, arch.experts.has_bias)
+
+
+def shared_gate(arch: Arch, layer: int) -> Matrix:
+    """The matrix of one row that gives the gate of the shared expert."""
+    return _gate(arch, layer, "mlp.shared_gate", 1, has_bias=False)
+
+
+def layer_projection(arch: Arch) -> Matrix:
+    """The matrix that gives all layers their inputs, side by side."""
+    shape = (arch.num_layers * arch.layer_input_size, arch.hidden_size)
+    return Matrix.whole("layer_projection", Component.LAYER_INPUTS, shape)
+
+
+def layer_input(arch: Arch, layer: int) -> tuple[Matrix, Matrix]:
+    """The matrices by which a layer adds its input to the stream."""
+    size, hidden, part = Axis(arch.layer_input_size), Axis(arch.hidden_size), Component.LAYER_INPUTS
+    return (
+        _linear(layer, "input.gate", part, (size,), hidden.size),
+        _linear(layer, "input.projection", part, (hidden,), size.size),
+    )
+
+
+def state_projection(arch: Arch, num_inputs: int) -> Matrix:
+    """The matrix by which a draft head reads hidden states."""
+    return _linear(0, "fc", Component.PROJECTION, (Axis(arch.hidden_size),), num_inputs)
+
+
+def layer_matrices(arch: Arch) -> Iterator[Matrix]:
+    """All matrices of attention, MLP and experts, layer by layer."""
+    for layer in range(arch.num_layers):
+        if layer not in arch.recurrent_layers:
+            yield from attention(arch, layer)
+        if arch.has_experts(layer):
+            assert arch.experts is not None
+            for index in range(arch.experts.num_experts):
+                yield from expert(arch, layer, index)
+            if arch.experts.shared_size:
+                yield from shared_expert(arch, layer)
+        if arch.has_mlp(layer):
+            yield from mlp(arch, layer)
+
+
+def _linear(
+    layer: int, own: str, component: Component, rows: tuple[Axis, ...], num_inputs: int, has_bias: bool = False
+) -> Matrix:
+    return Matrix(own, component, rows, (num_inputs,), of_layer(layer), has_bias=has_bias)
+
+
+def _mlp(arch: Arch, owner: str, prefix: str, component: Component, size: int, has_bias: bool) -> tuple[Matrix, Matrix]:
+    wide, hidden, name = Axis.of_rows(size), arch.hidden_size, "gate_up" if arch.has_gate else "up"
+    rows, outputs = (wide, wide) if arch.has_gate else (wide,), (Axis.of_rows(hidden),)
+    before = Matrix(f"{prefix}{name}", component, rows, (hidden,), owner, has_bias=has_bias)
+    return before, Matrix(f"{prefix}down", component, outputs, (size,), owner, has_bias=has_bias, split_inputs=wide)
+
+
+def _gate(arch: Arch, layer: int, own: str, num_rows: int, has_bias: bool) -> Matrix:
+    found = _linear(layer, own, Component.ROUTERS, (Axis(num_rows),), arch.hidden_size, has_bias)
+    return replace(found, is_quantizable=False)
