@@ -69,6 +69,10 @@ class GatedDelta:
         return False
 
     @property
+    def has_conv_bias(self) -> bool:
+        return False
+
+    @property
     def conv_size(self) -> int:
         """Channels of the convolution: q, k and v of all heads."""
         return 2 * self.num_key_heads * self.key_dim + self.out_size
@@ -124,6 +128,10 @@ class ShortConv:
     conv_width: int
     has_bias: bool
     """Whether the convolution and the projections have biases."""
+
+    @property
+    def has_conv_bias(self) -> bool:
+        return self.has_bias
 
     @property
     def state_shape(self) -> tuple[int, int, int]:

@@ -14,8 +14,8 @@ from typing import Any
 from inferd.engine.arch import llama
 from inferd.engine.arch.description import Arch, ArchError, DraftHead, DraftHeadKind
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.matrices import of_layer, state_projection
-from inferd.engine.arch.matrix import Component, whole
+from inferd.engine.arch.matrices import norm, of_layer, state_projection, token_offsets
+from inferd.engine.arch.matrix import Component
 from inferd.engine.arch.tensors import TensorNames, weight_map
 from inferd.engine.arch.weights import Source, WeightMap
 
@@ -200,14 +200,10 @@ def eagle3_weights(arch: Arch) -> WeightMap:
         _norm(f"{head.layer}hidden_norm.weight", "state_norm", size),
     ]
     if head.maps_tokens:
-        offsets = whole(TOKEN_OFFSETS, Component.TOKEN_IDS, (head.num_tokens,), leaf="")
-        sources.append(replace(Source.whole(f"{head.body}d2t", offsets), dtypes=("I64", "I32")))
+        offsets = Source.whole(f"{head.body}d2t", token_offsets(head.num_tokens))
+        sources.append(replace(offsets, dtypes=("I64", "I32")))
     return WeightMap(tuple(sources), unread=(f"{head.body}t2d",))
 
 
 def _norm(tensor: str, own: str, size: int) -> Source:
-    return Source.whole(tensor, whole(own, Component.NORMS, (size,), of_layer(0)))
-
-
-TOKEN_OFFSETS = "token_offsets"
-"""Parameter of a draft head: number i is the id of its token i in the served vocabulary, less i."""
+    return Source.whole(tensor, norm(own, size, of_layer(0)))

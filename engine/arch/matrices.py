@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from inferd.engine.arch.description import Arch
+from inferd.engine.arch.description import Arch, Mamba2, ShortConv
 from inferd.engine.arch.heads import Heads
 from inferd.engine.arch.matrix import Axis, Component, Matrix, Weight, whole
 
@@ -26,6 +26,21 @@ def kv_axis(heads: Heads) -> Axis:
 
 def embedding(arch: Arch) -> Weight:
     return whole("embed", Component.EMBEDDING, (arch.vocab_size, arch.hidden_size))
+
+
+def layer_embedding(arch: Arch) -> Weight:
+    """The table of the layers' inputs, side by side."""
+    shape = (arch.vocab_size, arch.num_layers * arch.layer_input_size)
+    return whole("layer_embed", Component.EMBEDDING, shape)
+
+
+def norm(own: str, size: int, owner: str = "") -> Weight:
+    return whole(own, Component.NORMS, (size,), owner)
+
+
+def scalar(layer: int) -> Weight:
+    """The number that the stream is multiplied by after a layer."""
+    return norm("scalar", 1, of_layer(layer))
 
 
 def head(arch: Arch) -> Matrix:
@@ -60,6 +75,26 @@ def recurrent(arch: Arch, layer: int) -> tuple[Matrix, Matrix]:
     )
 
 
+def recurrent_weights(arch: Arch, layer: int) -> dict[str, Weight]:
+    """The tensors of a recurrent layer beside its projections. Its convolution has a row of weights for each
+    channel."""
+    sizes = arch.recurrent
+    assert sizes is not None
+
+    def of(own: str, *shape: int, leaf: str = "weight") -> Weight:
+        return whole(own, Component.RECURRENT, shape, of_layer(layer), leaf)
+
+    found = {"conv": of("recurrent.conv", sizes.conv_size, 1, sizes.conv_width)}
+    if sizes.has_conv_bias:
+        found["conv_bias"] = found["conv"].bias
+    if isinstance(sizes, ShortConv):
+        return found
+    for leaf in ("a_log", "dt_bias", "d") if isinstance(sizes, Mamba2) else ("a_log", "dt_bias"):
+        found[leaf] = of("recurrent", sizes.state_shape[0], leaf=leaf)
+    size = sizes.out_size if isinstance(sizes, Mamba2) else sizes.value_dim
+    return {**found, "norm": norm("recurrent.norm", size, of_layer(layer))}
+
+
 def mlp(arch: Arch, layer: int) -> tuple[Matrix, Matrix]:
     """The matrices before and behind the activation of a layer's MLP."""
     before, down = _mlp(arch, of_layer(layer), "mlp.", Component.MLP, arch.mlp_size(layer), arch.has_mlp_bias)
@@ -85,6 +120,20 @@ def router(arch: Arch, layer: int) -> Matrix:
     return _gate(arch, layer, "mlp.router", arch.experts.num_experts, arch.experts.has_bias)
 
 
+def score_bias(arch: Arch, layer: int) -> Weight:
+    """The bias of the scores by which experts are chosen. Families with a softmax store it as a row."""
+    assert arch.experts is not None
+    count = arch.experts.num_experts
+    shape = (count,) if arch.experts.has_sigmoid else (1, count)
+    return whole("mlp.router", Component.ROUTERS, shape, of_layer(layer), "score_bias")
+
+
+def expert_scales(arch: Arch, layer: int) -> Weight:
+    """The numbers that the weights of experts are multiplied by."""
+    assert arch.experts is not None
+    return whole("mlp.expert_scales", Component.ROUTERS, (arch.experts.num_experts,), of_layer(layer))
+
+
 def shared_gate(arch: Arch, layer: int) -> Matrix:
     """The matrix of one row that gives the gate of the shared expert."""
     return _gate(arch, layer, "mlp.shared_gate", 1, has_bias=False)
@@ -108,6 +157,11 @@ def layer_input(arch: Arch, layer: int) -> tuple[Matrix, Matrix]:
 def state_projection(arch: Arch, num_inputs: int) -> Matrix:
     """The matrix by which a draft head reads hidden states."""
     return _linear(0, "fc", Component.PROJECTION, (Axis(arch.hidden_size),), num_inputs)
+
+
+def token_offsets(num_tokens: int) -> Weight:
+    """Number i is the id of a draft head's token i in the served vocabulary, less i."""
+    return whole("token_offsets", Component.TOKEN_IDS, (num_tokens,), leaf="")
 
 
 def layer_matrices(arch: Arch) -> Iterator[Matrix]:

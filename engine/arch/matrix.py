@@ -76,7 +76,19 @@ class Weight:
     @property
     def parameter(self) -> str:
         """Name of the tensor itself: `layers.0.attention.qkv.weight`."""
-        return f"{self.name}.{self.leaf}" if self.leaf else self.name
+        return self.parameter_of(None)
+
+    def name_of(self, part: int | None) -> str:
+        """Name of one of the parts that have different layouts; None: there is one part."""
+        return self.name if part is None else f"{self.name}.part{part}"
+
+    def parameter_of(self, part: int | None) -> str:
+        return f"{self.name_of(part)}.{self.leaf}" if self.leaf else self.name
+
+    @property
+    def bias(self) -> Weight:
+        """The bias beside this weight."""
+        return Weight(self.own, self.component, self.rows, (), self.owner, "bias")
 
     @property
     def kind(self) -> str:

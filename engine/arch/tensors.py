@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from inferd.engine.arch.description import Arch, ArchError, GatedDelta, Mamba2, NormKind, QKNorm, ShortConv
+from inferd.engine.arch.description import Arch, ArchError, GatedDelta, NormKind, QKNorm, ShortConv
 from inferd.engine.arch.matrices import (
     attention,
     embedding,
     expert,
+    expert_scales,
     head,
+    layer_embedding,
     layer_input,
     layer_projection,
     mlp,
+    norm,
     of_layer,
     recurrent,
+    recurrent_weights,
     router,
+    scalar,
+    score_bias,
     shared_expert,
     shared_gate,
     sinks,
 )
-from inferd.engine.arch.matrix import Component, Matrix, Shape, whole
+from inferd.engine.arch.matrix import Matrix
 from inferd.engine.arch.modelled import Modelled
 from inferd.engine.arch.stored import BLOCK, Format, Stored, is_in_blocks
 from inferd.engine.arch.weights import (
@@ -115,12 +121,11 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
             if name is not None:
                 sources.extend(_norm(arch, f"{theirs}.{name}", part, owner))
         if layer in arch.recurrent_layers:
-            of_kind = _RECURRENT[type(arch.recurrent)]
-            sources.extend(of_kind(arch, layer, formats, names, f"{theirs}.{names.recurrent}"))
+            sources.extend(_recurrent(arch, layer, formats, names, f"{theirs}.{names.recurrent}"))
         else:
             sources.extend(_attention(arch, layer, formats, names, f"{theirs}.self_attn"))
         if arch.has_layer_scalars:
-            sources.append(_whole(f"{theirs}.layer_scalar", "scalar", Component.NORMS, (1,), owner))
+            sources.append(Source.whole(f"{theirs}.layer_scalar", scalar(layer)))
         if arch.layer_input_size:
             sources.extend(_layer_input(arch, layer, formats, theirs))
         if arch.has_experts(layer):
@@ -166,14 +171,11 @@ class _Formats:
         return self._exceptions.get(module, self._default)
 
 
-def _whole(tensor: str, own: str, component: Component, shape: Shape, owner: str = "", leaf: str = "weight") -> Source:
-    """The source of a tensor that every rank has."""
-    return Source.whole(tensor, whole(own, component, shape, owner, leaf))
-
-
 def _norm(arch: Arch, tensor: str, own: str, owner: str = "") -> Iterator[Source]:
-    for leaf in ("weight", "bias") if arch.norm is NormKind.LAYER else ("weight",):
-        yield _whole(f"{tensor}.{leaf}", own, Component.NORMS, (arch.hidden_size,), owner, leaf)
+    weight = norm(own, arch.hidden_size, owner)
+    yield Source.whole(f"{tensor}.weight", weight)
+    if arch.norm is NormKind.LAYER:
+        yield Source.whole(f"{tensor}.bias", weight.bias)
 
 
 def _attention(arch: Arch, layer: int, formats: _Formats, names: TensorNames, theirs: str) -> Iterator[AnySource]:
@@ -187,8 +189,8 @@ def _attention(arch: Arch, layer: int, formats: _Formats, names: TensorNames, th
         is_per_head = arch.qk_norm is QKNorm.HEAD
         norms = (names.q_norm, "q_norm", heads.q_size), (names.k_norm, "k_norm", heads.kv_size)
         for name, own, size in norms[: len(qkv.rows)]:
-            shape = (heads.head_dim if is_per_head else size,)
-            yield _whole(f"{theirs}.{name}.weight", f"attention.{own}", Component.NORMS, shape, owner)
+            weight = norm(f"attention.{own}", heads.head_dim if is_per_head else size, owner)
+            yield Source.whole(f"{theirs}.{name}.weight", weight)
 
 
 def _reordered(arch: Arch, qkv: Iterable[AnySource], turned: tuple[str, ...]) -> Iterator[AnySource]:
@@ -205,28 +207,19 @@ def _reordered(arch: Arch, qkv: Iterable[AnySource], turned: tuple[str, ...]) ->
         yield replace(source, row_order=neighbours)
 
 
-def _delta(arch: Arch, layer: int, formats: _Formats, names: TensorNames, theirs: str) -> Iterator[AnySource]:
-    """A Gated DeltaNet layer. Its convolution has one row of weights for each channel."""
-    delta, (inputs, outputs) = arch.recurrent, recurrent(arch, layer)
-    assert isinstance(delta, GatedDelta)
-    heads, by_head = (delta.num_value_heads,), len(names.delta_in) == 2
-    qkv, z, b, a = delta.in_sizes
-    projections = _linear(formats, theirs, names.delta_in, inputs, (qkv + z, b + a) if by_head else None)
-    yield from _by_key_head(delta, projections) if by_head else projections
-    yield from _linear(formats, theirs, ("out_proj",), outputs)
-    yield _state(layer, f"{theirs}.conv1d.weight", (delta.conv_size, 1, delta.conv_width), own="recurrent.conv")
-    yield _state(layer, f"{theirs}.A_log", heads, "a_log")
-    yield _state(layer, f"{theirs}.dt_bias", heads, "dt_bias")
-    yield _state_norm(layer, theirs, delta.value_dim)
-
-
-def _state(layer: int, tensor: str, shape: Shape, leaf: str = "weight", own: str = "recurrent") -> Source:
-    """The source of a small tensor of a recurrent layer."""
-    return _whole(tensor, own, Component.RECURRENT, shape, of_layer(layer), leaf)
-
-
-def _state_norm(layer: int, theirs: str, size: int) -> Source:
-    return _whole(f"{theirs}.norm.weight", "recurrent.norm", Component.NORMS, (size,), of_layer(layer))
+def _recurrent(arch: Arch, layer: int, formats: _Formats, names: TensorNames, theirs: str) -> Iterator[AnySource]:
+    """A Gated DeltaNet, a Mamba-2 layer, or a short convolution."""
+    (before, behind), sizes = recurrent(arch, layer), arch.recurrent
+    if isinstance(sizes, GatedDelta) and len(names.delta_in) == 2:
+        qkv, z, b, a = sizes.in_sizes
+        yield from _by_key_head(sizes, _linear(formats, theirs, names.delta_in, before, (qkv + z, b + a)))
+    else:
+        in_names = names.delta_in if isinstance(sizes, GatedDelta) else ("in_proj",)
+        yield from _linear(formats, theirs, in_names, before)
+    yield from _linear(formats, theirs, ("out_proj",), behind)
+    conv = "conv" if isinstance(sizes, ShortConv) else "conv1d"
+    for name, weight in recurrent_weights(arch, layer).items():
+        yield Source.whole(f"{theirs}.{_RECURRENT[name].format(conv)}", weight)
 
 
 def _by_key_head(delta: GatedDelta, projections: Iterable[AnySource]) -> Iterator[AnySource]:
@@ -242,39 +235,10 @@ def _by_key_head(delta: GatedDelta, projections: Iterable[AnySource]) -> Iterato
         yield replace(source, row_order=order)
 
 
-def _mamba2(arch: Arch, layer: int, formats: _Formats, _: TensorNames, theirs: str) -> Iterator[AnySource]:
-    """A Mamba-2 layer. Its convolution has one row of weights for each channel."""
-    mamba, (inputs, outputs) = arch.recurrent, recurrent(arch, layer)
-    assert isinstance(mamba, Mamba2)
-    heads = (mamba.num_heads,)
-    yield from _linear(formats, theirs, ("in_proj",), inputs)
-    yield from _linear(formats, theirs, ("out_proj",), outputs)
-    yield _state(layer, f"{theirs}.conv1d.weight", (mamba.conv_size, 1, mamba.conv_width), own="recurrent.conv")
-    if mamba.has_conv_bias:
-        yield _state(layer, f"{theirs}.conv1d.bias", (mamba.conv_size,), "bias", own="recurrent.conv")
-    yield _state(layer, f"{theirs}.A_log", heads, "a_log")
-    yield _state(layer, f"{theirs}.dt_bias", heads, "dt_bias")
-    yield _state(layer, f"{theirs}.D", heads, "d")
-    yield _state_norm(layer, theirs, mamba.out_size)
-
-
-def _short_conv(arch: Arch, layer: int, formats: _Formats, _: TensorNames, theirs: str) -> Iterator[AnySource]:
-    """A gated short convolution, with one row of weights for each channel."""
-    conv, size, (inputs, outputs) = arch.recurrent, arch.hidden_size, recurrent(arch, layer)
-    assert isinstance(conv, ShortConv)
-    yield from _linear(formats, theirs, ("in_proj",), inputs)
-    yield from _linear(formats, theirs, ("out_proj",), outputs)
-    yield _state(layer, f"{theirs}.conv.weight", (size, 1, conv.conv_width), own="recurrent.conv")
-    if conv.has_bias:
-        yield _state(layer, f"{theirs}.conv.bias", (size,), "bias", own="recurrent.conv")
-
-
-_RECURRENT: Mapping[type, Callable[..., Iterator[AnySource]]] = {
-    GatedDelta: _delta,
-    Mamba2: _mamba2,
-    ShortConv: _short_conv,
-}
-"""Sources of a recurrent layer, by its kind."""
+_RECURRENT = {
+    "conv": "{}.weight", "conv_bias": "{}.bias", "a_log": "A_log", "dt_bias": "dt_bias", "d": "D", "norm": "norm.weight"
+}  # fmt: skip
+"""Names of a recurrent layer's tensors, by ours. `{}` stands for the convolution."""
 
 
 def _mlp(matrices: tuple[Matrix, Matrix], formats: _Formats, theirs: str, names: TensorNames) -> Iterator[AnySource]:
@@ -286,11 +250,10 @@ def _mlp(matrices: tuple[Matrix, Matrix], formats: _Formats, theirs: str, names:
 
 def _layer_inputs(arch: Arch) -> Iterator[Source]:
     """The table and the projection that give all layers their inputs, side by side."""
-    projection, table = layer_projection(arch), "model.embed_tokens_per_layer.weight"
-    yield _whole(table, "layer_embed", Component.EMBEDDING, (arch.vocab_size, projection.num_rows))
-    yield Source.whole("model.per_layer_model_projection.weight", projection)
-    norm = "model.per_layer_projection_norm.weight"
-    yield _whole(norm, "layer_projection_norm", Component.NORMS, (arch.layer_input_size,))
+    yield Source.whole("model.embed_tokens_per_layer.weight", layer_embedding(arch))
+    yield Source.whole("model.per_layer_model_projection.weight", layer_projection(arch))
+    weight = norm("layer_projection_norm", arch.layer_input_size)
+    yield Source.whole("model.per_layer_projection_norm.weight", weight)
 
 
 def _layer_input(arch: Arch, layer: int, formats: _Formats, theirs: str) -> Iterator[AnySource]:
@@ -298,24 +261,22 @@ def _layer_input(arch: Arch, layer: int, formats: _Formats, theirs: str) -> Iter
     gate, projection = layer_input(arch, layer)
     yield from _linear(formats, theirs, ("per_layer_input_gate",), gate)
     yield from _linear(formats, theirs, ("per_layer_projection",), projection)
-    norm = f"{theirs}.post_per_layer_input_norm.weight"
-    yield _whole(norm, "input.norm", Component.NORMS, (arch.hidden_size,), of_layer(layer))
+    weight = norm("input.norm", arch.hidden_size, of_layer(layer))
+    yield Source.whole(f"{theirs}.post_per_layer_input_norm.weight", weight)
 
 
 def _experts(arch: Arch, layer: int, formats: _Formats, names: TensorNames, theirs: str) -> Iterator[AnySource]:
     """A router, which is never quantized, and the gated MLP of each expert, the shared one included."""
-    experts, owner = arch.experts, of_layer(layer)
+    experts = arch.experts
     assert experts is not None and arch.has_gate
     shared, theirs = f"{theirs}.{names.shared}", f"{theirs}.{names.of_experts}"
     yield from _linear(_Formats(None), theirs.removesuffix("."), (names.router,), router(arch, layer))
     if experts.has_score_bias:
-        shape = (experts.num_experts,) if experts.has_sigmoid else (1, experts.num_experts)
-        yield _whole(f"{theirs}{names.score_bias}", "mlp.router", Component.ROUTERS, shape, owner, "score_bias")
+        yield Source.whole(f"{theirs}{names.score_bias}", score_bias(arch, layer))
     if experts.beside_mlp:
         for name, own in _NORMS_BESIDE_MLP.items():
-            yield _whole(f"{theirs}{name}", f"mlp.{own}", Component.NORMS, (arch.hidden_size,), owner)
-        shape = (experts.num_experts,)
-        yield _whole(f"{theirs}router.per_expert_scale", "mlp.expert_scales", Component.ROUTERS, shape, owner)
+            yield Source.whole(f"{theirs}{name}", norm(f"mlp.{own}", arch.hidden_size, of_layer(layer)))
+        yield Source.whole(f"{theirs}router.per_expert_scale", expert_scales(arch, layer))
     for index in range(experts.num_experts):
         yield from _mlp(expert(arch, layer, index), formats, f"{theirs}experts.{index}", names)
     if experts.shared_size:
@@ -336,7 +297,7 @@ def _linear(
     if matrix.has_bias:
         starts = accumulate(sizes, initial=0)
         for (module, size), row in zip(modules, starts, strict=False):
-            yield Source(f"{module}.bias", (size,), matrix, row, is_bias=True)
+            yield Source(f"{module}.bias", (size,), matrix.bias, row)
 
 
 def _matrix(modules: list[tuple[str, Format | None, int]], matrix: Matrix) -> Iterator[AnySource]:

@@ -7,7 +7,7 @@ checkpoint and its config. `tensors` makes it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from math import prod
@@ -74,7 +74,6 @@ class Source:
     row: int = 0
     part: int | None = None
     """Number of the part of the matrix that it becomes rows of; None: the matrix is one part."""
-    is_bias: bool = False
     row_order: RowOrder | None = None
     dtypes: tuple[str, ...] = FLOATS
     """Dtypes that it may have, as safetensors headers name them."""
@@ -85,18 +84,17 @@ class Source:
         return cls(tensor, of.shape, of)
 
     @property
-    def leaf(self) -> str:
-        return "bias" if self.is_bias else self.of.leaf
+    def layout(self) -> None:
+        """As of `QuantizedSource`."""
 
     @property
     def parameter(self) -> str:
-        return f"{_numbered(self.of.name, self.part)}.{self.leaf}" if self.leaf else self.of.name
+        return self.of.parameter_of(self.part)
 
     @property
     def may_be_quantized(self) -> bool:
         """Whether a checkpoint may hold it quantized: it is a matrix of a layer, and no router or gate of experts."""
-        of = self.of
-        return isinstance(of, Matrix) and of.is_quantizable and bool(of.owner) and not self.is_bias
+        return isinstance(self.of, Matrix) and self.of.is_quantizable and bool(self.of.owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +112,19 @@ class QuantizedSource:
     index: int = 0
     """Number of sources of `matrix` before this one."""
     row_order: RowOrder | None = None
-    is_bias = False
+
+    @property
+    def layout(self) -> Layout:
+        return self.format.layout
 
     @property
     def matrix(self) -> str:
         """Our name, or with `part1`, ... the name of one part."""
-        return _numbered(self.of.name, self.part)
-
-    @property
-    def leaf(self) -> str:
-        return self.of.leaf
+        return self.of.name_of(self.part)
 
     @property
     def parameter(self) -> str:
-        return f"{self.matrix}.{self.leaf}"
+        return self.of.parameter_of(self.part)
 
     @property
     def tensors(self) -> dict[str, StoredTensor]:
@@ -139,10 +136,6 @@ class QuantizedSource:
 AnySource = Source | QuantizedSource
 
 
-def _numbered(matrix: str, part: int | None) -> str:
-    return matrix if part is None else f"{matrix}.part{part}"
-
-
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One of our parameters: a weight, its bias, or one part of it."""
@@ -150,10 +143,9 @@ class Parameter:
     of: Weight
     shape: Shape
     """Its shape; of a quantized matrix [out, in]."""
-    leaf: str = "weight"
     part: int | None = None
     first_row: int = 0
-    """Number of rows of the weight, or of the bias, in the parts before this one."""
+    """Number of rows of the weight in the parts before this one."""
     layout: Layout | None = None
     """None: numbers that are not quantized."""
 
@@ -162,7 +154,7 @@ class Parameter:
         """Name in the memory plan: "up", "up bias", "gate up part1"."""
         own = self.of.kind if self.part is None else f"{self.of.kind} part{self.part}"
         own = own.replace("_", " ")
-        return own if self.leaf == "weight" else f"{own} {self.leaf}"
+        return own if self.of.leaf == "weight" else f"{own} {self.of.leaf}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +182,11 @@ class Module:
     row_order: RowOrder | None = None
 
 
+def _module(source: AnySource) -> Module:
+    name = source.tensor.removesuffix(".weight") if isinstance(source, Source) else source.module
+    return Module(name, source.shape[0], source.shape[1], source.row_order)
+
+
 @dataclass(frozen=True, slots=True)
 class Tie:
     """A tensor that a checkpoint may store although it must equal another one."""
@@ -215,52 +212,42 @@ class WeightMap:
     def all_sources(self) -> tuple[AnySource, ...]:
         return (*self.sources, *self.quantized)
 
-    def _by_parameter(self) -> list[AnySource]:
-        return sorted(self.all_sources, key=lambda source: (source.parameter, source.row))
+    def _by_parameter(self) -> Iterator[list[AnySource]]:
+        """The sources of each parameter, in the order of their rows."""
+        ordered = sorted(self.all_sources, key=lambda source: (source.parameter, source.row))
+        yield from (list(sources) for _, sources in groupby(ordered, key=lambda source: source.parameter))
 
     def parameters(self) -> dict[str, Parameter]:
         """Our parameters by their names. The rows of the sources of each follow one another without gap or overlap."""
-        found, first_rows = dict[str, Parameter](), Counter[tuple[str, str]]()
-        for name, group in groupby(self._by_parameter(), key=lambda source: source.parameter):
-            sources = list(group)
+        found, first_rows = dict[str, Parameter](), Counter[str]()
+        for sources in self._by_parameter():
             first, rows = sources[0], 0
             for source in sources:
-                assert source.row == rows, f"{name}: {source} does not start at row {rows}"
+                assert source.row == rows, f"{source.parameter}: {source} does not start at row {rows}"
                 rows += source.shape[0] if source.shape else 1  # a number without axes is one row
-            begun = first.of.name, first.leaf
-            layout = first.format.layout if isinstance(first, QuantizedSource) else None
-            shape = (rows, *first.shape[1:])
-            found[name] = Parameter(first.of, shape, first.leaf, first.part, first_rows[begun], layout)
-            first_rows[begun] += rows
+            of, shape = first.of, (rows, *first.shape[1:])
+            found[first.parameter] = Parameter(of, shape, first.part, first_rows[of.parameter], first.layout)
+            first_rows[of.parameter] += rows
         return found
-
-    def layouts(self) -> dict[str, Layout]:
-        """Layouts of the quantized matrices, by our names: `layers.0.mlp.down`."""
-        return {source.matrix: source.format.layout for source in self.quantized}
 
     def parts(self) -> dict[str, tuple[Part, ...]]:
         """The parts of each of our matrices, of which most have one."""
-        rows = dict[tuple[str, int | None, Layout | None], list[int]]()
-        for source in sorted(self.all_sources, key=lambda source: (source.of.name, source.part or 0)):
-            if isinstance(source.of, Matrix) and not source.is_bias:
-                layout = source.format.layout if isinstance(source, QuantizedSource) else None
-                rows.setdefault((source.of.name, source.part, layout), []).append(source.shape[0])
-        found: dict[str, list[Part]] = {}
-        for (matrix, _, layout), own in rows.items():
-            found.setdefault(matrix, []).append(Part(tuple(own), layout))
-        return {matrix: tuple(parts) for matrix, parts in found.items()}
+        found: dict[str, tuple[Part, ...]] = {}
+        for sources in self._by_parameter():
+            if isinstance(sources[0].of, Matrix):
+                part = Part(tuple(source.shape[0] for source in sources), sources[0].layout)
+                found[sources[0].of.name] = (*found.get(sources[0].of.name, ()), part)
+        return found
 
     def modules(self) -> dict[str, tuple[Module, ...]]:
         """The modules of each matrix that LoRA adapters may update, in the order of their rows:
         `layers.0.attention.qkv` has three, or one that holds all."""
-        found: dict[str, list[Module]] = {}
-        for source in self._by_parameter():
-            if isinstance(source.of, Matrix) and source.of.takes_adapters and not source.is_bias:
-                name = source.tensor.removesuffix(".weight") if isinstance(source, Source) else source.module
-                found.setdefault(source.of.name, []).append(
-                    Module(name, source.shape[0], source.shape[1], source.row_order)
-                )
-        return {matrix: tuple(modules) for matrix, modules in found.items()}
+        found: dict[str, tuple[Module, ...]] = {}
+        for sources in self._by_parameter():
+            of = sources[0].of
+            if isinstance(of, Matrix) and of.takes_adapters:
+                found[of.name] = (*found.get(of.name, ()), *(_module(source) for source in sources))
+        return found
 
     @property
     def num_elements(self) -> int:

@@ -7,19 +7,17 @@ norm over all heads of q or k gathers them too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, QKNorm
-from inferd.engine.arch.matrices import attention, sinks
+from inferd.engine.arch.matrices import attention, of_layer, sinks
 from inferd.engine.arch.ranks import Span
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import RMSNorm, rms_norm_of
-from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.head_gate import sigmoid_gate
 from inferd.kernels.paged_attention import AttentionBatch, paged_attention
@@ -52,33 +50,20 @@ class Attention:
         self._sizes = [end - start for start, end in own.rows(qkv)]
         self._qkv, self._o = Linear(qkv, place), Linear(o, place, gather=place.ranks.outputs)
         self._sinks: Tensor | None = None
-        self._sink_parameter: Parameter | None = None
         if arch.has_sinks:
-            scores = sinks(arch, layer)
-            self._sink_parameter = Parameter(
-                scores.shape, torch.float32, place.device, self._take_sinks, own.rows(scores)
-            )
+            place.take(sinks(arch, layer), self._take_sinks, torch.float32)
+
+        def norm_of(name: str, size: int) -> RMSNorm:
+            return rms_norm_of(arch, place, f"attention.{name}", size, of_layer(layer))
+
         self._head_norms: tuple[RMSNorm, RMSNorm] | None = None
         self._projection_norms: tuple[RMSNorm, RMSNorm] | None = None
         match arch.qk_norm:
             case QKNorm.HEAD:
-                q_norm = rms_norm_of(arch, heads.head_dim, place)
-                has_k = heads.kv_layer is None
-                self._head_norms = q_norm, rms_norm_of(arch, heads.head_dim, place) if has_k else q_norm
+                q_norm = norm_of("q_norm", heads.head_dim)
+                self._head_norms = q_norm, norm_of("k_norm", heads.head_dim) if heads.kv_layer is None else q_norm
             case QKNorm.PROJECTION:
-                self._projection_norms = rms_norm_of(arch, heads.q_size, place), rms_norm_of(arch, heads.kv_size, place)
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        modules: dict[str, Linear | RMSNorm] = {"qkv": self._qkv, "o": self._o}
-        norms = self._head_norms or self._projection_norms
-        if norms is not None:
-            modules["q_norm"] = norms[0]
-            if self._heads.kv_layer is None:
-                modules["k_norm"] = norms[1]
-        if self._sink_parameter is not None:
-            yield "sinks.weight", self._sink_parameter
-        for name, module in modules.items():
-            yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
+                self._projection_norms = norm_of("q_norm", heads.q_size), norm_of("k_norm", heads.kv_size)
 
     def _take_sinks(self, scores: Tensor) -> None:
         self._sinks = scores

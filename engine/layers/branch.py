@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.matrices import of_layer
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import NoNorm, Norm, RMSNorm, Scale, Step, stream_norm
 from inferd.engine.layers.placement import Placement
@@ -40,10 +41,15 @@ class Branch:
     norm: Norm
     after: Step
 
-    def __init__(self, arch: Arch, place: Placement) -> None:
-        self.norm = stream_norm(arch, place) if arch.has_pre_norms else NoNorm()
+    def __init__(
+        self, arch: Arch, layer: int, place: Placement, before: str, after: str, norm: Norm | None = None
+    ) -> None:
+        """`before` and `after`: names of the norms, if the family has them. `norm`: that of another branch, which this
+        one has too."""
+        own = stream_norm(arch, place, before, of_layer(layer)) if arch.has_pre_norms and norm is None else NoNorm()
+        self.norm = own if norm is None else norm
         if arch.has_post_norms:
-            self.after = stream_norm(arch, place)
+            self.after = stream_norm(arch, place, after, of_layer(layer))
         else:
             self.after = NoNorm() if arch.residual_multiplier == 1.0 else Scale(arch.residual_multiplier)
 

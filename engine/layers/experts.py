@@ -3,20 +3,28 @@ be a shared expert beside them, which every token goes to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.matrices import expert, router, shared_expert, shared_gate
+from inferd.engine.arch.matrices import (
+    expert,
+    expert_scales,
+    norm,
+    of_layer,
+    router,
+    score_bias,
+    shared_expert,
+    shared_gate,
+)
 from inferd.engine.arch.matrix import Matrix
 from inferd.engine.layers.branch import Act, Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import GATES, MLP
 from inferd.engine.layers.norm import RMSNorm
-from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.experts import Products, Router, Routing, add_up, bind_experts, route
 from inferd.kernels.gated_mul import limited_mul
@@ -28,7 +36,7 @@ class ExpertLinears:
     """One matrix of each expert, and the kernel that multiplies each row by those of its experts."""
 
     def __init__(self, matrices: Sequence[Matrix], place: Placement) -> None:
-        self._name, self._device, self._dtype = matrices[0].kind, place.device, place.dtype
+        self._device, self._dtype = place.device, place.dtype
         self._num_awaited, self._products = len(matrices), None
         self._linears = [Linear(matrix, place, when_bound=self._when_bound) for matrix in matrices]
 
@@ -38,10 +46,6 @@ class ExpertLinears:
         self._num_awaited -= 1
         if not self._num_awaited:
             self._products = bind_experts([linear.bound for linear in self._linears], self._device, self._dtype)
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        for index, linear in enumerate(self._linears):
-            yield from ((f"experts.{index}.{self._name}.{part}", own) for part, own in linear.parameters())
 
     def __call__(self, x: Tensor, routing: Routing, *, by_row: bool) -> Tensor:
         """[pairs, out] of x [pairs, in], or of x [T, in] if `by_row`."""
@@ -57,13 +61,6 @@ class SharedExpert:
         self._ranks, self._act, self._size = place.ranks, act, down.num_inputs
         self._gate_up, self._down = Linear(gate_up, place), Linear(down, place)
         self._gate = Linear(shared_gate(arch, layer), place, torch.float32) if has_gate else None
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        named = {"shared.gate_up": self._gate_up, "shared.down": self._down}
-        if self._gate is not None:
-            named["shared_gate"] = self._gate
-        for name, linear in named.items():
-            yield from ((f"{name}.{part}", parameter) for part, parameter in linear.parameters())
 
     def add_to(self, result: Tensor, x: Tensor) -> Tensor:
         """This rank's outputs of the chosen experts, with those of this one for x [T, hidden] added."""
@@ -94,10 +91,8 @@ class MixtureOfExperts:
             experts.factor,
             experts.added,
         )
-        # Families with a softmax store the bias as a row.
-        bias_shape = (experts.num_experts,) if experts.has_sigmoid else (1, experts.num_experts)
-        self._bias = Parameter(bias_shape, torch.float32, place.device, self._take_bias)
-
+        if experts.has_score_bias:
+            place.take(score_bias(arch, layer), self._take_bias, torch.float32)
         gate_ups, downs = zip(*(expert(arch, layer, index) for index in range(experts.num_experts)), strict=True)
         self._gate_up, self._down = ExpertLinears(gate_ups, place), ExpertLinears(downs, place)
         self._shared: SharedExpert | None = None
@@ -105,27 +100,13 @@ class MixtureOfExperts:
             self._shared = SharedExpert(arch, layer, place, self._act, experts.has_shared_gate)
         self._router_norm: RMSNorm | None = None
         self._scales: Tensor | None = None
-        self._scale_parameter: Parameter | None = None
         if experts.beside_mlp:
-            self._router_norm = RMSNorm(hidden, arch.norm_eps, place, factor=hidden**-0.5)
-            shape = (experts.num_experts,)
-            self._scale_parameter = Parameter(shape, torch.float32, place.device, self._take_scales)
+            weight = norm("mlp.router_norm", hidden, of_layer(layer))
+            self._router_norm = RMSNorm(weight, arch.norm_eps, place, factor=hidden**-0.5)
+            place.take(expert_scales(arch, layer), self._take_scales, torch.float32)
         self._size = hidden
         self.loads = torch.zeros(experts.num_experts, dtype=torch.int64, device=place.device)
         """Number of tokens that each expert has had, tokens that only pad a step included."""
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        yield from ((f"router.{part}", parameter) for part, parameter in self._router.parameters())
-        if self._experts.has_score_bias:
-            yield "router.score_bias", self._bias
-        yield from self._gate_up.parameters()
-        yield from self._down.parameters()
-        if self._shared is not None:
-            yield from self._shared.parameters()
-        if self._router_norm is not None:
-            yield from ((f"router_norm.{part}", parameter) for part, parameter in self._router_norm.parameters())
-        if self._scale_parameter is not None:
-            yield "expert_scales.weight", self._scale_parameter
 
     def _take_scales(self, scales: Tensor) -> None:
         self._scales = scales
@@ -150,22 +131,12 @@ class ExpertsBesideMLP:
     """An MLP and a mixture of experts, each of the stream's own norm, and both results normed and added up."""
 
     def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
-        self._branch, self._of_mlp, self._of_experts = branch, Branch(arch, place), Branch(arch, place)
-        self._of_mlp.norm = branch.norm
+        self._branch = branch
+        self._of_mlp = Branch(arch, layer, place, "", "mlp.post_norm", norm=branch.norm)
+        self._of_experts = Branch(arch, layer, place, "mlp.experts_norm", "mlp.experts_post_norm")
         self._mlp = MLP(arch, layer, place, self._of_mlp)
         self._experts = MixtureOfExperts(arch, layer, place, self._of_experts)
         self.loads = self._experts.loads
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        yield from self._mlp.parameters()
-        yield from self._experts.parameters()
-        norms = {
-            "post_norm": self._of_mlp.after,
-            "experts_norm": self._of_experts.norm,
-            "experts_post_norm": self._of_experts.after,
-        }
-        for name, norm in norms.items():
-            yield from ((f"{name}.{part}", parameter) for part, parameter in norm.parameters())
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""

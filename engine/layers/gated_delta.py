@@ -6,7 +6,6 @@ decide how much a token writes and forgets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -15,10 +14,9 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, GatedDelta
-from inferd.engine.arch.matrices import recurrent
+from inferd.engine.arch.matrices import recurrent, recurrent_weights
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.linear import Linear
-from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.gated_delta import Gates, gated_delta
 from inferd.kernels.head_gate import norm_silu_gate
@@ -86,27 +84,11 @@ class GatedDeltaNet:
         assert isinstance(delta, GatedDelta)
         self._delta, self._eps, self._branch = delta, arch.norm_eps, branch
         self._in, self._out = (Linear(matrix, place) for matrix in recurrent(arch, layer))
-        heads = (delta.num_value_heads,)
-        shapes = {
-            "conv.weight": (delta.conv_size, 1, delta.conv_width),
-            "a_log": heads,
-            "dt_bias": heads,
-            "norm.weight": (delta.value_dim,),
-        }
-        self._small = {
-            name: Parameter(shape, torch.float32, place.device, partial(self._take, name))
-            for name, shape in shapes.items()
-        }
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        for name, linear in (("in", self._in), ("out", self._out)):
-            yield from ((f"{name}.{part}", parameter) for part, parameter in linear.parameters())
-        yield from self._small.items()
+        for name, weight in recurrent_weights(arch, layer).items():
+            place.take(weight, partial(self._take, name), torch.float32)
 
     def _take(self, name: str, tensor: Tensor) -> None:
-        if name == "conv.weight":
-            tensor = tensor.squeeze(1).t().contiguous()
-        setattr(self, f"_{name.removesuffix('.weight')}", tensor)
+        setattr(self, f"_{name}", tensor.squeeze(1).t().contiguous() if name == "conv" else tensor)
 
     def __call__(self, x: Tensor, residual: Tensor | None, context: StateContext) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""

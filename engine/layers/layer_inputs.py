@@ -3,17 +3,14 @@ computed, and what a layer does with its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.matrices import layer_input, layer_projection
+from inferd.engine.arch.matrices import layer_embedding, layer_input, layer_projection, of_layer
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import GATES
 from inferd.engine.layers.norm import rms_norm_of, stream_norm
-from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.embed import embed
 from inferd.kernels.join import join
@@ -29,18 +26,11 @@ class LayerInputs:
     def __init__(self, arch: Arch, place: Placement) -> None:
         own, total = arch.layer_input_size, arch.num_layers * arch.layer_input_size
         self._dtype, self._own, self._total = place.dtype, own, total
-        self._embed = Parameter(
-            (arch.vocab_size, total), place.recipe.narrow or place.dtype, place.device, self._take_table
-        )
+        place.take(layer_embedding(arch), self._take_table, place.recipe.narrow)
         self._projection = Linear(layer_projection(arch), place)
-        self._norm = rms_norm_of(arch, own, place)
+        self._norm = rms_norm_of(arch, place, "layer_projection_norm", own)
         self._table_multiplier = float(torch.tensor(own**0.5, dtype=place.dtype))
         self._projection_multiplier = arch.hidden_size**-0.5
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        yield "layer_embed.weight", self._embed
-        yield from ((f"layer_projection.{part}", parameter) for part, parameter in self._projection.parameters())
-        yield from ((f"layer_projection_norm.{part}", parameter) for part, parameter in self._norm.parameters())
 
     def _take_table(self, table: Tensor) -> None:
         self._table = table
@@ -58,11 +48,7 @@ class LayerInput:
 
     def __init__(self, arch: Arch, layer: int, place: Placement) -> None:
         self._gate, self._projection = (Linear(matrix, place) for matrix in layer_input(arch, layer))
-        self._norm, self._act = stream_norm(arch, place), GATES[arch.activation]
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        for name, module in (("gate", self._gate), ("projection", self._projection), ("norm", self._norm)):
-            yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
+        self._norm, self._act = stream_norm(arch, place, "input.norm", of_layer(layer)), GATES[arch.activation]
 
     def __call__(self, x: Tensor, residual: Tensor | None, own_input: Tensor) -> tuple[Tensor, Tensor]:
         """The stream (x, residual), [T, hidden] each, with the result for own_input [T, layer_input_size] added."""

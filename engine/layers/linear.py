@@ -5,7 +5,7 @@ A rank has some of the layer's outputs. It may gather the others' at once, or le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -70,11 +70,9 @@ class Linear:
             )
             for name, spec in needed.items()
         }
+        place.parameters.update((f"{matrix.name}.{name}", parameter) for name, parameter in self._parameters.items())
         self._num_awaited = sum(bool(parameter.missing_rows) for parameter in self._parameters.values())
         self._taken: dict[str, Tensor] = {}
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        yield from self._parameters.items()
 
     def take_weight(self, weight: Tensor) -> None:
         """Use `weight` [out_size, in_size], in the dtype that the scheme takes. A scheme that converts it keeps no

@@ -6,18 +6,16 @@ decides how much a token writes and forgets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, Mamba2
-from inferd.engine.arch.matrices import recurrent
+from inferd.engine.arch.matrices import recurrent, recurrent_weights
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.gated_delta import StateContext
 from inferd.engine.layers.linear import Linear
-from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.head_gate import silu_gate_norm
 from inferd.kernels.mamba2 import Weights, mamba2
@@ -30,30 +28,13 @@ class Mamba2Layer:
     def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
         assert isinstance(arch.recurrent, Mamba2)
         self._sizes, self._eps, self._branch = arch.recurrent, arch.norm_eps, branch
-        sizes = arch.recurrent
         self._in, self._out = (Linear(matrix, place) for matrix in recurrent(arch, layer))
-        heads = (sizes.num_heads,)
-        shapes = {
-            "conv.weight": (sizes.conv_size, 1, sizes.conv_width),
-            **({"conv.bias": (sizes.conv_size,)} if sizes.has_conv_bias else {}),
-            "a_log": heads,
-            "dt_bias": heads,
-            "d": heads,
-            "norm.weight": (sizes.out_size,),
-        }
         self._small: dict[str, Tensor] = {}
-        self._parameters = {
-            name: Parameter(shape, torch.float32, place.device, partial(self._take, name))
-            for name, shape in shapes.items()
-        }
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        for name, linear in (("in", self._in), ("out", self._out)):
-            yield from ((f"{name}.{part}", parameter) for part, parameter in linear.parameters())
-        yield from self._parameters.items()
+        for name, weight in recurrent_weights(arch, layer).items():
+            place.take(weight, partial(self._take, name), torch.float32)
 
     def _take(self, name: str, tensor: Tensor) -> None:
-        self._small[name] = tensor.squeeze(1).t().contiguous() if name == "conv.weight" else tensor
+        self._small[name] = tensor.squeeze(1).t().contiguous() if name == "conv" else tensor
 
     def __call__(self, x: Tensor, residual: Tensor | None, context: StateContext) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
@@ -61,7 +42,7 @@ class Mamba2Layer:
         context.keep(projected)
         out, z = self.advance(projected, context)
         groups = (self._sizes.num_groups, self._sizes.out_size // self._sizes.num_groups)
-        norm = self._small["norm.weight"].view(groups)
+        norm = self._small["norm"].view(groups)
         gated = silu_gate_norm(out.view(len(out), *groups), z.view(len(z), *groups), norm, self._eps)
         return self._branch.leave(self._out, gated.flatten(1), stream)
 
@@ -69,7 +50,7 @@ class Mamba2Layer:
         """(results of the heads, gates z), [T, out_size] each, of projected inputs [T, in]. Advances the states."""
         z, xbc, dt = torch.split(projected, list(self._sizes.in_sizes), dim=1)
         small, rows = self._small, context.rows
-        bias = small.get("conv.bias")
-        xbc = short_conv(xbc, small["conv.weight"], context.inputs, rows, has_silu=True, bias=bias)
+        bias = small.get("conv_bias")
+        xbc = short_conv(xbc, small["conv"], context.inputs, rows, has_silu=True, bias=bias)
         weights = Weights(small["a_log"], small["dt_bias"], small["d"])
         return mamba2(xbc, dt, weights, context.matrices, rows), z

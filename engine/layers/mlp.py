@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import Tensor
 
 from inferd.engine.arch.description import Activation, Arch
 from inferd.engine.arch.matrices import mlp
 from inferd.engine.layers.branch import Act, Branch
 from inferd.engine.layers.linear import Linear
-from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.gated_mul import gelu_mul, silu_mul
 from inferd.kernels.gelu import gelu
@@ -30,16 +27,12 @@ class MLP:
     def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
         assert arch.has_gate or arch.activation is Activation.GELU_TANH
         before, down = mlp(arch, layer)
-        self._in_name, self._act = before.kind, GATES[arch.activation] if arch.has_gate else Act(gelu)
+        self._act = GATES[arch.activation] if arch.has_gate else Act(gelu)
         self._branch, self._ranks, self._size = branch, place.ranks, down.num_inputs
         self._in, self._down = Linear(before, place), Linear(down, place, gather=place.ranks.outputs)
         own = place.ranks.own
         self._gathers_inputs = own.count > 1 and not own.splits_inputs
         """Then the inputs of `down` are quantized when all are there."""
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        for name, linear in ((self._in_name, self._in), ("down", self._down)):
-            yield from ((f"{name}.{part}", parameter) for part, parameter in linear.parameters())
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, NormKind
-from inferd.engine.layers.parameter import Parameter
+from inferd.engine.arch.matrices import norm, scalar
+from inferd.engine.arch.matrix import Weight
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.layer_norm import add_layer_norm, layer_norm
 from inferd.kernels.quantize_fp8 import Quantized, add_rms_norm_fp8, rms_norm_fp8
@@ -19,8 +19,6 @@ from inferd.kernels.scaled_add import added, scaled
 
 class Step(Protocol):
     """[T, hidden] -> [T, hidden]."""
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]: ...
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -32,18 +30,14 @@ class Norm(Step, Protocol):
 
 
 class RMSNorm:
-    """RMS norm over the last dimension, which has `size` entries. The weight is `factor` times the stored one, plus
-    `offset`. If they change it, it is kept in fp32."""
+    """RMS norm over the last dimension. The weight is `factor` times the stored one, plus `offset`. If they change it,
+    it is kept in fp32."""
 
     weight: Tensor
 
-    def __init__(self, size: int, eps: float, place: Placement, offset: float = 0.0, factor: float = 1.0) -> None:
+    def __init__(self, weight: Weight, eps: float, place: Placement, offset: float = 0.0, factor: float = 1.0) -> None:
         self.eps, self._offset, self._factor = eps, offset, factor
-        dtype = torch.float32 if offset or factor != 1.0 else place.dtype
-        self._parameter = Parameter((size,), dtype, place.device, self._take)
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        yield "weight", self._parameter
+        place.take(weight, self._take, torch.float32 if offset or factor != 1.0 else None)
 
     def _take(self, weight: Tensor) -> None:
         weight = weight if self._factor == 1.0 else weight.mul_(self._factor)
@@ -63,19 +57,15 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """Layer norm over the last dimension, which has `size` entries, with weight and bias."""
+    """Layer norm over the last dimension, with weight and bias."""
 
     _weight: Tensor
     _bias: Tensor
 
-    def __init__(self, size: int, eps: float, place: Placement) -> None:
+    def __init__(self, weight: Weight, eps: float, place: Placement) -> None:
         self._eps = eps
-        self._weight_parameter = Parameter((size,), place.dtype, place.device, self._take_weight)
-        self._bias_parameter = Parameter((size,), place.dtype, place.device, self._take_bias)
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        yield "weight", self._weight_parameter
-        yield "bias", self._bias_parameter
+        place.take(weight, self._take_weight)
+        place.take(weight.bias, self._take_bias)
 
     def _take_weight(self, weight: Tensor) -> None:
         self._weight = weight
@@ -93,9 +83,6 @@ class LayerNorm:
 class NoNorm:
     """Stand-in for a norm that a family leaves out."""
 
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        return iter(())
-
     def __call__(self, x: Tensor) -> Tensor:
         return x
 
@@ -110,9 +97,6 @@ class Scale:
     def __init__(self, multiplier: float) -> None:
         self._multiplier = multiplier
 
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        return iter(())
-
     def __call__(self, x: Tensor) -> Tensor:
         return scaled(x, self._multiplier)
 
@@ -122,24 +106,25 @@ class LayerScalar:
 
     _multiplier: float
 
-    def __init__(self, place: Placement) -> None:
-        self.parameter = Parameter((1,), place.dtype, place.device, self._take)
+    def __init__(self, layer: int, place: Placement) -> None:
+        place.take(scalar(layer), self._take)
 
-    def _take(self, scalar: Tensor) -> None:
-        self._multiplier = float(scalar)
+    def _take(self, number: Tensor) -> None:
+        self._multiplier = float(number)
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """The stream (x, residual), [T, hidden] each, times the number."""
         return scaled(x if residual is None else added(x, residual), self._multiplier)
 
 
-def stream_norm(arch: Arch, place: Placement) -> Norm:
-    """The family's norm of hidden states."""
+def stream_norm(arch: Arch, place: Placement, own: str, owner: str = "") -> Norm:
+    """The family's norm of hidden states, of this name."""
     if arch.norm is NormKind.LAYER:
-        return LayerNorm(arch.hidden_size, arch.norm_eps, place)
-    return rms_norm_of(arch, arch.hidden_size, place)
+        return LayerNorm(norm(own, arch.hidden_size, owner), arch.norm_eps, place)
+    return rms_norm_of(arch, place, own, arch.hidden_size, owner)
 
 
-def rms_norm_of(arch: Arch, size: int, place: Placement) -> RMSNorm:
-    """The family's RMS norm, over `size` entries."""
-    return RMSNorm(size, arch.norm_eps, place, offset=1.0 if arch.norm is NormKind.RMS_ONE_PLUS else 0.0)
+def rms_norm_of(arch: Arch, place: Placement, own: str, size: int, owner: str = "") -> RMSNorm:
+    """The family's RMS norm of this name, over `size` entries."""
+    offset = 1.0 if arch.norm is NormKind.RMS_ONE_PLUS else 0.0
+    return RMSNorm(norm(own, size, owner), arch.norm_eps, place, offset)

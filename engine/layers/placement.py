@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from inferd.engine.arch.matrix import Weight
+from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
 
@@ -41,3 +43,10 @@ class Placement:
     """The processes that share the model."""
     loras: Mapping[str, Lora] = field(default_factory=dict)
     """Name of a matrix -> its updates by adapters. Empty if there are no adapters."""
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    """The parameters of all layers, by their names in the weight map. Each layer adds its own."""
+
+    def take(self, weight: Weight, use: Callable[[Tensor], None], dtype: torch.dtype | None = None) -> None:
+        """Add a parameter in `dtype` (default: that of activations). `use` gets the rows that this rank keeps."""
+        rows = self.ranks.own.rows(weight)
+        self.parameters[weight.parameter] = Parameter(weight.shape, dtype or self.dtype, self.device, use, rows)

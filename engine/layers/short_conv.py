@@ -6,18 +6,16 @@ input.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, ShortConv
-from inferd.engine.arch.matrices import recurrent
+from inferd.engine.arch.matrices import recurrent, recurrent_weights
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.gated_delta import StateContext
 from inferd.engine.layers.linear import Linear
-from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.short_conv import short_conv
 
@@ -25,30 +23,19 @@ from inferd.kernels.short_conv import short_conv
 class ShortConvLayer:
     """Gated short convolution of a step's tokens x [T, hidden]."""
 
-    _weight: Tensor
+    _conv: Tensor
     """[conv_width, hidden] fp32."""
-    _bias: Tensor | None = None
+    _conv_bias: Tensor | None = None
 
     def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
-        conv, size = arch.recurrent, arch.hidden_size
-        assert isinstance(conv, ShortConv)
+        assert isinstance(arch.recurrent, ShortConv)
         self._branch = branch
         self._in, self._out = (Linear(matrix, place) for matrix in recurrent(arch, layer))
-        shapes: dict[str, tuple[int, ...]] = {"weight": (size, 1, conv.conv_width)}
-        if conv.has_bias:
-            shapes["bias"] = (size,)
-        self._conv = {
-            name: Parameter(shape, torch.float32, place.device, partial(self._take, name))
-            for name, shape in shapes.items()
-        }
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        for name, linear in (("in", self._in), ("out", self._out)):
-            yield from ((f"{name}.{part}", parameter) for part, parameter in linear.parameters())
-        yield from ((f"conv.{name}", parameter) for name, parameter in self._conv.items())
+        for name, weight in recurrent_weights(arch, layer).items():
+            place.take(weight, partial(self._take, name), torch.float32)
 
     def _take(self, name: str, tensor: Tensor) -> None:
-        setattr(self, f"_{name}", tensor.squeeze(1).t().contiguous() if name == "weight" else tensor)
+        setattr(self, f"_{name}", tensor.squeeze(1).t().contiguous() if name == "conv" else tensor)
 
     def __call__(self, x: Tensor, residual: Tensor | None, context: StateContext) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
@@ -61,10 +48,10 @@ class ShortConvLayer:
         before, behind, inputs = projected.chunk(3, dim=1)
         return short_conv(
             inputs,
-            self._weight,
+            self._conv,
             context.inputs,
             context.rows,
             has_silu=False,
-            bias=self._bias,
+            bias=self._conv_bias,
             gates=(before, behind),
         )

@@ -6,14 +6,14 @@ and no files: `loader` fills the parameters that it names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, GatedDelta, Mamba2, ShortConv
-from inferd.engine.arch.matrices import head
+from inferd.engine.arch.matrices import embedding, head
 from inferd.engine.arch.ranks import ONE_RANK, Rank
 from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Branch
@@ -90,13 +90,14 @@ class DecoderLayer:
     """
 
     def __init__(self, arch: Arch, layer: int, place: Placement) -> None:
-        self._attention_branch, self._mlp_branch = Branch(arch, place), Branch(arch, place)
+        self._attention_branch = Branch(arch, layer, place, "attention_norm", "attention_post_norm")
+        self._mlp_branch = Branch(arch, layer, place, "mlp_norm", "mlp_post_norm")
         self._mixer: Attention | GatedDeltaNet | Mamba2Layer | ShortConvLayer
         if layer not in arch.recurrent_layers:
             self._mixer = self._attention = Attention(arch, layer, place, self._attention_branch)
         else:
             self._mixer = _RECURRENT[type(arch.recurrent)](arch, layer, place, self._attention_branch)
-        self._scalar = LayerScalar(place) if arch.has_layer_scalars else None
+        self._scalar = LayerScalar(layer, place) if arch.has_layer_scalars else None
         self._mlp = _mlp_of(arch, layer, place, self._mlp_branch)
         self._input = LayerInput(arch, layer, place) if arch.layer_input_size else None
 
@@ -104,22 +105,6 @@ class DecoderLayer:
     def expert_loads(self) -> Tensor | None:
         """Number of tokens that each expert has had; None without experts."""
         return None if isinstance(self._mlp, MLP) else self._mlp.loads
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        modules = (
-            ("attention_norm", self._attention_branch.norm),
-            ("attention" if isinstance(self._mixer, Attention) else "recurrent", self._mixer),
-            ("attention_post_norm", self._attention_branch.after),
-            ("mlp_norm", self._mlp_branch.norm),
-            ("mlp", self._mlp),
-            ("mlp_post_norm", self._mlp_branch.after),
-        )
-        for name, module in modules:
-            yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
-        if self._input is not None:
-            yield from ((f"input.{part}", parameter) for part, parameter in self._input.parameters())
-        if self._scalar is not None:
-            yield "scalar.weight", self._scalar.parameter
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, context: Context | StateContext, own_input: Tensor | None = None
@@ -180,12 +165,13 @@ class Decoder:
         place = Placement(dtype, torch.device(device), recipe, ranks, loras)
         self.arch, self.dtype, self.device, self.rank = arch, dtype, place.device, ranks.own
         self._layers_read, self._is_read = tuple(layers_read or ()), layers_read is not None
-        table = (arch.vocab_size, arch.hidden_size)
-        self._embed = Parameter(table, recipe.narrow or dtype, place.device, self._take_embedding)
+        self._parameters = place.parameters
+        place.take(embedding(arch), self._take_embedding, recipe.narrow)
         self._layer_inputs = LayerInputs(arch, place) if arch.layer_input_size else None
         self._layers = [DecoderLayer(arch, layer, place) for layer in range(arch.num_layers)]
-        self._norm = stream_norm(arch, place)
-        self._lm_head = Linear(head(arch), place, torch.float32, gather=ranks.gather_at_first)
+        self._norm = stream_norm(arch, place, "norm")
+        head_place = replace(place, parameters={}) if arch.tie_embeddings else place
+        self._lm_head = Linear(head(arch), head_place, torch.float32, gather=ranks.gather_at_first)
         self._kv_places = kv_places(arch, ranks.own)
         self._state_planes = {layer: plane for plane, layer in enumerate(arch.recurrent_layers)}
         num_positions = max_positions or arch.max_positions
@@ -199,15 +185,7 @@ class Decoder:
 
     def parameters(self) -> dict[str, Parameter]:
         """Every parameter, by its name in the weight map. A head tied to the embedding has none of its own."""
-        named = {"embed.weight": self._embed}
-        named.update((f"norm.{name}", parameter) for name, parameter in self._norm.parameters())
-        if self._layer_inputs is not None:
-            named.update(self._layer_inputs.parameters())
-        for index, layer in enumerate(self._layers):
-            named.update((f"layers.{index}.{name}", parameter) for name, parameter in layer.parameters())
-        if not self.arch.tie_embeddings:
-            named.update((f"lm_head.{name}", parameter) for name, parameter in self._lm_head.parameters())
-        return named
+        return self._parameters
 
     def expert_loads(self) -> dict[int, Tensor]:
         """Number of tokens that each expert has had [experts] int64, by layer."""

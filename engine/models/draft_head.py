@@ -6,15 +6,14 @@ A head is one layer, with KV of its own. It knows no requests and no sampling, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, DraftHeadKind
-from inferd.engine.arch.draft_heads import TOKEN_OFFSETS
+from inferd.engine.arch.matrices import embedding, of_layer, state_projection, token_offsets
 from inferd.engine.arch.matrices import head as head_matrix
-from inferd.engine.arch.matrices import state_projection
 from inferd.engine.arch.ranks import ONE_RANK
 from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Act, Branch
@@ -46,6 +45,13 @@ class _GivenInputs(Branch):
         return linear(x), residual
 
 
+def _norms(arch: Arch, place: Placement) -> tuple[RMSNorm, RMSNorm, RMSNorm]:
+    """The norms of embeddings, of states, and of the state behind the layer."""
+    size, owner = arch.hidden_size, of_layer(0)
+    of_embedding, of_state = (rms_norm_of(arch, place, own, size, owner) for own in ("embedding_norm", "state_norm"))
+    return of_embedding, of_state, rms_norm_of(arch, place, "norm", size)
+
+
 class EagleHead:
     """An EAGLE-3 head of `arch` beside the model `served`, in its dtype and on its device."""
 
@@ -64,41 +70,26 @@ class EagleHead:
     ) -> None:
         """`layers_read`: number of layers of the served model before each hidden state that it reads.
         `max_positions`: most positions of a sequence (default: all that the head was trained on)."""
-        head, size = arch.draft_head, arch.hidden_size
+        head = arch.draft_head
         assert head is not None
         self.arch, self.dtype, self._served, self._norms_residual = arch, served.dtype, served, head.norms_residual
         place = Placement(served.dtype, served.device, recipe)
         self._fc = Linear(state_projection(arch, len(layers_read) * head.state_size), place)
-        self._embedding_norm, self._state_norm, self._norm = (rms_norm_of(arch, size, place) for _ in range(3))
-        self._mlp_branch = Branch(arch, place)
+        self._embedding_norm, self._state_norm, self._norm = _norms(arch, place)
+        self._mlp_branch = Branch(arch, 0, place, "mlp_norm", "mlp_post_norm")
         self._attention, self._mlp = Attention(arch, 0, place, _GivenInputs()), MLP(arch, 0, place, self._mlp_branch)
         self._lm_head = Linear(head_matrix(arch), place, torch.float32)
         num_positions = max_positions or arch.max_positions
         self._cos_sin = cos_sin_table(arch.ropes[0], num_positions, place.device, arch.max_positions)
-        self._own: dict[str, Parameter] = {}
+        self._parameters = place.parameters
         if head.has_embedding:
-            table = (arch.vocab_size, size)
-            self._own["embed.weight"] = Parameter(table, recipe.narrow or served.dtype, place.device, self._take_table)
+            place.take(embedding(arch), self._take_table, recipe.narrow)
         if head.maps_tokens:
-            self._own[TOKEN_OFFSETS] = Parameter((head.num_tokens,), torch.int64, place.device, self._take_offsets)
+            place.take(token_offsets(head.num_tokens), self._take_offsets, torch.int64)
 
     def parameters(self) -> dict[str, Parameter]:
         """Every parameter, by its name in the weight map."""
-        return self._own | dict(self._of_modules())
-
-    def _of_modules(self) -> Iterator[tuple[str, Parameter]]:
-        modules: dict[str, Linear | Attention | MLP | RMSNorm] = {
-            "layers.0.fc": self._fc,
-            "layers.0.embedding_norm": self._embedding_norm,
-            "layers.0.state_norm": self._state_norm,
-            "layers.0.attention": self._attention,
-            "layers.0.mlp": self._mlp,
-            "norm": self._norm,
-            "lm_head": self._lm_head,
-        }
-        for name, module in modules.items():
-            yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
-        yield from ((f"layers.0.mlp_norm.{part}", parameter) for part, parameter in self._mlp_branch.norm.parameters())
+        return self._parameters
 
     def read(self, states: Tensor) -> Tensor:
         """[T, states * hidden of the served model], the hidden states side by side -> [T, hidden]."""
@@ -156,19 +147,13 @@ class MTPLayer:
         self.arch, self.dtype, self._served = arch, served.dtype, served
         place = Placement(served.dtype, served.device, recipe)
         self._fc, self._layer = Linear(state_projection(arch, 2 * size), place), DecoderLayer(arch, 0, place)
-        self._embedding_norm, self._state_norm, self._norm = (rms_norm_of(arch, size, place) for _ in range(3))
+        self._parameters = place.parameters
+        self._embedding_norm, self._state_norm, self._norm = _norms(arch, place)
         self._cos_sin = cos_sin_table(arch.ropes[0], num_positions, place.device, num_positions)
 
     def parameters(self) -> dict[str, Parameter]:
         """Every parameter, by its name in the weight map."""
-        modules: dict[str, Linear | DecoderLayer | RMSNorm] = {
-            "layers.0.fc": self._fc,
-            "layers.0.embedding_norm": self._embedding_norm,
-            "layers.0.state_norm": self._state_norm,
-            "layers.0": self._layer,
-            "norm": self._norm,
-        }
-        return {f"{name}.{part}": own for name, module in modules.items() for part, own in module.parameters()}
+        return self._parameters
 
     def read(self, states: Tensor) -> Tensor:
         """[T, hidden], the final hidden states of the served model, as they are."""

@@ -7,6 +7,7 @@ other as one sequence of transformers', and our attention keeps them apart by th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from math import lcm
 from typing import Any
@@ -22,7 +23,6 @@ from inferd.engine.arch.modelled import ModelledTensor
 from inferd.engine.arch.ranks import ONE_RANK
 from inferd.engine.layers.gated_delta import States
 from inferd.engine.layers.linear import Linear
-from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.engine.models.decoder import Decoder, DecoderLayer, kv_places
 from inferd.engine.models.modelling import (
@@ -76,7 +76,8 @@ class TransformersDecoder(Decoder):
         self._body = body_of(self._model)
         self._place = Placement(dtype, self.device, recipe)
         self._head: Linear | None = None
-        self._named = self._take_over(our_tensors(self._model))
+        self._parameters = self._place.parameters
+        self._take_over(our_tensors(self._model))
         self._layers: list[DecoderLayer] = []
         self._layers_read, self._is_read = (), False
         self._given = _Given()
@@ -88,9 +89,6 @@ class TransformersDecoder(Decoder):
         self._batches: Sequence[AttentionBatch] = ()
         self._at_first: Tensor | None = None
         self._kv: tuple[Tensor, Tensor | None] | None = None
-
-    def parameters(self) -> dict[str, Parameter]:
-        return self._named
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The ids themselves: the code of transformers embeds them, in ways of its own."""
@@ -161,34 +159,34 @@ class TransformersDecoder(Decoder):
         q = rope_and_cache(q, k, v, self._no_angles, self._at_first, batch.write_slots, pages, kv_scales=scales)
         return paged_attention(q, pages, batch, call.scale, window, call.softcap, scales)
 
-    def _take_over(self, tensors: Mapping[str, ModelledTensor]) -> dict[str, Parameter]:
-        """Replace the linear layers. Returns all parameters by our names."""
-        model, named = self._model, dict[str, Parameter]()
+    def _take_over(self, tensors: Mapping[str, ModelledTensor]) -> None:
+        """Replace the linear layers, and take the parameters of the other modules."""
+        model, head = self._model, head_of(self._model)
         owned: dict[str, dict[str, ModelledTensor]] = {}
         for key, tensor in tensors.items():
             owned.setdefault(key.rpartition(".")[0], {})[tensor.leaf] = tensor
-        head = head_of(model)
         in_float32 = (*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ()))
-        modules = dict(model.named_modules())
-        for path, module in modules.items():
+        for path, module in dict(model.named_modules()).items():
             leaves = owned.get(path, {})
             if type(module) is nn.Linear:
-                linear = self._linear(module, is_head=module is head)
-                _set(model, path, _Projection(linear))
-                found = ((leaf, parameter) for leaf, parameter in linear.parameters() if leaf in leaves)
-                named.update((leaves[leaf].of.parameter, parameter) for leaf, parameter in found)
+                _set(model, path, _Projection(self._linear(module, leaves.get("weight"), is_head=module is head)))
                 continue
             for leaf, tensor in leaves.items():
                 dtype = torch.float32 if any(part in path for part in in_float32) else self.dtype
                 use = partial(self._use, module, leaf, tensor.shape, module is model.get_input_embeddings())
-                named[tensor.of.parameter] = Parameter(tensor.shape or (1,), dtype, self.device, use)
-        return named
+                self._place.take(tensor.of, use, dtype)
 
-    def _linear(self, module: nn.Linear, *, is_head: bool) -> Linear:
-        """One of our linear layers. A tied head has no tensor of its own."""
-        component = Component.HEAD if is_head else Component.MLP
-        shape, has_bias = (module.out_features, module.in_features), module.bias is not None
-        linear = Linear(Matrix.whole("", component, shape, has_bias), self._place, torch.float32 if is_head else None)
+    def _linear(self, module: nn.Linear, tensor: ModelledTensor | None, *, is_head: bool) -> Linear:
+        """One of our linear layers. `tensor`: that of its weight; None: it is the embedding."""
+        shape, place = (module.out_features, module.in_features), self._place
+        matrix = Matrix.whole("lm_head", Component.HEAD, shape)
+        if tensor is None:
+            place = replace(place, parameters={})
+        else:
+            assert isinstance(tensor.of, Matrix)
+            matrix = tensor.of
+        matrix = replace(matrix, has_bias=module.bias is not None)
+        linear = Linear(matrix, place, torch.float32 if is_head else None)
         if is_head:
             self._head = linear
         return linear

@@ -295,9 +295,9 @@ def test_experts_keep_their_blocks(tmp_path: Path) -> None:
     arch = ModelFacts.of(checkpoint).arch
     decoder = Decoder(arch, torch.float32, "cpu", recipe=recipe_of(arch, "none", torch.float32))
     load(decoder, checkpoint.tensors_of(arch))
-    layouts = weights(arch).layouts()
-    assert layouts["layers.1.mlp.experts.3.gate_up"] == LAYOUTS["Q4_K"]
-    assert layouts["layers.1.mlp.experts.3.down"] == LAYOUTS["Q6_K"]
+    parameters = weights(arch).parameters()
+    assert parameters["layers.1.mlp.experts.3.gate_up.weight"].layout == LAYOUTS["Q4_K"]
+    assert parameters["layers.1.mlp.experts.3.down.weight"].layout == LAYOUTS["Q6_K"]
     exact, wrong = logits(file, ids), logits(file, [*ids[1:], 0])
     assert rms(prompt_logits(decoder, ids, (len(ids),)) - exact) < 0.1 * rms(exact) < 0.3 * rms(wrong - exact)
 

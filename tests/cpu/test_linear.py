@@ -25,24 +25,26 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8}
 """Tolerance relative to the largest result."""
 
 
-def empty(
-    in_size: int,
-    out_size: int,
-    dtype: torch.dtype = torch.float32,
-    scheme: Scheme = DENSE,
-    has_bias: bool = False,
-    out_dtype: torch.dtype | None = None,
-) -> Linear:
-    matrix = Matrix.whole("matrix", Component.MLP, (out_size, in_size), has_bias)
-    return Linear(matrix, Placement(dtype, CPU, Recipe(scheme, scheme)), out_dtype)
+def placement(dtype: torch.dtype, scheme: Scheme) -> Placement:
+    return Placement(dtype, CPU, Recipe(scheme, scheme))
+
+
+def matrix(in_size: int, out_size: int, has_bias: bool = False) -> Matrix:
+    return Matrix.whole("matrix", Component.MLP, (out_size, in_size), has_bias)
+
+
+def fill(place: Placement, weight: Tensor, bias: Tensor | None) -> None:
+    place.parameters["matrix.weight"].write(0, weight)
+    if bias is not None:
+        place.parameters["matrix.bias"].write(0, bias)
 
 
 def linear_of(
     weight: Tensor, bias: Tensor | None = None, scheme: Scheme = DENSE, out_dtype: torch.dtype | None = None
 ) -> Linear:
-    linear = empty(weight.shape[1], weight.shape[0], weight.dtype, scheme, bias is not None, out_dtype)
-    for name, parameter in linear.parameters():
-        parameter.write(0, weight if name == "weight" or bias is None else bias)
+    place = placement(weight.dtype, scheme)
+    linear = Linear(matrix(weight.shape[1], weight.shape[0], bias is not None), place, out_dtype)
+    fill(place, weight, bias)
     return linear
 
 
@@ -105,11 +107,11 @@ def test_weights_of_16_bits_give_the_bits_of_wide_ones(
     weight, bias = torch.randn(out_size, in_size), torch.randn(out_size) if has_bias else None
     weight[:, ::3] *= 1e-6  # many are subnormal in float16
     weight = weight.to(dtype)
-    narrow = empty(in_size, out_size, scheme=Dense(narrow=dtype), has_bias=has_bias)
-    taken = {name: parameter.dtype for name, parameter in narrow.parameters()}
-    assert taken == {"weight": dtype, **({"bias": torch.float32} if has_bias else {})}
-    for name, parameter in narrow.parameters():
-        parameter.write(0, weight if name == "weight" or bias is None else bias)
+    place = placement(torch.float32, Dense(narrow=dtype))
+    narrow = Linear(matrix(in_size, out_size, has_bias), place)
+    taken = {name: parameter.dtype for name, parameter in place.parameters.items()}
+    assert taken == {"matrix.weight": dtype, **({"matrix.bias": torch.float32} if has_bias else {})}
+    fill(place, weight, bias)
     wide = linear_of(weight.float(), bias)
     for num_rows in (1, 2, 3, 4, 9, 64):
         x = torch.randn(num_rows, in_size + 2)[:, 1:-1]
@@ -137,7 +139,7 @@ def test_a_packed_form_is_what_runs_and_the_others_say_why_not(kernels: str) -> 
 def test_a_weight_is_not_kept_beside_its_packed_form(scheme: Scheme) -> None:
     weight = torch.randn(64, 32)
     held = weakref.ref(weight)
-    linear = empty(32, 64, scheme=scheme)
+    linear = Linear(matrix(32, 64), placement(torch.float32, scheme))
     linear.take_weight(weight)
     del weight
     assert held() is None
@@ -164,7 +166,7 @@ def test_a_shape_that_a_scheme_cannot_keep_is_refused_before_its_weight_comes() 
     with pytest.raises(
         QuantizationError, match=r"groups of 32, and a layer of 8 x 104 has 8 left over: serve it in int8"
     ):
-        empty(104, 8, scheme=Int4())
+        Linear(matrix(104, 8), placement(torch.float32, Int4()))
     with pytest.raises(QuantizationError, match=r"at most 65536 inputs"):
-        empty(65537, 8, scheme=Int8())
-    empty(104, 8, scheme=Int8())
+        Linear(matrix(65537, 8), placement(torch.float32, Int8()))
+    Linear(matrix(104, 8), placement(torch.float32, Int8()))
