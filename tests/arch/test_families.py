@@ -269,6 +269,14 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "torch_dtype": "bfloat16", "vocab_size": 32000},
         46_702_792_704,
     ),
+    "MiniMax-M2": (
+        {"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072,
+         "intermediate_size": 1536, "max_position_embeddings": 196608, "num_attention_heads": 48,
+         "num_experts_per_tok": 8, "num_hidden_layers": 62, "num_key_value_heads": 8, "num_local_experts": 256,
+         "qk_norm_type": "per_layer", "rms_norm_eps": 1e-6, "rope_theta": 5000000, "rotary_dim": 64,
+         "scoring_func": "sigmoid", "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 200064},
+        228_689_764_864,  # and 13,880,064 scales in FP8
+    ),
     "OLMoE-1B-7B-0924": (
         {"architectures": ["OlmoeForCausalLM"], "attention_bias": False, "clip_qkv": None, "hidden_act": "silu",
          "hidden_size": 2048, "intermediate_size": 1024, "max_position_embeddings": 4096, "norm_topk_prob": False,
@@ -675,6 +683,27 @@ def test_heads_are_not_reordered_within_blocks_of_fp8() -> None:
         arch_of("ERNIE-4.5-0.3B-PT", quantization_config=fp8, head_dim=64)
 
 
+def test_minimax_m2() -> None:
+    arch = arch_of("MiniMax-M2")
+    assert arch.qk_norm is QKNorm.PROJECTION and arch.ropes == (Rope(5e6, 64),) * 62
+    assert arch_of("MiniMax-M2", rotary_dim=..., partial_rotary_factor=0.5, head_dim=..., rope_theta=...) == arch
+    sources = {source.tensor.removeprefix("model.layers.61."): source.shape for source in weights(arch).sources}
+    assert sources["block_sparse_moe.e_score_correction_bias"] == (256,)
+    assert sources["block_sparse_moe.experts.255.w3.weight"] == (1536, 3072)
+    assert sources["self_attn.q_norm.weight"] == (6144,) and sources["self_attn.k_norm.weight"] == (1024,)
+    fp8 = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+    }
+    assert len(weights(arch_of("MiniMax-M2", quantization_config=fp8)).quantized) == 62 * (4 + 3 * 256)
+    with pytest.raises(ArchError, match="rotary_dim must be at most 128, but it is 130"):
+        arch_of("MiniMax-M2", rotary_dim=130)
+    with pytest.raises(ArchError, match="qk_norm_type must be one of per_layer, but it is 'per_head'"):
+        arch_of("MiniMax-M2", qk_norm_type="per_head")
+
+
 def test_ministral3() -> None:
     arch = arch_of("Ministral-3-8B-Base-2512")
     growth = QueryGrowth(0.1, 16384)
@@ -832,6 +861,11 @@ def test_gpt_oss() -> None:
     [
         ("gpt-oss-20b", Experts(32, 4, 2880, True, tuple(range(24)), has_bias=True, limit=LIMIT), 4.19e9),
         ("Mixtral-8x7B-v0.1", Experts(8, 2, 14336, True, tuple(range(32))), 12.88e9),
+        (
+            "MiniMax-M2",
+            Experts(256, 8, 1536, True, tuple(range(62)), has_sigmoid=True, has_score_bias=True, added=1e-20),
+            11.03e9,  # published without embedding and head: 10 billion
+        ),
         ("OLMoE-1B-7B-0924", Experts(64, 8, 1024, False, tuple(range(16))), 1.28e9),
         ("Qwen1.5-MoE-A2.7B", Experts(60, 4, 1408, False, tuple(range(24)), 5632), 2.69e9),
         (

@@ -311,6 +311,12 @@ CASES = (
         },
         {"rope_parameters": YARN_ROPE | {"truncate": True}},
     ),
+    Case(
+        "minimax m2, rope in half of a head",
+        "minimax_m2",
+        {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "rope_parameters": GLM_ROPE},
+        {"rope_parameters": GLM_ROPE | {"partial_rotary_factor": 0.25}},
+    ),
     Case("olmoe", "olmoe", {"num_experts": 12, "num_experts_per_tok": 3}, {"norm_topk_prob": True}),
     Case(
         "qwen2 moe, shared expert",
