@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from inferd.engine.api.wire.messages import Submit
-from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.replica import Replica
+from inferd.server.dispatch.token_stream import TokenStream
 
 STREAM_TOKENS = 64
 """Prompt tokens that a stream counts for. A decode and a token of a prompt each take a row of a step. So this is about
@@ -53,10 +53,10 @@ class Placement:
         self._remember(best, keys)
         return best
 
-    def ended(self, replica: Replica, journal: Journal) -> None:
+    def ended(self, replica: Replica, stream: TokenStream) -> None:
         """A request has ended there: the next turn of its conversation finds its answer too."""
-        if journal.emitted_ids:
-            self._remember(replica, self._keys(journal.submit, journal.emitted_ids))
+        if stream.emitted_ids:
+            self._remember(replica, self._keys(stream.submit, stream.emitted_ids))
 
     def forget(self, replica: Replica) -> None:
         """Its prefix cache is empty."""

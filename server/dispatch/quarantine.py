@@ -18,7 +18,7 @@ from msgspec import structs
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Submit
-from inferd.server.dispatch.journal import Journal
+from inferd.server.dispatch.token_stream import TokenStream
 
 ALONE_AFTER = 2
 """Deaths in a row after which a suspect runs alone. After one death already, 64 short answers resumed seconds later."""
@@ -52,34 +52,34 @@ class Quarantine:
             raise RequestError("engine_error", message)
 
     def judge(
-        self, in_flight: Mapping[int, int], journals: Iterable[Journal], *, is_external_kill: bool = False
-    ) -> list[Journal]:
+        self, in_flight: Mapping[int, int], streams: Iterable[TokenStream], *, is_external_kill: bool = False
+    ) -> list[TokenStream]:
         """After a death: marks the suspects, and returns the requests to fail.
 
         `in_flight`: the dead engine's flight record, tag -> position that its step reaches. `is_external_kill`: the
         death need not have to do with any request.
         """
-        culprits: list[Journal] = []
-        for journal in journals:
-            if not journal.is_suspect:
-                journal.num_deaths = journal.num_deaths_alone = journal.reached = 0
-            end = in_flight.get(journal.tag)
+        culprits: list[TokenStream] = []
+        for stream in streams:
+            if not stream.is_suspect:
+                stream.num_deaths = stream.num_deaths_alone = stream.reached = 0
+            end = in_flight.get(stream.tag)
             if end is None:
                 continue
-            journal.num_deaths += 1
-            journal.num_deaths_alone += len(in_flight) == 1
+            stream.num_deaths += 1
+            stream.num_deaths_alone += len(in_flight) == 1
             least_alone = FAILED_AFTER_ALONE if is_external_kill else 1
-            if journal.num_deaths >= FAILED_AFTER and len(in_flight) == 1 and journal.num_deaths_alone >= least_alone:
-                culprits.append(journal)
-                self._refuse(journal.submit)
+            if stream.num_deaths >= FAILED_AFTER and len(in_flight) == 1 and stream.num_deaths_alone >= least_alone:
+                culprits.append(stream)
+                self._refuse(stream.submit)
             else:
-                journal.reached = max(end, journal.reached)
+                stream.reached = max(end, stream.reached)
         return culprits
 
     @staticmethod
-    def replay(journal: Journal) -> Submit:
+    def replay(stream: TokenStream) -> Submit:
         """The submit of a request for the next engine."""
-        return journal.replay(alone=journal.num_deaths >= ALONE_AFTER)
+        return stream.replay(alone=stream.num_deaths >= ALONE_AFTER)
 
     def _refuse(self, submit: Submit) -> None:
         now = self._clock()

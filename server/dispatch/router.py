@@ -484,11 +484,10 @@ class Router:
         self._backlog.forget_pace()
         for stream in lost.values():
             stream.num_restarts += 1
-        journals = [stream.journal for stream in lost.values()]
-        computed = [journal.submit.request_id for journal in journals if journal.tag in in_flight]
-        for culprit in self._quarantine.judge(in_flight, journals, is_external_kill=is_external_kill):
-            logger.error("request %s killed engines, also when it ran alone: it is failed", culprit.submit.request_id)
-            self._fail(lost[culprit.submit.request_id], _ENDED_ENGINES)
+        computed = [stream.request_id for stream in lost.values() if stream.tag in in_flight]
+        for culprit in self._quarantine.judge(in_flight, lost.values(), is_external_kill=is_external_kill):
+            logger.error("request %s killed engines, also when it ran alone: it is failed", culprit.request_id)
+            self._fail(culprit, _ENDED_ENGINES)
         for stream in lost.values():
             if stream.abort_reason is not None and stream.request_id in self._streams:
                 self._push(stream, Delta(request_id=stream.request_id, finish_reason="abort"))
@@ -568,12 +567,12 @@ class Router:
         num_replayed = num_ids = 0
         while self._unsent:
             stream = self._unsent[next(iter(self._unsent))]
-            replica = self._place(stream.submit, stream.journal.emitted_ids)
+            replica = self._place(stream.submit, stream.emitted_ids)
             if replica is None:
                 break
             del self._unsent[stream.request_id]
             replica.streams[stream.request_id] = stream
-            replica.try_send(self._quarantine.replay(stream.journal))
+            replica.try_send(self._quarantine.replay(stream))
             num_replayed += 1
             num_ids += len(stream.submit.prompt_ids) + stream.num_generated
             if num_ids >= _REPLAYED_AT_ONCE:
@@ -655,15 +654,15 @@ class Router:
             if stream is None and self._death is not None:
                 continue  # sent before the engine died, read after its streams were ended
             assert stream is not None, f"a delta for {delta.request_id}, which no stream waits for"
-            if stream.num_generated and delta.num_cached_tokens != stream.journal.num_cached:
+            if stream.num_generated and delta.num_cached_tokens != stream.num_cached:
                 # Reported with the first token; the next engine has another cache.
-                delta = structs.replace(delta, num_cached_tokens=stream.journal.num_cached)
+                delta = structs.replace(delta, num_cached_tokens=stream.num_cached)
             replica.num_delivered += len(delta.token_ids) + (delta.finish_reason is not None)
             self._account(stream, delta, output.step_ended_s)
             if delta.token_ids:
                 replica.waiting.pop(stream.request_id, None)
             if delta.finish_reason is not None and self._placement is not None:
-                self._placement.ended(replica, stream.journal)
+                self._placement.ended(replica, stream)
             self._push(stream, delta)
 
     def _account(self, stream: TokenStream, delta: Delta, step_ended_s: float | None) -> None:
@@ -672,7 +671,7 @@ class Router:
         if delta.scheduled_s is not None and not stream.has_begun:
             stream.scheduled_s = delta.scheduled_s
             self._backlog.remove(stream.submit.scheduling.tenant, stream.num_waiting_tokens)
-        stream.journal.record(delta)
+        stream.journal(delta)
         if not delta.token_ids:
             return
         assert step_ended_s is not None, f"{stream.request_id}: tokens of no step"

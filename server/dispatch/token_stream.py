@@ -1,20 +1,23 @@
-"""The tokens of one choice on their way from the router to their reader.
+"""One choice of a request: the journal of its tokens, and the tokens on their way from the router to their reader.
 
-Deltas that wait are merged, and packed if they have log probabilities, so a slow reader costs at most its own answer.
-Knows no engine, and of the router only the function that aborts.
+A token exists once it is in the journal, which is all that a new engine needs to continue the choice. Deltas that wait
+are merged, and packed if they have log probabilities, so a slow reader costs at most its own answer. Knows no sockets,
+no engine and no text, and of the router only the function that aborts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Self
 
 import msgspec
+from msgspec import structs
 
+from inferd.engine.api.process.flight_recorder import tag_of
 from inferd.engine.api.wire.messages import Delta, FinishReason, Submit
-from inferd.server.dispatch.journal import Journal
 from inferd.server.observability.request_record import RequestRecord
 from inferd.server.observability.request_trace import current_trace
 from inferd.server.schema.json_bytes import exact
@@ -31,7 +34,25 @@ class TokenStream:
 
     def __init__(self, submit: Submit, abort: Callable[[str], None], num_waiting_tokens: int | None = None) -> None:
         """`num_waiting_tokens`: prompt tokens that the queue counts for this choice; by default its whole prompt."""
-        self.journal = Journal(submit)
+        self.submit = submit
+        self.tag = tag_of(submit.request_id)
+        self.emitted_ids = array("i")
+        """Tokens delivered so far, four bytes each."""
+        self.num_prompt_logprobs = 0
+        self.num_cached = 0
+        """Prompt tokens found in the prefix cache, as reported to the caller with the first token."""
+        self.num_known = 0
+        """Prompt tokens whose KV was there then, with or without a recurrent state behind them."""
+        self.num_drafts = self.num_accepted = 0
+        """Guessed tokens that engines verified for it, and those that they accepted."""
+        self.reached = 0
+        """Number of positions up to which an engine had computed it when that engine died. 0: it is no suspect."""
+        self.num_deaths = 0
+        """Engines in a row that died while they computed it and before it got past `reached`."""
+        self.num_deaths_alone = 0
+        """Number of those engines that computed nothing else."""
+        self._num_replayed = 0
+        """Tokens that had been delivered when it was last sent again."""
         self.num_waiting_tokens = len(submit.prompt_ids) if num_waiting_tokens is None else num_waiting_tokens
         self.scheduled_s: float | None = None
         """When its first step began (`time.monotonic`, as all times here); None before."""
@@ -49,32 +70,13 @@ class TokenStream:
         self._closed = False
 
     @property
-    def submit(self) -> Submit:
-        return self.journal.submit
-
-    @property
     def request_id(self) -> str:
         return self.submit.request_id
 
     @property
     def num_generated(self) -> int:
         """Tokens that have come so far, read or not."""
-        return len(self.journal.emitted_ids)
-
-    @property
-    def num_drafts(self) -> int:
-        """Guessed tokens that steps verified so far."""
-        return self.journal.num_drafts
-
-    @property
-    def num_accepted(self) -> int:
-        """Those of them that were accepted."""
-        return self.journal.num_accepted
-
-    @property
-    def num_cached(self) -> int:
-        """Prompt tokens that the prefix cache had."""
-        return self.journal.num_cached
+        return len(self.emitted_ids)
 
     def record(self, finish_reason: FinishReason, e2e_target_s: float | None) -> RequestRecord:
         """Its times and counts at its end. `finish_reason` holds unless it was aborted for another reason."""
@@ -91,13 +93,46 @@ class TokenStream:
         )
 
     @property
-    def num_known(self) -> int:
-        """Prompt tokens whose KV was there, with or without a recurrent state behind them."""
-        return self.journal.num_known
-
-    @property
     def has_begun(self) -> bool:
         return self.scheduled_s is not None
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether nothing shows yet that it got past the position at which an engine died.
+
+        A token drawn by this engine shows it one token late, because that token has not been computed itself.
+        """
+        if not self.reached or len(self.emitted_ids) == self._num_replayed:
+            return self.reached > 0
+        return len(self.submit.prompt_ids) + len(self.emitted_ids) <= self.reached
+
+    def journal(self, delta: Delta) -> None:
+        """Write a delta's tokens down."""
+        if delta.token_ids:
+            if not self.emitted_ids:
+                self.num_cached, self.num_known = delta.num_cached_tokens, delta.num_known_tokens
+            self.emitted_ids.extend(delta.token_ids)
+            if delta.num_drafts:
+                self.num_drafts += delta.num_drafts
+                self.num_accepted += len(delta.token_ids) - 1
+        self.num_prompt_logprobs += len(delta.prompt_logprobs)
+
+    def replay(self, *, alone: bool) -> Submit:
+        """The submit for a new engine: the same seed, positions and arrival, behind the tokens already delivered.
+
+        `alone`: it runs by itself until it is past the position at which the last engine died.
+        """
+        self._num_replayed = len(self.emitted_ids)
+        # It was admitted once; the outage must not make it late.
+        scheduling = structs.replace(
+            self.submit.scheduling, ttft_target_s=None, alone_until=self.reached if alone else 0
+        )
+        return structs.replace(
+            self.submit,
+            scheduling=scheduling,
+            emitted_ids=tuple(self.emitted_ids),
+            num_prompt_logprobs=self.num_prompt_logprobs,
+        )
 
     def __aiter__(self) -> Self:
         return self
@@ -157,7 +192,7 @@ def merge(deltas: Sequence[Delta]) -> Delta:
     if len(deltas) == 1:
         return deltas[0]
     last = deltas[-1]
-    return msgspec.structs.replace(
+    return structs.replace(
         last,
         token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
         logprobs=tuple(logprobs for delta in deltas for logprobs in delta.logprobs),

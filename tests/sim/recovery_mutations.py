@@ -18,9 +18,9 @@ from inferd.engine.api.wire.client import EngineClient
 from inferd.engine.api.wire.messages import Envelope, Submit
 from inferd.engine.process import step_watch as watch_module
 from inferd.server.dispatch import quarantine as quarantine_module
-from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.router import Router
+from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.supervision import watchdog as watchdog_module
 from inferd.server.supervision.engine_handle import EngineHandle
 from inferd.server.supervision.supervisor import EngineSupervisor, RestartPolicy
@@ -33,8 +33,8 @@ plant = Plants()
 
 def _replay_as(patch: Patch, change: object) -> None:
     """Make replays be `change(submit)`."""
-    replay = Journal.replay
-    patch.setattr(Journal, "replay", lambda self, *, alone: change(replay(self, alone=alone)))  # type: ignore[operator]
+    replay = TokenStream.replay
+    patch.setattr(TokenStream, "replay", lambda self, *, alone: change(replay(self, alone=alone)))  # type: ignore[operator]
 
 
 # -- journal -----------------------------------------------------------------------------------------------------------
@@ -93,26 +93,30 @@ def prompt_is_scored_again_after_a_replay(patch: Patch) -> None:
 @plant
 def outage_makes_requests_late(patch: Patch) -> None:
     """A request accepted before an outage is refused after it, for a target that the outage used up."""
-    replay = Journal.replay
+    replay = TokenStream.replay
 
-    def as_asked(self: Journal, *, alone: bool) -> Submit:
+    def as_asked(self: TokenStream, *, alone: bool) -> Submit:
         submit, target_s = replay(self, alone=alone), self.submit.scheduling.ttft_target_s
         return structs.replace(submit, scheduling=structs.replace(submit.scheduling, ttft_target_s=target_s))
 
-    patch.setattr(Journal, "replay", as_asked)
+    patch.setattr(TokenStream, "replay", as_asked)
 
 
 # -- quarantine --------------------------------------------------------------------------------------------------------
 
 
 def _judge_by(patch: Patch, change: object) -> None:
-    """Give the quarantine `change(in_flight, journals)` as the requests in flight."""
+    """Give the quarantine `change(in_flight, streams)` as the requests in flight."""
     judge = Quarantine.judge
 
     def misled(
-        self: Quarantine, in_flight: Mapping[int, int], journals: Iterable[Journal], *, is_external_kill: bool = False
-    ) -> list[Journal]:
-        known = list(journals)
+        self: Quarantine,
+        in_flight: Mapping[int, int],
+        streams: Iterable[TokenStream],
+        *,
+        is_external_kill: bool = False,
+    ) -> list[TokenStream]:
+        known = list(streams)
         return judge(self, change(in_flight, known), known, is_external_kill=is_external_kill)  # type: ignore[operator]
 
     patch.setattr(Quarantine, "judge", misled)
@@ -151,7 +155,7 @@ def flight_record_holds_the_newest_step_alone(patch: Patch) -> None:
 @plant
 def suspects_are_never_alone(patch: Patch) -> None:
     """Suspects never run alone, so the guilty one stays unknown and engine after engine crashes."""
-    patch.setattr(Quarantine, "replay", staticmethod(lambda journal: journal.replay(alone=False)))
+    patch.setattr(Quarantine, "replay", staticmethod(lambda stream: stream.replay(alone=False)))
 
 
 @plant

@@ -9,7 +9,6 @@ from msgspec import structs
 from inferd.engine.api.wire.messages import Abort, Delta, Ready, SubmitChoices, ToEngine
 from inferd.server.dispatch import token_stream as stream_module
 from inferd.server.dispatch.admission import Backlog
-from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
@@ -121,7 +120,7 @@ def everything_is_sent_twice(patch: Patch) -> None:
     async def eager(self: Router, replica: Replica, ready: Ready) -> None:
         await begin(self, replica, ready)
         for stream in replica.streams.values():
-            replica.send(self._quarantine.replay(stream.journal))
+            replica.send(self._quarantine.replay(stream))
 
     patch.setattr(Router, "_begin", eager)
 
@@ -141,14 +140,14 @@ def dead_engine_counts_as_up(patch: Patch) -> None:
 @plant
 def cached_tokens_are_those_of_the_last_engine(patch: Patch) -> None:
     """Usage changes in the middle of an answer."""
-    record = Journal.record
+    record = TokenStream.journal
 
-    def latest(self: Journal, delta: Delta) -> None:
+    def latest(self: TokenStream, delta: Delta) -> None:
         record(self, delta)
         if delta.token_ids:
             self.num_cached += 1
 
-    patch.setattr(Journal, "record", latest)
+    patch.setattr(TokenStream, "journal", latest)
 
 
 @plant
@@ -157,7 +156,7 @@ def usage_counts_what_was_drawn(patch: Patch) -> None:
     patch.setattr(
         TokenStream,
         "num_generated",
-        property(lambda self: len(self.journal.emitted_ids) + (self.abort_reason is not None)),
+        property(lambda self: len(self.emitted_ids) + (self.abort_reason is not None)),
     )
 
 
@@ -289,7 +288,7 @@ def streams_move_without_their_tokens(patch: Patch) -> None:
 
     async def bare(self: Router, index: int) -> None:
         with Patch.context() as inner:
-            inner.setattr(Quarantine, "replay", staticmethod(lambda journal: journal.submit))
+            inner.setattr(Quarantine, "replay", staticmethod(lambda stream: stream.submit))
             await send_waiting(self, index)
 
     patch.setattr(Router, "send_waiting", bare)

@@ -10,9 +10,9 @@ import pytest
 
 from inferd.engine.api.wire.messages import Delta, Submit
 from inferd.engine.api.wire.params import Adapter, SamplingParams, SchedulingParams
-from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.placement import STREAM_TOKENS, Placement
 from inferd.server.dispatch.replica import Replica
+from inferd.server.dispatch.token_stream import TokenStream
 
 BLOCK = 16
 
@@ -81,9 +81,9 @@ def test_the_next_turn_of_a_conversation_finds_its_answer() -> None:
     asked = submit("a", ids)
     first = placement.place(asked)
     assert first is not None
-    journal = Journal(asked)
-    journal.record(Delta(request_id="a", token_ids=tuple(range(3 * BLOCK))))
-    placement.ended(first, journal)
+    stream = TokenStream(asked, lambda request_id: None)
+    stream.journal(Delta(request_id="a", token_ids=tuple(range(3 * BLOCK))))
+    placement.ended(first, stream)
     end(first, "a")
     assert placement.place(submit("b", (*ids, *range(3 * BLOCK), 5))) is first
     assert first.waiting == {"b": 1}

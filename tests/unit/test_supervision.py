@@ -25,9 +25,9 @@ from inferd.engine.api.wire.client import FrameCounts
 from inferd.engine.api.wire.messages import Delta, Failed, Submit, UseThreads
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.process.step_watch import StepWatch
-from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.quarantine import REFUSED_S, Quarantine
 from inferd.server.dispatch.router import Router, RouterOptions
+from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision import supervisor as supervisor_module
 from inferd.server.supervision.engine_handle import EngineHandle
@@ -37,20 +37,21 @@ from tests.configs import engine_config
 from tests.unit.test_router import READY, FakeClient, play_two, step, submit, until
 
 
-def journal(name: str, num_prompt: int = 4) -> Journal:
-    return Journal(Submit(request_id=name, prompt_ids=(1,) * num_prompt, params=SamplingParams(max_tokens=9, seed=1)))
+def stream(name: str, num_prompt: int = 4) -> TokenStream:
+    submit = Submit(request_id=name, prompt_ids=(1,) * num_prompt, params=SamplingParams(max_tokens=9, seed=1))
+    return TokenStream(submit, lambda request_id: None)
 
 
-def dead(*journals: Journal, reached: int) -> dict[int, int]:
-    return {each.tag: reached for each in journals}
+def dead(*streams: TokenStream, reached: int) -> dict[int, int]:
+    return {each.tag: reached for each in streams}
 
 
-def give(each: Journal, *token_ids: int) -> None:
-    each.record(Delta(request_id=each.submit.request_id, token_ids=token_ids))
+def give(each: TokenStream, *token_ids: int) -> None:
+    each.journal(Delta(request_id=each.submit.request_id, token_ids=token_ids))
 
 
-def suspected(quarantine: Quarantine, journals: list[Journal]) -> list[int]:
-    return [quarantine.replay(each).scheduling.alone_until for each in journals]
+def suspected(quarantine: Quarantine, streams: list[TokenStream]) -> list[int]:
+    return [quarantine.replay(each).scheduling.alone_until for each in streams]
 
 
 # -- quarantine --------------------------------------------------------------------------------------------------------
@@ -59,7 +60,7 @@ def suspected(quarantine: Quarantine, journals: list[Journal]) -> list[int]:
 def test_the_third_death_fails_who_was_alone_and_refuses_the_like() -> None:
     now = [0.0]
     quarantine = Quarantine(lambda: now[0])
-    poison, good, waiting = journal("poison", 5), journal("good"), journal("waiting")
+    poison, good, waiting = stream("poison", 5), stream("good"), stream("waiting")
     live = [poison, good, waiting]
     assert quarantine.judge(dead(poison, good, reached=5), live) == []
     assert suspected(quarantine, live) == [0, 0, 0], "a first death is mostly by chance"
@@ -79,7 +80,7 @@ def test_the_third_death_fails_who_was_alone_and_refuses_the_like() -> None:
 
 
 def test_a_kill_from_outside_takes_two_that_hit_the_same_alone() -> None:
-    quarantine, unlucky, other = Quarantine(), journal("unlucky"), journal("other")
+    quarantine, unlucky, other = Quarantine(), stream("unlucky"), stream("other")
     for _ in range(2):
         quarantine.judge(dead(unlucky, other, reached=4), [unlucky, other], is_external_kill=True)
     assert quarantine.judge(dead(unlucky, reached=4), [unlucky, other], is_external_kill=True) == []
@@ -89,7 +90,7 @@ def test_a_kill_from_outside_takes_two_that_hit_the_same_alone() -> None:
 
 
 def test_who_ran_alone_before_is_judged_anew_once_it_got_on() -> None:
-    quarantine, each = Quarantine(), journal("each")
+    quarantine, each = Quarantine(), stream("each")
     for number in range(20):
         assert quarantine.judge(dead(each, reached=4 + 3 * number), [each], is_external_kill=True) == []
         quarantine.replay(each)
@@ -97,7 +98,7 @@ def test_who_ran_alone_before_is_judged_anew_once_it_got_on() -> None:
 
 
 def test_chance_kills_nobody_who_gets_on_between() -> None:
-    quarantine, alone = Quarantine(), journal("alone")
+    quarantine, alone = Quarantine(), stream("alone")
     for number in range(20):
         assert quarantine.judge(dead(alone, reached=4 + 2 * number), [alone]) == []
         quarantine.replay(alone)
@@ -105,14 +106,14 @@ def test_chance_kills_nobody_who_gets_on_between() -> None:
 
 
 def test_who_was_not_alone_is_never_failed() -> None:
-    quarantine, pair = Quarantine(), [journal("a"), journal("b")]
+    quarantine, pair = Quarantine(), [stream("a"), stream("b")]
     for _ in range(9):
         assert quarantine.judge(dead(*pair, reached=4), pair) == []
 
 
 def test_a_token_says_that_all_before_it_is_computed_and_not_itself() -> None:
     """Overlap: the engine died in the step that computed a token which it had not sent yet."""
-    each, quarantine = journal("a", num_prompt=4), Quarantine()
+    each, quarantine = stream("a", num_prompt=4), Quarantine()
     give(each, 1)
     quarantine.judge(dead(each, reached=6), [each])
     quarantine.replay(each)
@@ -124,7 +125,7 @@ def test_a_token_says_that_all_before_it_is_computed_and_not_itself() -> None:
 
 
 def test_a_chunk_of_a_prompt_is_cleared_by_the_first_token() -> None:
-    each, quarantine = journal("a", num_prompt=100), Quarantine()
+    each, quarantine = stream("a", num_prompt=100), Quarantine()
     quarantine.judge(dead(each, reached=32), [each])
     quarantine.replay(each)
     assert each.is_suspect, "no token yet: it may not have come so far"
