@@ -331,6 +331,29 @@ def test_a_required_call_is_a_grammar(client: openai.OpenAI, router: Any, script
     assert "get_weather" not in named
 
 
+@pytest.mark.parametrize("cuts", CUTS)
+def test_required_calls_without_markers_arrive_while_they_are_written(
+    client: openai.OpenAI, router: Any, script: Any, cuts: Any
+) -> None:
+    """A stop string sees none of them, and a limit may cut them anywhere."""
+    bare = '{"name": "get_weather", "arguments": {"city": "Paris"}}\n{"name": "time.now", "arguments": {}}\n'
+    router.will(script(text=bare, cuts=cuts))
+    called = {0: ["get_weather", '{"city": "Paris"}'], 1: ["time.now", "{}"]}
+    for fields in ({}, {"stop": ["{", "Paris", "\n"]}):
+        chunks = list(client.chat.completions.create(**ASKED, **REQUIRED, **fields, stream=True))
+        streamed = folded(chunks)
+        assert (streamed["content"], streamed["calls"], streamed["finish_reason"]) == (None, called, "tool_calls")
+    first = {**ASKED, **REQUIRED, "parallel_tool_calls": False}
+    assert folded(list(client.chat.completions.create(**first, stream=True)))["calls"] == {0: called[0]}
+    for max_tokens in range(1, 30, 4):
+        cut = client.chat.completions.create(**ASKED, **REQUIRED, max_tokens=max_tokens).choices[0]
+        assert (cut.message.content or "", cut.finish_reason) == ("", "length")
+        written = [call.function.arguments for call in cut.message.tool_calls or ()]
+        assert all('{"city": "Paris"}'.startswith(arguments) for arguments in written[:1])
+    free = folded(list(client.chat.completions.create(**ASKED, stream=True)))
+    assert (free["content"], free["calls"]) == (None, called)
+
+
 @pytest.mark.parametrize(
     ("change", "code", "param"),
     [
