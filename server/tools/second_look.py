@@ -311,20 +311,23 @@ def _calls_of(kind: str, text: str, schemas: Mapping[str, object]) -> list[tuple
             arguments = _json_of(arguments)
         if not isinstance(name, str) or name not in schemas or not isinstance(arguments, dict):
             return None
-        if not (_are_known(arguments, schemas[name]) and fits(arguments, schemas[name])):
+        if not (_are_arguments(arguments, schemas[name]) and fits(arguments, schemas[name])):
             return None
         found.append((name, dumped(arguments)))
     return found or None
 
 
-def _are_known(arguments: Mapping[str, object], schema: object) -> bool:
-    """Whether the schema names all arguments. A model that lists its tools writes their schemas in place of arguments,
-    which a schema without `additionalProperties` would allow."""
+def _are_arguments(arguments: Mapping[str, object], schema: object) -> bool:
+    """Whether these are arguments of a tool and not their schema, which models write that list their tools. A schema
+    without `additionalProperties` allows both. Small models copy a key of the schema, such as `required`, into
+    arguments, so one known name is enough."""
     if not isinstance(schema, Mapping) or "additionalProperties" in schema or "patternProperties" in schema:
         return isinstance(schema, Mapping) or not arguments
     properties = schema.get("properties")
+    known = set(properties if isinstance(properties, Mapping) else ())
     has_parts = any(name in schema for name in ("$ref", "allOf", "anyOf", "oneOf"))
-    return has_parts or set(arguments) <= set(properties if isinstance(properties, Mapping) else ())
+    is_schema = "properties" in arguments
+    return has_parts or set(arguments) <= known or (not known.isdisjoint(arguments) and not is_schema)
 
 
 def _json_of(text: str) -> object:

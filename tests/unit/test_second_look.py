@@ -66,6 +66,10 @@ CALLS: dict[str, tuple[str, str, tuple[tuple[str, dict[str, object]], ...]]] = {
     "a line break in a string": (
         '{"name": "get_weather", "arguments": {"city": "a\nb"}}', "", (("get_weather", {"city": "a\nb"}),)
     ),
+    "an unknown argument": (
+        call("get_weather", {"city": "Paris", "required": ["city"]}), "",
+        (("get_weather", {"city": "Paris", "required": ["city"]}),)
+    ),
     "the word of phi": (f"functools[{PARIS_CALL}]", "", (PARIS,)),
     "quotes and brackets in a string": (
         call("get_weather", {"city": 'a "]} \\ b'}), "", (("get_weather", {"city": 'a "]} \\ b'}),)
@@ -78,7 +82,7 @@ TEXTS = {
     "a name that is longer": call("get_weather_now", {"city": "Paris"}),
     "an argument of another type": call("get_weather", {"city": 5}),
     "a missing argument": call("get_weather", {"days": 2}),
-    "an unknown argument": call("get_weather", {"city": "Paris", "zip": "75001"}),
+    "nothing but unknown arguments": call("time.now", {"zip": "75001"}),
     "no arguments": '{"name": "time.now"}',
     "a description of a tool": '{"name": "time.now", "parameters": {"type": "object", "properties": {}}}',
     "prose behind it": f"{PARIS_CALL} is the call.",
@@ -160,6 +164,18 @@ def test_any_text_reads_the_same_however_it_arrives(parts: list[str], cuts: list
     assert look(text, list(range(len(text)))) == whole
     if not any(isinstance(piece, CallBegun) for piece in whole):
         assert whole == ([Content(text)] if text else [])
+
+
+def test_a_list_of_tools_is_no_call_of_one_whose_arguments_are_named_like_keywords() -> None:
+    named = ("type", "required", "description")
+    schema = {"type": "object", "properties": {name: {} for name in named}, "required": ["type"]}
+    offer = Offer.of([{"type": "function", "function": {"name": "add_field", "parameters": schema}}], None)
+    assert offer is not None
+    listed = json.dumps({"name": "add_field", "parameters": schema})
+    called = json.dumps({"name": "add_field", "parameters": {"type": "text", "of": "a form"}})
+    for text, kinds in ((listed, [Content]), (called, [CallBegun, CallArguments, CallEnded])):
+        reader = SecondLook(offer)
+        assert [type(piece) for piece in joined([*reader.take([Content(text)]), *reader.finish()])] == kinds
 
 
 def test_text_is_held_back_only_while_it_may_be_a_call() -> None:
@@ -306,6 +322,7 @@ def written(draw: random.Random) -> str:
             f'{{"name": "{name}", "{key}": {{"town": {city}}}}}',
             f'{{"{key}": {{"city": {city}}}, "tool": "{name}"}}',
             f'{{"name": "{name}", "description": "The weather", "{key}": {{"type": "object"}}}}',
+            f'{{"name": "{name}", "{key}": {{"type": "object", "properties": {{"city": {city}}}, "required": []}}}}',
             f'{{"name": "{name}", "arguments": {{"city": {city}}}, "id": 1}}',
             f'{{"type": "function", "function": {{"name": "{name}", "arguments": {{"city": {city}}}}}}}',
             f"Call `{name}(city={city})` for it",
