@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from inferd.engine.arch import matrix
 from inferd.engine.arch.registry import describe
 from inferd.engine.arch.stored import Format
 from inferd.engine.arch.weights import Part, QuantizedSource
@@ -72,8 +73,8 @@ def dequantized(source: QuantizedSource, tensors: dict[str, Tensor]) -> Tensor:
     given = taken(source, tensors)
     order = given.pop("order", None)
     table = source.format.layout.table
-    matrix = Matrix(given["q"], given["scales"], None, given.get("zeros"), given.get("minimums"), None, table)
-    weights = matrix.dequantized()
+    packed = Matrix(given["q"], given["scales"], None, given.get("zeros"), given.get("minimums"), None, table)
+    weights = packed.dequantized()
     if order is None:
         return weights
     found = torch.empty_like(weights)
@@ -84,7 +85,8 @@ def dequantized(source: QuantizedSource, tensors: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("name", cases())
 def test_weights_are_those_that_the_writer_reads(name: str) -> None:
     form, tensors, columns = case_of(name)
-    source = QuantizedSource(MODULE, form, (len(columns), 256), "layers.0.mlp.down")
+    shape = len(columns), 256
+    source = QuantizedSource(MODULE, form, shape, matrix.Matrix.whole("down", matrix.Component.MLP, shape))
     stored = {tensor.suffix: tensor for tensor in source.tensors.values()}
     assert {suffix for suffix, tensor in stored.items() if not tensor.is_optional} <= tensors.keys() <= stored.keys()
     for suffix, tensor in tensors.items():

@@ -34,6 +34,7 @@ from inferd.engine.api.errors import ModelError
 from inferd.engine.api.memory.planner import stored_quantization
 from inferd.engine.api.memory.precision import stored_as
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.arch import matrix
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.gguf.formats import LAYOUTS, GgufBlocks
 from inferd.engine.arch.gguf.header import parse_header
@@ -232,7 +233,9 @@ def test_a_kernel_gets_the_numbers_of_the_blocks(kind: str, heads: int, tmp_path
     tensor = parse_header(file.read_bytes(), file.stat().st_size).tensors[0]
     placed = PlacedTensor(tensor, file, Conversion(heads))
     expected = torch.cat([values for _, values in gguf.parts(placed)])
-    source = QuantizedSource("m", GgufBlocks(kind, heads), stored.shape, "o")  # type: ignore[arg-type]
+    shape = stored.shape[0], stored.shape[1]
+    of = matrix.Matrix.whole("o", matrix.Component.ATTENTION, shape)
+    source = QuantizedSource("m", GgufBlocks(kind, heads), shape, of)
     rows: dict[str, list[Tensor]] = {}
     for name, row, values in gguf.READER.read(source, {"weight": gguf.mapped(placed)}):
         assert row == sum(len(part) for part in rows.get(name, ()))
@@ -242,9 +245,9 @@ def test_a_kernel_gets_the_numbers_of_the_blocks(kind: str, heads: int, tmp_path
     assert ("minimums" in whole) == (layout.offsets == "minimums")
     dtypes = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
     assert whole["scales"].dtype == dtypes[layout.scale_dtype]
-    matrix = Matrix(whole["q"], whole["scales"], None, minimums=whole.get("minimums"), table=layout.table)
-    assert matrix.group_size == layout.group_size
-    found = matrix.dequantized()
+    packed = Matrix(whole["q"], whole["scales"], None, minimums=whole.get("minimums"), table=layout.table)
+    assert packed.group_size == layout.group_size
+    found = packed.dequantized()
     if layout.offsets == "none":
         assert torch.equal(found.float(), expected)
     else:
