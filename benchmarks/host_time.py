@@ -167,7 +167,7 @@ def runner_on(device: CpuDevice, config: Mapping[str, Any], num_slots: int, *, i
     """A runner of the model, whose weights may be anything."""
     arch = describe(config)
     decoder = Decoder(arch, torch.bfloat16, "cpu", _MAX_LEN, None, recipes(Choices(is_invariant=is_invariant))["none"])
-    for parameter in decoder.parameters().values():
+    for parameter in decoder.parameters.values():
         parameter.write(0, torch.empty(parameter.shape, dtype=parameter.dtype))
     kv = KVPool.allocate(arch, num_slots * _MAX_LEN // _BLOCK, _BLOCK, torch.bfloat16, device)
     slots = Slots(num_slots, _MAX_LEN, _BLOCK, device, len(arch.cache_groups))

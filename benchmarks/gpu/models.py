@@ -117,7 +117,7 @@ def random_decoder(
     recipe = recipes(choices)[QUANTIZATION[precision]]
     decoder = Decoder(describe(model.config()), torch.bfloat16, device, max_positions, None, recipe)
     generator = torch.Generator(device).manual_seed(0)
-    for parameter in decoder.parameters().values():
+    for parameter in decoder.parameters.values():
         parameter.write(0, _weight(parameter.shape, device, generator))
     return decoder
 

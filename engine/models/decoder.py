@@ -24,7 +24,6 @@ from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mamba2 import Mamba2Layer
 from inferd.engine.layers.mlp import MLP
 from inferd.engine.layers.norm import LayerScalar, stream_norm
-from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import NO_LORAS, Lora, Placement
 from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.layers.rotary import cos_sin_table, query_table
@@ -165,7 +164,8 @@ class Decoder:
         place = Placement(dtype, torch.device(device), recipe, ranks, loras)
         self.arch, self.dtype, self.device, self.rank = arch, dtype, place.device, ranks.own
         self._layers_read, self._is_read = tuple(layers_read or ()), layers_read is not None
-        self._parameters = place.parameters
+        self.parameters = place.parameters
+        """By their names in the weight map. A head tied to the embedding has none of its own."""
         place.take(embedding(arch), self._take_embedding, recipe.narrow)
         self._layer_inputs = LayerInputs(arch, place) if arch.layer_input_size else None
         self._layers = [DecoderLayer(arch, layer, place) for layer in range(arch.num_layers)]
@@ -182,10 +182,6 @@ class Decoder:
         self._embedding_multiplier = arch.embedding_multiplier
         if arch.rounds_embedding_multiplier:
             self._embedding_multiplier = float(torch.tensor(arch.embedding_multiplier, dtype=dtype))
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Every parameter, by its name in the weight map. A head tied to the embedding has none of its own."""
-        return self._parameters
 
     def expert_loads(self) -> dict[int, Tensor]:
         """Number of tokens that each expert has had [experts] int64, by layer."""

@@ -20,7 +20,6 @@ from inferd.engine.layers.branch import Act, Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import MLP
 from inferd.engine.layers.norm import NoNorm, RMSNorm, rms_norm_of
-from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.engine.layers.rotary import cos_sin_table
 from inferd.engine.models.decoder import Decoder, DecoderLayer
@@ -81,15 +80,11 @@ class EagleHead:
         self._lm_head = Linear(head_matrix(arch), place, torch.float32)
         num_positions = max_positions or arch.max_positions
         self._cos_sin = cos_sin_table(arch.ropes[0], num_positions, place.device, arch.max_positions)
-        self._parameters = place.parameters
+        self.parameters = place.parameters
         if head.has_embedding:
             place.take(embedding(arch), self._take_table, recipe.narrow)
         if head.maps_tokens:
             place.take(token_offsets(head.num_tokens), self._take_offsets, torch.int64)
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Every parameter, by its name in the weight map."""
-        return self._parameters
 
     def read(self, states: Tensor) -> Tensor:
         """[T, states * hidden of the served model], the hidden states side by side -> [T, hidden]."""
@@ -147,13 +142,9 @@ class MTPLayer:
         self.arch, self.dtype, self._served = arch, served.dtype, served
         place = Placement(served.dtype, served.device, recipe)
         self._fc, self._layer = Linear(state_projection(arch, 2 * size), place), DecoderLayer(arch, 0, place)
-        self._parameters = place.parameters
+        self.parameters = place.parameters
         self._embedding_norm, self._state_norm, self._norm = _norms(arch, place)
         self._cos_sin = cos_sin_table(arch.ropes[0], num_positions, place.device, num_positions)
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Every parameter, by its name in the weight map."""
-        return self._parameters
 
     def read(self, states: Tensor) -> Tensor:
         """[T, hidden], the final hidden states of the served model, as they are."""

@@ -77,7 +77,7 @@ def load(
     """
     weight_map = weights(decoder.arch)
     _check(weight_map, stored)
-    parameters = decoder.parameters()
+    parameters = decoder.parameters
     loads = [_Load.of(source, stored) for source in weight_map.all_sources]
     for own in loads:
         own.check()

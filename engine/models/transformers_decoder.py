@@ -76,7 +76,7 @@ class TransformersDecoder(Decoder):
         self._body = body_of(self._model)
         self._place = Placement(dtype, self.device, recipe)
         self._head: Linear | None = None
-        self._parameters = self._place.parameters
+        self.parameters = self._place.parameters
         self._take_over(our_tensors(self._model))
         self._layers: list[DecoderLayer] = []
         self._layers_read, self._is_read = (), False

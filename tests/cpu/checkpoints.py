@@ -131,7 +131,7 @@ def random_decoder(
     """A decoder of the case's shape with random weights, made without a checkpoint."""
     decoder = Decoder(describe(case.config_json()), dtype, "cpu", recipe=recipe, ranks=ranks, loras=loras)
     generator = torch.Generator().manual_seed(2)
-    for parameter_name, parameter in decoder.parameters().items():
+    for parameter_name, parameter in decoder.parameters.items():
         is_factor = (
             parameter_name.endswith(("norm.weight", "scalar.weight")) and decoder.arch.norm is not NormKind.RMS_ONE_PLUS
         )

@@ -92,7 +92,7 @@ def oracle(form: Format, saved: Saved, implementation: str) -> Tensor:
     decoder = Decoder(arch, torch.float32, "cpu", recipe=recipe)
     if implementation == "reference":
         give_own_schemes(decoder, form, saved)
-    parameters = decoder.parameters()
+    parameters = decoder.parameters
     for source in weights(arch).sources:
         parameters[source.parameter].write(source.row, saved.plain[source.tensor])
     return prompt_logits(decoder, IDS, [len(IDS)])

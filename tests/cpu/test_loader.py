@@ -68,7 +68,7 @@ def test_weights_that_keep_16_bits_give_the_same_logits(
     arch, ids = describe(read_config(tmp_path)), list(range(40))
     wide, narrow = (recipe_of(arch, quantization, torch.float32, narrow=kept) for kept in (None, dtype))
     decoder = load_decoder(tmp_path, torch.float32, recipe=narrow)
-    taken = {name: parameter.dtype for name, parameter in decoder.parameters().items() if len(parameter.shape) == 2}
+    taken = {name: parameter.dtype for name, parameter in decoder.parameters.items() if len(parameter.shape) == 2}
     assert taken.pop("embed.weight") == dtype
     assert set(taken.values()) == {dtype if quantization == "none" else torch.float32}
     expected = prompt_logits(load_decoder(tmp_path, torch.float32, recipe=wide), ids, (40,))

@@ -364,7 +364,7 @@ def with_draft_head(engine: Engine, device: CpuDevice) -> tuple[Engine, KVPool]:
     config = {**EAGLE, "vocab_size": VOCAB, "eagle_aux_hidden_state_layer_ids": list(read)}
     head = EagleHead(describe(config), runner.model.decoder, read, MAX_LEN)
     generator = torch.Generator().manual_seed(3)
-    for parameter in head.parameters().values():
+    for parameter in head.parameters.values():
         parameter.write(0, torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5)
     kv = KVPool.allocate(head.arch, engine.num_blocks, BLOCK, torch.bfloat16, device)
     kv.data.zero_()
