@@ -163,6 +163,7 @@ def test_every_family_has_files() -> None:
         "Lfm2ForCausalLM",
         "Lfm2MoeForCausalLM",
         "MiMoForCausalLM",
+        "MiniMaxM2ForCausalLM",
         "Ministral3ForCausalLM",
         "Qwen2MoeForCausalLM",
         "Qwen3NextForCausalLM",
