@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from inferd.engine.arch import llama
 from inferd.engine.arch.description import Arch, ArchError, DraftHead, DraftHeadKind
+from inferd.engine.arch.families import llama
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.matrices import norm, of_layer, state_projection, token_offsets
 from inferd.engine.arch.matrix import Component

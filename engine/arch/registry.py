@@ -1,6 +1,6 @@
 """The table of architectures that can be served. Turns config.json into an `Arch`, and an `Arch` into its weight map.
 
-To add a family, write one short file beside this one and one line in `_FAMILIES`.
+To add a family, write one short file in `families` and one line in `_FAMILIES`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from inferd.engine.arch import (
+from inferd.engine.arch.description import Activation, Arch, ArchError
+from inferd.engine.arch.draft_heads import (
+    DEEPSEEK,
+    MIMO,
+    MTP_LAYERS,
+    MTPNames,
+    as_stored,
+    describe_draft_head,
+    eagle3_weights,
+    is_draft_head,
+    mtp_layer,
+    mtp_weights,
+)
+from inferd.engine.arch.families import (
     ernie45,
     exaone4,
     gemma2,
@@ -38,19 +51,6 @@ from inferd.engine.arch import (
     seed_oss,
     smollm3,
     starcoder2,
-)
-from inferd.engine.arch.description import Activation, Arch, ArchError
-from inferd.engine.arch.draft_heads import (
-    DEEPSEEK,
-    MIMO,
-    MTP_LAYERS,
-    MTPNames,
-    as_stored,
-    describe_draft_head,
-    eagle3_weights,
-    is_draft_head,
-    mtp_layer,
-    mtp_weights,
 )
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.modelled import Modelled

@@ -28,6 +28,11 @@ SERVER_LIBRARIES = (
 
 RULES: dict[str, tuple[str, ...]] = {
     "server": ("inferd.engine.api", *SERVER_LIBRARIES),
+    "engine.arch.families": (
+        "inferd.engine.arch.base", "inferd.engine.arch.description", "inferd.engine.arch.experts",
+        "inferd.engine.arch.fields", "inferd.engine.arch.heads", "inferd.engine.arch.rope",
+        "inferd.engine.arch.tensors", "inferd.engine.arch.windows",
+    ),
     "engine.arch": (),
     "engine.api": ("inferd.engine.arch", "msgspec", "zmq", "huggingface_hub", "pynvml"),
     "engine.request": ("inferd.engine.api.wire.params",),

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from inferd.engine.arch import llama
 from inferd.engine.arch.description import Arch, QKNorm
+from inferd.engine.arch.families import llama
+from inferd.engine.arch.families.qwen2 import late_windows
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.qwen2 import late_windows
 
 
 def describe(architecture: str, fields: Fields) -> Arch:

@@ -6,8 +6,8 @@ import dataclasses
 
 from inferd.engine.arch.base import base
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.families.qwen2 import late_windows
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.qwen2 import late_windows
 
 
 def describe(architecture: str, fields: Fields) -> Arch:

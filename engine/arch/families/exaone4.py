@@ -7,8 +7,8 @@ import dataclasses
 
 from inferd.engine.arch.base import base
 from inferd.engine.arch.description import Arch, QKNorm
+from inferd.engine.arch.families.olmo2 import NAMES
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.olmo2 import NAMES
 from inferd.engine.arch.windows import windowed_layers, windows_of
 
 __all__ = ["NAMES", "describe"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from inferd.engine.arch import olmo2
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.families import olmo2
+from inferd.engine.arch.families.olmo2 import NAMES
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.olmo2 import NAMES
 from inferd.engine.arch.rope import ropes_by_layer_type
 from inferd.engine.arch.windows import windowed_layers, windows_of
 

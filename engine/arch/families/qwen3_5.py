@@ -13,8 +13,8 @@ import dataclasses
 from inferd.engine.arch.base import base
 from inferd.engine.arch.description import Arch, GatedDelta, NormKind, QKNorm
 from inferd.engine.arch.experts import with_experts
+from inferd.engine.arch.families.qwen3_moe import expert_layers
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.qwen3_moe import expert_layers
 from inferd.engine.arch.rope import read_rope
 from inferd.engine.arch.tensors import TensorNames
 

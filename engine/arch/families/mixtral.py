@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from inferd.engine.arch import mistral
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.experts import with_experts
+from inferd.engine.arch.families import mistral
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.tensors import TensorNames
 

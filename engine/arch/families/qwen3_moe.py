@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from inferd.engine.arch import llama
 from inferd.engine.arch.base import base
 from inferd.engine.arch.description import Arch, QKNorm
 from inferd.engine.arch.experts import with_experts
+from inferd.engine.arch.families import llama
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.windows import if_used, in_every_layer
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import dataclasses
 
 from inferd.engine.arch.description import Arch, QKNorm
+from inferd.engine.arch.families.gemma2 import NAMES, gemma
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.gemma2 import NAMES, gemma
 from inferd.engine.arch.rope import ropes_by_layer_type
 from inferd.engine.arch.windows import windowed_layers, windows_of
 

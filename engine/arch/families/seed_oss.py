@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from inferd.engine.arch import llama
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.families import llama
 from inferd.engine.arch.fields import Fields
 
 

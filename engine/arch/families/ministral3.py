@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from inferd.engine.arch import mistral
 from inferd.engine.arch.description import Arch, QueryGrowth
+from inferd.engine.arch.families import mistral
 from inferd.engine.arch.fields import Fields
 
 
