@@ -6,9 +6,7 @@ decide how much a token writes and forgets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,56 +16,10 @@ from inferd.engine.arch.matrices import recurrent, recurrent_weights
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.placement import Placement
+from inferd.engine.layers.recurrent import StateContext
 from inferd.kernels.gated_delta import Gates, gated_delta
 from inferd.kernels.head_gate import norm_silu_gate
 from inferd.kernels.short_conv import short_conv
-from inferd.kernels.states import StateRows, keep_rows
-
-
-class Drafted(NamedTuple):
-    """Projected inputs of a step's drafts, from which states go on behind those that turn out to be right."""
-
-    projected: Tensor
-    """[drafts, in] for each layer: what its input projection gave."""
-    tokens: Tensor
-    """[drafts] int64: index of each draft among the step's tokens."""
-    num_drafts: Tensor
-    """[1] int64."""
-
-
-@dataclass(slots=True)
-class StateContext:
-    """One layer's states in one step."""
-
-    rows: StateRows
-    matrices: Tensor
-    """[slots, heads, ...] fp32: holds the rows' states, and receives those behind them."""
-    inputs: Tensor
-    """[slots, conv_width - 1, channels]: the last inputs of the convolution, likewise."""
-    drafted: Drafted | None = None
-    """The layer's part; None if steps verify no drafts."""
-
-    def keep(self, projected: Tensor) -> None:
-        """Keep those of the projected inputs [T, in] that are drafts'."""
-        if self.drafted is not None:
-            keep_rows(projected, self.drafted.projected, self.drafted.tokens, self.drafted.num_drafts)
-
-
-@dataclass(frozen=True, slots=True)
-class States:
-    """All layers' states in one step, by their order among the recurrent layers."""
-
-    rows: StateRows
-    matrices: Tensor
-    inputs: Tensor
-    drafted: Drafted | None = None
-    """With `projected` [layers, drafts, in]."""
-
-    def of(self, plane: int) -> StateContext:
-        drafted = self.drafted
-        if drafted is not None:
-            drafted = drafted._replace(projected=drafted.projected[plane])
-        return StateContext(self.rows, self.matrices[plane], self.inputs[plane], drafted)
 
 
 class GatedDeltaNet:

@@ -14,9 +14,9 @@ from torch import Tensor
 from inferd.engine.arch.description import Arch, Mamba2
 from inferd.engine.arch.matrices import recurrent, recurrent_weights
 from inferd.engine.layers.branch import Branch
-from inferd.engine.layers.gated_delta import StateContext
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.placement import Placement
+from inferd.engine.layers.recurrent import StateContext
 from inferd.kernels.head_gate import silu_gate_norm
 from inferd.kernels.mamba2 import Weights, mamba2
 from inferd.kernels.short_conv import short_conv

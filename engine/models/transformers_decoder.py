@@ -21,9 +21,9 @@ from inferd.engine.arch.description import Arch
 from inferd.engine.arch.matrix import Component, Matrix
 from inferd.engine.arch.modelled import ModelledTensor
 from inferd.engine.arch.ranks import ONE_RANK
-from inferd.engine.layers.gated_delta import States
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.placement import Placement
+from inferd.engine.layers.recurrent import States
 from inferd.engine.models.decoder import Decoder, DecoderLayer, kv_places
 from inferd.engine.models.modelling import (
     AttentionCall,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
-from inferd.engine.layers.gated_delta import Drafted, States
+from inferd.engine.layers.recurrent import Drafted, States
 from inferd.engine.sched.plan import Row, StateCopy
 from inferd.engine.worker.device import Device
 from inferd.kernels.states import StateRows, copy_state

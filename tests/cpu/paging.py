@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.paging import num_dead_blocks
-from inferd.engine.layers.gated_delta import States
+from inferd.engine.layers.recurrent import States
 from inferd.engine.models.decoder import Decoder
 from inferd.kernels.kv_format import KV_FORMATS, KV_SCALE_DTYPE, num_kv_groups
 from inferd.kernels.paged_attention import AttentionBatch

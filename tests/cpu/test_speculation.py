@@ -17,7 +17,7 @@ from inferd.engine.cache.checkpoints import CheckpointRules
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.ports import Grammar
-from inferd.engine.layers.gated_delta import States
+from inferd.engine.layers.recurrent import States
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.request import Request
 from inferd.engine.sample.sampler import Sampler
