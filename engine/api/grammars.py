@@ -54,6 +54,16 @@ class TagTexts:
     """JSON type of a value -> text between name and value, if that depends on it."""
     is_raw: bool = True
     """Whether strings are written as they are. Otherwise they are JSON, as all other values are."""
+    string_behind: tuple[TagPart, ...] | None = None
+    """Text behind a string; None: the same as behind other values."""
+    quote: tuple[TagPart, ...] = ()
+    """Text before and behind each string inside of a value, with bare names there. Empty: both are JSON."""
+    item: str = ""
+    """Name of an item of an array, if objects and arrays inside of a value are in tags, too."""
+    is_sorted: bool = False
+    """Whether names are written in the order of the alphabet."""
+    is_python: bool = False
+    """Whether values may also be written as Python writes them."""
 
     def between_of(self, kind: str) -> tuple[TagPart, ...]:
         """The parts between the name and a value of a JSON type."""

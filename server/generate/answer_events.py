@@ -23,7 +23,8 @@ from inferd.server.generate.events import (
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.observability.server_instruments import Repair
 from inferd.server.text.stops import StopStrings, StopTables
-from inferd.server.tools.answer_parser import ParserConfig
+from inferd.server.tools.answer_parser import AnswerParser
+from inferd.server.tools.parser_config import ParserConfig
 from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Content, Piece, Reasoning, joined
 from inferd.server.tools.second_look import SecondLook
 from inferd.server.tools.text_input import TextInput
@@ -147,7 +148,7 @@ class ParsedAnswer:
     ) -> None:
         self.num_calls = 0
         self._choice, self._config = choice, parser_config
-        self._parser = parser_config.new_parser()
+        self._parser = AnswerParser.of(parser_config)
         self._look = None if parser_config.offer is None else SecondLook(parser_config.offer)
         self._stops, self._stops_in_reasoning = stops, stops_in_reasoning
         self._offsets: list[int] = []

@@ -21,11 +21,12 @@ from inferd.server.schema.notices import Notice
 from inferd.server.schema.tool_choice import ToolChoice
 from inferd.server.structured.language import Language, free_text, literal, marked, sequence
 from inferd.server.text.model import ServedModel
-from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
+from inferd.server.tools.answer_parser import AnswerParser, with_prefill_parsed
 from inferd.server.tools.builtin import NONE
 from inferd.server.tools.call_grammar import CallRules, answer_with_calls, can_bound, reasoning
 from inferd.server.tools.detect import PLAIN_CALLS
-from inferd.server.tools.format import Format
+from inferd.server.tools.format import CallSyntax, Format
+from inferd.server.tools.parser_config import ParserConfig
 from inferd.server.tools.second_look import Offer
 
 LACKS_TOOLS = "the chat template does not show tools, so the server writes them into the prompt as text"
@@ -200,12 +201,13 @@ def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: Ans
     before, opening = _before(config, tokens, budget)
     wanted = None if answer is None else sequence(opening, answer.language)
     if is_enforced and form.call_syntax is not None:
-        language = answer_with_calls(rules, form.call_syntax, tokens, wanted, before, opening)
+        written = _begun(form.call_syntax, config.prefill)
+        language = answer_with_calls(rules, form.call_syntax, tokens, wanted, before, opening, written)
         answer = AnswerLanguage("tools" if answer is None else answer.param, language)
     elif form.reads_reasoning and (answer is not None or budget is not None):
         rest = sequence(before, sequence(opening, free_text()) if wanted is None else wanted)
         answer = AnswerLanguage("thinking_token_budget" if answer is None else answer.param, rest)
-    return AnswerRules(config.with_prefill_parsed() if is_read else None, answer)
+    return AnswerRules(with_prefill_parsed(config) if is_read else None, answer)
 
 
 def _rules(choice: ToolChoice, tools: tuple[CallerTool, ...], wire: ChatRequest) -> CallRules:
@@ -226,6 +228,13 @@ def _needs_plain_calls(form: Format, rules: CallRules, answer: AnswerLanguage | 
     if form.call_syntax is not None:
         return False
     return not form.reads_calls or rules.is_required or answer is not None
+
+
+def _begun(syntax: CallSyntax, prefill: str) -> str:
+    """The beginning of a call with which the prompt ends."""
+    first = (syntax.before_all + syntax.begin).lstrip()
+    ends = (first[:num] for num in range(len(first), 0, -1))
+    return next((text for text in ends if text.strip() and prefill.endswith(text)), "")
 
 
 def _before(config: ParserConfig, tokens: Mapping[str, int], budget: int | None) -> tuple[Language, Language]:

@@ -19,7 +19,7 @@ from inferd.server.schema.latency import NO_TARGETS, Targets
 from inferd.server.schema.notices import Notice
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.text.stops import StopTables
-from inferd.server.tools.answer_parser import ParserConfig
+from inferd.server.tools.parser_config import ParserConfig
 
 
 @dataclass(frozen=True, slots=True)

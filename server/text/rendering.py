@@ -180,16 +180,29 @@ def _render_some_form(program: Program, question: Question) -> str:
     """Most templates write the arguments of calls as JSON themselves; some join them to text and need a text. Some join
     a tool's description to text, which a tool may lack."""
     try:
-        return _render(program, question)
+        return _render_texts(program, question)
     except jinja2.UndefinedError:
         described = [_described(tool) for tool in question.tools or ()]
         if described == list(question.tools or ()):
             raise
-        return _render(program, msgspec.structs.replace(question, tools=described))
+        return _render_texts(program, msgspec.structs.replace(question, tools=described))
     except TypeError:
         if not any(message.get("tool_calls") for message in question.messages):
             raise
-        return _render(program, _with_arguments(question, _text_of))
+        return _render_texts(program, _with_arguments(question, _text_of))
+
+
+def _render_texts(program: Program, question: Question) -> str:
+    """gpt-oss's template refuses reasoning beside a text before a call, so both become one text."""
+    try:
+        return _render(program, question)
+    except jinja2.UndefinedError:
+        raise
+    except jinja2.TemplateError:
+        messages = list(map(_with_one_text, question.messages))
+        if "message.thinking" not in program.default or messages == list(question.messages):
+            raise
+        return _render(program, msgspec.structs.replace(question, messages=messages))
 
 
 def _render(program: Program, question: Question) -> str:
@@ -217,15 +230,19 @@ def _render(program: Program, question: Question) -> str:
 
 
 def _for_template(message: Mapping[str, object], program: Program) -> dict[str, object]:
-    """The message as the template takes it: role `system` if it does not know `developer`; and before a call one
-    text, reasoning included, if it reads reasoning as `thinking`. That is gpt-oss's, which refuses two."""
+    """The message as the template takes it: role `system` if it does not know `developer`."""
     copy = dict(message)
     if copy["role"] == "developer" and "developer" not in program.default:
         copy["role"] = "system"
-    thought, content = copy.get("reasoning_content") or copy.get("reasoning"), copy.get("content")
-    if copy.get("tool_calls") and thought and content and "message.thinking" in program.default:
-        copy |= {"content": f"{thought}\n{content}", "thinking": ""}
     return copy
+
+
+def _with_one_text(message: Mapping[str, object]) -> Mapping[str, object]:
+    """The message with its reasoning in the content, if it also has content and calls."""
+    thought, content = message.get("reasoning_content") or message.get("reasoning"), message.get("content")
+    if not (message.get("tool_calls") and thought and content):
+        return message
+    return {**message, "content": f"{thought}\n{content}", "thinking": ""}
 
 
 class _Budget:

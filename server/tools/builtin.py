@@ -127,8 +127,8 @@ def _python(begin: str, end: str) -> Field:
 
 
 def _python_syntax(before_all: str, after_all: str, separator: str) -> CallSyntax:
-    """Calls in Python. Strings are written as in JSON, whose words the parser also takes."""
-    tags = Tags("", "=", "", ", ", is_raw=False)
+    """Calls in Python. Values may also be written as in JSON."""
+    tags = Tags("", "=", "", ", ", is_raw=False, is_python=True)
     trigger = before_all.removesuffix("[")
     return CallSyntax(trigger, "", "(", ")", separator, before_all, after_all, tags)
 

@@ -63,19 +63,25 @@ class CallRules:
 
 
 def answer_with_calls(
-    rules: CallRules, syntax: CallSyntax, tokens: Tokens, answer: Language | None, before: Language, opening: Language
+    rules: CallRules,
+    syntax: CallSyntax,
+    tokens: Tokens,
+    answer: Language | None,
+    before: Language,
+    opening: Language,
+    written: str = "",
 ) -> Language:
     """The language of the whole output: `before` (reasoning), then calls or `answer` (None: free text behind `opening`,
-    with calls in it if `opening` is empty).
+    with calls in it if `opening` is empty). `written`: the beginning of the first call that the prompt holds.
 
     `tokens`: special tokens that markers may consist of. Raises `RequestError` for a tool whose parameters cannot be
     enforced.
     """
     writer = _Writer(rules, syntax, tokens)
     if rules.is_required:
-        return sequence(before, writer.only_calls())
+        return sequence(before, writer.only_calls(written))
     if answer is not None:
-        return sequence(before, either(writer.only_calls(), answer))
+        return sequence(before, either(writer.only_calls(written), answer))
     if opening != literal(""):
         return sequence(before, either(writer.only_calls(), sequence(opening, free_text())))
     return sequence(before, writer.text_with_calls())
@@ -125,17 +131,18 @@ class _Writer:
         self._rest = shared(either(*map(self._call, rules.tools)))
         """Language of a call from its name to that text."""
 
-    def only_calls(self) -> Language:
-        """An answer of calls alone. If they are required, the markers around their JSON may be missing."""
-        written = [self._ended(syntax) for syntax in (self._syntax, self._bare) if syntax is not None]
-        return either(*written) if len(written) > 1 else written[0]
+    def only_calls(self, written: str = "") -> Language:
+        """An answer of calls alone, without `written`, the part of them that the prompt holds. If calls are required,
+        the markers around their JSON may be missing."""
+        calls = self._ended(self._syntax, written)
+        return calls if self._bare is None or written else either(calls, self._ended(self._bare))
 
-    def _ended(self, syntax: CallSyntax) -> Language:
+    def _ended(self, syntax: CallSyntax, written: str = "") -> Language:
         """All calls of an answer and its end, which may follow the blanks between two calls: a model that has written
         them must not be forced to call again."""
         separator = syntax.separator
         blanks = separator[: len(separator) - len(separator.lstrip())]
-        calls = self._calls(syntax, "")
+        calls = self._calls(syntax, written)
         return sequence(calls, repeat(literal(blanks), 0, 1)) if blanks and not self._is_single else calls
 
     def _calls(self, syntax: CallSyntax, written: str) -> Language:
@@ -181,7 +188,20 @@ class _Writer:
             parts_of(text, self._tokens) for text in (tags.before, tags.between, tags.end, tags.separator)
         )
         kinds = {kind: parts_of(text, self._tokens) for kind, text in tags.betweens}
-        return TagTexts(before, between, behind, separator, kinds, tags.is_raw)
+        string_end, quote = (parts_of(text, self._tokens) for text in (tags.string_end, tags.string_quote))
+        return TagTexts(
+            before,
+            between,
+            behind,
+            separator,
+            kinds,
+            tags.is_raw,
+            string_behind=string_end or None,
+            quote=quote,
+            item=tags.item,
+            is_sorted=tags.is_sorted,
+            is_python=tags.is_python,
+        )
 
     def _with_arguments(self, name: str, arguments: Language) -> Language:
         parts = [self._marked(name + self._syntax.between, name), arguments]
@@ -204,7 +224,7 @@ class _Writer:
         try:
             if tags is None:
                 return self._with_arguments(tool.name, json_text(TEXT_KEY, text))
-            written = text_until(tags.end.replace(KEY, TEXT_KEY), text)
+            written = text_until((tags.string_end or tags.end).replace(KEY, TEXT_KEY), text)
         except ValueError as error:
             reason = errors.clip(str(error), errors.MAX_MESSAGE // 2)
             rule = f"The grammar cannot be enforced: {reason}."

@@ -1,5 +1,5 @@
-"""Parses calls that can be read only when their region has closed: those in tags by transformers' parser, and those
-written as Python.
+"""Parses calls that can be read only when their region has closed: those in tags by transformers' parser, those written
+as Python, and those whose values show where they end.
 
 One region at a time, so that a failure concerns exactly this region's text.
 """
@@ -10,12 +10,14 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from transformers.utils.chat_parsing.response_parser import ResponseParser
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 from inferd.server.tools.format import Region
 from inferd.server.tools.python_calls import literal, python_calls
+from inferd.server.tools.scanned_calls import arguments_of, calls_in, types_of
 
 
 def calls_of(
@@ -28,6 +30,10 @@ def calls_of(
     """
     if region.is_python:
         return _python_calls_of(body, region, opening, tools)
+    if region.tags is not None:
+        name = region.open.pattern.fullmatch(opening)["name"]
+        arguments = arguments_of(body, region.tags, partial(_schema_of, name, tools))
+        return None if arguments is None else _normal([{"name": name, "arguments": arguments}])
     if _leaves_text(region, body) or _repeats_argument(region, body):
         return None
     field = region.field
@@ -64,7 +70,7 @@ def _convert(call: object, region: Region, body: str, tools: Sequence[Mapping[st
             text = arguments[key]
             if kind is not None:
                 arguments[key] = _json_or(text, text)
-            elif _types_of(function.get("name"), key, tools) & {"object", "array"}:
+            elif types_of(_schema_of(function.get("name"), tools, key)) & {"object", "array"}:
                 value = literal(text.strip())
                 arguments[key] = value if isinstance(value, (dict, list)) else text
 
@@ -76,24 +82,27 @@ def _json_or(text: str, default: object) -> object:
         return default
 
 
-def _types_of(name: object, key: str, tools: Sequence[Mapping[str, object]]) -> set[str]:
-    """JSON types that the schema of an argument names."""
+def _schema_of(name: object, tools: Sequence[Mapping[str, object]], key: str) -> object:
+    """The schema of an argument; None if it has none."""
     for tool in tools:
         function = tool.get("function")
         if isinstance(function, Mapping) and function.get("name") == name:
             parameters = function.get("parameters")
             properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-            schema = properties.get(key) if isinstance(properties, Mapping) else None
-            kind = schema.get("type") if isinstance(schema, Mapping) else None
-            return {kind} if isinstance(kind, str) else set(map(str, kind)) if isinstance(kind, list) else set()
-    return set()
+            return properties.get(key) if isinstance(properties, Mapping) else None
+    return None
 
 
 def _python_calls_of(
     body: str, region: Region, opening: str, tools: Sequence[Mapping[str, object]]
 ) -> list[tuple[str, str]] | None:
     """Models that write Python write JSON if they are asked to, which is no Python if a word of JSON is in it."""
-    found: object = python_calls(f"[{body}" if region.is_bare and opening.endswith("[") else body)
+    text = f"[{body}" if region.is_bare and opening.endswith("[") else body
+    found: object = None
+    if region.calls is not None and region.tags is not None:
+        found = calls_in(text, region.calls, region.tags, lambda name: partial(_schema_of, name, tools))
+    if found is None:
+        found = python_calls(text)
     if region.is_bare:
         functions = (tool.get("function") for tool in tools)
         known = {function.get("name") for function in functions if isinstance(function, Mapping)}

@@ -95,7 +95,7 @@ def detect(clues: Clues, tool_format: str = AUTO, reasoning_format: str = AUTO) 
     has_calls, has_reasoning = "tool_calls" in declared, not declared.isdisjoint(_REASONING_FIELDS)
     derived = clues.derived
     tools = _chosen("tool_format", tool_format, CALLS, _CALL_RULES, clues, is_own=has_calls)
-    if tool_format == AUTO and derived.calls is not None and not has_calls and not _is_better(tools, derived):
+    if tool_format == AUTO and derived.calls is not None and not has_calls and tools != HARMONY:
         tools = DERIVED
     elif tool_format == AUTO and tools in CALLS and not _may_be(tools, derived):
         tools = NONE
@@ -125,12 +125,6 @@ def composed(derived: Derived) -> Format:
 def _may_be(name: str, derived: Derived) -> bool:
     """Whether the template's calls, if it shows any, are of this format. A wrong format is worse than none."""
     return name == HARMONY or CALLS[name].knows_more or derived.readable is None or name in derived.readable
-
-
-def _is_better(name: str, derived: Derived) -> bool:
-    """Whether the format written by hand knows more than the template shows."""
-    assert derived.calls is not None
-    return name == HARMONY or (derived.calls.is_bare and name in CALLS and CALLS[name].knows_more)
 
 
 def _chosen(

@@ -241,7 +241,7 @@ def tools_text(syntax: CallSyntax, tools: Sequence[Tool]) -> str:
         "is one function, with its parameters as a JSON schema:\n"
         f"<tools>\n{listed}\n</tools>\n\n"
         "To call a function, answer with exactly this form, once for each call:\n"
-        f"{syntax.before_all}{form}{syntax.after_all}\n"
+        f"{syntax.before_all.replace(INDEX, '1')}{form}{syntax.after_all}\n"
         "Each call's result then comes back within <tool_response></tool_response>."
     )
 
@@ -254,7 +254,8 @@ def written_calls(syntax: CallSyntax, calls: Iterable[Mapping[str, object]]) -> 
         assert isinstance(function, Mapping)
         name, arguments = str(function["name"]), _arguments(syntax, function["arguments"])
         texts.append(_written_call(syntax, name, arguments, i, str(call.get("id", ""))))
-    return syntax.before_all + syntax.separator.join(texts) + syntax.after_all
+    before_all = syntax.before_all.replace(INDEX, str(len(texts)))  # some templates count the calls there
+    return before_all + syntax.separator.join(texts) + syntax.after_all
 
 
 def _written_call(syntax: CallSyntax, name: str, arguments: str, index: int = 0, call_id: str = "") -> str:
@@ -269,13 +270,31 @@ def _arguments(syntax: CallSyntax, arguments: object) -> str:
         return arguments
     if tags is None or not isinstance(arguments, Mapping):
         return json.dumps(arguments, ensure_ascii=False)
-    return tags.separator.join(_in_tags(tags, key, value) for key, value in arguments.items())
+    keys = sorted(arguments, key=lambda key: str(key).lower()) if tags.is_sorted else arguments
+    return tags.separator.join(_in_tags(tags, str(key), arguments[key]) for key in keys)
 
 
 def _in_tags(tags: Tags, key: str, value: object) -> str:
-    text = value if isinstance(value, str) and tags.is_raw else json.dumps(value, ensure_ascii=False)
+    is_text = isinstance(value, str) and tags.is_raw
     between = dict(tags.betweens).get(_kind_of(value), tags.between)
-    return f"{tags.before}{key}{between}{text}{tags.end.replace(KEY, key)}"
+    end = tags.string_end if is_text and tags.string_end else tags.end
+    return f"{tags.before}{key}{between}{value if is_text else _value(tags, value)}{end.replace(KEY, key)}"
+
+
+def _value(tags: Tags, value: object) -> str:
+    """A value that is not written as it is: JSON, unless the format has tags or quotes of its own there."""
+    if tags.item and isinstance(value, (dict, list)):
+        pairs = value.items() if isinstance(value, dict) else ((tags.item, part) for part in value)
+        return "".join(_in_tags(tags, key, part) for key, part in pairs)
+    quote = tags.string_quote
+    if not quote:
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, dict):
+        keys = sorted(value, key=str.lower) if tags.is_sorted else value
+        return f"{{{','.join(f'{key}:{_value(tags, value[key])}' for key in keys)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(_value(tags, part) for part in value)}]"
+    return f"{quote}{value}{quote}" if isinstance(value, str) else json.dumps(value)
 
 
 def _kind_of(value: object) -> str:

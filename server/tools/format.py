@@ -62,6 +62,16 @@ class Tags:
     """Texts that may surround a string, which then may hold any other text."""
     is_raw: bool = True
     """Whether strings are written as they are. Otherwise they are JSON."""
+    string_end: str = ""
+    """Text behind a string, if it is another than behind other values."""
+    item: str = ""
+    """Key of each item of a list, if lists and objects are written in tags, too. Otherwise they are JSON."""
+    string_quote: str = ""
+    """Text before and behind each string in a list or an object, whose keys are bare then. Otherwise they are JSON."""
+    is_sorted: bool = False
+    """Whether keys are written in the order of the alphabet."""
+    is_python: bool = False
+    """Whether values may also be written as Python writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +155,20 @@ class Region:
         return pattern if isinstance(pattern, str) else None
 
     @property
+    def tags(self) -> Tags | None:
+        """The texts around arguments whose values show where they end; None if their tags have a pattern."""
+        tags = self.field.content_args.get("tags")
+        return tags if isinstance(tags, Tags) else None
+
+    @property
+    def calls(self) -> CallSyntax | None:
+        """The syntax of the calls in the region, if they have no markers of their own."""
+        calls = self.field.content_args.get("calls")
+        return calls if isinstance(calls, CallSyntax) else None
+
+    @property
     def is_python(self) -> bool:
-        """Whether calls are written as Python."""
+        """Whether calls are written as Python, or in a syntax like it."""
         return self.role == "call" and self.field.content == "text"
 
 
@@ -260,10 +282,14 @@ class Format:
         regions = self.watched(with_calls=with_calls)
         regions = tuple(region for region in regions if region.role != "end")
         markers = [mark for region in regions for mark in (region.open, region.close) if mark is not None]
-        arguments = [str(region.field.content_args) for region in regions if region.field.content_args]
+        arguments = [
+            str(region.field.content_args).replace("\\", "") for region in regions if region.field.content_args
+        ]
         return frozenset(
             token for token in tokens if token and (
-                any(marker.mentions(token) for marker in markers) or any(token in text for text in arguments)
+                any(marker.mentions(token) for marker in markers)
+                or any(token in text for text in arguments)
+                or any(region.open.pattern.fullmatch(token) for region in regions)
             )
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from inferd.server.tools.format import Format, Region
 from inferd.server.tools.markers import Found, Marker, literal_marker
+from inferd.server.tools.patterns import TAG
 
 _TAG = re.compile(r"(?<!\?P)(?<!\?)<[^<>\s()?*+^]{2,64}>|\[/?[A-Z_]{3,64}\]")
 """A text that is a marker wherever it stands."""
@@ -87,16 +88,21 @@ def first(text: str, watched: Iterable[Watched], names: Collection[str], *, is_e
             continue
         if found.end is None:
             held = min(held, found.start)
-        elif (best is None or (found.start, -found.end) < best) and not _is_for_others(region, found, names):
+        elif (best is None or (found.start, -found.end) < best) and not _is_for_others(region, found, text, names):
             best, seen = (found.start, -found.end), Seen(region, found, closes)
     if seen is None or seen.found.start >= held:
         return None, held
     return seen, seen.found.start
 
 
-def _is_for_others(region: Region | None, found: Found, names: Collection[str]) -> bool:
-    """Whether a call names a recipient that no request can offer: one without the prefix of the caller's functions."""
-    if region is None or region.role != "call" or "qualified" not in region.open.pattern.groupindex:
+def _is_for_others(region: Region | None, found: Found, text: str, names: Collection[str]) -> bool:
+    """Whether a call names a recipient that the request does not offer: one without the prefix of the caller's
+    functions, or one behind a marker that other text may have, too."""
+    if region is None or region.role != "call":
+        return False
+    if "name" in found.captures and not TAG.search(text[found.start : found.end]):
+        return found.captures["name"] not in names
+    if "qualified" not in region.open.pattern.groupindex:
         return False
     return "qualified" not in found.captures and found.captures.get("name") not in names
 

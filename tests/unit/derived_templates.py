@@ -1,6 +1,7 @@
 """Chat templates in the styles that published ones have, for formats that are derived. None is a published one.
 
-Each has a name for its style. `STRANGE` are two that resemble no family.
+Each has a name for its style. `STRANGE` are some that resemble no family. `MISPRINTS` print values in a way that no
+model writes, so a grammar asks for another one.
 """
 
 from __future__ import annotations
@@ -29,6 +30,14 @@ _QUOTED = (
     "{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
 )
 """Writes a value as JSON with bare keys, and with strings in quotes of its own."""
+
+_TAGGED = (
+    "{% macro tagged(v) %}{% if v is mapping %}{% for k, x in v.items() %}~|<{{ k }}>{{ tagged(x) }}~|</{{ k }}>"
+    "{% endfor %}{% elif v is iterable and v is not string %}{% for x in v %}~|<each>{{ tagged(x) }}~|</each>"
+    "{% endfor %}"
+    "{% else %}" + _PLAIN + "{% endif %}{% endmacro %}"
+)
+"""Writes objects and lists as values in tags."""
 
 TEMPLATES: dict[str, str] = {
     "JSON in tags": turns(_CALLS + f"\n<call>\n{_JSON}\n</call>{{% endfor %}}", thought=_THOUGHT),
@@ -112,6 +121,32 @@ TEMPLATES: dict[str, str] = {
         "{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif %}{% endfor %}]<|/calls|>"
         "{% endif %}"
     ),
+    "a list of calls in Python alone": turns(
+        "{% if m.tool_calls %}[" + _CALLS + "{{ f.name }}(" + _EACH + "{{ k }}={{ v | tojson }}"
+        "{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif %}{% endfor %}]{% endif %}"
+    ),
+    "JSON alone, without a separator": turns(_CALLS + _JSON + "{% endfor %}"),
+    "values in tags, as deep as they go": _TAGGED
+    + turns(
+        "{% if m.tool_calls %}~|<calls>\n"
+        + _CALLS
+        + '~|<invoke name="{{ f.name }}">{{ tagged(f.arguments) }}~|</invoke>\n{% endfor %}~|</calls>{% endif %}'
+    ),
+    "a text before each tag": turns(
+        "{% if m.tool_calls %}:::<calls>\n"
+        + _CALLS
+        + ':::<invoke name="{{ f.name }}">'
+        + _EACH
+        + ':::<param name="{{ k }}">'
+        + _PLAIN
+        + ":::</param>{% endfor %}:::</invoke>\n{% endfor %}:::</calls>{% endif %}"
+    ),
+    "a list of calls inside an object": turns(
+        '{% if m.tool_calls %}<plan>\n{"steps": ['
+        + _CALLS
+        + '{"tool": "{{ f.name }}", "input": {{ f.arguments | tojson }}}{% if not loop.last %}, {% endif %}'
+        "{% endfor %}]}\n</plan>{% endif %}"
+    ),
     "reasoning that the prompt opens": turns(
         _CALLS + f"\n<call>\n{_JSON}\n</call>{{% endfor %}}",
         thought="<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n",
@@ -157,5 +192,109 @@ STRANGE: dict[str, str] = {
         + "<|row|>{{ f.name }}|{{ f.arguments | tojson }}<|/row|>{% endfor %}"
         "<|/ledger|>{% endif %}<|eot|>\n{% else %}#{ {{ m.role }} }{{ m.content }}<|eot|>\n{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}#{assistant}{% endif %}"
+    ),
+    "assignments": (
+        "{% if tools %}<%sys%>{{ tools | tojson }}<%over%>\n{% endif %}"
+        + _LOOP
+        + "{% if m.role == 'assistant' %}<%bot%>"
+        "{% if m.reasoning_content %}\u27e6muse\u27e7{{ m.reasoning_content }}\u27e6/muse\u27e7{% endif %}"
+        "{{ m.content or '' }}"
+        + _CALLS
+        + "\n\u00a7CALL {{ f.name }}\u00a7"
+        + _EACH
+        + "\n  {{ k }} := {{ v | tojson }}{% endfor %}\n\u00a7DONE\u00a7{% endfor %}<%over%>\n{% else %}"
+        "<%{{ m.role }}%>{{ m.content }}<%over%>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<%bot%>{% endif %}"
+    ),
+    "bars": (
+        "{% if tools %}[sys] {{ tools | tojson }} [end]\n{% endif %}" + _LOOP + "{% if m.role == 'assistant' %}"
+        "[bot] {{ m.content or '' }}{% if m.tool_calls %}<<do"
+        + _CALLS
+        + " {{ f.name }}("
+        + _EACH
+        + "{{ k }}: {{ v | tojson }}{% if not loop.last %} | {% endif %}{% endfor %})"
+        "{% if not loop.last %} && {% endif %}"
+        "{% endfor %}>>{% endif %} [end]\n{% else %}[{{ m.role }}] {{ m.content }} [end]\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}[bot] {% endif %}"
+    ),
+    "quotes of its own": (
+        "{% if tools %}<s0>{{ tools | tojson }}</s0>{% endif %}" + _LOOP + "{% if m.role == 'assistant' %}<s1>"
+        "{% if m.reasoning_content %}<t>{{ m.reasoning_content }}</t>{% endif %}{{ m.content or '' }}"
+        + _CALLS
+        + "<c:{{ f.name }}>"
+        + _EACH
+        + "{{ '{' }}{{ k }}={% if v is string %}\u00ab{{ v }}\u00bb{% else %}{{ v | tojson }}{% endif %}{{ '}' }}"
+        "{% endfor %}"
+        "</c>{% endfor %}</s1>{% else %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<s1>{% endif %}"
+    ),
+    "channels": (
+        "{% if tools %}<sys>{{ tools | tojson }}</sys>{% endif %}" + _LOOP + "{% if m.role == 'assistant' %}<turn:bot>"
+        "{% if m.reasoning_content %}<ch>think\n{{ m.reasoning_content }}</ch>{% endif %}"
+        "{% if m.content %}<ch>say\n{{ m.content }}</ch>{% endif %}"
+        + _CALLS
+        + "<ch>tool {{ f.name }}\n{{ f.arguments | tojson }}</ch>{% endfor %}</turn>{% else %}"
+        "<turn:{{ m.role }}>{{ m.content }}</turn>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<turn:bot>{% endif %}"
+    ),
+    "lines": (
+        "{% if tools %}=== tools\n{{ tools | tojson }}\n{% endif %}" + _LOOP + "=== {{ m.role }}\n"
+        "{% if m.role == 'assistant' %}{{ m.content or '' }}"
+        + _CALLS
+        + "\n--- run {{ f.name }}"
+        + _EACH
+        + "{{ '\\n' }}{{ k }}: {{ v | tojson }}{% endfor %}{{ '\\n' }}--- end run{% endfor %}\n"
+        "{% else %}{{ m.content }}\n{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}=== assistant\n{% endif %}"
+    ),
+    "the number of calls": (
+        "{% if tools %}\u27e8tools\u27e9{{ tools | tojson }}\u27e8/tools\u27e9{% endif %}"
+        + _LOOP
+        + "{% if m.role == 'assistant' %}\u27e8a\u27e9{{ m.content or '' }}"
+        "{% if m.tool_calls %}\u27e8calls n={{ m.tool_calls | length }}\u27e9"
+        + _CALLS
+        + "\u27e8call\u27e9{{ f.name }}\u27e8with\u27e9"
+        + _EACH
+        + "\u27e8{{ k }}\u27e9"
+        + _PLAIN
+        + "\u27e8/{{ k }}\u27e9{% endfor %}\u27e8/call\u27e9{% endfor %}\u27e8/calls\u27e9{% endif %}\u27e8/a\u27e9"
+        "{% else %}\u27e8u\u27e9{{ m.content }}\u27e8/u\u27e9{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}\u27e8a\u27e9{% endif %}"
+    ),
+    "recipients": (
+        "{% if tools %}<|from|>sys\n{{ tools | tojson }}<|eot|>{% endif %}" + _LOOP + "{% if m.role == 'assistant' %}"
+        "<|from|>me\n\n{% if m.content %}>>>all\n{{ m.content }}{% endif %}"
+        + _CALLS
+        + ">>>{{ f.name }}\n{{ f.arguments | tojson }}{% endfor %}<|eot|>{% else %}"
+        "<|from|>{{ m.role }}\n\n{{ m.content }}<|eot|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|from|>me\n\n>>>{% endif %}"
+    ),
+    "tools in the last question": (
+        _LOOP
+        + "{% if m.role == 'assistant' %}|>me\n{{ m.content or '' }}"
+        + _CALLS
+        + "\nAction: {{ f.name }}\nAction Input: {{ f.arguments | tojson }}{% endfor %}\n<|\n{% else %}|>{{ m.role }}\n"
+        "{{ m.content }}{% if loop.last and tools %}\nAvailable: {{ tools | tojson }}{% endif %}\n<|\n{% endif %}"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}|>me\n{% endif %}"
+    ),
+}
+
+_LIST = "{% if m.tool_calls %}[" + _CALLS + "{{ f.name }}(" + _EACH + "{{ k }}="
+_END_OF_LIST = "){% if not loop.last %}, {% endif %}{% endfor %}]{% endif %}"
+_COMMA = "{% if not loop.last %}, {% endif %}{% endfor %}"
+
+MISPRINTS: dict[str, str] = {
+    "texts without quotes": turns(f"{_LIST}{{{{ v }}}}{_COMMA}{_END_OF_LIST}"),
+    "quotes around every value": turns(f'{_LIST}"{{{{ v }}}}"{_COMMA}{_END_OF_LIST}'),
+    "no comma between arguments": turns(f"{_LIST}{{{{ v | tojson }}}}{{% endfor %}}{_END_OF_LIST}"),
+    "quotes that a text may have, too": turns(
+        "{% if m.tool_calls %}<|calls|>[" + _CALLS + "{{ f.name }}(" + _EACH + "{{ k }}={% if v is string %}'{{ v }}'"
+        "{% else %}{{ v | tojson }}{% endif %}" + _COMMA + "){% if not loop.last %}, {% endif %}{% endfor %}]<|/calls|>"
+        "{% endif %}"
+    ),
+    "the end of all calls behind several only": turns(
+        "{% if m.tool_calls %}<|section|>" + _CALLS + "<|call|>{{ f.name }}<|args|>{{ f.arguments | tojson }}<|/call|>"
+        "{% if loop.last and not loop.first %}<|/section|>{% endif %}{% endfor %}{% endif %}"
     ),
 }

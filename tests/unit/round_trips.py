@@ -28,15 +28,18 @@ from inferd.server.structured.language import literal
 from inferd.server.text.model import ServedModel
 from inferd.server.text.render_wire import Limits, Program, Question
 from inferd.server.text.rendering import TEMPLATE_ERRORS, answer
-from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
+from inferd.server.tools.answer_parser import AnswerParser
 from inferd.server.tools.call_grammar import CallRules, answer_with_calls
 from inferd.server.tools.derived.derive import derive
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.fallback import ToolSupport, probe
 from inferd.server.tools.format import Format
+from inferd.server.tools.parser_config import ParserConfig
 from inferd.server.tools.pieces import CallArguments, CallBegun, Content, Piece, Reasoning, joined
+from inferd.server.tools.second_look import Offer, SecondLook
 
-SAID, THOUGHT, ASKED = "The sky is blue today", "I ponder it well", "What of the moon?"
+SAID, THOUGHT = "The sky is blue today", "I ponder it well"
+ASKED, ASKED_AGAIN = "What of the moon?", "What of the sun?"
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 LIMITS = Limits(cpu_s=10.0)
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -150,13 +153,16 @@ class Trip:
     turn: Turn
 
 
-def trip(template: Template, support: ToolSupport, turn: Turn, kwargs: Mapping[str, object]) -> Trip | None:
-    """None: the template does not render this turn, or not its calls."""
+def trip(
+    template: Template, support: ToolSupport, turn: Turn, kwargs: Mapping[str, object], *, follows: bool = False
+) -> Trip | None:
+    """None: the template does not render this turn, or not its calls. `follows`: whether another message of the user
+    follows. Some templates take the last turn for the beginning of one that goes on."""
     asked = [{"role": "user", "content": ASKED}]
     shown = TOOLS if turn.calls else None
     prompt = template.render(asked, shown, kwargs=kwargs)
-    whole = template.render([*asked, message_of(turn, support)], shown, is_prompt=False, kwargs=kwargs)
-    plain = template.render([*asked, message_of(Turn(content=SAID), support)], shown, is_prompt=False, kwargs=kwargs)
+    whole = _turn_in(template, message_of(turn, support), shown, kwargs, follows=follows)
+    plain = _turn_in(template, message_of(Turn(content=SAID), support), shown, kwargs, follows=follows)
     if prompt is None or whole is None or plain is None or SAID not in plain:
         return None
     if ASKED not in prompt or ASKED not in whole:
@@ -169,30 +175,67 @@ def trip(template: Template, support: ToolSupport, turn: Turn, kwargs: Mapping[s
         return None
     if any(key not in whole for given in turn.calls for key in given["function"]["arguments"]):
         return None
-    begin = _same_beginning(tail, whole)
+    begin, num_prompt = _same_beginning(tail, whole)
     text = whole[begin:]
     if turn.thought and THOUGHT in whole and THOUGHT not in text:
         return None
-    follows = template.render([*asked, message_of(Turn(content=SAID), support), *asked], shown, kwargs=kwargs) or SAID
-    last = re.match(r"\s*(<[^<>]+>)?", follows[follows.rfind(SAID) + len(SAID) :])
+    again = template.render([*asked, message_of(Turn(content=SAID), support), *asked], shown, kwargs=kwargs) or SAID
+    last = re.match(r"\s*(<[^<>]+>)?", again[again.rfind(SAID) + len(SAID) :])
     end = plain[plain.rfind(SAID) + len(SAID) :]
     texts = tuple(dict.fromkeys(_without_end(text, end, last and last[1], has_calls=bool(turn.calls))))
-    marker = re.findall(r"<[^<>]+>|\S+", (head + tail)[: len(head) + begin].rstrip())[-1]
-    if marker in texts[0]:
+    marker = re.findall(r"<[^<>]+>|\S+", (head + tail)[: len(head) + num_prompt].rstrip())[-1]
+    if (marker in texts[0] and re.search(r"\w", marker)) or (end.strip() and end.strip() in texts[0]):
         return None  # the template makes two turns of it
     thought = turn.thought if THOUGHT in text else ""
     content = turn.content if SAID in text else ""
-    return Trip((head + tail[:begin], prompt), texts, Turn(turn.calls, content, thought))
+    return Trip((head + tail[:num_prompt], prompt), texts, Turn(turn.calls, content, thought))
 
 
-def _same_beginning(prompt: str, whole: str) -> int:
-    """Number of characters that both begin with, without half a tag."""
-    num = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), min(len(prompt), len(whole)))
-    if num in (len(prompt), len(whole)):
-        return num
+def _turn_in(
+    template: Template,
+    message: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None,
+    kwargs: Mapping[str, object],
+    *,
+    follows: bool,
+) -> str | None:
+    """The text of a conversation up to an assistant's turn."""
+    asked = [{"role": "user", "content": ASKED}]
+    if not follows:
+        return template.render([*asked, message], tools, is_prompt=False, kwargs=kwargs)
+    asks_again = {"role": "user", "content": ASKED_AGAIN}
+    text = template.render([*asked, message, asks_again], tools, is_prompt=False, kwargs=kwargs)
+    header = (template.render(asked, tools, is_prompt=False, kwargs=kwargs) or ASKED).partition(ASKED)[0]
+    if text is None or ASKED_AGAIN not in text:
+        return None
+    before = text.rpartition(ASKED_AGAIN)[0]
+    last = header.rpartition("\n")[2] or header.rstrip().rpartition("\n")[2]
+    return before.removesuffix(header[header.rfind(last) :]) if last else before
+
+
+def _same_beginning(prompt: str, whole: str) -> tuple[int, int]:
+    """Number of characters of `whole`, and of the prompt, that both begin with, without half a tag. Their blanks may
+    differ, and the prompt may have more behind the user's message, such as the tools."""
+    num = num_prompt = 0
+    while num < len(whole) and num_prompt < len(prompt):
+        if whole[num] == prompt[num_prompt]:
+            num, num_prompt = num + 1, num_prompt + 1
+        elif prompt[num_prompt].isspace():
+            num_prompt += 1
+        elif whole[num].isspace():
+            num += 1
+        else:
+            break
     opened = max(whole.rfind("<", 0, num), whole.rfind("[", 0, num))
     closed = max(whole.rfind(">", 0, num), whole.rfind("]", 0, num))
-    return opened if opened > closed else num
+    if opened > closed and num < len(whole) and num_prompt < len(prompt):
+        num_prompt -= num - opened
+        num = opened
+    if whole[len(ASKED) : num].strip():
+        return num, num_prompt
+    ends = (prompt[-n:] for n in range(len(prompt) - len(ASKED), 0, -1))
+    header = next((end for end in ends if end.strip() and whole.startswith(end, len(ASKED))), "")
+    return (len(ASKED) + len(header), len(prompt)) if header else (num, num_prompt)
 
 
 def _without_end(text: str, end: str, last: str | None, *, has_calls: bool) -> Iterator[str]:
@@ -213,11 +256,15 @@ def _without_end(text: str, end: str, last: str | None, *, has_calls: bool) -> I
 
 
 def read(found: Format, trip: Trip, prompt: str, text: str, cuts: Sequence[int] = ()) -> Turn:
+    """The turn as a request's answer. If calls without a marker stand behind content, `second_look` finds them."""
     config = ParserConfig(found, bool(trip.turn.calls), TOOLS, found.prefill(prompt))
     parser = AnswerParser(config)
+    offer = Offer.of(TOOLS, None) if trip.turn.calls and found.is_bare else None
+    look = None if offer is None else SecondLook(offer)
     bounds = [0, *sorted(cuts), len(text)]
-    pieces = [piece for a, b in itertools.pairwise(bounds) for piece in parser.feed(text[a:b])]
-    return turn_of(joined([*pieces, *parser.finish()]))
+    steps = [*(parser.feed(text[a:b]) for a, b in itertools.pairwise(bounds)), parser.finish()]
+    pieces = [piece for step in steps for piece in (step if look is None else look.take(step))]
+    return turn_of(joined([*pieces, *([] if look is None else look.finish())]))
 
 
 def turn_of(pieces: Sequence[Piece]) -> Turn:
@@ -276,25 +323,26 @@ def tried(name: str, text: str, found: Format | None = None) -> Report:
             given = trip(template, support, turn, kwargs)
             if given is None:
                 continue
-            wholes = {pair: read(found, given, *pair) for pair in itertools.product(given.prompts, given.texts)}
-            right = [pair for pair, whole in wholes.items() if is_same(whole, given.turn)]
-            result = "ok" if right else f"{given.texts[0]!r} -> {next(iter(wholes.values()))}"
-            if right and any(
-                read(found, given, *right[0], cuts) != wholes[right[0]] for cuts in cuts_of(right[0][1], 1)
-            ):
-                result = f"{right[0][1]!r} is parsed differently if it is split"
-            if (
-                result == "ok"
-                and turn.calls
-                and not turn.content
-                and not turn.thought
-                and found.call_syntax
-                and not switch
-            ):
-                fault = fault_of_grammar(found, given)
-                report.results[f"{label}, required"] = fault or "ok"
-            report.results[label + switch] = result
+            result = fault_of_reading(found, given)
+            if result:
+                followed = trip(template, support, turn, kwargs, follows=True)
+                result = result if followed is None else fault_of_reading(found, followed) and result
+            report.results[label + switch] = result or "ok"
+            calls_only = turn.calls and not (turn.content or turn.thought)
+            if not result and calls_only and found.call_syntax and not switch:
+                report.results[f"{label}, required"] = fault_of_grammar(found, given) or "ok"
     return report
+
+
+def fault_of_reading(found: Format, given: Trip) -> str:
+    """The text that is not read back, with what was read; empty if all of it is, however it is cut."""
+    wholes = {pair: read(found, given, *pair) for pair in itertools.product(given.prompts, given.texts)}
+    right = next((pair for pair, whole in wholes.items() if is_same(whole, given.turn)), None)
+    if right is None:
+        return f"{given.texts[0]!r} -> {next(iter(wholes.values()))}"
+    if any(read(found, given, *right, cuts) != wholes[right] for cuts in cuts_of(right[1], 1)):
+        return f"{right[1]!r} is parsed differently if it is split"
+    return ""
 
 
 def _as_grammars_write(text: str) -> str:
@@ -319,10 +367,12 @@ def fault_of_grammar(found: Format, given: Trip) -> str:
     assert found.call_syntax is not None
     rules = CallRules(functions(TOOLS), is_required=True, is_single=False)
     tokenizer = tiny().tokenizer
-    language = answer_with_calls(rules, found.call_syntax, tokenizer.added_tokens, None, literal(""), literal(""))
+    syntax, empty = found.call_syntax, literal("")
+    begin = (syntax.before_all + syntax.begin).lstrip()
+    written = begin if begin and given.prompts[0].endswith(begin) else ""
+    language = answer_with_calls(rules, syntax, tokenizer.added_tokens, None, empty, empty, written)
     grammar = normal_form(language.text()).text
-    begin = (found.call_syntax.before_all + found.call_syntax.begin).lstrip()
-    begin = re.split("\0", begin)[0]
+    begin = "" if written else re.split("\0", begin)[0]
     taken = ""
     for text in map(_as_grammars_write, given.texts):
         if begin not in text:

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
+from inferd.server.tools.answer_parser import AnswerParser
 from inferd.server.tools.builtin import CALLS
 from inferd.server.tools.detect import PLAIN_CALLS
+from inferd.server.tools.parser_config import ParserConfig
 from inferd.server.tools.pieces import CallArguments, CallBegun, Content, Piece, Reasoning, joined
 from tests.unit.test_tool_formats import Calls, format_of, read, reading, shown
 from tests.unit.tool_samples import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, NOW, PARIS, SEP, TOOLS, call, dumped

@@ -18,21 +18,41 @@ from inferd.server.schema.model import read as read_request
 from inferd.server.text.model import ServedModel
 from inferd.server.text.render_workers import OvertimeError
 from inferd.server.text.template import ChatTemplate
-from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
+from inferd.server.tools.answer_parser import AnswerParser
 from inferd.server.tools.derived.derive import derive
 from inferd.server.tools.detect import Clues, detect
-from inferd.server.tools.pieces import Content, joined
-from tests.unit.derived_templates import STRANGE, TEMPLATES, turns
-from tests.unit.round_trips import SPECIAL_TOKENS, TOOLS, TURNS, Template, format_of, tiny, tried, trip, vocabulary
+from inferd.server.tools.fallback import written_calls
+from inferd.server.tools.parser_config import ParserConfig
+from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Content, joined
+from tests.unit.derived_templates import MISPRINTS, STRANGE, TEMPLATES, turns
+from tests.unit.round_trips import (
+    SPECIAL_TOKENS,
+    TOOLS,
+    TURNS,
+    Template,
+    Turn,
+    call,
+    format_of,
+    is_same,
+    tiny,
+    tried,
+    trip,
+    turn_of,
+    vocabulary,
+)
+
+ALL = {**TEMPLATES, **STRANGE, **MISPRINTS}
 
 
-@pytest.mark.parametrize("name", [*TEMPLATES, *STRANGE])
+@pytest.mark.parametrize("name", ALL)
 def test_what_a_template_writes_is_read_back(name: str) -> None:
-    report = tried(name, {**TEMPLATES, **STRANGE}[name])
+    report = tried(name, ALL[name])
     assert report.found.tool_name == "derived"
     wrong = {label: result for label, result in report.results.items() if result != "ok"}
     if report.found.is_bare:  # calls without a marker are a whole answer
         wrong = {label: result for label, result in wrong.items() if "content, call" not in label}
+    if name in MISPRINTS:
+        wrong = {label: result for label, result in wrong.items() if "required" not in label}
     assert wrong == {}
     assert len(report.results) >= 24
 
@@ -43,14 +63,29 @@ PROSE = (
 )
 
 
-@pytest.mark.parametrize("name", [*TEMPLATES, *STRANGE])
+LIKE_CALLS = (
+    "[note(a=1)] is a reference.",
+    "[todo(x=1), other()]",
+    "[find_flight] was called",
+    '{"name": "unknown", "arguments": {"a": 1}}',
+    '{"steps": [{"name": "x"}]}',
+    ">>>foo {bar}",
+    "<<do it>> now",
+    "--- run x\na: 1\n--- end run",
+    "Action: think\nAction Input: {}",
+    "((a)) \u00a7 5 := x | y && z",
+)
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_text_that_is_no_call_stays_as_it_is(name: str) -> None:
-    template = Template({**TEMPLATES, **STRANGE}[name])
+    template = Template(ALL[name])
     found = format_of(template, template.support())
-    for size in (1, 7, len(PROSE)):
-        parser = AnswerParser(ParserConfig(found, with_calls=True, tools=TOOLS))
-        pieces = [piece for at in range(0, len(PROSE), size) for piece in parser.feed(PROSE[at : at + size])]
-        assert joined([*pieces, *parser.finish()]) == [Content(PROSE)]
+    for prose in (PROSE, *LIKE_CALLS):
+        for size in (1, 7, len(prose)):
+            parser = AnswerParser(ParserConfig(found, with_calls=True, tools=TOOLS))
+            pieces = [piece for at in range(0, len(prose), size) for piece in parser.feed(prose[at : at + size])]
+            assert joined([*pieces, *parser.finish()]) == [Content(prose)]
 
 
 REFUSED = {
@@ -121,9 +156,6 @@ def test_a_grammar_takes_the_templates_own_answers(name: str) -> None:
     template = Template({**TEMPLATES, **STRANGE}[name])
     support = template.support()
     model = replace(tiny(), format=format_of(template, support))
-    if model.format.call_syntax is None:
-        assert name == "JSON with other quotes", "only these calls have no grammar"
-        return
     for label, fields in (
         ("reasoning, call", {"tool_choice": "required"}),
         ("one call", {"tool_choice": "required"}),
@@ -139,6 +171,120 @@ def test_a_grammar_takes_the_templates_own_answers(name: str) -> None:
         grammar = normal_form(rules.answer.language.text()).text
         texts = [ending for text in given.texts for ending in (text, text.strip(), f"{text.strip()}\n")]
         assert any(is_taken(grammar, model, text) for text in texts), texts[1]
+
+
+REQUIRED = (TURNS["two calls"], TURNS["a call with a list"], TURNS["a call without arguments"])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_required_call_is_read_back(name: str) -> None:
+    """A call as the grammar wants it, also from models whose template prints values in another way."""
+    template = Template(ALL[name])
+    model = replace(tiny(), format=format_of(template, template.support()))
+    syntax = model.format.call_syntax
+    assert syntax is not None
+    asked = [{"role": "user", "content": "x"}]
+    prompt = template.render(asked, TOOLS)
+    assert prompt is not None
+    body = {"messages": asked, "tools": list(TOOLS), "tool_choice": "required"}
+    rules = answer_rules(read_request(ChatRequest, body), model, prompt, None)
+    assert rules.answer is not None and rules.parser_config is not None
+    grammar = normal_form(rules.answer.language.text()).text
+    for turn in REQUIRED:
+        if syntax.is_single and len(turn.calls) > 1:
+            continue
+        text = written_calls(syntax, turn.calls).lstrip()
+        text = text.removeprefix(">>>") if prompt.endswith(">>>") else text
+        text = f"Hm.\n</think>\n\n{text}" if prompt.endswith("<think>\n") else text
+        assert any(is_taken(grammar, model, whole) for whole in (text, f"{text}\n", text.rstrip()))
+        parser = AnswerParser.of(rules.parser_config)
+        found = turn_of([*parser.feed(text), *parser.finish()])
+        assert is_same(replace(found, thought=""), turn)
+
+
+NESTED_RULES = {
+    "type": "object",
+    "properties": {
+        "plan": {
+            "type": "object",
+            "properties": {"way": {"type": "string", "enum": ["air", "rail"]}, "seats": {"type": "integer"}},
+            "required": ["way"],
+            "additionalProperties": False,
+        },
+        "stops": {"type": "array", "items": {"type": "string", "minLength": 2}},
+    },
+    "required": ["plan"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("name", ["JSON with other quotes", "values in tags, as deep as they go"])
+def test_values_inside_of_values_follow_their_schema(name: str) -> None:
+    template = Template(TEMPLATES[name])
+    model = replace(tiny(), format=format_of(template, template.support()))
+    tool = {"type": "function", "function": {"name": "book", "parameters": NESTED_RULES, "strict": True}}
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [tool], "tool_choice": "required"}
+    rules = answer_rules(read_request(ChatRequest, body), model, "", None)
+    assert rules.answer is not None and model.format.call_syntax is not None
+    grammar = normal_form(rules.answer.language.text()).text
+    for is_right, arguments in (
+        (True, {"plan": {"way": "rail", "seats": 2}, "stops": ["Rome", "Oslo"]}),
+        (True, {"plan": {"way": "air"}}),
+        (False, {"plan": {"way": "road"}}),
+        (False, {"plan": {"seats": 2}}),
+        (False, {"plan": {"way": "air", "seats": "two"}}),
+        (False, {"plan": {"way": "air"}, "stops": ["x"]}),
+        (False, {"stops": []}),
+    ):
+        text = written_calls(model.format.call_syntax, [call("book", "a", **arguments)]).strip()
+        assert any(is_taken(grammar, model, whole) for whole in (text, f"{text}\n")) == is_right, text
+
+
+def test_an_answer_goes_on_behind_a_marker_that_the_prompt_begins() -> None:
+    template = Template(STRANGE["recipients"])
+    found = format_of(template, template.support())
+    for text, pieces in (
+        ("all\nHello", [Content("Hello")]),
+        ("Hello", [Content("Hello")]),
+        ("> Hello", [Content("> Hello")]),
+        ('stop_all\n{}', [CallBegun("stop_all"), CallArguments("{}"), CallEnded()]),
+        ('not a call {', [Content("not a call {")]),
+        ('>>>stop_all [1]', [Content(">>>stop_all [1]")]),
+    ):  # fmt: skip
+        for step in (1, 100):
+            parser = AnswerParser(ParserConfig(found, with_calls=True, tools=TOOLS, prefill=">>>"))
+            read = [piece for at in range(0, len(text), step) for piece in parser.feed(text[at : at + step])]
+            assert joined([*read, *parser.finish()]) == pieces
+
+
+def test_a_marker_that_a_model_repeats_is_read_once() -> None:
+    template = Template(TEMPLATES["JSON in one tag"])
+    found = format_of(template, template.support())
+    parser = AnswerParser(ParserConfig(found, with_calls=True, tools=TOOLS))
+    text = '<|calls|> <|calls|>[{"name": "stop_all", "arguments": {}}]<|/calls|>'
+    assert turn_of([*parser.feed(text), *parser.finish()]).calls == ({"name": "stop_all", "arguments": {}},)
+
+
+def test_special_tokens_around_arguments_are_shown_to_the_parser() -> None:
+    tags = TEMPLATES["tags of arguments"].replace("<parameter=", "<|arg|>").replace("</parameter>", "<|/arg|>")
+    for text in (tags, STRANGE["quotes of its own"].replace("\u00ab", "<|arg|>").replace("\u00bb", "<|/arg|>")):
+        template = Template(text)
+        found = format_of(template, template.support())
+        assert found.tool_name == "derived"
+        assert found.special_markers(("<|arg|>", "<|/arg|>", "<|other|>"), with_calls=True) == {"<|arg|>", "<|/arg|>"}
+
+
+def test_a_special_token_may_stand_before_calls_without_a_marker() -> None:
+    template = Template(TEMPLATES["JSON alone"])
+    found = format_of(template, template.support())
+    tokens = ("<|python_tag|>", "<|eot_id|>", "<|im_end|>")
+    assert found.special_markers(tokens, with_calls=True) == {"<|python_tag|>"}
+    one = '{"name": "stop_all", "arguments": {}}'
+    for text, content in ((one, ""), (f"<|python_tag|>{one}", ""), (f"I stop.<|python_tag|>{one}", "I stop.")):
+        parser = AnswerParser(ParserConfig(found, with_calls=True, tools=TOOLS))
+        assert turn_of([*parser.feed(text), *parser.finish()]) == Turn(
+            ({"name": "stop_all", "arguments": {}},), content=content
+        )
 
 
 def is_taken(grammar: str, model: ServedModel, text: str) -> bool:

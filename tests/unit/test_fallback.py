@@ -10,11 +10,12 @@ import pytest
 
 from inferd.server.schema.notices import Notice
 from inferd.server.text.template import SLOW, ChatTemplate, Conversation
-from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
+from inferd.server.tools.answer_parser import AnswerParser
 from inferd.server.tools.builtin import CALLS
 from inferd.server.tools.detect import AUTO, Clues, detect
 from inferd.server.tools.fallback import SPLIT_CALLS, SPLIT_TEXT, Fallback, ToolSupport, tools_text
 from inferd.server.tools.format import INDEX, CallSyntax
+from inferd.server.tools.parser_config import ParserConfig
 
 TURN = "<{{ m.role }}>{{ m.content }}"
 ALTERNATE = (

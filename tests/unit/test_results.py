@@ -33,8 +33,8 @@ from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.text.stops import StopTables
 from inferd.server.text.token_bytes import TokenBytes
-from inferd.server.tools.answer_parser import ParserConfig
 from inferd.server.tools.detect import Clues, detect
+from inferd.server.tools.parser_config import ParserConfig
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 PROMPT_IDS = (5, 6, 7)

@@ -41,6 +41,18 @@ def test_a_developer_speaks_as_the_system_where_the_template_knows_none() -> Non
     assert ChatTemplate(knows, {}).render(Conversation(talk)) == "[developer]x>"
 
 
+@pytest.mark.parametrize("refuses_two", [False, True])
+def test_reasoning_and_content_before_a_call_are_one_text_only_if_they_must(refuses_two: bool) -> None:
+    refusal = "{% if m.content and m.thinking %}{{ raise_exception('one text') }}{% endif %}" if refuses_two else ""
+    thought = "{% if m.role == 'assistant' %}" + refusal + "({{ m.thinking }}){% endif %}"
+    text = "{% for message in messages %}{% set m = message %}" + thought + "{{ m.content }}{% endfor %}"
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    said = {"role": "assistant", "content": "said", "reasoning_content": "thought", "tool_calls": [call]}
+    template = ChatTemplate(text + "{# message.thinking #}", {})
+    written = template.render(Conversation(({"role": "user", "content": "hi."}, said)))
+    assert written == ("hi.()thought\nsaid" if refuses_two else "hi.(thought)said")
+
+
 def test_several_templates() -> None:
     both = ChatTemplate({"default": "plain", "tool_use": "tools"}, {})
     assert both.render(Conversation(TALK)) == "plain"

@@ -14,10 +14,11 @@ from transformers.utils.chat_parsing import parse_response
 
 from inferd.engine.api.errors import ModelError
 from inferd.server.config.settings import Settings
-from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
+from inferd.server.tools.answer_parser import AnswerParser, with_prefill_parsed
 from inferd.server.tools.builtin import CALLS, REASONING
 from inferd.server.tools.detect import NO_FORMAT, PLAIN_CALLS, Clues, detect
 from inferd.server.tools.format import Format
+from inferd.server.tools.parser_config import ParserConfig
 from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Content, Piece, Reasoning, joined
 from tests.unit.tool_samples import BROKEN, SAMPLES, TEMPLATES, TOOLS
 
@@ -245,7 +246,7 @@ def test_an_answer_ends_after_the_calls_that_are_wanted() -> None:
 def test_a_marker_inside_what_may_become_another_waits_for_it() -> None:
     fields = {"thinking": {"open": "<<think>>", "close": "."}, "tool_calls": {"open": "<think", "content": "json"}}
     found = detect(Clues(response_template={"start_anchor": "A", "fields": {**fields, "content": {}}}))
-    for text, pieces in (("<<think>>a.", [Reasoning("a")]), ("<<think> a", [Content("<> a")])):
+    for text, pieces in (("<<think>>a.", [Reasoning("a")]), ("<<think> a", [Content("<<think> a")])):
         for cut in range(len(text)):
             assert read(reading(found), text, [cut])[0] == pieces
 
@@ -320,10 +321,10 @@ def test_a_copy_of_a_begun_reader_reads_as_a_new_one(name: str, monkeypatch: pyt
     sample = SAMPLES[name]
     asked = reading(format_of(sample.tools, sample.reasoning), sample.prompt)
     expected = read(asked, sample.text, [3, 5])
-    shared = asked.with_prefill_parsed()
+    shared = with_prefill_parsed(asked)
     monkeypatch.setattr(AnswerParser, "_begin_after", lambda *_: pytest.fail("the prompt was read again"))
     for _ in range(3):
-        reader = shared.new_parser()
+        reader = AnswerParser.of(shared)
         pieces = joined([*reader.feed(sample.text), *reader.finish()])
         assert (pieces, reader.reasoning_spans, reader.num_calls) == (
             expected[0], expected[1].reasoning_spans, expected[1].num_calls)  # fmt: skip

@@ -10,6 +10,7 @@ from inferd.engine.api.wire.grammar_check import Left
 from inferd.engine.grammar.ports import GrammarError
 from inferd.engine.grammar.schemas.reader import TYPES, Notices, Reader
 from inferd.engine.grammar.schemas.shapes import SchemaError
+from inferd.engine.grammar.schemas.tag_writer import TagWriter
 from inferd.engine.grammar.schemas.writer import Impossible, Writer
 
 
@@ -36,12 +37,13 @@ def schema_grammar(schema: Mapping[str, Any] | bool, use: SchemaUse) -> tuple[st
 
 def _written(schema: Mapping[str, Any] | bool, use: SchemaUse, notices: Notices) -> str:
     reader = Reader(schema, use.where, notices)
-    writer = Writer(reader, reader.read(), notices)
     if use.tags is None:
-        return writer.text()
+        return Writer(reader, reader.read(), notices).text()
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     named = properties.items() if isinstance(properties, Mapping) else ()
-    return writer.tagged_text(use.tags, {name for name, inner in named if is_bare(inner)} if use.tags.is_raw else set())
+    is_named = use.tags.is_raw and not use.tags.item
+    bare = {name for name, inner in named if is_named and is_bare(inner)}
+    return TagWriter(reader, reader.read(), notices, use.tags, bare).text()
 
 
 def _without_rules(schema: Mapping[str, Any] | bool, tags: TagTexts | None) -> Mapping[str, Any] | bool:

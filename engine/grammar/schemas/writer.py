@@ -7,9 +7,9 @@ of the terminals of punctuation, so nothing is skipped and every run of blanks i
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from inferd.engine.api.grammars import BLANK, PROPERTY, TagPart, TagTexts, literal_regex
+from inferd.engine.api.grammars import BLANK
 from inferd.engine.grammar.schemas.numbers import described, expressions_of
 from inferd.engine.grammar.schemas.reader import Notices, Read, Reader
 from inferd.engine.grammar.schemas.regexes import fault, is_empty, nested, schema_of, searched
@@ -53,12 +53,6 @@ class Impossible(Exception):
     """A node that allows no value; the text says why."""
 
 
-_KINDS: dict[type, str] = {
-    Null: "null", Booleans: "boolean", Numbers: "number", Strings: "string", Arrays: "array", Objects: "object",
-}  # fmt: skip
-_SHAPES: tuple[Node, ...] = (Null(), Booleans(), Numbers(), Strings(), Arrays(), Objects())
-
-
 class Writer:
     """Writes the grammar of one schema."""
 
@@ -73,25 +67,6 @@ class Writer:
     def text(self) -> str:
         """The grammar. Raises `Impossible` if it allows no value, and `SchemaError`."""
         return self._whole(self._item(self._read.root))
-
-    def tagged_text(self, tags: TagTexts, bare: Collection[str]) -> str:
-        """The grammar of an object as its properties in tags, in their order, without others. `bare`: names of the
-        properties whose strings are written as they are.
-
-        Raises `Impossible`, and `SchemaError`.
-        """
-        choices: dict[str, None] = {}
-        reasons = ["it allows no object"]
-        for node in self._options(self._read.root):
-            found = self._read.definitions[node.pointer] if isinstance(node, Reference) else node
-            if isinstance(found, Objects):
-                try:
-                    choices[self._in_tags(found, tags, bare)] = None
-                except Impossible as error:
-                    reasons.append(str(error))
-        if not choices:
-            raise Impossible(reasons[-1])
-        return self._whole(" | ".join(choices))
 
     def _whole(self, start: str) -> str:
         return "\n".join(
@@ -224,109 +199,6 @@ class Writer:
             return True, f"/{quoted(node.value)}/"
         return False, self._rule(nested(schema_of(node)))
 
-    # -- tags --------------------------------------------------------------------------------------------------------
-
-    def _in_tags(self, node: Objects, tags: TagTexts, bare: Collection[str]) -> str:
-        items: list[tuple[str, bool]] = []
-        """(property in its tags, whether it is required)"""
-        for name in dict.fromkeys((*node.properties, *node.required)):
-            is_required = name in node.required
-            schema = self._reader.property_of(node, name)
-            try:
-                value = self._rule(" | ".join(self._tagged_values(name, schema, tags, is_bare=name in bare)))
-            except Impossible as error:
-                if is_required:
-                    raise Impossible(f"the required property {name[:80]!r} allows no value: {error}") from error
-                continue
-            items.append((value, is_required))
-        num_required = sum(is_required for _, is_required in items)
-        if node.min_properties > num_required:
-            self._notices.leave(f"{node.path}.minProperties", "it is enforced only if the properties are required")
-        if node.max_properties is not None and node.max_properties < len(items):
-            self._notices.leave(f"{node.path}.maxProperties", "it is enforced only if the properties are required")
-        return self._rule(self._tagged_in_order(items, _parts(tags.separator, "")))
-
-    def _tagged_in_order(self, items: Sequence[tuple[str, bool]], separator: str) -> str:
-        """The items in their order, with the separator between those that are written."""
-        if separator == '""':
-            written = [self._rule(item) if is_required else f"({self._rule(item)})?" for item, is_required in items]
-            return " ".join(written) or '""'
-        first = further = '""'
-        """The items from here on, as the first ones and behind others."""
-        for item, is_required in reversed(items):
-            rest = self._rule(f"{item} {further}")
-            behind = self._rule(f"{separator} {rest}")
-            first = rest if is_required else self._rule(f"{rest} | {first}")
-            further = behind if is_required else self._rule(f"{behind} | {further}")
-        return first
-
-    def _tagged_values(self, name: str, schema: Node, tags: TagTexts, *, is_bare: bool) -> Iterator[str]:
-        """Alternatives of the text behind a property's name. Raises `Impossible` if there is none."""
-        behind, before = _parts(tags.behind, name), (*tags.before, name)
-        if is_bare:
-            yield f"{_parts((*before, *tags.between_of('string')), name)} {self._bare(schema, tags.behind, name)}"
-            return
-        if not tags.kinds:
-            yield f"{_parts((*before, *tags.between), name)} {self._item(schema)} {behind}"
-            return
-        by_text: dict[str, list[Node]] = {}
-        for option in self._options(schema):
-            found = self._read.definitions[option.pointer] if isinstance(option, Reference) else option
-            for shape in _SHAPES if isinstance(found, Anything) else (found,):
-                begin = (*before, *tags.between_of(_KINDS.get(type(shape), "string")))
-                by_text.setdefault(_parts(begin, name), []).append(shape)
-        for between, shapes in by_text.items():
-            strings = [shape for shape in shapes if isinstance(shape, Strings)]
-            if strings:
-                yield f"{between} {self._bare(AnyOf(tuple(strings)), tags.behind, name)}"
-            others = [shape for shape in shapes if not isinstance(shape, Strings)]
-            if others:
-                yield f"{between} {self._item(AnyOf(tuple(others)))} {behind}"
-
-    def _bare(self, node: Node, behind: Sequence[str | int], name: str) -> str:
-        """Strings as they are, with the parts `behind` them. They do not hold the first of these."""
-        end = behind[0].replace(PROPERTY, name) if behind and isinstance(behind[0], str) else ""
-        rest = _parts(behind[1:] if end else behind, name)
-        rules = []
-        reasons = ["it allows no string"]
-        for option in self._options(node):
-            found = self._read.definitions[option.pointer] if isinstance(option, Reference) else option
-            if isinstance(found, Anything):
-                found = Strings()
-            if isinstance(found, Strings) and (reason := fault(found)):
-                raise SchemaError(f"its rules for a string cannot be followed together: {reason}")
-            if not isinstance(found, Strings) or is_empty(found):
-                reasons.append("no string follows all of its rules")
-            elif found == Strings():
-                # Free text holds no special token, so it ends at one by itself.
-                rules.append(
-                    self._named("until", f"/(.|\\n)*{literal_regex(end)}/", "[lazy]")
-                    if end
-                    else self._terminal("/(.|\\n)*/")
-                )
-            elif found.value is not None:
-                rules.append(self._terminal(_literal(found.value + end)))
-            elif end:
-                rules.append(self._terminal(f"({self._bare_rules(found, end)}) {_literal(end)}"))
-            else:
-                rules.append(self._terminal(self._bare_rules(found, end)))
-        if not rules:
-            raise Impossible(reasons[-1])
-        return f"{rules[0] if len(rules) == 1 else self._rule(' | '.join(rules))} {rest}"
-
-    def _bare_rules(self, node: Strings, end: str) -> str:
-        parts = [f"~/(.|\\n)*{literal_regex(end)}(.|\\n)*/"] if end else []
-        parts += [f"/(?s:.{repeated(node.min_length, node.max_length)})/"]
-        for name in node.formats:
-            expression, longest = FORMATS[name]
-            parts += [f"/{expression}/", *([f"/(?s:.{{0,{longest}}})/"] if longest is not None else ())]
-        for pattern in node.patterns:
-            found = searched(pattern)
-            if found is None:
-                raise SchemaError(f"the anchors of the pattern {pattern[:80]!r} are too intricate")
-            parts.append(f"/{found}/")
-        return " & ".join(parts)
-
     # -- arrays ------------------------------------------------------------------------------------------------------
 
     def _array(self, node: Arrays) -> str:
@@ -380,7 +252,7 @@ class Writer:
                 if is_required:
                     raise Impossible(f"the required property {name[:80]!r} allows no value: {error}") from error
                 continue
-            items.append((f"{_literal(json.dumps(name, ensure_ascii=False))} COLON {value}", is_required))
+            items.append((f"{self._name(name)} COLON {value}", is_required))
         num_required = sum(is_required for _, is_required in items)
         low = max(0, node.min_properties - num_required)
         high = None if node.max_properties is None else node.max_properties - num_required
@@ -405,6 +277,10 @@ class Writer:
         elif low:
             raise Impossible("minProperties is above the number of properties that it allows")
         return self._rule(f"OPEN {self._in_order(items)} CLOSE" if items else "OPEN CLOSE")
+
+    def _name(self, name: str) -> str:
+        """An item of a rule for the name of a property."""
+        return literal(json.dumps(name, ensure_ascii=False))
 
     def _few_of(self, items: Sequence[tuple[str, bool]], low: int, high: int | None) -> str:
         """Objects with at least `low` and at most `high` of the properties that are not required, each 0, 1 or None."""
@@ -482,23 +358,9 @@ def _quoted_characters(low: int, high: int | None) -> str:
     return " ".join(part for part in ('"\\""', _times("CHARACTER", low, high), '"\\""') if part)
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """An item of a rule or a terminal for exactly this text."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _parts(parts: Sequence[TagPart], name: str) -> str:
-    """Items of a rule for texts and special tokens of a property."""
-    items: list[str] = []
-    text = ""
-    for part in (*parts, 0):
-        if isinstance(part, str):
-            text += part.replace(PROPERTY, name)
-            continue
-        items += [_literal(text)] if text else []
-        items.append(f"<[{part}]>")
-        text = ""
-    return " ".join(items[:-1]) or '""'
 
 
 def _times(item: str, low: int, high: int | None) -> str:

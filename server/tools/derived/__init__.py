@@ -12,10 +12,10 @@ probe conversations that differ in one thing, and reads the format out of the di
 4. `calls` looks for the probes' names, keys and values in the turns with calls. All of these are unique words, so the
    text between them is markup. A call ends with the longest text that stands both behind the only call and behind the
    first of two. A call begins with the longest text that stands both before the first name and before the second. The
-   rest surrounds all calls, or separates them. Arguments are one JSON object, or tags around each key and value, or
-   Python.
+   rest surrounds all calls, or separates them. Arguments are one JSON object, or texts around each key and value, or
+   Python. `fields` makes patterns of these texts.
 5. `check` parses other turns by the derived format. A format that does not read them back exactly is dropped, since a
-   wrong format is worse than none.
+   wrong format is worse than none. If a template's calls have several readings, the first that does is taken.
 
 What is derived has the types of the formats written by hand (`CallFormat`, `ReasoningFormat`), so it parses and
 constrains in the same way. Nothing here knows a family's name, and nothing is read from the template's source.

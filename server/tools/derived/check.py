@@ -6,13 +6,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
+from inferd.server.tools.answer_parser import AnswerParser
 from inferd.server.tools.derived.found import Derived
 from inferd.server.tools.derived.probes import KEYS, NAMES, SAID, THOUGHT, VALUES, Probes, call
 from inferd.server.tools.derived.reasoning import Markers
 from inferd.server.tools.derived.turn import Frame
 from inferd.server.tools.detect import composed
 from inferd.server.tools.fallback import Message
+from inferd.server.tools.parser_config import ParserConfig
 from inferd.server.tools.pieces import CallArguments, CallBegun, Content, Reasoning
 
 _ARGUMENTS: tuple[dict[str, Any], ...] = (
@@ -29,7 +30,7 @@ def fault_of(probes: Probes, frame: Frame, found: Derived, markers: Markers) -> 
     turns: list[tuple[list[Message], str, str]] = [([], SAID, ""), ([], SAID, THOUGHT)]
     if found.calls is not None:
         turns = [([call(0, arguments)], "", "") for arguments in _ARGUMENTS]
-        turns += [([call(0, _ARGUMENTS[2])], "", THOUGHT)]
+        turns += [([call(0, _ARGUMENTS[2])], "", THOUGHT)] if found.reasoning is not None else []
         if not found.calls.is_bare:  # calls without a marker begin an answer
             turns.append(([call(0, _ARGUMENTS[2])], SAID, ""))
         if probes.support.several_calls:

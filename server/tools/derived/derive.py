@@ -13,10 +13,11 @@ from inferd.server.tools.derived.check import fault_of, reads
 from inferd.server.tools.derived.found import Derived
 from inferd.server.tools.derived.probes import Probes, RenderTurn
 from inferd.server.tools.derived.reasoning import Markers, markers_of
-from inferd.server.tools.derived.texts import TAG, are_a_pair, flexible
+from inferd.server.tools.derived.texts import are_a_pair
 from inferd.server.tools.derived.turn import Frame, frame_of
 from inferd.server.tools.fallback import ToolSupport
 from inferd.server.tools.format import ReasoningSyntax
+from inferd.server.tools.patterns import TAG, flexible
 
 
 def derive(render: RenderTurn, support: ToolSupport) -> Derived:
@@ -43,13 +44,16 @@ def _fault(probes: Probes, frame: Frame, found: Derived, markers: Markers) -> st
 
 
 def _with_calls(probes: Probes, frame: Frame, markers: Markers, found: Derived) -> Derived:
+    """The same with the first format of calls that reads all of the template's turns."""
+    fault = ""
     try:
-        with_calls = replace(found, calls=calls_of(probes, frame, markers))
-        fault = _fault(probes, frame, with_calls, markers)
+        for calls in calls_of(probes, frame, markers):
+            with_calls = replace(found, calls=calls)
+            fault = _fault(probes, frame, with_calls, markers)
+            if not fault:
+                return with_calls
     except NotDerivedError as error:
-        fault = str(error)
-    if not fault:
-        return with_calls
+        fault = fault or str(error)
     readable = None
     if probes.support.calls:
         readable = frozenset(name for name, calls in CALLS.items() if reads(probes, frame, replace(found, calls=calls)))

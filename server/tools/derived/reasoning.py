@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 
 from inferd.server.tools.derived.probes import KEYS, SAID, THOUGHT, VALUES, Probes, call
-from inferd.server.tools.derived.texts import TAG, are_a_pair, common_suffix, tags_in, words_of
+from inferd.server.tools.derived.texts import are_a_pair, common_suffix, is_rare, tags_in, words_of
 from inferd.server.tools.derived.turn import Frame
+from inferd.server.tools.patterns import TAG
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def markers_of(probes: Probes, frame: Frame) -> Markers:
         same = after[len(end) :]
     else:
         end = after[: len(after) - len(same)]
-    if not (begin.strip() and end.strip() and _is_marker(begin) and _is_marker(end)):
+    if not (begin.strip() and end.strip() and is_rare(begin) and is_rare(end)):
         return _with_answer(probes, frame, Markers(), before_content)
     return _with_answer(probes, frame, Markers(begin, end), same)
 
@@ -76,11 +77,6 @@ def _shown(probes: Probes, frame: Frame) -> tuple[str, str] | None:
         return None
     before, _, rest = body.partition(THOUGHT)
     return before, rest[: len(rest) - len(common_suffix(rest, plain))]
-
-
-def _is_marker(text: str) -> bool:
-    """Whether no ordinary answer has this text."""
-    return bool(TAG.search(text)) or len(text.split()) > 3
 
 
 def _opened_by_prompt(frame: Frame) -> str:
@@ -122,7 +118,7 @@ def _from_openings(openings: list[str]) -> tuple[str, str]:
 
 def _with_answer(probes: Probes, frame: Frame, markers: Markers, answer: str) -> Markers:
     """The same with `answer` as the marker of the content, if it is one, and the end of the content."""
-    if not TAG.search(answer) or answer.strip() == markers.begin.strip():
+    if not is_rare(answer) or answer.strip() == markers.begin.strip():
         return markers
     end = _end_like(answer, frame.end)
     if end == frame.end and probes.support.calls:

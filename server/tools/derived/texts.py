@@ -1,20 +1,14 @@
-"""Common beginnings and ends of rendered texts, without half a tag, and patterns for texts with free blanks."""
+"""Common beginnings and ends of rendered texts, without half a tag."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-from inferd.server.tools.format import ID, INDEX, KEY, NAME
+from inferd.server.tools.patterns import TAG
 
-TAG = re.compile(r"<[^<>\n]{1,80}>|\[/?[A-Z][A-Z_ ]{1,40}\]")
-"""A marker of most templates: `<...>` or `[NAME]`."""
-
+_RARE = re.compile(r"[<>{}\[\]|@^\\$\u00a4-\u00b7\u2022-\u2bff]")
+"""Symbols that prose in no language needs."""
 _SIDES = {"begin", "start", "open", "end", "close", "stop", "sep"}
-
-_BLANKS = re.compile(r"(\s+|(?<=>)(?=<))")
-_PLACES = re.compile(f"({'|'.join((NAME, ID, INDEX, KEY))})")
-_PATTERNS = {ID: r"[\w.:\-]{1,64}", INDEX: r"[0-9]{1,4}", KEY: r"(?P=key)"}
 
 
 def common_prefix(first: str, *others: str, has_words: bool = True) -> str:
@@ -41,6 +35,20 @@ def common_suffix(first: str, *others: str) -> str:
         num = min(cuts)
 
 
+def parted(after: str, way: str, before: str) -> tuple[str, str, str]:
+    """(end of an item, text between two items, begin of an item). `after`: text behind the last item, `way`: between
+    two, and `before`: before the first."""
+    end = common_prefix(after, way)
+    rest = way[len(end) :]
+    begin = common_suffix(before, rest) if rest else ""
+    longest = common_suffix(before, way)
+    both = longest[: len(longest) - len(begin)]
+    if both.strip() and rest == begin and end.endswith(both) and end != both:
+        # A text that stands before each marker, also before the one behind the last item.
+        return end[: len(end) - len(both)], "", longest
+    return end, rest[: len(rest) - len(begin)], begin
+
+
 def tags_in(text: str) -> list[str]:
     return TAG.findall(text)
 
@@ -50,28 +58,16 @@ def words_of(tag: str) -> set[str]:
     return {word.lower() for word in re.findall(r"[^\W\d_]{3,}", tag)} - _SIDES
 
 
+def is_rare(text: str) -> bool:
+    """Whether no ordinary answer has this text: it has a tag, several words, or a symbol beside a word."""
+    text = text.strip()
+    has_symbol = bool(_RARE.search(text)) and len(text) > 2 and any(char.isalpha() for char in text)
+    return bool(TAG.search(text)) or len(text.split()) > 3 or has_symbol
+
+
 def are_a_pair(begin: str, end: str) -> bool:
     """Whether both tags name the same."""
     return bool(words_of(begin) & words_of(end))
-
-
-def flexible(text: str, name: str = "") -> str:
-    """A pattern of `text` in which blanks are free. `name`: pattern of the first `NAME`; others repeat it."""
-    return "".join(_flexible_parts(text, name))
-
-
-def _flexible_parts(text: str, name: str) -> Iterator[str]:
-    for part in _PLACES.split(text):
-        if part == NAME:
-            yield name or "(?P=name)"
-            name = ""
-        elif part in _PATTERNS:
-            yield _PATTERNS[part]
-        else:
-            # Models also write blanks beside a tag if the template has none there.
-            words = _BLANKS.split(part)
-            yield r"\s*" if part != text[: len(part)] and part.startswith("<") else ""
-            yield from (r"\s*" if i % 2 else re.escape(word) for i, word in enumerate(words))
 
 
 def _cut_before(text: str, end: int, *, has_words: bool) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from inferd.server.tools.derived.probes import KEYS, OFF, ON, RESULT, SAID, THOUGHT, VALUES, Probes, call
-from inferd.server.tools.derived.texts import TAG, are_a_pair, common_prefix, common_suffix, tags_in
+from inferd.server.tools.derived.probes import KEYS, NAMES, OFF, ON, RESULT, SAID, THOUGHT, VALUES, Probes, call
+from inferd.server.tools.derived.texts import are_a_pair, common_prefix, common_suffix, tags_in
+from inferd.server.tools.patterns import TAG
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,10 @@ def frame_of(probes: Probes) -> Frame | None:
     before = content[: content.find(SAID)]
     shown = _common_header(before, [turn for turn in turns if turn is not None])
     header = _common_header(shown, openings)
+    if not header.strip() and all(shown.strip() in opening for opening in openings):
+        # The last message of a prompt has more behind it, such as the tools.
+        openings = tuple(opening[opening.rfind(shown.strip()) :] for opening in openings)
+        header = _common_header(shown, openings)
     if not header.strip():
         # A switch also changes the user's turn.
         header = _common_header(shown, openings[:1])
@@ -70,10 +76,10 @@ def frame_of(probes: Probes) -> Frame | None:
     rest = shown[len(header) :].strip()
     if rest and all(opening.rstrip().endswith(rest) for opening in openings):
         # The prompt says more between the user's message and the answer than other turns do.
-        header = _without_marker(shown, content)
+        header = _without_marker(probes, shown, content)
         openings = tuple(shown[len(header) :] for _ in openings)
     else:
-        header = _without_marker(header, content)
+        header = _without_marker(probes, header, content)
         openings = tuple(_behind(header, opening) or "" for opening in openings)
     if not header.strip():
         return None
@@ -118,8 +124,13 @@ def _behind(header: str, text: str) -> str | None:
     return text[at:].removeprefix(blanks)
 
 
-def _without_marker(header: str, content: str) -> str:
+def _without_marker(probes: Probes, header: str, content: str) -> str:
     """The header without a marker at its end that belongs to the turn: one that the turn closes, or repeats."""
+    symbols = re.search(r"(?<=\s)[^\w\s]{2,16}\Z", header)
+    if symbols is not None and probes.support.several_calls:
+        two = probes.turn([call(i, {KEYS[0]: VALUES[0]}) for i in range(2)])
+        if two is not None and f"{symbols[0]}{NAMES[1]}" in two:
+            return header[: symbols.start()]
     tags = list(TAG.finditer(header.rstrip()))
     if not tags or tags[-1].end() < len(header.rstrip()):
         return header

@@ -1,0 +1,132 @@
+"""Reads the calls of one open region: JSON while it arrives, and anything else once the region has closed.
+
+Knows neither what stands around a region nor the answer's other pieces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from inferd.server.tools.closed_calls import calls_of
+from inferd.server.tools.format import Region
+from inferd.server.tools.json_calls import JsonCalls
+from inferd.server.tools.patterns import TAG
+from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Piece
+
+_BETWEEN_CALLS = re.compile(r"[\s,;]{0,16}(?=\{)")
+"""Text between two calls in one region."""
+_MOST_EXTRA_ENDS = 16
+_EXTRA_ENDS = re.compile(rf"[\s}}\],]{{0,{_MOST_EXTRA_ENDS}}}")
+"""Brackets too many, which small models write between the JSON of a call and the marker behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The part of a text that belongs to a region, and the calls in it."""
+
+    num_chars: int
+    """Characters of the text that belong to the region."""
+    pieces: Sequence[Piece] = ()
+    is_over: bool = False
+    """Whether the region has ended."""
+    refused: str | None = None
+    """The region's text, if it turned out to hold no call."""
+    is_whole: bool = False
+    """Whether more text could not make the refused text a call."""
+
+
+class JsonRegion:
+    """Calls as JSON."""
+
+    def __init__(self, region: Region | None, calls: JsonCalls) -> None:
+        """`region`: None for calls without a marker."""
+        self._region, self._calls = region, calls
+        self._is_closing = False
+        """Whether the JSON has ended, and the marker that closes the region may follow."""
+
+    def take(self, text: str, *, is_end: bool, is_cut: bool) -> Taken:
+        """The next characters. `is_end`: no more text comes. `is_cut`: because a limit ended it."""
+        del is_cut
+        pieces: list[Piece] = []
+        at = 0
+        while True:
+            if not self._is_closing:
+                found, num = self._calls.take(text[at:])
+                pieces, at = [*pieces, *found], at + num
+                if not self._calls.is_done:
+                    is_refused = self._calls.is_broken or is_end
+                    refused = "".join(self._calls.unread) if is_refused else None
+                    return Taken(at, pieces, refused=refused, is_whole=self._calls.is_broken)
+                self._is_closing = True
+            num_closing = self._closing(text[at:], is_end=is_end)
+            if num_closing is None:
+                return Taken(at, pieces)
+            at += num_closing
+            if self._is_closing:
+                return Taken(at, pieces, is_over=True)
+
+    def _closing(self, text: str, *, is_end: bool) -> int | None:
+        """Number of characters up to the end of the region, or up to the next call in it; None: it is not certain."""
+        close = None if self._region is None else self._region.close
+        if close is None:
+            return 0
+        extra = _EXTRA_ENDS.match(text)
+        assert extra is not None
+        if extra.end() == len(text) < _MOST_EXTRA_ENDS and not is_end:
+            return None
+        for start in sorted({0, extra.end()}):
+            found = close.at(text, start, is_end=False)
+            if found is not None and found.end is None and not is_end:
+                return None
+            if found is not None:  # at the end, a part of the marker belongs to it, too
+                return len(text) if found.end is None else found.end
+        between = None if self._calls.is_nameless else _BETWEEN_CALLS.match(text)
+        if between is None or self._region is None:
+            return 0
+        self._calls, self._is_closing = JsonCalls(keys=self._region.keys), False
+        return between.end()
+
+
+class WholeRegion:
+    """Calls that are parsed when the region has closed."""
+
+    def __init__(
+        self, region: Region, opening: str, captures: Mapping[str, str], tools: Sequence[Mapping[str, object]]
+    ) -> None:
+        """`opening`: the text of the opening marker. Its `captures` may hold the name of the call."""
+        self._region, self._opening, self._tools = region, opening, tools
+        self._is_named = "name" in captures
+        self._body: list[str] = []
+
+    def take(self, text: str, *, is_end: bool, is_cut: bool) -> Taken:
+        """The next characters. `is_end`: no more text comes. `is_cut`: because a limit ended it."""
+        close = self._region.close
+        found = None if close is None or not text else close.find(text, 0, is_end=is_end)
+        num = len(text) if found is None else found.start
+        self._body.append(text[:num])
+        if found is not None and found.end is not None:
+            return self._closed(found.end, text[num : found.end], is_cut=is_cut)
+        if is_end and (close is None or self._region.is_bare):
+            return self._closed(num, "", is_cut=is_cut)
+        return self._unread(num, "", is_closed=False) if is_end else Taken(num)
+
+    def _closed(self, num_chars: int, closing: str, *, is_cut: bool) -> Taken:
+        calls = calls_of(self._region, self._opening, "".join(self._body), closing, self._tools)
+        if calls is None or (self._is_named and len(calls) != 1):
+            return self._unread(num_chars, closing, is_closed=bool(closing) or not is_cut)
+        pieces: list[Piece] = []
+        for name, arguments in calls:
+            pieces += [] if self._is_named else [CallBegun(name)]
+            pieces += [CallArguments(arguments), CallEnded()]
+        return Taken(num_chars, pieces, is_over=True)
+
+    def _unread(self, num_chars: int, closing: str, *, is_closed: bool) -> Taken:
+        """The text cannot be parsed, or was cut off. If its call has begun, it becomes the arguments as it is."""
+        body = "".join(self._body)
+        if not self._is_named:
+            text = body if TAG.search(closing) else body + closing  # which may be a word of the answer
+            return Taken(num_chars, refused=text, is_whole=is_closed)
+        ending = [CallEnded()] if is_closed else []
+        return Taken(num_chars, [CallArguments(body), *ending], is_over=True)
