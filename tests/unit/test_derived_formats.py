@@ -57,6 +57,15 @@ def test_what_a_template_writes_is_read_back(name: str) -> None:
     assert len(report.results) >= 24
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("JSON with other quotes", "<|q|>"), ("values in tags, as deep as they go", "~|")]
+)
+def test_texts_around_values_may_be_special_tokens(name: str, text: str) -> None:
+    assert "<tool_call>" in tiny().tokenizer.added_tokens
+    report = tried(name, TEMPLATES[name].replace(text, "<tool_call>"))
+    assert report.found.tool_name == "derived" and report.is_ok
+
+
 PROSE = (
     'Use <b>bold</b> and `[1, 2]`, or {"name": "x"}.\n\n```html\n<div><input name="a"></div>\n```\n'
     "A call(k='v') is no call, and [TODO] stays. 1 < 2 > 0."
