@@ -42,6 +42,8 @@ _END_OF_CALL = re.compile(r"\s*</tool_call>\s*\Z")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]{1,128})>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
 _QUOTES_AND_BRACKETS = re.compile(r"""["'()\[\]{}]""")
 _MARK = re.compile(r"[^\w\s]")
+_DOUBLED = re.compile(r"\A\{(\{.*\})\}\Z", re.DOTALL)
+"""An object with each outer brace twice, as templates of texts write it."""
 _STRING_PART = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
 _STARTS_LINE = ("", "\n", ">")
 _BEGINS = frozenset("`<[{\n>")
@@ -76,7 +78,7 @@ def _pattern_of(names: tuple[str, ...]) -> Any:
     is_short = sum(map(len, names)) <= _MAX_NAMES_CHARS
     known = "|".join(map(re.escape, longest_first)) if is_short else _ANY_NAME
     named = rf"""["']name["']\s{{0,8}}:\s{{0,8}}["'](?P<name>{known})["']"""
-    an_object = rf"""\{{\s{{0,32}}(?:{named}|["'](?:arguments|parameters)["']\s{{0,8}}:)"""
+    an_object = rf"""\{{{{1,2}}\s{{0,32}}(?:{named}|["'](?:arguments|parameters)["']\s{{0,8}}:)"""
     python = rf"(?:\[\s{{0,32}}|(?<![^\n>]))(?P<called>{known})\("
     parts = rf"(?P<json>(?:\[\s{{0,32}})?{an_object})|(?P<python>{python})|<function=(?P<tag>{known})>"
     return recompiled(rf"{_BEFORE}(?:{parts})")
@@ -297,7 +299,7 @@ class SecondLook:
 def _calls_of(kind: str, text: str, schemas: Mapping[str, object]) -> list[tuple[str, str]] | None:
     calls: object
     if kind == "json":
-        calls = _json_of(text)
+        calls = _json_of(_DOUBLED.sub(r"\1", text))
     elif kind == "python":
         calls = python_calls(text, mends=False) if _is_short(text) else None
     else:

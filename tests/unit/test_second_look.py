@@ -70,6 +70,7 @@ CALLS: dict[str, tuple[str, str, tuple[tuple[str, dict[str, object]], ...]]] = {
         call("get_weather", {"city": "Paris", "required": ["city"]}), "",
         (("get_weather", {"city": "Paris", "required": ["city"]}),)
     ),
+    "each outer brace twice": (f"```json\n{{{PARIS_CALL}}}\n{{{NOW_CALL}}}\n```", "", (PARIS, NOW)),
     "the word of phi": (f"functools[{PARIS_CALL}]", "", (PARIS,)),
     "quotes and brackets in a string": (
         call("get_weather", {"city": 'a "]} \\ b'}), "", (("get_weather", {"city": 'a "]} \\ b'}),)
@@ -97,6 +98,8 @@ TEXTS = {
     "JSON in a fence": '```json\n{"city": "Paris"}\n```',
     "a call that ends early": PARIS_CALL[:-1],
     "a call with a brace too many": PARIS_CALL + "}",
+    "the first brace twice": "{" + PARIS_CALL,
+    "each outer brace three times": f"{{{{{PARIS_CALL}}}}}",
     "inline code": f"`{PARIS_CALL}`",
     "Python within a line": 'Use get_weather(city="Paris")',
     "Python and more": 'get_weather(city="Paris") gives it.',
@@ -321,6 +324,7 @@ def written(draw: random.Random) -> str:
         [
             f'{{"name": "{name}", "{key}": {{"town": {city}}}}}',
             f'{{"{key}": {{"city": {city}}}, "tool": "{name}"}}',
+            f'{{{{"name": "{name}", "{key}": {{"town": {city}}}}}}}',
             f'{{"name": "{name}", "description": "The weather", "{key}": {{"type": "object"}}}}',
             f'{{"name": "{name}", "{key}": {{"type": "object", "properties": {{"city": {city}}}, "required": []}}}}',
             f'{{"name": "{name}", "arguments": {{"city": {city}}}, "id": 1}}',
