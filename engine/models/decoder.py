@@ -26,7 +26,7 @@ from inferd.engine.layers.mlp import MLP
 from inferd.engine.layers.norm import LayerScalar, stream_norm
 from inferd.engine.layers.placement import NO_LORAS, Lora, Placement
 from inferd.engine.layers.ranks import ALONE, Ranks
-from inferd.engine.layers.recurrent import StateContext, States
+from inferd.engine.layers.recurrent import RecurrentLayer, StateContext, States
 from inferd.engine.layers.rotary import cos_sin_table, query_table
 from inferd.engine.layers.short_conv import ShortConvLayer
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
@@ -74,11 +74,9 @@ def kv_places(arch: Arch, rank: Rank = ONE_RANK) -> dict[int, KVPlace]:
     return found | {layer: found[source] for layer, source in shared.items() if source is not None}
 
 
-_RECURRENT: Mapping[type, type[GatedDeltaNet] | type[Mamba2Layer] | type[ShortConvLayer]] = {
-    GatedDelta: GatedDeltaNet,
-    Mamba2: Mamba2Layer,
-    ShortConv: ShortConvLayer,
-}
+_RECURRENT: Mapping[type, type[RecurrentLayer]] = {
+    GatedDelta: GatedDeltaNet, Mamba2: Mamba2Layer, ShortConv: ShortConvLayer
+}  # fmt: skip
 
 
 class DecoderLayer:
@@ -92,7 +90,7 @@ class DecoderLayer:
     def __init__(self, arch: Arch, layer: int, place: Placement) -> None:
         self._attention_branch = Branch(arch, layer, place, "attention_norm", "attention_post_norm")
         self._mlp_branch = Branch(arch, layer, place, "mlp_norm", "mlp_post_norm")
-        self._mixer: Attention | GatedDeltaNet | Mamba2Layer | ShortConvLayer
+        self._mixer: Attention | RecurrentLayer
         if layer not in arch.recurrent_layers:
             self._mixer = self._attention = Attention(arch, layer, place, self._attention_branch)
         else:
