@@ -60,8 +60,8 @@ class AdminApi:
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Running requests keep the blocks that they hold. Raises `RequestError` if there is no engine."""
         del request
-        for service in [service for service in self._services if not service.router.failure]:
-            check_ready(service.router, service.model.names[0])
+        for service in [service for service in self._services if not service.router.lifecycle.failure]:
+            check_ready(service.router.lifecycle, service.model.names[0])
             service.router.reset_prefix_cache()
         answer: Done = {}
         return Response(orjson.dumps(answer), media_type="application/json")
@@ -72,7 +72,7 @@ class AdminApi:
         """Answers when the adapter can be used. Raises `RequestError` if it cannot be loaded."""
         del request
         service, name, path = self._base(wire.base_model_name), wire.lora_name, wire.lora_path
-        check_ready(service.router, service.model.names[0])
+        check_ready(service.router.lifecycle, service.model.names[0])
         others = (each for each in self._services if each is not service)
         if not is_name(name):
             raise errors.invalid_value("lora_name", name, f"Expected {NAME_RULE}.")

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from inferd.server.api.cached_answer import CachedAnswer, asks_for_fresh
 from inferd.server.api.respond import Services, check_ready
 from inferd.server.api.state import status_of
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Page
 from inferd.server.schema.answers.operation import Liveness, Readiness, Version
@@ -33,16 +34,17 @@ class HealthApi:
         """Says that requests are accepted, even if they wait for an engine, or have an unloaded model loaded. Otherwise
         raises `RequestError` (503)."""
         del request
-        routers = {service.model.names[0]: service.router for service in self._services}
+        models = {service.model.names[0]: service.router.lifecycle for service in self._services}
         # A model that failed is one of `models`, and the server is ready without it.
-        served = {name: router for name, router in routers.items() if not router.failure}
-        for name, router in (served or routers).items():
-            check_ready(router, name)
-            if router.is_leaving:
+        served = {name: lifecycle for name, lifecycle in models.items() if lifecycle.state is not State.FAILED}
+        for name, lifecycle in (served or models).items():
+            check_ready(lifecycle, name)
+            if lifecycle.is_leaving:
                 raise errors.leaving()
+        is_recovering = any(lifecycle.state is State.RECOVERING for lifecycle in models.values())
         answer: Readiness = {
-            "status": "recovering" if any(each.is_recovering for each in routers.values()) else "ready",
-            "models": {name: status_of(router) for name, router in routers.items()},
+            "status": "recovering" if is_recovering else "ready",
+            "models": {name: status_of(lifecycle) for name, lifecycle in models.items()},
         }
         return _json(answer)
 

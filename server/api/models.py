@@ -11,6 +11,7 @@ from starlette.responses import Response
 from inferd.server.api.respond import Services, while_asked
 from inferd.server.api.service import Service
 from inferd.server.api.state import status_of
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.errors import table as errors
 from inferd.server.schema.answers.operation import Model, ModelList
 
@@ -43,9 +44,10 @@ class ModelsApi:
     async def unload(self, request: Request) -> Response:
         """Answers when the memory is free. Raises `RequestError` if requests run."""
         service = self._named(request)
-        was_unloaded = service.router.is_unloaded
+        away, lifecycle = (State.UNLOADED, State.LOADING), service.router.lifecycle
+        was_unloaded = lifecycle.state in away
         await service.router.unload()
-        if service.router.is_unloaded and not was_unloaded:
+        if lifecycle.state in away and not was_unloaded:
             logger.info("%s: unloaded on request; the next request loads it", service.model.names[0])
         return _json(_card(service, request.path_params["model_id"]))
 
@@ -70,10 +72,11 @@ def _card(service: Service, name: str) -> Model:
         "max_model_len": model.max_model_len,
         "context_length": model.max_model_len,
     }
-    if service.router.failure or service.router.is_unloaded:
-        card["status"] = status_of(service.router)
-    if service.router.failure:
-        card["error"] = service.router.failure
+    lifecycle = service.router.lifecycle
+    if lifecycle.state in (State.UNLOADED, State.LOADING, State.FAILED):
+        card["status"] = status_of(lifecycle)
+    if lifecycle.failure:
+        card["error"] = lifecycle.failure
     return card
 
 

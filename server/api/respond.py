@@ -22,7 +22,7 @@ from inferd.server.api.long_lists import dumps, pieces
 from inferd.server.api.service import Service
 from inferd.server.auth.keyring import Holder
 from inferd.server.auth.quotas import UNLIMITED
-from inferd.server.dispatch.router import Router
+from inferd.server.dispatch.lifecycle import Lifecycle, State
 from inferd.server.errors import table as errors
 from inferd.server.generate.deadline import Deadline, until, within
 from inferd.server.generate.events import Event, PromptRead, TextDelta
@@ -133,7 +133,7 @@ def admit(
     The router checks again when it queues the request, because only then its number of prompt tokens is known.
     `timeout_s`: the request's own field. `has_target`: whether a TTFT target applies to it. Raises `RequestError`.
     """
-    check_ready(service.router, service.model.names[0])
+    check_ready(service.router.lifecycle, service.model.names[0])
     caller = caller_of(request, timeout_s)
     ttft_s = caller.targets.over(service.targets).ttft_s if has_target else None
     left_s = None if ttft_s is None else caller.arrival_s + ttft_s - time.monotonic()
@@ -164,12 +164,12 @@ async def while_asked(request: Request, deadline: Deadline | None, work: Awaitab
     return await sse.unless_disconnected(request.receive, within(deadline, work))
 
 
-def check_ready(router: Router, name: str) -> None:
+def check_ready(lifecycle: Lifecycle, name: str) -> None:
     """Raises `RequestError` if the server accepts no requests to the model `name`."""
-    if not router.is_ready:
-        if router.failure:
-            raise errors.model_not_loaded(name, router.failure)
-        if router.is_leaving:
+    if not lifecycle.is_ready:
+        if lifecycle.failure:
+            raise errors.model_not_loaded(name, lifecycle.failure)
+        if lifecycle.is_leaving:
             raise errors.leaving()
         message = "The server is not ready to accept requests. Please try again in a few seconds."
         raise RequestError("server_is_overloaded", message)
@@ -210,7 +210,7 @@ async def respond(
     if shape.is_stream:
         begins_early = taken.scheduling.ttft_target_s is None
         data = _streamed(events, rendering, extra, service.lanes, per_token, begins_early=begins_early)
-        notice = partial(_notice, service) if service.router.is_unloaded else None
+        notice = partial(_notice, service) if _notice(service) else None
         return sse.EventStream(data, rendering, streams.close, service.keep_alive_s, notice)
     num_events, num_scored = await sse.unless_disconnected(request.receive, _taken_in(events, rendering))
 
@@ -224,8 +224,10 @@ async def respond(
 
 def _notice(service: Service) -> bytes:
     """Says in a stream why nothing comes, while the model is loaded; empty afterwards."""
+    if service.router.lifecycle.state not in (State.UNLOADED, State.LOADING):
+        return b""
     name = "".join(char if char.isprintable() else "?" for char in service.model.names[0])
-    return f": the model {name} is being loaded\n\n".encode() if service.router.is_unloaded else b""
+    return f": the model {name} is being loaded\n\n".encode()
 
 
 async def _streamed(

@@ -18,6 +18,7 @@ from inferd.engine.api.wire.messages import EngineStats, Ready, StepCosts
 from inferd.server.api.cached_answer import CachedAnswer, asks_for_fresh
 from inferd.server.api.respond import Services
 from inferd.server.api.service import Service
+from inferd.server.dispatch.lifecycle import Lifecycle, State
 from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.efficiency import PHASES, MeasuredStep, PhaseSummary
@@ -38,6 +39,15 @@ from inferd.server.schema.answers.operation import (
     TenantState,
 )
 
+_STATUS: Mapping[State, Status] = {
+    State.STARTING: "starting",
+    State.SERVING: "ready",
+    State.RECOVERING: "recovering",
+    State.UNLOADED: "unloaded",
+    State.LOADING: "loading",
+    State.FAILED: "failed",
+    State.STOPPED: "unavailable",
+}
 _DIGITS = 4
 """Number of digits of ratios."""
 _UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9), ("ps", 1e12))
@@ -73,7 +83,7 @@ def _model(service: Service) -> ModelState:
     router, summaries = service.router, service.metrics.last_minute()
     ready = _ready(router)
     return {
-        "status": status_of(router),
+        "status": status_of(router.lifecycle),
         "model": {
             "id": service.model.names[0],
             "max_model_len": service.model.max_model_len,
@@ -82,7 +92,7 @@ def _model(service: Service) -> ModelState:
             "weights_sha256": dict(service.weights),
         },
         "engine": None if ready is None else _engine(ready),
-        "replicas": [_replica(replica, router) for replica in router.replicas],
+        "replicas": [_replica(replica, router.lifecycle.state) for replica in router.replicas],
         "restarts": service.metrics.num_restarts,
         **_load(router.stats, ready),
         "last_minute": {phase: _phase(summaries.get(phase)) for phase in PHASES},
@@ -94,7 +104,7 @@ def _model(service: Service) -> ModelState:
         "speculation": _speculation(router.stats),
         "targets": _targets(service),
         "step_model": _step_model(router.stats, summaries),
-        "error": router.failure or None,
+        "error": router.lifecycle.failure or None,
     }
 
 
@@ -127,16 +137,12 @@ def _ready(router: Router) -> Ready | None:
         return None
 
 
-def status_of(router: Router) -> Status:
-    if router.is_leaving:
+def status_of(lifecycle: Lifecycle) -> Status:
+    if lifecycle.is_leaving:
         return "leaving"
-    if router.failure:
-        return "failed"
-    if router.is_unloaded:
-        return "loading" if router.is_wanted else "unloaded"
-    if router.is_recovering:
-        return "recovering"
-    return "ready" if router.is_ready else "starting" if _ready(router) is None else "unavailable"
+    if lifecycle.state is State.STOPPED and not lifecycle.has_served:
+        return "starting"
+    return _STATUS[lifecycle.state]
 
 
 def _engine(ready: Ready) -> EngineState:
@@ -155,9 +161,9 @@ def _engine(ready: Ready) -> EngineState:
     }
 
 
-def _replica(replica: Replica, router: Router) -> ReplicaState:
-    stats, is_unloaded = replica.stats, router.is_unloaded and not router.is_wanted
-    has_failed = bool(replica.failure or router.failure)
+def _replica(replica: Replica, state: State) -> ReplicaState:
+    stats, is_unloaded = replica.stats, state is State.UNLOADED
+    has_failed = bool(replica.failure) or state is State.FAILED
     return {
         "status": "up" if replica.is_up else "failed" if has_failed else "unloaded" if is_unloaded else "starting",
         "reason": replica.failure or None,

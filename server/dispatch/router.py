@@ -44,6 +44,7 @@ from inferd.engine.api.wire.messages import (
 from inferd.engine.api.wire.params import Adapter
 from inferd.server.dispatch.adapters import Adapters, ServedAdapter
 from inferd.server.dispatch.admission import Backlog, QueueBounds
+from inferd.server.dispatch.lifecycle import Lifecycle, State
 from inferd.server.dispatch.placement import Placement
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.replica import Replica
@@ -101,6 +102,7 @@ class Router:
         """`client`: that of the first replica's engine; None until `attach` provides one."""
         self.adapters = adapters or Adapters()
         self._options = options or RouterOptions()
+        self.lifecycle = Lifecycle(self._options.outage_grace_s)
         self.replicas = tuple(Replica(index) for index in range(self._options.num_replicas))
         self.replicas[0].client = client
         self._placement = Placement(self.replicas) if len(self.replicas) > 1 else None
@@ -114,13 +116,6 @@ class Router:
         self._unsent: dict[str, TokenStream] = {}
         """Streams that no engine knows, in order of arrival; a subset of `_streams`."""
         self._backlog = Backlog(self._options.queue)
-        self._death: str | None = None
-        self.failure = ""
-        """Why no engine runs or is tried, while the server goes on with other models."""
-        self.is_unloaded = False
-        """Whether the engines were stopped, and their successors do not take requests yet. Requests wait for those."""
-        self.is_wanted = False
-        """Whether unloaded engines are to start again."""
         self.on_wanted: Callable[[], None] | None = None
         """Called once when unloaded engines are to start."""
         self.on_unload: Callable[[], Awaitable[None]] | None = None
@@ -129,45 +124,17 @@ class Router:
         self.numerics: Numerics | None = None
         """Facts of the first engine that was ready. All later ones share them."""
         self._idle_since_s = time.monotonic()
-        self._draining = asyncio.Event()
-        """Set once new requests are refused."""
-        self.is_leaving = False
-        """Whether the server is about to stop: probes learn it, and requests may still be taken."""
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self.on_phase: Callable[[int, Phase], None] | None = None
         """Called with a replica and a phase of its start that has ended."""
         self.on_kv_events: Callable[[int, Raw], None] | None = None
         """Called with a replica and KV events of its cache."""
-        self.became_ready = asyncio.Event()
-        """Set while every replica has had an engine that took requests since it was last unloaded."""
-        self.has_settled = asyncio.Event()
-        """Set while `became_ready` is, or while no engine is to start."""
 
     @property
     def is_up(self) -> bool:
         """Whether some engine takes requests."""
         return any(replica.is_up for replica in self.replicas)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether requests are taken. For a while they are taken without an engine too, and wait for the next one."""
-        if self._death is not None or self._is_draining:
-            return False
-        if self.is_unloaded:
-            return True
-        if not self._has_begun:
-            return False
-        return self.is_up or time.monotonic() - self._lost_s < self._options.outage_grace_s
-
-    @property
-    def _is_draining(self) -> bool:
-        return self._draining.is_set()
-
-    @property
-    def is_recovering(self) -> bool:
-        """Whether all engines were lost and the next one does not take requests yet."""
-        return self._has_begun and self._death is None and not self.is_up
 
     @property
     def ready(self) -> Ready:
@@ -176,11 +143,6 @@ class Router:
         if self._ready is None:
             raise EngineDeadError("the engine is not ready yet")
         return self._ready
-
-    @property
-    def has_been_ready(self) -> bool:
-        """Whether every replica has had an engine that took requests."""
-        return self._ready is not None
 
     @property
     def stats(self) -> EngineStats:
@@ -207,7 +169,7 @@ class Router:
     @property
     def _is_loading(self) -> bool:
         """Whether a replica or an adapter is not loaded yet."""
-        return not self.became_ready.is_set() or not all(served.settled.is_set() for served in self.adapters)
+        return not self.lifecycle.loaded.is_set() or not all(served.settled.is_set() for served in self.adapters)
 
     @property
     def num_unsent(self) -> int:
@@ -220,13 +182,13 @@ class Router:
         return sum(replica.num_delivered for replica in self.replicas)
 
     @property
-    def _has_begun(self) -> bool:
-        return all(replica.ready is not None for replica in self.replicas)
+    def _has_ended(self) -> bool:
+        """Whether no engine is to run, and every stream was ended."""
+        return self.lifecycle.state in (State.FAILED, State.STOPPED)
 
     @property
-    def _lost_s(self) -> float:
-        """When the last engine that took requests was lost."""
-        return max(replica.lost_s for replica in self.replicas)
+    def _has_begun(self) -> bool:
+        return all(replica.ready is not None for replica in self.replicas)
 
     def submit(self, submit: Submit, *, is_admitted: bool = False) -> TokenStream:
         """Send one choice to the engine. Raises `RequestError` if it cannot be taken now.
@@ -337,19 +299,18 @@ class Router:
 
     async def load(self) -> None:
         """Have engines started if none run. Returns when they take requests. Raises `RequestError` if they cannot."""
-        if self._is_draining:
+        if self.lifecycle.is_draining:
             raise errors.leaving()
-        if self.failure:
-            self._death, self.failure = None, ""
+        if self.lifecycle.state is State.FAILED:
             self._begin_anew()
         self._want()
-        await self._unless_draining(self.has_settled)
+        await self._unless_draining(self.lifecycle.settled)
         self._check_alive()
 
     async def _unless_draining(self, settled: asyncio.Event) -> None:
         """Wait until something is loaded. Raises `RequestError` if the server stops first, because it waits for
         answers."""
-        waits = [asyncio.create_task(event.wait()) for event in (settled, self._draining)]
+        waits = [asyncio.create_task(event.wait()) for event in (settled, self.lifecycle.draining)]
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -364,21 +325,18 @@ class Router:
         engines that start."""
         if self._streams:
             raise errors.model_is_busy(f"This model has {counted(len(self._streams), 'unfinished answer')}")
-        if self._death is not None:
+        if self._has_ended:
             return
-        if not self.is_unloaded or self.is_wanted:
+        if self.lifecycle.state is not State.UNLOADED:
             if self._is_loading:
                 raise errors.model_is_busy("This model or an adapter of it is being loaded")
             self._begin_anew()
-            self.has_settled.set()
         if self.on_unload is not None:
             await self.on_unload()
 
     def _begin_anew(self) -> None:
         """No engine runs, as before the first."""
-        self.is_unloaded, self.is_wanted = True, False
-        self.became_ready.clear()
-        self.has_settled.clear()
+        self.lifecycle.change(State.UNLOADED)
         for replica in self.replicas:
             replica.lose(time.monotonic())
             replica.client, replica.ready, replica.failure = None, None, ""
@@ -389,22 +347,12 @@ class Router:
 
     def _want(self) -> None:
         """Have unloaded engines started, once."""
-        if self.is_unloaded and not self.is_wanted:
-            self.is_wanted = True
-            self.has_settled.clear()
+        if self.lifecycle.state is State.UNLOADED:
+            self.lifecycle.change(State.LOADING)
             for replica in self.replicas:
                 self._metrics.engine_down(replica.index)  # an alert sees a load that never ends
             if self.on_wanted is not None:
                 self.on_wanted()
-
-    def leave(self) -> None:
-        """Make probes send requests elsewhere."""
-        self.is_leaving = True
-
-    def drain(self) -> None:
-        """Refuse new requests from now on; accepted ones continue."""
-        self.is_leaving = True
-        self._draining.set()
 
     async def drained(self) -> None:
         """Return when no stream is left. After the last stream ended, a later piece of its request may have come."""
@@ -477,6 +425,8 @@ class Router:
         lost = replica.lose(time.monotonic())
         self._forget_prefixes(replica)
         self._report_cache(index, CLEARED)
+        if not self.is_up and self.lifecycle.state is State.SERVING:
+            self.lifecycle.change(State.RECOVERING)
         if self.is_up:
             for adapter in awaited:
                 self._settle_if_loaded(adapter)
@@ -515,7 +465,7 @@ class Router:
         if not loaded.error:
             self._settle_if_loaded(loaded.adapter)
             return
-        if served.is_from_start and self._ready is None:
+        if served.is_from_start and not self.lifecycle.has_served:
             raise ModelError(f"--lora {served.name}: {loaded.error}")
         logger.error("the adapter %s is no longer served: %s", served.name, loaded.error)
         self.adapters.settle(served, loaded.error)
@@ -541,16 +491,17 @@ class Router:
         is_first, was_up = replica.ready is None, self.is_up
         replica.ready, replica.is_up, replica.failure = ready, True, ""
         replica.stats = EngineStats(num_blocks=ready.num_blocks)
+        if self.lifecycle.state is State.RECOVERING:
+            self.lifecycle.change(State.SERVING)
         if replica.on_up is not None:
             replica.on_up()
         num_replayed = await self._replay()
         if not is_first and not was_up:
             self._recovered(num_replayed, replica.lost_s)
         if self._has_begun:
-            self._ready, self.is_unloaded, self.is_wanted = self.replicas[0].ready, False, False
-            self._idle_since_s = time.monotonic()
-            self.became_ready.set()
-            self.has_settled.set()
+            self._ready, self._idle_since_s = self.replicas[0].ready, time.monotonic()
+            if self.lifecycle.state in (State.STARTING, State.LOADING):
+                self.lifecycle.change(State.SERVING)
 
     def _recovered(self, num_replayed: int, lost_s: float) -> None:
         outage_s = time.monotonic() - lost_s
@@ -583,15 +534,17 @@ class Router:
     def fail_model(self, reason: str) -> None:
         """No engine can run, but the server goes on with other models: end every stream with the reason, and refuse
         others with it, until `load`."""
-        self.failure = reason
-        self.fail_all(
-            reason, Failure("model_not_loaded", errors.model_not_loaded(self._metrics.model_name, reason).message)
-        )
+        self.lifecycle.change(State.FAILED, reason)
+        self._end_all(Failure("model_not_loaded", errors.model_not_loaded(self._metrics.model_name, reason).message))
 
-    def fail_all(self, reason: str, failure: Failure = _ABORTED) -> None:
-        """The engine is gone and no other will come: end every stream with `failure` and take no more."""
-        self._death = reason
-        self.is_unloaded = self.is_wanted = False
+    def fail_all(self) -> None:
+        """No engine will run any more, because the server ends: end every stream and take no more."""
+        if not self._has_ended:
+            self.lifecycle.change(State.STOPPED)
+        self._end_all(_ABORTED)
+
+    def _end_all(self, failure: Failure) -> None:
+        """The engines are gone: end every stream with `failure`."""
         for replica in self.replicas:
             replica.lose(time.monotonic())
             self._metrics.engine_down(replica.index)
@@ -601,7 +554,6 @@ class Router:
         for served in tuple(self.adapters):
             if not served.settled.is_set() and not served.is_from_start:
                 self.adapters.settle(served, "the engine stopped while it was loaded")
-        self.has_settled.set()
 
     def _fail(self, stream: TokenStream, failure: Failure) -> None:
         self._push(stream, Delta(request_id=stream.request_id, finish_reason="error", failure=failure))
@@ -612,17 +564,17 @@ class Router:
         self._check_alive()
 
     def _check_alive(self) -> None:
-        if self.failure:
-            raise errors.model_not_loaded(self._metrics.model_name, self.failure)
-        if self._death is not None:
+        if self.lifecycle.state is State.FAILED:
+            raise errors.model_not_loaded(self._metrics.model_name, self.lifecycle.failure)
+        if self.lifecycle.state is State.STOPPED:
             raise RequestError("server_is_overloaded", "The engine is not running; it cannot take requests.")
 
     def _check_open(self, submit: Submit, num_choices: int, num_tokens: int) -> None:
-        if self._is_draining:
+        if self.lifecycle.is_draining:
             raise errors.leaving()
-        if not self._has_begun and not self.is_unloaded:
+        if self.lifecycle.state is State.STARTING:
             raise RequestError("server_is_overloaded", "The model is still loading; retry in a few seconds.")
-        if not self.is_ready:
+        if not self.lifecycle.is_ready:
             raise RequestError("server_is_overloaded", "The engine is being restarted; retry in a few seconds.")
         scheduling, left_s = submit.scheduling, None
         if scheduling.ttft_target_s is not None:
@@ -651,7 +603,7 @@ class Router:
         self._metrics.step(output, replica.index)
         for delta in output.deltas:
             stream = replica.streams.get(delta.request_id)
-            if stream is None and self._death is not None:
+            if stream is None and self._has_ended:
                 continue  # sent before the engine died, read after its streams were ended
             assert stream is not None, f"a delta for {delta.request_id}, which no stream waits for"
             if stream.num_generated and delta.num_cached_tokens != stream.num_cached:

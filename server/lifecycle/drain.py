@@ -69,7 +69,7 @@ class Drain:
             self._abort_all()
             self._is_over.set()
             return
-        if number is signal.SIGTERM and self._delay_s and any(router.is_ready for router in self._routers):
+        if number is signal.SIGTERM and self._delay_s and any(router.lifecycle.is_ready for router in self._routers):
             logger.info("%s: /ready answers 503; new requests are accepted for %g s", number.name, self._delay_s)
         else:
             self._is_over.set()
@@ -81,7 +81,7 @@ class Drain:
             logger.info("%s: stopping", number.name)
         self._deadline_s = time.monotonic() + timeout_s
         for router in self._routers:
-            router.leave()
+            router.lifecycle.leave()
         self.begun.set()
 
     def give_up(self) -> None:
@@ -114,7 +114,7 @@ class Drain:
 
     def _drain_all(self) -> None:
         for router in self._routers:
-            router.drain()
+            router.lifecycle.drain()
 
     def _abort_all(self) -> None:
         for router in self._routers:

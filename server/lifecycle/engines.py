@@ -90,7 +90,7 @@ class Engines:
 
     async def hash_weights(self) -> None:
         """Hash the weights once an engine has loaded them."""
-        await self.router.became_ready.wait()
+        await self.router.lifecycle.loaded.wait()
         await self.weights.run(self.report.config.files)
 
     async def unload_when_idle(self, idle_s: float) -> None:
@@ -106,7 +106,7 @@ class Engines:
     async def _serve(self) -> StartError | EngineDeadError:
         """Keep an engine running in each replica until none can start; returns why."""
         error: StartError | EngineDeadError | None = None
-        if self._is_tried_again and not self.router.has_been_ready:
+        if self._is_tried_again and not self.router.lifecycle.has_served:
             try:
                 self.report = await self._open_anew(self.report)
             except StartError as refusal:
@@ -179,7 +179,7 @@ class Engines:
 
     def _log_phase(self, index: int, phase: Phase) -> None:
         """The replicas' phases are alike: only the first one's are shown."""
-        level = logging.DEBUG if index or self.router.became_ready.is_set() else logging.INFO
+        level = logging.DEBUG if index or self.router.lifecycle.loaded.is_set() else logging.INFO
         logger.log(level, "%s%-10s %6.2f s  %s", self.label, phase.name, phase.duration_s, phase.detail)
 
 

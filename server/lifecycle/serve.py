@@ -190,11 +190,11 @@ class _Service:
         """No engine of a model can start. The server goes on while it has another model. It also goes on to say that a
         file or the kernels are no longer those that it served with, because another start would hide that."""
         reason = without_paths(model.report, str(error))
-        if model.router.has_been_ready and isinstance(error, ChangedError):
+        if model.router.lifecycle.has_served and isinstance(error, ChangedError):
             logger.error("%sno longer served: %s", model.label, error)
             model.router.fail_model(reason)
             return
-        if any(other is not model and not other.router.failure for other in self._models):
+        if any(other is not model and not other.router.lifecycle.failure for other in self._models):
             way_out = f"POST /v1/models/{model.name}/load tries it again"
             logger.error("%sno longer served: %s; %s", model.label, error, way_out)
             model.router.fail_model(reason)
@@ -211,18 +211,18 @@ class _Service:
             num_active = sum(model.router.num_active for model in self._models)
             logger.error("%s: the server ends %s and exits", reason, counted(num_active, "unfinished answer"))
         for model in self._models:
-            model.router.fail_all(reason)
+            model.router.fail_all()
         self._drain.give_up()
 
     def _engine_is_stuck(self) -> None:
         self._engine_died("the engine process does not answer")
 
     async def _announce(self) -> None:
-        while not all(model.router.has_settled.is_set() for model in self._models):
+        while not all(model.router.lifecycle.settled.is_set() for model in self._models):
             for model in self._models:
-                await model.router.has_settled.wait()
+                await model.router.lifecycle.settled.wait()
         # One that was ready may be unloaded by now, because it was idle while the others started.
-        served = [model for model in self._models if not model.router.failure]
+        served = [model for model in self._models if not model.router.lifecycle.failure]
         if not served or self._died is not None:
             return
         self._systemd.tell("READY=1")
@@ -235,7 +235,7 @@ class _Service:
         if self._admin is not None:
             host, port = self._admin.getsockname()[:2]
             logger.info("admin routes are served only at %s port %d", host, port)
-        outcomes = [(each.report, each.router.failure or each.router.ready) for each in self._models]
+        outcomes = [(each.report, each.router.lifecycle.failure or each.router.ready) for each in self._models]
         card = ready_card(outcomes, self._listener, total_s)
         if self._settings.log_format == "json":
             logger.info(card.strip().splitlines()[0])

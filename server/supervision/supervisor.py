@@ -93,7 +93,7 @@ class EngineSupervisor:
         `index`: the router's replica that the engines serve. `label` begins its log lines. `told` leaves of a reason
         what clients may read."""
         self._router, self._config, self._log_style = router, config, log_style
-        self._replica = router.replicas[index]
+        self._replica, self._lifecycle = router.replicas[index], router.lifecycle
         self._label, self._told = label, told
         self._name = label + (f"replica {index}: " if len(router.replicas) > 1 else "")
         self._restart_policy = RestartPolicy()
@@ -119,7 +119,7 @@ class EngineSupervisor:
                 if self._refusal is not None and self._router.numerics is not None and not self._shares_numerics:
                     logger.warning("%s%s; another engine starts, which must compute the same", self._name, reason)
                     continue
-                if self._is_first_start:
+                if self._lifecycle.is_first_start:
                     raise self._refusal or EngineDeadError(reason)
                 await self._wait_before_start(self._delay_s(reason))
         finally:
@@ -135,11 +135,6 @@ class EngineSupervisor:
             reason = f"{reason}; those before it ended too, and none delivered a token"
             return self._give_up(EngineDeadError(reason))
         return delay_s
-
-    @property
-    def _is_first_start(self) -> bool:
-        """Whether the server starts, which a death ends. No request waits then."""
-        return not self._router.became_ready.is_set() and not self._router.is_unloaded
 
     async def _wait_before_start(self, delay_s: float) -> None:
         least = ""
@@ -169,7 +164,7 @@ class EngineSupervisor:
         """Seconds to wait before the next try, if another replica serves meanwhile. Raises the error if none does."""
         self._replica.failure = self._told(str(error))
         others_serve = any(other.is_up or not other.failure for other in self._router.replicas)
-        if not others_serve or not self._router.became_ready.is_set():
+        if not others_serve or not self._lifecycle.loaded.is_set():
             raise error
         return RETRY_S
 
@@ -179,14 +174,14 @@ class EngineSupervisor:
         try:
             handle = await self._next()
         except StartError as error:
-            if not self._router.became_ready.is_set():
+            if not self._lifecycle.loaded.is_set():
                 raise
             return self._log_death(f"the engine could not start: {error}")
         receive = asyncio.create_task(self._receive())
         try:
             try:
                 reason = await self._end_of(handle, receive)
-                if handle.lacked_memory and self._is_first_start:
+                if handle.lacked_memory and self._lifecycle.is_first_start:
                     raise CapacityError(reason)
                 await self._move_streams(handle, reason)
                 return reason
@@ -268,7 +263,7 @@ class EngineSupervisor:
             self._refusal = error
             return f"the engine could not start: {error}"
         except StartError as error:
-            if not self._router.became_ready.is_set():
+            if not self._lifecycle.loaded.is_set():
                 raise
             return f"the engine could not start: {error}"
         except EngineDeadError as error:
@@ -276,7 +271,7 @@ class EngineSupervisor:
 
     def _log_death(self, reason: str) -> str:
         """If the server goes on, it says so before the streams do."""
-        if self._is_first_start:
+        if self._lifecycle.is_first_start:
             return reason
         requests = counted(self._router.num_unsent, "request")
         fate = f"moving {requests} to another replica" if self._router.is_up else f"holding {requests} for the next one"

@@ -34,6 +34,7 @@ from inferd.engine.api.wire.messages import Delta, EngineStats, Failure, FinishR
 from inferd.server.api.app import Backend, create_app
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics
@@ -197,12 +198,10 @@ class ScriptedRouter:
     """Submits become scripted streams. Used from the server's thread; tests read what happened."""
 
     model: ServedModel
-    is_ready: bool = True
-    is_recovering: bool = False
-    is_leaving: bool = False
-    is_unloaded: bool = False
-    is_wanted: bool = False
+    state: State = State.SERVING
     failure: str = ""
+    is_leaving: bool = False
+    is_outage_long: bool = False
     numerics: None = None
     has_engine: bool = True
     refusal: RequestError | None = None
@@ -220,8 +219,25 @@ class ScriptedRouter:
     running_by_tenant: dict[str, int] = field(default_factory=dict)
 
     @property
+    def lifecycle(self) -> ScriptedRouter:
+        """Its state is whatever a test sets."""
+        return self
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state not in (State.STARTING, State.FAILED, State.STOPPED) and not self.is_outage_long
+
+    @property
+    def has_served(self) -> bool:
+        return self.has_engine
+
+    def fail(self, failure: str) -> None:
+        self.state, self.failure = State.FAILED, failure
+
+    @property
     def replicas(self) -> tuple[Replica, ...]:
-        return (Replica(0, is_up=self.is_ready, ready=self.ready if self.has_engine else None, stats=self.stats),)
+        is_up = self.state is State.SERVING
+        return (Replica(0, is_up=is_up, ready=self.ready if self.has_engine else None, stats=self.stats),)
 
     @property
     def ready(self) -> Ready:
@@ -276,10 +292,10 @@ class ScriptedRouter:
         return ScriptedStream(submit, script, ids, self._on_abort)
 
     async def load(self) -> None:
-        self.is_unloaded, self.failure, self.is_ready = False, "", True
+        self.state, self.failure = State.SERVING, ""
 
     async def unload(self) -> None:
-        self.is_unloaded = True
+        self.state = State.UNLOADED
 
     def reset_prefix_cache(self) -> None:
         self.num_resets += 1
@@ -295,9 +311,8 @@ class ScriptedRouter:
             assert self.changed.wait_for(fact, WAIT_S), "it never came true"
 
     def reset(self) -> None:
-        self.is_recovering = self.is_leaving = self.is_unloaded = self.is_wanted = False
-        self.failure = ""
-        self.is_ready, self.has_engine, self.refusal = True, True, None
+        self.state, self.failure, self.is_leaving, self.is_outage_long = State.SERVING, "", False, False
+        self.has_engine, self.refusal = True, None
         self.stats, self.num_resets, self.hidden_size, self.speculative = EngineStats(), 0, HIDDEN_SIZE, "none"
         self.held = EngineStats()
         self.scripts, self.submits, self.aborted = [], [], {}

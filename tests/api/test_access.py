@@ -15,6 +15,7 @@ from inferd.engine.api.wire.messages import Failure
 from inferd.server.api.app import Backend, add_routes, check_labels, create_app
 from inferd.server.api.routes import CHAT, PAGE, ROUTES, Access
 from inferd.server.config.settings import Settings
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.observability.metrics import Metrics
 from tests.api.conftest import app_settings
 
@@ -169,7 +170,7 @@ def test_probes_are_quiet_while_the_server_starts(
     serve: Callable[[Settings], str], router: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = serve(app_settings())
-    router.is_ready = False
+    router.state = State.STOPPED
     with caplog.at_level(logging.DEBUG, "inferd.access"):
         for path in ("/health", "/ready", "/live", "/metrics", "/v1/models"):
             httpx.get(url + path)

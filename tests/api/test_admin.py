@@ -11,6 +11,7 @@ import pytest
 
 from inferd.server.api.routes import ROUTES, Access
 from inferd.server.config.settings import Settings
+from inferd.server.dispatch.lifecycle import State
 from tests.api.conftest import app_settings
 from tests.configs import engine_config
 
@@ -72,7 +73,7 @@ def test_an_admin_key_opens_the_other_routes_too(guarded: str, serve: Callable[[
 
 def test_the_prefix_cache_is_reset_where_there_is_an_engine(guarded: str, router: Any) -> None:
     assert httpx.post(guarded + "/reset_prefix_cache", headers=bearer(ADMIN)).json() == {}
-    router.is_ready = False
+    router.state = State.STOPPED
     assert httpx.post(guarded + "/reset_prefix_cache", headers=bearer(ADMIN)).status_code == 503
     assert router.num_resets == 1
 

@@ -20,6 +20,7 @@ from inferd.server.api.app import Backend
 from inferd.server.api.routes import ROUTES, Route
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from inferd.server.config.settings import Settings
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.detect import Clues, detect
@@ -170,12 +171,11 @@ def ask_the_operators_routes(asking: Asking) -> None:
     asking.ask(routes.MODEL, "/v1/models/second")
     for route, path in ((routes.LOAD_MODEL, "load"), (routes.UNLOAD_MODEL, "unload")):
         asking.ask(route, f"/v1/models/second/{path}")
-    asking.router.is_recovering = True
+    asking.router.state = State.RECOVERING
     asking.ask(routes.READY)
-    asking.router.failure = "Its engines died."
+    asking.router.fail("Its engines died.")
     asking.ask(routes.STATE)
-    asking.router.failure = ""
-    asking.router.has_engine = asking.router.is_recovering = False
+    asking.router.state, asking.router.failure, asking.router.has_engine = State.STARTING, "", False
     asking.ask(routes.STATE)
 
 
@@ -204,7 +204,7 @@ def asked(model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Itera
     router = ScriptedRouter(served)
     settings = Settings(access_log=False, admin_key=(ADMIN,))
     headers = {"Authorization": f"Bearer {ADMIN}"}
-    second = ScriptedRouter(replace(served, names=("second",)), is_ready=False, failure="It has a NaN.")
+    second = ScriptedRouter(replace(served, names=("second",)), State.FAILED, "It has a NaN.")
     others = [Backend(second.model, second, metrics_of_a_step(router), app_settings())]  # type: ignore[arg-type]
     with (
         serving(served, router, settings, metrics=metrics_of_a_step(router), others=others) as url,

@@ -13,6 +13,7 @@ import pytest
 
 from inferd.engine.api.wire.messages import Failure
 from inferd.engine.api.wire.params import Pooling
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.generate import work
 from inferd.server.generate.embed import MAX_AT_ONCE
 
@@ -141,7 +142,7 @@ def test_a_deadline_ends_every_input(http: httpx.Client, router: Any) -> None:
 
 
 def test_a_server_that_is_not_ready_says_so(http: httpx.Client, router: Any) -> None:
-    router.is_ready = False
+    router.state = State.STOPPED
     assert refused(http) == (503, "server_is_overloaded", None)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.config.settings import Settings
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.errors import table as errors
 from tests.api.conftest import app_settings
 
@@ -247,7 +248,7 @@ def test_a_server_that_cannot_take_more_says_when_to_come_back(
 ) -> None:
     router.refusal = RequestError("server_is_overloaded", "2048 requests are waiting.")
     refused = http.post(path, json={**body, "stream": stream, "n": 2})
-    router.refusal, router.is_ready = None, False
+    router.refusal, router.state = None, State.STOPPED
     unready = http.post(path, json={**body, "stream": stream})
     for response in (refused, unready):
         error = error_of(response)
@@ -260,7 +261,7 @@ def test_a_server_that_cannot_take_more_says_when_to_come_back(
 def test_who_is_sent_away_learns_whether_to_come_back_here(
     http: httpx.Client, router: Any, is_leaving: bool, words: str
 ) -> None:
-    router.is_ready, router.is_leaving = False, is_leaving
+    router.state, router.is_leaving = State.STOPPED, is_leaving
     for refused in (http.post("/v1/chat/completions", json=CHAT), http.get("/ready")):
         assert (refused.status_code, error_of(refused)["code"]) == (503, "server_is_overloaded")
         assert words in error_of(refused)["message"]

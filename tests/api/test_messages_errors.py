@@ -12,6 +12,7 @@ import pytest
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Failure
 from inferd.server.config.settings import Settings
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
 from tests.api.conftest import app_settings
@@ -162,7 +163,7 @@ def test_no_message_is_longer_than_any(http: httpx.Client) -> None:
 
 def test_what_is_passing_is_retried(http: httpx.Client, router: Any) -> None:
     assert anthropic_errors.OVERLOADED in RETRIED
-    router.is_ready = False
+    router.state = State.STOPPED
     check(http.post("/v1/messages", json=ASKED), 529, "overloaded_error")
     assert http.post("/v1/messages/count_tokens", json={"messages": ASKED["messages"]}).status_code == 200
 

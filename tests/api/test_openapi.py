@@ -17,6 +17,7 @@ from inferd.server.api import openapi
 from inferd.server.api.app import Backend, create_app
 from inferd.server.api.openapi import default_of, document
 from inferd.server.api.routes import ROUTES, Access
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics
@@ -113,7 +114,8 @@ NAMED = {"retry-after", "retry-after-ms", "www-authenticate", "x-should-retry"}
 def test_what_is_answered_is_in_it_with_its_headers(
     described: dict[str, Any], serve: Callable[..., str], router: Any, state: str
 ) -> None:
-    router.is_leaving, router.is_ready = state == "leaving", state != "leaving"
+    router.is_leaving = state == "leaving"
+    router.state = State.STOPPED if router.is_leaving else State.SERVING
     url = serve(app_settings(access_log=False, api_key=("sk-1",) if state == "keyed" else ()))
     for method, path, template, options in ASKED:
         answer = httpx.request(method, url + path, **options)

@@ -7,6 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from inferd.server.dispatch.lifecycle import State
+
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
@@ -31,7 +33,7 @@ def test_rendered_prompts_are_what_is_submitted(http: httpx.Client, router: Any)
 
 
 def test_what_would_be_refused_is_refused(http: httpx.Client, router: Any) -> None:
-    router.is_ready = False  # no engine is asked
+    router.state = State.STOPPED  # no engine is asked
     for path, body, status in (
         ("/v1/completions/render", {"prompt": [1] * 300}, 400),
         ("/v1/chat/completions/render", {"messages": MESSAGES, "temperature": 3}, 400),

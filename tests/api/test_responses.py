@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from inferd.engine.api.wire.messages import Failure
 from inferd.server.config.settings import Settings
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.detect import Clues, detect
 from tests.api.conftest import app_settings
@@ -385,7 +386,7 @@ def test_the_client_is_told_of_a_failure_inside_a_stream(client: openai.OpenAI, 
 
 
 def test_what_fails_first_has_its_own_status(client: openai.OpenAI, router: Any) -> None:
-    router.is_ready = False
+    router.state = State.STOPPED
     with pytest.raises(openai.InternalServerError) as caught:
         client.responses.create(model="tiny", input="Hi", stream=True)
     assert (caught.value.status_code, caught.value.code) == (503, "server_is_overloaded")

@@ -11,6 +11,8 @@ import httpx
 import openai
 import pytest
 
+from inferd.server.dispatch.lifecycle import State
+
 WAIT_S = 60.0
 
 
@@ -72,7 +74,7 @@ def test_what_cannot_be_tokenized(http: httpx.Client, path: str, body: dict[str,
 def test_probes(http: httpx.Client, router: Any) -> None:
     assert [http.get(path).status_code for path in ("/live", "/ready", "/health", "/version")] == [200] * 4
     assert http.get("/version").json()["version"]
-    router.is_ready = False
+    router.state = State.STOPPED
     assert [http.get(path).status_code for path in ("/live", "/ready", "/health")] == [200, 503, 503]
     assert http.head("/health").status_code == 503
     assert http.get("/ready").json()["error"]["code"] == "server_is_overloaded"

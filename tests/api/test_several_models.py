@@ -11,6 +11,7 @@ import pytest
 
 from inferd.engine.api.wire.messages import EngineStats
 from inferd.server.api.app import Backend
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 from inferd.server.transport import sse
@@ -143,14 +144,14 @@ def test_a_stream_says_that_its_model_is_being_loaded(
     two: httpx.Client, second: ScriptedRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sse, "NOTICE_S", 0.05)
-    second.is_unloaded, second.is_wanted = True, True
+    second.state = State.LOADING
     assert [card.get("status") for card in two.get("/v1/models").json()["data"]] == [None, None, "loading", "loading"]
     second.will(Script(text="", ends=False))
     body = {"model": "second", "stream": True, "timeout": 0.3}
     for path in ("/v1/chat/completions", "/v1/completions"):
         lines = two.post(path, json={**body, **GENERATING[path]}).text.split("\n\n")
         assert lines.count(": the model second is being loaded") >= 2 and "deadline_exceeded" in lines[-2]
-    second.is_unloaded = False
+    second.state = State.SERVING
     assert "being loaded" not in two.post(path, json={**body, **GENERATING[path]}).text
 
 
@@ -158,7 +159,7 @@ def test_a_stream_says_that_its_model_is_being_loaded(
 def test_requests_of_a_model_that_failed_are_told_why(
     two: httpx.Client, second: ScriptedRouter, path: str, fields: dict[str, Any]
 ) -> None:
-    second.is_ready, second.failure = False, "tensor x is NaN"
+    second.fail("tensor x is NaN")
     answer = two.post(path, json={"model": "second", **fields})
     assert answer.status_code in (503, 529) and "This model is not served: tensor x is NaN" in answer.text
     assert "POST /v1/models/second/load" in answer.text and "retry-after" not in answer.headers

@@ -12,6 +12,7 @@ import httpx
 from inferd.engine.api.wire.messages import EngineStats, StepOutput
 from inferd.server.api.app import Backend
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import app_settings
@@ -150,14 +151,14 @@ def test_tenants_of_the_keys_file_in_all_models(tmp_path: Path, model: ServedMod
 
 
 def test_a_replica_is_what_its_model_is(http: httpx.Client, router: ScriptedRouter) -> None:
-    router.is_ready, router.is_unloaded = False, True
-    states = ((False, "", "unloaded"), (True, "", "starting"), (False, "x", "failed"))
-    for router.is_wanted, router.failure, status in states:
+    for router.state, status in (
+        (State.UNLOADED, "unloaded"), (State.LOADING, "starting"), (State.FAILED, "failed"), (State.SERVING, "up")
+    ):  # fmt: skip
         assert http.get("/state").json()["replicas"][0]["status"] == status
 
 
 def test_it_answers_whatever_the_engine_does(http: httpx.Client, router: Any) -> None:
-    router.is_ready = False
+    router.state = State.STOPPED
     response = http.get("/state")
     assert (response.status_code, response.json()["status"]) == (200, "unavailable")
     router.has_engine = False
@@ -167,9 +168,7 @@ def test_it_answers_whatever_the_engine_does(http: httpx.Client, router: Any) ->
 
 def test_an_unloaded_model_takes_requests_and_says_so(http: httpx.Client, router: Any) -> None:
     """A probe must not end a server whose model `--idle-unload` stopped."""
-    router.is_unloaded = True
-    for is_wanted, status in ((False, "unloaded"), (True, "loading")):
-        router.is_wanted = is_wanted
+    for router.state, status in ((State.UNLOADED, "unloaded"), (State.LOADING, "loading")):
         for path in ("/health", "/ready"):
             response = http.get(path)
             assert (response.status_code, response.json()) == (200, {"status": "ready", "models": {"tiny": status}})
@@ -178,7 +177,7 @@ def test_an_unloaded_model_takes_requests_and_says_so(http: httpx.Client, router
 
 def test_between_two_engines(http: httpx.Client, router: Any) -> None:
     """Requests are accepted and wait for the next engine. After a while they are refused."""
-    router.is_recovering = True
+    router.state = State.RECOVERING
     router.held = EngineStats(num_waiting=3, num_tokens_waiting=70)
     for path in ("/health", "/ready"):
         response = http.get(path)
@@ -191,6 +190,6 @@ def test_between_two_engines(http: httpx.Client, router: Any) -> None:
         'inferd_waiting_prompt_tokens{model_name="tiny"} 70.0',
     ):
         assert name in lines, "those that wait for the next engine"
-    router.is_ready = False
+    router.is_outage_long = True
     assert http.get("/ready").status_code == 503
     assert http.get("/state").json()["status"] == "recovering"

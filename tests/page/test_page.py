@@ -272,7 +272,7 @@ def test_each_of_several_models_can_be_watched_loaded_and_unloaded(
         status.filter(has_text="unloaded").wait_for()
         assert lamp.inner_text() == "ready", "the next request loads it"
         assert page.get_by_role("heading", name="KV blocks").count() == 0
-        second.is_ready, second.failure = False, "a tensor is NaN"
+        second.fail("a tensor is NaN")
         page.locator("dt:text-is('Reason') + dd:text-is('a tensor is NaN')").wait_for()
         assert lamp.inner_text() == "org/second: failed"
         check_accessible(page)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Delta, Submit
 from inferd.server.dispatch.admission import FLOOD_FACTOR
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.dispatch.token_stream import TokenStream
 from tests.sim.faults import TICK_S, Caller
 from tests.sim.history import asked
@@ -119,11 +120,11 @@ class Callers:
 
     def _check_refusal(self, job: Job, error: RequestError, num_choices: int, *, is_refused: bool) -> None:
         run, router = self._run, self._run.router
-        if is_refused and router.is_ready:
+        if is_refused and router.lifecycle.is_ready:
             assert error.code == "engine_error", error
             return
         if error.code == "model_not_loaded":
-            assert router.failure, f"{job.request_id} is refused by a model that may be loaded"
+            assert router.lifecycle.failure, f"{job.request_id} is refused by a model that may be loaded"
             return
         waiting = self._waiting()
         num_own = sum(tokens.submit.scheduling.tenant == job.tenant for tokens in waiting)
@@ -140,7 +141,7 @@ class Callers:
             assert job.tenant and num_choices > most, f"{num_choices} choices of {most}: {error}"
             return
         assert error.code == "server_is_overloaded", error
-        is_away = not router.is_up and not router.is_unloaded
+        is_away = not router.is_up and router.lifecycle.state not in (State.UNLOADED, State.LOADING)
         assert num_free < num_choices or is_away, f"refused with room and an engine: {error}"
 
     def _waiting(self) -> list[TokenStream]:

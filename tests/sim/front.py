@@ -151,10 +151,10 @@ class FrontRun:
         self.router = Router(None, self.metrics, options, Quarantine(self._loop.time))
         self._note_replays()
         recovery = asyncio.create_task(self._recover())
-        started = asyncio.create_task(self.router.became_ready.wait())
+        started = asyncio.create_task(self.router.lifecycle.loaded.wait())
         await asyncio.wait((recovery, started), return_when=asyncio.FIRST_COMPLETED)
         started.cancel()
-        if not self.router.became_ready.is_set():
+        if not self.router.lifecycle.loaded.is_set():
             self.history.check_failed_start(recovery)
             return
         await self._serve(recovery)
@@ -238,11 +238,11 @@ class FrontRun:
         if not isinstance(error, EngineDeadError):
             raise error or SimulationError("recovery has ended")
         self.history.check_given_up(self.scenario.num_replicas)
-        self.router.fail_all(str(error))
+        self.router.fail_all()
 
     async def _end(self, recovery: asyncio.Task[None]) -> None:
         """Drain. Prove that the last engine is empty, and that nothing is left of any engine."""
-        self.router.drain()
+        self.router.lifecycle.drain()
         await self.router.drained()
         await asyncio.sleep(1.0)
         if self.error is not None:
@@ -352,4 +352,4 @@ class FrontRun:
 
     def failed(self, error: BaseException) -> None:
         self.error = self.error or error
-        self.router.fail_all("the simulation failed")
+        self.router.fail_all()

@@ -18,6 +18,7 @@ import pytest
 
 from inferd.engine.api.errors import EngineDeadError, RequestError, StartError
 from inferd.server.dispatch.admission import QueueBounds
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.lifecycle import engines as engines_module
@@ -127,11 +128,11 @@ class ModelRun(FrontRun):
             open_anew=_unchanged,  # type: ignore[arg-type]
         )
         running = [asyncio.create_task(self.engines.run())]
-        await self.router.has_settled.wait()
+        await self.router.lifecycle.settled.wait()
         if self._asked.idle_s is not None:
             running.append(asyncio.create_task(self.engines.unload_when_idle(self._asked.idle_s)))
         await self._ask_and_disturb(running)
-        self.router.drain()
+        self.router.lifecycle.drain()
         await self.router.drained()
         for task in running:
             task.cancel()
@@ -171,8 +172,8 @@ class ModelRun(FrontRun):
 
     async def _unload(self) -> None:
         router, num_active, refusal = self.router, self.router.num_active, ""
-        is_away = bool(router.failure) or (router.is_unloaded and not router.is_wanted)
-        is_busy = num_active > 0 or not (router.became_ready.is_set() or is_away)
+        is_away = router.lifecycle.state in (State.UNLOADED, State.FAILED)
+        is_busy = num_active > 0 or not (router.lifecycle.loaded.is_set() or is_away)
         try:
             await router.unload()
         except RequestError as error:
@@ -180,8 +181,9 @@ class ModelRun(FrontRun):
         assert refusal == ("model_is_busy" if is_busy else ""), f"{num_active} requests, and the answer {refusal!r}"
         if refusal:
             return
-        assert router.is_unloaded or router.failure or router.is_wanted or router.is_up
-        assert router.is_wanted or router.is_up or not self._running(), "an engine outlived its unloading"
+        state = router.lifecycle.state
+        assert state in (State.UNLOADED, State.LOADING, State.FAILED) or router.is_up
+        assert state is State.LOADING or router.is_up or not self._running(), "an engine outlived its unloading"
 
     async def _load_again(self) -> None:
         num_failures, refusal = self.num_failures, ""
@@ -199,7 +201,7 @@ class ModelRun(FrontRun):
             if self.error is not None:
                 raise self.error
             router = self.router
-            if router.became_ready.is_set() or not router.num_active:
+            if router.lifecycle.loaded.is_set() or not router.num_active:
                 waiting_s = self._loop.time()
             assert self._loop.time() - waiting_s < _LOADED_S, f"{router.num_active} requests wait for an engine"
             most = self.scenario.num_replicas * (1 + self.scenario.has_standby)

@@ -9,6 +9,7 @@ from msgspec import structs
 from inferd.engine.api.wire.messages import Abort, Delta, Ready, SubmitChoices, ToEngine
 from inferd.server.dispatch import token_stream as stream_module
 from inferd.server.dispatch.admission import Backlog
+from inferd.server.dispatch.lifecycle import Lifecycle, State
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
@@ -135,6 +136,18 @@ def dead_engine_counts_as_up(patch: Patch) -> None:
         self.replicas[index].is_up = True
 
     patch.setattr(Router, "lose", stay_up)
+
+
+@plant
+def outage_is_never_over(patch: Patch) -> None:
+    """Wrong state: the next engine computes what was left, and after a while new requests are refused."""
+    change = Lifecycle.change
+
+    def stuck(self: Lifecycle, to: State, failure: str = "") -> None:
+        if self.state is not State.RECOVERING or to is not State.SERVING:
+            change(self, to, failure)
+
+    patch.setattr(Lifecycle, "change", stuck)
 
 
 @plant

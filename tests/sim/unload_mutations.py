@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from inferd.server.dispatch import router as router_module
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
 from inferd.server.lifecycle.engines import Engines
@@ -51,9 +52,7 @@ def failed_load_leaves_its_requests_waiting(patch: Patch) -> None:
     """A model that cannot be loaded refuses new requests, and forgets those that wait for it."""
 
     def silent(self: Router, reason: str) -> None:
-        self.failure = self._death = reason
-        self.is_unloaded = self.is_wanted = False
-        self.has_settled.set()
+        self.lifecycle.change(State.FAILED, reason)
 
     patch.setattr(Router, "fail_model", silent)
 
@@ -64,9 +63,10 @@ def failed_model_is_never_tried_again(patch: Patch) -> None:
     clear = Router._begin_anew
 
     def unwanted(self: Router) -> None:
-        had_failed = self._ready is None
+        had_failed = self.lifecycle.state is State.FAILED
         clear(self)
-        self.is_wanted = had_failed
+        if had_failed:
+            self.lifecycle.change(State.LOADING)
 
     patch.setattr(Router, "_begin_anew", unwanted)
 
@@ -81,7 +81,7 @@ def engine_outlives_its_unloading(patch: Patch) -> None:
     stop = Engines._stop
 
     async def only_at_the_end(self: Engines) -> None:
-        is_ending = self.router._is_draining
+        is_ending = self.router.lifecycle.is_draining
         await (stop(self) if is_ending else lazy(self))
 
     patch.setattr(Engines, "_stop", only_at_the_end)
@@ -101,6 +101,24 @@ def unloaded_replica_still_takes_requests(patch: Patch) -> None:
 
 
 @plant
+def model_that_loads_is_unloaded(patch: Patch) -> None:
+    """An unload that comes while the model is loaded drops the engines that start. The lifecycle has no such change."""
+    patch.setattr(Router, "_is_loading", False)
+
+
+@plant
+def failed_load_is_an_unload(patch: Patch) -> None:
+    """A model that cannot be loaded counts as unloaded: each request tries it again, instead of being told why."""
+    fail_model = Router.fail_model
+
+    def mild(self: Router, reason: str) -> None:
+        fail_model(self, reason)
+        self.lifecycle.change(State.UNLOADED)
+
+    patch.setattr(Router, "fail_model", mild)
+
+
+@plant
 def load_counts_as_a_crash(patch: Patch) -> None:
     """The engine that comes after an unload replaces one, as after a death."""
     patch.setattr("inferd.server.observability.metrics.Metrics.engine_unloaded", lambda self, replica=0: None)
@@ -114,7 +132,7 @@ def reload_is_over_with_its_first_replica(patch: Patch) -> None:
     def kept(self: Router) -> None:
         before = [replica.ready for replica in self.replicas]
         clear(self)
-        self.became_ready.set()
+        self.lifecycle.loaded.set()
         for replica, ready in zip(self.replicas, before, strict=True):
             replica.ready = ready
 

@@ -12,6 +12,7 @@ import uvicorn
 
 from inferd.engine.api.wire.messages import Submit
 from inferd.engine.api.wire.params import SamplingParams
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.lifecycle.drain import Drain, DrainOptions
@@ -25,15 +26,14 @@ NEVER_S = 3600.0
 class ServingRouter(Router):
     """A router with an engine, which ends no request."""
 
-    is_ready = True
-
     def __init__(self) -> None:
         super().__init__(None, Metrics("tiny"))
+        self.lifecycle.change(State.SERVING)
         self.num_aborted = 0
 
     @property
     def is_refusing(self) -> bool:
-        return self._is_draining
+        return self.lifecycle.is_draining
 
     def take_on(self, request_id: str) -> None:
         """Add a request, as `submit` does."""
@@ -86,7 +86,7 @@ def test_nothing_happens_before_a_signal() -> None:
         it = Scene(0.0)
         for _ in range(10):
             await asyncio.sleep(0)
-        assert not it.router.is_leaving and not it.task.done() and it.http.said == []
+        assert not it.router.lifecycle.is_leaving and not it.task.done() and it.http.said == []
         it.task.cancel()
 
     play(scene)
@@ -97,7 +97,7 @@ def test_sigterm_leaves_senders_time_and_refuses_then() -> None:
         it = Scene(0.05)
         it.router.take_on("a")
         it.drain.signalled(signal.SIGTERM)
-        assert it.router.is_leaving and not it.router.is_refusing
+        assert it.router.lifecycle.is_leaving and not it.router.is_refusing
         await settled(lambda: it.http.said == ["close"])
         assert not it.router.is_refusing, "senders had no time"
         await settled(lambda: it.router.is_refusing)
@@ -116,7 +116,8 @@ def test_who_has_no_senders_refuses_at_once(number: signal.Signals) -> None:
 
     async def scene() -> None:
         it = Scene(NEVER_S)
-        it.router.is_ready = number is signal.SIGINT  # type: ignore[misc]
+        if number is signal.SIGTERM:
+            it.router.lifecycle.change(State.STOPPED)
         it.drain.signalled(number)
         await it.task
         assert it.router.is_refusing

@@ -35,6 +35,7 @@ from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.server.dispatch import router as router_module
 from inferd.server.dispatch import token_stream
 from inferd.server.dispatch.admission import Backlog, QueueBounds
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.dispatch.token_stream import TokenStream, merge
 from inferd.server.observability.metrics import Metrics
@@ -86,7 +87,7 @@ def play(
         running = asyncio.create_task(router.run())
         if is_ready:
             client.inbox.put_nowait(READY)
-            await router.became_ready.wait()
+            await router.lifecycle.loaded.wait()
         if not receives:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -145,7 +146,7 @@ def test_latencies_are_between_the_engines_stamps(dies: bool) -> None:
         router = Router(client, seen)  # type: ignore[arg-type]
         client.inbox.put_nowait(READY)
         running = asyncio.create_task(router.run())
-        await router.became_ready.wait()
+        await router.lifecycle.loaded.wait()
         stream = router.submit(structs.replace(submit("a"), scheduling=SchedulingParams(arrival_s=100.0)))
         client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(1,), scheduled_s=101.0), ended_s=103.0))
         if dies:
@@ -195,7 +196,7 @@ def test_tokens_beside_the_first_one_came_without_a_gap() -> None:
         router = Router(client, seen)  # type: ignore[arg-type]
         client.inbox.put_nowait(READY)
         running = asyncio.create_task(router.run())
-        await router.became_ready.wait()
+        await router.lifecycle.loaded.wait()
         stream = router.submit(structs.replace(submit("a"), scheduling=SchedulingParams(arrival_s=1.0)))
         client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(1, 2, 3), finish_reason="stop"), ended_s=2.0))
         await collect(stream)
@@ -345,13 +346,13 @@ def test_an_abort_is_sent_once_and_never_after_the_end() -> None:
 def test_when_the_engine_dies_every_stream_ends_and_nothing_is_taken() -> None:
     async def scenario(router: Router, client: FakeClient) -> None:
         streams = [router.submit(submit(str(i))) for i in range(3)]
-        router.fail_all("killed")
+        router.fail_all()
         for stream in streams:
             (delta,) = await collect(stream)
             assert delta.finish_reason == "error"
             assert delta.failure is not None and delta.failure.code == "engine_error"
             stream.abort()
-        assert not router.is_ready
+        assert not router.lifecycle.is_ready
         with pytest.raises(RequestError, match="not running"):
             router.submit(submit("late"))
 
@@ -370,7 +371,7 @@ def test_the_next_engine_is_told_what_every_stream_was_given() -> None:
         router.lose({})
         (ended,) = await collect(streams["b"])
         assert ended.finish_reason == "abort", "an abort that the dead engine never answered"
-        assert router.is_recovering and router.is_ready
+        assert router.lifecycle.state is State.RECOVERING and router.lifecycle.is_ready
         streams["d"] = router.submit(submit("d"))
         streams["c"].abort()
         assert (await collect(streams["c"]))[-1].finish_reason == "abort", "without an engine an abort is at once"
@@ -378,7 +379,7 @@ def test_the_next_engine_is_told_what_every_stream_was_given() -> None:
 
         client.sent.clear()
         client.inbox.put_nowait(READY)
-        await until(lambda: not router.is_recovering)
+        await until(lambda: router.lifecycle.state is State.SERVING)
         again = structs.replace(submit("a"), emitted_ids=(5,), num_prompt_logprobs=1)
         assert client.sent == [again, submit("d")]
         assert router.stats.num_waiting == 0, "the next engine counts what it was sent"
@@ -419,7 +420,7 @@ def test_replays_are_sent_in_slices_in_which_others_get_on(monkeypatch: pytest.M
         client.sent.clear()
         client.inbox.put_nowait(READY)
         await until(lambda: len(client.sent) == 2)
-        assert not router.is_recovering
+        assert router.lifecycle.state is State.SERVING
         streams["d"].abort()
         assert (await collect(streams["d"]))[-1].finish_reason == "abort", "the engine never hears of it"
         streams["a"].abort()
@@ -473,7 +474,7 @@ def test_what_comes_before_a_death_is_noticed_waits_for_the_next_engine() -> Non
         router.lose({})
         assert (await collect(given_up))[-1].finish_reason == "abort"
         client.inbox.put_nowait(READY)
-        await until(lambda: not router.is_recovering)
+        await until(lambda: router.lifecycle.state is State.SERVING)
         assert client.sent == [submit("a")]
         client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(6,), finish_reason="length")))
         assert (await collect(stream))[-1].finish_reason == "length"
@@ -493,12 +494,12 @@ def test_a_long_outage_is_not_ready() -> None:
     async def scenario(router: Router, client: FakeClient) -> None:
         stream = router.submit(submit("a"))
         router.lose({})
-        assert not router.is_ready and router.is_recovering
+        assert not router.lifecycle.is_ready and router.lifecycle.state is State.RECOVERING
         with pytest.raises(RequestError, match="being restarted"):
             router.submit(submit("b"))
         assert router.num_active == 1, "who was there before stays"
         client.inbox.put_nowait(READY)
-        await until(lambda: router.is_ready)
+        await until(lambda: router.lifecycle.is_ready)
         stream.abort()
 
     play(scenario, options=RouterOptions(outage_grace_s=0.0))
@@ -520,8 +521,8 @@ def test_requests_wait_for_the_next_engine_within_the_bound() -> None:
 def test_closed_times(is_ready: bool, drain: bool, words: str) -> None:
     async def scenario(router: Router, client: FakeClient) -> None:
         if drain:
-            router.drain()
-        assert not router.is_ready
+            router.lifecycle.drain()
+        assert not router.lifecycle.is_ready
         with pytest.raises(RequestError, match=words) as refusal:
             router.submit(submit("a"))
         assert refusal.value.code == "server_is_overloaded"
@@ -607,14 +608,14 @@ def test_what_goes_on_of_a_request_is_taken_where_a_new_one_is_not(closed: str) 
     async def scenario(router: Router, client: FakeClient) -> None:
         router.submit(submit("a-0"))
         if closed == "drained":
-            router.drain()
+            router.lifecycle.drain()
         if closed == "paused":
             router.lose({})
         with pytest.raises(RequestError):
             router.submit(submit("b"))
         router.submit(submit("a-1"), is_admitted=True)
         assert router.num_active == 2
-        router.fail_all("killed")
+        router.fail_all()
         with pytest.raises(RequestError, match="not running"):
             router.submit(submit("a-2"), is_admitted=True)
 
@@ -630,7 +631,7 @@ def test_a_drain_waits_for_what_goes_on_behind_what_ended() -> None:
 
         running = asyncio.create_task(request())
         await until(lambda: router.num_active == 1)
-        router.drain()
+        router.lifecycle.drain()
         drained = asyncio.create_task(router.drained())
         for i in range(3):
             await until(lambda i=i: f"a-{i}" in router._streams)  # type: ignore[misc]
@@ -700,9 +701,11 @@ def play_two(scenario: Callable[[Router, list[FakeClient]], Coroutine[Any, Any, 
         running = [asyncio.create_task(router.run(index)) for index in range(2)]
         clients[1].inbox.put_nowait(READY)
         await asyncio.sleep(0.01)
-        assert not router.became_ready.is_set() and not router.is_ready, "one replica has had no engine yet"
+        assert not router.lifecycle.loaded.is_set() and not router.lifecycle.is_ready, (
+            "one replica has had no engine yet"
+        )
         clients[0].inbox.put_nowait(READY)
-        await router.became_ready.wait()
+        await router.lifecycle.loaded.wait()
         await scenario(router, clients)
         for task in running:
             task.cancel()
@@ -739,7 +742,12 @@ def test_streams_of_a_lost_replica_go_on_in_the_other_at_once() -> None:
         router.on_recovered = lambda num_replayed, outage_s: told.append((num_replayed, outage_s))
         router.lose({}, index=0)
         await router.send_waiting(0)
-        assert sent_to(clients[1]) == kept + lost and told[0][0] == 2 and router.is_ready and not router.is_recovering
+        assert (
+            sent_to(clients[1]) == kept + lost
+            and told[0][0] == 2
+            and router.lifecycle.is_ready
+            and router.lifecycle.state is State.SERVING
+        )
         assert [m.emitted_ids for m in clients[1].sent if isinstance(m, Submit)] == [(), (), (7,), (7,)]
         late = router.submit(submit("e"))
         assert sent_to(clients[1])[-1] == "e"
@@ -759,7 +767,7 @@ def test_without_any_engine_streams_wait_for_the_first_that_comes() -> None:
         await router.send_waiting(1)
         router.lose({}, index=0)
         await router.send_waiting(0)
-        assert router.is_recovering and router.num_unsent == 2
+        assert router.lifecycle.state is State.RECOVERING and router.num_unsent == 2
         streams[0].abort()
         assert (await collect(streams[0]))[-1].finish_reason == "abort"
         clients[1].sent.clear()

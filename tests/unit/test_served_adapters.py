@@ -81,9 +81,9 @@ def test_an_engine_loads_adapters_before_it_gets_requests() -> None:
         scene = Scene("first")
         scene.client.inbox.put_nowait(READY)
         await scene.turn()
-        assert not scene.router.became_ready.is_set(), "an adapter is missing"
+        assert not scene.router.lifecycle.loaded.is_set(), "an adapter is missing"
         await scene.loaded("first")
-        assert scene.router.became_ready.is_set()
+        assert scene.router.lifecycle.loaded.is_set()
         await scene.load("second")
         stream = scene.router.submit(with_adapter("x", scene.adapter("second")))
         assert scene.sent() == ["/adapters/first", "/adapters/second", "x"]
@@ -134,12 +134,12 @@ def test_an_adapter_is_refused_alone_if_its_model_is_loaded_again_for_it() -> No
         scene.router.attach(scene.client)  # type: ignore[arg-type]
         scene.client.inbox.put_nowait(READY)
         await scene.turn()
-        assert scene.router.idle_s == 0.0 and not scene.router.became_ready.is_set()
+        assert scene.router.idle_s == 0.0 and not scene.router.lifecycle.loaded.is_set()
         await scene.loaded("bad", error="layer 1 holds NaN")
         with pytest.raises(RequestError, match="layer 1 holds NaN"):
             await asked
         await scene.loaded("first")
-        assert scene.router.became_ready.is_set() and list(scene.adapters.named) == ["first"]
+        assert scene.router.lifecycle.loaded.is_set() and list(scene.adapters.named) == ["first"]
         scene.router.fail_model("no memory")
         with pytest.raises(RequestError, match="no memory"):
             await scene.router.load_adapter("late", files("late"))
@@ -269,7 +269,7 @@ class TwoReplicas(Scene):
             for served in self.adapters:
                 client.inbox.put_nowait(AdapterLoaded(served.adapter))
             await self.turn()
-        assert self.router.became_ready.is_set()
+        assert self.router.lifecycle.loaded.is_set()
 
 
 def test_a_replica_that_cannot_load_an_adapter_again_fails_no_request_of_another() -> None:
@@ -358,7 +358,7 @@ def test_a_refused_load_leaves_its_place_and_its_name() -> None:
         await scene.load("a")
         waiting = asyncio.create_task(scene.router.load_adapter("b", files("b")))
         await scene.turn()
-        scene.router.fail_all("the engine died")
+        scene.router.fail_all()
         with pytest.raises(RequestError, match="stopped while it was loaded"):
             await waiting
 

@@ -25,6 +25,7 @@ from inferd.engine.api.wire.client import FrameCounts
 from inferd.engine.api.wire.messages import Delta, Failed, Submit, UseThreads
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.process.step_watch import StepWatch
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.dispatch.quarantine import REFUSED_S, Quarantine
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.dispatch.token_stream import TokenStream
@@ -168,7 +169,7 @@ def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch:
     async def run(*, has_served: bool) -> None:
         router = Router(None, Metrics("tiny"))
         if has_served:
-            router.became_ready.set()
+            router.lifecycle.loaded.set()
         await EngineSupervisor(router, engine_config(), LogStyle(), lambda _: None).run()
 
     monkeypatch.setattr(EngineHandle, "begin", refuse)
@@ -187,7 +188,9 @@ def test_an_engine_that_dies_while_it_loads_is_replaced_if_requests_may_wait(mon
 
     async def run(*, is_reloading: bool, num_replicas: int = 1) -> int:
         router = Router(None, Metrics("tiny"), RouterOptions(num_replicas=num_replicas))
-        router.is_unloaded = is_reloading
+        if is_reloading:
+            for state in (State.SERVING, State.UNLOADED, State.LOADING):
+                router.lifecycle.change(state)
         router.replicas[-1].is_up = num_replicas > 1
         supervisor = EngineSupervisor(router, engine_config(), LogStyle(), lambda _: None)
         deaths: list[int] = []
@@ -221,7 +224,7 @@ def test_a_replica_that_cannot_start_is_tried_again_beside_one_that_serves(monke
 
     async def run() -> None:
         router = Router(None, Metrics("tiny"), RouterOptions(num_replicas=2))
-        router.became_ready.set()
+        router.lifecycle.loaded.set()
         router.replicas[1].is_up = True
         trying = asyncio.create_task(
             EngineSupervisor(
@@ -308,9 +311,9 @@ def test_replicas_that_start_together_compute_what_the_first_ready_one_does(monk
         engines[1].is_ready_with("kernels-avx2-1")
         await until(lambda: len(engines) == 3)
         assert engines[2].config.numerics == router.numerics == Numerics(library="", deterministic=True)
-        assert not router.became_ready.is_set()
+        assert not router.lifecycle.loaded.is_set()
         engines[2].is_ready_with("")
-        await asyncio.wait_for(router.became_ready.wait(), 10)
+        await asyncio.wait_for(router.lifecycle.loaded.wait(), 10)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -328,7 +331,7 @@ def test_an_engine_that_would_compute_other_answers_is_not_tried_again(monkeypat
         running = asyncio.create_task(EngineSupervisor(router, engine_config(), LogStyle(), lambda _: None).run())
         await until(lambda: len(engines) == 1)
         engines[0].is_ready_with("kernels-avx2-1")
-        await asyncio.wait_for(router.became_ready.wait(), 10)
+        await asyncio.wait_for(router.lifecycle.loaded.wait(), 10)
         engines[0].client.inbox.put_nowait(Failed("StartError", "it died"))  # type: ignore[attr-defined]
         await until(lambda: len(engines) == 2)
         engines[1].client.inbox.put_nowait(  # type: ignore[attr-defined]
@@ -336,7 +339,7 @@ def test_an_engine_that_would_compute_other_answers_is_not_tried_again(monkeypat
         )
         with pytest.raises(ChangedError, match=r"model\.safetensors was written to"):
             await asyncio.wait_for(running, 10)
-        assert len(engines) == 2 and router.has_been_ready
+        assert len(engines) == 2 and router.lifecycle.has_served
 
     asyncio.run(asyncio.wait_for(run(), 20))
 

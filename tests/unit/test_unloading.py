@@ -15,6 +15,7 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.kv_events import CLEARED
 from inferd.engine.api.wire.messages import Delta
 from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.lifecycle.engines import Engines
@@ -49,7 +50,7 @@ class Loaded:
         self.router.attach(self.client)  # type: ignore[arg-type]
         self.running = asyncio.create_task(self.router.run())
         self.client.inbox.put_nowait(READY)
-        await self.router.became_ready.wait()
+        await self.router.lifecycle.loaded.wait()
 
     async def end(self, *streams: TokenStream) -> None:
         deltas = [Delta(request_id=each.request_id, token_ids=(1,), finish_reason="stop") for each in streams]
@@ -73,18 +74,24 @@ def test_several_requests_have_an_unloaded_model_loaded_once_and_wait() -> None:
         router.on_kv_events = lambda *event: events.append(event)
         await router.unload()
         await router.unload()
-        assert model.num_begun == 1 and not model.num_wanted and router.has_settled.is_set()
+        assert model.num_begun == 1 and not model.num_wanted and router.lifecycle.settled.is_set()
         assert events == [(0, CLEARED)], "subscribers learn that the cache is gone"
         assert b"\ninferd_engine_up{" not in model.metrics.render()[0], "an alert would call somebody"
-        assert router.is_ready and router.is_unloaded and not router.is_recovering and not router.became_ready.is_set()
+        assert router.lifecycle.is_ready and router.lifecycle.state is State.UNLOADED
+        assert not router.lifecycle.loaded.is_set()
         assert router.ready is READY, "answers still need its measurements"
         streams = [router.submit(submit(name)) for name in "abc"]
-        assert model.num_wanted == 1 and router.num_unsent == 3 and not router.has_settled.is_set()
+        assert model.num_wanted == 1 and router.num_unsent == 3 and not router.lifecycle.settled.is_set()
         assert (router.stats.num_waiting, router.stats.num_tokens_waiting) == (3, 6), "no engine counts them"
         assert b'\ninferd_engine_up{model_name="model"} 0.0' in model.metrics.render()[0], "the load may never end"
         await model.start()
         assert b'\ninferd_engine_up{model_name="model"} 1.0' in model.metrics.render()[0]
-        assert not router.is_unloaded and [message.request_id for message in model.client.sent] == ["a", "b", "c"]  # type: ignore[union-attr]
+        assert router.lifecycle.state is State.SERVING
+        assert [message.request_id for message in model.client.sent] == [
+            "a",
+            "b",
+            "c",
+        ]  # type: ignore[union-attr]
         assert router.stats.num_blocks == READY.num_blocks, "also before its first step"
         assert router.stats.num_waiting == 0, "from now on the engine counts them"
         await model.end(*streams)
@@ -205,13 +212,13 @@ def test_requests_of_a_model_that_cannot_be_loaded_end_with_the_reason() -> None
             with pytest.raises(RequestError, match="the weights are gone") as refused:
                 await refusing
             assert refused.value.code == "model_not_loaded"
-        assert not router.is_ready and router.failure == "the weights are gone"
+        assert not router.lifecycle.is_ready and router.lifecycle.failure == "the weights are gone"
         again = asyncio.create_task(router.load())
         await asyncio.sleep(0)
         with pytest.raises(RequestError, match="This model or an adapter of it is being loaded") as busy:
             await router.unload()
         assert busy.value.code == "model_is_busy", "whoever waits for the load would wait for ever"
-        assert model.num_wanted == 2 and not router.failure and router.is_ready
+        assert model.num_wanted == 2 and not router.lifecycle.failure and router.lifecycle.is_ready
         waiting = router.submit(submit("b"))
         await model.start()
         await again
@@ -230,10 +237,10 @@ def test_a_load_is_given_up_when_the_server_stops() -> None:
         waiting = asyncio.create_task(router.load_adapter("sql", files)), asyncio.create_task(router.load())
         stream = router.submit(submit("a"))
         await asyncio.sleep(0.001)
-        router.leave()
+        router.lifecycle.leave()
         await asyncio.sleep(0.001)
         assert not any(task.done() for task in waiting), "requests are still taken"
-        router.drain()
+        router.lifecycle.drain()
         for task in (*waiting, asyncio.create_task(router.load())):
             with pytest.raises(RequestError, match="The server is shutting down") as refused:
                 await task

@@ -24,6 +24,7 @@ import msgspec
 
 from inferd.engine.api.wire.messages import Submit
 from inferd.server.config.settings import Settings
+from inferd.server.dispatch.lifecycle import State
 from inferd.server.text.model import ServedModel
 from inferd.server.transport.limits import ConnectionLimits
 from tests.api.conftest import MAX_MODEL_LEN, MODEL_PATH, NAME, VOCAB_SIZE, Script, ScriptedRouter, serving
@@ -137,7 +138,8 @@ def served() -> Iterator[dict[str, Client]]:
         for name, flags in SERVERS.items():
             router = ScriptedRouter(model)
             router.will(Script(token_ids=(5,)))
-            router.is_ready = router.has_engine = name != "starting"
+            if name == "starting":
+                router.state, router.has_engine = State.STARTING, False
             settings = Settings(access_log=False, **flags)
             # The time that a body takes to come depends on the machine, and no recorded request is slow.
             limits = ConnectionLimits(head_idle_s=WAIT_S, head_s=WAIT_S, linger_s=WAIT_S, stall_s=WAIT_S)
