@@ -83,7 +83,7 @@ class AdminApi:
                 files = await asyncio.to_thread(service.router.adapters.read, name, Path(path))
         except ModelError as error:
             raise RequestError("invalid_value", f"{error}.", "lora_path") from error
-        await service.router.load_adapter(name, files)
+        await service.router.adapter_loading.load(name, files)
         logger.info("adapter %r is served from %s", name, files.path)
         return Response(f"Success: LoRA adapter '{name}' added successfully.", media_type="text/plain")
 

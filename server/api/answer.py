@@ -111,7 +111,7 @@ def fingerprint(service: Service, request: GenerateRequest) -> str:
         service.version,
         model.digest,
         model.defaults,
-        service.router.numerics or service.router.ready.device,
+        service.router.replicas.numerics or service.router.replicas.ready.device,
         None if adapter is None else adapter.digest,
     )
     return "fp_" + hashlib.sha256(repr(seen).encode()).hexdigest()[:10]

@@ -34,7 +34,7 @@ class EmbeddingsApi:
         name = service.intake.check_model(wire.model)
         # The server sends inputs as places in the queue become free, so one free place is enough to begin.
         caller = admit(request, service, wire.timeout, num_choices=1, has_target=False)
-        hidden_size = service.router.ready.hidden_size
+        hidden_size = service.router.replicas.ready.hidden_size
         adapter = service.intake.adapter_of(wire.model)
         work = EmbedIntake(service.prompts).take(wire, caller, hidden_size, adapter)
         taken = await while_asked(request, caller.deadline, work)

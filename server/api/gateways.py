@@ -43,7 +43,7 @@ class GatewaysApi:
             "version": service.version,
             "model_path": service.model.path.name,
             "served_model_name": service.model.names[0],
-            "tp_size": service.router.ready.num_ranks,
+            "tp_size": service.router.replicas.ready.num_ranks,
             "dp_size": len(service.router.replicas),
         }
         return _json(answer)

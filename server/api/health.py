@@ -63,10 +63,10 @@ class HealthApi:
         metrics.num_tasks(len(asyncio.all_tasks()))
         for service in self._services:
             router = service.router
-            service.metrics.requests_held(router.held)
-            service.metrics.tenants_waiting(router.num_waiting_by_tenant())
+            service.metrics.requests_held(router.streams.held)
+            service.metrics.tenants_waiting(router.streams.num_waiting_by_tenant())
             if router.adapters.num_places:
-                service.metrics.adapter_requests(router.adapter_requests(), router.adapters.num_places)
+                service.metrics.adapter_requests(router.streams.adapter_requests(), router.adapters.num_places)
             yield
         return (yield from metrics.page_pieces())
 

@@ -75,7 +75,7 @@ class LlamaCppApi:
                     "repeat_penalty": defaults.repetition_penalty,
                 },
             },
-            "total_slots": service.router.ready.max_num_seqs,
+            "total_slots": service.router.replicas.ready.max_num_seqs,
             "model_alias": model.names[0],
             "model_path": model.path.name,
             "modalities": {"vision": False, "audio": False},

@@ -38,7 +38,7 @@ class ModelsApi:
     async def load(self, request: Request) -> Response:
         """Answers when the model's engines take requests. Raises `RequestError` if they cannot."""
         service = self._named(request)
-        await while_asked(request, None, service.router.load())
+        await while_asked(request, None, service.router.loading.load())
         return _json(_card(service, request.path_params["model_id"]))
 
     async def unload(self, request: Request) -> Response:
@@ -46,7 +46,7 @@ class ModelsApi:
         service = self._named(request)
         away, lifecycle = (State.UNLOADED, State.LOADING), service.router.lifecycle
         was_unloaded = lifecycle.state in away
-        await service.router.unload()
+        await service.router.loading.unload()
         if lifecycle.state in away and not was_unloaded:
             logger.info("%s: unloaded on request; the next request loads it", service.model.names[0])
         return _json(_card(service, request.path_params["model_id"]))

@@ -204,7 +204,7 @@ async def respond(
     def extra() -> Extra:
         if not shape.include_metrics:
             return {}
-        return {"metrics": streams.metrics(service.router.ready)}
+        return {"metrics": streams.metrics(service.router.replicas.ready)}
 
     per_token = 1 + max(taken.params.logprobs or 0, taken.params.prompt_logprobs or 0)
     if shape.is_stream:

@@ -19,8 +19,7 @@ from inferd.server.api.cached_answer import CachedAnswer, asks_for_fresh
 from inferd.server.api.respond import Services
 from inferd.server.api.service import Service
 from inferd.server.dispatch.lifecycle import Lifecycle, State
-from inferd.server.dispatch.replica import Replica
-from inferd.server.dispatch.router import Router
+from inferd.server.dispatch.replica import Replica, Replicas
 from inferd.server.observability.efficiency import PHASES, MeasuredStep, PhaseSummary
 from inferd.server.observability.instruments import LastMinute
 from inferd.server.schema.answers.operation import (
@@ -81,7 +80,8 @@ class StateApi:
 
 def _model(service: Service) -> ModelState:
     router, summaries = service.router, service.metrics.last_minute()
-    ready = _ready(router)
+    replicas, stats = router.replicas, router.streams.stats
+    ready = _ready(replicas)
     return {
         "status": status_of(router.lifecycle),
         "model": {
@@ -92,18 +92,18 @@ def _model(service: Service) -> ModelState:
             "weights_sha256": dict(service.weights),
         },
         "engine": None if ready is None else _engine(ready),
-        "replicas": [_replica(replica, router.lifecycle.state) for replica in router.replicas],
+        "replicas": [_replica(replica, router.lifecycle.state) for replica in replicas],
         "restarts": service.metrics.num_restarts,
-        **_load(router.stats, ready),
+        **_load(stats, ready),
         "last_minute": {phase: _phase(summaries.get(phase)) for phase in PHASES},
         "newest_steps": [_step(step) for step in service.metrics.efficiency.newest()],
         "latencies": {
             "ttft": _latency(service.metrics.recent_ttft),
             "tpot": _latency(service.metrics.recent_tpot),
         },
-        "speculation": _speculation(router.stats),
+        "speculation": _speculation(stats),
         "targets": _targets(service),
-        "step_model": _step_model(router.stats, summaries),
+        "step_model": _step_model(stats, summaries),
         "error": router.lifecycle.failure or None,
     }
 
@@ -118,9 +118,9 @@ def _tenants(services: Services) -> Generator[None, None, list[TenantState]]:
         return []
     for service in services:
         router, metrics = service.router, service.metrics
-        for tenant, number in router.num_running_by_tenant().items():
+        for tenant, number in router.streams.num_running_by_tenant().items():
             rows[metrics.tenant_label(tenant)]["running"] += number
-        for tenant, number in router.num_waiting_by_tenant().items():
+        for tenant, number in router.streams.num_waiting_by_tenant().items():
             rows[metrics.tenant_label(tenant)]["waiting"] += number
         for label, tokens in metrics.recent_tenant_tokens.items():
             rows[label]["tokens_last_minute"] += round(tokens.total())
@@ -130,9 +130,9 @@ def _tenants(services: Services) -> Generator[None, None, list[TenantState]]:
     return list(rows.values())
 
 
-def _ready(router: Router) -> Ready | None:
+def _ready(replicas: Replicas) -> Ready | None:
     try:
-        return router.ready
+        return replicas.ready
     except EngineDeadError:
         return None
 

@@ -82,6 +82,11 @@ class Lifecycle:
         return self._failure
 
     @property
+    def has_ended(self) -> bool:
+        """Whether no engine is to run, and every stream was ended."""
+        return self._state in (State.FAILED, State.STOPPED)
+
+    @property
     def is_first_start(self) -> bool:
         """Whether the model has never served and was not unloaded: a death of an engine ends the server."""
         return not self.loaded.is_set() and self._state not in (State.UNLOADED, State.LOADING)

@@ -1,4 +1,5 @@
 """Chooses the replica for each request: the one that would have to compute least before its first token.
+With one replica there is no choice, and nothing is remembered.
 
 That is the part of the prompt that the replica's prefix cache should not hold, behind the prompts that wait there
 already. Each stream there counts as some tokens more, because it takes part in every step. What a cache should hold is
@@ -14,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from inferd.engine.api.wire.messages import Submit
-from inferd.server.dispatch.replica import Replica
+from inferd.server.dispatch.replica import Replica, Replicas
 from inferd.server.dispatch.token_stream import TokenStream
 
 STREAM_TOKENS = 64
@@ -28,7 +29,7 @@ _KEY_BYTES = 16
 class Placement:
     """The choice among replicas."""
 
-    def __init__(self, replicas: Sequence[Replica]) -> None:
+    def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
         self._seen: tuple[OrderedDict[bytes, None], ...] = tuple(OrderedDict() for _ in replicas)
         """Keys of the blocks that each replica should hold, the longest unused first."""
@@ -40,6 +41,8 @@ class Placement:
 
         The request counts as waiting there until `began` or `ended`.
         """
+        if len(self._replicas) == 1:
+            return self._replicas[0] if self._replicas[0].is_up else None
         up = [replica for replica in self._replicas if replica.is_up]
         if not up:
             return None
@@ -55,7 +58,7 @@ class Placement:
 
     def ended(self, replica: Replica, stream: TokenStream) -> None:
         """A request has ended there: the next turn of its conversation finds its answer too."""
-        if stream.emitted_ids:
+        if stream.emitted_ids and len(self._replicas) > 1:
             self._remember(replica, self._keys(stream.submit, stream.emitted_ids))
 
     def forget(self, replica: Replica) -> None:

@@ -1,15 +1,16 @@
-"""One place for an engine: the engine that serves there now, its streams, and what it last said of itself.
+"""The places for engines: the engine that serves in each now, its streams, and what it last said of itself.
 
-Engines come and go, and the replica stays. Knows no other replica.
+Engines come and go, and the replicas stay. Knows no queue and no HTTP.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from inferd.engine.api.errors import EngineDeadError
+from inferd.engine.api.numerics import Numerics, check_numerics
 from inferd.engine.api.wire.client import EngineClient
 from inferd.engine.api.wire.messages import EngineStats, Ready, ToEngine
 from inferd.engine.api.wire.params import Adapter
@@ -68,3 +69,56 @@ class Replica:
         self.waiting.clear()
         streams, self.streams = self.streams, {}
         return streams
+
+
+class Replicas:
+    """All replicas of one model, and what their engines share."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self._all = tuple(Replica(index) for index in range(num_replicas))
+        self._ready: Ready | None = None
+        self.numerics: Numerics | None = None
+        """Facts of the first engine that was ready. All later ones share them."""
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, index: int) -> Replica:
+        return self._all[index]
+
+    @property
+    def is_up(self) -> bool:
+        """Whether some engine takes requests."""
+        return any(replica.is_up for replica in self._all)
+
+    @property
+    def have_begun(self) -> bool:
+        """Whether each has had an engine that took requests since the model was last unloaded."""
+        return all(replica.ready is not None for replica in self._all)
+
+    @property
+    def ready(self) -> Ready:
+        """The first replica's measurements at its last start. Raises `EngineDeadError` before every replica was
+        ready."""
+        if self._ready is None:
+            raise EngineDeadError("the engine is not ready yet")
+        return self._ready
+
+    @property
+    def num_delivered(self) -> int:
+        """Tokens and ends delivered to streams so far."""
+        return sum(replica.num_delivered for replica in self._all)
+
+    def keep_ready(self) -> None:
+        """Keep the first replica's measurements, also for the time when the model is unloaded."""
+        self._ready = self._all[0].ready
+
+    def take_numerics(self, ready: Ready) -> None:
+        """The first engine decides. Raises `ChangedError` if another does not compute the same."""
+        if self.numerics is None:
+            self.numerics = ready.numerics
+        else:
+            check_numerics(self.numerics, ready.numerics)

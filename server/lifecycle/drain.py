@@ -110,7 +110,7 @@ class Drain:
 
     @property
     def _num_active(self) -> int:
-        return sum(router.num_active for router in self._routers)
+        return sum(router.streams.num_active for router in self._routers)
 
     def _drain_all(self) -> None:
         for router in self._routers:
@@ -118,11 +118,11 @@ class Drain:
 
     def _abort_all(self) -> None:
         for router in self._routers:
-            router.abort_all()
+            router.streams.abort_all()
 
     async def _drained(self) -> None:
         for router in self._routers:
-            await router.drained()
+            await router.streams.drained()
 
 
 async def _within(seconds: float, event: Awaitable[object]) -> bool:

@@ -59,9 +59,9 @@ class Engines:
         settings = report.settings
         self.report, self.name = report, settings.served_names[0]
         self.router, self.metrics, self.weights = router, metrics, WeightsDigest()
-        self.router.on_phase, self.router.on_unload = self._log_phase, self._stop
+        self.router.hooks.on_phase, self.router.hooks.on_unload = self._log_phase, self._stop
         self._wanted = asyncio.Event()
-        self.router.on_wanted = self._wanted.set
+        self.router.hooks.on_wanted = self._wanted.set
         self._on_failed = on_failed
         self._early, self.label = early, "" if is_alone else f"{self.name}: "
         self._is_tried_again, self._open_anew = False, open_anew
@@ -97,10 +97,10 @@ class Engines:
         """Stop the engines each time no request has run or waited for so many seconds."""
         while True:
             # Not less, because a clock may not advance by the rounding error of a difference.
-            await asyncio.sleep(max(idle_s - self.router.idle_s, _LEAST_SLEEP_S))
+            await asyncio.sleep(max(idle_s - self.router.loading.idle_s, _LEAST_SLEEP_S))
             # A model that was just loaded, or has requests, has been idle for less.
-            if self.router.idle_s >= idle_s:
-                await self.router.unload()
+            if self.router.loading.idle_s >= idle_s:
+                await self.router.loading.unload()
                 logger.info("%sunloaded after %g s without a request; the next one loads it", self.label, idle_s)
 
     async def _serve(self) -> StartError | EngineDeadError:
@@ -113,7 +113,7 @@ class Engines:
                 return refusal
         self._is_tried_again = True
         try:
-            if self.report.settings.kv_events is not None and self.router.on_kv_events is None:
+            if self.report.settings.kv_events is not None and self.router.hooks.on_kv_events is None:
                 await self._until_end.enter_async_context(self._kv_events(self.report.settings.kv_events))
             async with asyncio.TaskGroup() as group:
                 for index, config in enumerate(replicas_of(self.report.config)):
@@ -147,13 +147,13 @@ class Engines:
         )
         publisher = KVPublisher(options, settings.replicas)
         serving = asyncio.create_task(publisher.serve())
-        self.router.on_kv_events = publisher.publish
+        self.router.hooks.on_kv_events = publisher.publish
         shown = self.label, "at" if is_bound(endpoint) else "to a subscriber that is bound at", endpoint
         logger.info("%sKV events %s %s: who can reach it can read the token ids of prompts", *shown)
         try:
             yield
         finally:
-            self.router.on_kv_events = None
+            self.router.hooks.on_kv_events = None
             serving.cancel()
             await asyncio.wait((serving,))
             await publisher.close()

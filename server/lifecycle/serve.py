@@ -192,12 +192,12 @@ class _Service:
         reason = without_paths(model.report, str(error))
         if model.router.lifecycle.has_served and isinstance(error, ChangedError):
             logger.error("%sno longer served: %s", model.label, error)
-            model.router.fail_model(reason)
+            model.router.loading.fail_model(reason)
             return
         if any(other is not model and not other.router.lifecycle.failure for other in self._models):
             way_out = f"POST /v1/models/{model.name}/load tries it again"
             logger.error("%sno longer served: %s; %s", model.label, error, way_out)
-            model.router.fail_model(reason)
+            model.router.loading.fail_model(reason)
             return
         if isinstance(error, StartError):
             self._start_error = error if len(self._models) == 1 else type(error)(f"{model.label}{error}")
@@ -208,10 +208,10 @@ class _Service:
             return
         self._died = reason
         if self._start_error is None:
-            num_active = sum(model.router.num_active for model in self._models)
+            num_active = sum(model.router.streams.num_active for model in self._models)
             logger.error("%s: the server ends %s and exits", reason, counted(num_active, "unfinished answer"))
         for model in self._models:
-            model.router.fail_all()
+            model.router.loading.stop()
         self._drain.give_up()
 
     def _engine_is_stuck(self) -> None:
@@ -228,14 +228,14 @@ class _Service:
         self._systemd.tell("READY=1")
         garbage.freeze_objects()
         for model in served:
-            warning = deviation(model.router.ready)
+            warning = deviation(model.router.replicas.ready)
             if warning is not None:
                 logger.warning("%s%s", model.label, warning)
         total_s = time.monotonic() - self._started_s
         if self._admin is not None:
             host, port = self._admin.getsockname()[:2]
             logger.info("admin routes are served only at %s port %d", host, port)
-        outcomes = [(each.report, each.router.lifecycle.failure or each.router.ready) for each in self._models]
+        outcomes = [(each.report, each.router.lifecycle.failure or each.router.replicas.ready) for each in self._models]
         card = ready_card(outcomes, self._listener, total_s)
         if self._settings.log_format == "json":
             logger.info(card.strip().splitlines()[0])

@@ -93,7 +93,7 @@ class EngineSupervisor:
         `index`: the router's replica that the engines serve. `label` begins its log lines. `told` leaves of a reason
         what clients may read."""
         self._router, self._config, self._log_style = router, config, log_style
-        self._replica, self._lifecycle = router.replicas[index], router.lifecycle
+        self._replicas, self._replica, self._lifecycle = router.replicas, router.replicas[index], router.lifecycle
         self._label, self._told = label, told
         self._name = label + (f"replica {index}: " if len(router.replicas) > 1 else "")
         self._restart_policy = RestartPolicy()
@@ -105,7 +105,7 @@ class EngineSupervisor:
         """Why the last engine was refused, if it would have computed other answers."""
         self._shares_numerics = False
         """Whether the last engine was to have the numerics of the model's first one."""
-        self._replica.on_up, router.on_recovered = self._began_to_serve, self._log_recovered
+        self._replica.on_up, router.hooks.on_recovered = self._began_to_serve, self._log_recovered
 
     async def run(self) -> NoReturn:
         """Raises `StartError` if the first engine cannot start, or if a later one would compute other answers. Raises
@@ -116,7 +116,7 @@ class EngineSupervisor:
                 self._refusal = None
                 reason = await self._run_one()
                 self._epoch += 1
-                if self._refusal is not None and self._router.numerics is not None and not self._shares_numerics:
+                if self._refusal is not None and self._replicas.numerics is not None and not self._shares_numerics:
                     logger.warning("%s%s; another engine starts, which must compute the same", self._name, reason)
                     continue
                 if self._lifecycle.is_first_start:
@@ -138,12 +138,12 @@ class EngineSupervisor:
 
     async def _wait_before_start(self, delay_s: float) -> None:
         least = ""
-        if self._router.is_up:
+        if self._replicas.is_up:
             delay_s, least = max(delay_s, _BESIDE_OTHERS_S), "at least " if self._moved else ""
         logger.warning("%sstarting another engine%s", self._name, f" in {least}{delay_s:.2g} s" if delay_s else "")
         await asyncio.sleep(delay_s)
         latest_s = time.monotonic() + _MOST_BESIDE_OTHERS_S
-        while any(self._moved & other.waiting.keys() for other in self._router.replicas if other.is_up):
+        while any(self._moved & other.waiting.keys() for other in self._replicas if other.is_up):
             if time.monotonic() >= latest_s:
                 break
             await asyncio.sleep(_LOOK_S)
@@ -152,7 +152,7 @@ class EngineSupervisor:
         """Let the other replicas compute on this one's cores, or no more. None gets more threads than there are cores,
         unless it has more of its own."""
         self._replica.lends_cores = is_lent
-        num_threads, replicas = lendable_threads(self._config), self._router.replicas
+        num_threads, replicas = lendable_threads(self._config), self._replicas
         if num_threads and len(replicas) > 1:
             num_using = sum(not replica.lends_cores for replica in replicas)
             most = max(num_threads, num_cpus())
@@ -163,14 +163,14 @@ class EngineSupervisor:
     def _give_up(self, error: ChangedError | EngineDeadError) -> float:
         """Seconds to wait before the next try, if another replica serves meanwhile. Raises the error if none does."""
         self._replica.failure = self._told(str(error))
-        others_serve = any(other.is_up or not other.failure for other in self._router.replicas)
+        others_serve = any(other.is_up or not other.failure for other in self._replicas)
         if not others_serve or not self._lifecycle.loaded.is_set():
             raise error
         return RETRY_S
 
     async def _run_one(self) -> str:
         """Run one engine, from its start or promotion to its end; returns how it ended."""
-        self._shares_numerics = self._router.numerics is not None
+        self._shares_numerics = self._replicas.numerics is not None
         try:
             handle = await self._next()
         except StartError as error:
@@ -198,10 +198,10 @@ class EngineSupervisor:
         await handle.kill()
         in_flight, index = handle.supervisor.in_flight(), self._replica.index
         self._moved = frozenset(self._replica.streams)
-        computed = self._router.lose(in_flight, is_external_kill=handle.is_external_kill, index=index)
+        computed = self._router.recovery.lose(in_flight, is_external_kill=handle.is_external_kill, index=index)
         self._log_death(reason)
-        self._share_cores(is_lent=self._router.is_up)
-        await self._router.send_waiting(index)
+        self._share_cores(is_lent=self._replicas.is_up)
+        await self._router.recovery.send_waiting(index)
         if computed:
             more = f" and {len(computed) - _NAMED} more" if len(computed) > _NAMED else ""
             logger.warning("the engine that died was computing %s%s", ", ".join(computed[:_NAMED]), more)
@@ -211,7 +211,7 @@ class EngineSupervisor:
         handle, early = await self._standby.take(), self._early
         self._early = None
         # An engine that starts beside serving ones imports its libraries at low priority, as a standby does.
-        is_standby = handle is not None or self._router.is_up
+        is_standby = handle is not None or self._replicas.is_up
         if handle is None:
             handle = self._begin(self._epoch, is_standby=is_standby, early=early)
         else:
@@ -223,13 +223,13 @@ class EngineSupervisor:
         return handle
 
     def _begin(self, epoch: int, *, is_standby: bool, early: EarlyProcess | None = None) -> EngineHandle:
-        config, numerics = self._config, self._router.numerics
+        config, numerics = self._config, self._replicas.numerics
         if numerics is not None:
             config = msgspec.structs.replace(config, numerics=numerics)
         return EngineHandle.begin(config, epoch, self._log_style, is_standby=is_standby, early=early)
 
     def _began_to_serve(self) -> None:
-        if self._epoch and len(self._router.replicas) > 1:
+        if self._epoch and len(self._replicas) > 1:
             logger.info("%sthe next engine takes requests", self._name)
             self._share_cores(is_lent=False)  # it does not know of cores that others lend
         # Until now the engine needed the cores itself.
@@ -273,8 +273,10 @@ class EngineSupervisor:
         """If the server goes on, it says so before the streams do."""
         if self._lifecycle.is_first_start:
             return reason
-        requests = counted(self._router.num_unsent, "request")
-        fate = f"moving {requests} to another replica" if self._router.is_up else f"holding {requests} for the next one"
+        requests = counted(self._router.streams.num_unsent, "request")
+        fate = (
+            f"moving {requests} to another replica" if self._replicas.is_up else f"holding {requests} for the next one"
+        )
         logger.error("%s%s; %s", self._name, reason, fate)
         return reason
 

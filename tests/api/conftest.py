@@ -35,7 +35,7 @@ from inferd.server.api.app import Backend, create_app
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.adapters import Adapters
 from inferd.server.dispatch.lifecycle import State
-from inferd.server.dispatch.replica import Replica
+from inferd.server.dispatch.replica import Replicas
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.fill_in import FillIn
@@ -202,7 +202,6 @@ class ScriptedRouter:
     failure: str = ""
     is_leaving: bool = False
     is_outage_long: bool = False
-    numerics: None = None
     has_engine: bool = True
     refusal: RequestError | None = None
     scripts: list[Script] = field(default_factory=list)
@@ -220,8 +219,10 @@ class ScriptedRouter:
 
     @property
     def lifecycle(self) -> ScriptedRouter:
-        """Its state is whatever a test sets."""
+        """It is its own lifecycle, streams and loading: all say what a test has set."""
         return self
+
+    streams = loading = lifecycle
 
     @property
     def is_ready(self) -> bool:
@@ -235,14 +236,16 @@ class ScriptedRouter:
         self.state, self.failure = State.FAILED, failure
 
     @property
-    def replicas(self) -> tuple[Replica, ...]:
-        is_up = self.state is State.SERVING
-        return (Replica(0, is_up=is_up, ready=self.ready if self.has_engine else None, stats=self.stats),)
+    def replicas(self) -> Replicas:
+        replicas = Replicas(1)
+        replicas[0].is_up, replicas[0].stats = self.state is State.SERVING, self.stats
+        if self.has_engine:
+            replicas[0].ready = self.ready
+            replicas.keep_ready()
+        return replicas
 
     @property
     def ready(self) -> Ready:
-        if not self.has_engine:
-            raise EngineDeadError("the engine is not ready yet")
         return Ready(
             num_blocks=64,
             block_size=16,

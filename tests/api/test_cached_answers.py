@@ -11,7 +11,7 @@ import pytest
 
 from inferd.engine.api.wire.messages import EngineStats
 from inferd.server.config.settings import Settings
-from inferd.server.dispatch.replica import Replica
+from inferd.server.dispatch.replica import Replicas
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import app_settings
 from tests.conftest import FRESH
@@ -43,7 +43,7 @@ class CountedRouter(ScriptedRouter):
         self.num_made = {"held": 0, "replicas": 0}
 
     @property
-    def replicas(self) -> tuple[Replica, ...]:
+    def replicas(self) -> Replicas:
         self.num_made["replicas"] += 1
         return super().replicas
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from inferd.engine.api.wire.messages import EngineStats
-from inferd.server.dispatch.replica import Replica
+from inferd.server.dispatch.replica import Replicas
 from tests.api.conftest import ScriptedRouter
 
 
@@ -22,7 +22,11 @@ def two_replicas(router: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         num_running=2, num_waiting=3, num_blocks=64, num_blocks_used=16, num_tokens_waiting=90, prefix_query_tokens=200,
         prefix_hit_tokens=50,
     )  # fmt: skip
-    replicas = (Replica(0, is_up=True, ready=ready, stats=stats), Replica(1, ready=ready))
+    replicas = Replicas(2)
+    replicas[0].is_up, replicas[0].stats = True, stats
+    for replica in replicas:
+        replica.ready = ready
+    replicas.keep_ready()
     monkeypatch.setattr(ScriptedRouter, "replicas", replicas)
 
 

@@ -141,7 +141,7 @@ class Callers:
             assert job.tenant and num_choices > most, f"{num_choices} choices of {most}: {error}"
             return
         assert error.code == "server_is_overloaded", error
-        is_away = not router.is_up and router.lifecycle.state not in (State.UNLOADED, State.LOADING)
+        is_away = not router.replicas.is_up and router.lifecycle.state not in (State.UNLOADED, State.LOADING)
         assert num_free < num_choices or is_away, f"refused with room and an engine: {error}"
 
     def _waiting(self) -> list[TokenStream]:
@@ -182,8 +182,8 @@ class Callers:
     def check_end(self) -> None:
         """Checks after all requests have ended."""
         run = self._run
-        assert run.router.num_active == 0, "streams are left"
-        assert run.router._backlog.num_requests == 0, f"{run.router._backlog.num_requests} wait of none"
+        assert run.router.streams.num_active == 0, "streams are left"
+        assert run.router.streams.backlog.num_requests == 0, f"{run.router.streams.backlog.num_requests} wait of none"
         assert run.metrics.num_counted == self._num_received, "tokens were counted that nobody received"
         for caller in run.scenario.callers:
             run.history.check_poison(caller.job.request_id)

@@ -26,6 +26,7 @@ from inferd.engine.api.wire import client as client_module
 from inferd.engine.api.wire import split_output as parts_module
 from inferd.engine.api.wire.client import from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.wire.messages import Submit, SubmitChoices, ToEngine
+from inferd.server.dispatch import recovery as recovery_module
 from inferd.server.dispatch import router as router_module
 from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.quarantine import Quarantine
@@ -81,10 +82,12 @@ def _simulated(seed: int, loop: VirtualLoop) -> Iterator[tuple[Network, Clocks]]
         patch.setattr(client_module, "zmq", network.as_zmq())
         patch.setattr(flight_module, "open_map", network.open_map)
         patch.setattr(heartbeat_module, "open_map", network.open_map)
-        patch.setattr(router_module, "_REPLAYED_AT_ONCE", 1)
+        patch.setattr(recovery_module, "_REPLAYED_AT_ONCE", 1)
         patch.setattr(parts_module, "MAX_SCORED", 7)
         patch.setattr(supervisor_module, "num_cpus", lambda: 64)
-        patch.setattr(router_module, "asyncio", _slow(Random(f"turns {seed}")))
+        slow = _slow(Random(f"turns {seed}"))
+        for module in (router_module, recovery_module):
+            patch.setattr(module, "asyncio", slow)
         # The configuration of a simulated engine names its run.
         patch.setattr(life_module, "ProcessorTime", lambda pid, **how: AlwaysRuns())
         patch.setattr(life_module, "Supervisor", lambda config, **rest: SimulatedSupervisor(config.run, config, **rest))
@@ -98,13 +101,12 @@ def _simulated(seed: int, loop: VirtualLoop) -> Iterator[tuple[Network, Clocks]]
 
 
 def _slow(rng: Random) -> SimpleNamespace:
-    """The module `asyncio` for the router, with turns of the loop that may take a while, as in a busy server."""
+    """The module `asyncio` of router and recovery, with turns of the loop that may take a while, as if it were busy."""
 
     async def sleep(seconds: float) -> None:
         await asyncio.sleep(seconds + rng.choice((0.0, 0.0, 0.01)))
 
-    same = ("Event", "create_task", "wait", "gather", "FIRST_COMPLETED")
-    return SimpleNamespace(sleep=sleep, **{name: getattr(asyncio, name) for name in same})
+    return SimpleNamespace(sleep=sleep)
 
 
 def _close(loop: VirtualLoop) -> None:
@@ -161,7 +163,7 @@ class FrontRun:
         await self._end(recovery)
 
     def _note_replays(self) -> None:
-        replay = self.router._replay
+        replay = self.router.recovery.replay
 
         async def noted() -> int:
             self.num_replaying += 1
@@ -170,7 +172,7 @@ class FrontRun:
             finally:
                 self.num_replaying -= 1
 
-        self.router._replay = noted  # type: ignore[method-assign]
+        self.router.recovery.replay = noted  # type: ignore[method-assign]
 
     async def _recover(self) -> None:
         """Keep an engine running in every replica, as the server does."""
@@ -238,12 +240,12 @@ class FrontRun:
         if not isinstance(error, EngineDeadError):
             raise error or SimulationError("recovery has ended")
         self.history.check_given_up(self.scenario.num_replicas)
-        self.router.fail_all()
+        self.router.loading.stop()
 
     async def _end(self, recovery: asyncio.Task[None]) -> None:
         """Drain. Prove that the last engine is empty, and that nothing is left of any engine."""
         self.router.lifecycle.drain()
-        await self.router.drained()
+        await self.router.streams.drained()
         await asyncio.sleep(1.0)
         if self.error is not None:
             raise self.error
@@ -281,9 +283,9 @@ class FrontRun:
             elif what == "reset":
                 self.router.reset_prefix_cache()
             else:
-                for request_id in self.router._streams:
+                for request_id in self.router.streams.by_id:
                     self.history.aborted(request_id, self.process_of(request_id))
-                self.router.abort_all()
+                self.router.streams.abort_all()
         await asyncio.Event().wait()
 
     async def _watch(self) -> None:
@@ -296,10 +298,15 @@ class FrontRun:
             if not self.is_calm(now) or not all(replica.is_up for replica in router.replicas):
                 all_up_s = now
             assert now - all_up_s <= _TOLD_S or not self._num_lent(), "cores that were lent were not given back"
-            if not router.is_up or not router.num_active or router.num_delivered != last or not self.is_calm(now):
-                last, since_s = router.num_delivered, now
+            if (
+                not router.replicas.is_up
+                or not router.streams.num_active
+                or router.replicas.num_delivered != last
+                or not self.is_calm(now)
+            ):
+                last, since_s = router.replicas.num_delivered, now
             waited_s = now - since_s
-            assert waited_s <= _STALLED_S, f"{router.num_active} streams were given nothing for {waited_s:g} s"
+            assert waited_s <= _STALLED_S, f"{router.streams.num_active} streams were given nothing for {waited_s:g} s"
 
     def _num_lent(self) -> int:
         """Number of threads that engines compute on beside their own."""
@@ -352,4 +359,4 @@ class FrontRun:
 
     def failed(self, error: BaseException) -> None:
         self.error = self.error or error
-        self.router.fail_all()
+        self.router.loading.stop()

@@ -133,7 +133,7 @@ class ModelRun(FrontRun):
             running.append(asyncio.create_task(self.engines.unload_when_idle(self._asked.idle_s)))
         await self._ask_and_disturb(running)
         self.router.lifecycle.drain()
-        await self.router.drained()
+        await self.router.streams.drained()
         for task in running:
             task.cancel()
         await asyncio.wait(running)
@@ -171,24 +171,26 @@ class ModelRun(FrontRun):
         await asyncio.Event().wait()
 
     async def _unload(self) -> None:
-        router, num_active, refusal = self.router, self.router.num_active, ""
+        router, num_active, refusal = self.router, self.router.streams.num_active, ""
         is_away = router.lifecycle.state in (State.UNLOADED, State.FAILED)
         is_busy = num_active > 0 or not (router.lifecycle.loaded.is_set() or is_away)
         try:
-            await router.unload()
+            await router.loading.unload()
         except RequestError as error:
             refusal = error.code
         assert refusal == ("model_is_busy" if is_busy else ""), f"{num_active} requests, and the answer {refusal!r}"
         if refusal:
             return
         state = router.lifecycle.state
-        assert state in (State.UNLOADED, State.LOADING, State.FAILED) or router.is_up
-        assert state is State.LOADING or router.is_up or not self._running(), "an engine outlived its unloading"
+        assert state in (State.UNLOADED, State.LOADING, State.FAILED) or router.replicas.is_up
+        assert state is State.LOADING or router.replicas.is_up or not self._running(), (
+            "an engine outlived its unloading"
+        )
 
     async def _load_again(self) -> None:
         num_failures, refusal = self.num_failures, ""
         try:
-            await self.router.load()
+            await self.router.loading.load()
         except RequestError as error:
             refusal = error.code
         assert refusal == ("model_not_loaded" if self.num_failures > num_failures else ""), f"the answer {refusal!r}"
@@ -201,9 +203,9 @@ class ModelRun(FrontRun):
             if self.error is not None:
                 raise self.error
             router = self.router
-            if router.lifecycle.loaded.is_set() or not router.num_active:
+            if router.lifecycle.loaded.is_set() or not router.streams.num_active:
                 waiting_s = self._loop.time()
-            assert self._loop.time() - waiting_s < _LOADED_S, f"{router.num_active} requests wait for an engine"
+            assert self._loop.time() - waiting_s < _LOADED_S, f"{router.streams.num_active} requests wait for an engine"
             most = self.scenario.num_replicas * (1 + self.scenario.has_standby)
             assert len(self._running()) <= most, f"engines {self._running()} run"
 
@@ -216,7 +218,7 @@ class ModelRun(FrontRun):
         assert isinstance(error, StartError), f"no engine refused to start, and the model has failed: {error}"
         assert self._load - 1 in self._asked.failing, "a load failed that should not"
         self.num_failures += 1
-        self.router.fail_model(str(error))
+        self.router.loading.fail_model(str(error))
 
     def faults_of(self, replica: int, epoch: int) -> tuple[Fault, ...]:
         """A load begins with its first process."""

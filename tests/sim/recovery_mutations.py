@@ -221,7 +221,7 @@ def tokens_of_another_replica_count_as_progress(patch: Patch) -> None:
         router: Router
 
         def died(self, now: float, num_delivered: int) -> float | None:
-            return super().died(now, self.router.num_delivered)
+            return super().died(now, self.router.replicas.num_delivered)
 
     def shared(self: EngineSupervisor, router: Router, *args: object, **kwargs: object) -> None:
         begin(self, router, *args, **kwargs)  # type: ignore[arg-type]

@@ -10,7 +10,9 @@ from inferd.engine.api.wire.messages import Abort, Delta, Ready, SubmitChoices, 
 from inferd.server.dispatch import token_stream as stream_module
 from inferd.server.dispatch.admission import Backlog
 from inferd.server.dispatch.lifecycle import Lifecycle, State
+from inferd.server.dispatch.live_streams import LiveStreams
 from inferd.server.dispatch.quarantine import Quarantine
+from inferd.server.dispatch.recovery import Recovery
 from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
@@ -34,17 +36,17 @@ def abort_never_reaches_the_engine(patch: Patch) -> None:
 @plant
 def aborted_streams_are_asked_of_the_next_engine(patch: Patch) -> None:
     """Lost abort: it was on its way to the engine that crashed."""
-    lose = Router.lose
+    lose = Recovery.lose
 
-    def forget(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0) -> None:
-        reasons = {request_id: stream.abort_reason for request_id, stream in self._streams.items()}
-        for stream in self._streams.values():
+    def forget(self: Recovery, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0) -> None:
+        reasons = {request_id: stream.abort_reason for request_id, stream in self._streams.by_id.items()}
+        for stream in self._streams.by_id.values():
             stream.abort_reason = None
         lose(self, in_flight, is_external_kill=is_external_kill, index=index)
-        for request_id, stream in self._streams.items():
+        for request_id, stream in self._streams.by_id.items():
             stream.abort_reason = reasons[request_id]
 
-    patch.setattr(Router, "lose", forget)
+    patch.setattr(Recovery, "lose", forget)
 
 
 @plant
@@ -86,56 +88,58 @@ def backlog_loses_logprobs(patch: Patch) -> None:
 @plant
 def begun_requests_are_not_sent_again(patch: Patch) -> None:
     """Lost request: the next engine gets only the requests that had not begun."""
-    lose = Router.lose
+    lose = Recovery.lose
 
     def forgetful(
-        self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0
+        self: Recovery, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0
     ) -> None:
         lose(self, in_flight, is_external_kill=is_external_kill, index=index)
-        self._unsent = {name: stream for name, stream in self._unsent.items() if not stream.has_begun}
+        self._streams.unsent = {name: stream for name, stream in self._streams.unsent.items() if not stream.has_begun}
 
-    patch.setattr(Router, "lose", forgetful)
+    patch.setattr(Recovery, "lose", forgetful)
 
 
 @plant
 def death_in_the_middle_of_the_replays_is_forgotten(patch: Patch) -> None:
     """Lost request: a request that was sent to an engine which then crashed is not sent to the next one."""
-    lose = Router.lose
+    lose = Recovery.lose
 
     def forgetful(
-        self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0
+        self: Recovery, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0
     ) -> None:
-        untold = set(self._unsent)
+        untold = set(self._streams.unsent)
         lose(self, in_flight, is_external_kill=is_external_kill, index=index)
         if untold:
-            self._unsent = {name: stream for name, stream in self._unsent.items() if name in untold}
+            self._streams.unsent = {name: stream for name, stream in self._streams.unsent.items() if name in untold}
 
-    patch.setattr(Router, "lose", forgetful)
+    patch.setattr(Recovery, "lose", forgetful)
 
 
 @plant
 def everything_is_sent_twice(patch: Patch) -> None:
     """The next engine gets each request twice, and refuses the id that is in use."""
-    begin = Router._begin
+    begin = Recovery.begin
 
-    async def eager(self: Router, replica: Replica, ready: Ready) -> None:
+    async def eager(self: Recovery, replica: Replica, ready: Ready) -> None:
         await begin(self, replica, ready)
         for stream in replica.streams.values():
             replica.send(self._quarantine.replay(stream))
 
-    patch.setattr(Router, "_begin", eager)
+    patch.setattr(Recovery, "begin", eager)
 
 
 @plant
 def dead_engine_counts_as_up(patch: Patch) -> None:
     """Requests taken in an outage are sent to the dead engine, and the next engine never receives them."""
-    lose = Router.lose
+    lose = Recovery.lose
 
-    def stay_up(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0) -> None:
+    def stay_up(
+        self: Recovery, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0
+    ) -> None:
         lose(self, in_flight, is_external_kill=is_external_kill, index=index)
-        self.replicas[index].is_up = True
+        self._replicas[index].is_up = True
 
-    patch.setattr(Router, "lose", stay_up)
+    patch.setattr(Recovery, "lose", stay_up)
 
 
 @plant
@@ -182,26 +186,26 @@ def queue_never_empties(patch: Patch) -> None:
 @plant
 def aborted_in_the_queue_counts_as_waiting(patch: Patch) -> None:
     """Leak: only a request that starts leaves the queue's count."""
-    push = Router._push
+    push = LiveStreams.push
 
-    def leak(self: Router, stream: TokenStream, delta: Delta) -> None:
+    def leak(self: LiveStreams, stream: TokenStream, delta: Delta) -> None:
         if delta.finish_reason is not None and not stream.has_begun:
-            self._backlog.add(stream.submit.scheduling.tenant, len(stream.submit.prompt_ids))
+            self.backlog.add(stream.submit.scheduling.tenant, len(stream.submit.prompt_ids))
         push(self, stream, delta)
 
-    patch.setattr(Router, "_push", leak)
+    patch.setattr(LiveStreams, "push", leak)
 
 
 @plant
 def drain_never_ends(patch: Patch) -> None:
     """The last stream ends, and the drain that waits for it is not woken."""
-    push = Router._push
+    push = LiveStreams.push
 
-    def silent(self: Router, stream: TokenStream, delta: Delta) -> None:
+    def silent(self: LiveStreams, stream: TokenStream, delta: Delta) -> None:
         push(self, stream, delta)
         self._is_idle.clear()
 
-    patch.setattr(Router, "_push", silent)
+    patch.setattr(LiveStreams, "push", silent)
 
 
 @plant
@@ -271,8 +275,8 @@ def abort_goes_to_the_first_replica(patch: Patch) -> None:
     """Lost abort: the replica that computes the request never hears of it."""
 
     def first(self: Router, request_id: str) -> None:
-        if request_id in self._unsent:
-            self._push(self._streams[request_id], Delta(request_id=request_id, finish_reason="abort"))
+        if request_id in self.streams.unsent:
+            self.streams.end_aborted(self.streams.by_id[request_id])
         else:
             self.replicas[0].try_send(Abort((request_id,)))
 
@@ -282,40 +286,40 @@ def abort_goes_to_the_first_replica(patch: Patch) -> None:
 @plant
 def streams_of_a_lost_replica_are_left_there(patch: Patch) -> None:
     """Lost request: those of a replica that died wait for it, and it does not know them."""
-    lose = Router.lose
+    lose = Recovery.lose
 
     def forgetful(
-        self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0
+        self: Recovery, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0
     ) -> None:
         lose(self, in_flight, is_external_kill=is_external_kill, index=index)
-        if self.is_up:
-            self._unsent = {}
+        if self._replicas.is_up:
+            self._streams.unsent = {}
 
-    patch.setattr(Router, "lose", forgetful)
+    patch.setattr(Recovery, "lose", forgetful)
 
 
 @plant
 def streams_move_without_their_tokens(patch: Patch) -> None:
     """The other replica generates all tokens again."""
-    send_waiting = Router.send_waiting
+    send_waiting = Recovery.send_waiting
 
-    async def bare(self: Router, index: int) -> None:
+    async def bare(self: Recovery, index: int) -> None:
         with Patch.context() as inner:
             inner.setattr(Quarantine, "replay", staticmethod(lambda stream: stream.submit))
             await send_waiting(self, index)
 
-    patch.setattr(Router, "send_waiting", bare)
+    patch.setattr(Recovery, "send_waiting", bare)
 
 
 @plant
 def streams_of_other_replicas_are_sent_again(patch: Patch) -> None:
     """Cross-talk: a request is computed in two replicas at once."""
-    lose = Router.lose
+    lose = Recovery.lose
 
     def all_of_them(
-        self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0
+        self: Recovery, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0
     ) -> None:
         lose(self, in_flight, is_external_kill=is_external_kill, index=index)
-        self._unsent = dict(self._streams)
+        self._streams.unsent = dict(self._streams.by_id)
 
-    patch.setattr(Router, "lose", all_of_them)
+    patch.setattr(Recovery, "lose", all_of_them)

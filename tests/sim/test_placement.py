@@ -64,7 +64,7 @@ def hit_rate(seed: int, num_blocks: int) -> float:
     """Share of all prompt tokens that the caches held."""
     scenario = conversations(seed)
     core = replace(scenario.core, limits=replace(LIMITS, num_blocks=num_blocks))
-    stats = run_front(replace(scenario, core=core)).router.stats
+    stats = run_front(replace(scenario, core=core)).router.streams.stats
     return stats.prefix_hit_tokens / stats.prefix_query_tokens
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from inferd.server.dispatch import router as router_module
+from inferd.server.dispatch import loading as loading_module
 from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.loading import Loading
 from inferd.server.dispatch.replica import Replica
-from inferd.server.dispatch.router import Router
 from inferd.server.lifecycle.engines import Engines
 from tests.sim.planting import Patch, Plants
 
@@ -17,22 +17,22 @@ plant = Plants()
 @plant
 def model_with_requests_is_unloaded(patch: Patch) -> None:
     """Streams of a model are left behind when its engine is stopped."""
-    unload = Router.unload
+    unload = Loading.unload
 
-    async def careless(self: Router) -> None:
-        streams, self._streams = self._streams, {}
+    async def careless(self: Loading) -> None:
+        by_id, self._streams.by_id = self._streams.by_id, {}
         try:
             await unload(self)
         finally:
-            self._streams.update(streams)
+            self._streams.by_id.update(by_id)
 
-    patch.setattr(Router, "unload", careless)
+    patch.setattr(Loading, "unload", careless)
 
 
 @plant
 def request_does_not_load_its_model(patch: Patch) -> None:
     """A request to an unloaded model waits until somebody else loads it."""
-    patch.setattr(Router, "_want", lambda self: None)
+    patch.setattr(Loading, "want", lambda self: None)
 
 
 @plant
@@ -51,24 +51,24 @@ def request_during_an_unload_is_forgotten(patch: Patch) -> None:
 def failed_load_leaves_its_requests_waiting(patch: Patch) -> None:
     """A model that cannot be loaded refuses new requests, and forgets those that wait for it."""
 
-    def silent(self: Router, reason: str) -> None:
-        self.lifecycle.change(State.FAILED, reason)
+    def silent(self: Loading, reason: str) -> None:
+        self._lifecycle.change(State.FAILED, reason)
 
-    patch.setattr(Router, "fail_model", silent)
+    patch.setattr(Loading, "fail_model", silent)
 
 
 @plant
 def failed_model_is_never_tried_again(patch: Patch) -> None:
     """Loading a model that failed resets its state, and starts no engine."""
-    clear = Router._begin_anew
+    clear = Loading._begin_anew
 
-    def unwanted(self: Router) -> None:
-        had_failed = self.lifecycle.state is State.FAILED
+    def unwanted(self: Loading) -> None:
+        had_failed = self._lifecycle.state is State.FAILED
         clear(self)
         if had_failed:
-            self.lifecycle.change(State.LOADING)
+            self._lifecycle.change(State.LOADING)
 
-    patch.setattr(Router, "_begin_anew", unwanted)
+    patch.setattr(Loading, "_begin_anew", unwanted)
 
 
 @plant
@@ -103,19 +103,19 @@ def unloaded_replica_still_takes_requests(patch: Patch) -> None:
 @plant
 def model_that_loads_is_unloaded(patch: Patch) -> None:
     """An unload that comes while the model is loaded drops the engines that start. The lifecycle has no such change."""
-    patch.setattr(Router, "_is_loading", False)
+    patch.setattr(Loading, "_is_loading", False)
 
 
 @plant
 def failed_load_is_an_unload(patch: Patch) -> None:
     """A model that cannot be loaded counts as unloaded: each request tries it again, instead of being told why."""
-    fail_model = Router.fail_model
+    fail_model = Loading.fail_model
 
-    def mild(self: Router, reason: str) -> None:
+    def mild(self: Loading, reason: str) -> None:
         fail_model(self, reason)
-        self.lifecycle.change(State.UNLOADED)
+        self._lifecycle.change(State.UNLOADED)
 
-    patch.setattr(Router, "fail_model", mild)
+    patch.setattr(Loading, "fail_model", mild)
 
 
 @plant
@@ -127,26 +127,26 @@ def load_counts_as_a_crash(patch: Patch) -> None:
 @plant
 def reload_is_over_with_its_first_replica(patch: Patch) -> None:
     """A model counts as loaded by the replicas that it had before."""
-    clear = Router._begin_anew
+    clear = Loading._begin_anew
 
-    def kept(self: Router) -> None:
-        before = [replica.ready for replica in self.replicas]
+    def kept(self: Loading) -> None:
+        before = [replica.ready for replica in self._replicas]
         clear(self)
-        self.lifecycle.loaded.set()
-        for replica, ready in zip(self.replicas, before, strict=True):
+        self._lifecycle.loaded.set()
+        for replica, ready in zip(self._replicas, before, strict=True):
             replica.ready = ready
 
-    patch.setattr(Router, "_begin_anew", kept)
+    patch.setattr(Loading, "_begin_anew", kept)
 
 
 @plant
 def idle_time_is_counted_from_the_load_on(patch: Patch) -> None:
     """A busy model is unloaded, because it was loaded long ago."""
 
-    def since_load(self: Router) -> float:
-        return router_module.time.monotonic() - self._idle_since_s if self.is_up else 0.0
+    def since_load(self: Loading) -> float:
+        return loading_module.time.monotonic() - self._streams.idle_since_s if self._replicas.is_up else 0.0
 
-    patch.setattr(Router, "idle_s", property(since_load))
+    patch.setattr(Loading, "idle_s", property(since_load))
 
 
 @plant

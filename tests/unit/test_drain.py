@@ -38,15 +38,15 @@ class ServingRouter(Router):
     def take_on(self, request_id: str) -> None:
         """Add a request, as `submit` does."""
         submit = Submit(request_id=request_id, prompt_ids=(1,), params=SamplingParams(max_tokens=9, seed=1))
-        self._streams[request_id] = TokenStream(submit, lambda _: None)
-        self._is_idle.clear()
+        self.streams.add([TokenStream(submit, self._count_abort)])
+
+    def _count_abort(self, request_id: str) -> None:
+        del request_id
+        self.num_aborted += 1
 
     def end(self) -> None:
-        self._streams.clear()
-        self._is_idle.set()
-
-    def abort_all(self) -> None:
-        self.num_aborted += self.num_active
+        for stream in tuple(self.streams.by_id.values()):
+            self.streams.end_aborted(stream)
 
 
 class Http:

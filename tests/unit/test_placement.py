@@ -11,15 +11,18 @@ import pytest
 from inferd.engine.api.wire.messages import Delta, Submit
 from inferd.engine.api.wire.params import Adapter, SamplingParams, SchedulingParams
 from inferd.server.dispatch.placement import STREAM_TOKENS, Placement
-from inferd.server.dispatch.replica import Replica
+from inferd.server.dispatch.replica import Replica, Replicas
 from inferd.server.dispatch.token_stream import TokenStream
 
 BLOCK = 16
 
 
-def replicas_of(count: int, num_blocks: int = 1000) -> list[Replica]:
+def replicas_of(count: int, num_blocks: int = 1000) -> Replicas:
     ready = SimpleNamespace(block_size=BLOCK, num_blocks=num_blocks)
-    return [Replica(index, is_up=True, ready=ready) for index in range(count)]  # type: ignore[arg-type]
+    replicas = Replicas(count)
+    for replica in replicas:
+        replica.is_up, replica.ready = True, ready  # type: ignore[assignment]
+    return replicas
 
 
 def submit(name: str, ids: tuple[int, ...], salt: str = "", adapter: Adapter | None = None) -> Submit:

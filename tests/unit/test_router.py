@@ -32,6 +32,8 @@ from inferd.engine.api.wire.messages import (
     WireLogprobs,
 )
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
+from inferd.server.dispatch import lifecycle as lifecycle_module
+from inferd.server.dispatch import recovery as recovery_module
 from inferd.server.dispatch import router as router_module
 from inferd.server.dispatch import token_stream
 from inferd.server.dispatch.admission import Backlog, QueueBounds
@@ -113,7 +115,7 @@ def test_deltas_reach_the_stream_they_are_for() -> None:
             deltas = await collect(streams[name])
             assert merge(deltas).token_ids == expected
             assert [delta.finish_reason for delta in deltas][-1] == "length"
-        assert router.num_active == 0
+        assert router.streams.num_active == 0
 
     play(scenario)
 
@@ -151,7 +153,7 @@ def test_latencies_are_between_the_engines_stamps(dies: bool) -> None:
         client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(1,), scheduled_s=101.0), ended_s=103.0))
         if dies:
             await until(lambda: stream.num_generated == 1)
-            router.lose({})
+            router.recovery.lose({})
             client.inbox.put_nowait(READY)
         client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(2, 3, 4)), ended_s=109.0))
         client.inbox.put_nowait(StepOutput(deltas=(), stats=EngineStats()))
@@ -171,7 +173,7 @@ def test_tokens_and_ends_are_progress_and_nothing_else_is() -> None:
 
     async def scenario(router: Router, client: FakeClient) -> None:
         streams = [router.submit(submit(name)) for name in "abc"]
-        seen = [router.num_delivered]
+        seen = [router.replicas.num_delivered]
         for output, stream in (
             (StepOutput(deltas=(), stats=EngineStats()), None),
             (step(Delta(request_id="a", prompt_logprobs=(WireLogprobs(2, -1.0, 1, ()),))), streams[0]),
@@ -182,7 +184,7 @@ def test_tokens_and_ends_are_progress_and_nothing_else_is() -> None:
             client.inbox.put_nowait(output)
             if stream is not None:
                 await anext(stream)
-            seen.append(router.num_delivered)
+            seen.append(router.replicas.num_delivered)
         assert seen == [0, 0, 0, 3, 4, 7]
 
     play(scenario)
@@ -217,7 +219,7 @@ def test_drafts_of_a_request_are_counted_over_its_engines(dies: bool) -> None:
         await until(lambda: stream.num_generated == 4)
         assert (stream.num_drafts, stream.num_accepted) == (5, 2)
         if dies:
-            router.lose({})
+            router.recovery.lose({})
             client.inbox.put_nowait(READY)
         client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(5,), num_drafts=2)))
         client.inbox.put_nowait(step(Delta(request_id="a", finish_reason="length")))
@@ -233,7 +235,7 @@ def test_a_slow_reader_gets_one_merged_delta() -> None:
         for token_id in range(5):
             client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(token_id,))))
         client.inbox.put_nowait(step(Delta(request_id="a", finish_reason="stop", stop_token_id=9)))
-        await router.drained()
+        await router.streams.drained()
         (delta,) = await collect(stream)
         assert delta.token_ids == (0, 1, 2, 3, 4)
         assert (delta.finish_reason, delta.stop_token_id) == ("stop", 9)
@@ -346,7 +348,7 @@ def test_an_abort_is_sent_once_and_never_after_the_end() -> None:
 def test_when_the_engine_dies_every_stream_ends_and_nothing_is_taken() -> None:
     async def scenario(router: Router, client: FakeClient) -> None:
         streams = [router.submit(submit(str(i))) for i in range(3)]
-        router.fail_all()
+        router.loading.stop()
         for stream in streams:
             (delta,) = await collect(stream)
             assert delta.finish_reason == "error"
@@ -368,21 +370,22 @@ def test_the_next_engine_is_told_what_every_stream_was_given() -> None:
         client.inbox.put_nowait(step(first))
         assert (await anext(streams["a"])).token_ids == (5,)
         streams["b"].abort("stop")
-        router.lose({})
+        router.recovery.lose({})
         (ended,) = await collect(streams["b"])
         assert ended.finish_reason == "abort", "an abort that the dead engine never answered"
         assert router.lifecycle.state is State.RECOVERING and router.lifecycle.is_ready
         streams["d"] = router.submit(submit("d"))
         streams["c"].abort()
         assert (await collect(streams["c"]))[-1].finish_reason == "abort", "without an engine an abort is at once"
-        assert (router.stats.num_waiting, router.stats.num_blocks) == (2, 0), "the dead engine counts nothing any more"
+        stats = router.streams.stats
+        assert (router.streams.stats.num_waiting, stats.num_blocks) == (2, 0), "the dead engine counts nothing any more"
 
         client.sent.clear()
         client.inbox.put_nowait(READY)
         await until(lambda: router.lifecycle.state is State.SERVING)
         again = structs.replace(submit("a"), emitted_ids=(5,), num_prompt_logprobs=1)
         assert client.sent == [again, submit("d")]
-        assert router.stats.num_waiting == 0, "the next engine counts what it was sent"
+        assert router.streams.stats.num_waiting == 0, "the next engine counts what it was sent"
         client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(6,), finish_reason="length")))
         (rest,) = await collect(streams["a"])
         assert (rest.token_ids, rest.num_cached_tokens) == ((6,), 1), "usage says what the first engine's cache had"
@@ -394,14 +397,15 @@ def test_the_next_engine_is_told_what_every_stream_was_given() -> None:
 
 def test_a_recovery_is_told_with_all_that_go_on_and_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(router_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (router_module, recovery_module, lifecycle_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     async def scenario(router: Router, client: FakeClient) -> None:
         told: list[tuple[int, float]] = []
-        router.on_recovered = lambda num_replayed, outage_s: told.append((num_replayed, outage_s))
+        router.hooks.on_recovered = lambda num_replayed, outage_s: told.append((num_replayed, outage_s))
         for name in "abc":
             router.submit(submit(name))
-        router.lose({})
+        router.recovery.lose({})
         now[0] = 107.5
         client.inbox.put_nowait(READY)
         await until(lambda: bool(told))
@@ -412,11 +416,11 @@ def test_a_recovery_is_told_with_all_that_go_on_and_how_long_it_took(monkeypatch
 
 def test_replays_are_sent_in_slices_in_which_others_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two parts of a replay, an aborted request ends unsent, and a new one is sent last."""
-    monkeypatch.setattr(router_module, "_REPLAYED_AT_ONCE", 4)  # two requests at a time
+    monkeypatch.setattr(recovery_module, "_REPLAYED_AT_ONCE", 4)  # two requests at a time
 
     async def scenario(router: Router, client: FakeClient) -> None:
         streams = {name: router.submit(submit(name)) for name in "abcdef"}
-        router.lose({})
+        router.recovery.lose({})
         client.sent.clear()
         client.inbox.put_nowait(READY)
         await until(lambda: len(client.sent) == 2)
@@ -436,11 +440,11 @@ def test_replays_are_sent_in_slices_in_which_others_get_on(monkeypatch: pytest.M
 
 
 def test_a_death_in_the_middle_of_the_replays_begins_them_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_module, "_REPLAYED_AT_ONCE", 1)
+    monkeypatch.setattr(recovery_module, "_REPLAYED_AT_ONCE", 1)
 
     async def scenario(router: Router, client: FakeClient) -> None:
         streams = {name: router.submit(submit(name)) for name in "abcd"}
-        router.lose({})
+        router.recovery.lose({})
         client.sent.clear()
         running = asyncio.create_task(router.run())
         client.inbox.put_nowait(READY)
@@ -448,7 +452,7 @@ def test_a_death_in_the_middle_of_the_replays_begins_them_anew(monkeypatch: pyte
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         streams["b"].abort()  # sent to the engine that dies
-        router.lose({})
+        router.recovery.lose({})
         assert (await collect(streams["b"]))[-1].finish_reason == "abort"
 
         client.sent.clear()
@@ -456,7 +460,7 @@ def test_a_death_in_the_middle_of_the_replays_begins_them_anew(monkeypatch: pyte
         client.inbox.put_nowait(READY)
         await until(lambda: len(client.sent) == 3)
         assert [message.request_id for message in client.sent if isinstance(message, Submit)] == list("acd")
-        assert router.num_active == 3
+        assert router.streams.num_active == 3
         running.cancel()
 
     play(scenario, receives=False)
@@ -471,7 +475,7 @@ def test_what_comes_before_a_death_is_noticed_waits_for_the_next_engine() -> Non
         given_up.abort()
         router.reset_prefix_cache()
         client.is_dead = False
-        router.lose({})
+        router.recovery.lose({})
         assert (await collect(given_up))[-1].finish_reason == "abort"
         client.inbox.put_nowait(READY)
         await until(lambda: router.lifecycle.state is State.SERVING)
@@ -493,11 +497,11 @@ async def until(fact: Callable[[], bool]) -> None:
 def test_a_long_outage_is_not_ready() -> None:
     async def scenario(router: Router, client: FakeClient) -> None:
         stream = router.submit(submit("a"))
-        router.lose({})
+        router.recovery.lose({})
         assert not router.lifecycle.is_ready and router.lifecycle.state is State.RECOVERING
         with pytest.raises(RequestError, match="being restarted"):
             router.submit(submit("b"))
-        assert router.num_active == 1, "who was there before stays"
+        assert router.streams.num_active == 1, "who was there before stays"
         client.inbox.put_nowait(READY)
         await until(lambda: router.lifecycle.is_ready)
         stream.abort()
@@ -507,7 +511,7 @@ def test_a_long_outage_is_not_ready() -> None:
 
 def test_requests_wait_for_the_next_engine_within_the_bound() -> None:
     async def scenario(router: Router, client: FakeClient) -> None:
-        router.lose({})
+        router.recovery.lose({})
         router.submit(submit("a"))
         with pytest.raises(RequestError, match="1 requests are waiting"):
             router.submit(submit("b"))
@@ -550,8 +554,8 @@ def test_sequences_of_each_tenant_run_or_wait() -> None:
             last = router.submit(structs.replace(submit(name), scheduling=scheduling))
         client.inbox.put_nowait(step(*(Delta(request_id=name, token_ids=(1,), scheduled_s=1.0) for name in "acd")))
         await anext(last)
-        assert router.num_running_by_tenant() == {"acme": 1, "bob": 1}
-        assert router.num_waiting_by_tenant() == {"acme": 1}
+        assert router.streams.num_running_by_tenant() == {"acme": 1, "bob": 1}
+        assert router.streams.num_waiting_by_tenant() == {"acme": 1}
 
     play(scenario)
 
@@ -572,7 +576,7 @@ def test_the_choices_of_a_prompt_travel_once_and_are_read_one_by_one() -> None:
         assert [stream.submit for stream in streams] == submits
         client.inbox.put_nowait(step(*(Delta(request_id=f"a-{i}", token_ids=(i,)) for i in range(3))))
         await until(lambda: streams[2].num_generated == 1)
-        router.lose({})
+        router.recovery.lose({})
         streams[2].abort()
         assert merge(await collect(streams[2])).finish_reason == "abort"
         client.sent.clear()
@@ -589,8 +593,8 @@ def test_room_is_asked_for_all_choices_and_a_shared_prompt_waits_once() -> None:
         router.submit_choices(choices("a", 5))
         with pytest.raises(RequestError, match="5 requests"):
             router.submit_choices(choices("b", 4))
-        assert len(client.sent) == 1 and router.num_active == 5, "all or none"
-        backlog = router._backlog
+        assert len(client.sent) == 1 and router.streams.num_active == 5, "all or none"
+        backlog = router.streams.backlog
         assert (backlog.num_requests, backlog.num_tokens) == (5, 2)
         client.inbox.put_nowait(step(Delta(request_id="a-0", scheduled_s=1.0)))
         await until(lambda: backlog.num_requests == 4)
@@ -610,12 +614,12 @@ def test_what_goes_on_of_a_request_is_taken_where_a_new_one_is_not(closed: str) 
         if closed == "drained":
             router.lifecycle.drain()
         if closed == "paused":
-            router.lose({})
+            router.recovery.lose({})
         with pytest.raises(RequestError):
             router.submit(submit("b"))
         router.submit(submit("a-1"), is_admitted=True)
-        assert router.num_active == 2
-        router.fail_all()
+        assert router.streams.num_active == 2
+        router.loading.stop()
         with pytest.raises(RequestError, match="not running"):
             router.submit(submit("a-2"), is_admitted=True)
 
@@ -630,11 +634,11 @@ def test_a_drain_waits_for_what_goes_on_behind_what_ended() -> None:
                 await collect(router.submit(submit(f"a-{i}"), is_admitted=i > 0))
 
         running = asyncio.create_task(request())
-        await until(lambda: router.num_active == 1)
+        await until(lambda: router.streams.num_active == 1)
         router.lifecycle.drain()
-        drained = asyncio.create_task(router.drained())
+        drained = asyncio.create_task(router.streams.drained())
         for i in range(3):
-            await until(lambda i=i: f"a-{i}" in router._streams)  # type: ignore[misc]
+            await until(lambda i=i: f"a-{i}" in router.streams.by_id)  # type: ignore[misc]
             assert not drained.done()
             client.inbox.put_nowait(step(Delta(request_id=f"a-{i}", finish_reason="length")))
         await drained
@@ -648,12 +652,12 @@ def test_room_is_asked_for_with_the_callers_own_target() -> None:
 
     async def scenario(router: Router, client: FakeClient) -> None:
         clock = [0.0]
-        router._backlog = Backlog(QueueBounds(), lambda: clock[0])
+        router.streams.backlog = Backlog(QueueBounds(), lambda: clock[0])
         for _ in range(59):
-            router._backlog.add("t", 1)
+            router.streams.backlog.add("t", 1)
         for _ in range(40):
             clock[0] += 0.05
-            router._backlog.remove("t", 1)
+            router.streams.backlog.remove("t", 1)
         router.check_queue("t", 1)
         router.check_queue("t", 1, 2.0)
         with pytest.raises(RequestError, match="target leaves"):
@@ -676,7 +680,7 @@ def test_phases_are_passed_on_and_a_failed_start_is_raised() -> None:
         client = FakeClient()
         router = Router(client, Metrics("model"))  # type: ignore[arg-type]
         seen: list[Phase] = []
-        router.on_phase = lambda _, phase: seen.append(phase)
+        router.hooks.on_phase = lambda _, phase: seen.append(phase)
         client.inbox.put_nowait(Phase("weights", 1.0, "all"))
         client.inbox.put_nowait(Failed("ModelError", "truncated"))
         with pytest.raises(ModelError, match="truncated"):
@@ -739,9 +743,9 @@ def test_streams_of_a_lost_replica_go_on_in_the_other_at_once() -> None:
         clients[0].inbox.put_nowait(step(*(Delta(request_id=name, token_ids=(7,)) for name in lost)))
         await until(lambda: all(streams[name].num_generated == 1 for name in lost))
         told: list[tuple[int, float]] = []
-        router.on_recovered = lambda num_replayed, outage_s: told.append((num_replayed, outage_s))
-        router.lose({}, index=0)
-        await router.send_waiting(0)
+        router.hooks.on_recovered = lambda num_replayed, outage_s: told.append((num_replayed, outage_s))
+        router.recovery.lose({}, index=0)
+        await router.recovery.send_waiting(0)
         assert (
             sent_to(clients[1]) == kept + lost
             and told[0][0] == 2
@@ -763,16 +767,16 @@ def test_streams_of_a_lost_replica_go_on_in_the_other_at_once() -> None:
 def test_without_any_engine_streams_wait_for_the_first_that_comes() -> None:
     async def scenario(router: Router, clients: list[FakeClient]) -> None:
         streams = [router.submit(submit(name)) for name in "ab"]
-        router.lose({}, index=1)
-        await router.send_waiting(1)
-        router.lose({}, index=0)
-        await router.send_waiting(0)
-        assert router.lifecycle.state is State.RECOVERING and router.num_unsent == 2
+        router.recovery.lose({}, index=1)
+        await router.recovery.send_waiting(1)
+        router.recovery.lose({}, index=0)
+        await router.recovery.send_waiting(0)
+        assert router.lifecycle.state is State.RECOVERING and router.streams.num_unsent == 2
         streams[0].abort()
         assert (await collect(streams[0]))[-1].finish_reason == "abort"
         clients[1].sent.clear()
         clients[1].inbox.put_nowait(READY)
-        await until(lambda: router.is_up)
+        await until(lambda: router.replicas.is_up)
         assert sent_to(clients[1]) == [streams[1].request_id]
 
     play_two(scenario)
@@ -784,15 +788,15 @@ def test_an_engine_that_dies_while_it_is_sent_requests_loses_none() -> None:
     async def scenario(router: Router, clients: list[FakeClient]) -> None:
         names = [f"r{i}" for i in range(6)]
         streams = [router.submit(submit(name)) for name in names]
-        router.lose({}, index=0)
-        moving = asyncio.create_task(router.send_waiting(0))
-        router.lose({}, index=1)
+        router.recovery.lose({}, index=0)
+        moving = asyncio.create_task(router.recovery.send_waiting(0))
+        router.recovery.lose({}, index=1)
         await moving
-        await router.send_waiting(1)
+        await router.recovery.send_waiting(1)
         for client in clients:
             client.sent.clear()
             client.inbox.put_nowait(READY)
-        await until(lambda: router.num_unsent == 0)
+        await until(lambda: router.streams.num_unsent == 0)
         assert sorted(sent_to(clients[0]) + sent_to(clients[1])) == names
         assert all(stream.num_generated == 0 for stream in streams)
 
@@ -803,7 +807,7 @@ def test_the_requests_that_a_dead_engine_was_computing_are_named() -> None:
     async def scenario(router: Router, client: FakeClient) -> None:
         for name in "abc":
             router.submit(submit(name))
-        assert router.lose({tag_of("b"): 3, tag_of("gone"): 1}) == ["b"]
+        assert router.recovery.lose({tag_of("b"): 3, tag_of("gone"): 1}) == ["b"]
 
     play(scenario)
 
@@ -818,10 +822,10 @@ def test_a_replica_that_takes_nothing_does_not_end_the_move_to_it() -> None:
             raise EngineDeadError("it leaves its messages unread")
 
         clients[1].send = refuse  # type: ignore[method-assign]
-        router.lose({}, index=0)
-        await router.send_waiting(0)
-        assert router.num_unsent == 0
-        router.lose({}, index=1)
-        assert router.num_unsent == len(streams)
+        router.recovery.lose({}, index=0)
+        await router.recovery.send_waiting(0)
+        assert router.streams.num_unsent == 0
+        router.recovery.lose({}, index=1)
+        assert router.streams.num_unsent == len(streams)
 
     play_two(scenario)

@@ -47,7 +47,7 @@ class Scene:
 
     async def restart(self) -> None:
         """Another engine takes the place of the last."""
-        self.router.lose({})
+        self.router.recovery.lose({})
         self.client.sent.clear()
         self.client.inbox.put_nowait(READY)
         await self.turn()
@@ -60,7 +60,7 @@ class Scene:
 
     async def load(self, name: str) -> None:
         """An admin loads an adapter, and the engine does so too."""
-        asked = asyncio.create_task(self.router.load_adapter(name, files(name)))
+        asked = asyncio.create_task(self.router.adapter_loading.load(name, files(name)))
         await self.turn()
         await self.loaded(name)
         await asked
@@ -105,8 +105,8 @@ def test_one_that_is_asked_for_between_engines_is_loaded_by_the_next() -> None:
         scene = Scene()
         scene.client.inbox.put_nowait(READY)
         await scene.turn()
-        scene.router.lose({})
-        asked = asyncio.create_task(scene.router.load_adapter("late", files("late")))
+        scene.router.recovery.lose({})
+        asked = asyncio.create_task(scene.router.adapter_loading.load("late", files("late")))
         await scene.turn()
         assert "late" not in scene.adapters.named
         await scene.restart()
@@ -126,23 +126,23 @@ def test_an_adapter_is_refused_alone_if_its_model_is_loaded_again_for_it() -> No
         scene.client.inbox.put_nowait(READY)
         await scene.turn()
         await scene.loaded("first")
-        await scene.router.unload()
-        asked = asyncio.create_task(scene.router.load_adapter("bad", files("bad")))
+        await scene.router.loading.unload()
+        asked = asyncio.create_task(scene.router.adapter_loading.load("bad", files("bad")))
         await scene.turn()
         with pytest.raises(RequestError, match="is being loaded"):
-            await scene.router.unload()
+            await scene.router.loading.unload()
         scene.router.attach(scene.client)  # type: ignore[arg-type]
         scene.client.inbox.put_nowait(READY)
         await scene.turn()
-        assert scene.router.idle_s == 0.0 and not scene.router.lifecycle.loaded.is_set()
+        assert scene.router.loading.idle_s == 0.0 and not scene.router.lifecycle.loaded.is_set()
         await scene.loaded("bad", error="layer 1 holds NaN")
         with pytest.raises(RequestError, match="layer 1 holds NaN"):
             await asked
         await scene.loaded("first")
         assert scene.router.lifecycle.loaded.is_set() and list(scene.adapters.named) == ["first"]
-        scene.router.fail_model("no memory")
+        scene.router.loading.fail_model("no memory")
         with pytest.raises(RequestError, match="no memory"):
-            await scene.router.load_adapter("late", files("late"))
+            await scene.router.adapter_loading.load("late", files("late"))
         assert not scene.running.done()
 
     run(scenario)
@@ -151,8 +151,8 @@ def test_an_adapter_is_refused_alone_if_its_model_is_loaded_again_for_it() -> No
 def test_a_model_that_failed_is_loaded_again_with_its_adapters() -> None:
     async def scenario() -> None:
         scene = Scene("first")
-        scene.router.fail_model("its weights are NaN")
-        loading = asyncio.create_task(scene.router.load())
+        scene.router.loading.fail_model("its weights are NaN")
+        loading = asyncio.create_task(scene.router.loading.load())
         await scene.turn()
         scene.router.attach(scene.client)  # type: ignore[arg-type]
         scene.client.inbox.put_nowait(READY)
@@ -174,14 +174,14 @@ def test_a_place_is_free_when_the_last_request_has_ended() -> None:
         old = scene.adapter("a")
         streams = [scene.router.submit(with_adapter(name, old)) for name in ("x", "y")]
         with pytest.raises(RequestError, match="all of it is used"):
-            await scene.router.load_adapter("c", files("c"))
+            await scene.router.adapter_loading.load("c", files("c"))
         scene.adapters.leave(scene.adapters.named["a"])
         assert "a" not in scene.adapters.named
         with pytest.raises(RequestError, match="was unloaded"):
             scene.router.submit(with_adapter("z", old))
         scene.router.submit(with_adapter("z", old), is_admitted=True).abort()
         with pytest.raises(RequestError, match="1 of them are unloaded when"):
-            await scene.router.load_adapter("c", files("c"))
+            await scene.router.adapter_loading.load("c", files("c"))
         for name, stream in (("x", streams[0]), ("z", None), ("y", streams[1])):
             scene.client.inbox.put_nowait(step(Delta(request_id=name, finish_reason="stop")))
             if stream is not None:
@@ -219,7 +219,7 @@ def test_an_adapter_that_cannot_be_loaded_again_fails_its_requests_alone() -> No
         assert delta.failure is not None and delta.failure.message.endswith(": a/weights: the file is gone")
         assert list(scene.adapters.named) == ["b"]
         assert scene.sent()[2:] == ["b"]
-        assert scene.router.adapter_requests() == {"b": (0, 1)}
+        assert scene.router.streams.adapter_requests() == {"b": (0, 1)}
 
     run(scenario)
 
@@ -279,7 +279,7 @@ def test_a_replica_that_cannot_load_an_adapter_again_fails_no_request_of_another
         adapter = scene.adapter("a")
         stream = scene.router.submit(with_adapter("x", adapter))
         assert scene.sent() == ["/adapters/a", "x"]
-        scene.router.lose({}, index=1)
+        scene.router.recovery.lose({}, index=1)
         scene.other.inbox.put_nowait(READY)
         await scene.turn()
         scene.other.inbox.put_nowait(AdapterLoaded(adapter, "its file is gone"))
@@ -298,13 +298,13 @@ def test_a_load_does_not_wait_for_a_replica_that_was_lost() -> None:
     async def scenario() -> None:
         scene = TwoReplicas()
         await scene.begin()
-        asked = asyncio.create_task(scene.router.load_adapter("a", files("a")))
+        asked = asyncio.create_task(scene.router.adapter_loading.load("a", files("a")))
         await scene.turn()
         (served,) = scene.adapters
         scene.client.inbox.put_nowait(AdapterLoaded(served.adapter))
         await scene.turn()
         assert not asked.done()
-        scene.router.lose({}, index=1)
+        scene.router.recovery.lose({}, index=1)
         await asked
         assert "a" in scene.adapters.named
 
@@ -349,16 +349,16 @@ def test_a_refused_load_leaves_its_place_and_its_name() -> None:
         scene = Scene()
         scene.client.inbox.put_nowait(READY)
         await scene.turn()
-        asked = asyncio.create_task(scene.router.load_adapter("a", files("a")))
+        asked = asyncio.create_task(scene.router.adapter_loading.load("a", files("a")))
         await scene.turn()
         await scene.loaded("a", error="it holds NaN")
         with pytest.raises(RequestError, match="it holds NaN"):
             await asked
         assert not list(scene.adapters)
         await scene.load("a")
-        waiting = asyncio.create_task(scene.router.load_adapter("b", files("b")))
+        waiting = asyncio.create_task(scene.router.adapter_loading.load("b", files("b")))
         await scene.turn()
-        scene.router.fail_all()
+        scene.router.loading.stop()
         with pytest.raises(RequestError, match="stopped while it was loaded"):
             await waiting
 

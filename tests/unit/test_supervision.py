@@ -307,10 +307,10 @@ def test_replicas_that_start_together_compute_what_the_first_ready_one_does(monk
         await until(lambda: len(engines) == 2)
         assert [engine.config.numerics for engine in engines] == [None, None]
         engines[0].is_ready_with("")
-        await until(lambda: router.numerics is not None)
+        await until(lambda: router.replicas.numerics is not None)
         engines[1].is_ready_with("kernels-avx2-1")
         await until(lambda: len(engines) == 3)
-        assert engines[2].config.numerics == router.numerics == Numerics(library="", deterministic=True)
+        assert engines[2].config.numerics == router.replicas.numerics == Numerics(library="", deterministic=True)
         assert not router.lifecycle.loaded.is_set()
         engines[2].is_ready_with("")
         await asyncio.wait_for(router.lifecycle.loaded.wait(), 10)
@@ -401,7 +401,7 @@ def test_the_others_have_a_dead_replicas_cores_until_its_streams_go_on(
         clients[1].inbox.put_nowait(step(*(Delta(request_id=name, token_ids=(7,)) for name in moved)))
         await until(lambda: len(engines) == 2)
         assert clients[1].sent[-1] == UseThreads(3), "before the next engine needs them"
-        assert router.num_active == len(streams)
+        assert router.streams.num_active == len(streams)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 

@@ -23,14 +23,16 @@ from inferd.server.observability.metrics import Metrics
 
 from .test_router import READY, FakeClient, collect, step, submit
 
+SQL = AdapterFiles(Path("/sql"), "digest", ())
+
 
 class Loaded:
     """A router whose engine was ready, and what it asked of the owner of its engines."""
 
     def __init__(self) -> None:
         self.metrics, self.client = Metrics("model"), FakeClient()
-        self.router = Router(self.client, self.metrics)  # type: ignore[arg-type]
-        self.router.on_wanted, self.router.on_unload = self._wanted, self._unload
+        self.router = Router(self.client, self.metrics, adapters=Adapters(1, lambda _: SQL))  # type: ignore[arg-type]
+        self.router.hooks.on_wanted, self.router.hooks.on_unload = self._wanted, self._unload
         self.num_wanted = self.num_begun = 0
         self.is_free = asyncio.Event()
         self.is_free.set()
@@ -71,18 +73,20 @@ def play(scenario: Callable[[Loaded], Awaitable[None]]) -> None:
 def test_several_requests_have_an_unloaded_model_loaded_once_and_wait() -> None:
     async def scenario(model: Loaded) -> None:
         router, events = model.router, []
-        router.on_kv_events = lambda *event: events.append(event)
-        await router.unload()
-        await router.unload()
+        router.hooks.on_kv_events = lambda *event: events.append(event)
+        await router.loading.unload()
+        await router.loading.unload()
         assert model.num_begun == 1 and not model.num_wanted and router.lifecycle.settled.is_set()
         assert events == [(0, CLEARED)], "subscribers learn that the cache is gone"
         assert b"\ninferd_engine_up{" not in model.metrics.render()[0], "an alert would call somebody"
         assert router.lifecycle.is_ready and router.lifecycle.state is State.UNLOADED
         assert not router.lifecycle.loaded.is_set()
-        assert router.ready is READY, "answers still need its measurements"
+        assert router.replicas.ready is READY, "answers still need its measurements"
         streams = [router.submit(submit(name)) for name in "abc"]
-        assert model.num_wanted == 1 and router.num_unsent == 3 and not router.lifecycle.settled.is_set()
-        assert (router.stats.num_waiting, router.stats.num_tokens_waiting) == (3, 6), "no engine counts them"
+        assert model.num_wanted == 1 and router.streams.num_unsent == 3 and not router.lifecycle.settled.is_set()
+        assert (router.streams.stats.num_waiting, router.streams.stats.num_tokens_waiting) == (3, 6), (
+            "no engine counts them"
+        )
         assert b'\ninferd_engine_up{model_name="model"} 0.0' in model.metrics.render()[0], "the load may never end"
         await model.start()
         assert b'\ninferd_engine_up{model_name="model"} 1.0' in model.metrics.render()[0]
@@ -92,11 +96,11 @@ def test_several_requests_have_an_unloaded_model_loaded_once_and_wait() -> None:
             "b",
             "c",
         ]  # type: ignore[union-attr]
-        assert router.stats.num_blocks == READY.num_blocks, "also before its first step"
-        assert router.stats.num_waiting == 0, "from now on the engine counts them"
+        assert router.streams.stats.num_blocks == READY.num_blocks, "also before its first step"
+        assert router.streams.stats.num_waiting == 0, "from now on the engine counts them"
         await model.end(*streams)
         assert model.metrics.num_restarts == 0 and model.metrics.recovery.cell().sum == 0.0, "no engine died"
-        await router.unload()
+        await router.loading.unload()
         router.submit(submit("d"))
         assert (model.num_begun, model.num_wanted) == (2, 2)
 
@@ -107,19 +111,17 @@ def test_a_model_with_requests_is_not_unloaded() -> None:
     async def scenario(model: Loaded) -> None:
         stream = model.router.submit(submit("a"))
         with pytest.raises(RequestError, match=r"This model has 1 unfinished answer\b") as refused:
-            await model.router.unload()
+            await model.router.loading.unload()
         assert refused.value.code == "model_is_busy"
-        assert model.router.is_up and not model.num_begun
+        assert model.router.replicas.is_up and not model.num_begun
         await model.end(stream)
-        files = AdapterFiles(Path("/sql"), "digest", ())
-        model.router.adapters = Adapters(1, lambda _: files)
-        adapter = model.router.adapters.add("sql", files)
+        adapter = model.router.adapters.add("sql", SQL)
         with pytest.raises(RequestError, match="an adapter of it is being loaded"):
-            await model.router.unload()
-        assert model.router.idle_s == 0.0, "an idle model is unloaded without a look at refusals"
+            await model.router.loading.unload()
+        assert model.router.loading.idle_s == 0.0, "an idle model is unloaded without a look at refusals"
         adapter.settled.set()
-        await model.router.unload()
-        assert not model.router.is_up
+        await model.router.loading.unload()
+        assert not model.router.replicas.is_up
 
     play(scenario)
 
@@ -127,7 +129,7 @@ def test_a_model_with_requests_is_not_unloaded() -> None:
 def test_each_unload_ends_when_the_memory_is_free() -> None:
     async def scenario(model: Loaded) -> None:
         model.is_free.clear()
-        asked = [asyncio.create_task(model.router.unload()) for _ in range(2)]
+        asked = [asyncio.create_task(model.router.loading.unload()) for _ in range(2)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert model.num_begun == 1 and not any(task.done() for task in asked)
@@ -148,17 +150,17 @@ def test_an_engine_that_becomes_ready_during_an_unload_takes_no_request() -> Non
                 await asyncio.sleep(0)
             model.running.cancel()
 
-        router.on_unload = later
+        router.hooks.on_unload = later
         model.running.cancel()
-        router.lose({})
+        router.recovery.lose({})
         model.client = FakeClient()
         router.attach(model.client)  # type: ignore[arg-type]
         model.running = asyncio.create_task(router.run())
         await asyncio.sleep(0)
         model.client.inbox.put_nowait(READY)
-        await router.unload()
+        await router.loading.unload()
         router.submit(submit("a"))
-        assert (router.is_up, model.num_wanted, model.client.sent) == (False, 1, [])
+        assert (router.replicas.is_up, model.num_wanted, model.client.sent) == (False, 1, [])
 
     play(scenario)
 
@@ -180,8 +182,8 @@ def test_a_server_that_stops_while_a_model_is_unloaded_waits_for_its_engines() -
         engines._serve = serve  # type: ignore[method-assign, assignment]
         running = asyncio.create_task(engines.run())
         await asyncio.sleep(0.001)
-        assert router.on_unload is not None
-        unloading = asyncio.ensure_future(router.on_unload())
+        assert router.hooks.on_unload is not None
+        unloading = asyncio.ensure_future(router.hooks.on_unload())
         await asyncio.sleep(0.001)
         running.cancel()
         await asyncio.sleep(0.001)
@@ -196,12 +198,12 @@ def test_a_server_that_stops_while_a_model_is_unloaded_waits_for_its_engines() -
 def test_requests_of_a_model_that_cannot_be_loaded_end_with_the_reason() -> None:
     async def scenario(model: Loaded) -> None:
         router = model.router
-        await router.unload()
-        loading = asyncio.create_task(router.load())
+        await router.loading.unload()
+        loading = asyncio.create_task(router.loading.load())
         stream = router.submit(submit("a"))
         await asyncio.sleep(0)
         assert model.num_wanted == 1, "the request and the load together"
-        router.fail_model("the weights are gone")
+        router.loading.fail_model("the weights are gone")
         (delta,) = await collect(stream)
         assert delta.failure is not None and delta.failure.code == "model_not_loaded"
         assert delta.failure.message == (
@@ -213,10 +215,10 @@ def test_requests_of_a_model_that_cannot_be_loaded_end_with_the_reason() -> None
                 await refusing
             assert refused.value.code == "model_not_loaded"
         assert not router.lifecycle.is_ready and router.lifecycle.failure == "the weights are gone"
-        again = asyncio.create_task(router.load())
+        again = asyncio.create_task(router.loading.load())
         await asyncio.sleep(0)
         with pytest.raises(RequestError, match="This model or an adapter of it is being loaded") as busy:
-            await router.unload()
+            await router.loading.unload()
         assert busy.value.code == "model_is_busy", "whoever waits for the load would wait for ever"
         assert model.num_wanted == 2 and not router.lifecycle.failure and router.lifecycle.is_ready
         waiting = router.submit(submit("b"))
@@ -231,21 +233,23 @@ def test_a_load_is_given_up_when_the_server_stops() -> None:
     """The server waits for every answer, so a load that takes long would hold its end up."""
 
     async def scenario(model: Loaded) -> None:
-        router, files = model.router, AdapterFiles(Path("/sql"), "digest", ())
-        router.adapters = Adapters(1, lambda _: files)
-        await router.unload()
-        waiting = asyncio.create_task(router.load_adapter("sql", files)), asyncio.create_task(router.load())
+        router = model.router
+        await router.loading.unload()
+        waiting = (
+            asyncio.create_task(router.adapter_loading.load("sql", SQL)),
+            asyncio.create_task(router.loading.load()),
+        )
         stream = router.submit(submit("a"))
         await asyncio.sleep(0.001)
         router.lifecycle.leave()
         await asyncio.sleep(0.001)
         assert not any(task.done() for task in waiting), "requests are still taken"
         router.lifecycle.drain()
-        for task in (*waiting, asyncio.create_task(router.load())):
+        for task in (*waiting, asyncio.create_task(router.loading.load())):
             with pytest.raises(RequestError, match="The server is shutting down") as refused:
                 await task
             assert refused.value.code == "server_is_overloaded"
-        assert router.num_unsent == 1, "a request that was accepted goes on"
+        assert router.streams.num_unsent == 1, "a request that was accepted goes on"
         stream.abort()
 
     play(scenario)
@@ -261,16 +265,16 @@ def test_a_model_is_idle_from_its_last_answer_on(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr("inferd.server.dispatch.router.time.monotonic", lambda: now[0])
         stream = router.submit(submit("a"))
         now[0] += 50
-        assert router.idle_s == 0.0
+        assert router.loading.idle_s == 0.0
         await model.end(stream)
         now[0] += 7
-        assert router.idle_s == 7.0
-        await router.unload()
+        assert router.loading.idle_s == 7.0
+        await router.loading.unload()
         now[0] += 7
-        assert router.idle_s == 0.0
+        assert router.loading.idle_s == 0.0
         router.submit(submit("b"))
         with pytest.raises(RequestError):
-            await router.unload()
+            await router.loading.unload()
 
     play(scenario)
 
@@ -280,10 +284,10 @@ def test_a_first_start_is_no_load_that_requests_wait_for() -> None:
         router = Router(None, Metrics("model"), RouterOptions(num_replicas=2))
         router.replicas[0].is_up = True
         await asyncio.sleep(0.001)
-        assert router.idle_s == 0.0, "the other replica still starts, so it cannot be unloaded"
+        assert router.loading.idle_s == 0.0, "the other replica still starts, so it cannot be unloaded"
         with pytest.raises(RequestError, match="still loading"):
             router.submit(submit("a"))
         with pytest.raises(EngineDeadError):
-            _ = router.ready
+            _ = router.replicas.ready
 
     asyncio.run(main())

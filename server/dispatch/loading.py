@@ -1,0 +1,140 @@
+"""Loads and unloads a model, and ends it: what becomes of its streams, its replicas and its state.
+
+The owner of the engines starts and stops the processes, see `Hooks`. Knows no wire and no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from inferd.engine.api.errors import RequestError
+from inferd.engine.api.process.logs import counted
+from inferd.engine.api.wire.kv_events import CLEARED
+from inferd.engine.api.wire.messages import Failure
+from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.hooks import Hooks
+from inferd.server.dispatch.lifecycle import Lifecycle, State
+from inferd.server.dispatch.live_streams import LiveStreams
+from inferd.server.dispatch.placement import Placement
+from inferd.server.dispatch.replica import Replicas
+from inferd.server.errors import table as errors
+from inferd.server.observability.metrics import Metrics
+
+_ABORTED = Failure("engine_error", "The engine stopped while it was generating this answer. Please retry the request.")
+
+
+class Loading:
+    """Whether one model's engines run, or are to."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        replicas: Replicas,
+        streams: LiveStreams,
+        placement: Placement,
+        adapters: Adapters,
+        metrics: Metrics,
+        hooks: Hooks,
+    ) -> None:
+        self._lifecycle, self._replicas, self._streams = lifecycle, replicas, streams
+        self._placement, self._adapters, self._metrics, self._hooks = placement, adapters, metrics, hooks
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last stream ended, or since the engines took requests; 0 if `unload` would refuse, or if
+        there are no engines."""
+        is_idle = self._replicas.is_up and not self._streams.num_active and not self._is_loading
+        return time.monotonic() - self._streams.idle_since_s if is_idle else 0.0
+
+    @property
+    def _is_loading(self) -> bool:
+        """Whether a replica or an adapter is not loaded yet."""
+        return not self._lifecycle.loaded.is_set() or not all(served.settled.is_set() for served in self._adapters)
+
+    async def load(self) -> None:
+        """Have engines started if none run. Returns when they take requests. Raises `RequestError` if they cannot."""
+        if self._lifecycle.is_draining:
+            raise errors.leaving()
+        if self._lifecycle.state is State.FAILED:
+            self._begin_anew()
+        self.want()
+        await self.unless_draining(self._lifecycle.settled)
+        self.check_alive()
+
+    async def unload(self) -> None:
+        """Have the engines stopped. Returns when their memory is free. Raises `RequestError` if there are requests, or
+        engines that start."""
+        if self._streams.num_active:
+            raise errors.model_is_busy(f"This model has {counted(self._streams.num_active, 'unfinished answer')}")
+        if self._lifecycle.has_ended:
+            return
+        if self._lifecycle.state is not State.UNLOADED:
+            if self._is_loading:
+                raise errors.model_is_busy("This model or an adapter of it is being loaded")
+            self._begin_anew()
+        if self._hooks.on_unload is not None:
+            await self._hooks.on_unload()
+
+    def want(self) -> None:
+        """Have unloaded engines started, once."""
+        if self._lifecycle.state is State.UNLOADED:
+            self._lifecycle.change(State.LOADING)
+            for replica in self._replicas:
+                self._metrics.engine_down(replica.index)  # an alert sees a load that never ends
+            if self._hooks.on_wanted is not None:
+                self._hooks.on_wanted()
+
+    def check_alive(self) -> None:
+        """Raises `RequestError` if no engine is to run."""
+        if self._lifecycle.state is State.FAILED:
+            raise errors.model_not_loaded(self._metrics.model_name, self._lifecycle.failure)
+        if self._lifecycle.state is State.STOPPED:
+            raise RequestError("server_is_overloaded", "The engine is not running; it cannot take requests.")
+
+    async def unless_draining(self, settled: asyncio.Event) -> None:
+        """Wait until something is loaded. Raises `RequestError` if the server stops first, because it waits for
+        answers."""
+        waits = [asyncio.create_task(event.wait()) for event in (settled, self._lifecycle.draining)]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        if waits[0] not in done:
+            raise errors.leaving()
+
+    def fail_model(self, reason: str) -> None:
+        """No engine can run, but the server goes on with other models: end every stream with the reason, and refuse
+        others with it, until `load`."""
+        self._lifecycle.change(State.FAILED, reason)
+        self._end_all(Failure("model_not_loaded", errors.model_not_loaded(self._metrics.model_name, reason).message))
+
+    def stop(self) -> None:
+        """No engine will run any more, because the server ends: end every stream and take no more."""
+        if not self._lifecycle.has_ended:
+            self._lifecycle.change(State.STOPPED)
+        self._end_all(_ABORTED)
+
+    def _begin_anew(self) -> None:
+        """No engine runs, as before the first."""
+        self._lifecycle.change(State.UNLOADED)
+        for replica in self._replicas:
+            replica.lose(time.monotonic())
+            replica.client, replica.ready, replica.failure = None, None, ""
+            self._placement.forget(replica)
+            self._hooks.report_cache(replica.index, CLEARED)
+            self._metrics.engine_unloaded(replica.index)
+        self._streams.backlog.forget_pace()
+
+    def _end_all(self, failure: Failure) -> None:
+        """The engines are gone: end every stream with `failure`."""
+        for replica in self._replicas:
+            replica.lose(time.monotonic())
+            self._metrics.engine_down(replica.index)
+            self._hooks.report_cache(replica.index, CLEARED)
+        self._streams.fail_all(failure)
+        for served in tuple(self._adapters):
+            if not served.settled.is_set() and not served.is_from_start:
+                self._adapters.settle(served, "the engine stopped while it was loaded")
