@@ -33,7 +33,7 @@ class AdapterLoading:
 
     async def load(self, name: str, files: AdapterFiles) -> None:
         """Have the engine load an adapter, also each later engine. Raises `RequestError` if it cannot be loaded."""
-        self._loading.check_alive()
+        self._lifecycle.check_alive()
         served = self._adapters.add(name, files)
         for replica in self._replicas:
             if replica.is_up or replica.starting is not None:

@@ -11,6 +11,9 @@ import time
 from collections.abc import Mapping
 from enum import Enum
 
+from inferd.engine.api.errors import RequestError
+from inferd.server.errors import table as errors
+
 
 class State(Enum):
     """Each state says whether an engine takes requests, and what becomes of a request that comes then."""
@@ -58,8 +61,9 @@ class Shutdown(Enum):
 class Lifecycle:
     """The state of one model's engines, and of the server's shutdown."""
 
-    def __init__(self, outage_grace_s: float) -> None:
+    def __init__(self, model_name: str, outage_grace_s: float) -> None:
         """`outage_grace_s`: seconds in RECOVERING after which new requests are refused."""
+        self._model_name = model_name
         self._state, self._failure, self._since_s = State.STARTING, "", time.monotonic()
         self._outage_grace_s = outage_grace_s
         self._shutdown = Shutdown.NOT_BEGUN
@@ -108,6 +112,13 @@ class Lifecycle:
     @property
     def is_draining(self) -> bool:
         return self._shutdown is Shutdown.DRAINING
+
+    def check_alive(self) -> None:
+        """Raises `RequestError` if no engine is to run."""
+        if self._state is State.FAILED:
+            raise errors.model_not_loaded(self._model_name, self._failure)
+        if self._state is State.STOPPED:
+            raise RequestError("server_is_overloaded", "The engine is not running; it cannot take requests.")
 
     def change(self, to: State, failure: str = "") -> None:
         """The one place that changes the state. `failure`: why, for FAILED alone. `CHANGES` must have the change."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-from inferd.engine.api.errors import RequestError
 from inferd.engine.api.process.logs import counted
 from inferd.engine.api.wire.kv_events import CLEARED
 from inferd.engine.api.wire.messages import Failure
@@ -60,7 +59,7 @@ class Loading:
             self._begin_anew()
         self.want()
         await self.unless_draining(self._lifecycle.settled)
-        self.check_alive()
+        self._lifecycle.check_alive()
 
     async def unload(self) -> None:
         """Have the engines stopped. Returns when their memory is free. Raises `RequestError` if there are requests, or
@@ -84,13 +83,6 @@ class Loading:
                 self._metrics.engine_down(replica.index)  # an alert sees a load that never ends
             if self._hooks.on_wanted is not None:
                 self._hooks.on_wanted()
-
-    def check_alive(self) -> None:
-        """Raises `RequestError` if no engine is to run."""
-        if self._lifecycle.state is State.FAILED:
-            raise errors.model_not_loaded(self._metrics.model_name, self._lifecycle.failure)
-        if self._lifecycle.state is State.STOPPED:
-            raise RequestError("server_is_overloaded", "The engine is not running; it cannot take requests.")
 
     async def unless_draining(self, settled: asyncio.Event) -> None:
         """Wait until something is loaded. Raises `RequestError` if the server stops first, because it waits for

@@ -31,6 +31,7 @@ class Placement:
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
+        self._only = replicas[0] if len(replicas) == 1 else None
         self._seen: tuple[OrderedDict[bytes, None], ...] = tuple(OrderedDict() for _ in replicas)
         """Keys of the blocks that each replica should hold, the longest unused first."""
         self._num_placed = 0
@@ -41,8 +42,8 @@ class Placement:
 
         The request counts as waiting there until `began` or `ended`.
         """
-        if len(self._replicas) == 1:
-            return self._replicas[0] if self._replicas[0].is_up else None
+        if self._only is not None:
+            return self._only if self._only.is_up else None
         up = [replica for replica in self._replicas if replica.is_up]
         if not up:
             return None
@@ -58,7 +59,7 @@ class Placement:
 
     def ended(self, replica: Replica, stream: TokenStream) -> None:
         """A request has ended there: the next turn of its conversation finds its answer too."""
-        if stream.emitted_ids and len(self._replicas) > 1:
+        if stream.emitted_ids and self._only is None:
             self._remember(replica, self._keys(stream.submit, stream.emitted_ids))
 
     def forget(self, replica: Replica) -> None:

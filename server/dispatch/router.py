@@ -83,7 +83,7 @@ class Router:
         options, adapters = options or RouterOptions(), adapters or Adapters()
         self.adapters, self._metrics, self._quarantine = adapters, metrics, quarantine or Quarantine()
         self.hooks = hooks = Hooks()
-        self.lifecycle = lifecycle = Lifecycle(options.outage_grace_s)
+        self.lifecycle = lifecycle = Lifecycle(metrics.model_name, options.outage_grace_s)
         self.replicas = replicas = Replicas(options.num_replicas)
         replicas[0].client = client
         self._placement = placement = Placement(replicas)
@@ -196,7 +196,7 @@ class Router:
     def _check_id(self, submit: Submit) -> None:
         if submit.request_id in self.streams.by_id:
             raise RequestError("invalid_value", f"request id {submit.request_id!r} is already in use", "request_id")
-        self.loading.check_alive()
+        self.lifecycle.check_alive()
 
     def _check_open(self, submit: Submit, num_choices: int, num_tokens: int) -> None:
         if self.lifecycle.is_draining:

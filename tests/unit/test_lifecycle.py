@@ -22,7 +22,7 @@ WAYS = {
 
 
 def to(state: State) -> Lifecycle:
-    lifecycle = Lifecycle(outage_grace_s=10.0)
+    lifecycle = Lifecycle("tiny", outage_grace_s=10.0)
     for each in WAYS[state]:
         change(lifecycle, each)
     return lifecycle
