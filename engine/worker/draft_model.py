@@ -129,4 +129,4 @@ class DraftModel:
         )
         places = [(slot, start + number) for slot, start, count in spans for number in range(count)]
         token_ids = self._slots.gather_ids(*self._on_device(places))
-        return self._model.forward(token_ids, [attention])
+        return self._model.decoder.forward(token_ids, [attention], self._model.kv.data, self._model.kv.scales)

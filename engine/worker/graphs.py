@@ -296,4 +296,5 @@ class StepGraphs:
         if self._has_drafts:
             starts, own_slots = self._state_starts[: num_rows + 1], self._state_slots[:num_rows]
             rows = StateRows(starts, positions, own_slots, self._num_kept[:num_rows])
-        return self._model.forward(inputs.token_ids, batches, rows)
+        model, states = self._model, None if self._model.states is None else self._model.states.of(rows)
+        return model.decoder.forward(inputs.token_ids, batches, model.kv.data, model.kv.scales, states)

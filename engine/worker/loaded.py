@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models.decoder import Decoder
@@ -14,8 +11,6 @@ from inferd.engine.worker.device import Device
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
-from inferd.kernels.paged_attention import AttentionBatch
-from inferd.kernels.states import StateRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +28,3 @@ class LoadedModel:
     """Those of a model with recurrent layers."""
     adapters: Adapters | None = None
     """Those that rows may have."""
-
-    def forward(
-        self, token_ids: Tensor, attention: Sequence[AttentionBatch], state_rows: StateRows | None = None
-    ) -> Tensor:
-        """Final hidden states [T, hidden] of these tokens [T]. `attention`: one for each cache group. `state_rows`: the
-        rows as recurrent layers see them, if there are any."""
-        states = None
-        if self.states is not None:
-            assert state_rows is not None
-            states = self.states.of(state_rows)
-        return self.decoder.forward(token_ids, attention, self.kv.data, self.kv.scales, states)

@@ -113,7 +113,9 @@ class MixedGraphs:
             for tables in self._model.slots.block_tables
         ]
         token_ids = self._model.slots.gather_ids(sources, positions)
-        return self._model.forward(token_ids, batches, StateRows(query_start, positions, row_slots))
+        model, rows = self._model, StateRows(query_start, positions, row_slots)
+        states = None if model.states is None else model.states.of(rows)
+        return model.decoder.forward(token_ids, batches, model.kv.data, model.kv.scales, states)
 
     def _write_slots(self, block_ids: Tensor, positions: Tensor, is_padding: Tensor) -> Tensor:
         assert self._model.kv.padding_block is not None, "a device that records whole steps pads them"

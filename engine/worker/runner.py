@@ -233,7 +233,8 @@ class Runner:
             assert self.model.adapters is not None
             with self.model.adapters.used_by(batch.token_slots):
                 return self._forward(batch, has_adapters=False)
-        return self.model.forward(batch.token_ids, batch.attention, batch.state_rows)
+        model, states = self.model, None if self._states is None else self._states.of(batch.state_rows)
+        return model.decoder.forward(batch.token_ids, batch.attention, model.kv.data, model.kv.scales, states)
 
     def _has_adapters(self, rows: Sequence[Row]) -> bool:
         return self.model.adapters is not None and self.model.adapters.has_any(row.slot for row in rows)

@@ -1,4 +1,4 @@
-"""What the owner of a model's engines has the router call. Each is None until the owner sets it."""
+"""Functions of the owner of a model's engines that the router calls. Each is None until the owner sets it."""
 
 from __future__ import annotations
 

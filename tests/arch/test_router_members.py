@@ -1,4 +1,4 @@
-"""What the rest of the server may read of the router: the members below, and no others.
+"""The members of the router that the rest of the server may read: the members below, and no others.
 
 The search is by name: an attribute of a variable `router`, or of an attribute `router` or `_router`, is a member that
 the file reads.
