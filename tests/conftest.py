@@ -7,10 +7,12 @@ import random
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from inferd.engine.api.process.garbage import collector_paused
+from tests import kernels_record
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE_HOME = ROOT / "build" / "cache"
@@ -23,7 +25,7 @@ list takes 20 ms of processor time a client."""
 FRESH = {"Cache-Control": "no-cache"}
 """Header of requests for /metrics and /state that must not be answered from the server's cache."""
 LONGEST_FIRST = (
-    "deploy/test_packaging", "benchmarks/test_gpu_driver", "cpu/test_over_http", "e2e/test_benchmark_scenarios",
+    "deploy/test_packaging", "benchmarks/test_gpu_runner", "cpu/test_over_http", "e2e/test_benchmark_scenarios",
     "e2e/test_benchmark_slo", "e2e/test_serve", "e2e/test_boundaries", "e2e/test_benchmark_overhead",
     "e2e/test_request_path", "prometheus/test_live", "e2e/test_structured", "e2e/test_clients",
     "reliability/test_kills",
@@ -33,11 +35,14 @@ LONGEST_FIRST = (
     "security/test_egress", "security/test_fields", "security/test_recorded_answers",
 )  # fmt: skip
 """Files that start first. Otherwise one process would still run a long file while the others are idle."""
+RECORDED = pytest.StashKey[str]()
+"""What the report says about recorded tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a test that would be skipped fails")
     parser.addoption("--long", action="store_true", help="run every case of every test")
+    parser.addoption("--recorded", action="store_true", help="run only what `make kernels` records, and all of it")
     parser.addoption(
         "--kernels", choices=("cpp", "reference"), default="cpp", help="what computes in tests/cpu (default: cpp)"
     )
@@ -60,6 +65,11 @@ def pytest_configure(config: pytest.Config) -> None:
         " `of`, always the same ones; all with --long. Tests with the same `among` are drawn from together",
     )
     config.addinivalue_line("markers", "long: run with --long only")
+    config.addinivalue_line(
+        "markers",
+        "recorded: one test of each such file runs, unless what they are made of has changed since `make kernels`, or"
+        " with --long (kernels_record.py)",
+    )
     config.addinivalue_line("markers", "browser: needs Chromium and Playwright; skipped by name without them")
 
 
@@ -96,8 +106,54 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         assert marker is not None
         kept = random.Random(name).sample(group, min(len(group), marker.kwargs["keep"]))
         dropped.update(set(group) - set(kept))
+    dropped |= _left_out(config, [item for item in items if item not in dropped])
     config.hook.pytest_deselected(items=list(dropped))
     items[:] = [item for item in items if item not in dropped]
+
+
+def _left_out(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item]:
+    """Recorded tests that need not run, because nothing that they are made of has changed. Also notes their number for
+    the report."""
+    recorded = [item for item in items if item.get_closest_marker("recorded")]
+    if config.getoption("--recorded"):
+        return set(items) - set(recorded)
+    why_all = kernels_record.why_all() if recorded else ""
+    files: dict[Path, list[pytest.Item]] = defaultdict(list)
+    for item in recorded:
+        files[item.path].append(item)
+    kept = {random.Random(path.name).choice(group) for path, group in files.items()}
+    left_out = set[pytest.Item]() if why_all else set(recorded) - kept
+    if recorded:
+        config.stash[RECORDED] = _told(len(recorded), len(left_out), why_all)
+    return left_out
+
+
+def _told(num_recorded: int, num_left_out: int, why_all: str) -> str:
+    if why_all:
+        return f"recorded tests: all {num_recorded} were selected, because {why_all}. `make kernels` records them"
+    kept = num_recorded - num_left_out
+    return (
+        f"recorded tests: one a file, {kept} of {num_recorded}, because nothing that they are made of has changed since"
+        f" the last full run without a failure ({kernels_record.RECORD.name}). `make long` and --long run all"
+    )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tells the first process of pytest-xdist, which collects no tests itself."""
+    if hasattr(session.config, "workeroutput") and RECORDED in session.config.stash:
+        session.config.workeroutput["recorded"] = session.config.stash[RECORDED]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    told = getattr(node, "workeroutput", {}).get("recorded")
+    if told:
+        node.config.stash[RECORDED] = told
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if RECORDED in config.stash:
+        terminalreporter.write_line(config.stash[RECORDED])
 
 
 def _implementation(item: pytest.Item) -> object:

@@ -39,6 +39,7 @@ def test_a_dry_row_is_wrong_by_its_numbers_or_its_code(max_err: float, faults: l
     assert (other.max_err, other.reason) == (None, "no numeric check")
 
 
+@pytest.mark.recorded
 def test_every_shipped_kernel_has_a_numeric_check_that_sees_a_wrong_one(tmp_path: Path) -> None:
     """In an interpreting process: the checks of two ops, one of them spoilt, and the names of all kernels."""
     code = """

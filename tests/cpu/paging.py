@@ -14,18 +14,11 @@ from torch import Tensor
 from inferd.engine.arch.paging import num_dead_blocks
 from inferd.engine.layers.recurrent import States
 from inferd.engine.models.decoder import Decoder
-from inferd.kernels.kv_format import KV_FORMATS, KV_SCALE_DTYPE, num_kv_groups
 from inferd.kernels.paged_attention import AttentionBatch
 from inferd.kernels.states import StateRows
+from tests.kernels.pools import nan_scales
 
 _NUM_STATES = 40
-
-
-def nan_scales(kv: Tensor) -> Tensor | None:
-    """Scales for a pool [..., D] of 8 bits, all NaN; None for another pool."""
-    if kv.dtype not in KV_FORMATS:
-        return None
-    return torch.full((*kv.shape[:-1], num_kv_groups(kv.shape[-1])), float("nan"), dtype=KV_SCALE_DTYPE)
 
 
 @dataclass(eq=False)

@@ -62,6 +62,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("implementation", names, indirect=True)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests that interpret Triton are `recorded`, except those of files with `IS_RECORDED = False`, which import more
+    than the record covers."""
+    interprets = item.path.stem.endswith("_triton") or "interpreted" in getattr(item, "fixturenames", ())
+    callspec = getattr(item, "callspec", None)
+    if callspec and callspec.params.get("implementation") in (TRITON, COMPILED):
+        interprets = True
+    if interprets and getattr(item.getparent(pytest.Module).obj, "IS_RECORDED", True):  # type: ignore[union-attr]
+        item.add_marker(pytest.mark.recorded)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not is_triton_alone(config):

@@ -13,8 +13,9 @@ from inferd.engine.api.memory.precision import KV_FORMATS as PLANNED_FORMATS
 from inferd.kernels.kv_format import KV_FORMATS, KV_GROUP, KV_SCALE_DTYPE, head_bytes
 from inferd.kernels.paged_attention import AttentionBatch, paged_attention
 from inferd.kernels.rope import rope_and_cache
-from tests.cpu.paging import nan_scales
+from tests.kernels.pools import nan_scales
 
+IS_RECORDED = False
 ROWS = ((20, 1), (0, 24), (15, 2))
 BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM = 16, 2, 64
 BOUNDS = {torch.float8_e4m3fn: 0.04, torch.int8: 0.012}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inferd.kernels.kv_format import KV_FORMATS, dequantize_heads, quantize_heads
 from inferd.kernels.paged_attention import ATTENTION_SPLIT, AttentionBatch, paged_attention
-from tests.cpu.paging import nan_scales
+from tests.kernels.pools import nan_scales
 
 TRITON = "triton"
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from inferd.kernels.kv_format import KV_FORMATS, KV_GROUP, KV_SCALE_DTYPE
 from inferd.kernels.rope import rope_and_cache
-from tests.cpu.paging import nan_scales
 from tests.kernels.conftest import TRITON
+from tests.kernels.pools import nan_scales
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

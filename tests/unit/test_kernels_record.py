@@ -1,0 +1,258 @@
+"""What is left out of a run, and when: only by a record of a full run without a failure, of the same content."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import conftest, kernels_record
+from tests.arch.test_imports import imported
+from tests.kernels_record import PACKAGES, PATHS, ROOT, current, read, run_and_record, why_all, write
+
+AROUND = {"tests/conftest.py", "tests/kernels_record.py", "engine/api/process/garbage.py"}
+"""Files that decide which tests run and where their output lies, and not what they find."""
+OTHER_PACKAGES = {"pytest", "nvidia", "cuda", "cudnn", "flash_attn", "flash_attn_interface"}
+"""The test program, and libraries that are imported on a GPU alone."""
+
+# -- digests -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with two of the paths, and a record of them."""
+    monkeypatch.setattr(kernels_record, "PATHS", ("kernels", "tests/kernels"))
+    root = tmp_path / "root"
+    for name in ("kernels/rope/triton.py", "kernels/gelu.py", "tests/kernels/test_rope.py", "server/main.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"# {name}\n")
+    (root / ".gitignore").write_text("*.so\nbuild/\n")
+    git(root, "init", "--quiet")
+    git(root, "add", ".")
+    record(root)
+    return root
+
+
+def git(root: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-C", root, *arguments], check=True, capture_output=True)
+
+
+def record(root: Path) -> Path:
+    path, state = root / "record.txt", current(root)
+    assert state is not None and set(state) == {"kernels", "tests/kernels", *PACKAGES}
+    write(path, state)
+    return path
+
+
+def test_the_same_content_is_the_same_whatever_else_there_is(root: Path) -> None:
+    path, source = root / "record.txt", root / "kernels" / "gelu.py"
+    assert why_all(path, root) == ""
+    content = source.read_text()
+    source.unlink()
+    source.write_text(content)
+    os.utime(source, (1, 1))
+    (root / "kernels" / "built.so").write_bytes(b"ignored")
+    (root / "server" / "main.py").write_text("changed")
+    git(root, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "committed or not")
+    assert why_all(path, root) == ""
+    other = root.with_name("other")
+    subprocess.run(["git", "clone", "--quiet", str(root), str(other)], check=True)
+    assert why_all(path, other) == "", "another checkout, made in another order"
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda root: (root / "kernels/gelu.py").write_text("x"), "kernels"),
+        (lambda root: (root / "kernels/gelu.py").unlink(), "kernels"),
+        (lambda root: (root / "kernels/gelu.py").rename(root / "kernels/other.py"), "kernels"),
+        (lambda root: (root / "tests/kernels/test_new.py").touch(), "tests/kernels"),
+        (lambda root: [(root / f"{name}/new.py").touch() for name in ("kernels", "tests/kernels")],
+         "kernels, tests/kernels"),
+    ],
+)  # fmt: skip
+def test_any_other_content_is_named(root: Path, change: Callable[[Path], object], names: str) -> None:
+    change(root)
+    assert why_all(root / "record.txt", root) == f"changed since record.txt was written: {names}"
+
+
+def test_content_does_not_move_between_files_unseen(root: Path) -> None:
+    """Names and lengths are part of the digest."""
+    (root / "kernels/gelu.py").write_text("ab")
+    (root / "kernels/h.py").write_text("c")
+    path = record(root)
+    (root / "kernels/gelu.py").write_text("a")
+    (root / "kernels/h.py").write_text("bc")
+    assert "kernels" in why_all(path, root)
+
+
+def test_another_version_or_path_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = root / "record.txt"
+    versions = {"triton": "9.9", "torch": "2.0+cpu"}
+    monkeypatch.setattr(kernels_record.importlib.metadata, "version", lambda name: versions.get(name, "1"))
+    assert set(PACKAGES) <= set(why_all(path, root).replace(",", "").split())
+    record(root)
+    monkeypatch.setitem(versions, "torch", "2.0+cu130")
+    assert why_all(path, root) == "", "another build of the same version"
+    monkeypatch.setattr(kernels_record, "PATHS", ("kernels",))
+    assert why_all(path, root) == "changed since record.txt was written: tests/kernels"
+
+
+def test_all_run_without_a_record_or_without_git(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_all(root / "none.txt", root) == "none.txt is missing"
+    (root / "empty.txt").touch()
+    assert why_all(root / "empty.txt", root).startswith("changed since empty.txt was written: kernels, ")
+    monkeypatch.setenv("GIT_DIR", str(root / "nowhere"))
+    assert why_all(root / "record.txt", root) == "git does not list the files here"
+    monkeypatch.setenv("PATH", "")
+    assert why_all(root / "record.txt", root) == "git does not list the files here"
+
+
+# -- the record --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ends(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """What becomes of pytest: its exit code, and what happens meanwhile. It finds no option that leaves tests out."""
+    how = SimpleNamespace(code=0, during=lambda: None)
+    run = subprocess.run
+
+    def stub(command: list[str], **options: Any) -> Any:
+        if "pytest" not in command:
+            return run(command, **options)
+        assert command[1:] == ["-m", "pytest", "-q", *kernels_record.FOLDERS, "--recorded"]
+        assert not [name for name in options["env"] if name.startswith("PYTEST_")]
+        how.during()
+        return subprocess.CompletedProcess(command, how.code)
+
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k one")
+    monkeypatch.setattr(subprocess, "run", stub)
+    return how
+
+
+def test_a_full_run_without_a_failure_is_recorded(root: Path, ends: SimpleNamespace) -> None:
+    (root / "kernels/gelu.py").write_text("new")
+    path = root / "record.txt"
+    assert why_all(path, root) != ""
+    assert run_and_record(path, root, workers=0) == 0
+    assert read(path) == current(root) and why_all(path, root) == ""
+
+
+@pytest.mark.parametrize("what", [1, 2, 5, "a changed file", "a missing package", "no git"])
+def test_no_other_run_is_recorded(
+    root: Path, ends: SimpleNamespace, what: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5 is the code of a run that found no test, 2 of one that was stopped."""
+    path = root / "record.txt"
+    (root / "kernels/gelu.py").write_text("new")
+    before = path.read_text()
+    if isinstance(what, int):
+        ends.code = what
+    elif what == "a changed file":
+        ends.during = lambda: (root / "kernels/gelu.py").write_text("newer")
+    elif what == "a missing package":
+        monkeypatch.setattr(kernels_record, "PACKAGES", (*PACKAGES, "not-installed"))
+    else:
+        monkeypatch.setenv("GIT_DIR", str(root / "nowhere"))
+    assert run_and_record(path, root, workers=0) == (what if isinstance(what, int) else 1)
+    assert path.read_text() == before
+
+
+# -- the choice --------------------------------------------------------------------------------------------------------
+
+
+class Item:
+    """A test in a file, with or without the marker."""
+
+    def __init__(self, path: str, is_recorded: bool) -> None:
+        self.path, self.is_recorded = Path(path), is_recorded
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name == "recorded" and self.is_recorded
+
+
+def chosen(why: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[list[int], str]:
+    """The numbers of the tests that are left out, and what the report says."""
+    items = [Item("a.py", number % 2 == 0) for number in range(6)] + [Item("b.py", True)]
+    config: Any = SimpleNamespace(getoption=lambda name: name in options, stash={})
+    monkeypatch.setattr(kernels_record, "why_all", lambda: why)
+    left_out: Any = conftest._left_out(config, items)  # type: ignore[arg-type]
+    return [number for number, item in enumerate(items) if item in left_out], config.stash.get(conftest.RECORDED, "")
+
+
+def test_one_a_file_stays_and_all_that_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    left_out, told = chosen("", monkeypatch)
+    assert len(left_out) == 2 and set(left_out) < {0, 2, 4}
+    assert "one a file, 2 of 4, because nothing that they are made of has changed" in told
+    assert chosen("", monkeypatch) == (left_out, told), "always the same ones"
+
+
+def test_a_reason_keeps_all_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    left_out, told = chosen("kernels differ", monkeypatch)
+    assert left_out == [] and "all 4 were selected, because kernels differ" in told
+    assert chosen("", monkeypatch, "--recorded") == ([1, 3, 5], ""), "a run that records takes these, and all of them"
+
+
+# -- what they are made of ---------------------------------------------------------------------------------------------
+
+
+def recorded_files() -> list[Path]:
+    found = list((ROOT / "tests" / "aot").glob("test_*.py"))
+    for path in (ROOT / "tests" / "kernels").glob("test_*.py"):
+        text = path.read_text()
+        is_interpreted = '"implementation"' in text or "implementation:" in text or "def interpreted" in text
+        if (is_interpreted or path.stem.endswith("_triton")) and "\nIS_RECORDED = False\n" not in text:
+            found.append(path)
+    return found + [path for path in (ROOT / "tests/benchmarks").glob("*.py") if "mark.recorded" in path.read_text()]
+
+
+def file_of(name: str) -> Path | None:
+    """The file of a module of the repository, or of the module that has this name in it."""
+    parts = name.removeprefix("inferd.").split(".")
+    if parts[0] not in ("server", "engine", "kernels", "tests", "benchmarks", "examples"):
+        return None
+    for count in range(len(parts), 0, -1):
+        path = ROOT.joinpath(*parts[:count])
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def outside(files: list[Path]) -> set[str]:
+    """Files and libraries that these import, directly or not, and that the record does not cover."""
+    seen, found = set[Path](), set[str]()
+    files = list(files)
+    while files:
+        path = files.pop()
+        name = str(path.relative_to(ROOT))
+        if path in seen or name in AROUND:
+            continue
+        seen.add(path)
+        if not any(name == covered or name.startswith(f"{covered}/") for covered in PATHS):
+            found.add(name)
+        for module in imported(path):
+            file, top = file_of(module), module.split(".")[0]
+            if file is not None:
+                files.append(file)
+            elif top not in sys.stdlib_module_names | {"inferd", "tests", *PACKAGES, *OTHER_PACKAGES}:
+                found.add(top)
+    return found
+
+
+def test_recorded_tests_import_only_what_the_record_covers() -> None:
+    files = recorded_files()
+    assert {"test_rope", "test_linear", "test_judge", "test_gpu_runner"} <= {path.stem for path in files}
+    assert outside(files) == set(), "tests of files that import these may not be recorded: IS_RECORDED = False"
+
+
+def test_others_are_seen_to_import_more() -> None:
+    others = {ROOT / "tests" / "kernels" / "test_kv_format.py", ROOT / "tests" / "cpu" / "test_memory.py"}
+    assert not others & set(recorded_files())
+    assert all(any(name.startswith("engine/") for name in outside([path])) for path in others)
