@@ -67,8 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: run with --long only")
     config.addinivalue_line(
         "markers",
-        "recorded: one test of each such file runs, unless what they are made of has changed since `make kernels`, or"
-        " with --long (kernels_record.py)",
+        "recorded(keep=1): `keep` such tests of a file run, unless what they are made of has changed since"
+        " `make kernels`, or with --long (kernels_record.py)",
     )
     config.addinivalue_line("markers", "browser: needs Chromium and Playwright; skipped by name without them")
 
@@ -121,11 +121,18 @@ def _left_out(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Ite
     files: dict[Path, list[pytest.Item]] = defaultdict(list)
     for item in recorded:
         files[item.path].append(item)
-    kept = {random.Random(path.name).choice(group) for path, group in files.items()}
+    kept = {item for path, group in files.items() for item in random.Random(path.name).sample(group, _kept(group))}
     left_out = set[pytest.Item]() if why_all else set(recorded) - kept
     if recorded:
         config.stash[RECORDED] = _told(len(recorded), len(left_out), why_all)
     return left_out
+
+
+def _kept(group: list[pytest.Item]) -> int:
+    """How many recorded tests of a file always run. A marker can ask for none."""
+    marker = group[0].get_closest_marker("recorded")
+    assert marker is not None
+    return int(marker.kwargs.get("keep", 1))
 
 
 def _told(num_recorded: int, num_left_out: int, why_all: str) -> str:

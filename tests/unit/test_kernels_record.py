@@ -170,16 +170,17 @@ def test_no_other_run_is_recorded(
 class Item:
     """A test in a file, with or without the marker."""
 
-    def __init__(self, path: str, is_recorded: bool) -> None:
-        self.path, self.is_recorded = Path(path), is_recorded
+    def __init__(self, path: str, is_recorded: bool, **options: int) -> None:
+        self.path, self.marker = Path(path), SimpleNamespace(kwargs=options) if is_recorded else None
 
-    def get_closest_marker(self, name: str) -> bool:
-        return name == "recorded" and self.is_recorded
+    def get_closest_marker(self, name: str) -> SimpleNamespace | None:
+        assert name == "recorded"
+        return self.marker
 
 
 def chosen(why: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[list[int], str]:
     """The numbers of the tests that are left out, and what the report says."""
-    items = [Item("a.py", number % 2 == 0) for number in range(6)] + [Item("b.py", True)]
+    items = [Item("a.py", number % 2 == 0) for number in range(6)] + [Item("b.py", True), Item("c.py", True, keep=0)]
     config: Any = SimpleNamespace(getoption=lambda name: name in options, stash={})
     monkeypatch.setattr(kernels_record, "why_all", lambda: why)
     left_out: Any = conftest._left_out(config, items)  # type: ignore[arg-type]
@@ -188,14 +189,14 @@ def chosen(why: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[li
 
 def test_one_a_file_stays_and_all_that_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     left_out, told = chosen("", monkeypatch)
-    assert len(left_out) == 2 and set(left_out) < {0, 2, 4}
-    assert "one a file, 2 of 4, because nothing that they are made of has changed" in told
+    assert len(left_out) == 3 and 7 in left_out and set(left_out) < {0, 2, 4, 7}
+    assert "one a file, 2 of 5, because nothing that they are made of has changed" in told
     assert chosen("", monkeypatch) == (left_out, told), "always the same ones"
 
 
 def test_a_reason_keeps_all_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     left_out, told = chosen("kernels differ", monkeypatch)
-    assert left_out == [] and "all 4 were selected, because kernels differ" in told
+    assert left_out == [] and "all 5 were selected, because kernels differ" in told
     assert chosen("", monkeypatch, "--recorded") == ([1, 3, 5], ""), "a run that records takes these, and all of them"
 
 
@@ -206,8 +207,9 @@ def recorded_files() -> list[Path]:
     found = list((ROOT / "tests" / "aot").glob("test_*.py"))
     for path in (ROOT / "tests" / "kernels").glob("test_*.py"):
         text = path.read_text()
-        is_interpreted = '"implementation"' in text or "implementation:" in text or "def interpreted" in text
-        if (is_interpreted or path.stem.endswith("_triton")) and "\nIS_RECORDED = False\n" not in text:
+        is_interpreted = any(word in text for word in ('"implementation"', "implementation:", "def interpreted"))
+        is_interpreted |= path.stem.endswith("_triton")
+        if "mark.recorded" in text or (is_interpreted and "\nIS_RECORDED = False\n" not in text):
             found.append(path)
     return found + [path for path in (ROOT / "tests/benchmarks").glob("*.py") if "mark.recorded" in path.read_text()]
 
