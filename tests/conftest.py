@@ -36,7 +36,7 @@ LONGEST_FIRST = (
 )  # fmt: skip
 """Files that start first. Otherwise one process would still run a long file while the others are idle."""
 RECORDED = pytest.StashKey[str]()
-"""What the report says about recorded tests."""
+"""A line of the report about recorded tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,12 +9,13 @@ import pytest
 from inferd.engine.arch.shown import MAX_MESSAGE, clipped, shown
 
 LONG = 10**6
+TEXT = "x" * LONG
 NESTED: list[Any] = []
 for _ in range(500):
     NESTED = [NESTED] * 8
 
 VALUES = (
-    "x" * LONG, tuple(range(LONG)), [0.1] * LONG, {str(key): "x" * LONG for key in range(2000)}, NESTED, 10**9999,
+    TEXT, tuple(range(LONG)), [0.1] * LONG, {str(key): TEXT for key in range(2000)}, NESTED, 10**9999,
     [10**9999], "\ud800" * LONG, b"\0" * LONG, "\x1b[2J" * LONG,
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What is left out of a run, and when: only by a record of a full run without a failure, of the same content."""
+"""A recorded test is left out only by a record of a full run without a failure, of the same content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.arch.test_imports import imported
 from tests.kernels_record import PACKAGES, PATHS, ROOT, current, read, run_and_record, why_all, write
 
 AROUND = {"tests/conftest.py", "tests/kernels_record.py", "engine/api/process/garbage.py"}
-"""Files that decide which tests run and where their output lies, and not what they find."""
+"""Files that choose the tests and the folder of their caches. No result of a test depends on them."""
 OTHER_PACKAGES = {"pytest", "nvidia", "cuda", "cudnn", "flash_attn", "flash_attn_interface"}
 """The test program, and libraries that are imported on a GPU alone."""
 
@@ -119,7 +119,7 @@ def test_all_run_without_a_record_or_without_git(root: Path, monkeypatch: pytest
 
 @pytest.fixture
 def ends(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """What becomes of pytest: its exit code, and what happens meanwhile. It finds no option that leaves tests out."""
+    """A stub of pytest: its exit code, and something that happens during the run."""
     how = SimpleNamespace(code=0, during=lambda: None)
     run = subprocess.run
 

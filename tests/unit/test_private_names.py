@@ -12,6 +12,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from pkgutil import resolve_name
@@ -47,32 +48,39 @@ def library_of(name: str) -> str:
     return name.partition(".")[0]
 
 
-def imports(source: str) -> dict[str, str]:
-    """Name in `source` -> the library's full name of it."""
-    found = {}
+@cache
+def read(source: str) -> tuple[dict[str, str], tuple[ast.ClassDef, ...]]:
+    """({name in `source`: the library's full name of it}, the classes)."""
+    found, classes = {}, list[ast.ClassDef]()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found |= {library_of(alias.name): library_of(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ClassDef):
+            classes.append(node)
     own = ("inferd", *sys.stdlib_module_names)
-    return {name: full for name, full in found.items() if library_of(full) not in own}
+    return {name: full for name, full in found.items() if library_of(full) not in own}, tuple(classes)
 
 
-LIBRARIES = {library_of(full) for source in SOURCES.values() for full in imports(source).values()}
+@cache
+def called_by_text() -> re.Pattern[str]:
+    """Matches a private name of one of our libraries that is called, also in a program that is text."""
+    libraries = {library_of(full) for source in SOURCES.values() for full in read(source)[0].values()}
+    return re.compile(rf"(?<![\w.])(?:{'|'.join(sorted(libraries))})(?:\.\w+)*\._[a-z]\w*(?=\()")
 
 
 def private_names(source: str) -> Iterator[str]:
     """Names with a part that begins with an underscore, also in programs that `source` holds as text."""
-    yield from (full for full in imports(source).values() if re.search(r"\._[a-z]", full))
-    yield from re.findall(rf"(?<![\w.])(?:{'|'.join(LIBRARIES)})(?:\.\w+)*\._[a-z]\w*(?=\()", source)
+    yield from (full for full in read(source)[0].values() if re.search(r"\._[a-z]", full))
+    yield from called_by_text().findall(source)
 
 
 def inherited_names(source: str) -> Iterator[str]:
     """Names that a class in `source` takes from a library's class."""
-    known = imports(source)
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.ClassDef) or len(node.bases) != 1:
+    known, classes = read(source)
+    for node in classes:
+        if len(node.bases) != 1:
             continue
         root, dot, rest = ast.unparse(node.bases[0]).partition(".")
         # Attributes of a pydantic model are our own fields.
@@ -97,6 +105,7 @@ def _taken(node: ast.ClassDef) -> set[str]:
     return (used - made) | above
 
 
+@cache
 def uses() -> dict[str, list[str]]:
     """Name of a library -> our files that use it."""
     found = defaultdict(set)
@@ -120,12 +129,8 @@ def is_there(name: str) -> bool:
     return hasattr(owner, attribute) or any(makes.search(inspect.getsource(part)) for part in classes)
 
 
-USES = uses()
-
-
-@pytest.mark.parametrize("name", USES)
-def test_the_library_still_has_it(name: str) -> None:
-    assert is_there(name), how_to_mend(name)
+def test_the_libraries_still_have_them_all() -> None:
+    assert [how_to_mend(name) for name in uses() if not is_there(name)] == []
 
 
 def how_to_mend(name: str) -> str:
@@ -133,7 +138,7 @@ def how_to_mend(name: str) -> str:
     distribution = metadata.packages_distributions()[library][0]
     return (
         f"{distribution} {metadata.version(distribution)} has no {name.removeprefix(library + '.')}, "
-        f"used by {' and '.join(USES[name])}: use what replaced it, or change the bounds in pyproject.toml"
+        f"used by {' and '.join(uses()[name])}: use what replaced it, or change the bounds in pyproject.toml"
     )
 
 
@@ -149,7 +154,7 @@ def test_the_search_finds_each_way_of_using_one() -> None:
         f"{PROTOCOL}.headers": "server/transport/connection.py",
         "uvicorn.Server.server_state": "server/transport/uvicorn_server.py",
     }
-    assert {name: file for name, file in known.items() if file not in USES.get(name, ())} == {}
+    assert {name: file for name, file in known.items() if file not in uses().get(name, ())} == {}
 
 
 @pytest.mark.parametrize("name", ["torch._gone", "torch.gone._x", "uvicorn.Server._gone", f"{PROTOCOL}.gone"])
