@@ -1,7 +1,9 @@
-"""Run every test tier in turn, each with a time budget, and print what each took.
+"""Run every test tier, each with a budget of processor time, and print what each took.
 
-A tier is a set of folders or files under `tests/`. A tier over its budget is marked in the report, but does not fail:
-sample its large parameter sets then (`@pytest.mark.sampled`). `--long` runs all cases. `--quick` runs one tier
+A tier is a set of folders or files under `tests/`, and one run of pytest. The tiers of a lane run in turn, and the lanes
+run beside each other: one computes while the other waits for daemons. A tier over its budget is marked in the report,
+but does not fail: sample its large parameter sets then (`@pytest.mark.sampled`). Budgets are of processor time, because
+other programs of the machine hardly change it. `--long` runs all cases, one tier at a time. `--quick` runs one tier
 alone, which finds most mistakes soonest.
 """
 
@@ -12,21 +14,26 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 ROOT = Path(__file__).resolve().parents[1]
+LOGS = ROOT / "build" / "tiers"
+"""The output of each tier, while lanes run beside each other. It is printed when the tier ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
     name: str
     budget_s: int
+    """Processor time of the tier and all of its processes."""
     folders: tuple[str, ...]
-    workers: int = 0
+    lane: str = "computes"
+    workers: int = 2
     """pytest-xdist processes; 0: none."""
-    threads: int = 2
-    """Threads of each process's numeric libraries."""
     engine_threads: int | None = None
     """Threads of each daemon's engine, except with `--long`. None: one per core."""
     by: str = "worksteal"
@@ -40,91 +47,133 @@ class Tier:
 
 
 TIERS = (
-    Tier("arch + unit", 85, ("arch", "unit"), workers=2, threads=1),
-    Tier("simulation + property + chaos", 75, ("sim", "property", "chaos"), workers=2, threads=1),
-    Tier("cpu models + aot", 115, ("cpu", "aot"), workers=2, threads=1),
-    Tier("cpu models in plain PyTorch", 600, ("cpu",), options=("--kernels", "reference"), is_long=True),
-    Tier("kernels", 120, ("kernels",), workers=2, threads=1),
+    Tier("arch + unit + simulation", 300, ("arch", "unit", "sim", "property", "chaos")),
+    Tier("cpu models", 190, ("cpu",)),
+    Tier("cpu models in plain PyTorch", 1200, ("cpu",), workers=0, options=("--kernels", "reference"), is_long=True),
+    Tier("kernels + aot", 110, ("kernels", "aot")),
+    Tier("api + page + deploy + benchmarks", 180, ("api", "page", "deploy", "benchmarks"), options=("-rs",)),
+    Tier("real model + e2e", 200, ("real", "e2e", "prometheus"), lane="waits", by="loadfile", options=("-rs",)),
+    # Engines with two threads each would compete for the cores.
     Tier(
-        "api + page + deploy + benchmarks",
-        85,
-        ("api", "page", "deploy", "benchmarks"),
-        workers=2,
-        threads=1,
-        options=("-rs",),
+        "reliability + security", 300, ("reliability", "security"), lane="waits", workers=3, engine_threads=1,
+        by="loadfile",
     ),
-    Tier("real model", 40, ("real",), workers=2, threads=1, by="loadfile"),
-    Tier("e2e", 80, ("e2e", "prometheus"), workers=2, threads=1, by="loadfile", options=("-rs",)),
-    # There are more processes than cores, because waiting for a daemon takes no processor time. Engines with two
-    # threads each would compete for the cores.
-    Tier("reliability", 120, ("reliability",), workers=4, threads=1, engine_threads=1, by="loadfile"),
-    Tier("security", 80, ("security",), workers=3, threads=1, engine_threads=1, by="loadfile"),
-    Tier("schemathesis", 600, ("clients",), is_long=True, program=("tests/clients/run.py", "--only", "schemathesis")),
-)
+    Tier(
+        "schemathesis", 1200, ("clients",), workers=0, is_long=True,
+        program=("tests/clients/run.py", "--only", "schemathesis"),
+    ),
+)  # fmt: skip
 QUICK = Tier(
-    "quick", 90,
+    "quick", 170,
     ("arch", "unit", "api/test_chat.py", "api/test_routes.py", "api/test_error_table.py", "e2e/test_serve.py",
      "e2e/test_client.py"),
-    workers=2, threads=1, by="loadfile",
+    by="loadfile",
 )  # fmt: skip
 MUTANTS = ("-m", "tests.mutants.run", "--most", "2000", "--minutes", "60")
-MUTANTS_BUDGET_S = 4000
+MUTANTS_BUDGET_S = 8000
 """With `--long` only. This reports the mutants that survive, and fails only if it could judge none."""
 INSTALL_BUDGET_S = 90
-KEEPS_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
-"""Otherwise every process would compile its tests anew, and every daemon the server."""
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
+    # Otherwise every process would compile its tests anew, and every daemon the server.
+    "PYTHONDONTWRITEBYTECODE": "",
+}
+PRINTING = Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """One line of the report."""
+
+    name: str
+    budget_s: int
+    wall_s: float
+    processor_s: float
+    code: int
 
 
 def main() -> int:
     options = _options()
-    rows: list[tuple[str, int, float, int]] = []
+    started_s, rows = time.monotonic(), list[Took]()
     if options.make:
-        started = time.monotonic()
-        code = subprocess.run(
-            [*options.make.split(), "--no-print-directory", "install"], cwd=ROOT, check=False
-        ).returncode
-        rows.append(("install", INSTALL_BUDGET_S, time.monotonic() - started, code))
-        if code:
-            return _report(rows)
-    for tier in (QUICK,) if options.quick else TIERS:
-        folders = [f"tests/{folder}" for folder in tier.folders if (ROOT / "tests" / folder).exists()]
-        if not folders or (options.only and tier.name not in options.only) or (tier.is_long and not options.long):
-            continue
-        print(f"\n== {tier.name} (budget {tier.budget_s} s)", flush=True)
-        started = time.monotonic()
-        rows.append((tier.name, tier.budget_s, 0.0, _run(tier, folders, options)))
-        rows[-1] = (*rows[-1][:2], time.monotonic() - started, rows[-1][3])
+        rows.append(_timed("install", INSTALL_BUDGET_S, [*options.make.split(), "--no-print-directory", "install"], {}))
+        if rows[-1].code:
+            return _report(rows, started_s)
+    chosen = [QUICK] if options.quick else [tier for tier in TIERS if _is_chosen(tier, options)]
+    if options.long or len({tier.lane for tier in chosen}) < 2:
+        rows += _lane(chosen, options, None)
+    else:
+        LOGS.mkdir(parents=True, exist_ok=True)
+        lanes = [[tier for tier in chosen if tier.lane == lane] for lane in sorted({tier.lane for tier in chosen})]
+        with ThreadPoolExecutor(len(lanes)) as pool:
+            for found in pool.map(lambda lane: _lane(lane, options, LOGS), lanes):
+                rows += found
     if options.long and not options.only:
         print(f"\n== mutants (budget {MUTANTS_BUDGET_S} s)", flush=True)
-        started = time.monotonic()
-        code = subprocess.run([options.python, *MUTANTS], cwd=ROOT, check=False).returncode
-        rows.append(("mutants", MUTANTS_BUDGET_S, time.monotonic() - started, code))
-    return _report(rows)
+        rows.append(_timed("mutants", MUTANTS_BUDGET_S, [options.python, *MUTANTS], {}))
+    return _report(rows, started_s)
 
 
-def _run(tier: Tier, folders: list[str], options: argparse.Namespace) -> int:
-    command = [options.python, "-m", "pytest", "-q", *folders, *tier.options]
+def _is_chosen(tier: Tier, options: argparse.Namespace) -> bool:
+    return bool(_folders(tier)) and (not options.only or tier.name in options.only) and options.long >= tier.is_long
+
+
+def _folders(tier: Tier) -> list[str]:
+    return [f"tests/{folder}" for folder in tier.folders if (ROOT / "tests" / folder).exists()]
+
+
+def _lane(tiers: Sequence[Tier], options: argparse.Namespace, logs: Path | None) -> list[Took]:
+    """Run the tiers in turn. With a folder for logs, the output of each is printed as a whole, and not mixed with that
+    of other lanes."""
+    rows = []
+    for tier in tiers:
+        heading = f"== {tier.name} (budget {tier.budget_s} s of processor time)"
+        log = logs / f"{tier.name.replace(' + ', '-').replace(' ', '-')}.log" if logs else None
+        with PRINTING:
+            print(f"\n{heading}" + (f" has started: {log.relative_to(ROOT)}" if log else ""), flush=True)
+        threads = {"INFERD_NUM_THREADS": str(tier.engine_threads)} if tier.engine_threads and not options.long else {}
+        rows.append(_timed(tier.name, tier.budget_s, _command(tier, options), threads, log))
+        if log:
+            with PRINTING:
+                print(f"\n{heading}\n{log.read_text(errors='replace')}", flush=True)
+    return rows
+
+
+def _command(tier: Tier, options: argparse.Namespace) -> list[str]:
     if tier.program:
-        return subprocess.run([options.python, *tier.program], cwd=ROOT, check=False).returncode
+        return [options.python, *tier.program]
+    command = [options.python, "-m", "pytest", "-q", *_folders(tier), *tier.options]
     if tier.workers:
         # Files in the order of `conftest.LONGEST_FIRST`, and not by how many tests they hold.
         command += ["-n", str(tier.workers), "--dist", tier.by, "--no-loadscope-reorder"]
-    if options.long:
-        command += ["--long"]
-    count = str(tier.threads)
-    threads = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OMP_WAIT_POLICY": "passive"}
-    if tier.engine_threads and not options.long:
-        threads["INFERD_NUM_THREADS"] = str(tier.engine_threads)
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **threads, **KEEPS_BYTECODE}, check=False).returncode
+    return [*command, "--long"] if options.long else command
 
 
-def _report(rows: list[tuple[str, int, float, int]]) -> int:
-    print("\ntier                            seconds   budget")
-    for name, budget_s, took_s, code in rows:
-        marks = ("  FAILED" if code else "") + ("  over budget" if took_s > budget_s else "")
-        print(f"{name:30} {took_s:8.1f} {budget_s:8}{marks}")
-    print(f"{'all':30} {sum(row[2] for row in rows):8.1f} {sum(row[1] for row in rows):8}")
-    return int(any(code for *_, code in rows))
+def _timed(name: str, budget_s: int, command: list[str], more: dict[str, str], log: Path | None = None) -> Took:
+    started_s = time.monotonic()
+    output = log.open("wb") if log else None
+    try:
+        environment = {**os.environ, **(ENVIRONMENT if name != "install" else {}), **more}
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+        _, status, used = os.wait4(process.pid, 0)
+    finally:
+        if output:
+            output.close()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    wall_s = time.monotonic() - started_s
+    return Took(name, budget_s, wall_s, used.ru_utime + used.ru_stime, process.returncode)
+
+
+def _report(rows: Sequence[Took], started_s: float) -> int:
+    print(f"\n{'tier':34}  seconds  processor s  budget")
+    for row in rows:
+        marks = ("  FAILED" if row.code else "") + ("  over budget" if row.processor_s > row.budget_s else "")
+        print(f"{row.name:34} {row.wall_s:8.1f} {row.processor_s:12.1f} {row.budget_s:7}{marks}")
+    processor_s, budget_s = sum(row.processor_s for row in rows), sum(row.budget_s for row in rows)
+    print(f"{'all':34} {time.monotonic() - started_s:8.1f} {processor_s:12.1f} {budget_s:7}")
+    return int(any(row.code for row in rows))
 
 
 def _options() -> argparse.Namespace:

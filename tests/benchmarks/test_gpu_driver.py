@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +12,7 @@ from benchmarks.gpu import catalogue, floors, report
 from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.points import KERNEL_TESTS, Case, Phase, Point, Rates, Trial
 from benchmarks.gpu.profile import Span, Summary, read_counters
-from benchmarks.gpu.runner import Result, Results, progress
-from benchmarks.gpu.tree import ROOT, environment, make_tree
+from benchmarks.gpu.runner import Result
 from tests.benchmarks.test_gpu_runner import point
 
 H200 = Rates(4.3e12, {"bf16": 790e12, "fp8": 1580e12})
@@ -160,31 +155,3 @@ def test_parts_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
         "there is no part 'speed'; there are headline, profile, peers, checks, kernels, engine"
         in capsys.readouterr().err
     )
-
-
-def test_the_tree_is_an_import_root_without_the_checkout(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path)
-    assert make_tree(tmp_path) == tree, "a second time"
-    code = "import inferd.kernels.aot, benchmarks.tables, sys; print(inferd.kernels.__file__); import kernels"
-    env = {**environment(tree), "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    assert done.stdout.startswith(str(tree)) and "No module named 'kernels'" in done.stderr
-    assert "TRITON_INTERPRET" not in environment(tree)
-
-
-def test_a_row_runs_from_the_program_to_the_table(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    asked = ["--rehearse", "--part", "kernels", "--row", "kernels/machine", "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", *asked], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "kernels/machine: ok" in done.stderr and "Times: not measured." in done.stdout
-    result = Results(out / "results.jsonl").read()["kernels/machine"]
-    assert "torch" in result.points[0].trial.note and result.digest
-    assert {"benchmarks/gpu/machine.py", "benchmarks/gpu/points.py"} <= set(result.files)
-    assert progress(result).startswith("kernels/machine: ok in ")
-    assert sorted(os.listdir(out)) == ["results.jsonl", "tables.md"]
-    assert (out / "tables.md").read_text().startswith("# inferd on rehearsal")

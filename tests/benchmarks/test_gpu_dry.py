@@ -79,6 +79,7 @@ print(json.dumps([missing, right.is_wrong, right.max_err, wrong.max_err, absent.
     assert "no implementation called triton" in absent
 
 
+@pytest.mark.recorded
 def test_a_dry_run_of_one_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,8 +142,13 @@ def reading(row: Row, into: Path, options: Options) -> list[str]:
 
 
 @pytest.mark.usefixtures("checks_alone")
-def test_a_read_back_while_a_step_is_launched_is_found(tmp_path: Path) -> None:
+def test_no_step_is_read_back_while_it_is_launched(tmp_path: Path) -> None:
     assert wrong(Options(work_dir=tmp_path), "checks/launches") == []
+
+
+@pytest.mark.recorded
+@pytest.mark.usefixtures("checks_alone")
+def test_a_read_back_while_a_step_is_launched_is_found(tmp_path: Path) -> None:
     (line,) = wrong(Options(work_dir=tmp_path, command=reading), "checks/launches")
     assert line.startswith("checks/launches: wrong: 1 of 1") and "a launch waited: item" in line
 

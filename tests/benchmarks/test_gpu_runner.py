@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +13,8 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.points import Case, Phase, Point, Trial
-from benchmarks.gpu.runner import SKIPPED, Options, Result, Results, Row, digest_of, run_row, run_rows
-from benchmarks.gpu.tree import ROOT
+from benchmarks.gpu.runner import SKIPPED, Options, Result, Results, Row, digest_of, progress, run_row, run_rows
+from benchmarks.gpu.tree import ROOT, environment, make_tree
 
 pytestmark = pytest.mark.recorded
 
@@ -222,3 +224,34 @@ def test_measurements_have_the_machine_to_themselves(options: Options, tmp_path:
     pair = [Row("kernels", name, "meets", timeout_s=1.0) for name in ("one", "two")]
     done, _ = run_rows(pair, Results(tmp_path / "a.jsonl"), replace(options, jobs=2), lambda _: None)
     assert [result.status for result in done] == ["timed out", "ok"]
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_the_tree_is_an_import_root_without_the_checkout(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path)
+    assert make_tree(tmp_path) == tree, "a second time"
+    code = "import inferd.kernels.aot, benchmarks.tables, sys; print(inferd.kernels.__file__); import kernels"
+    env = {**environment(tree), "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.stdout.startswith(str(tree)) and "No module named 'kernels'" in done.stderr
+    assert "TRITON_INTERPRET" not in environment(tree)
+
+
+def test_a_row_runs_from_the_program_to_the_table(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    asked = ["--rehearse", "--part", "kernels", "--row", "kernels/machine", "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *asked], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "kernels/machine: ok" in done.stderr and "Times: not measured." in done.stdout
+    result = Results(out / "results.jsonl").read()["kernels/machine"]
+    assert "torch" in result.points[0].trial.note and result.digest
+    assert {"benchmarks/gpu/machine.py", "benchmarks/gpu/points.py"} <= set(result.files)
+    assert progress(result).startswith("kernels/machine: ok in ")
+    assert sorted(os.listdir(out)) == ["results.jsonl", "tables.md"]
+    assert (out / "tables.md").read_text().startswith("# inferd on rehearsal")
