@@ -1,6 +1,6 @@
 """Run every test tier, each with a budget of processor time, and print what each took.
 
-A tier is a set of folders or files under `tests/`, and one run of pytest. The tiers of a lane run in turn, and the lanes
+A tier is a set of folders or files under `tests/`, and one run of pytest. The tiers of a lane run in turn. The lanes
 run beside each other: one computes while the other waits for daemons. A tier over its budget is marked in the report,
 but does not fail: sample its large parameter sets then (`@pytest.mark.sampled`). Budgets are of processor time, because
 other programs of the machine hardly change it. `--long` runs all cases, one tier at a time. `--quick` runs one tier

@@ -177,6 +177,7 @@ def check(http: httpx.Client, router: ScriptedRouter, api: Api, cut: int) -> lis
     return [plain, streamed]
 
 
+@pytest.mark.sampled(keep=36)
 @pytest.mark.parametrize("api", APIS.values(), ids=APIS)
 @pytest.mark.parametrize("name", [name for name, sample in SAMPLES.items() if not sample.prompt])
 def test_an_answer_cut_anywhere_is_taken_back(serving_format: Serve, is_long: bool, api: Api, name: str) -> None:

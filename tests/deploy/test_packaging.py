@@ -93,6 +93,7 @@ OPTIONAL = ("cudnn", "flash_attn_interface", "flash_attn")
 """Libraries for attention on GPUs. Only the modules that call them import them."""
 
 
+@pytest.mark.long
 def test_every_module_imports_from_the_wheel_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
     """The dependencies come from this environment; the package itself only from the wheel."""
     venv.create(tmp_path / "venv", with_pip=False)

@@ -18,6 +18,8 @@ from .conftest import Daemon, children
 
 HI: Any = [{"role": "user", "content": "Name a person."}]
 NAME = re.compile(r"[A-Z][a-z]{2,7}")
+MAX_TRIES = 5
+"""Streams until one has pieces. On a busy machine the server joins the tokens that a client has not read yet."""
 
 
 class Person(BaseModel):
@@ -66,12 +68,17 @@ def test_a_stream_is_the_plain_answer_in_pieces(daemon: Daemon) -> None:
     with daemon.client() as client:
         asked: Any = {"model": "tiny", "messages": HI, "response_format": Person, "seed": 5, "max_tokens": 300}
         plain = client.chat.completions.parse(**asked)
-        with client.chat.completions.stream(**asked) as stream:
-            pieces = [event.delta for event in stream if event.type == "content.delta"]
-            final = stream.get_final_completion()
-    assert len([piece for piece in pieces if piece]) > 1  # tokens of a slow reader join
-    assert "".join(pieces) == plain.choices[0].message.content == final.choices[0].message.content
-    assert final.choices[0].message.parsed == plain.choices[0].message.parsed
+        most = 0
+        for _ in range(MAX_TRIES):
+            with client.chat.completions.stream(**asked) as stream:
+                pieces = [event.delta for event in stream if event.type == "content.delta"]
+                final = stream.get_final_completion()
+            assert "".join(pieces) == plain.choices[0].message.content == final.choices[0].message.content
+            assert final.choices[0].message.parsed == plain.choices[0].message.parsed
+            most = max(most, len([piece for piece in pieces if piece]))
+            if most > 1:
+                break
+    assert most > 1
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="each process has its own there")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -108,11 +109,19 @@ def num_open(daemon: Daemon, grammar: str) -> int:
     return sum(one.num_fds() for one in family if one.pid not in workers) - _FILES_OF_A_WORKER * len(workers)
 
 
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """One for all tests: they only ask, and compare with the state that they find."""
+    served = Daemon()
+    try:
+        served.wait_ready()
+        yield served
+    finally:
+        served.stop(signal.SIGKILL)
+
+
 @pytest.mark.timeout(900)
-def test_no_request_is_answered_with_a_fault_or_leaves_anything_behind(
-    start: Callable[..., Daemon], is_long: bool
-) -> None:
-    daemon = start()
+def test_no_request_is_answered_with_a_fault_or_leaves_anything_behind(daemon: Daemon, is_long: bool) -> None:
     pid, url = daemon.engine_pid, daemon.url
     # What is started with the first request that needs it is no leak.
     send_all(url, list(requests(SEED - 1, 200)))
@@ -133,9 +142,8 @@ def resident(daemon: Daemon) -> int:
 
 
 @pytest.mark.timeout(900)
-def test_no_two_fields_together_are_more_than_each(start: Callable[..., Daemon], is_long: bool) -> None:
+def test_no_two_fields_together_are_more_than_each(daemon: Daemon, is_long: bool) -> None:
     """Requests at two bounds are answered and their memory is freed, because products of fields have bounds too."""
-    daemon = start()
     pid, url = daemon.engine_pid, daemon.url
     send(url, list(pairs(SEED - 1, 20)))
     num_bytes = resident(daemon)

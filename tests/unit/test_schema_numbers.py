@@ -224,7 +224,7 @@ def test_a_number_that_no_double_holds_is_refused(keyword: str, number: float) -
             assert (caught.value.code, caught.value.param) == ("invalid_value", "here")
 
 
-@pytest.mark.sampled(keep=2)
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("first", NAMES)
 @pytest.mark.parametrize("second", [*NAMES, "multipleOf"])
 def test_two_extreme_bounds_are_read(vocabulary: LLTokenizer, first: str, second: str) -> None:
