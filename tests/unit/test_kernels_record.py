@@ -181,7 +181,8 @@ class Item:
 def chosen(why: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[list[int], str]:
     """The numbers of the tests that are left out, and what the report says."""
     items = [Item("a.py", number % 2 == 0) for number in range(6)] + [Item("b.py", True), Item("c.py", True, keep=0)]
-    config: Any = SimpleNamespace(getoption=lambda name: name in options, stash={})
+    given = {"--device": "cpu", "--recorded": False} | dict.fromkeys(options, "cuda")
+    config: Any = SimpleNamespace(getoption=given.__getitem__, stash={})
     monkeypatch.setattr(kernels_record, "why_all", lambda: why)
     left_out: Any = conftest._left_out(config, items)  # type: ignore[arg-type]
     return [number for number, item in enumerate(items) if item in left_out], config.stash.get(conftest.RECORDED, "")
@@ -197,6 +198,8 @@ def test_one_a_file_stays_and_all_that_are_not_recorded(monkeypatch: pytest.Monk
 def test_a_reason_keeps_all_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     left_out, told = chosen("kernels differ", monkeypatch)
     assert left_out == [] and "all 5 were selected, because kernels differ" in told
+    left_out, told = chosen("", monkeypatch, "--device")
+    assert left_out == [] and "because the record is of runs without --device" in told, "a GPU runs them all"
     assert chosen("", monkeypatch, "--recorded") == ([1, 3, 5], ""), "a run that records takes these, and all of them"
 
 
