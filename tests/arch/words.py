@@ -10,7 +10,8 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ _PATTERNS = {
     "subject behind its verb": _INVERTED,
 }
 _CODE = re.compile(r"\"where\"|``[^`]*``|`[^`]*`|https?://\S+")
+_ONE_LITERAL = re.compile(rb"[a-zA-Z]*(\"\"\"|''')(?:(?!\1).)*\1", re.DOTALL)
 _ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|vs|cf|etc|Fig|No|approx)\.")
 
 
@@ -83,21 +85,47 @@ def _judged(kind: str, text: str) -> Iterator[tuple[str, str]]:
 def _of_python(path: Path) -> Iterator[tuple[int, str, str]]:
     """(line, kind, text) of every docstring, doc of a field, and comment."""
     source = path.read_text()
+    strings = []
     for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
+            strings.append(node)
         for statement in getattr(node, "body", ()) if not isinstance(node, ast.Lambda | ast.IfExp) else ():
             match statement:
                 case ast.Expr(value=ast.Constant(value=str() as text)):
                     yield statement.lineno, "docstring", text
     comments: list[tuple[int, str]] = []
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and not re.match(r"# (fmt|noqa|type|mypy|--)|#!", token.string):
-            text = token.string.lstrip("#: ").rstrip()
-            if comments and comments[-1][0] + comments[-1][1].count("\n") + 1 == token.start[0]:
+    for number, comment in _comments(source, strings):
+        if not re.match(r"# (fmt|noqa|type|mypy|--)|#!", comment):
+            text = comment.lstrip("#: ").rstrip()
+            if comments and comments[-1][0] + comments[-1][1].count("\n") + 1 == number:
                 comments[-1] = (comments[-1][0], f"{comments[-1][1]}\n{text}")
             else:
-                comments.append((token.start[0], text))
+                comments.append((number, text))
     for line, text in comments:
         yield line, "comment", text
+
+
+def _comments(source: str, strings: Sequence[ast.expr]) -> list[tuple[int, str]]:
+    """(line, comment) of each comment: a # outside of all strings. Reading tokens takes five times as long, so that is
+    only for a file in which a # may be a comment between two strings that Python joins."""
+    lines = [line.encode() for line in source.split("\n")]
+    spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for node in strings:
+        first, last, end = node.lineno, node.end_lineno or node.lineno, node.end_col_offset or 0
+        text = b"\n".join([*lines[first - 1 : last - 1], lines[last - 1][:end]])[node.col_offset :]
+        if first < last and b"#" in text and not re.fullmatch(_ONE_LITERAL, text):
+            tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+            return [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
+        for line in range(first, last + 1):
+            is_first, is_last = line == first, line == last
+            spans[line].append((node.col_offset if is_first else 0, end if is_last else len(lines[line - 1])))
+    found = []
+    for line, content in enumerate(lines, start=1):
+        for match in re.finditer(b"#", content) if b"#" in content else ():
+            if not any(start <= match.start() < end for start, end in spans[line]):
+                found.append((line, content[match.start() :].decode()))
+                break
+    return found
 
 
 def _of_markdown(path: Path) -> Iterator[tuple[int, str, str]]:
