@@ -1,4 +1,4 @@
-"""Functions of the owner of a model's engines that the router calls. Each is None until the owner sets it."""
+"""The router's calls to the owner of a model's engines. Each is None until the owner sets it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inferd.engine.api.wire.messages import Phase
 
 @dataclass(slots=True)
 class Hooks:
-    """The calls to the owner of one model's engines."""
+    """The hooks of one model."""
 
     on_wanted: Callable[[], None] | None = None
     """Called once when unloaded engines are to start."""

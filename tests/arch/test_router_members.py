@@ -1,4 +1,4 @@
-"""The members of the router that the rest of the server may read: the members below, and no others.
+"""The rest of the server reads only the members of the router that are listed below.
 
 The search is by name: an attribute of a variable `router`, or of an attribute `router` or `_router`, is a member that
 the file reads.

@@ -108,7 +108,7 @@ def model_that_loads_is_unloaded(patch: Patch) -> None:
 
 @plant
 def failed_load_is_an_unload(patch: Patch) -> None:
-    """A model that cannot be loaded counts as unloaded: each request tries it again, and nobody says why."""
+    """A model that cannot be loaded counts as unloaded: each request tries it again, and nobody learns why."""
     fail_model = Loading.fail_model
 
     def mild(self: Loading, reason: str) -> None:

@@ -331,7 +331,9 @@ def printed(model: Path, numerics: Numerics, adapter: object = None) -> str:
     """The fingerprint of answers of a server that starts with this model."""
     report = read_models(Settings(model=str(model), kv_memory=2**26, device="cpu"))[0]
     numerics = structs.replace(numerics, files=digest_of_all(report.config.files))
-    service = SimpleNamespace(version="1", model=report.model, router=SimpleNamespace(numerics=numerics))
+    service = SimpleNamespace(
+        version="1", model=report.model, router=SimpleNamespace(replicas=SimpleNamespace(numerics=numerics))
+    )
     request = SimpleNamespace(params=SimpleNamespace(adapter=adapter))
     return fingerprint(service, request)  # type: ignore[arg-type]
 
