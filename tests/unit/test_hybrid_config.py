@@ -105,5 +105,5 @@ def test_a_gpu_holds_the_states() -> None:
     assert parts["states"] == 8 * STATE and parts["checkpoints"] == 5 * STATE
     delta = ARCH.recurrent
     assert isinstance(delta, GatedDelta)
-    width = sum(delta.in_sizes) + delta.conv_size + delta.value_size
+    width = sum(delta.in_sizes) + delta.conv_size + delta.out_size
     assert parts["recorded steps"] > 256 * width * 2
