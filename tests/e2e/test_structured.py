@@ -323,7 +323,8 @@ def test_a_grammar_made_to_do_harm_harms_nobody(daemon: Daemon, name: str) -> No
         # A body as deep as that is refused before any field is looked at.
         assert (error["param"] or "structured_outputs.").startswith("structured_outputs.")
         assert len(error["message"]) < 1_000
-    assert num_tokens > (10 if name == "endless multiple" else 0), "the other stream stood still"
+    # A verdict takes a second, in which a busy machine computes some tokens, and an engine that waits none.
+    assert num_tokens > (3 if name == "endless multiple" else 0), "the other stream stood still"
     assert daemon.engine_pid == pid
     choice = answer(daemon, regex="[0-9]{4}")["choices"][0]
     assert re.fullmatch("[0-9]{4}", choice["message"]["content"])
