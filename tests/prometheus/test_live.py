@@ -78,6 +78,8 @@ class Prometheus:
         return [float(series["value"][1]) for series in self.get("query", query=expression)["result"]]
 
     def one(self, expression: str) -> float:
+        """The value of the only series. A rule that was just loaded may not have been evaluated yet."""
+        wait_until(lambda: bool(self.query(expression)))
         (value,) = self.query(expression)
         return value
 
