@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -94,7 +96,11 @@ def test_r3_what_the_system_kills_each_time_is_failed_after_one_more(
 
 def test_r4_engines_that_deliver_nothing_end_the_server(start: Callable[..., Daemon]) -> None:
     daemon = start(program=faulty("kill@step=1", step_ms=0))
-    answers = Asker(daemon.url).ask(streams(4, 20))
-    assert {answer.error["code"] for answer in answers if answer.error} == {"engine_error"}
-    assert daemon.process.wait(60) == 70
+    for _ in range(3):  # on a busy machine streams may come one by one, and cost fewer engines than the server endures
+        answers = Asker(daemon.url).ask(streams(4, 20))
+        assert {answer.error["code"] for answer in answers if answer.error} == {"engine_error"}
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            daemon.process.wait(30)
+            break
+    assert daemon.process.returncode == 70
     assert "; those before it ended too, and none delivered a token" in daemon.output
