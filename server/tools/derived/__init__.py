@@ -17,6 +17,6 @@ probe conversations that differ in one thing, and reads the format out of the di
 5. `check` parses other turns by the derived format. A format that does not read them back exactly is dropped, since a
    wrong format is worse than none. If a template's calls have several readings, the first that does is taken.
 
-What is derived has the types of the formats written by hand (`CallFormat`, `ReasoningFormat`), so it parses and
+Derived formats have the types of the formats written by hand (`CallFormat`, `ReasoningFormat`), so it parses and
 constrains in the same way. Nothing here knows a family's name, and nothing is read from the template's source.
 """
