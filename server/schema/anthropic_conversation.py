@@ -276,6 +276,8 @@ def _conversation(turns: tuple[Turn, ...], info: ValidationInfo) -> Conversation
     for i, turn in enumerate(turns):
         if turn.clear_at != "next_user_message" or i > newest:
             reader.add(turn, f"messages[{i}]", is_newest=i == newest)
+    if not reader.messages:
+        raise errors.invalid_value("messages", "system", "Expected a turn with content.")
     return reader.finished()
 
 

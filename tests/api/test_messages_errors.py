@@ -132,6 +132,13 @@ def test_other_paths_keep_their_own_shape(http: httpx.Client) -> None:
     assert "request-id" not in http.get("/v1/models").headers
 
 
+def test_turns_that_say_nothing_are_no_conversation(http: httpx.Client) -> None:
+    silent = {"role": "system", "content": "", "output_config": {"effort": "low"}}
+    for path, asked in zip(PATHS, (ASKED, {"model": "tiny"}), strict=True):
+        message = check(http.post(path, json={**asked, "messages": [silent]}), *INVALID)
+        assert "Expected a turn with content." in message
+
+
 def test_the_field_is_named_once(http: httpx.Client) -> None:
     for fields, words in (
         ({"max_tokens": "x"}, "Invalid type for 'max_tokens': expected an integer, but got a string instead."),
