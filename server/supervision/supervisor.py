@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +32,7 @@ _LAST_WORDS_S = 0.2
 """A child that refuses to start says why before it exits: this message is preferred to its exit code."""
 
 WINDOW_S = 60.0
+"""Seconds of serving. Starts do not count: those of a large model take minutes, so that deaths would never add up."""
 MAX_DEATHS = 5
 """Most deaths within `WINDOW_S` with no token delivered between them; one more ends the server."""
 
@@ -48,7 +50,7 @@ _MAX_DELAY_S = 2.0
 
 
 class RestartPolicy:
-    """Counts recent deaths of engines. Knows no processes and no clock."""
+    """Counts recent deaths of one replica's engines. Knows no processes and no clock."""
 
     def __init__(self) -> None:
         self._without_delivery: deque[float] = deque()
@@ -56,17 +58,18 @@ class RestartPolicy:
         self._recent: deque[float] = deque()
         self._num_delivered = 0
 
-    def died(self, now: float, num_delivered: int) -> float | None:
+    def died(self, served_s: float, num_delivered: int) -> float | None:
         """Seconds to wait before the next start; None if there should be none.
 
-        `num_delivered`: tokens and ends delivered to streams since the server started.
+        `served_s`: seconds that all engines have served so far. `num_delivered`: tokens and ends that they delivered to
+        streams.
         """
         if num_delivered > self._num_delivered:
             self._num_delivered = num_delivered
             self._without_delivery.clear()
         for times in (self._without_delivery, self._recent):
-            times.append(now)
-            while now - times[0] > WINDOW_S:
+            times.append(served_s)
+            while served_s - times[0] > WINDOW_S:
                 times.popleft()
         if len(self._without_delivery) > MAX_DEATHS:
             return None
@@ -97,6 +100,7 @@ class EngineSupervisor:
         self._label, self._told = label, told
         self._name = label + (f"replica {index}: " if len(router.replicas) > 1 else "")
         self._restart_policy = RestartPolicy()
+        self._served_s, self._serves_since_s = 0.0, math.inf
         self._standby = Standby(lambda epoch: self._begin(epoch, is_standby=True), on_standby)
         self._epoch, self._early = 0, early
         self._moved: frozenset[str] = frozenset()
@@ -130,7 +134,8 @@ class EngineSupervisor:
         start."""
         if self._refusal is not None:
             return self._give_up(self._refusal)
-        delay_s = self._restart_policy.died(time.monotonic(), self._replica.num_delivered)
+        self._served_s += max(time.monotonic() - self._serves_since_s, 0.0)
+        delay_s = self._restart_policy.died(self._served_s, self._replica.num_delivered)
         if delay_s is None or self._replica.failure:
             reason = f"{reason}; those before it ended too, and none delivered a token"
             return self._give_up(EngineDeadError(reason))
@@ -170,7 +175,7 @@ class EngineSupervisor:
 
     async def _run_one(self) -> str:
         """Run one engine, from its start or promotion to its end; returns how it ended."""
-        self._shares_numerics = self._replicas.numerics is not None
+        self._shares_numerics, self._serves_since_s = self._replicas.numerics is not None, math.inf
         try:
             handle = await self._next()
         except StartError as error:
@@ -229,6 +234,7 @@ class EngineSupervisor:
         return EngineHandle.begin(config, epoch, self._log_style, is_standby=is_standby, early=early)
 
     def _began_to_serve(self) -> None:
+        self._serves_since_s = time.monotonic()
         if self._epoch and len(self._replicas) > 1:
             logger.info("%sthe next engine takes requests", self._name)
             self._share_cores(is_lent=False)  # it does not know of cores that others lend

@@ -72,6 +72,8 @@ class SimulatedProcess:
         """Whether it was killed from outside, and not by the server."""
         self.calm_s = 0.0
         """Time until which it may be slow, because of a fault that must not end it."""
+        self.ready_s = inf
+        """When it began to serve."""
         self.num_threads = NUM_THREADS
         """Number of threads that it computes on."""
         self.engine: SimulatedEngine | None = None
@@ -180,6 +182,7 @@ class SimulatedProcess:
         )
         limits = scenario.core.limits
         self._invariants = Invariants(self.engine, limits, depth=1)
+        self.ready_s = self._loop.time()
         self._send(_ready(limits.num_blocks, limits.block_size, limits.max_model_len))
         self._heartbeat.phase = EnginePhase.SERVING
 

@@ -157,6 +157,37 @@ def test_deaths_long_ago_do_not_count() -> None:
     assert all(policy.died(i * WINDOW_S / 4, num_delivered=0) is not None for i in range(100))
 
 
+@pytest.mark.parametrize(("serves_s", "num_deaths"), [(1.0, MAX_DEATHS + 1), (WINDOW_S / 4, 20)])
+def test_the_time_of_starts_does_not_count(monkeypatch: pytest.MonkeyPatch, serves_s: float, num_deaths: int) -> None:
+    """Engines that take minutes to load and die at once are a loop. Those that serve for a while in between are not."""
+    clock_s, deaths = 0.0, 0
+    router = Router(None, Metrics("tiny"))
+    supervisor = EngineSupervisor(router, engine_config(), LogStyle(), lambda _: None)
+
+    class Stopped(Exception):
+        pass
+
+    async def live() -> str:
+        nonlocal clock_s, deaths
+        if deaths == 20:
+            raise Stopped
+        clock_s += 3 * WINDOW_S
+        supervisor._began_to_serve()
+        router.lifecycle.loaded.set()
+        clock_s, deaths = clock_s + serves_s, deaths + 1
+        return "it died"
+
+    async def wait(delay_s: float) -> None:
+        del delay_s
+
+    monkeypatch.setattr(supervisor, "_run_one", live)
+    monkeypatch.setattr(supervisor, "_wait_before_start", wait)
+    monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: clock_s)
+    with pytest.raises((EngineDeadError, Stopped)):
+        asyncio.run(supervisor.run())
+    assert deaths == num_deaths
+
+
 def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk may be full or memory short for a moment. This does not end a server that has served."""
     monkeypatch.setattr(supervisor_module, "_FIRST_DELAY_S", 0.0)
