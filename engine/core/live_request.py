@@ -6,17 +6,49 @@ Knows no queue, no blocks, no launched steps.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+
 from inferd.engine.api.process.flight_recorder import tag_of
 from inferd.engine.api.wire.messages import Delta, Failure, FinishReason, Submit, WireLogprobs
 from inferd.engine.api.wire.params import ParamError, check_token_ids
-from inferd.engine.grammar.ports import Grammar
+from inferd.engine.grammar.ports import WORD_BITS, Grammar
 from inferd.engine.request import Request
-from inferd.engine.sched.plan import NO_RESULT, RowResult, TokenLogprobs
+from inferd.engine.sched.limits import Refusal
+from inferd.engine.sched.plan import NO_RESULT, Row, RowResult, TokenLogprobs, TokenMasks
 from inferd.engine.sched.scheduler import AppliedRow
 
 
-def check_submit(submit: Submit, vocab_size: int) -> None:
-    """Raise `ParamError` for values that this model cannot take, or an output longer than requested."""
+def fault_in(submit: Submit, vocab_size: int, adapters: Mapping[int, str]) -> Failure | None:
+    """Why this model cannot take a `Submit`, or its output is longer than requested; None if it is fine.
+
+    `adapters`: digest of the adapter at each index that has one.
+    """
+    try:
+        _check(submit, vocab_size)
+    except ParamError as error:
+        return Failure("invalid_value", str(error), error.param)
+    adapter = submit.params.adapter
+    if adapter is not None and adapters.get(adapter.index) != adapter.digest:
+        return Failure("model_not_found", f"the adapter at index {adapter.index} is not loaded", "model")
+    return None
+
+
+def fault_in_seed(submit: Submit) -> Failure | None:
+    """As `fault_in`, for a choice of a prompt of which the first choice is fine."""
+    try:
+        submit.params.check_seed()
+    except ParamError as error:
+        return Failure("invalid_value", str(error), error.param)
+    return None
+
+
+def failure_of(refusal: Refusal) -> Failure:
+    """The scheduler's refusal of a request, as its last delta tells it."""
+    return Failure(refusal.code, refusal.message, refusal.param, refusal.retry_after_s)
+
+
+def _check(submit: Submit, vocab_size: int) -> None:
     submit.params.check(vocab_size)
     submit.scheduling.check()
     if not submit.prompt_ids:
@@ -29,7 +61,7 @@ def check_submit(submit: Submit, vocab_size: int) -> None:
 
 
 def request_of(submit: Submit, max_model_len: int, now: float) -> Request:
-    """The request of a `Submit` that passed `check_submit`. `now`: monotonic seconds; its arrival is no later."""
+    """The request of a `Submit` without a fault. `now`: monotonic seconds; its arrival is no later."""
     return Request.create(
         submit.request_id,
         submit.prompt_ids,
@@ -174,6 +206,28 @@ class LiveRequest:
             embedding=result.embedding,
             num_drafts=num_drafts,
         )
+
+
+def token_masks(rows: Sequence[Row], grammars: Iterable[Grammar | None], vocab_size: int) -> TokenMasks:
+    """Masks of the draws of a step. `grammars`: of each row; None if any token may be drawn."""
+    draws, bound, num_draws = list[int](), list[tuple[Grammar, Row]](), 0
+    for row, grammar in zip(rows, grammars, strict=True):
+        if row.samples and grammar is not None:
+            bound.append((grammar, row))
+            draws += range(num_draws, num_draws + row.num_draws)
+        num_draws += row.num_draws
+    num_words = -(-vocab_size // WORD_BITS)
+    words, first_word = array("I", bytes(4 * num_words * len(draws))), 0
+    for grammar, row in bound:
+        grammar.fill(words, first_word)
+        for number, draft_id in enumerate(row.draft_ids, start=1):
+            grammar.accept((draft_id,))
+            # No token may follow the end of the text, not even one that ends the answer.
+            if not grammar.is_finished:
+                grammar.fill(words, first_word + number * num_words)
+        grammar.rollback(len(row.draft_ids))
+        first_word += row.num_draws * num_words
+    return TokenMasks(tuple(draws), words)
 
 
 def wire_logprobs(logprobs: tuple[TokenLogprobs, ...]) -> tuple[WireLogprobs, ...]:

@@ -7,13 +7,12 @@ model computes N+1 while N is applied and the masks are made. No sockets, no thr
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from inferd.engine.api.cost.step_cost import NO_WORK, StepWork, WorkModel
+from inferd.engine.api.cost.step_cost import NO_WORK, PlanWork, StepWork
 from inferd.engine.api.process.flight_recorder import NO_RECORDER, Recorder
 from inferd.engine.api.wire.messages import (
     Delta,
@@ -26,13 +25,20 @@ from inferd.engine.api.wire.messages import (
     Submit,
     SubmitChoices,
 )
-from inferd.engine.api.wire.params import Adapter, ParamError
-from inferd.engine.core.live_request import LiveRequest, check_submit, request_of
-from inferd.engine.grammar.ports import WORD_BITS, Grammar, GrammarError, Grammars, NoGrammars, PendingGrammar
+from inferd.engine.api.wire.params import Adapter
+from inferd.engine.core.live_request import (
+    LiveRequest,
+    failure_of,
+    fault_in,
+    fault_in_seed,
+    request_of,
+    token_masks,
+)
+from inferd.engine.grammar.ports import GrammarError, Grammars, NoGrammars, PendingGrammar
 from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.latency.step_time import Coefficients
 from inferd.engine.sched.limits import Refusal
-from inferd.engine.sched.plan import Row, RowStatus, StepPlan, StepResult, TokenMasks
+from inferd.engine.sched.plan import RowStatus, StepPlan, StepResult, TokenMasks
 from inferd.engine.sched.scheduler import AppliedRow, Scheduler
 from inferd.engine.speculation.ports import LiveGuesser
 from inferd.engine.worker.executor import Executor, Handle
@@ -70,15 +76,13 @@ class EngineCore:
         vocab_size: int,
         depth: int = 1,
         clock: Callable[[], float] = monotonic,
-        work: WorkModel = NO_WORK,
-        draft_work: WorkModel = NO_WORK,
+        work: PlanWork = NO_WORK,
         grammars: Grammars | None = None,
         recorder: Recorder = NO_RECORDER,
         guesses: LiveGuesser | None = None,
     ) -> None:
-        """`work`: cost of the model's steps; `draft_work`: of the draft model's passes. Without `grammars`, requests
-        with a grammar are refused. `guesses`: those that the scheduler verifies. The core opens and closes each request
-        there.
+        """`work`: cost of steps. Without `grammars`, requests with a grammar are refused. `guesses`: those that the
+        scheduler verifies. The core opens and closes each request there.
 
         `recorder` is called before a step is launched and after its results have come.
         """
@@ -89,7 +93,7 @@ class EngineCore:
         self._vocab_size = vocab_size
         self._depth = depth
         self._clock = clock
-        self._work, self._draft_work = work, draft_work
+        self._work = work
         self._grammars = grammars or NoGrammars()
         self._recorder = recorder
         self._guesses = guesses
@@ -111,8 +115,8 @@ class EngineCore:
         self._schedule_duration_s = 0.0
         """Time that the newest plan took."""
         self._step_model = StepModel()
-        self._expert_peaks: tuple[tuple[int, float], ...] = ()
         """State of the step-time model, updated every `_MODEL_STEPS` steps."""
+        self._expert_peaks: tuple[tuple[int, float], ...] = ()
 
     @property
     def has_work(self) -> bool:
@@ -127,13 +131,13 @@ class EngineCore:
 
     def submit(self, submit: Submit, now: float) -> None:
         """Accept a request, or refuse it with a terminal delta that says why. `now`: monotonic seconds."""
-        self._accept(submit, self._fault_in(submit), now)
+        self._accept(submit, fault_in(submit, self._vocab_size, self._adapters), now)
 
     def submit_choices(self, message: SubmitChoices, now: float) -> None:
         """Accept every choice of one prompt, or refuse it as `submit` does. What they share is checked once."""
-        fault = self._fault_in(message.first)
+        fault = fault_in(message.first, self._vocab_size, self._adapters)
         for submit in message.each():
-            self._accept(submit, fault or self._fault_in_seed(submit), now)
+            self._accept(submit, fault or fault_in_seed(submit), now)
 
     def _accept(self, submit: Submit, fault: Failure | None, now: float) -> None:
         """`fault`: why the request cannot be accepted, if that is already known."""
@@ -250,23 +254,6 @@ class EngineCore:
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
-    def _fault_in(self, submit: Submit) -> Failure | None:
-        try:
-            check_submit(submit, self._vocab_size)
-        except ParamError as error:
-            return Failure("invalid_value", str(error), error.param)
-        adapter = submit.params.adapter
-        if adapter is not None and self._adapters.get(adapter.index) != adapter.digest:
-            return Failure("model_not_found", f"the adapter at index {adapter.index} is not loaded", "model")
-        return None
-
-    def _fault_in_seed(self, submit: Submit) -> Failure | None:
-        try:
-            submit.params.check_seed()
-        except ParamError as error:
-            return Failure("invalid_value", str(error), error.param)
-        return None
-
     def _fault_in_id(self, submit: Submit) -> Failure | None:
         if submit.request_id in self._live:
             message = f"request id {submit.request_id!r} is in use by a request that has not ended"
@@ -278,7 +265,7 @@ class EngineCore:
         try:
             self._scheduler.add(live.request, now)
         except Refusal as refusal:
-            self._refuse(live, _failure_of(refusal))
+            self._refuse(live, failure_of(refusal))
             return
         if self._guesses is not None:
             self._guesses.open(live.request, live.grammar)
@@ -286,7 +273,7 @@ class EngineCore:
     def _shed(self, now: float) -> None:
         """Refuse the waiting requests that can no longer make their TTFT target."""
         for request, refusal in self._scheduler.shed(now):
-            self._refuse(self._live[request.request_id], _failure_of(refusal))
+            self._refuse(self._live[request.request_id], failure_of(refusal))
 
     def _queue_compiled(self, now: float) -> None:
         """Hand requests with a compiled grammar to the scheduler, in the order in which they came."""
@@ -321,42 +308,12 @@ class EngineCore:
         for admission in plan.admissions:
             self._by_slot[admission.slot] = self._live[admission.request_id]
         awaits_masks = any(row.samples and self._by_slot[row.slot].grammar is not None for row in plan.rows)
-        work = self._work_of(plan)
+        work = self._work.of(plan.rows)
         rows = [(self._by_slot[row.slot].tag, row.start + row.num_tokens) for row in plan.rows]
         self._recorder.launched(plan.step_id, rows, work)
         idle_s = 0.0 if self._launched else max(0.0, self._clock() - self._last_end_s)
         handle = self._executor.launch(plan, awaits_masks=awaits_masks)
         self._launched.append(_Launched(plan, handle, work, idle_s, awaits_masks))
-
-    def _work_of(self, plan: StepPlan, num_scored: int = 0) -> StepWork:
-        """Work of a step that also computes the logits of `num_scored` prompt positions. Drafts are decodes, of the
-        draft model too. What it computes before its first draft is a chunk."""
-        starts, counts = [row.start for row in plan.rows], [row.num_tokens for row in plan.rows]
-        num_logits = sum([row.num_draws for row in plan.rows]) + num_scored
-        num_states = len(plan.rows)
-        if plan.has_drafts:
-            # Accepted drafts advance the states once more.
-            num_states += sum([row.num_drafts > 0 for row in plan.rows])
-            spans = [
-                (range(row.start, row.start + row.num_tokens), 1) if row.num_drafts else ((row.start,), row.num_tokens)
-                for row in plan.rows
-            ]
-            starts = [start for span, _ in spans for start in span]
-            counts = [count for span, count in spans for _ in span]
-        step = self._work.step(starts, counts, num_logits, num_states)
-        if self._scheduler.config.drafts_follow:
-            followed = self._draft_work.step(starts, counts, 0)
-            step = StepWork(step.phase, step.flops + followed.flops, step.num_bytes + followed.num_bytes)
-        for number in range(max([row.num_to_draft for row in plan.rows])):
-            at = [row.start + number for row in plan.rows if row.num_to_draft > number]
-            drafts = self._draft_work.step(at, [1] * len(at), len(at))
-            step = StepWork(step.phase, step.flops + drafts.flops, step.num_bytes + drafts.num_bytes)
-        behind = [row for row in plan.rows if row.num_to_draft and row.start > row.draft_start]
-        if behind:
-            starts, counts = [row.draft_start for row in behind], [row.start - row.draft_start for row in behind]
-            chunks = self._draft_work.step(starts, counts, 0)
-            step = StepWork(step.phase, step.flops + chunks.flops, step.num_bytes + chunks.num_bytes)
-        return step
 
     def _draw_next(self) -> None:
         """Let the oldest launched step draw its tokens: all that earlier steps drew is known."""
@@ -366,26 +323,10 @@ class EngineCore:
             launched.awaits_masks = False
 
     def _masks_of(self, plan: StepPlan) -> TokenMasks:
-        """Masks of the draws in a plan that are under a grammar and whose requests have not ended."""
-        draws, bound, num_draws = list[int](), list[tuple[Grammar, Row]](), 0
-        for row in plan.rows:
-            live = self._by_slot[row.slot]
-            if row.samples and live.grammar is not None and self._is_live(live):
-                bound.append((live.grammar, row))
-                draws += range(num_draws, num_draws + row.num_draws)
-            num_draws += row.num_draws
-        num_words = -(-self._vocab_size // WORD_BITS)
-        words, first_word = array("I", bytes(4 * num_words * len(draws))), 0
-        for grammar, row in bound:
-            grammar.fill(words, first_word)
-            for number, draft_id in enumerate(row.draft_ids, start=1):
-                grammar.accept((draft_id,))
-                # No token may follow the end of the text, not even one that ends the answer.
-                if not grammar.is_finished:
-                    grammar.fill(words, first_word + number * num_words)
-            grammar.rollback(len(row.draft_ids))
-            first_word += row.num_draws * num_words
-        return TokenMasks(tuple(draws), words)
+        """Masks of the draws that are under a grammar and whose requests have not ended."""
+        lives = (self._by_slot[row.slot] for row in plan.rows)
+        grammars = [live.grammar if self._is_live(live) else None for live in lives]
+        return token_masks(plan.rows, grammars, self._vocab_size)
 
     def _is_live(self, live: LiveRequest) -> bool:
         return self._live.get(live.request.request_id) is live
@@ -408,7 +349,7 @@ class EngineCore:
             self._step_model = self._describe_model()
         work, num_scored = launched.work, self._num_scored - num_scored
         if num_scored:
-            work = self._work_of(plan, num_scored)
+            work = self._work.of(plan.rows, num_scored)
         return StepOutput(
             deltas=(*self._take_outbox(), *deltas),
             stats=self.stats(),
@@ -508,7 +449,3 @@ class EngineCore:
 
 def _costs_of(costs: Coefficients) -> StepCosts:
     return StepCosts(costs.step_s, costs.token_s, costs.context_s, costs.pair_s)
-
-
-def _failure_of(refusal: Refusal) -> Failure:
-    return Failure(refusal.code, refusal.message, refusal.param, refusal.retry_after_s)

@@ -21,7 +21,7 @@ import zmq
 
 from inferd.engine.api.config import EngineConfig, precision_of
 from inferd.engine.api.cost.roofline import Peaks
-from inferd.engine.api.cost.step_cost import NO_WORK, WorkModel
+from inferd.engine.api.cost.step_cost import PlanWork, WorkModel
 from inferd.engine.api.errors import CapacityError, StartError, shortage
 from inferd.engine.api.pinned_files import check_pinned, read_pinned
 from inferd.engine.api.process import garbage
@@ -220,8 +220,7 @@ def build(
         executor,
         vocab_size=ready.vocab_size,
         clock=time.monotonic,
-        work=work,
-        draft_work=draft_work or NO_WORK,
+        work=PlanWork(work, draft_work or WorkModel(), limits.drafts_follow),
         grammars=GrammarThread(Path(config.model_path), ready.vocab_size, config.vocabulary, config.documents),
         recorder=StepWatch(flight, heartbeat, ready.peaks),
         guesses=guesses,

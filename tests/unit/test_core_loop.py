@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.api.cost.step_cost import AttentionCost, WorkModel
+from inferd.engine.api.cost.step_cost import AttentionCost, PlanWork, WorkModel
 from inferd.engine.api.wire.messages import Delta, StepOutput, Submit, SubmitChoices
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
@@ -309,7 +309,7 @@ def test_every_step_says_what_it_had_to_do(depth: int) -> None:
     Logits are computed for draws and, in the first step, for the two prompt tokens that the script scores.
     """
     limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=4, max_model_len=64)
-    core = EngineCore(Scheduler(limits, KVCache(32, 4)), Script(), vocab_size=VOCAB, depth=depth, work=UNITS)
+    core = EngineCore(Scheduler(limits, KVCache(32, 4)), Script(), vocab_size=VOCAB, depth=depth, work=PlanWork(UNITS))
     seen = outputs_of(core, submit("a", max_tokens=3), submit("b", (4, 5), max_tokens=2))
     assert [(output.step_phase, output.step_flops, output.step_bytes) for output in seen] == [
         ("mixed", 7 * 10**6 + (1 + 2) * 1000 + 4, 10**6 + 4),
@@ -324,7 +324,12 @@ def test_steps_that_overlap_do_not_count_their_time_twice() -> None:
     limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=4, max_model_len=64)
     clock = [0.0]
     core = EngineCore(
-        Scheduler(limits, KVCache(32, 4)), Script(), vocab_size=VOCAB, depth=0, clock=lambda: clock[0], work=UNITS
+        Scheduler(limits, KVCache(32, 4)),
+        Script(),
+        vocab_size=VOCAB,
+        depth=0,
+        clock=lambda: clock[0],
+        work=PlanWork(UNITS),
     )
     core.submit(submit(max_tokens=3), 5.0)
     own: list[float] = []

@@ -9,9 +9,8 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from inferd.engine.api.cost.step_cost import StepWork
+from inferd.engine.api.cost.step_cost import PlanWork, StepWork
 from inferd.engine.cache.table import KVCache
-from inferd.engine.core.loop import EngineCore
 from inferd.engine.sched.draft_odds import DraftOdds, PlaceCounts
 from inferd.engine.sched.drafting import _TRIAL_DRAFTS, _TRIAL_STEPS
 from inferd.engine.sched.latency.policy import Timing
@@ -309,11 +308,8 @@ def test_the_work_of_the_draft_model_includes_what_it_computes_before_it_drafts(
     """The watchdog takes the work for the measure of how long a step may last."""
 
     served, draft = Counted(), Counted()
-    core = EngineCore.__new__(EngineCore)
-    core._work, core._draft_work = served, draft  # type: ignore[assignment]
-    core._scheduler = make(Given(), drafted(1e-4))
     rows = (Row(0, 50, 3, True, num_to_draft=2, draft_start=10), Row(1, 7, 1, True))
-    work = core._work_of(StepPlan(0, (), (), rows))
+    work = PlanWork(served, draft).of(rows)  # type: ignore[arg-type]
     assert served.asked == [([50, 51, 52, 7], [1, 1, 1, 1], 4)]
     assert draft.asked == [([50], [1], 1), ([51], [1], 1), ([10], [40], 0)]
     assert (work.flops, work.num_bytes) == (400 + 200 + 4000, 40)

@@ -163,7 +163,7 @@ def test_a_tied_head_is_read_like_any_other() -> None:
     ("counts", "phase"), [([1], "decode"), ([1, 1], "decode"), ([2], "prefill"), ([2, 9], "prefill"), ([1, 2], "mixed")]
 )
 def test_a_steps_phase_is_what_its_rows_are(counts: list[int], phase: str) -> None:
-    assert NO_WORK.step([3] * len(counts), counts, 0) == (phase, 0, 0)
+    assert NO_WORK.model.step([3] * len(counts), counts, 0) == (phase, 0, 0)
 
 
 def test_a_window_that_no_sequence_outgrows_is_none() -> None:

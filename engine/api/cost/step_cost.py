@@ -43,7 +43,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from inferd.engine.api.cost.roofline import Peaks, StepPhase
 from inferd.engine.api.memory.planner import weight_parts
@@ -67,6 +67,10 @@ class StepWork(NamedTuple):
     phase: StepPhase
     flops: int
     num_bytes: int
+
+    def and_also(self, more: StepWork) -> StepWork:
+        """The work of both, in this one's phase."""
+        return StepWork(self.phase, self.flops + more.flops, self.num_bytes + more.num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +188,61 @@ class WorkModel:
         return (step_s, decode_s, context_s), (chunk_s, self.token_flops / flops, context_s, pair_s)
 
 
-NO_WORK = WorkModel()
-"""Costs of an engine without a model."""
+class PlannedRow(Protocol):
+    """A row of a step plan, as its cost needs it. `engine/sched/plan` says what the numbers are."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_draws(self) -> int: ...
+    @property
+    def num_drafts(self) -> int: ...
+    @property
+    def num_to_draft(self) -> int: ...
+    @property
+    def draft_start(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlanWork:
+    """The work of planned steps: the model's, and that of its draft model or draft head. By default they have none."""
+
+    model: WorkModel = WorkModel()
+    drafts: WorkModel = WorkModel()
+    drafts_follow: bool = False
+    """Whether the draft computes all positions of the model's steps, as a draft head does."""
+
+    def of(self, rows: Sequence[PlannedRow], num_scored: int = 0) -> StepWork:
+        """Work of a step that also computes the logits of `num_scored` prompt positions. Drafts are decodes, of the
+        draft model too. What it computes before its first draft is a chunk."""
+        starts, counts = [row.start for row in rows], [row.num_tokens for row in rows]
+        num_logits = sum([row.num_draws for row in rows]) + num_scored
+        # Accepted drafts advance the states once more.
+        num_verified = sum([row.num_drafts > 0 for row in rows])
+        if num_verified:
+            spans = [
+                (range(row.start, row.start + row.num_tokens), 1) if row.num_drafts else ((row.start,), row.num_tokens)
+                for row in rows
+            ]
+            starts = [start for span, _ in spans for start in span]
+            counts = [count for span, count in spans for _ in span]
+        step = self.model.step(starts, counts, num_logits, len(rows) + num_verified)
+        if self.drafts_follow:
+            step = step.and_also(self.drafts.step(starts, counts, 0))
+        for number in range(max([row.num_to_draft for row in rows])):
+            at = [row.start + number for row in rows if row.num_to_draft > number]
+            step = step.and_also(self.drafts.step(at, [1] * len(at), len(at)))
+        behind = [row for row in rows if row.num_to_draft and row.start > row.draft_start]
+        if behind:
+            starts, counts = [row.draft_start for row in behind], [row.start - row.draft_start for row in behind]
+            step = step.and_also(self.drafts.step(starts, counts, 0))
+        return step
+
+
+NO_WORK = PlanWork()
+"""That of an engine without a model."""
 
 
 def _kv_bytes(heads: Heads, precision: Precision) -> int:
