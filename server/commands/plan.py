@@ -1,7 +1,8 @@
 """`inferd plan`: computes how much memory a model needs, before it is downloaded or hardware is bought.
 
-It collects the model's facts, the parts with their formulas, every precision, and what fits this machine. `plan_table`
-shows them. A config.json is enough: this file knows no torch, no GPU and no engine process.
+It collects the model's facts, the parts with their formulas, every precision, and what fits this machine. `plan_report`
+holds them, and `plan_table` shows them. A config.json is enough: this file knows no torch, no GPU and no process of an
+engine.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypedDict, get_args
+from typing import Self, TypedDict, get_args
 
 from inferd.engine.api.adapter import AUTO_ADAPTERS, AUTO_RANK, MAX_ADAPTERS, MAX_RANK, adapter_space, check_adapters
 from inferd.engine.api.checkpoint import CONFIG_FILES, Checkpoint, read_config, read_json
-from inferd.engine.api.cost.step_cost import WorkModel
 from inferd.engine.api.draft import read_draft
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.gguf import is_gguf
@@ -23,9 +23,9 @@ from inferd.engine.api.hub_header import without_weights
 from inferd.engine.api.locate import EMBEDDED_NAME, gguf_to_download, local_path, locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory import division
-from inferd.engine.api.memory.activations import AdapterSpace, Draft, Part, Workload
+from inferd.engine.api.memory.activations import AdapterSpace, Draft, Workload
 from inferd.engine.api.memory.capacity import longest_context, of_each_rank, options, plan_sequences, shortage, ways_out
-from inferd.engine.api.memory.planner import MemoryPlan, refusal
+from inferd.engine.api.memory.planner import refusal
 from inferd.engine.api.memory.precision import DTYPE_BYTES, SHORT_KV, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.modelling import ModelImpl
@@ -46,6 +46,7 @@ from inferd.engine.api.served import (
     served_weights_dtype,
 )
 from inferd.engine.api.speculation import check_draft, check_draft_length, check_served, speculative_on
+from inferd.server.commands.plan_report import BLOCKS, Files, PlanReport, PlanRow
 from inferd.server.config.models import Asked, demands_of, named, parts
 from inferd.server.config.settings import Settings
 
@@ -109,87 +110,6 @@ class PlanOptions:
             max_lora_rank=settings.max_lora_rank or AUTO_RANK,
             model_impl=settings.model_impl,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Sizes from the headers of the checkpoint's files."""
-
-    num_bytes: int
-    bytes_by_dtype: dict[str, int]
-    """Bytes by dtype as the header writes it: "BF16", "F32"."""
-
-
-BLOCKS = "blocks"
-"""Name of the row for a GGUF file whose matrices keep their blocks. The other rows are for dequantized ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRow:
-    """The memory of the model in one precision."""
-
-    name: str
-    precision: Precision
-    refusal: str | None
-    """Why the model cannot have this precision; `plan` is then None."""
-    plan: MemoryPlan | None
-    is_served: bool
-    """Whether this machine computes in this precision."""
-    max_context: int
-    """Number of tokens per sequence that fit this machine, at most `max_model_len`. 0 if the model does not fit or
-    `is_served` is false."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanReport:
-    """Everything that `inferd plan` shows."""
-
-    model: str
-    facts: ModelFacts
-    files: Files | None
-    precision: Precision
-    work: Workload
-    plan: MemoryPlan
-    overhead: tuple[float, float]
-    """Lowest and highest overhead as shares of weights and KV, such as (0.1, 0.2)."""
-    rows: tuple[PlanRow, ...]
-    machine: Machine
-    served: Precision
-    served_why: str
-    fits: bool
-    verdict: str
-    """Whether the model fits this machine, in one sentence."""
-    deterministic: tuple[bool, str]
-    """Whether results are deterministic by default, and why."""
-    replicas: int
-    """Number of engines that share the machine; all sizes are of each."""
-
-    @property
-    def num_processes(self) -> int:
-        """Number of processes that share the machine: the ranks of all replicas."""
-        return self.replicas * max(self.work.num_ranks, 1)
-
-    @property
-    def chosen(self) -> str:
-        """Name of the row that `plan` is about."""
-        return next((row.name for row in self.rows if row.name == BLOCKS), self.precision.name)
-
-    @property
-    def decode_reads(self) -> dict[int, int]:
-        """Bytes of weights that a decode step reads, by its number of requests: one, and as many as run together."""
-        model = WorkModel.of(self.facts.arch, self.precision, self.work.max_model_len)
-        return {count: model.weights_read(count) for count in sorted({1, self.work.num_seqs})}
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of weights and KV, to which the overhead is added."""
-        return self.plan.weights_bytes + self.plan.kv_bytes
-
-    @property
-    def overhead_bytes(self) -> tuple[int, int]:
-        """Bytes of weights and KV with the lowest and with the highest overhead."""
-        low, high = self.overhead
-        return round(self.held_bytes * (1 + low)), round(self.held_bytes * (1 + high))
 
 
 def build(asked: PlanOptions, machine: Machine) -> PlanReport:
@@ -432,74 +352,3 @@ def _verdict(facts: ModelFacts, served: Precision, work: Workload, machine: Mach
         return True, f"fits: {what} in {served.name}{of_each_rank(work)}"
     found = options(arch, served_precisions(arch, served, machine), work, work.num_seqs, available)
     return False, f"does not fit: {shortage(plan, served, what, available, work)}; {ways_out(served, found)}"
-
-
-def to_json(report: PlanReport) -> dict[str, Any]:
-    """The report as JSON, with every size in bytes. Its keys are stable."""
-    plan, work, machine, arch = report.plan, report.work, report.machine, report.facts.arch
-    low_bytes, high_bytes = report.overhead_bytes
-    files = report.files
-    return {
-        "model": report.model,
-        "architecture": arch.architecture,
-        "num_params": report.facts.num_params,
-        "num_active_params": report.facts.num_active_params,
-        "decode_reads": [
-            {"num_requests": count, "weights_bytes": num_bytes} for count, num_bytes in report.decode_reads.items()
-        ],
-        "dtype": report.precision.dtype,
-        "quantization": report.precision.quantization,
-        "kv_cache_dtype": report.precision.kv_cache,
-        "batch": work.num_seqs,
-        "context": work.max_model_len,
-        "block_size": work.block_size,
-        "tensor_parallel_size": work.num_ranks,
-        "replicas": report.replicas,
-        "speculates": work.speculates,
-        "files": None if files is None else {"bytes": files.num_bytes, "bytes_by_dtype": files.bytes_by_dtype},
-        "weights": [_part(part) for part in plan.weights],
-        "kv": _part(plan.kv),
-        "working": [_part(part) for part in plan.working],
-        "loading": _part(plan.loading),
-        "weights_bytes": plan.weights_bytes,
-        "kv_bytes": plan.kv_bytes,
-        "working_bytes": plan.working_bytes,
-        "total_bytes": plan.total_bytes,
-        "overhead": {
-            "low": report.overhead[0],
-            "high": report.overhead[1],
-            "low_bytes": low_bytes,
-            "high_bytes": high_bytes,
-        },
-        "precisions": [_row_json(row) for row in report.rows],
-        "machine": {
-            "memory_total_bytes": machine.memory_total_bytes,
-            "memory_available_bytes": machine.memory_available_bytes,
-            "dtype": report.served.dtype,
-            "deterministic": report.deterministic[0],
-            "fits": report.fits,
-            "verdict": report.verdict,
-        },
-        "wrapper": report.facts.wrapper or None,
-        "left_out_bytes": dict(report.facts.left_out_bytes),
-        "is_native": arch.is_native,
-    }
-
-
-def _part(part: Part) -> dict[str, Any]:
-    return {"name": part.name, "bytes": part.num_bytes, "formula": part.formula.text}
-
-
-def _row_json(row: PlanRow) -> dict[str, Any]:
-    plan = row.plan
-    return {
-        "name": row.name,
-        "dtype": row.precision.dtype,
-        "quantization": row.precision.quantization,
-        "refusal": row.refusal,
-        "weights_bytes": None if plan is None else plan.weights_bytes,
-        "kv_bytes": None if plan is None else plan.kv_bytes,
-        "total_bytes": None if plan is None else plan.total_bytes,
-        "is_served": row.is_served,
-        "max_context": row.max_context,
-    }

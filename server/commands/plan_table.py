@@ -20,7 +20,8 @@ from inferd.engine.api.memory.activations import Part
 from inferd.engine.api.memory.capacity import of_each_rank
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS
-from inferd.server.commands.plan import BLOCKS, PlanOptions, PlanReport, PlanRow, Serving, Share, build, divide, to_json
+from inferd.server.commands.plan import PlanOptions, Serving, Share, build, divide
+from inferd.server.commands.plan_report import BLOCKS, PlanReport, PlanRow, to_json
 from inferd.server.config.models import Asked, named, settings_of_models
 from inferd.server.config.settings import Settings
 

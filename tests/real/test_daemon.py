@@ -18,7 +18,8 @@ import pytest
 from benchmarks.quality.measure import NUM_ANSWER_TOKENS
 from inferd.engine.api.checkpoint import documents_of
 from inferd.engine.api.machine.cpu import Machine
-from inferd.server.commands.plan import PlanOptions, PlanRow, build
+from inferd.server.commands.plan import PlanOptions, build
+from inferd.server.commands.plan_report import PlanRow
 from inferd.server.config.settings import Settings
 from inferd.server.lifecycle.models import read_models
 from inferd.server.text.model import ServedModel

@@ -21,7 +21,8 @@ from inferd.engine.api import hub_header
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.machine.cpu import Machine
-from inferd.server.commands.plan import PlanOptions, PlanReport, build
+from inferd.server.commands.plan import PlanOptions, build
+from inferd.server.commands.plan_report import PlanReport
 
 COMMIT = "a" * 40
 LLAMA3 = {

@@ -24,7 +24,8 @@ from inferd.engine.api.memory.precision import KV_FORMATS
 from inferd.engine.api.resolve import auto_step_tokens
 from inferd.engine.api.served import DeviceKind
 from inferd.engine.api.speculation import check_draft_length
-from inferd.server.commands.plan import PlanOptions, PlanReport, build, to_json
+from inferd.server.commands.plan import PlanOptions, build
+from inferd.server.commands.plan_report import PlanReport, to_json
 from inferd.server.commands.plan_table import show
 from tests.arch.test_families import PUBLISHED
 

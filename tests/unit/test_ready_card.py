@@ -25,7 +25,8 @@ from inferd.engine.api.wire.messages import Ready
 from inferd.engine.arch.matrix import Component
 from inferd.engine.arch.modelled import Modelled, ModelledTensor
 from inferd.engine.arch.registry import describe_modelled
-from inferd.server.commands.plan import PlanOptions, build, to_json
+from inferd.server.commands.plan import PlanOptions, build
+from inferd.server.commands.plan_report import to_json
 from inferd.server.commands.plan_table import show
 from inferd.server.config.settings import Settings
 from inferd.server.lifecycle.models import read_models
