@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from inferd.engine.arch.description import Arch, Rope
+from inferd.engine.arch.description import Arch
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.rope import max_positions, read_rope
+from inferd.engine.arch.rotary import Rope
 
 _MAX_LAYERS = 10_000
 """A description has an entry for each layer. The bound is far above any model, and far below what exhausts memory."""

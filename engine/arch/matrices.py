@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from inferd.engine.arch.description import Arch, Mamba2, ShortConv
+from inferd.engine.arch.description import Arch
 from inferd.engine.arch.heads import Heads
 from inferd.engine.arch.matrix import Axis, Component, Matrix, Weight, whole
+from inferd.engine.arch.recurrent import Mamba2, ShortConv
 
 
 def of_layer(layer: int) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from inferd.engine.arch.description import (
-    ArchError,
+from inferd.engine.arch.description import ArchError
+from inferd.engine.arch.fields import MAX_WHOLE, Fields
+from inferd.engine.arch.rotary import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
@@ -20,7 +21,6 @@ from inferd.engine.arch.description import (
     RopeScaling,
     YarnScaling,
 )
-from inferd.engine.arch.fields import MAX_WHOLE, Fields
 
 ROPE_TYPES: Mapping[str, str] = {name: name for name in ("default", "linear", "dynamic", "yarn", "longrope", "llama3")}
 PROPORTIONAL: Mapping[str, str] = {**ROPE_TYPES, "proportional": "proportional"}

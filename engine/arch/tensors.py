@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from inferd.engine.arch.description import Arch, ArchError, GatedDelta, NormKind, QKNorm, ShortConv
+from inferd.engine.arch.description import Arch, ArchError, NormKind, QKNorm
 from inferd.engine.arch.matrices import (
     attention,
     embedding,
@@ -30,6 +30,7 @@ from inferd.engine.arch.matrices import (
 )
 from inferd.engine.arch.matrix import Matrix
 from inferd.engine.arch.modelled import Modelled
+from inferd.engine.arch.recurrent import GatedDelta, ShortConv
 from inferd.engine.arch.stored import BLOCK, Format, Stored, is_in_blocks
 from inferd.engine.arch.weights import (
     AnySource,

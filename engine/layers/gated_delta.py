@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.description import Arch, GatedDelta
+from inferd.engine.arch.description import Arch
+from inferd.engine.arch.recurrent import GatedDelta
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.placement import Placement
 from inferd.engine.layers.recurrent import RecurrentLayer, StateContext

@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.description import (
+from inferd.engine.arch.rotary import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.description import Arch, GatedDelta, Mamba2, ShortConv
+from inferd.engine.arch.description import Arch
 from inferd.engine.arch.matrices import embedding, head
 from inferd.engine.arch.ranks import ONE_RANK, Rank
+from inferd.engine.arch.recurrent import GatedDelta, Mamba2, ShortConv
 from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.experts import ExpertsBesideMLP, MixtureOfExperts

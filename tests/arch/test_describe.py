@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.arch.description import Activation, ArchError, Llama3Scaling, QKNorm, Rope
+from inferd.engine.arch.description import Activation, ArchError, QKNorm
 from inferd.engine.arch.registry import describe, known_architectures
+from inferd.engine.arch.rotary import Llama3Scaling, Rope
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

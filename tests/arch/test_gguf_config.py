@@ -10,12 +10,13 @@ import pytest
 
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.arch.description import Arch, LinearScaling, LongRopeScaling, Rope, YarnScaling
+from inferd.engine.arch.description import Arch
 from inferd.engine.arch.gguf.config import FAMILIES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Metadata, config_of
 from inferd.engine.arch.gguf.header import GgufError, GgufTensor
 from inferd.engine.arch.gguf.tensors import OriginalNames
 from inferd.engine.arch.gguf.types import TYPES
 from inferd.engine.arch.registry import describe, known_architectures, tensor_names, weights
+from inferd.engine.arch.rotary import LinearScaling, LongRopeScaling, Rope, YarnScaling
 from inferd.engine.arch.stacked import slices
 
 from .test_families import PUBLISHED

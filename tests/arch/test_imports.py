@@ -30,7 +30,8 @@ RULES: dict[str, tuple[str, ...]] = {
     "server": ("inferd.engine.api", *SERVER_LIBRARIES),
     "engine.arch.families": (
         "inferd.engine.arch.base", "inferd.engine.arch.description", "inferd.engine.arch.experts",
-        "inferd.engine.arch.fields", "inferd.engine.arch.heads", "inferd.engine.arch.rope",
+        "inferd.engine.arch.fields", "inferd.engine.arch.heads", "inferd.engine.arch.recurrent",
+        "inferd.engine.arch.rope", "inferd.engine.arch.rotary",
         "inferd.engine.arch.tensors", "inferd.engine.arch.windows",
     ),
     "engine.arch": (),

@@ -7,17 +7,9 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.arch.description import (
-    Arch,
-    ArchError,
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    Rope,
-    YarnScaling,
-)
+from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.registry import describe
+from inferd.engine.arch.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.arch.description import Arch, ArchError, LinearScaling, QueryGrowth, Rope, YarnScaling
+from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.formats import Fp8, Scales
 from inferd.engine.arch.registry import describe, weights
+from inferd.engine.arch.rotary import LinearScaling, QueryGrowth, Rope, YarnScaling
 from inferd.engine.arch.stored import Stored
 from inferd.engine.arch.wrappers import is_tied, text_config, text_tensors
 

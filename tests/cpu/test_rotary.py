@@ -11,8 +11,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.configuration_phi3 import Phi3Config
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from inferd.engine.arch.description import Rope
 from inferd.engine.arch.registry import describe
+from inferd.engine.arch.rotary import Rope
 from inferd.engine.layers.rotary import cos_sin_table, inverse_frequencies
 from inferd.kernels.rope import rope_and_cache
 

@@ -17,7 +17,7 @@ from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.memory.states import checkpoint_interval, most_slots, num_checkpoints, state_bytes
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.resolve import resolve
-from inferd.engine.arch.description import GatedDelta
+from inferd.engine.arch.recurrent import GatedDelta
 from inferd.engine.arch.registry import describe
 from tests.arch.test_families import PUBLISHED
 from tests.unit.test_config import GIB, facts, gpu_machine, machine

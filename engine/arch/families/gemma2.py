@@ -6,8 +6,9 @@ from __future__ import annotations
 import dataclasses
 
 from inferd.engine.arch.base import base
-from inferd.engine.arch.description import Arch, NormKind, Rope
+from inferd.engine.arch.description import Arch, NormKind
 from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.rotary import Rope
 from inferd.engine.arch.tensors import TensorNames
 from inferd.engine.arch.windows import windowed_layers, windows_of
 

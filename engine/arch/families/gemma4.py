@@ -11,12 +11,13 @@ import dataclasses
 from collections.abc import Mapping
 
 from inferd.engine.arch.base import base, num_layers_of
-from inferd.engine.arch.description import Arch, ArchError, QKNorm, Rope
+from inferd.engine.arch.description import Arch, ArchError, QKNorm
 from inferd.engine.arch.experts import with_experts
 from inferd.engine.arch.families.gemma2 import NAMES as GEMMA2_NAMES
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.heads import Heads
 from inferd.engine.arch.rope import PROPORTIONAL, rope_of
+from inferd.engine.arch.rotary import Rope
 from inferd.engine.arch.windows import windowed_layers, windows_of
 
 __all__ = ["NAMES", "describe"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from inferd.engine.arch.description import Activation, Arch, Mamba2
+from inferd.engine.arch.description import Activation, Arch
 from inferd.engine.arch.experts import with_experts
 from inferd.engine.arch.families import granite
 from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.recurrent import Mamba2
 from inferd.engine.arch.tensors import TensorNames
 
 NAMES = TensorNames(

@@ -6,9 +6,10 @@ from __future__ import annotations
 import dataclasses
 
 from inferd.engine.arch.base import base
-from inferd.engine.arch.description import Arch, QKNorm, ShortConv
+from inferd.engine.arch.description import Arch, QKNorm
 from inferd.engine.arch.experts import with_experts
 from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.recurrent import ShortConv
 from inferd.engine.arch.tensors import TensorNames
 
 NAMES = TensorNames(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from inferd.engine.arch.description import Arch, QueryGrowth
+from inferd.engine.arch.description import Arch
 from inferd.engine.arch.families import mistral
 from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.rotary import QueryGrowth
 
 
 def describe(architecture: str, fields: Fields) -> Arch:

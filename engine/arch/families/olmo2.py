@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from inferd.engine.arch.base import base
-from inferd.engine.arch.description import Arch, QKNorm, Rope
+from inferd.engine.arch.description import Arch, QKNorm
 from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.rotary import Rope
 from inferd.engine.arch.tensors import TensorNames
 
 NAMES = TensorNames(

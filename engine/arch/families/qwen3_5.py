@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 
 from inferd.engine.arch.base import base
-from inferd.engine.arch.description import Arch, GatedDelta, NormKind, QKNorm
+from inferd.engine.arch.description import Arch, NormKind, QKNorm
 from inferd.engine.arch.experts import with_experts
 from inferd.engine.arch.families.qwen3_moe import expert_layers
 from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.recurrent import GatedDelta
 from inferd.engine.arch.rope import read_rope
 from inferd.engine.arch.tensors import TensorNames
 
