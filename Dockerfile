@@ -36,13 +36,13 @@ FROM dependencies AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY inferd inferd
 COPY kernels kernels
-RUN ["/opt/inferd/bin/python", "-m", "inferd.kernels.native"]
+RUN ["/opt/inferd/bin/python", "-m", "inferd.kernels.cpu.native"]
 COPY setup.py README.md LICENSE ./
 COPY server server
 COPY engine engine
 # /product is laid over /opt/inferd below, so that the sources have a layer of their own.
 RUN /opt/inferd/bin/pip install --constraint constraints.txt --no-deps --prefix /product . \
-    && cp -r kernels/built /product/lib/python3*/site-packages/inferd/kernels/
+    && cp -r kernels/cpu/built /product/lib/python3*/site-packages/inferd/kernels/cpu/
 
 FROM build AS sbom
 # The image's Python packages with their versions and licenses, in CycloneDX's format.
@@ -82,7 +82,7 @@ WORKDIR /cache
 # Without this check, kernels that a user cannot load would only make the server slow. This user has no rights but those
 # of all users.
 USER 65534:65534
-RUN ["python", "-m", "inferd.kernels.native", "--check"]
+RUN ["python", "-m", "inferd.kernels.cpu.native", "--check"]
 USER 10001:0
 EXPOSE 8000
 # /health answers 503 until the model is loaded, and while the server drains.

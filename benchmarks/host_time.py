@@ -42,8 +42,8 @@ from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
 from inferd.kernels import gpu, registry
-from inferd.kernels.linear import LINEAR, Choices
-from inferd.kernels.paged_attention import triton as attention
+from inferd.kernels.ops.linear import LINEAR, Choices
+from inferd.kernels.ops.paged_attention import triton as attention
 
 _BLOCK, _MAX_LEN, _CONTEXT = 32, 2048, 1000
 _DEVICE = (132, 90)

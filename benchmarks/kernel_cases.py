@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inferd.kernels import (
+from inferd.kernels.ops import (
     gated_delta,
     gated_mul,
     head_gate,
@@ -27,9 +27,9 @@ from inferd.kernels import (
     short_conv,
     top_k_top_p,
 )
-from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.ops.paged_attention import AttentionBatch
+from inferd.kernels.ops.states import StateRows
 from inferd.kernels.registry import Op
-from inferd.kernels.states import StateRows
 
 ROWS = (1, 2, 8, 32, 256)
 LINEARS = {

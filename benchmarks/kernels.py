@@ -27,7 +27,7 @@ import torch
 from benchmarks import peers, tables
 from benchmarks.kernel_cases import Case, all_cases
 from benchmarks.machine import Machine, describe, measure_machine
-from inferd.kernels import native
+from inferd.kernels.cpu import native
 from inferd.kernels.registry import KernelError
 
 _MIN_RUNS, _MAX_RUNS = 3, 200

@@ -46,7 +46,7 @@ from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.load import load_worker
-from inferd.kernels import native
+from inferd.kernels.cpu import native
 from inferd.server.structured.language import json_value
 from inferd.server.text.token_bytes import TokenBytes
 

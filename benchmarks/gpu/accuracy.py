@@ -20,7 +20,7 @@ from inferd.engine.arch.registry import describe
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load
 from inferd.engine.quant.recipe import RECIPES
-from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.ops.paged_attention import AttentionBatch
 
 _ROWS = 256
 """Positions whose logits exist at one time."""

@@ -13,8 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.bench import Bench, Calls, distance, num_copies
 from benchmarks.gpu.points import Case, Phase, Trial
-from inferd.kernels.kv_format import KV_SCALE_DTYPE, dequantize_heads, head_bytes, num_kv_groups, quantize_heads
-from inferd.kernels.paged_attention import LIBRARIES, PAGED_ATTENTION, AttentionBatch, paged_attention
+from inferd.kernels.ops.kv_format import KV_SCALE_DTYPE, dequantize_heads, head_bytes, num_kv_groups, quantize_heads
+from inferd.kernels.ops.paged_attention import LIBRARIES, PAGED_ATTENTION, AttentionBatch, paged_attention
 from inferd.kernels.registry import KernelError
 
 KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 32

@@ -29,7 +29,7 @@ from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
-from inferd.kernels.states import StateRows
+from inferd.kernels.ops.states import StateRows
 
 EQUAL = 0.0
 

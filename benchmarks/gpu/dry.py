@@ -141,7 +141,7 @@ def _wrong(forms: Sequence[DryRow], checks: Sequence[Result]) -> Iterator[str]:
 def _unlike_the_table(into: Path) -> Iterator[str]:
     """A line if the compiled forms are not those of the committed table. Another Triton gives other code, so then only
     their number counts."""
-    anew = f"python -m inferd.kernels.aot --write {TABLE}"
+    anew = f"python -m inferd.kernels.compile.aot --write {TABLE}"
     if not TABLE.exists():
         yield f"{TABLE.name} is gone: {anew}"
     elif into.exists():
@@ -174,11 +174,11 @@ def _numerics(into: Path, say: Callable[[str], None]) -> dict[str, dict[str, Any
 
 
 def _compiled(into: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Rows of `kernels/aot.py`; this module judges their faults. Forms that the committed table has are compiled for
-    `_COMPILE_KNOWN_S`: enough for all of them if the compiler's cache has most."""
+    """Rows of `kernels/compile/aot.py`; this module judges their faults. Forms that the committed table has are
+    compiled for `_COMPILE_KNOWN_S`: enough for all of them if the compiler's cache has most."""
     into.unlink(missing_ok=True)
     known = ["--since", str(TABLE), "--known-for", str(_COMPILE_KNOWN_S)]
-    command = [sys.executable, "-P", "-m", "inferd.kernels.aot", "--write", str(into), *known]
+    command = [sys.executable, "-P", "-m", "inferd.kernels.compile.aot", "--write", str(into), *known]
     done = subprocess.run(
         [*command, "--jobs", str(os.cpu_count() or 1)],
         env=environment(make_tree()),

@@ -20,7 +20,7 @@ from benchmarks.gpu.points import Case, Phase, Trial
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.worker.tuning import Tuning
-from inferd.kernels.linear import Choices
+from inferd.kernels.ops.linear import Choices
 
 BATCHES = (1, 8, 32, 64, 256)
 CONTEXT = 1024

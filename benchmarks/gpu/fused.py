@@ -15,11 +15,11 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.linears import Apply, checked, cold_weights, few_rows, shapes
 from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.points import Case, Phase, Trial
-from inferd.kernels.gated_mul import silu_mul
-from inferd.kernels.linear import fused as fused_ops
-from inferd.kernels.linear.fused import gate_up_act, linear_residual, norm_linear
-from inferd.kernels.rms_norm import rms_norm
-from inferd.kernels.scaled_add import added
+from inferd.kernels.ops.gated_mul import silu_mul
+from inferd.kernels.ops.linear import fused as fused_ops
+from inferd.kernels.ops.linear.fused import gate_up_act, linear_residual, norm_linear
+from inferd.kernels.ops.rms_norm import rms_norm
+from inferd.kernels.ops.scaled_add import added
 
 TOLERANCE = 8e-3
 """Largest error against fp64: a rounding of the result and one between the parts."""

@@ -17,8 +17,8 @@ from benchmarks.gpu.linears import of_integers, shapes
 from benchmarks.gpu.models import MODELS, random_decoder
 from benchmarks.gpu.pages import Pages
 from benchmarks.gpu.points import Case, Trial
-from inferd.kernels.linear import Choices, linear
-from inferd.kernels.linear_fp8 import linear_fp8, quantize_weight
+from inferd.kernels.ops.linear import Choices, linear
+from inferd.kernels.ops.linear_fp8 import linear_fp8, quantize_weight
 
 ROWS = (1, 2, 3, 8, 17, 64, 256, 512)
 """Numbers of rows at which a row's bits are compared."""

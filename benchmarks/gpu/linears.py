@@ -13,9 +13,9 @@ from torch import Tensor
 from benchmarks.gpu.bench import Bench, distance, num_copies
 from benchmarks.gpu.models import MODELS, Model
 from benchmarks.gpu.points import Case, Phase, Trial
-from inferd.kernels import linear, linear_int4, linear_int8
-from inferd.kernels.linear import tuning
-from inferd.kernels.quantized import Matrix
+from inferd.kernels.ops import linear, linear_int4, linear_int8
+from inferd.kernels.ops.linear import tuning
+from inferd.kernels.ops.quantized import Matrix
 from inferd.kernels.registry import KernelError, Op
 
 TOLERANCE = {"bf16": 4e-3, "fp8": 1e-2, "int8": 4e-3, "int4": 4e-3}
@@ -87,7 +87,7 @@ def _binders(precision: str) -> Mapping[str, Bind]:
             for name in op.implementation_names
             if name.startswith("triton")
         }
-    from inferd.kernels import linear_fp8  # noqa: PLC0415
+    from inferd.kernels.ops import linear_fp8  # noqa: PLC0415
 
     def bind(weight: Tensor) -> Apply:
         return linear_fp8.linear_fp8(*linear_fp8.quantize_weight(weight), None, torch.bfloat16)
@@ -160,7 +160,7 @@ def _trial(bench: Bench, bind: Bind, weights: list[Tensor], rows: int, precision
 
 
 def _plain_fp8(weight: Tensor) -> Apply:
-    from inferd.kernels import linear_fp8  # noqa: PLC0415
+    from inferd.kernels.ops import linear_fp8  # noqa: PLC0415
 
     q, scales = linear_fp8.quantize_weight(weight)
     bind = _forced(linear_fp8.LINEAR_FP8, "reference", lambda _: linear_fp8.linear_fp8(q, scales, None, torch.bfloat16))
@@ -169,7 +169,7 @@ def _plain_fp8(weight: Tensor) -> Apply:
 
 def _dequantized_fp8(weight: Tensor) -> Tensor:
     """The weight in fp64 that the kernel for few rows multiplies by. It does not quantize activations."""
-    from inferd.kernels import linear_fp8  # noqa: PLC0415
+    from inferd.kernels.ops import linear_fp8  # noqa: PLC0415
 
     q, scales = linear_fp8.quantize_weight(weight)
     return q.double() * scales.double().repeat_interleave(linear_fp8.BLOCK, 1)[:, : q.shape[1]]

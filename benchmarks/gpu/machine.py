@@ -19,7 +19,7 @@ import triton.language as tl
 
 from benchmarks.gpu.bench import Bench, distance
 from benchmarks.gpu.points import Case, Trial
-from inferd.kernels.faults import SHARED_LIMITS
+from inferd.kernels.compile.faults import SHARED_LIMITS
 
 RATES = "rates"
 """The table that `report.rates_of` reads."""
@@ -71,7 +71,7 @@ def _compile(bench: Bench) -> Trial:
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "compiled.json"
         asked = ["--sm", str(sm), "--jobs", str(os.cpu_count() or 1), "--write", str(table)]
-        command = [sys.executable, "-P", "-m", "inferd.kernels.aot", *asked]
+        command = [sys.executable, "-P", "-m", "inferd.kernels.compile.aot", *asked]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         forms = json.loads(table.read_text())["rows"] if table.exists() else []
     seconds = time.monotonic() - started_s

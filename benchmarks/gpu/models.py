@@ -35,8 +35,8 @@ from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
-from inferd.kernels.kv_format import head_bytes
-from inferd.kernels.linear import ANY, Choices
+from inferd.kernels.ops.kv_format import head_bytes
+from inferd.kernels.ops.linear import ANY, Choices
 
 BLOCK_SIZE = 32
 STEP_TOKENS = 4096

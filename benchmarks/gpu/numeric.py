@@ -30,9 +30,9 @@ from torch import Tensor
 from benchmarks.gpu.bench import Bench, CannotRunError
 from benchmarks.gpu.points import Case, Trial
 from inferd.kernels import gpu, registry
-from inferd.kernels.logit_rules import ENDS, MAX_PREFIX, MAX_WORDS, RuleState
-from inferd.kernels.paged_attention import LIBRARIES
-from inferd.kernels.top_k_top_p import Cuts
+from inferd.kernels.ops.logit_rules import ENDS, MAX_PREFIX, MAX_WORDS, RuleState
+from inferd.kernels.ops.paged_attention import LIBRARIES
+from inferd.kernels.ops.top_k_top_p import Cuts
 
 TRITON = "triton"
 ROUNDED = 2.0**-8
@@ -99,9 +99,9 @@ class Inputs:
 def _op(folder: str, name: str) -> Callable[..., Any]:
     """A function of an op's package, which may be missing."""
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(f"inferd.kernels.{folder}"), name)
+        found: Callable[..., Any] = getattr(importlib.import_module(f"inferd.kernels.ops.{folder}"), name)
     except (ModuleNotFoundError, AttributeError) as error:
-        raise NotOfferedError(f"inferd.kernels.{folder} has no {name}") from error
+        raise NotOfferedError(f"inferd.kernels.ops.{folder} has no {name}") from error
     return found
 
 
@@ -145,7 +145,7 @@ def _paged_attention(*, is_deterministic: bool) -> Make:
     """Decodes and a chunk over two tiles, one of them barely begun."""
 
     def make(inputs: Inputs) -> Numeric:
-        paged = importlib.import_module("inferd.kernels.paged_attention")
+        paged = importlib.import_module("inferd.kernels.ops.paged_attention")
         rows, block, width, kv_heads, size = ((0, 1), (256, 1), (300, 1), (250, 20)), 16, 20, 2, 32
         tables = inputs.permutation(len(rows) * width).reshape(len(rows), width).to(torch.int32)
 
@@ -166,7 +166,7 @@ def _attention_library(name: str) -> Make:
     gets float32, needs lengths on the host."""
 
     def make(inputs: Inputs) -> Numeric:
-        paged = importlib.import_module("inferd.kernels.paged_attention")
+        paged = importlib.import_module("inferd.kernels.ops.paged_attention")
         rows, block, width, kv_heads, size = ((0, 1), (256, 1), (700, 1), (250, 200), (0, 90)), 32, 25, 2, 128
         tables = inputs.permutation(len(rows) * width).reshape(len(rows), width).to(torch.int32)
 
@@ -192,8 +192,8 @@ def _attention_library(name: str) -> Make:
 
 def _attention_fp8(inputs: Inputs) -> Numeric:
     """Decodes and a draft over K and V in e4m3, which are the same for the reference."""
-    paged = importlib.import_module("inferd.kernels.paged_attention")
-    quantize_heads = importlib.import_module("inferd.kernels.kv_format").quantize_heads
+    paged = importlib.import_module("inferd.kernels.ops.paged_attention")
+    quantize_heads = importlib.import_module("inferd.kernels.ops.kv_format").quantize_heads
     rows, block, width, kv_heads, size = ((0, 1), (256, 1), (300, 1), (250, 4)), 16, 20, 2, 64
     tables = inputs.permutation(len(rows) * width).reshape(len(rows), width).to(torch.int32)
 
@@ -607,7 +607,7 @@ CHECKS: dict[str, Make] = {
 
 
 def check_of(op: str, package: str) -> tuple[str, ...]:
-    """The checks that run the kernel `op` of the package `inferd.kernels.<package>`; may be empty."""
+    """The checks that run the kernel `op` of the package `inferd.kernels.ops.<package>`; may be empty."""
     if op in CHECKS:
         return (op,)
     names = (name for name in CHECKS if _package(name) == package)
@@ -620,7 +620,11 @@ def _package(op: str) -> str:
         return op
     run = found._implementations[-1].run
     module = run.module if isinstance(run, registry.Deferred) else run.__module__
-    return str(module).removeprefix("inferd.kernels.").split(".")[0]
+    return _package_of(str(module))
+
+
+def _package_of(module: str) -> str:
+    return module.removeprefix("inferd.kernels.").removeprefix("ops.").split(".")[0]
 
 
 def check(name: str, device: torch.device) -> CheckResult:
@@ -688,12 +692,11 @@ def _error(out: Tensor, exact: Tensor) -> float:
 
 def shipped_ops() -> Iterator[tuple[str, str]]:
     """(op, package) of every shipped kernel, each once."""
-    from inferd.kernels import aot  # noqa: PLC0415
+    from inferd.kernels.compile import aot  # noqa: PLC0415
 
     seen: dict[tuple[str, str], None] = {}
     for form in aot.all_shipped():
-        module = str(form.kernel.fn.__module__)
-        seen[form.op, module.removeprefix("inferd.kernels.").split(".")[0]] = None
+        seen[form.op, _package_of(str(form.kernel.fn.__module__))] = None
     yield from seen
 
 

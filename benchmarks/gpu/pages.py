@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.gpu.models import BLOCK_SIZE
 from inferd.engine.models.decoder import Decoder
-from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.ops.paged_attention import AttentionBatch
 
 
 @dataclass(frozen=True, slots=True)

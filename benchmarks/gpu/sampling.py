@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.points import Case, Phase, Trial
-from inferd.kernels.top_k_top_p import TOP_K_TOP_P, Cuts, top_k_top_p
+from inferd.kernels.ops.top_k_top_p import TOP_K_TOP_P, Cuts, top_k_top_p
 
 VOCAB = 151_936
 ROWS = (1, 8, 32, 256)

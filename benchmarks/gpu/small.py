@@ -11,8 +11,8 @@ from torch import Tensor
 from benchmarks import kernel_cases
 from benchmarks.gpu.bench import Bench, distance
 from benchmarks.gpu.points import Case, Phase, Trial
+from inferd.kernels.ops.top_k_top_p import TOP_K_TOP_P
 from inferd.kernels.registry import KernelError
-from inferd.kernels.top_k_top_p import TOP_K_TOP_P
 
 TOLERANCE = 1e-2
 _CALLS = 32

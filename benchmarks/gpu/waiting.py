@@ -26,7 +26,7 @@ from benchmarks.gpu.tree import ROOT
 from inferd.engine.arch.description import Arch
 from inferd.engine.sched.plan import StepPlan
 from inferd.engine.worker.runner import Runner
-from inferd.kernels import native
+from inferd.kernels.cpu import native
 
 _READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")
 _OPS_THAT_WAIT = ("item", "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")

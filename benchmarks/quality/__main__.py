@@ -25,7 +25,7 @@ from benchmarks.tables import Cell, markdown
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.locate import locate
 from inferd.engine.quant.recipe import Recipe
-from inferd.kernels import native
+from inferd.kernels.cpu import native
 
 FP8 = torch.float8_e4m3fn
 ROWS: tuple[tuple[str, str | Recipe, torch.dtype, torch.dtype | None], ...] = (

@@ -48,8 +48,8 @@ from inferd.engine.quant.fp8 import StoredFp8
 from inferd.engine.quant.recipe import Recipe
 from inferd.engine.quant.scheme import Apply, Scheme
 from inferd.engine.quant.stored import Joined, StoredIntegers
-from inferd.kernels import native
-from inferd.kernels.quantized import Matrix
+from inferd.kernels.cpu import native
+from inferd.kernels.ops.quantized import Matrix
 
 COLUMNS = ("format", "bytes a weight", "NLL - float32's", "KL", "readers", "activations")
 _NUM_THREADS = 2

@@ -19,7 +19,7 @@ from inferd.engine.models.loader import load, recipe_of
 from inferd.engine.quant.recipe import Recipe
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
-from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.ops.paged_attention import AttentionBatch
 
 NUM_ANSWER_TOKENS = 64
 """Most tokens of a chat's answer."""

@@ -16,7 +16,7 @@ from benchmarks.quality.packing import NearestNumbers
 from inferd.engine.quant.integer import Int4, Int8
 from inferd.engine.quant.recipe import Recipe
 from inferd.engine.quant.scheme import Apply, giving
-from inferd.kernels.linear_int4 import GROUP_SIZE, linear_int4, quantize_int4
+from inferd.kernels.ops.linear_int4 import GROUP_SIZE, linear_int4, quantize_int4
 
 
 class ShuffledInt4(Int4):

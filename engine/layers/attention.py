@@ -19,9 +19,9 @@ from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import RMSNorm, rms_norm_of
 from inferd.engine.layers.placement import Placement
-from inferd.kernels.head_gate import sigmoid_gate
-from inferd.kernels.paged_attention import AttentionBatch, paged_attention
-from inferd.kernels.rope import rope_and_cache
+from inferd.kernels.ops.head_gate import sigmoid_gate
+from inferd.kernels.ops.paged_attention import AttentionBatch, paged_attention
+from inferd.kernels.ops.rope import rope_and_cache
 
 
 @dataclass(slots=True)

@@ -19,9 +19,9 @@ from inferd.engine.arch.matrices import of_layer
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import NoNorm, Norm, RMSNorm, Scale, Step, stream_norm
 from inferd.engine.layers.placement import Placement
-from inferd.kernels.linear.fused import Gate
-from inferd.kernels.quantize_fp8 import MAX_NORM_SIZE, Quantized
-from inferd.kernels.scaled_add import added
+from inferd.kernels.ops.linear.fused import Gate
+from inferd.kernels.ops.quantize_fp8 import MAX_NORM_SIZE, Quantized
+from inferd.kernels.ops.scaled_add import added
 
 
 @dataclass(frozen=True, slots=True)

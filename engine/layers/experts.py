@@ -26,10 +26,10 @@ from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import GATES, MLP
 from inferd.engine.layers.norm import RMSNorm
 from inferd.engine.layers.placement import Placement
-from inferd.kernels.experts import Products, Router, Routing, add_up, bind_experts, route
-from inferd.kernels.gated_mul import limited_mul
-from inferd.kernels.head_gate import add_gated
-from inferd.kernels.scaled_add import added
+from inferd.kernels.ops.experts import Products, Router, Routing, add_up, bind_experts, route
+from inferd.kernels.ops.gated_mul import limited_mul
+from inferd.kernels.ops.head_gate import add_gated
+from inferd.kernels.ops.scaled_add import added
 
 
 class ExpertLinears:

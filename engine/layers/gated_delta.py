@@ -14,9 +14,9 @@ from inferd.engine.arch.recurrent import GatedDelta
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.placement import Placement
 from inferd.engine.layers.recurrent import RecurrentLayer, StateContext
-from inferd.kernels.gated_delta import Gates, gated_delta
-from inferd.kernels.head_gate import norm_silu_gate
-from inferd.kernels.short_conv import short_conv
+from inferd.kernels.ops.gated_delta import Gates, gated_delta
+from inferd.kernels.ops.head_gate import norm_silu_gate
+from inferd.kernels.ops.short_conv import short_conv
 
 
 class GatedDeltaNet(RecurrentLayer):

@@ -12,9 +12,9 @@ from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import GATES
 from inferd.engine.layers.norm import rms_norm_of, stream_norm
 from inferd.engine.layers.placement import Placement
-from inferd.kernels.embed import embed
-from inferd.kernels.join import join
-from inferd.kernels.scaled_add import added, scaled
+from inferd.kernels.ops.embed import embed
+from inferd.kernels.ops.join import join
+from inferd.kernels.ops.scaled_add import added, scaled
 
 
 class LayerInputs:

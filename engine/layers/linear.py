@@ -16,10 +16,10 @@ from inferd.engine.arch.ranks import num_rows
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.engine.quant.scheme import Apply, TensorSpec
-from inferd.kernels.linear import fused
-from inferd.kernels.linear.fused import FewRows, Gate
-from inferd.kernels.linear_fp8 import TakesFp8
-from inferd.kernels.quantize_fp8 import Quantized
+from inferd.kernels.ops.linear import fused
+from inferd.kernels.ops.linear.fused import FewRows, Gate
+from inferd.kernels.ops.linear_fp8 import TakesFp8
+from inferd.kernels.ops.quantize_fp8 import Quantized
 
 Gather = Callable[[Tensor, int], Tensor]
 """[T, outputs of this rank] and the number of all outputs -> [T, all outputs]: `Ranks.gather` or `Ranks.outputs`."""

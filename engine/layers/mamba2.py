@@ -14,9 +14,9 @@ from inferd.engine.arch.recurrent import Mamba2
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.placement import Placement
 from inferd.engine.layers.recurrent import RecurrentLayer, StateContext
-from inferd.kernels.head_gate import silu_gate_norm
-from inferd.kernels.mamba2 import Weights, mamba2
-from inferd.kernels.short_conv import short_conv
+from inferd.kernels.ops.head_gate import silu_gate_norm
+from inferd.kernels.ops.mamba2 import Weights, mamba2
+from inferd.kernels.ops.short_conv import short_conv
 
 
 class Mamba2Layer(RecurrentLayer):

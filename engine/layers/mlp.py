@@ -9,9 +9,9 @@ from inferd.engine.arch.matrices import mlp
 from inferd.engine.layers.branch import Act, Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.placement import Placement
-from inferd.kernels.gated_mul import gelu_mul, silu_mul
-from inferd.kernels.gelu import gelu
-from inferd.kernels.quantize_fp8 import MAX_SIZE, gelu_mul_fp8, silu_mul_fp8
+from inferd.kernels.ops.gated_mul import gelu_mul, silu_mul
+from inferd.kernels.ops.gelu import gelu
+from inferd.kernels.ops.quantize_fp8 import MAX_SIZE, gelu_mul_fp8, silu_mul_fp8
 
 GATES = {
     Activation.SILU: Act(silu_mul, "silu", silu_mul_fp8),

@@ -11,10 +11,10 @@ from inferd.engine.arch.description import Arch, NormKind
 from inferd.engine.arch.matrices import norm, scalar
 from inferd.engine.arch.matrix import Weight
 from inferd.engine.layers.placement import Placement
-from inferd.kernels.layer_norm import add_layer_norm, layer_norm
-from inferd.kernels.quantize_fp8 import Quantized, add_rms_norm_fp8, rms_norm_fp8
-from inferd.kernels.rms_norm import add_rms_norm, rms_norm
-from inferd.kernels.scaled_add import added, scaled
+from inferd.kernels.ops.layer_norm import add_layer_norm, layer_norm
+from inferd.kernels.ops.quantize_fp8 import Quantized, add_rms_norm_fp8, rms_norm_fp8
+from inferd.kernels.ops.rms_norm import add_rms_norm, rms_norm
+from inferd.kernels.ops.scaled_add import added, scaled
 
 
 class Step(Protocol):

@@ -19,7 +19,7 @@ from inferd.engine.arch.matrices import recurrent, recurrent_weights
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.placement import Placement
-from inferd.kernels.states import StateRows, keep_rows
+from inferd.kernels.ops.states import StateRows, keep_rows
 
 
 class Drafted(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from inferd.engine.layers.recurrent import RecurrentLayer, StateContext
-from inferd.kernels.short_conv import short_conv
+from inferd.kernels.ops.short_conv import short_conv
 
 
 class ShortConvLayer(RecurrentLayer):

@@ -15,7 +15,7 @@ from torch import Tensor
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
 from inferd.engine.lora.files import Update
-from inferd.kernels.lora import LoraWeights, add_lora
+from inferd.kernels.ops.lora import LoraWeights, add_lora
 
 _NONE = -1
 """Index of the adapter of a slot without one."""

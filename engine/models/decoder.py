@@ -31,11 +31,11 @@ from inferd.engine.layers.recurrent import RecurrentLayer, StateContext, States
 from inferd.engine.layers.rotary import cos_sin_table, query_table
 from inferd.engine.layers.short_conv import ShortConvLayer
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
-from inferd.kernels.embed import embed
-from inferd.kernels.join import join
-from inferd.kernels.kv_format import KV_GROUP
-from inferd.kernels.paged_attention import AttentionBatch
-from inferd.kernels.scaled_add import added, scaled
+from inferd.kernels.ops.embed import embed
+from inferd.kernels.ops.join import join
+from inferd.kernels.ops.kv_format import KV_GROUP
+from inferd.kernels.ops.paged_attention import AttentionBatch
+from inferd.kernels.ops.scaled_add import added, scaled
 
 
 @dataclass(frozen=True, slots=True)

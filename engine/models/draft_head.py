@@ -25,10 +25,10 @@ from inferd.engine.layers.rotary import cos_sin_table
 from inferd.engine.models.decoder import Decoder, DecoderLayer
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
-from inferd.kernels.embed import embed
-from inferd.kernels.join import join
-from inferd.kernels.paged_attention import AttentionBatch
-from inferd.kernels.scaled_add import added
+from inferd.kernels.ops.embed import embed
+from inferd.kernels.ops.join import join
+from inferd.kernels.ops.paged_attention import AttentionBatch
+from inferd.kernels.ops.scaled_add import added
 
 
 class _GivenInputs(Branch):

@@ -32,7 +32,7 @@ from inferd.engine.quant.checkpoints.registry import READERS
 from inferd.engine.quant.recipe import Recipe, recipes
 from inferd.engine.quant.scheme import Dense
 from inferd.engine.quant.stored import scheme_of
-from inferd.kernels.linear import ANY, Choices
+from inferd.kernels.ops.linear import ANY, Choices
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after each tensor or quantized matrix."""

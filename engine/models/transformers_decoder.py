@@ -34,8 +34,8 @@ from inferd.engine.models.modelling import (
     set_attention,
 )
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
-from inferd.kernels.paged_attention import AttentionBatch, paged_attention
-from inferd.kernels.rope import rope_and_cache
+from inferd.kernels.ops.paged_attention import AttentionBatch, paged_attention
+from inferd.kernels.ops.rope import rope_and_cache
 
 _VECTOR = 64
 """Multiple of the numbers that any CPU kernel of torch takes at once: two vectors of 512 bits in 16-bit numbers."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inferd.engine.arch.ranks import Span
 from inferd.engine.quant.scheme import Apply, FromWeight, TensorSpec, giving
-from inferd.kernels.linear_fp8 import BLOCK, FP8, linear_fp8, quantize_static, quantize_weight
+from inferd.kernels.ops.linear_fp8 import BLOCK, FP8, linear_fp8, quantize_static, quantize_weight
 
 
 class Fp8(FromWeight):

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from inferd.engine.quant.scheme import Apply, FromWeight, QuantizationError
-from inferd.kernels.linear_int4 import GROUP_SIZE, linear_int4, quantize_int4
-from inferd.kernels.linear_int8 import GROUP_SIZE as INT8_GROUP_SIZE
-from inferd.kernels.linear_int8 import MAX_IN_SIZE, linear_int8, quantize_int8
+from inferd.kernels.ops.linear_int4 import GROUP_SIZE, linear_int4, quantize_int4
+from inferd.kernels.ops.linear_int8 import GROUP_SIZE as INT8_GROUP_SIZE
+from inferd.kernels.ops.linear_int8 import MAX_IN_SIZE, linear_int8, quantize_int8
 
 
 class Int8(FromWeight):

@@ -14,7 +14,7 @@ from inferd.engine.arch.ranks import Rank
 from inferd.engine.quant.fp8 import Fp8
 from inferd.engine.quant.integer import Int4, Int8
 from inferd.engine.quant.scheme import DENSE, Dense, Scheme
-from inferd.kernels.linear import ANY, Choices
+from inferd.kernels.ops.linear import ANY, Choices
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.ranks import Span
-from inferd.kernels.linear import ANY, Choices, linear, linear_16bit
+from inferd.kernels.ops.linear import ANY, Choices, linear, linear_16bit
 
 Apply = Callable[[Tensor], Tensor]
 

@@ -16,9 +16,9 @@ from inferd.engine.arch.stored import Fp8Layout, IntLayout
 from inferd.engine.arch.weights import Part
 from inferd.engine.quant.fp8 import StoredFp8
 from inferd.engine.quant.scheme import Apply, Scheme, TensorSpec
-from inferd.kernels.join import join
-from inferd.kernels.linear_int4 import linear_int4
-from inferd.kernels.linear_int8 import linear_int8
+from inferd.kernels.ops.join import join
+from inferd.kernels.ops.linear_int4 import linear_int4
+from inferd.kernels.ops.linear_int8 import linear_int8
 
 _SCALES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 

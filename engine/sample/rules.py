@@ -16,7 +16,7 @@ from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.kernels.gpu import from_host
-from inferd.kernels.logit_rules import (
+from inferd.kernels.ops.logit_rules import (
     BIASED,
     ENDS,
     MARKED,

@@ -23,12 +23,12 @@ from torch import Tensor
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
 from inferd.engine.sample.rules import Admitted, SlotRules, can_record
-from inferd.kernels.argmax import argmax
-from inferd.kernels.decode_draw import draw
 from inferd.kernels.gpu import from_host
-from inferd.kernels.logit_rules import EMPTY, FAILED
-from inferd.kernels.mask_tokens import mask_tokens
-from inferd.kernels.top_k_top_p import MAX_VOCAB, Cuts
+from inferd.kernels.ops.argmax import argmax
+from inferd.kernels.ops.decode_draw import draw
+from inferd.kernels.ops.logit_rules import EMPTY, FAILED
+from inferd.kernels.ops.mask_tokens import mask_tokens
+from inferd.kernels.ops.top_k_top_p import MAX_VOCAB, Cuts
 
 __all__ = ["EMPTY", "FAILED", "Masks", "SampleResult", "Sampler", "cuts_of", "is_plain"]
 

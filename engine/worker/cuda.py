@@ -15,9 +15,9 @@ from torch import Tensor
 from inferd.engine.api.memory.activations import GPU_ROW_BUCKETS, GPU_TOKEN_BUCKETS
 from inferd.engine.worker.device import HostCopy, Recording
 from inferd.engine.worker.staging import Staging
+from inferd.kernels.cpu.tape import NotRecordableError
 from inferd.kernels.gpu import early_starts, from_host, starts_early
 from inferd.kernels.registry import KernelError
-from inferd.kernels.tape import NotRecordableError
 
 logger = logging.getLogger(__name__)
 

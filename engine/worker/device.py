@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.process.logs import counted
-from inferd.kernels.tape import Buffers, record
+from inferd.kernels.cpu.tape import Buffers, record
 
 _MAX_CPU_ROWS = 64
 """Most rows of a recorded step: recordings of more would hold memory for little gain. At 32 rows calls from Python took

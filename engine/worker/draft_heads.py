@@ -27,7 +27,7 @@ from inferd.engine.sched.plan import Row
 from inferd.engine.worker.device import Device
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
-from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.ops.paged_attention import AttentionBatch
 
 
 class HeadDrafts:

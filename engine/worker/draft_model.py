@@ -21,7 +21,7 @@ from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Row
 from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.loaded import LoadedModel
-from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.ops.paged_attention import AttentionBatch
 
 _FEW = 4
 """Most positions before a row's first draft that are computed as rows of the first pass. More are chunks."""

@@ -25,10 +25,10 @@ from torch import Tensor
 from inferd.engine.models.loader import Progress
 from inferd.engine.worker.device import Device, Recording
 from inferd.engine.worker.loaded import LoadedModel
-from inferd.kernels.paged_attention import AttentionBatch
-from inferd.kernels.states import StateRows
-from inferd.kernels.step_inputs import step_inputs, write_drawn
-from inferd.kernels.tape import NotRecordableError
+from inferd.kernels.cpu.tape import NotRecordableError
+from inferd.kernels.ops.paged_attention import AttentionBatch
+from inferd.kernels.ops.states import StateRows
+from inferd.kernels.ops.step_inputs import step_inputs, write_drawn
 
 logger = logging.getLogger(__name__)
 

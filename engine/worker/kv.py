@@ -1,5 +1,5 @@
 """The KV pool: one tensor for all layers, laid out so that one head's part of a block is contiguous. A pool in 8 bits
-(`kernels/kv_format`) has a second tensor for scales.
+(`kernels/ops/kv_format`) has a second tensor for scales.
 
 A block belongs to one cache group at a time. Layer i of the group uses plane i; the largest group uses all planes. If
 layers have different heads, a block's planes have the shape of the largest, and smaller layers share them.
@@ -15,7 +15,7 @@ from torch import Tensor
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.ranks import ONE_RANK, Rank
 from inferd.engine.worker.device import Device
-from inferd.kernels.kv_format import KV_FORMATS, KV_SCALE_DTYPE, num_kv_groups
+from inferd.kernels.ops.kv_format import KV_FORMATS, KV_SCALE_DTYPE, num_kv_groups
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,9 +57,10 @@ from inferd.engine.worker.peaks import measure
 from inferd.engine.worker.ranks import FollowingSampler, LeadingSampler, SharedRanks
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.tuning import Tuning
-from inferd.kernels import native, registry
-from inferd.kernels.linear import Choices
-from inferd.kernels.paged_attention import LIBRARIES, PAGED_ATTENTION
+from inferd.kernels import registry
+from inferd.kernels.cpu import native
+from inferd.kernels.ops.linear import Choices
+from inferd.kernels.ops.paged_attention import LIBRARIES, PAGED_ATTENTION
 from inferd.kernels.registry import KernelError
 
 LoadReport = Callable[[Phase], None]

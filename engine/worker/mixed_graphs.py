@@ -20,8 +20,8 @@ from inferd.engine.models.loader import Progress
 from inferd.engine.sched.plan import Row
 from inferd.engine.worker.graphs import Recordings
 from inferd.engine.worker.loaded import LoadedModel
-from inferd.kernels.paged_attention import AttentionBatch
-from inferd.kernels.states import StateRows
+from inferd.kernels.ops.paged_attention import AttentionBatch
+from inferd.kernels.ops.states import StateRows
 
 _PADDING = -1
 """Slot of padding tokens, at position 0."""

@@ -45,9 +45,9 @@ from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.ranks import SharedRanks
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
-from inferd.kernels import native
-from inferd.kernels.gather import MemoryExchange
-from inferd.kernels.linear import Choices, cpu
+from inferd.kernels.cpu import native
+from inferd.kernels.ops.gather import MemoryExchange
+from inferd.kernels.ops.linear import Choices, cpu
 from inferd.kernels.registry import Deferred, KernelError
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ def open_ranks(
     if config.exchange == "memory":
         return SharedRanks(rank, _shared_memory(config, rank, exchange_fd))
     # It imports parts of torch that no other start needs.
-    open_exchange = Deferred("inferd.kernels.gather.group", "open_exchange").load()
+    open_exchange = Deferred("inferd.kernels.ops.gather.group", "open_exchange").load()
     meet()
     try:
         exchange = open_exchange(exchange_fd, rank.index, rank.count, getattr(torch, config.dtype), device.torch_device)

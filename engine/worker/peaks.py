@@ -20,8 +20,8 @@ from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.memory.precision import Quantization
 from inferd.engine.quant.recipe import Recipe, recipes
 from inferd.engine.worker.device import Device
-from inferd.kernels import pages
-from inferd.kernels.linear import ANY, Choices
+from inferd.kernels.cpu import pages
+from inferd.kernels.ops.linear import ANY, Choices
 
 _MAX_RUNS = 6
 _MAX_S = 0.025

@@ -14,7 +14,7 @@ from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.arch.ranks import Rank
 from inferd.engine.sample.logprobs import Logprobs
 from inferd.engine.sample.sampler import Masks, Sampler, SampleResult, is_plain
-from inferd.kernels.gather import Exchange
+from inferd.kernels.ops.gather import Exchange
 
 
 class SharedRanks:

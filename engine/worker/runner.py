@@ -40,7 +40,7 @@ from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.mixed_graphs import MixedGraphs
 from inferd.engine.worker.pooling import Pooled, Pooler
 from inferd.engine.worker.slots import Batch
-from inferd.kernels import native
+from inferd.kernels.cpu import native
 from inferd.kernels.gpu import from_host
 
 _SCORED_ROWS = 32

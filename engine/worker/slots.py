@@ -16,8 +16,8 @@ from torch import Tensor
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.device import Device
-from inferd.kernels.paged_attention import AttentionBatch
-from inferd.kernels.states import StateRows
+from inferd.kernels.ops.paged_attention import AttentionBatch
+from inferd.kernels.ops.states import StateRows
 
 
 class Slots:

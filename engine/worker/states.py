@@ -19,7 +19,7 @@ from inferd.engine.arch.description import Arch
 from inferd.engine.layers.recurrent import Drafted, States
 from inferd.engine.sched.plan import Row, StateCopy
 from inferd.engine.worker.device import Device
-from inferd.kernels.states import StateRows, copy_state
+from inferd.kernels.ops.states import StateRows, copy_state
 
 
 @dataclass(frozen=True, slots=True)

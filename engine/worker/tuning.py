@@ -1,8 +1,8 @@
 """The table of the fastest matrix products on this GPU: measured once the weights are loaded, and kept in a file for
 later starts.
 
-The table exists before the layers, which add the cases that could be measured with their weights (`kernels.linear`).
-It is completed when all layers are loaded. Knows no model and no setting.
+The table exists before the layers, which add the cases that could be measured with their weights
+(`kernels.ops.linear`). It is completed when all layers are loaded. Knows no model and no setting.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from inferd.kernels import native
+from inferd.kernels.cpu import native
 from inferd.kernels.gpu import is_installed
-from inferd.kernels.linear import few_rows_refuse
-from inferd.kernels.linear.tuning import Table, read, write
+from inferd.kernels.ops.linear import few_rows_refuse
+from inferd.kernels.ops.linear.tuning import Table, read, write
 
 logger = logging.getLogger(__name__)
 

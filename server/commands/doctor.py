@@ -48,7 +48,7 @@ print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads
 
 KERNELS_PROBE = """
 import json
-from inferd.kernels import native
+from inferd.kernels.cpu import native
 build = native.prepare(native.default_cache_dir())
 print(json.dumps({"level": build.level, "path": str(build.path or ""), "reason": build.reason}))
 """

@@ -13,7 +13,7 @@ from tests.conftest import CACHE_HOME, ROOT
 TIMEOUT_S = 1200
 
 
-def run(*arguments: str, program: str = "-m inferd.kernels.aot") -> tuple[int, str, str]:
+def run(*arguments: str, program: str = "-m inferd.kernels.compile.aot") -> tuple[int, str, str]:
     """(exit code, output, errors). Finally kills the process and its children: an assembler can run for an hour."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(CACHE_HOME / "triton")}
     environment.pop("TRITON_INTERPRET", None)

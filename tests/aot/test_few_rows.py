@@ -17,7 +17,7 @@ MOST = 5.0
 
 COMPILED = """
 import json
-from inferd.kernels import aot, sass
+from inferd.kernels.compile import aot, sass
 
 def loop_of(form, sm):
     binary = aot._compile(form, sm).binary

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.gpu import dry
 from benchmarks.gpu.runner import Options
-from inferd.kernels import aot, compiled, faults, sass
+from inferd.kernels.compile import aot, compiled, faults, sass
 from tests.aot.compiling import run
 from tests.conftest import CACHE_HOME, ROOT
 
@@ -94,12 +94,12 @@ FAULTY = {
 def planted(folder: Path) -> Path:
     """An import root whose only kernels are the planted ones."""
     package = folder / "inferd" / "kernels"
-    (package / "planted").mkdir(parents=True)
-    (folder / "inferd" / "__init__.py").touch()
-    for name in ("__init__", "aot", "compiled", "faults", "gpu", "sass"):
-        (package / f"{name}.py").symlink_to(ROOT / "kernels" / f"{name}.py")
-    (package / "planted" / "__init__.py").touch()
-    (package / "planted" / "triton.py").write_text(PLANTED)
+    (package / "ops" / "planted").mkdir(parents=True)
+    for made in (folder / "inferd", package, package / "ops", package / "ops" / "planted"):
+        (made / "__init__.py").touch()
+    for name in ("compile", "gpu"):
+        (package / name).symlink_to(ROOT / "kernels" / name, target_is_directory=True)
+    (package / "ops" / "planted" / "triton.py").write_text(PLANTED)
     return folder
 
 
@@ -198,7 +198,7 @@ def test_early_kernels_are_judged_by_the_order_of_their_instructions() -> None:
 DISASSEMBLED = """
 import re, tempfile
 import triton
-from inferd.kernels import aot, gpu, sass
+from inferd.kernels.compile import aot, gpu, sass
 from pathlib import Path
 
 def theirs(cubin):
@@ -331,8 +331,8 @@ def test_words_and_layout_do_not_change_a_digest() -> None:
 CONSTANTS = """
 from dataclasses import replace
 from triton.language import constexpr
-from inferd.kernels import aot
-from inferd.kernels.top_k_top_p import triton as ops
+from inferd.kernels.compile import aot
+from inferd.kernels.ops.top_k_top_p import triton as ops
 forms = {form.op: form for form in aot.all_shipped()}
 first = {op: aot.digest(form) for op, form in forms.items()}
 ops._WHOLE = constexpr(1.0)
@@ -364,8 +364,8 @@ def test_another_triton_compiles_in_a_process_of_its_own(tmp_path: Path, monkeyp
         patched.setattr(subprocess, "run", noted)
         assert aot.main(["--sm", "90", f"--triton={tmp_path}"]) == 3
     ((command, env),) = asked
-    assert command[1:] == ["-P", "-m", "inferd.kernels.aot", "--sm", "90"]
-    program = "import triton, inferd.kernels; print(inferd.kernels.__path__[0])"
+    assert command[1:] == ["-P", "-m", "inferd.kernels.compile.aot", "--sm", "90"]
+    program = "import triton, inferd.kernels.compile as made; print(made.__path__[0])"
     done = subprocess.run([command[0], "-P", "-c", program], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["another", str(Path(aot.__file__).parent)]
 

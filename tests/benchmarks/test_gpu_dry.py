@@ -46,7 +46,7 @@ def test_every_shipped_kernel_has_a_numeric_check_that_sees_a_wrong_one(tmp_path
 import json, sys, torch
 from benchmarks.gpu import numeric
 from inferd.kernels import gpu
-from inferd.kernels.gelu import GELU
+from inferd.kernels.ops.gelu import GELU
 from inferd.kernels.registry import Implementation
 from tests.kernels import interpreter
 gpu.interpret(True)
@@ -191,7 +191,7 @@ def test_parts_whose_file_is_lost_are_named(tmp_path: Path, monkeypatch: pytest.
     names = ("numeric checks", "compilation", "headline", "peers", "kernels", "engine")
     assert wrong(Options(work_dir=tmp_path)) == [
         *(f"{name}: gave nothing" for name in names),
-        f"compiled.json is gone: python -m inferd.kernels.aot --write {dry.TABLE}",
+        f"compiled.json is gone: python -m inferd.kernels.compile.aot --write {dry.TABLE}",
     ]
 
 

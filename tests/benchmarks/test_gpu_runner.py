@@ -232,7 +232,7 @@ def test_measurements_have_the_machine_to_themselves(options: Options, tmp_path:
 def test_the_tree_is_an_import_root_without_the_checkout(tmp_path: Path) -> None:
     tree = make_tree(tmp_path)
     assert make_tree(tmp_path) == tree, "a second time"
-    code = "import inferd.kernels.aot, benchmarks.tables, sys; print(inferd.kernels.__file__); import kernels"
+    code = "import inferd.kernels.compile.aot, benchmarks.tables, sys; print(inferd.kernels.__file__); import kernels"
     env = {**environment(tree), "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, check=False, cwd=ROOT

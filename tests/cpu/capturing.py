@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.gpu.waiting import waits
 from inferd.engine.worker.device import CpuDevice, HostCopy, Recording
-from inferd.kernels import native
-from inferd.kernels.tape import NotRecordableError
+from inferd.kernels.cpu import native
+from inferd.kernels.cpu.tape import NotRecordableError
 
 _WARM_UP_RUNS = 2
 _POISON = {torch.float64: float("nan"), torch.float32: float("nan"), torch.bfloat16: float("nan"), torch.bool: True}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from inferd.kernels import native
+from inferd.kernels.cpu import native
 from tests.conftest import KERNEL_CACHE
 
 

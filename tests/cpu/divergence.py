@@ -20,7 +20,7 @@ from inferd.engine.arch.registry import describe
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load
 from inferd.engine.quant.recipe import RECIPES, Recipe
-from inferd.kernels.kv_format import KV_FORMATS
+from inferd.kernels.ops.kv_format import KV_FORMATS
 from tests.cpu.checkpoints import read_config
 from tests.cpu.paging import prompt_logits
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from inferd.engine.arch.paging import num_dead_blocks
 from inferd.engine.layers.recurrent import States
 from inferd.engine.models.decoder import Decoder
-from inferd.kernels.paged_attention import AttentionBatch
-from inferd.kernels.states import StateRows
+from inferd.kernels.ops.paged_attention import AttentionBatch
+from inferd.kernels.ops.states import StateRows
 from tests.kernels.pools import nan_scales
 
 _NUM_STATES = 40

@@ -19,8 +19,8 @@ from inferd.engine.api.process.shared_memory import create, fill
 from inferd.engine.arch.ranks import Rank
 from inferd.engine.layers.ranks import Ranks
 from inferd.engine.worker.ranks import SharedRanks
-from inferd.kernels.gather import Exchange, MemoryExchange, exchange_bytes
-from inferd.kernels.gather.group import GroupExchange
+from inferd.kernels.ops.gather import Exchange, MemoryExchange, exchange_bytes
+from inferd.kernels.ops.gather.group import GroupExchange
 
 Result = TypeVar("Result")
 

@@ -19,7 +19,7 @@ from inferd.engine.layers.parameter import Parameter
 from inferd.engine.quant.checkpoints.registry import READERS
 from inferd.engine.quant.scheme import DENSE
 from inferd.engine.quant.stored import StoredIntegers, scheme_of
-from inferd.kernels.quantized import Matrix
+from inferd.kernels.ops.quantized import Matrix
 from tests.cpu.golden.files import COLUMNS, FILE
 
 MODEL: dict[str, Any] = {

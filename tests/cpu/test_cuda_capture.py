@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from inferd.engine.worker.cuda import CudaDevice
+from inferd.kernels.cpu.tape import NotRecordableError
 from inferd.kernels.gpu import dependent_options
 from inferd.kernels.registry import KernelError
-from inferd.kernels.tape import NotRecordableError
 
 
 class Stream:

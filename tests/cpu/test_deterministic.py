@@ -25,9 +25,9 @@ from inferd.engine.worker import load, parts
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.tuning import Tuning
 from inferd.kernels import registry
-from inferd.kernels.linear import Choices
-from inferd.kernels.linear.tuning import Table
-from inferd.kernels.paged_attention import LIBRARIES, PAGED_ATTENTION, AttentionBatch
+from inferd.kernels.ops.linear import Choices
+from inferd.kernels.ops.linear.tuning import Table
+from inferd.kernels.ops.paged_attention import LIBRARIES, PAGED_ATTENTION, AttentionBatch
 from inferd.kernels.registry import KernelError, Selection
 
 

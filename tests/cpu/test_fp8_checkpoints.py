@@ -25,8 +25,8 @@ from inferd.engine.models.loader import load, recipe_of
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.recipe import Recipe
 from inferd.engine.quant.scheme import Apply, FromWeight
-from inferd.kernels import native
-from inferd.kernels.linear_fp8 import LINEAR_FP8, quantize_groups, quantize_rows, quantize_static
+from inferd.kernels.cpu import native
+from inferd.kernels.ops.linear_fp8 import LINEAR_FP8, quantize_groups, quantize_rows, quantize_static
 from tests.cpu.checkpoints import read_config
 from tests.cpu.fp8_checkpoints import FORMATS, Format, Saved, plain_arch, save
 from tests.cpu.paging import prompt_logits

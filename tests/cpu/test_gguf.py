@@ -47,7 +47,7 @@ from inferd.engine.models.loader import load, recipe_of
 from inferd.engine.quant.checkpoints import gguf
 from inferd.engine.quant.checkpoints.gguf_blocks import dequantize
 from inferd.engine.quant.checkpoints.reader import CheckpointError
-from inferd.kernels.quantized import Matrix
+from inferd.kernels.ops.quantized import Matrix
 from tests.cpu.cases import GEMMA3_ROPES, LLAMA3_ROPE, LONG_ROPE, MIXED_LAYERS, OLMO3_ROPES, YARN_ROPE
 from tests.cpu.checkpoints import Case, read_config
 from tests.cpu.paging import prompt_logits

@@ -19,9 +19,9 @@ from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.slots import Slots
-from inferd.kernels.paged_attention import AttentionBatch
-from inferd.kernels.rms_norm import rms_norm
-from inferd.kernels.tape import NotRecordableError
+from inferd.kernels.cpu.tape import NotRecordableError
+from inferd.kernels.ops.paged_attention import AttentionBatch
+from inferd.kernels.ops.rms_norm import rms_norm
 from tests.cpu.capturing import CapturingDevice
 from tests.cpu.cases import GEMMA4
 from tests.cpu.checkpoints import Case, random_decoder

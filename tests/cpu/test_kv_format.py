@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inferd.engine.layers import attention
 from inferd.engine.quant.recipe import RECIPES
-from inferd.kernels.kv_format import KV_FORMATS
+from inferd.kernels.ops.kv_format import KV_FORMATS
 from tests.cpu.checkpoints import Case, load_decoder, load_transformers
 from tests.cpu.divergence import Divergence, Text, divergence, embedded_decoder, held_out_texts, log_probs
 from tests.cpu.paging import prompt_logits

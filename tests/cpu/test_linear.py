@@ -16,8 +16,8 @@ from inferd.engine.quant.fp8 import Fp8
 from inferd.engine.quant.integer import Int4, Int8
 from inferd.engine.quant.recipe import Recipe
 from inferd.engine.quant.scheme import DENSE, Dense, QuantizationError, Scheme
-from inferd.kernels import native
-from inferd.kernels.linear import LINEAR, LINEAR_16BIT, Key, NarrowKey
+from inferd.kernels.cpu import native
+from inferd.kernels.ops.linear import LINEAR, LINEAR_16BIT, Key, NarrowKey
 from inferd.kernels.registry import KernelError
 
 CPU = torch.device("cpu")

@@ -23,7 +23,7 @@ from inferd.engine.lora.adapters import Adapters
 from inferd.engine.lora.files import read_updates
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load
-from inferd.kernels.lora.weights import PANEL
+from inferd.kernels.ops.lora.weights import PANEL
 from tests.cpu.adapters import linear_modules, merge, write_adapter
 from tests.cpu.cases import CASES
 from tests.cpu.checkpoints import Case, load_transformers, read_config

@@ -42,7 +42,7 @@ from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
-from inferd.kernels.paged_attention import ATTENTION_SPLIT, passes
+from inferd.kernels.ops.paged_attention import ATTENTION_SPLIT, passes
 from tests.arch.test_families import PUBLISHED
 from tests.configs import engine_config
 from tests.cpu.quantized_checkpoints import save
@@ -259,7 +259,7 @@ def test_the_plan_and_the_kernels_cut_keys_alike() -> None:
 
 def test_rows_that_are_cut_at_once_are_those_of_the_plan() -> None:
     pytest.importorskip("triton")
-    from inferd.kernels.top_k_top_p.triton import ROWS_AT_ONCE  # noqa: PLC0415
+    from inferd.kernels.ops.top_k_top_p.triton import ROWS_AT_ONCE  # noqa: PLC0415
 
     assert ROWS_AT_ONCE == CUT_ROWS
 

@@ -17,9 +17,9 @@ from inferd.engine.quant.fp8 import Fp8
 from inferd.engine.quant.integer import Int4, Int8
 from inferd.engine.quant.recipe import RECIPES, Recipe
 from inferd.engine.quant.scheme import DENSE, Apply
-from inferd.kernels.linear_fp8 import FP8, linear_fp8, quantize_weight
-from inferd.kernels.linear_int4 import GROUP_SIZE, linear_int4, quantize_int4
-from inferd.kernels.linear_int8 import linear_int8, quantize_int8
+from inferd.kernels.ops.linear_fp8 import FP8, linear_fp8, quantize_weight
+from inferd.kernels.ops.linear_int4 import GROUP_SIZE, linear_int4, quantize_int4
+from inferd.kernels.ops.linear_int8 import linear_int8, quantize_int8
 from tests.cpu.divergence import Divergence, Text, divergence, embedded_decoder, held_out_texts, log_probs
 
 INT8_KL, INT4_KL = 6e-5, 3.2e-3

@@ -24,8 +24,8 @@ from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker import followers
 from inferd.engine.worker.followers import PLANS, Followers, Link, StoppedError
-from inferd.kernels import gather
-from inferd.kernels.gather import exchange_bytes
+from inferd.kernels.ops import gather
+from inferd.kernels.ops.gather import exchange_bytes
 from tests.cpu.ranks import alone_in_a_group
 from tests.cpu.test_engine import Engine, neighbours, prompt, request, run, save
 

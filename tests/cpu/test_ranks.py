@@ -26,7 +26,7 @@ from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load, recipe_of
 from inferd.engine.quant.recipe import RECIPES
-from inferd.kernels.kv_format import KV_FORMATS
+from inferd.kernels.ops.kv_format import KV_FORMATS
 from tests.cpu.cases import CASES
 from tests.cpu.checkpoints import Case, load_decoder, random_decoder, read_config
 from tests.cpu.paging import prompt_logits
@@ -223,7 +223,7 @@ def test_blocks_of_fp8_stay_whole() -> None:
 def test_a_process_group_ends_though_its_file_was_closed_and_the_number_used_again() -> None:
     script = """
 import gc, os, torch, torch.distributed as dist
-from inferd.kernels.gather.group import open_exchange
+from inferd.kernels.ops.gather.group import open_exchange
 descriptor = os.memfd_create("first")
 exchange = open_exchange(descriptor, 0, 1, torch.float32, torch.device("cpu"))
 os.close(descriptor)

@@ -29,7 +29,7 @@ from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
-from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.ops.paged_attention import AttentionBatch
 from tests.cpu import cases
 from tests.cpu.capturing import CapturingDevice
 from tests.cpu.checkpoints import Case, random_decoder

@@ -14,7 +14,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from inferd.engine.arch.registry import describe
 from inferd.engine.arch.rotary import Rope
 from inferd.engine.layers.rotary import cos_sin_table, inverse_frequencies
-from inferd.kernels.rope import rope_and_cache
+from inferd.kernels.ops.rope import rope_and_cache
 
 HEAD_DIM, ORIGINAL, STATED = 64, 512, 2048
 SHORT = [1.0 + 0.02 * index for index in range(HEAD_DIM // 2)]

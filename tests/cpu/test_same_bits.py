@@ -19,7 +19,7 @@ from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.quant.recipe import RECIPES
 from inferd.engine.sample.sampler import Sampler
-from inferd.kernels.kv_format import KV_FORMATS
+from inferd.kernels.ops.kv_format import KV_FORMATS
 from tests.cpu.cases import GEMMA4
 from tests.cpu.checkpoints import Case, random_decoder
 from tests.cpu.paging import Pool, Request

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sample.sampler import FAILED, Sampler
-from inferd.kernels.sample.philox import gumbel_noise
+from inferd.kernels.ops.sample.philox import gumbel_noise
 
 VOCAB = 100
 

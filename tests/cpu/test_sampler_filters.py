@@ -12,7 +12,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sample.sampler import cuts_of
-from inferd.kernels.top_k_top_p import top_k_top_p
+from inferd.kernels.ops.top_k_top_p import top_k_top_p
 
 NEVER = float("-inf")
 

@@ -26,7 +26,7 @@ from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.tuning import Tuning
-from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.ops.paged_attention import AttentionBatch
 
 FREE_BYTES = 300 * 2**20
 PATH = locate(EMBEDDED_NAME, None)

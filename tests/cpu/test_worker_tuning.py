@@ -14,8 +14,8 @@ import torch
 
 from inferd.engine.worker import tuning
 from inferd.engine.worker.tuning import Tuning
-from inferd.kernels.linear import few_rows_refuse
-from inferd.kernels.linear.tuning import BUCKETS, FEW_ROWS, LIBRARY, Table, cases
+from inferd.kernels.ops.linear import few_rows_refuse
+from inferd.kernels.ops.linear.tuning import BUCKETS, FEW_ROWS, LIBRARY, Table, cases
 
 SHAPES = ((64, 32), (96, 32), (64, 32))
 """Cases of the weights of three layers, two of them alike."""
@@ -112,7 +112,7 @@ def test_what_cannot_be_kept_is_used_and_warned_of(
         def refused(**_: object) -> None:
             raise PermissionError(13, "Permission denied", str(directory))
 
-        monkeypatch.setattr("inferd.kernels.linear.tuning.tempfile.mkstemp", refused)  # root may write anywhere
+        monkeypatch.setattr("inferd.kernels.ops.linear.tuning.tempfile.mkstemp", refused)  # root may write anywhere
     with caplog.at_level(logging.WARNING):
         table, timed, said = load(directory)
     assert len(timed) == len(table.choices) == NUM_CASES

@@ -19,8 +19,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels import gpu, native, registry
-from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels import gpu, registry
+from inferd.kernels.cpu import native
+from inferd.kernels.ops.paged_attention import AttentionBatch
 from tests.conftest import KERNEL_CACHE
 from tests.kernels import interpreter
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd.kernels.kv_format import KV_FORMATS, KV_SCALE_DTYPE, num_kv_groups
+from inferd.kernels.ops.kv_format import KV_FORMATS, KV_SCALE_DTYPE, num_kv_groups
 
 
 def nan_scales(kv: Tensor) -> Tensor | None:

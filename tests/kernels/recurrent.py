@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from inferd.kernels.states import StateRows
+from inferd.kernels.ops.states import StateRows
 
 Step = Callable[[Tensor, StateRows], Tensor]
 """Computes a step: (indices [T] of its tokens among all, its rows) -> [T, ...]."""

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from inferd.kernels import aot, compiled, faults
+from inferd.kernels.compile import aot, compiled, faults
 from tests.aot.compiling import TIMEOUT_S, run
 from tests.conftest import ROOT
 
 TABLE = ROOT / "benchmarks" / "results" / "compiled.json"
 OLDEST = TABLE.with_name("compiled_oldest.json")
 """The same forms, compiled by the oldest Triton that is supported."""
-ANEW = f"not what {TABLE.relative_to(ROOT)} says: python -m inferd.kernels.aot --write {TABLE.relative_to(ROOT)}"
+ANEW = (
+    f"not what {TABLE.relative_to(ROOT)} says: python -m inferd.kernels.compile.aot --write {TABLE.relative_to(ROOT)}"
+)
 
 pytest.importorskip("triton")
 
@@ -41,8 +43,8 @@ def test_every_form_compiles_without_faults_to_what_the_table_says(
     assert code == 0, output[-4000:] + errors[-2000:]
     rows, table = compiled.read_table(written).rows, compiled.read_table(TABLE)
     assert {row.sm for row in rows} == {80, 90, 100}
-    for path in (ROOT / "kernels").glob("*/triton.py"):
-        assert list(importlib.import_module(f"inferd.kernels.{path.parent.name}.triton").shipped()), path
+    for path in (ROOT / "kernels" / "ops").glob("*/triton.py"):
+        assert list(importlib.import_module(f"inferd.kernels.ops.{path.parent.name}.triton").shipped()), path
     assert {row.op for row in rows} == {form.op for form in aot.all_shipped()}
     if table.triton == compiled.triton_version():
         listed = set(map(repr, table.rows))
@@ -73,4 +75,4 @@ def test_the_oldest_triton_gave_code_without_faults(is_long: bool) -> None:
     if is_long:
         made, today = ([(row.op, row.config, row.sm, row.source) for row in compiled.read_table(path).rows]
                        for path in (OLDEST, TABLE))  # fmt: skip
-        assert made == today, f"python -m inferd.kernels.aot --triton=FOLDER --write {OLDEST}"
+        assert made == today, f"python -m inferd.kernels.compile.aot --triton=FOLDER --write {OLDEST}"

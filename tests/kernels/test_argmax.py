@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inferd.kernels.argmax import argmax
+from inferd.kernels.ops.argmax import argmax
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from inferd.kernels import gpu
-from inferd.kernels.paged_attention import LIBRARIES, PAGED_ATTENTION, AttentionBatch, Key, reference
+from inferd.kernels.ops.paged_attention import LIBRARIES, PAGED_ATTENTION, AttentionBatch, Key, reference
 from inferd.kernels.registry import Deferred, KernelError
 from tests.cpu.capturing import waits
 from tests.kernels.attention_libraries import MODULES, Alignment, Kept, Spoil
@@ -31,7 +31,7 @@ DTYPE = torch.bfloat16
 FLASH_3, CUDNN, FLASH_4 = LIBRARIES
 # FlashAttention-4 reads these when it is imported.
 os.environ |= {"FLASH_ATTENTION_ARCH": "sm_90", "CUTE_DSL_ARCH": "sm_90a", "FLASH_ATTENTION_NUM_SMS": "132"}
-PACKAGE = "inferd.kernels.paged_attention"
+PACKAGE = "inferd.kernels.ops.paged_attention"
 DECODES = tuple((start, 1) for start in (0, 5, 255, 256, 700))
 SCALE = 0.2
 HOPPER = Key("cuda", DTYPE, DTYPE, 128, 4, 32, False, False, is_recorded=True, is_invariant=False)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.argmax import argmax, reference
-from inferd.kernels.decode_draw import draw
-from inferd.kernels.sample import philox
-from inferd.kernels.top_k_top_p import Cuts, top_k_top_p
+from inferd.kernels.ops.argmax import argmax, reference
+from inferd.kernels.ops.decode_draw import draw
+from inferd.kernels.ops.sample import philox
+from inferd.kernels.ops.top_k_top_p import Cuts, top_k_top_p
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

@@ -16,11 +16,11 @@ from inferd.engine.layers.linear import Linear
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.quant.recipe import recipes
 from inferd.kernels import gpu, registry
-from inferd.kernels.linear import LINEAR, Choices
-from inferd.kernels.linear.fused import GATE_UP_ACT, LINEAR_RESIDUAL, NORM_LINEAR
-from inferd.kernels.linear.tuning import LIBRARY, Table, cases
-from inferd.kernels.linear_fp8 import LINEAR_FP8_FEW_ROWS, activations
-from inferd.kernels.paged_attention import PAGED_ATTENTION
+from inferd.kernels.ops.linear import LINEAR, Choices
+from inferd.kernels.ops.linear.fused import GATE_UP_ACT, LINEAR_RESIDUAL, NORM_LINEAR
+from inferd.kernels.ops.linear.tuning import LIBRARY, Table, cases
+from inferd.kernels.ops.linear_fp8 import LINEAR_FP8_FEW_ROWS, activations
+from inferd.kernels.ops.paged_attention import PAGED_ATTENTION
 from tests.cpu.checkpoints import Case, random_decoder
 from tests.cpu.paging import Pool, Request
 from tests.kernels import interpreter

@@ -38,9 +38,9 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def ops() -> dict[str, registry.Op[Any, Any]]:
     """Every op of every kernel."""
-    for path in (ROOT / "kernels").glob("*/*.py"):
+    for path in (ROOT / "kernels" / "ops").glob("*/*.py"):
         if "Op(" in path.read_text():
-            importlib.import_module(f"inferd.kernels.{path.parent.name}.{path.stem}".removesuffix(".__init__"))
+            importlib.import_module(f"inferd.kernels.ops.{path.parent.name}.{path.stem}".removesuffix(".__init__"))
     return {name: op for name, op in registry.ops().items() if name not in NOT_CALLED}
 
 

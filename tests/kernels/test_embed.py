@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inferd.kernels import native
-from inferd.kernels.embed import cpu, embed
+from inferd.kernels.cpu import native
+from inferd.kernels.ops.embed import cpu, embed
 from tests.conftest import KERNEL_CACHE
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.experts import PRODUCT, Router, Routing, add_up, bind_experts, route
-from inferd.kernels.linear import linear
-from inferd.kernels.linear_fp8 import linear_fp8, quantize_weight
-from inferd.kernels.linear_int4 import linear_int4, quantize_int4
-from inferd.kernels.linear_int8 import linear_int8, quantize_int8
+from inferd.kernels.ops.experts import PRODUCT, Router, Routing, add_up, bind_experts, route
+from inferd.kernels.ops.linear import linear
+from inferd.kernels.ops.linear_fp8 import linear_fp8, quantize_weight
+from inferd.kernels.ops.linear_int4 import linear_int4, quantize_int4
+from inferd.kernels.ops.linear_int8 import linear_int8, quantize_int8
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
-from inferd.kernels.gated_delta import Gates, gated_delta
-from inferd.kernels.states import copy_state
+from inferd.kernels.ops.gated_delta import Gates, gated_delta
+from inferd.kernels.ops.states import copy_state
 from tests.kernels.conftest import COMPILED, TRITON
 from tests.kernels.recurrent import LENS, NUM_SLOTS, SLOTS, StateRows, alone, in_steps, whole
 

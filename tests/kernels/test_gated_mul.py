@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from inferd.kernels.gated_mul import gelu_mul, limited_mul, silu_mul
+from inferd.kernels.ops.gated_mul import gelu_mul, limited_mul, silu_mul
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

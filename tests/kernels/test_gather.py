@@ -15,10 +15,10 @@ from torch.distributed import ProcessGroup
 
 from inferd.engine.api.memory.activations import GPU_EXCHANGE_BYTES
 from inferd.engine.arch.ranks import Rank
-from inferd.kernels import native
-from inferd.kernels.gather import BUFFER_BYTES, Exchange, group
-from inferd.kernels.gather.group import ONE_SHOT_BYTES, Add, GroupExchange
-from inferd.kernels.tape import Buffers, record
+from inferd.kernels.cpu import native
+from inferd.kernels.cpu.tape import Buffers, record
+from inferd.kernels.ops.gather import BUFFER_BYTES, Exchange, group
+from inferd.kernels.ops.gather.group import ONE_SHOT_BYTES, Add, GroupExchange
 from tests.conftest import KERNEL_CACHE
 from tests.cpu.ranks import exchanges, group_exchanges
 

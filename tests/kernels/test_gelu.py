@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inferd.kernels.gelu import gelu
+from inferd.kernels.ops.gelu import gelu
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from inferd.kernels.head_gate import add_gated, norm_silu_gate, sigmoid_gate, silu_gate_norm
+from inferd.kernels.ops.head_gate import add_gated, norm_silu_gate, sigmoid_gate, silu_gate_norm
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

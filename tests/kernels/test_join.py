@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inferd.kernels.join import join
+from inferd.kernels.ops.join import join
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

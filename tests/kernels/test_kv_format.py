@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.memory.precision import KV_FORMATS as PLANNED_FORMATS
-from inferd.kernels.kv_format import KV_FORMATS, KV_GROUP, KV_SCALE_DTYPE, head_bytes
-from inferd.kernels.paged_attention import AttentionBatch, paged_attention
-from inferd.kernels.rope import rope_and_cache
+from inferd.kernels.ops.kv_format import KV_FORMATS, KV_GROUP, KV_SCALE_DTYPE, head_bytes
+from inferd.kernels.ops.paged_attention import AttentionBatch, paged_attention
+from inferd.kernels.ops.rope import rope_and_cache
 from tests.kernels.pools import nan_scales
 
 IS_RECORDED = False

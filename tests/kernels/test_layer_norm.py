@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.layer_norm import add_layer_norm, layer_norm
+from inferd.kernels.ops.layer_norm import add_layer_norm, layer_norm
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
-from inferd.kernels.linear import LINEAR, Choices, Key, cuda, linear
-from inferd.kernels.linear.fused import gate_up_act, linear_residual, norm_linear
-from inferd.kernels.linear.tuning import BUCKETS, LIBRARY, Table, cases
-from inferd.kernels.triton_few_rows import few_rows
+from inferd.kernels.gpu.few_rows import few_rows
+from inferd.kernels.ops.linear import LINEAR, Choices, Key, cuda, linear
+from inferd.kernels.ops.linear.fused import gate_up_act, linear_residual, norm_linear
+from inferd.kernels.ops.linear.tuning import BUCKETS, LIBRARY, Table, cases
 from tests.kernels import interpreter
 
 pytest.importorskip("triton")

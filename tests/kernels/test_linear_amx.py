@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
-from inferd.kernels.linear import linear
+from inferd.kernels.cpu import native
+from inferd.kernels.ops.linear import linear
 from tests.conftest import KERNEL_CACHE
 
 STEP = 32

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
-from inferd.kernels.linear.fused import FewRows, gate_up_act, linear_residual, norm_linear
-from inferd.kernels.linear_fp8 import (
+from inferd.kernels.ops.linear.fused import FewRows, gate_up_act, linear_residual, norm_linear
+from inferd.kernels.ops.linear_fp8 import (
     BLOCK,
     FP8,
     LINEAR_FP8,
@@ -25,7 +25,7 @@ from inferd.kernels.linear_fp8 import (
     quantize_static,
     quantize_weight,
 )
-from inferd.kernels.quantize_fp8 import QUANTIZE_FP8
+from inferd.kernels.ops.quantize_fp8 import QUANTIZE_FP8
 from tests.kernels.conftest import COMPILED, REFERENCE, TRITON
 
 pytestmark = pytest.mark.usefixtures("implementation", "plain_quantization")

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels import int_dot, quantized
-from inferd.kernels.linear_int4 import GROUP_SIZE, LINEAR_INT4, linear_int4
-from inferd.kernels.quantized import Key, Matrix
+from inferd.kernels.cpu import int_dot
+from inferd.kernels.ops import quantized
+from inferd.kernels.ops.linear_int4 import GROUP_SIZE, LINEAR_INT4, linear_int4
+from inferd.kernels.ops.quantized import Key, Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
 HAS_TRITON = False

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels import int_dot, quantized
-from inferd.kernels import linear_int8 as op
-from inferd.kernels.linear_int8 import LINEAR_INT8
-from inferd.kernels.quantized import Key, Matrix
+from inferd.kernels.cpu import int_dot
+from inferd.kernels.ops import linear_int8 as op
+from inferd.kernels.ops import quantized
+from inferd.kernels.ops.linear_int8 import LINEAR_INT8
+from inferd.kernels.ops.quantized import Key, Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
 HAS_TRITON = False

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels import gpu, triton_integers
-from inferd.kernels.linear_int4 import LINEAR_INT4, linear_int4
-from inferd.kernels.linear_int8 import LINEAR_INT8, linear_int8
-from inferd.kernels.quantized import GROUP_SIZES, Matrix
+from inferd.kernels import gpu
+from inferd.kernels.gpu import integers
+from inferd.kernels.ops.linear_int4 import LINEAR_INT4, linear_int4
+from inferd.kernels.ops.linear_int8 import LINEAR_INT8, linear_int8
+from inferd.kernels.ops.quantized import GROUP_SIZES, Matrix
 from tests.kernels import interpreter
 from tests.kernels.conftest import is_on_gpu
 from tests.kernels.test_quantized import LAYOUTS, OUT_SIZE, matrix
@@ -66,11 +67,11 @@ def test_a_layout_is_the_product_of_its_dequantized_matrix(bits: int, layout: st
             weight = weight.float().to(dtype).double()
         x = torch.randn(num_rows, of.q.shape[1]).to(dtype)
         expected, largest = product(x, weight, of)
-        wide = triton_integers.bind(of, torch.float32)(x)
+        wide = integers.bind(of, torch.float32)(x)
         assert wide.dtype == torch.float32
         assert ((wide.double() - expected).abs() <= SUMMED * largest).all(), dtype
         assert ((wide.double() - product(x, weight.roll(1, 1), of)[0]).abs() > 100 * SUMMED * largest).any()
-        result = triton_integers.bind(of, dtype)(x)
+        result = integers.bind(of, dtype)(x)
         assert result.dtype == dtype
         assert ((result.double() - wide.double()).abs() <= ROUNDED[dtype] * wide.double().abs() + 1e-12).all()
 
@@ -79,11 +80,11 @@ def test_a_layout_is_the_product_of_its_dequantized_matrix(bits: int, layout: st
 @pytest.mark.parametrize(("bits", "layout", "group_size"), list(cases()))
 def test_copies_are_the_dequantized_matrix(bits: int, layout: str, group_size: int) -> None:
     of = sized(bits, layout, group_size)
-    packed, expected = triton_integers.Packed.pack(of), of.dequantized().to(torch.float32)
+    packed, expected = integers.Packed.pack(of), of.dequantized().to(torch.float32)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         piece = torch.full((40, of.q.shape[1]), torch.nan, dtype=dtype)
         for first, end in ((0, 40), (40, OUT_SIZE)):
-            copied = triton_integers.copy(packed, slice(first, end), piece)
+            copied = integers.copy(packed, slice(first, end), piece)
             assert torch.equal(copied, expected[first:end].to(dtype)), (dtype, first)
 
 
@@ -93,31 +94,29 @@ def test_scales_of_other_dtypes(bits: int, layout: str, scales: torch.dtype) -> 
     of = sized(bits, layout, 32, scales)
     x = torch.randn(3, IN_SIZE)
     expected, largest = product(x, of.dequantized(), of)
-    assert ((triton_integers.bind(of, torch.float32)(x).double() - expected).abs() <= SUMMED * largest).all()
+    assert ((integers.bind(of, torch.float32)(x).double() - expected).abs() <= SUMMED * largest).all()
 
 
 def test_many_rows_are_multiplied_by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the last piece is shorter."""
-    monkeypatch.setattr(triton_integers, "_PIECE", 30 * IN_SIZE)
+    monkeypatch.setattr(integers, "_PIECE", 30 * IN_SIZE)
     of = replace(sized(4, "zeros", 64), bias=torch.randn(OUT_SIZE))
     x = torch.randn(129, IN_SIZE)
     expected, largest = product(x, of.dequantized(), of)
     made = []
-    monkeypatch.setattr(
-        triton_integers, "copy", lambda *args, do=triton_integers.copy: made.append(do(*args)) or made[-1]
-    )
-    result = triton_integers.bind(of, torch.float32)(x)
+    monkeypatch.setattr(integers, "copy", lambda *args, do=integers.copy: made.append(do(*args)) or made[-1])
+    result = integers.bind(of, torch.float32)(x)
     assert [len(piece) for piece in made] == [30, 30, OUT_SIZE - 60]
     assert ((result.double() - expected).abs() <= SUMMED * largest).all()
-    triton_integers.bind(of, torch.float32)(x[:128])
-    triton_integers.bind_invariant(of, torch.float32)(x)
+    integers.bind(of, torch.float32)(x[:128])
+    integers.bind_invariant(of, torch.float32)(x)
     assert len(made) == 3
 
 
 @pytest.mark.parametrize(("bits", "layout", "group_size"), [(4, "minimums", 32), (4, "e2m1", 16), (8, "zeros", 0)])
 def test_a_row_is_its_own(bits: int, layout: str, group_size: int) -> None:
     of = sized(bits, layout, group_size)
-    layer = triton_integers.bind_invariant(of, torch.bfloat16)
+    layer = integers.bind_invariant(of, torch.bfloat16)
     row = torch.randn(1, of.q.shape[1]).to(torch.bfloat16)
     alone = layer(row)[0]
     for num_rows in (2, 17, 70, 130):
@@ -141,9 +140,9 @@ def test_the_ops_run_it_on_a_gpu(is_invariant: bool) -> None:
         op.force(name)
     try:
         narrow = linear_int4(of.q, of.scales, None, x.dtype, zeros=of.zeros, is_invariant=is_invariant)(x)
-        assert torch.equal(narrow, triton_integers.bind(replace(of, bias=None), x.dtype)(x))
+        assert torch.equal(narrow, integers.bind(replace(of, bias=None), x.dtype)(x))
         wide = linear_int8(short.q, short.scales, None, x.dtype, out_dtype=torch.float32, is_invariant=is_invariant)(x)
-        assert torch.equal(wide, triton_integers.bind(replace(short, bias=None), torch.float32)(x))
+        assert torch.equal(wide, integers.bind(replace(short, bias=None), torch.float32)(x))
     finally:
         LINEAR_INT4.force(None)
         LINEAR_INT8.force(None)

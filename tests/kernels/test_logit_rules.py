@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.logit_rules import (
+from inferd.kernels.ops.logit_rules import (
     BIASED,
     EMPTY,
     ENDS,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.lora import LoraWeights, add_lora
+from inferd.kernels.ops.lora import LoraWeights, add_lora
 from tests.kernels.conftest import TRITON
 
 pytestmark = pytest.mark.usefixtures("implementation")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
 
-from inferd.kernels.mamba2 import Weights, mamba2
+from inferd.kernels.ops.mamba2 import Weights, mamba2
 from tests.kernels.conftest import COMPILED, TRITON
 from tests.kernels.recurrent import LENS, NUM_SLOTS, SLOTS, StateRows, alone, in_steps, whole
 

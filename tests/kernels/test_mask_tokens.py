@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inferd.kernels.mask_tokens import mask_tokens
+from inferd.kernels.ops.mask_tokens import mask_tokens
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

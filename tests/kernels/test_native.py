@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.kernels import native
+from inferd.kernels.cpu import native
 from tests.conftest import KERNEL_CACHE
 
 _NOBODY = 65534
@@ -101,8 +101,8 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(tmp_path: Path, monkeypa
 
 @pytest.fixture
 def bundled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The output of `python -m inferd.kernels.native` under a strict umask, in a folder that every user can reach. One
-    instruction set, compiled before, represents all."""
+    """The output of `python -m inferd.kernels.cpu.native` under a strict umask, in a folder that every user can reach.
+    One instruction set, compiled before, represents all."""
     made = native.prepare(KERNEL_CACHE).path
     if made is None:
         pytest.skip(native.missing() or "")

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.kv_format import KV_FORMATS, dequantize_heads, quantize_heads
-from inferd.kernels.paged_attention import ATTENTION_SPLIT, AttentionBatch, paged_attention
+from inferd.kernels.ops.kv_format import KV_FORMATS, dequantize_heads, quantize_heads
+from inferd.kernels.ops.paged_attention import ATTENTION_SPLIT, AttentionBatch, paged_attention
 from tests.kernels.pools import nan_scales
 
 TRITON = "triton"

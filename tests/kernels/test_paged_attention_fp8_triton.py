@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
-from inferd.kernels.paged_attention import PAGED_ATTENTION, paged_attention
+from inferd.kernels.ops.paged_attention import PAGED_ATTENTION, paged_attention
 from tests.kernels import interpreter
 from tests.kernels.test_paged_attention import FP8, Sequences, dense, sinks_of
 
@@ -20,8 +20,8 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from inferd.kernels.paged_attention import parts_fp8, passes, work
-from inferd.kernels.paged_attention import triton as kernel
+from inferd.kernels.ops.paged_attention import parts_fp8, passes, work
+from inferd.kernels.ops.paged_attention import triton as kernel
 
 TILE = 64
 SCALE = 0.2

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
-from inferd.kernels.paged_attention import PAGED_ATTENTION, AttentionBatch, paged_attention
+from inferd.kernels.ops.paged_attention import PAGED_ATTENTION, AttentionBatch, paged_attention
 from tests.kernels import interpreter
 from tests.kernels.conftest import is_on_gpu
 from tests.kernels.test_paged_attention import FP8, INT8, Sequences, dense, sinks_of
 
 pytest.importorskip("triton")
 
-from inferd.kernels.paged_attention import partial, passes, work
-from inferd.kernels.paged_attention import parts as in_parts_kernel
-from inferd.kernels.paged_attention import triton as kernel
-from inferd.kernels.paged_attention.split import ATTENTION_SPLIT_KERNEL, Key
+from inferd.kernels.ops.paged_attention import partial, passes, work
+from inferd.kernels.ops.paged_attention import parts as in_parts_kernel
+from inferd.kernels.ops.paged_attention import triton as kernel
+from inferd.kernels.ops.paged_attention.split import ATTENTION_SPLIT_KERNEL, Key
 
 TILE = 64
 SCALE = 0.2

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels import native, pages
-from inferd.kernels.linear import cpu as dense
-from inferd.kernels.linear_int4 import linear_int4, quantize_int4
-from inferd.kernels.linear_int8 import linear_int8, quantize_int8
+from inferd.kernels.cpu import native, pages
+from inferd.kernels.ops.linear import cpu as dense
+from inferd.kernels.ops.linear_int4 import linear_int4, quantize_int4
+from inferd.kernels.ops.linear_int8 import linear_int8, quantize_int8
 from tests.conftest import KERNEL_CACHE
 from tests.kernels.conftest import forced
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
-from inferd.kernels.gated_mul import silu_mul
-from inferd.kernels.sample import sample
+from inferd.kernels.cpu import native
+from inferd.kernels.ops.gated_mul import silu_mul
+from inferd.kernels.ops.sample import sample
 from tests.conftest import KERNEL_CACHE
 
 ROWS, SIZE, VOCAB = 48, 2048, 40_000
@@ -78,8 +78,8 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
     program = f"""
 import os, sys, torch
 from pathlib import Path
-from inferd.kernels import native
-from inferd.kernels.gated_mul import silu_mul
+from inferd.kernels.cpu import native
+from inferd.kernels.ops.gated_mul import silu_mul
 native.prepare(Path({str(KERNEL_CACHE)!r}))
 torch.set_num_threads(2)
 x = torch.randn({ROWS}, {2 * SIZE})

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.gated_mul import GELU_MUL, SILU_MUL, gelu_mul, silu_mul
-from inferd.kernels.quantize_fp8 import (
+from inferd.kernels.ops.gated_mul import GELU_MUL, SILU_MUL, gelu_mul, silu_mul
+from inferd.kernels.ops.quantize_fp8 import (
     add_rms_norm_fp8,
     gelu_mul_fp8,
     quantize_fp8,
@@ -17,7 +17,7 @@ from inferd.kernels.quantize_fp8 import (
     rms_norm_fp8,
     silu_mul_fp8,
 )
-from inferd.kernels.rms_norm import ADD_RMS_NORM, RMS_NORM, add_rms_norm, rms_norm
+from inferd.kernels.ops.rms_norm import ADD_RMS_NORM, RMS_NORM, add_rms_norm, rms_norm
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NAN, INF = float("nan"), float("inf")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.linear_int4 import GROUP_SIZE, quantize_int4, reference
-from inferd.kernels.quantized import Matrix
+from inferd.kernels.ops.linear_int4 import GROUP_SIZE, quantize_int4, reference
+from inferd.kernels.ops.quantized import Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels import native, quantized
-from inferd.kernels.linear_int8 import group_size, quantize_int8, reference
-from inferd.kernels.quantized import Matrix
+from inferd.kernels.cpu import native
+from inferd.kernels.ops import quantized
+from inferd.kernels.ops.linear_int8 import group_size, quantize_int8, reference
+from inferd.kernels.ops.quantized import Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

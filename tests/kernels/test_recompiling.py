@@ -30,9 +30,9 @@ from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
 from inferd.kernels import gpu
-from inferd.kernels.decode_draw import draw
-from inferd.kernels.linear import LINEAR, Choices
-from inferd.kernels.sample import sample
+from inferd.kernels.ops.decode_draw import draw
+from inferd.kernels.ops.linear import LINEAR, Choices
+from inferd.kernels.ops.sample import sample
 from tests.cpu.checkpoints import Case, random_decoder
 from tests.kernels.conftest import forced, is_on_gpu
 from tests.kernels.test_decoder_kernels import HYBRIDS
@@ -166,7 +166,8 @@ def test_steps(case: Case, quantization: str, multiply: str, forms: Forms) -> No
         known = known or {key: set(found) for key, found in forms.items()}
     assert compiled_anew(forms, known) == set()
     assert len({kernel for kernel, _ in known}) >= 12
-    assert ("inferd.kernels.lora.triton._expand" in {kernel for kernel, _ in known}) == case.name.endswith("adapters")
+    has_adapters = "inferd.kernels.ops.lora.triton._expand" in {kernel for kernel, _ in known}
+    assert has_adapters == case.name.endswith("adapters")
 
 
 def test_drawing(forms: Forms) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.rms_norm import add_rms_norm, rms_norm
+from inferd.kernels.ops.rms_norm import add_rms_norm, rms_norm
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

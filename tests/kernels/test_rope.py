@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.kv_format import KV_FORMATS, KV_GROUP, KV_SCALE_DTYPE
-from inferd.kernels.rope import rope_and_cache
+from inferd.kernels.ops.kv_format import KV_FORMATS, KV_GROUP, KV_SCALE_DTYPE
+from inferd.kernels.ops.rope import rope_and_cache
 from tests.kernels.conftest import TRITON
 from tests.kernels.pools import nan_scales
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.sample import cpu, sample
-from inferd.kernels.sample.philox import NOISE_MAX, gumbel_noise, noise_of_bits, philox4x32
+from inferd.kernels.ops.sample import cpu, sample
+from inferd.kernels.ops.sample.philox import NOISE_MAX, gumbel_noise, noise_of_bits, philox4x32
 
 every_implementation = pytest.mark.usefixtures("implementation")
 

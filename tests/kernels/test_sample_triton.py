@@ -6,13 +6,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inferd.kernels.sample import philox
+from inferd.kernels.ops.sample import philox
 from tests.kernels import interpreter
 
 triton = pytest.importorskip("triton")
 tl = triton.language
 
-from inferd.kernels.sample import triton as kernels  # noqa: E402
+from inferd.kernels.ops.sample import triton as kernels  # noqa: E402
 
 _BLOCK, _NUM_BLOCKS = 1024, 1024
 _PART = _BLOCK * _NUM_BLOCKS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inferd.kernels.scaled_add import added, reference, scaled
+from inferd.kernels.ops.scaled_add import added, reference, scaled
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import pytest
 import torch
 
-from inferd.kernels import aot, gpu, registry
+from inferd.kernels import gpu, registry
+from inferd.kernels.compile import aot
 from tests.conftest import ROOT
 
 pytest.importorskip("triton")
@@ -64,9 +65,9 @@ CASES = (
 
 def implementations() -> Iterator[tuple[registry.Op[Any, Any], registry.Implementation[Any, Any]]]:
     """Every Triton implementation of every op."""
-    for path in (ROOT / "kernels").glob("*/*.py"):
+    for path in (ROOT / "kernels" / "ops").glob("*/*.py"):
         if "Op(" in path.read_text() or path.name == "__init__.py":
-            importlib.import_module(f"inferd.kernels.{path.parent.name}.{path.stem}".removesuffix(".__init__"))
+            importlib.import_module(f"inferd.kernels.ops.{path.parent.name}.{path.stem}".removesuffix(".__init__"))
     for op in registry.ops().values():
         yield from ((op, one) for one in op._implementations if one.name.startswith("triton"))
 

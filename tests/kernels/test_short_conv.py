@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from inferd.kernels.short_conv import short_conv
+from inferd.kernels.ops.short_conv import short_conv
 from tests.kernels.conftest import COMPILED, TRITON
 from tests.kernels.recurrent import LENS, NUM_SLOTS, SLOTS, StateRows, alone, in_steps, rows_of, whole
 

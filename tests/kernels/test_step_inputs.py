@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inferd.kernels.paged_attention import AttentionBatch
-from inferd.kernels.step_inputs import step_inputs, write_drawn
+from inferd.kernels.ops.paged_attention import AttentionBatch
+from inferd.kernels.ops.step_inputs import step_inputs, write_drawn
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

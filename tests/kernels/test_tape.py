@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
-from inferd.kernels.gated_mul import silu_mul
-from inferd.kernels.linear import linear
-from inferd.kernels.rms_norm import add_rms_norm, rms_norm
-from inferd.kernels.tape import Buffers, NotRecordableError, record
+from inferd.kernels.cpu import native
+from inferd.kernels.cpu.tape import Buffers, NotRecordableError, record
+from inferd.kernels.ops.gated_mul import silu_mul
+from inferd.kernels.ops.linear import linear
+from inferd.kernels.ops.rms_norm import add_rms_norm, rms_norm
 from tests.conftest import KERNEL_CACHE
 
 SIZE = 64
@@ -99,9 +99,9 @@ def test_recording_does_not_load_the_compiler() -> None:
     program = f"""
 import sys, torch
 from pathlib import Path
-from inferd.kernels import native
-from inferd.kernels.rms_norm import rms_norm
-from inferd.kernels.tape import Buffers, record
+from inferd.kernels.cpu import native
+from inferd.kernels.ops.rms_norm import rms_norm
+from inferd.kernels.cpu.tape import Buffers, record
 native.prepare(Path({str(KERNEL_CACHE)!r}))
 x, weight = torch.ones(2, 64), torch.ones(64)
 record(lambda: rms_norm(x, weight, 1e-5), Buffers())

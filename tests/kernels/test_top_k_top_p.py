@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.top_k_top_p import Cuts, cpu, top_k_top_p
-from inferd.kernels.top_k_top_p.weights import FRACTION_BITS, weights
+from inferd.kernels.ops.top_k_top_p import Cuts, cpu, top_k_top_p
+from inferd.kernels.ops.top_k_top_p.weights import FRACTION_BITS, weights
 
 NEVER = float("-inf")
 ASKED = [
@@ -25,7 +25,7 @@ ASKED = [
 def few_to_sort(monkeypatch: pytest.MonkeyPatch, implementation: str) -> None:
     """In the interpreter chunks have 64 tokens: four in a row of 200."""
     if implementation == "triton":
-        from inferd.kernels.top_k_top_p import triton  # noqa: PLC0415
+        from inferd.kernels.ops.top_k_top_p import triton  # noqa: PLC0415
 
         monkeypatch.setattr(triton, "SORT_BLOCK", 8)
         monkeypatch.setattr(triton, "_CHUNK", 64)
@@ -142,7 +142,7 @@ def test_many_rows(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None
     """More rows than a GPU computes at once."""
     count = 130
     if implementation == "triton":
-        from inferd.kernels.top_k_top_p import triton  # noqa: PLC0415
+        from inferd.kernels.ops.top_k_top_p import triton  # noqa: PLC0415
 
         count = 5
         monkeypatch.setattr(triton, "ROWS_AT_ONCE", 2)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inferd.kernels.top_k_top_p import Cuts, reference
-from inferd.kernels.top_k_top_p.weights import weights
+from inferd.kernels.ops.top_k_top_p import Cuts, reference
+from inferd.kernels.ops.top_k_top_p.weights import weights
 from tests.kernels import interpreter
 
 triton = pytest.importorskip("triton")
 tl = triton.language
 
-from inferd.kernels.top_k_top_p import triton as kernels  # noqa: E402
+from inferd.kernels.ops.top_k_top_p import triton as kernels  # noqa: E402
 
 NEVER = float("-inf")
 

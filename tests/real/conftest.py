@@ -16,7 +16,7 @@ import torch
 from benchmarks.quality.measure import Model
 from inferd.engine.api import smollm2
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.kernels import native
+from inferd.kernels.cpu import native
 from tests.conftest import KERNEL_CACHE
 
 RECORDING = Path(__file__).with_name("transformers.json")

@@ -17,10 +17,10 @@ from inferd.engine.quant.fp8 import Fp8
 from inferd.engine.quant.integer import Int8
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
 from inferd.engine.quant.scheme import Apply, Dense, giving
-from inferd.kernels import int_dot
-from inferd.kernels.linear_int4 import quantize_int4
-from inferd.kernels.linear_int8 import linear_int8
-from inferd.kernels.quantized import Matrix
+from inferd.kernels.cpu import int_dot
+from inferd.kernels.ops.linear_int4 import quantize_int4
+from inferd.kernels.ops.linear_int8 import linear_int8
+from inferd.kernels.ops.quantized import Matrix
 from tests.cpu.test_kv_format import FP8, INT8, change_pools, one_bit_less
 from tests.real.conftest import Recording
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.kernels import native
+from inferd.kernels.cpu import native
 from tests.e2e.conftest import Daemon
 from tests.reliability.asking import Ask, Asker, asked_under
 from tests.reliability.conftest import WITHOUT_CACHE, count, restarts, wait_until

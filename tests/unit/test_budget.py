@@ -10,7 +10,7 @@ import pytest
 from inferd.engine.sched.latency.budget import GRAIN, StepBudget, TimedBudget, chunk_s, largest_chunk, round_down
 from inferd.engine.sched.latency.step_time import Coefficients
 from inferd.engine.sched.limits import ATTENTION_SPLIT
-from inferd.kernels.paged_attention import ATTENTION_SPLIT as KERNEL_SPLIT
+from inferd.kernels.ops.paged_attention import ATTENTION_SPLIT as KERNEL_SPLIT
 
 COSTS = Coefficients(5e-3, 2e-5, 3e-8, 4e-10)
 

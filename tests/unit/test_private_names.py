@@ -38,7 +38,7 @@ OURS_TOO = {
         "uvicorn.server.ServerState.default_headers", "uvicorn.Config.encoded_headers",
         "uvicorn.Config.timeout_graceful_shutdown",
     ),
-    "kernels/tape.py": ("torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo",),
+    "kernels/cpu/tape.py": ("torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo",),
 }  # fmt: skip
 """Names that the sources do not show to be a library's: our subclasses define them anew, or we read
 them from an object of the library."""
@@ -147,7 +147,7 @@ def test_the_search_finds_each_way_of_using_one() -> None:
     known = {
         "uvicorn._types.ASGI3Application": "server/transport/connection.py",
         "transformers.utils.chat_template_utils._compile_jinja_template": "server/text/rendering.py",
-        "torch._scaled_mm": "kernels/linear_fp8/cuda.py",
+        "torch._scaled_mm": "kernels/ops/linear_fp8/cuda.py",
         "torch.ops.mkldnn._is_mkldnn_bf16_supported": "server/commands/doctor.py",
         "llguidance.gbnf_to_lark.GrammarParser._parse_char": "engine/grammar/gbnf.py",
         f"{PROTOCOL}._unset_keepalive_if_required": "server/transport/connection.py",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from inferd.kernels.linear import tuning
-from inferd.kernels.linear.tuning import BUCKETS, FEW_ROWS, LIBRARY, Case, Table, bucket, cases, read, write
+from inferd.kernels.ops.linear import tuning
+from inferd.kernels.ops.linear.tuning import BUCKETS, FEW_ROWS, LIBRARY, Case, Table, bucket, cases, read, write
 
 CASE, OTHER = Case(8, 16, "bf16", 4), Case(8, 16, "bf16", 16)
 

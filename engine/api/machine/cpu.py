@@ -131,7 +131,7 @@ _BF16_FLAGS = ({"avx512bw", "avx512vl", "avx512dq"}, {"bf16"})
 COMPILERS = ("g++", "c++")
 """Names of C++ compilers, for the CPU kernels."""
 _WIDENING_FLAGS = {"avx2", "fma", "f16c"}
-_BUNDLED_KERNELS = Path(__file__).parents[3] / "kernels" / "built"
+_BUNDLED_KERNELS = Path(__file__).parents[3] / "kernels" / "cpu" / "built"
 
 
 def _has_bf16_matmul() -> bool:

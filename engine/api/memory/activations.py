@@ -41,10 +41,10 @@ PARTIAL_ROWS_PER_THREAD = 171
 
 MAX_RANKS, EXCHANGE_HEADER_BYTES, EXCHANGE_BYTES = 128, 2**14, 2 * 2**20
 """Most ranks on a CPU, and the memory through which they give their outputs to each other: once, and for each rank
-(`kernels/gather`, which a test compares)."""
+(`kernels/ops/gather`, which a test compares)."""
 
 GPU_EXCHANGE_BYTES = 2**20
-"""Most bytes of a sum that GPUs add up in one shot (`kernels/gather/group`, which a test compares)."""
+"""Most bytes of a sum that GPUs add up in one shot (`kernels/ops/gather/group`, which a test compares)."""
 
 GPU_ROW_BUCKETS = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 513, 64))
 """Numbers of rows that a GPU's decode steps are recorded for. Each costs a capture and holds memory. A step between two
@@ -54,7 +54,7 @@ GPU_TOKEN_BUCKETS = (*range(64, 513, 64), *range(640, 1025, 128))
 """Numbers of tokens that a GPU's steps with prompts are recorded for. Longer steps keep it busy for longer than the
 host needs to launch them."""
 RULE_WORDS, RULE_PREFIX = 256, 16
-"""Number of bad words of a slot, and of ids before the last one of each (`kernels/logit_rules` has the same)."""
+"""Number of bad words of a slot, and of ids before the last one of each (`kernels/ops/logit_rules` has the same)."""
 CUT_ROWS = 64
 """Most rows whose top-k and top-p a GPU finds at once. The kernels obey the same bound (`tests/cpu/test_memory.py`)."""
 LORA_PANEL = 64

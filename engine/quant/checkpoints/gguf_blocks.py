@@ -13,7 +13,7 @@ from torch import Tensor
 
 from inferd.engine.arch.gguf.formats import LAYOUTS
 from inferd.engine.quant.checkpoints.fp4 import powers_of_two
-from inferd.kernels.quantized import TABLES, UNITS
+from inferd.kernels.ops.quantized import TABLES, UNITS
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

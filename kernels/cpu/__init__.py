@@ -1,0 +1,1 @@
+"""The parts that C++ kernels share: headers, threads, their build (`native`), and recorded calls (`tape`)."""

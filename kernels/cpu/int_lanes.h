@@ -1,0 +1,156 @@
+// Registers of the integer products: sums of products of bytes, and the numbers of WIDTH columns of a tile.
+//
+// Instructions multiply unsigned bytes by signed ones. Nibbles are unsigned as they are. For VNNI, bytes and tables
+// have 128 added, which is taken off a sum by the sum of the activations. AVX2 multiplies the weights' magnitudes by
+// activations that take the weights' signs: 128 x 127 x 2 is below 2^15, so the pairs of `maddubs` are exact.
+#pragma once
+
+#include "cpu/int_dot.h"
+
+namespace int_product {
+
+using namespace int_dot;
+
+enum Form { NIBBLES, TABLE, BYTES };  // 4 bits as they are, 4 bits that number a value of a table, 8 bits
+enum ScaleType { FP32, BF16, FP16 };
+
+#if defined(__AVX512VNNI__)
+#define INT_DOT_VNNI
+#endif
+
+#if defined(INT_DOT_VNNI)
+constexpr int ADDED = 128;  // to bytes and to values of a table
+#else
+constexpr int ADDED = 0;
+#endif
+
+inline ints splat_ints(int32_t x) { return x - ints{}; }
+inline floats splat_floats(float x) { return x - floats{}; }
+inline ints load_ints(const void* p) {
+    ints v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline floats fused(floats a, floats b, floats c) {
+#if defined(INT_DOT_AVX2)
+    return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return simd::fma(a, b, c);
+#endif
+}
+
+// pairs[l].low * x.low + pairs[l].high * x.high, of signed 16-bit halves.
+inline ints multiply_pairs(ints pairs, int32_t x) {
+#if defined(INT_DOT_VNNI)
+    return (ints)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi32(x));
+#elif defined(INT_DOT_AVX2)
+    return (ints)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi32(x));
+#else
+    return (pairs << 16 >> 16) * int32_t(int16_t(x)) + (pairs >> 16) * (x >> 16);
+#endif
+}
+
+// The sum of products of WIDTH columns: four weights of each with the same four activations, as often as wanted.
+template <Form F>
+struct Sum {
+    ints sum;
+    void begin(ints start) { sum = start; }
+    void add(ints weights, int32_t x) {
+#if defined(INT_DOT_VNNI)
+        sum = (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(x));
+#elif defined(INT_DOT_AVX2)
+        const __m256i signs = (__m256i)weights, with_signs = _mm256_sign_epi8(_mm256_set1_epi32(x), signs);
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(signs), with_signs);
+        sum += (ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#else
+        for (int j = 0; j < 4; j++) sum += (weights << (24 - 8 * j) >> 24) * int32_t(int8_t(uint32_t(x) >> (8 * j)));
+#endif
+    }
+    ints total(ints) const { return sum; }
+};
+
+#if defined(INT_DOT_AVX2)
+// Of a unit of nibbles: a 16-bit half adds at most 16 products of 15 x 127, which is below 2^15.
+template <>
+struct Sum<NIBBLES> {
+    __m256i halves;
+    void begin(ints) { halves = _mm256_setzero_si256(); }
+    void add(ints weights, int32_t x) {
+        halves = _mm256_add_epi16(halves, _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(x)));
+        asm("" : "+x"(halves));  // or GCC 12 adds the products of a unit as a tree, and has no registers for it
+    }
+    ints total(ints start) const { return start + (ints)_mm256_madd_epi16(halves, _mm256_set1_epi16(1)); }
+};
+#endif
+
+struct Table {
+    alignas(16) int8_t values[16];
+
+    // The values that the bytes 0..15 of `numbers` choose, plus ADDED.
+    ints chosen(ints numbers) const {
+#if defined(INT_DOT_VNNI)
+        const __m512i all = _mm512_maskz_broadcast_i32x4(0xffff, _mm_load_si128((const __m128i*)values));
+        return (ints)_mm512_xor_si512(_mm512_shuffle_epi8(all, (__m512i)numbers), _mm512_set1_epi8(char(ADDED)));
+#elif defined(INT_DOT_AVX2)
+        const __m256i all = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)values));
+        return (ints)_mm256_shuffle_epi8(all, (__m256i)numbers);
+#else
+        int8_t bytes[sizeof(ints)];
+        std::memcpy(bytes, &numbers, sizeof bytes);
+        for (int8_t& byte : bytes) byte = values[byte];
+        return load_ints(bytes);
+#endif
+    }
+};
+
+// 16 bits each of WIDTH columns, without a sign.
+inline ints load_halves(const uint16_t* p) {
+    typedef uint16_t halves __attribute__((vector_size(2 * WIDTH)));
+    halves v;
+    std::memcpy(&v, p, sizeof v);
+#if defined(INT_DOT_VNNI)
+    return (ints)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)v);
+#elif defined(INT_DOT_AVX2)
+    return (ints)_mm256_cvtepu16_epi32((__m128i)v);
+#else
+    return __builtin_convertvector(v, ints);
+#endif
+}
+
+inline floats load_fp16(const uint16_t* p) {
+#if defined(INT_DOT_VNNI)
+    return (floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)p));
+#elif defined(INT_DOT_AVX2)
+    return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    // The exponent's bias differs by 112. A product with 2^112 also makes subnormal numbers right, and is exact.
+    const ints halves = load_halves(p);
+    const floats magnitude = (floats)((halves & 0x7fff) << 13) * 5.192296858534828e33f;
+    const ints is_special = (halves & 0x7c00) == 0x7c00;  // infinity and NaN
+    return (floats)((ints)magnitude | (is_special & 0x7f800000) | ((halves & 0x8000) << 16));
+#endif
+}
+
+// Scales or minimums of WIDTH columns, from number `index` on.
+inline floats load_values(const void* values, ScaleType type, int64_t index) {
+    if (type == FP32) return (floats)load_ints(static_cast<const float*>(values) + index);
+    const uint16_t* halves = static_cast<const uint16_t*>(values) + index;
+    return type == BF16 ? (floats)(load_halves(halves) << 16) : load_fp16(halves);
+}
+
+// Zero points of WIDTH columns, in the low halves of the lanes: of nibbles from bytes, of bytes from 16 bits.
+template <Form F>
+inline ints load_zeros(const void* zeros, int64_t index) {
+    if constexpr (F == BYTES) return load_halves(static_cast<const uint16_t*>(zeros) + index) + ADDED;
+    typedef uint8_t bytes __attribute__((vector_size(WIDTH)));
+    bytes v;
+    std::memcpy(&v, static_cast<const uint8_t*>(zeros) + index, sizeof v);
+#if defined(INT_DOT_VNNI)
+    return (ints)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)v);  // GCC 12 would move byte by byte
+#else
+    return __builtin_convertvector(v, ints);
+#endif
+}
+
+}  // namespace int_product

@@ -1,0 +1,365 @@
+// Products of 4-bit and 8-bit weights, in every layout of quantized.py, with activations that are quantized at the
+// call: to 8 bits in groups, or to 16 bits if a row has one scale. Then they are two rows of bytes, and so are their sums.
+//
+// Weights lie in tiles of columns, each tile in units of 16 or 32 inputs: as many as share a scale of activations, or 32
+// of a row that has one scale. A unit of bytes is [U / 4][columns][4]. A unit of nibbles is [U / 8][columns][4]
+// bytes: byte (j, column, b) has input 4 j + b in its low bits and input U / 2 + 4 j + b in its high ones. Scales, zero
+// points and minimums lie as [tile][group][columns].
+#pragma once
+
+#include <array>
+#include <utility>
+
+#include "cpu/int_lanes.h"
+#include "cpu/parallel.h"
+
+// GCC would call these functions, and pass their vectors through memory.
+#define ALWAYS_INLINE __attribute__((always_inline))
+
+namespace int_product {
+
+constexpr int COLUMNS = LANES;  // of a tile
+#if defined(INT_DOT_VNNI)
+constexpr int ROW_COLUMNS = 2 * LANES;  // of a tile whose activations have one scale a row: each is read once for both
+#else
+constexpr int ROW_COLUMNS = COLUMNS;
+#endif
+// Tiles that a block of rows passes before the next block: 4 x 64 KiB of nibbles at K = 8,192, or one tile of bytes.
+constexpr int TILES_OF_NIBBLES = 4, TILES_OF_BYTES = 1;
+
+// Bytes to prefetch, because the processor's own prefetching stops at each page. Two cores of a Zen 4, 16384 x 2048, 4
+// bits: 37 -> 39 GB/s for one row, 460 -> 614 GOP/s for 8.
+constexpr int AHEAD = 4096;
+
+// The weights, the bias and the sizes of a product.
+struct Product {
+    const uint8_t* tiles;
+    const void* scales;
+    const void* zeros;     // or null
+    const void* minimums;  // or null
+    const float* bias;     // or null
+    const int32_t* order;  // or null
+    ScaleType type;        // of scales and minimums
+    Table table;
+    float worth;    // of 1 in the table
+    int32_t added;  // to every weight
+    int64_t num_rows, in_size, out_size;
+    int64_t unit, x_group_size, group_size;  // in inputs: each a multiple of the one before
+    int64_t num_units, num_x_groups, num_groups, x_groups_in_group;
+    bool is_wide;  // activations have 16 bits
+
+    // Sizes of 0 stand for all of a row.
+    void set_groups(int64_t weights, int64_t activations) {
+        is_wide = activations == 0;
+        unit = activations == 16 ? 16 : 32;
+        num_units = (in_size + unit - 1) / unit;
+        x_group_size = activations ? activations : num_units * unit, group_size = weights ? weights : num_units * unit;
+        num_x_groups = (in_size + x_group_size - 1) / x_group_size;
+        num_groups = (in_size + group_size - 1) / group_size;
+        x_groups_in_group = group_size / x_group_size;
+    }
+};
+
+// A block of R quantized rows. If activations have 16 bits, the low bytes of its first half are the second half.
+struct Rows {
+    int8_t* q;             // [unit][row][U]
+    float* scales;         // [group of activations][row]
+    int32_t* corrections;  // [group of activations][row]: what a sum begins with; of zero points -sum(q), 16 bits
+    float* parts;          // [group of weights][row]: the sum of scale * sum(q), for minimums
+
+    Rows(const Product& p, int8_t* bytes, int64_t first, int num_rows) {
+        const int64_t q_bytes = p.num_units * p.unit, num_x_groups = p.num_x_groups;
+        q = bytes + first * row_bytes(p);
+        scales = reinterpret_cast<float*>(q + num_rows * q_bytes);
+        corrections = reinterpret_cast<int32_t*>(scales + num_rows * num_x_groups);
+        parts = reinterpret_cast<float*>(corrections + num_rows * num_x_groups);
+    }
+    static int64_t row_bytes(const Product& p) {
+        return p.num_units * p.unit + 8 * p.num_x_groups + 4 * p.num_groups;
+    }
+};
+
+// -- one tile of columns -------------------------------------------------------------------------------------------
+
+template <class F, int... I>
+ALWAYS_INLINE inline void each(const F& f, std::integer_sequence<int, I...>) {
+    (f(std::integral_constant<int, I>{}), ...);
+}
+
+// Calls f(0) .. f(N - 1) with constants. GCC 12 keeps an array in registers only if its indices are constants before it
+// unrolls loops. 2,048 x 2,048 of 4 bits with 8 and 16 rows: 173 and 176 GOP/s with loops, 296 and 301 so; 8 bits with 8
+// and 256 rows: 279 and 256, 345 and 347 so (one thread of a Zen 4, 2026-11-25).
+template <int N, class F>
+ALWAYS_INLINE inline void unrolled(const F& f) {
+    each(f, std::make_integer_sequence<int, N>());
+}
+
+template <int R, int V, class F>
+ALWAYS_INLINE inline void for_each(const F& f) {
+    unrolled<R>([&](auto r) ALWAYS_INLINE { unrolled<V>([&](auto v) ALWAYS_INLINE { f(r, v); }); });
+}
+
+// Adds four inputs of each column and row.
+template <Form F, int U, int V, int R>
+ALWAYS_INLINE inline void add_quads(Sum<F> (&sums)[R][V], const ints (&weights)[V], const int8_t* x) {
+    unrolled<R>([&](auto r) ALWAYS_INLINE {
+        const int32_t quad = read_i32(x + r * U);
+        unrolled<V>([&](auto v) ALWAYS_INLINE { sums[r][v].add(weights[v], quad); });
+    });
+}
+
+template <Form F, int U, int V, int R>
+ALWAYS_INLINE inline void add_unit(Sum<F> (&sums)[R][V], const uint8_t* weights, const int8_t* x, const Table& table) {
+    constexpr int LINE = V * sizeof(ints);
+    // Line by line: GCC would load the activations of several lines at once, and have no registers for the sums.
+#pragma GCC unroll 1
+    for (int j = 0; j < (F == BYTES ? U / 4 : U / 8); j++) {
+        ints loaded[V];
+        const uint8_t* line = weights + j * LINE;
+        unrolled<V>([&](auto v) ALWAYS_INLINE { loaded[v] = load_ints(line + v * sizeof(ints)); });
+        for (int byte = 0; byte < LINE; byte += 64) __builtin_prefetch(line + byte + AHEAD);
+        if constexpr (F == BYTES) {
+            add_quads<F, U>(sums, loaded, x + j * 4);
+        } else {
+            unrolled<2>([&](auto half) ALWAYS_INLINE {
+                ints numbers[V];
+                unrolled<V>([&](auto v) ALWAYS_INLINE {
+                    numbers[v] = (half ? loaded[v] >> 4 : loaded[v]) & splat_ints(0x0f0f0f0f);
+                    if constexpr (F == TABLE) numbers[v] = table.chosen(numbers[v]);
+                });
+                add_quads<F, U>(sums, numbers, x + half * (U / 2) + j * 4);
+            });
+        }
+    }
+}
+
+// The number that makes a sum of unsigned weights one of signed weights or of those above their zero points.
+template <Form F>
+ALWAYS_INLINE inline ints start_of(const Product& p, int64_t index, int32_t correction) {
+    if (F == TABLE || p.zeros == nullptr) return splat_ints(correction);
+    return multiply_pairs(load_zeros<F>(p.zeros, index), correction);
+}
+
+// Adds a group of weights: its scales times its parts, and its minimums times those of the activations.
+template <int V, int R>
+ALWAYS_INLINE inline void add_group(const Product& p, int64_t index, floats (&totals)[R][V], const floats (&parts)[R][V],
+                      const float* x_parts) {
+    unrolled<V>([&](auto v) ALWAYS_INLINE {
+        const floats scale = load_values(p.scales, p.type, index + v * WIDTH);
+        unrolled<R>([&](auto r) ALWAYS_INLINE { totals[r][v] = fused(parts[r][v], scale, totals[r][v]); });
+    });
+    if (p.minimums == nullptr) return;
+    unrolled<V>([&](auto v) ALWAYS_INLINE {
+        const floats minimum = load_values(p.minimums, p.type, index + v * WIDTH);
+        unrolled<R>([&](auto r) ALWAYS_INLINE { totals[r][v] = fused(minimum, splat_floats(x_parts[r]), totals[r][v]); });
+    });
+}
+
+template <int V, int R, class T>
+inline void store_tile(const Product& p, int64_t column, int64_t first_row, const floats (&totals)[R][V], T* out) {
+    for (int64_t lane = 0; lane < V * WIDTH && column + lane < p.out_size; lane += LANES) {
+        const int64_t rest = p.out_size - column - lane;
+        const int count = int(rest < LANES ? rest : LANES);
+        const vf bias = p.bias ? simd::load_part(p.bias + column + lane, count) : vf{};
+        for (int r = 0; r < R; r++) {
+            vf total;
+            std::memcpy(&total, reinterpret_cast<const float*>(totals[r]) + lane, sizeof total);
+            store_first(out + (first_row + r) * p.out_size + column + lane, total + bias, count);
+        }
+    }
+}
+
+template <int V, int R>
+inline void store_tile(const Product& p, int64_t column, int64_t first_row, const floats (&totals)[R][V], void* out,
+                       bool is_bf16) {
+    if (is_bf16)
+        store_tile<V, R>(p, column, first_row, totals, static_cast<simd::bf16*>(out));
+    else
+        store_tile<V, R>(p, column, first_row, totals, static_cast<float*>(out));
+}
+
+template <Form F, int U, int V, int R>
+void tile_product(const Product& p, int64_t tile, const Rows& rows, int64_t first_row, void* out, bool is_bf16) {
+    constexpr int UNIT_BYTES = V * WIDTH * U / (F == BYTES ? 1 : 2);
+    const uint8_t* weights = p.tiles + tile * p.num_units * UNIT_BYTES;
+    const int8_t* x = rows.q;
+    const int64_t units_in_x_group = p.x_group_size / U;
+    int64_t index = tile * p.num_groups * V * WIDTH;
+    const float* x_parts = rows.parts;
+    floats totals[R][V] = {}, parts[R][V] = {};
+    for (int64_t x_group = 0, left = p.x_groups_in_group; x_group < p.num_x_groups; x_group++) {
+        const int32_t* corrections = rows.corrections + x_group * R;
+        const float* x_scales = rows.scales + x_group * R;
+        const auto start = [&](int r, int v) ALWAYS_INLINE {
+            return start_of<F>(p, index + v * WIDTH, corrections[r]);
+        };
+        Sum<F> sums[R][V];
+        for_each<R, V>([&](auto r, auto v) ALWAYS_INLINE { sums[r][v].begin(start(r, v)); });
+        for (int64_t unit = 0; unit < units_in_x_group; unit++, weights += UNIT_BYTES, x += R * U)
+            add_unit<F, U, V, R>(sums, weights, x, p.table);
+        for_each<R, V>([&](auto r, auto v) ALWAYS_INLINE {
+            const floats total = __builtin_convertvector(sums[r][v].total(start(r, v)), floats);
+            parts[r][v] = fused(total, splat_floats(x_scales[r]), parts[r][v]);
+        });
+        if (--left > 0) continue;
+        add_group<V, R>(p, index, totals, parts, x_parts);
+        for_each<R, V>([&](auto r, auto v) ALWAYS_INLINE { parts[r][v] = floats{}; });
+        left = p.x_groups_in_group, index += V * WIDTH, x_parts += R;
+    }
+    const int64_t column = tile * V * WIDTH;
+    if constexpr (R % 2 == 0)
+        if (p.is_wide) {
+            floats both[R / 2][V];
+            for (int r = 0; r < R / 2; r++)
+                for (int v = 0; v < V; v++) both[r][v] = totals[r][v] + totals[r + R / 2][v];
+            return store_tile<V, R / 2>(p, column, first_row, both, out, is_bf16);
+        }
+    store_tile<V, R>(p, column, first_row, totals, out, is_bf16);
+}
+
+using TileProduct = void (*)(const Product&, int64_t, const Rows&, int64_t, void*, bool);
+using TileProducts = std::array<TileProduct, MAX_ROWS>;
+
+// Instances for 1, 2, .. rows, at index rows - 1.
+template <Form F, int U, int V, int... R>
+constexpr TileProducts instances(std::integer_sequence<int, R...>) {
+    return {tile_product<F, U, V, R + 1>...};
+}
+template <Form F, int U, int NUM_COLUMNS>
+constexpr TileProducts TILE_PRODUCTS =
+    instances<F, U, NUM_COLUMNS / WIDTH>(std::make_integer_sequence<int, MAX_ROWS>());
+
+}  // namespace int_product
+
+#include "cpu/int_tiles.h"
+
+namespace int_product {
+
+// -- all of a product ----------------------------------------------------------------------------------------------
+
+template <class T>
+void quantize_wide_row(const Product& p, const T* x, const Rows& rows, int row, int num_rows) {
+    const int low_row = row + num_rows / 2;
+    const WideSpan span = quantize_wide_span(x, p.in_size, rows.q + row * p.unit, rows.q + low_row * p.unit, p.unit,
+                                             num_rows * p.unit);
+    rows.scales[row] = span.high.scale * p.worth, rows.corrections[row] = -p.added * span.high.sum;
+    rows.scales[low_row] = span.low.scale * p.worth, rows.corrections[low_row] = -p.added * span.low.sum;
+}
+
+template <class T>
+void quantize_row(const Product& p, const T* x, const Rows& rows, int row, int num_rows) {
+    float* part = rows.parts + row;
+    *part = 0;
+    for (int64_t x_group = 0, left = p.x_groups_in_group; x_group < p.num_x_groups; x_group++, left--) {
+        const int64_t start = x_group * p.x_group_size, rest = p.in_size - start;
+        int8_t* q = rows.q + start * num_rows + row * p.unit;
+        const Span span =
+            quantize_span(x + start, rest < p.x_group_size ? rest : p.x_group_size, q, p.unit, num_rows * p.unit);
+        const int64_t index = x_group * num_rows + row;
+        rows.scales[index] = span.scale * p.worth;
+        rows.corrections[index] = p.zeros ? -span.sum & 0xffff : -p.added * span.sum;
+        if (left == 0) part += num_rows, *part = 0, left = p.x_groups_in_group;
+        *part = std::fma(float(span.sum), rows.scales[index], *part);
+    }
+}
+
+// Calls f with a row's inputs, in the order of the weights.
+template <class T, class F>
+auto in_order(const Product& p, const T* x, const F& f) {
+    if (!p.order) return f(x);
+    const Scratch ordered(p.in_size * int64_t(sizeof(float)));
+    float* to = reinterpret_cast<float*>(ordered.bytes);
+    for (int64_t k = 0; k < p.in_size; k++) to[k] = simd::to_float(x[p.order[k]]);
+    return f(static_cast<const float*>(to));
+}
+
+template <Form F, int U, int NUM_COLUMNS, class T>
+void run(const Product& p, const T* x, T* out, int num_threads) {
+    if (p.num_rows == 0) return;
+    const auto quantize = [&](int64_t row, const Rows& rows, int place, int num_rows) {
+        in_order(p, x + row * p.in_size, [&](auto* values) {
+            p.is_wide ? quantize_wide_row(p, values, rows, place, num_rows)
+                      : quantize_row(p, values, rows, place, num_rows);
+        });
+    };
+#if HAS_TILES
+    if constexpr (F == BYTES && NUM_COLUMNS == amx::COLUMNS)
+        if (by_whole_rows(p)) return run_by_whole_rows(p, out, num_threads, [&](int64_t row, int8_t* high, int8_t* low) {
+            return in_order(p, x + row * p.in_size, [&](auto* values) {
+                return quantize_wide_span(values, p.in_size, high, low, amx::WideBytes::STEP, amx::BLOCK_BYTES);
+            });
+        });
+    if (by_tiles<F>(p)) return run_by_tiles<F, U, NUM_COLUMNS>(p, out, num_threads, quantize);
+#endif
+    const int parts = p.is_wide ? 2 : 1;  // rows of bytes for each row
+    const RowBlocks blocks(p.num_rows, MAX_ROWS / parts);
+    const int64_t num_tiles = (p.out_size + NUM_COLUMNS - 1) / NUM_COLUMNS;
+    const Scratch bytes(p.num_rows * parts * Rows::row_bytes(p));
+    parallel_for(p.num_rows, p.num_rows < ROWS_TO_SHARE ? 1 : num_threads, [&](int64_t row) {
+        const int64_t block = blocks.of(row), first = blocks.start(block);
+        const int size = blocks.size(block) * parts;
+        quantize(row, Rows(p, bytes.bytes, first * parts, size), int(row - first), size);
+    });
+    const int64_t tiles = blocks.count == 1 ? 1 : F == BYTES ? TILES_OF_BYTES : TILES_OF_NIBBLES;
+    parallel_for((num_tiles + tiles - 1) / tiles, num_threads, [&](int64_t turn) {
+        const int64_t start = turn * tiles, end = start + tiles < num_tiles ? start + tiles : num_tiles;
+        for (int64_t block = 0; block < blocks.count; block++) {
+            const int64_t first = blocks.start(block);
+            const int size = blocks.size(block) * parts;
+            const Rows rows(p, bytes.bytes, first * parts, size);
+            for (int64_t tile = start; tile < end; tile++)
+                TILE_PRODUCTS<F, U, NUM_COLUMNS>[size - 1](p, tile, rows, first, out, sizeof(T) == 2);
+        }
+    });
+}
+
+// Packs q [out_size, in_size] into tiles, with weights of 0 behind the ends.
+template <Form F>
+void pack(const uint8_t* q, int64_t out_size, int64_t in_size, int64_t unit, int64_t columns, uint8_t* tiles,
+          int num_threads) {
+    const int64_t num_tiles = (out_size + columns - 1) / columns, num_units = (in_size + unit - 1) / unit;
+    const int64_t unit_bytes = columns * unit / (F == BYTES ? 1 : 2);
+    const int32_t flipped = F == BYTES ? int32_t(ADDED * 0x01010101u) : 0;
+    parallel_for(num_tiles * num_units, num_threads, [&](int64_t turn) {
+        const int64_t tile = turn / num_units, first = turn % num_units * unit;
+        const int64_t count = in_size - first < unit ? in_size - first : unit;
+        uint8_t* to = tiles + turn * unit_bytes;
+        for (int64_t column = 0; column < columns; column++) {
+            uint8_t from[32] = {};
+            const int64_t row = tile * columns + column;
+            if (row < out_size) std::memcpy(from, q + row * in_size + first, count);
+            for (int64_t j = 0; j < (F == BYTES ? unit / 4 : unit / 8); j++) {
+                int32_t quad = read_i32(from + j * 4);
+                if (F == BYTES)
+                    quad ^= flipped;
+                else
+                    quad |= read_i32(from + unit / 2 + j * 4) << 4;
+                std::memcpy(to + (j * columns + column) * 4, &quad, sizeof quad);
+            }
+        }
+    });
+}
+
+// -- what Python passes --------------------------------------------------------------------------------------------
+
+// Makes a product of the arguments that both ops have in common.
+inline Product product_of(int64_t num_rows, int64_t in_size, int64_t out_size, const uint8_t* tiles,
+                          const void* scales, int64_t scale_type, const void* zeros, const void* minimums,
+                          const float* bias, const int32_t* order, int64_t group_size, int64_t x_group_size) {
+    Product p = {};
+    p.tiles = tiles, p.scales = scales, p.zeros = zeros, p.minimums = minimums, p.bias = bias, p.order = order;
+    p.type = ScaleType(scale_type), p.worth = 1;
+    p.num_rows = num_rows, p.in_size = in_size, p.out_size = out_size;
+    p.set_groups(group_size, x_group_size);
+    return p;
+}
+
+template <Form F, int U, int NUM_COLUMNS>
+void run(const Product& p, const void* x, bool is_bf16, void* out, int64_t num_threads) {
+    if (is_bf16)
+        run<F, U, NUM_COLUMNS>(p, static_cast<const simd::bf16*>(x), static_cast<simd::bf16*>(out), int(num_threads));
+    else
+        run<F, U, NUM_COLUMNS>(p, static_cast<const float*>(x), static_cast<float*>(out), int(num_threads));
+}
+
+}  // namespace int_product
