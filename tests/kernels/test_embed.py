@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inferd.kernels.cpu import native
-from inferd.kernels.ops.embed import cpu, embed
+from inferd.kernels.ops.embed import cpp, embed
 from tests.conftest import KERNEL_CACHE
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -39,5 +39,5 @@ def test_an_id_that_does_not_exist_is_no_number(dtype: torch.dtype) -> None:
         pytest.skip("there is no C++ compiler")
     weight = torch.randn(50, 19).to(dtype)
     for out_dtype in (dtype, torch.float32):
-        rows = cpu.embed(torch.tensor([3, 50, -1]), weight, out_dtype)
+        rows = cpp(torch.tensor([3, 50, -1]), weight, out_dtype)
         assert rows.dtype == out_dtype and rows.isnan().all(dim=1).tolist() == [False, True, True]

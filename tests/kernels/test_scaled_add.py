@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("multiplier", [0.22, 1.0, -12.0])
 def test_equals_torch(dtype: torch.dtype, shape: tuple[int, ...], multiplier: float) -> None:
     x, residual = torch.randn(2, *shape).to(dtype)
-    assert torch.equal(scaled(x, multiplier), reference.scaled_add(x, multiplier, None))
+    assert torch.equal(scaled(x, multiplier), reference(x, multiplier, None))
     assert torch.equal(added(x, residual), x + residual)
     x, residual = x[..., :17].mT, residual[..., :17].mT
     assert torch.equal(added(x, residual), x + residual)
@@ -24,7 +24,7 @@ def test_equals_torch(dtype: torch.dtype, shape: tuple[int, ...], multiplier: fl
 
 def test_each_step_is_rounded() -> None:
     x, residual = torch.randn(2, 64, 64).to(torch.bfloat16)
-    both = reference.scaled_add(x, 0.22, residual)
+    both = reference(x, 0.22, residual)
     assert torch.equal(added(scaled(x, 0.22), residual), both)
     assert not torch.equal((x.float() * 0.22 + residual.float()).to(torch.bfloat16), both)
 

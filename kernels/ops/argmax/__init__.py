@@ -10,7 +10,6 @@ from torch import Tensor
 
 from inferd.kernels import gpu
 from inferd.kernels.cpu import native
-from inferd.kernels.ops.argmax import cpu, reference
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 
@@ -30,12 +29,34 @@ def _refuses_triton(key: Key) -> str | None:
     return gpu.refuses(key.device_type, key.dtype)
 
 
+def cpp(logits: Tensor) -> tuple[Tensor, Tensor]:
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    rows, size = logits.shape
+    ids, is_none = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
+    native.function("inferd_argmax")(
+        logits.data_ptr(),
+        ids.data_ptr(),
+        is_none.data_ptr(),
+        rows,
+        size,
+        logits.stride(0),
+        torch.get_num_threads(),
+    )
+    return ids, is_none
+
+
+def reference(logits: Tensor) -> tuple[Tensor, Tensor]:
+    peaks, ids = logits.max(dim=-1)  # the maximum of a row that holds a NaN is NaN
+    return ids, ~peaks.isfinite()
+
+
 ARGMAX: Op[Key, Callable[[Tensor], tuple[Tensor, Tensor]]] = Op(
     "argmax",
     [
-        Implementation("cpp", cpu.argmax, _refuses_cpp),
+        Implementation("cpp", cpp, _refuses_cpp),
         Implementation("triton", Deferred(f"{__name__}.triton", "argmax"), _refuses_triton),
-        Implementation("reference", reference.argmax, always),
+        Implementation("reference", reference, always),
     ],
 )
 

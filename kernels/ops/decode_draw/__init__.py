@@ -13,14 +13,37 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
-from inferd.kernels.ops.decode_draw import reference
-from inferd.kernels.ops.top_k_top_p import MAX_VOCAB, Cuts
+from inferd.kernels.ops.argmax import argmax
+from inferd.kernels.ops.sample import sample
+from inferd.kernels.ops.top_k_top_p import MAX_VOCAB, Cuts, top_k_top_p
 from inferd.kernels.registry import Deferred, Implementation, Op, always
+
+_ANY = torch.finfo(torch.float32).tiny
 
 
 class Key(NamedTuple):
     device_type: str
     vocab_size: int
+
+
+def reference(
+    logits: Tensor,
+    slots: Tensor,
+    temperatures: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    log_min_p: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Compute greedy and sampled tokens for all rows, then pick one for each row."""
+    sources = slots.clamp(min=0)
+    asked = temperatures[sources].masked_fill_(slots < 0, 0.0)
+    token_ids, is_none = argmax(logits)
+    scores = (logits - logits.amax(dim=-1, keepdim=True)).div_(asked.clamp(min=_ANY)[:, None])
+    scores = scores.contiguous()
+    top_k_top_p(scores, Cuts(top_k, top_p, log_min_p), slots.masked_fill(asked == 0.0, -1))
+    return torch.where(asked > 0.0, sample(scores, seeds[sources], positions), token_ids), is_none
 
 
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -29,7 +52,7 @@ DRAW: Op[Key, Draw] = Op(
     "decode_draw",
     [
         Implementation("triton", Deferred(f"{__name__}.triton", "draw"), lambda key: gpu.refuses(key.device_type)),
-        Implementation("reference", reference.draw, always),
+        Implementation("reference", reference, always),
     ],
 )
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from inferd.kernels.cpu import native
-from inferd.kernels.ops.embed import cpu, reference
 from inferd.kernels.registry import Implementation, Op, always
 
 
@@ -17,11 +16,31 @@ class Key(NamedTuple):
     device_type: str
 
 
+def cpp(token_ids: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    token_ids = token_ids.contiguous()
+    out = torch.empty((token_ids.shape[0], weight.shape[1]), dtype=dtype)
+    native.function("inferd_embed")(
+        token_ids.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        token_ids.shape[0],
+        weight.shape[0],
+        weight.stride(0) * weight.element_size(),
+        weight.shape[1] * weight.element_size(),
+        0 if dtype == weight.dtype else native.WEIGHT_CODES[weight.dtype],
+    )
+    return out
+
+
+def reference(token_ids: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.nn.functional.embedding(token_ids, weight).to(dtype)
+
+
 EMBED: Op[Key, Callable[[Tensor, Tensor, torch.dtype], Tensor]] = Op(
     "embed",
     [
-        Implementation("cpp", cpu.embed, lambda key: native.refuses(key.device_type)),
-        Implementation("reference", reference.embed, always),
+        Implementation("cpp", cpp, lambda key: native.refuses(key.device_type)),
+        Implementation("reference", reference, always),
     ],
 )
 

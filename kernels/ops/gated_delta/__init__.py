@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels.ops.gated_delta import cpu, reference
-from inferd.kernels.ops.gated_delta.gates import Gates
+from inferd.kernels.ops.gated_delta.reference import Gates
 from inferd.kernels.ops.states import Key, StateRows, num_groups, refuses_cpp, refuses_triton
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels.cpu import native
-from inferd.kernels.ops.gated_delta.gates import Gates
+from inferd.kernels.ops.gated_delta.reference import Gates
 from inferd.kernels.ops.states import StateRows, num_groups
 
 

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from inferd.kernels.ops.gated_delta.gates import Gates
 from inferd.kernels.ops.states import StateRows
 
 NORM_EPS = 1e-6
+
+
+class Gates(NamedTuple):
+    """The inputs of `decay` and `beta`, for Hv value heads."""
+
+    b: Tensor
+    """[T, Hv], its heads side by side."""
+    a: Tensor
+    """[T, Hv], its heads side by side."""
+    a_log: Tensor
+    """[Hv] fp32."""
+    dt_bias: Tensor
+    """[Hv] fp32."""
 
 
 def gated_delta(qkv: Tensor, gates: Gates, state: Tensor, rows: StateRows) -> Tensor:

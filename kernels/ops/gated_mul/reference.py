@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd.kernels.ops.gelu.reference import wide_gelu
+from inferd.kernels.ops.gelu import wide_gelu
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

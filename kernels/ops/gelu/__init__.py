@@ -5,6 +5,7 @@ x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))     (Hendrycks and Gimpel 2016
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from inferd.kernels import gpu
 from inferd.kernels.cpu import native
-from inferd.kernels.ops.gelu import cpu, reference
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 
@@ -26,12 +26,32 @@ def _refuses_triton(key: Key) -> str | None:
     return gpu.refuses(key.device_type, key.dtype)
 
 
+def cpp(x: Tensor) -> Tensor:
+    x = x.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    native.function("inferd_gelu")(
+        x.data_ptr(), out.data_ptr(), x.numel(), native.DTYPE_CODES[x.dtype], torch.get_num_threads()
+    )
+    return out
+
+
+def reference(x: Tensor) -> Tensor:
+    """Composed of tanh: a row's bits depend on the number of rows with torch's own (see `gated_mul/reference.py`)."""
+    return wide_gelu(x.to(torch.float32)).to(x.dtype)
+
+
+def wide_gelu(wide: Tensor) -> Tensor:
+    """gelu of fp32 numbers, in fp32."""
+    inner = (wide * wide * wide).mul_(0.044715).add_(wide).mul_(math.sqrt(2.0 / math.pi))
+    return inner.tanh_().add_(1.0).mul_(wide).mul_(0.5)
+
+
 GELU: Op[Key, Callable[[Tensor], Tensor]] = Op(
     "gelu",
     [
-        Implementation("cpp", cpu.gelu, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("cpp", cpp, lambda key: native.refuses(key.device_type, key.dtype)),
         Implementation("triton", Deferred(f"{__name__}.triton", "gelu"), _refuses_triton),
-        Implementation("reference", reference.gelu, always),
+        Implementation("reference", reference, always),
     ],
 )
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from inferd.kernels import gpu
 from inferd.kernels.cpu import native
-from inferd.kernels.ops.mask_tokens import cpu, reference
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 
@@ -19,14 +18,37 @@ class Key(NamedTuple):
     vocab_size: int
 
 
+def cpp(logits: Tensor, masks: Tensor, row_of: Tensor) -> None:
+    native.function("inferd_mask_tokens")(
+        logits.data_ptr(),
+        masks.data_ptr(),
+        row_of.data_ptr(),
+        logits.shape[1],
+        masks.shape[0],
+        masks.shape[1],
+        torch.get_num_threads(),
+    )
+
+
+def reference(logits: Tensor, masks: Tensor, row_of: Tensor) -> None:
+    num_rows, vocab_size = logits.shape
+    bits = torch.arange(32, dtype=torch.int32, device=masks.device)
+    is_out = ((masks[:, :, None] >> bits) & 1).eq(0).flatten(1)[:, :vocab_size]
+    # Masks without a row go to one additional row.
+    forbidden = torch.zeros(num_rows + 1, vocab_size, dtype=torch.bool, device=logits.device)
+    covered = torch.nn.functional.pad(is_out, (0, vocab_size - is_out.shape[1]), value=True)
+    forbidden[torch.where(row_of < 0, num_rows, row_of)] = covered
+    logits.masked_fill_(forbidden[:num_rows], float("-inf"))
+
+
 MASK_TOKENS: Op[Key, Callable[[Tensor, Tensor, Tensor], None]] = Op(
     "mask_tokens",
     [
-        Implementation("cpp", cpu.mask_tokens, lambda key: native.refuses(key.device_type, torch.float32)),
+        Implementation("cpp", cpp, lambda key: native.refuses(key.device_type, torch.float32)),
         Implementation(
             "triton", Deferred(f"{__name__}.triton", "mask_tokens"), lambda key: gpu.refuses(key.device_type)
         ),
-        Implementation("reference", reference.mask_tokens, always),
+        Implementation("reference", reference, always),
     ],
 )
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from inferd.kernels import gpu
 from inferd.kernels.cpu import native
-from inferd.kernels.ops.scaled_add import cpu, reference
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 
@@ -23,12 +22,33 @@ def _refuses_triton(key: Key) -> str | None:
     return gpu.refuses(key.device_type, key.dtype)
 
 
+def cpp(x: Tensor, multiplier: float, residual: Tensor | None) -> Tensor:
+    x = x.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    native.function("inferd_scaled_add")(
+        x.data_ptr(),
+        0 if residual is None else residual.data_ptr(),
+        out.data_ptr(),
+        x.numel(),
+        multiplier,
+        native.DTYPE_CODES[x.dtype],
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def reference(x: Tensor, multiplier: float, residual: Tensor | None) -> Tensor:
+    product = x if multiplier == 1.0 else x * multiplier
+    return product if residual is None else product + residual
+
+
 SCALED_ADD: Op[Key, Callable[[Tensor, float, Tensor | None], Tensor]] = Op(
     "scaled_add",
     [
-        Implementation("cpp", cpu.scaled_add, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("cpp", cpp, lambda key: native.refuses(key.device_type, key.dtype)),
         Implementation("triton", Deferred(f"{__name__}.triton", "scaled_add"), _refuses_triton),
-        Implementation("reference", reference.scaled_add, always),
+        Implementation("reference", reference, always),
     ],
 )
 

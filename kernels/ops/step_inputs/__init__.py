@@ -17,7 +17,7 @@ from torch import Tensor
 from inferd.kernels import gpu
 from inferd.kernels.cpu import native
 from inferd.kernels.ops.step_inputs import cpu, reference
-from inferd.kernels.ops.step_inputs.inputs import StepInputs
+from inferd.kernels.ops.step_inputs.reference import StepInputs
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 __all__ = ["StepInputs", "step_inputs", "write_drawn"]

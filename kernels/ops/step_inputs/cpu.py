@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels.cpu import native
-from inferd.kernels.ops.step_inputs.inputs import StepInputs
+from inferd.kernels.ops.step_inputs.reference import StepInputs
 
 
 def step_inputs(
