@@ -70,13 +70,14 @@ def test_the_package_runs_as_a_module() -> None:
 
 def test_the_wheel_holds_every_file_of_the_product(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
-    modules = {
+    sources = {
         f"inferd/{path.relative_to(ROOT)}"
         for folder in FOLDERS
-        for path in (ROOT / folder).rglob("*.py")
-        if "__pycache__" not in path.parts
+        for suffix in ("py", "h", "cpp")
+        for path in (ROOT / folder).rglob(f"*.{suffix}")
     }
-    assert modules <= held, f"not in the wheel: {sorted(modules - held)}"
+    assert sources <= held, f"not in the wheel: {sorted(sources - held)}"
+    assert {"inferd/kernels/cpu/simd.h", "inferd/kernels/ops/linear/cpu.cpp"} <= held
     assert "inferd/__main__.py" in held
     page = {f"inferd/{path.relative_to(ROOT)}" for path in (ROOT / "server/playground/static").iterdir()}
     assert page and page <= held, f"not in the wheel: {sorted(page - held)}"
