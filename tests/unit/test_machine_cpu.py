@@ -8,6 +8,7 @@ import pytest
 
 from inferd.engine.api.machine import cpu as machine
 from inferd.engine.api.machine.cpu import Machine
+from inferd.kernels.cpu import native
 
 GIB = 2**30
 
@@ -57,3 +58,7 @@ def test_replicas_are_bound_to_nodes(
     monkeypatch.setattr(machine, "_NODES", tmp_path)
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(8)))
     assert [list(group) for group in machine.cpu_groups(count)] == groups
+
+
+def test_kernels_of_an_image_are_looked_for_where_they_are_built() -> None:
+    assert native.BUNDLED_DIR == machine._BUNDLED_KERNELS
