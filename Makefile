@@ -14,7 +14,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 SMOLLM2 := engine/api/smollm2.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve quick test long kernels mutants chaos soak clients agents check format shape bench gpu docs train image image-test systemd-test tools deploy-test ray-test clean
+.PHONY: help install serve quick test long records mutants chaos soak clients agents check format shape bench gpu docs train image image-test systemd-test tools deploy-test ray-test clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,8 +49,8 @@ test: ## Set up everything, then run every test tier within its time budget
 long: $(STAMP) ## Run all cases of every tier, with 2,000,000 simulated seeds (ten hours on two cores)
 	@$(BIN)/python tests/tiers.py --long --python $(BIN)/python
 
-kernels: $(STAMP) ## Run all tests of Triton kernels and the GPU driver, and record that they pass (some minutes)
-	@$(BIN)/python -m tests.kernels_record
+records: $(STAMP) ## Run all tests of kernels and models that changed, and record that they pass (some minutes)
+	@$(BIN)/python -m tests.records $(ARGS)
 
 mutants: $(STAMP) ## List small mistakes that no unit test finds: make mutants SEED=1 MINUTES=10 ARGS='--only server/dispatch/router.py'
 	@$(BIN)/python -m tests.mutants.run $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from inferd.engine.api.process.garbage import collector_paused
-from tests import kernels_record
+from tests.records import RECORDS
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE_HOME = ROOT / "build" / "cache"
@@ -36,13 +36,13 @@ LONGEST_FIRST = (
 )  # fmt: skip
 """Files that start first. Otherwise one process would still run a long file while the others are idle."""
 RECORDED = pytest.StashKey[str]()
-"""A line of the report about recorded tests."""
+"""Lines of the report about recorded tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a test that would be skipped fails")
     parser.addoption("--long", action="store_true", help="run every case of every test")
-    parser.addoption("--recorded", action="store_true", help="run only what `make kernels` records, and all of it")
+    parser.addoption("--recorded", choices=tuple(RECORDS), help="run only the tests of this record, and all of them")
     parser.addoption(
         "--kernels", choices=("cpp", "reference"), default="cpp", help="what computes in tests/cpu (default: cpp)"
     )
@@ -67,8 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: run with --long only")
     config.addinivalue_line(
         "markers",
-        "recorded(keep=1): `keep` such tests of a file run, unless what they are made of has changed since"
-        " `make kernels`, or with --long (kernels_record.py)",
+        "recorded(name, keep=1): `keep` such tests of a file run, unless what they are made of has changed since"
+        " `make records`, or with --long. `name`: of the record (records.py)",
     )
     config.addinivalue_line("markers", "browser: needs Chromium and Playwright; skipped by name without them")
 
@@ -114,36 +114,47 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _left_out(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item]:
     """Recorded tests that need not run, because nothing that they are made of has changed. Also notes their number for
     the report."""
-    recorded = [item for item in items if item.get_closest_marker("recorded")]
-    if config.getoption("--recorded"):
-        return set(items) - set(recorded)
-    why_all = kernels_record.why_all() if recorded else ""
-    if config.getoption("--device") != "cpu":
-        why_all = "the record is of runs without --device"
-    files: dict[Path, list[pytest.Item]] = defaultdict(list)
-    for item in recorded:
-        files[item.path].append(item)
-    kept = {item for path, group in files.items() for item in random.Random(path.name).sample(group, _kept(group))}
-    left_out = set[pytest.Item]() if why_all else set(recorded) - kept
-    if recorded:
-        config.stash[RECORDED] = _told(len(recorded), len(left_out), why_all)
+    groups: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        marker = item.get_closest_marker("recorded")
+        if marker:
+            groups[marker.args[0]].append(item)
+    only = config.getoption("--recorded")
+    if only:
+        return set(items) - set(groups[only])
+    left_out, told = set[pytest.Item](), list[str]()
+    for name, recorded in groups.items():
+        why_all = RECORDS[name].why_all()
+        if config.getoption("--device") != "cpu" or config.getoption("--kernels") != "cpp":
+            why_all = "the record is of runs without --device and --kernels"
+        more = set[pytest.Item]() if why_all else set(recorded) - _kept(recorded)
+        left_out |= more
+        told.append(_told(name, len(recorded), len(more), why_all))
+    if told:
+        config.stash[RECORDED] = "\n".join(told)
     return left_out
 
 
-def _kept(group: list[pytest.Item]) -> int:
-    """How many recorded tests of a file always run. A marker can ask for none."""
-    marker = group[0].get_closest_marker("recorded")
-    assert marker is not None
-    return int(marker.kwargs.get("keep", 1))
+def _kept(recorded: list[pytest.Item]) -> set[pytest.Item]:
+    """Recorded tests that always run: of each file as many as its marker says, always the same ones."""
+    files: dict[Path, list[pytest.Item]] = defaultdict(list)
+    for item in recorded:
+        files[item.path].append(item)
+    kept = set[pytest.Item]()
+    for path, group in files.items():
+        marker = group[0].get_closest_marker("recorded")
+        assert marker is not None
+        kept.update(random.Random(path.name).sample(group, min(len(group), marker.kwargs.get("keep", 1))))
+    return kept
 
 
-def _told(num_recorded: int, num_left_out: int, why_all: str) -> str:
+def _told(name: str, num_recorded: int, num_left_out: int, why_all: str) -> str:
     if why_all:
-        return f"recorded tests: all {num_recorded} were selected, because {why_all}. `make kernels` records them"
+        return f"recorded tests of {name}: all {num_recorded}, because {why_all}. `make records` writes it"
     kept = num_recorded - num_left_out
     return (
-        f"recorded tests: one a file, {kept} of {num_recorded}, because nothing that they are made of has changed since"
-        f" the last full run without a failure ({kernels_record.RECORD.name}). `make long` and --long run all"
+        f"recorded tests of {name}: {kept} of {num_recorded}, because nothing that they are made of has changed since"
+        f" the last full run without a failure ({RECORDS[name].file.name}). `make long` and --long run all"
     )
 
 

@@ -6,4 +6,4 @@ import pytest
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker(pytest.mark.recorded)
+    item.add_marker(pytest.mark.recorded("kernels"))

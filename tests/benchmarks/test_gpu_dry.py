@@ -39,7 +39,7 @@ def test_a_dry_row_is_wrong_by_its_numbers_or_its_code(max_err: float, faults: l
     assert (other.max_err, other.reason) == (None, "no numeric check")
 
 
-@pytest.mark.recorded
+@pytest.mark.recorded("kernels")
 def test_every_shipped_kernel_has_a_numeric_check_that_sees_a_wrong_one(tmp_path: Path) -> None:
     """In an interpreting process: the checks of two ops, one of them spoilt, and the names of all kernels."""
     code = """
@@ -79,7 +79,7 @@ print(json.dumps([missing, right.is_wrong, right.max_err, wrong.max_err, absent.
     assert "no implementation called triton" in absent
 
 
-@pytest.mark.recorded
+@pytest.mark.recorded("kernels")
 def test_a_dry_run_of_one_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,7 +146,7 @@ def test_no_step_is_read_back_while_it_is_launched(tmp_path: Path) -> None:
     assert wrong(Options(work_dir=tmp_path), "checks/launches") == []
 
 
-@pytest.mark.recorded
+@pytest.mark.recorded("kernels")
 @pytest.mark.usefixtures("checks_alone")
 def test_a_read_back_while_a_step_is_launched_is_found(tmp_path: Path) -> None:
     (line,) = wrong(Options(work_dir=tmp_path, command=reading), "checks/launches")

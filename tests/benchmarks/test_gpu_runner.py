@@ -16,7 +16,7 @@ from benchmarks.gpu.points import Case, Phase, Point, Trial
 from benchmarks.gpu.runner import SKIPPED, Options, Result, Results, Row, digest_of, progress, run_row, run_rows
 from benchmarks.gpu.tree import ROOT, environment, make_tree
 
-pytestmark = pytest.mark.recorded
+pytestmark = pytest.mark.recorded("kernels")
 
 
 def point(seconds: float | None = 1e-3, error: float | None = 0.0, **labels: str) -> Point:

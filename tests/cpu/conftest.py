@@ -14,6 +14,13 @@ from inferd.kernels.cpu import native
 from tests.conftest import KERNEL_CACHE
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """All tests are `recorded`, except those of files with `IS_RECORDED = False`, which import more than the record
+    covers."""
+    if getattr(item.getparent(pytest.Module).obj, "IS_RECORDED", True):  # type: ignore[union-attr]
+        item.add_marker(pytest.mark.recorded("models", keep=3))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def kernels(request: pytest.FixtureRequest) -> str:
     """Kernels in use: "cpp", or "reference" with `--kernels reference` or without a compiler."""

@@ -48,6 +48,8 @@ from tests.configs import engine_config
 from tests.cpu.quantized_checkpoints import save
 from tests.unit.test_step_cost import QWEN35_08B
 
+IS_RECORDED = False
+
 TOLERANCE = 0.03
 
 LOAD = """

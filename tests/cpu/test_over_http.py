@@ -29,6 +29,8 @@ from benchmarks.quality.gguf_files import convert
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from tests.e2e.conftest import Daemon, start
 
+IS_RECORDED = False
+
 __all__ = ["start"]
 
 NUM_NEW = 12

@@ -39,6 +39,8 @@ from tests.cpu.checkpoints import Case, load_transformers, read_config
 from tests.cpu.paging import prompt_logits
 from tests.cpu.quantized_checkpoints import CONFIG, Saved, config_json, save, table_of_the_docs
 
+IS_RECORDED = False
+
 Change = Callable[[dict[str, Tensor]], Any]
 IDS = list(range(3, 90, 2))
 ROUNDING = {

@@ -34,6 +34,8 @@ from inferd.server.structured.language import Language, json_value, one_of, patt
 from inferd.server.structured.schema import read_schema
 from tests.cpu.schemas import Schema, errors_of, make_schema, with_unenforced
 
+IS_RECORDED = False
+
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 VOCAB_SIZE = 3_072
 EOS = (2, 0)

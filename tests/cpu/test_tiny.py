@@ -13,6 +13,8 @@ from transformers import AutoTokenizer
 
 from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint
 
+IS_RECORDED = False
+
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = AutoTokenizer.from_pretrained(EMBEDDED_PATH)
 

@@ -71,7 +71,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if callspec and callspec.params.get("implementation") in (TRITON, COMPILED):
         interprets = True
     if interprets and getattr(item.getparent(pytest.Module).obj, "IS_RECORDED", True):  # type: ignore[union-attr]
-        item.add_marker(pytest.mark.recorded)
+        item.add_marker(pytest.mark.recorded("kernels"))
 
 
 @pytest.hookimpl(trylast=True)

@@ -28,7 +28,7 @@ pytest.importorskip("triton")
 
 
 @pytest.mark.sampled(keep=2, among="long checks of all kernels")
-@pytest.mark.recorded(keep=0)
+@pytest.mark.recorded("kernels", keep=0)
 @pytest.mark.timeout(TIMEOUT_S + 20)
 def test_every_form_compiles_without_faults_to_what_the_table_says(
     request: pytest.FixtureRequest, tmp_path: Path
