@@ -15,7 +15,7 @@ from inferd.server.dispatch.adapters import Adapters
 from inferd.server.dispatch.hooks import Hooks
 from inferd.server.dispatch.lifecycle import Lifecycle, State
 from inferd.server.dispatch.live_streams import LiveStreams
-from inferd.server.dispatch.placement import Placement
+from inferd.server.dispatch.load_balancer import LoadBalancer
 from inferd.server.dispatch.replica import Replicas
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics
@@ -31,13 +31,13 @@ class Loading:
         lifecycle: Lifecycle,
         replicas: Replicas,
         streams: LiveStreams,
-        placement: Placement,
+        balancer: LoadBalancer,
         adapters: Adapters,
         metrics: Metrics,
         hooks: Hooks,
     ) -> None:
         self._lifecycle, self._replicas, self._streams = lifecycle, replicas, streams
-        self._placement, self._adapters, self._metrics, self._hooks = placement, adapters, metrics, hooks
+        self._balancer, self._adapters, self._metrics, self._hooks = balancer, adapters, metrics, hooks
 
     @property
     def idle_s(self) -> float:
@@ -115,7 +115,7 @@ class Loading:
         for replica in self._replicas:
             replica.lose(time.monotonic())
             replica.client, replica.ready, replica.failure = None, None, ""
-            self._placement.forget(replica)
+            self._balancer.forget(replica)
             self._hooks.report_cache(replica.index, CLEARED)
             self._metrics.engine_unloaded(replica.index)
         self._streams.backlog.forget_pace()

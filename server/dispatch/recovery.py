@@ -17,7 +17,7 @@ from inferd.server.dispatch.adapter_loading import AdapterLoading
 from inferd.server.dispatch.hooks import Hooks
 from inferd.server.dispatch.lifecycle import Lifecycle, State
 from inferd.server.dispatch.live_streams import LiveStreams
-from inferd.server.dispatch.placement import Placement
+from inferd.server.dispatch.load_balancer import LoadBalancer
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.replica import Replica, Replicas
 from inferd.server.observability.metrics import Metrics
@@ -39,14 +39,14 @@ class Recovery:
         lifecycle: Lifecycle,
         replicas: Replicas,
         streams: LiveStreams,
-        placement: Placement,
+        balancer: LoadBalancer,
         quarantine: Quarantine,
         adapter_loading: AdapterLoading,
         metrics: Metrics,
         hooks: Hooks,
     ) -> None:
         self._lifecycle, self._replicas, self._streams = lifecycle, replicas, streams
-        self._placement, self._quarantine, self._adapter_loading = placement, quarantine, adapter_loading
+        self._balancer, self._quarantine, self._adapter_loading = balancer, quarantine, adapter_loading
         self._metrics, self._hooks = metrics, hooks
 
     def lose(self, in_flight: Mapping[int, int], *, is_external_kill: bool = False, index: int = 0) -> list[str]:
@@ -59,7 +59,7 @@ class Recovery:
         replica = self._replicas[index]
         awaited = tuple(replica.awaited)
         lost = replica.lose(time.monotonic())
-        self._placement.forget(replica)
+        self._balancer.forget(replica)
         self._hooks.report_cache(index, CLEARED)
         if not self._replicas.is_up and self._lifecycle.state is State.SERVING:
             self._lifecycle.change(State.RECOVERING)
@@ -125,7 +125,7 @@ class Recovery:
         num_replayed = num_ids = 0
         while self._streams.unsent:
             stream = self._streams.unsent[next(iter(self._streams.unsent))]
-            replica = self._placement.place(stream.submit, stream.emitted_ids)
+            replica = self._balancer.place(stream.submit, stream.emitted_ids)
             if replica is None:
                 break
             del self._streams.unsent[stream.request_id]

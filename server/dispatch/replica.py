@@ -29,7 +29,7 @@ class Replica:
     streams: dict[str, TokenStream] = field(default_factory=dict)
     """The streams that its engine knows."""
     waiting: dict[str, int] = field(default_factory=dict)
-    """Number of tokens that those of them without a first token have to compute, as the placement expects it. Empty
+    """Number of tokens that those of them without a first token have to compute, as the load balancer expects it. Empty
     with only one replica."""
     lends_cores: bool = False
     """Whether other replicas compute on its cores, because it has no engine."""

@@ -1,8 +1,9 @@
 """The async request router: admits requests, sends them to the engine, and hands each token to the stream awaiting it.
 
 It knows ids, deltas and finish reasons, not text and not HTTP. There are one or more replicas, each with an engine, and
-the placement chooses one for each request. Beside it, `lifecycle` says whether requests are taken, `loading` starts and
-stops the engines, `recovery` carries streams over an engine's end, and `live_streams` holds those that have not ended.
+the load balancer chooses one for each request. Beside it, `lifecycle` says whether requests are taken, `loading`
+starts and stops the engines, `recovery` carries streams over an engine's end, and `live_streams` holds those that have
+not ended.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from inferd.server.dispatch.admission import Backlog, QueueBounds
 from inferd.server.dispatch.hooks import Hooks
 from inferd.server.dispatch.lifecycle import Lifecycle, State
 from inferd.server.dispatch.live_streams import LiveStreams
+from inferd.server.dispatch.load_balancer import LoadBalancer
 from inferd.server.dispatch.loading import Loading
-from inferd.server.dispatch.placement import Placement
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.recovery import Recovery
 from inferd.server.dispatch.replica import Replica, Replicas
@@ -86,12 +87,12 @@ class Router:
         self.lifecycle = lifecycle = Lifecycle(metrics.model_name, options.outage_grace_s)
         self.replicas = replicas = Replicas(options.num_replicas)
         replicas[0].client = client
-        self._placement = placement = Placement(replicas)
+        self._balancer = balancer = LoadBalancer(replicas)
         self.streams = streams = LiveStreams(replicas, adapters, metrics, Backlog(options.queue), options.e2e_target_s)
-        self.loading = Loading(lifecycle, replicas, streams, placement, adapters, metrics, hooks)
+        self.loading = Loading(lifecycle, replicas, streams, balancer, adapters, metrics, hooks)
         self.adapter_loading = AdapterLoading(adapters, lifecycle, replicas, streams, self.loading)
         self.recovery = Recovery(
-            lifecycle, replicas, streams, placement, self._quarantine, self.adapter_loading, metrics, hooks
+            lifecycle, replicas, streams, balancer, self._quarantine, self.adapter_loading, metrics, hooks
         )
         for replica in replicas:
             metrics.engine_down(replica.index)  # a series from the start, also of a replica that never comes up
@@ -132,7 +133,7 @@ class Router:
             for i, submit in enumerate(submits)
         ]
         self.streams.add(streams)
-        replica = None if self.streams.unsent else self._placement.place(first)
+        replica = None if self.streams.unsent else self._balancer.place(first)
         if replica is None:
             self.streams.unsent.update((stream.request_id, stream) for stream in streams)
             self.loading.want()
@@ -149,7 +150,7 @@ class Router:
         for replica in self.replicas:
             if replica.is_up:  # a new engine's cache is empty
                 replica.try_send(ResetPrefixCache())
-                self._placement.forget(replica)
+                self._balancer.forget(replica)
 
     async def run(self, index: int = 0) -> NoReturn:
         """Receive from a replica's engine until cancelled. Raises `EngineDeadError` if the engine's messages cannot be
@@ -243,5 +244,5 @@ class Router:
             if delta.token_ids:
                 replica.waiting.pop(stream.request_id, None)
             if delta.finish_reason is not None:
-                self._placement.ended(replica, stream)
+                self._balancer.ended(replica, stream)
             self.streams.push(stream, delta)

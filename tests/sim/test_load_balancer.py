@@ -1,4 +1,4 @@
-"""Prefix hits by placement: conversations on four replicas, with the real router and cores over simulated devices."""
+"""Prefix hits of conversations on four replicas, with the real router and cores over simulated devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.server.dispatch.placement import Placement
+from inferd.server.dispatch.load_balancer import LoadBalancer
 from tests.sim.faults import Caller, FrontScenario
 from tests.sim.front import run_front
 from tests.sim.oracle import VOCAB_SIZE, Job, answer_of
@@ -72,14 +72,14 @@ def hit_rate(seed: int, num_blocks: int) -> float:
     ("seed", "num_blocks"),
     [(0, SCARCE_BLOCKS), *(pytest.param(seed, AMPLE_BLOCKS, marks=pytest.mark.long) for seed in range(3))],
 )
-def test_placement_hits_one_and_a_half_times_as_much_as_taking_turns(
+def test_load_balancer_hits_one_and_a_half_times_as_much_as_taking_turns(
     seed: int, num_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     placed = hit_rate(seed, num_blocks)
     with monkeypatch.context() as patch:
-        patch.setattr(Placement, "_cost", lambda self, replica, _: (0, 0, self._last_placed[replica.index]))
+        patch.setattr(LoadBalancer, "_cost", lambda self, replica, _: (0, 0, self._last_placed[replica.index]))
         in_turn = hit_rate(seed, num_blocks)
     print(f"seed {seed}, {num_blocks} blocks: {placed:.1%} of the prompt tokens are hits, in turn {in_turn:.1%}")
     assert placed >= 1.5 * in_turn
-    monkeypatch.setattr(Placement, "_uncached", lambda self, replica, keys, num_tokens: num_tokens)
-    assert hit_rate(seed, num_blocks) < 1.5 * in_turn, "placement by load alone would pass too"
+    monkeypatch.setattr(LoadBalancer, "_uncached", lambda self, replica, keys, num_tokens: num_tokens)
+    assert hit_rate(seed, num_blocks) < 1.5 * in_turn, "balancing by load alone would pass too"

@@ -26,7 +26,7 @@ _MAX_BLOCKS = 2**17
 _KEY_BYTES = 16
 
 
-class Placement:
+class LoadBalancer:
     """The choice among replicas."""
 
     def __init__(self, replicas: Replicas) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from inferd.engine.api.wire.messages import Delta, Submit
 from inferd.engine.api.wire.params import Adapter, SamplingParams, SchedulingParams
-from inferd.server.dispatch.placement import STREAM_TOKENS, Placement
+from inferd.server.dispatch.load_balancer import STREAM_TOKENS, LoadBalancer
 from inferd.server.dispatch.replica import Replica, Replicas
 from inferd.server.dispatch.token_stream import TokenStream
 
@@ -37,15 +37,15 @@ def end(replica: Replica, name: str) -> None:
 
 def test_equal_requests_go_where_the_first_was_computed() -> None:
     replicas, ids = replicas_of(3), tuple(range(200))
-    placement = Placement(replicas)
-    first = placement.place(submit("a", ids))
+    balancer = LoadBalancer(replicas)
+    first = balancer.place(submit("a", ids))
     assert first is not None and first.waiting == {"a": 200}
     end(first, "a")
-    assert placement.place(submit("b", ids)) is first
+    assert balancer.place(submit("b", ids)) is first
     assert first.waiting == {"b": 200 - 200 // BLOCK * BLOCK}
     end(first, "b")
-    placement.forget(first)
-    assert placement.place(submit("c", ids)) is not first, "its cache is empty: another was chosen longer ago"
+    balancer.forget(first)
+    assert balancer.place(submit("c", ids)) is not first, "its cache is empty: another was chosen longer ago"
 
 
 @pytest.mark.parametrize(
@@ -55,63 +55,63 @@ def test_equal_requests_go_where_the_first_was_computed() -> None:
 )
 def test_what_differs_in_the_cache_goes_elsewhere(other: dict[str, object]) -> None:
     replicas = replicas_of(2)
-    placement = Placement(replicas)
-    first = placement.place(submit("a", tuple(range(200))))
+    balancer = LoadBalancer(replicas)
+    first = balancer.place(submit("a", tuple(range(200))))
     assert first is not None
     end(first, "a")
     asked = {"ids": tuple(range(200)), **other}
-    assert placement.place(submit("b", **asked)) is not first  # type: ignore[arg-type]
+    assert balancer.place(submit("b", **asked)) is not first  # type: ignore[arg-type]
 
 
 def test_a_prefix_is_left_if_too_much_waits_before_it() -> None:
     """The bound is where what waits, with what each stream there counts for, equals the tokens in the cache."""
     replicas, ids = replicas_of(2), tuple(range(20 * BLOCK))
-    placement = Placement(replicas)
-    first = placement.place(submit("a", ids))
+    balancer = LoadBalancer(replicas)
+    first = balancer.place(submit("a", ids))
     assert first is not None
     end(first, "a")
     for waiting, is_kept in ((20 * BLOCK - STREAM_TOKENS - 1, True), (20 * BLOCK - STREAM_TOKENS + 1, False)):
         first.waiting, first.streams = {"x": waiting}, {"x": None}  # type: ignore[dict-item]
-        found = placement.place(submit("b", ids))
+        found = balancer.place(submit("b", ids))
         assert found is not None and (found is first) is is_kept
         end(found, "b")
-        placement.forget(replicas[1 - first.index])
+        balancer.forget(replicas[1 - first.index])
 
 
 def test_the_next_turn_of_a_conversation_finds_its_answer() -> None:
     replicas, ids = replicas_of(2), tuple(range(4 * BLOCK))
-    placement = Placement(replicas)
+    balancer = LoadBalancer(replicas)
     asked = submit("a", ids)
-    first = placement.place(asked)
+    first = balancer.place(asked)
     assert first is not None
     stream = TokenStream(asked, lambda request_id: None)
     stream.journal(Delta(request_id="a", token_ids=tuple(range(3 * BLOCK))))
-    placement.ended(first, stream)
+    balancer.ended(first, stream)
     end(first, "a")
-    assert placement.place(submit("b", (*ids, *range(3 * BLOCK), 5))) is first
+    assert balancer.place(submit("b", (*ids, *range(3 * BLOCK), 5))) is first
     assert first.waiting == {"b": 1}
 
 
 def test_a_replica_without_an_engine_gets_nothing() -> None:
     replicas, ids = replicas_of(2), tuple(range(64))
-    placement = Placement(replicas)
-    first = placement.place(submit("a", ids))
+    balancer = LoadBalancer(replicas)
+    first = balancer.place(submit("a", ids))
     assert first is not None
     first.is_up = False
-    assert placement.place(submit("b", ids)) is replicas[1 - first.index]
+    assert balancer.place(submit("b", ids)) is replicas[1 - first.index]
     replicas[1 - first.index].is_up = False
-    assert placement.place(submit("c", ids)) is None
+    assert balancer.place(submit("c", ids)) is None
 
 
 def test_what_is_remembered_is_bounded_and_the_longest_unused_goes_first() -> None:
     replicas = replicas_of(2, num_blocks=4)
     replicas[1].is_up = False
-    placement, first = Placement(replicas), replicas[0]
+    balancer, first = LoadBalancer(replicas), replicas[0]
     for name, start in (("a", 0), ("b", 1000), ("c", 0), ("d", 2000)):
-        placement.place(submit(name, tuple(range(start, start + 2 * BLOCK))))
+        balancer.place(submit(name, tuple(range(start, start + 2 * BLOCK))))
         end(first, name)
     for name, start, num_cached in (("e", 0, 2 * BLOCK), ("f", 1000, 0)):
-        placement.place(submit(name, tuple(range(start, start + 2 * BLOCK))))
+        balancer.place(submit(name, tuple(range(start, start + 2 * BLOCK))))
         assert first.waiting == {name: 2 * BLOCK - num_cached}
         end(first, name)
 
@@ -142,12 +142,12 @@ def test_conversations_hit_far_more_than_in_turn() -> None:
 
     def hit_rate(*, by_turns: bool) -> float:
         replicas = replicas_of(4, num_blocks=500)
-        placement, caches = Placement(replicas), [Cache(500) for _ in replicas]
+        balancer, caches = LoadBalancer(replicas), [Cache(500) for _ in replicas]
         chats, num_hit, num_asked = list(starts), 0, 0
         for turn in range(6 * 64):
             chat = rng.randrange(64)
             asked = submit(str(turn), chats[chat])
-            chosen = replicas[turn % 4] if by_turns else placement.place(asked)
+            chosen = replicas[turn % 4] if by_turns else balancer.place(asked)
             assert chosen is not None
             num_hit += caches[chosen.index].hit(asked.prompt_ids)
             num_asked += len(asked.prompt_ids)
