@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from inferd.engine.api.wire.messages import Delta, EngineStats, Failure
-from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.admission import Backlog
 from inferd.server.dispatch.replica import Replicas
 from inferd.server.dispatch.token_stream import TokenStream
@@ -25,7 +25,7 @@ class LiveStreams:
     def __init__(
         self,
         replicas: Replicas,
-        adapters: Adapters,
+        adapters: AdapterPlaces,
         metrics: Metrics,
         backlog: Backlog,
         e2e_target_s: float | None,

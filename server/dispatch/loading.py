@@ -11,7 +11,7 @@ import time
 from inferd.engine.api.process.logs import counted
 from inferd.engine.api.wire.kv_events import CLEARED
 from inferd.engine.api.wire.messages import Failure
-from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.hooks import Hooks
 from inferd.server.dispatch.lifecycle import Lifecycle, State
 from inferd.server.dispatch.live_streams import LiveStreams
@@ -32,7 +32,7 @@ class Loading:
         replicas: Replicas,
         streams: LiveStreams,
         balancer: LoadBalancer,
-        adapters: Adapters,
+        adapters: AdapterPlaces,
         metrics: Metrics,
         hooks: Hooks,
     ) -> None:

@@ -31,7 +31,7 @@ from inferd.engine.api.wire.messages import (
     SubmitChoices,
 )
 from inferd.server.dispatch.adapter_loading import AdapterLoading
-from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.admission import Backlog, QueueBounds
 from inferd.server.dispatch.hooks import Hooks
 from inferd.server.dispatch.lifecycle import Lifecycle, State
@@ -78,10 +78,10 @@ class Router:
         metrics: Metrics,
         options: RouterOptions | None = None,
         quarantine: Quarantine | None = None,
-        adapters: Adapters | None = None,
+        adapters: AdapterPlaces | None = None,
     ) -> None:
         """`client`: that of the first replica's engine; None until `attach` provides one."""
-        options, adapters = options or RouterOptions(), adapters or Adapters()
+        options, adapters = options or RouterOptions(), adapters or AdapterPlaces()
         self.adapters, self._metrics, self._quarantine = adapters, metrics, quarantine or Quarantine()
         self.hooks = hooks = Hooks()
         self.lifecycle = lifecycle = Lifecycle(metrics.model_name, options.outage_grace_s)

@@ -14,7 +14,7 @@ import msgspec
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.grammar_check import Left
 from inferd.engine.api.wire.params import Adapter, ParamError, SamplingParams
-from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.errors import table as errors
 from inferd.server.generate import work
 from inferd.server.generate.answer_language import AnswerLanguage, answer_language, asks_for_format
@@ -66,11 +66,11 @@ class Intake:
         prompts: PromptReader,
         grammars: GrammarChecker,
         targets: Targets = NO_TARGETS,
-        adapters: Adapters | None = None,
+        adapters: AdapterPlaces | None = None,
     ) -> None:
         """`targets`: the server's, for requests that name none. `adapters`: those that requests may name."""
         self._model, self._prompts, self._grammars, self._targets = model, prompts, grammars, targets
-        self._adapters = adapters or Adapters()
+        self._adapters = adapters or AdapterPlaces()
 
     def check_model(self, name: str | None) -> str:
         """The name to answer under. Raises `RequestError` for a model that is not served here."""

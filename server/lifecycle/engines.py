@@ -21,7 +21,7 @@ from inferd.engine.api.wire.endpoint import is_bound
 from inferd.engine.api.wire.kv_publisher import KVPublisher, PublisherOptions
 from inferd.engine.api.wire.messages import Phase
 from inferd.server.config.settings import Settings
-from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.lifecycle.models import opened_anew
@@ -202,10 +202,10 @@ def router_options(settings: Settings) -> RouterOptions:
     return RouterOptions(queue=queue, e2e_target_s=settings.e2e_target, num_replicas=settings.replicas)
 
 
-def _adapters(report: StartupReport) -> Adapters:
+def _adapters(report: StartupReport) -> AdapterPlaces:
     """Places for adapters, with those that are served from the start."""
     config, arch = report.config, report.facts.arch
-    adapters = Adapters(config.max_loras, lambda path: hold_adapter(path, arch, config.max_lora_rank))
+    adapters = AdapterPlaces(config.max_loras, lambda path: hold_adapter(path, arch, config.max_lora_rank))
     for name, files in report.adapters.items():
         adapters.add(name, files, is_from_start=True)
     return adapters

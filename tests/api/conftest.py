@@ -33,7 +33,7 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import Delta, EngineStats, Failure, FinishReason, Ready, Submit, WireLogprobs
 from inferd.server.api.app import Backend, create_app
 from inferd.server.config.settings import Settings
-from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.lifecycle import State
 from inferd.server.dispatch.replica import Replicas
 from inferd.server.dispatch.router import Router
@@ -213,7 +213,7 @@ class ScriptedRouter:
     num_resets: int = 0
     hidden_size: int = HIDDEN_SIZE
     speculative: str = "none"
-    adapters: Adapters = field(default_factory=Adapters)
+    adapters: AdapterPlaces = field(default_factory=AdapterPlaces)
     waiting_by_tenant: dict[str, int] = field(default_factory=dict)
     running_by_tenant: dict[str, int] = field(default_factory=dict)
 

@@ -18,7 +18,7 @@ from inferd.engine.api.adapter import CONFIG, MAX_CONFIG_BYTES, MAX_HEADER_BYTES
 from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.model import ModelFacts
-from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import app_settings
 
@@ -37,7 +37,7 @@ def beats() -> Beats:
 def server(model: ServedModel, beats: Beats) -> Iterator[httpx.Client]:
     """A server with room for two adapters."""
     arch = ModelFacts.of(Checkpoint.read(EMBEDDED_PATH)).arch
-    router = ScriptedRouter(model, adapters=Adapters(2, partial(read_adapter, arch=arch)))
+    router = ScriptedRouter(model, adapters=AdapterPlaces(2, partial(read_adapter, arch=arch)))
     settings = app_settings(admin_key=("boss",), access_log=False)
     with (
         serving(model, router, settings, probe=beats.probe) as url,
@@ -128,7 +128,7 @@ def test_one_adapter_is_read_at_a_time(model: ServedModel) -> None:
             pass
         raise ModelError(f"{path} is no adapter")
 
-    router = ScriptedRouter(model, adapters=Adapters(2, read))
+    router = ScriptedRouter(model, adapters=AdapterPlaces(2, read))
     settings = app_settings(admin_key=("boss",), access_log=False)
     with (
         serving(model, router, settings) as url,

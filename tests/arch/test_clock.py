@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 DATES = {
     "server/text/model.py": "when a model was loaded, as `created`",
-    "server/dispatch/adapters.py": "when an adapter was loaded, as `created`",
+    "server/dispatch/adapter_places.py": "when an adapter was loaded, as `created`",
     "server/observability/metrics.py": "the value of `vllm:lora_requests_info`",
     "server/observability/tracing.py": "the times of spans",
     "server/api/gateways.py": "the `timestamp` of /v1/loads",

@@ -13,7 +13,7 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import Delta, Failure, Submit
 from inferd.engine.api.wire.params import Pooling, SamplingParams, SchedulingParams
 from inferd.server.auth.quotas import Unlimited
-from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.token_stream import merge
 from inferd.server.generate.embed import MAX_AT_ONCE, MAX_TOKENS_AT_ONCE, EmbedRequest, embed
 
@@ -51,7 +51,7 @@ class Router:
     streams: list[Stream] = field(default_factory=list)
     going_on: list[bool] = field(default_factory=list)
     """Records the arguments of each submit."""
-    adapters: Adapters = field(default_factory=Adapters)
+    adapters: AdapterPlaces = field(default_factory=AdapterPlaces)
 
     def submit(self, submit: Submit, *, is_admitted: bool = False) -> Stream:
         self.going_on.append(is_admitted)

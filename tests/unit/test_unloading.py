@@ -14,7 +14,7 @@ from inferd.engine.api.adapter import AdapterFiles
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.kv_events import CLEARED
 from inferd.engine.api.wire.messages import Delta
-from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.lifecycle import State
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.dispatch.token_stream import TokenStream
@@ -31,7 +31,7 @@ class Loaded:
 
     def __init__(self) -> None:
         self.metrics, self.client = Metrics("model"), FakeClient()
-        self.router = Router(self.client, self.metrics, adapters=Adapters(1, lambda _: SQL))  # type: ignore[arg-type]
+        self.router = Router(self.client, self.metrics, adapters=AdapterPlaces(1, lambda _: SQL))  # type: ignore[arg-type]
         self.router.hooks.on_wanted, self.router.hooks.on_unload = self._wanted, self._unload
         self.num_wanted = self.num_begun = 0
         self.is_free = asyncio.Event()

@@ -13,7 +13,7 @@ from inferd.engine.api.adapter import AdapterFiles, LowRank
 from inferd.engine.api.errors import ModelError, RequestError
 from inferd.engine.api.wire.messages import AdapterLoaded, Delta, LoadAdapter, Submit
 from inferd.engine.api.wire.params import Adapter, Pooling, SamplingParams
-from inferd.server.dispatch.adapters import Adapters
+from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.generate.embed import MAX_TOKENS_AT_ONCE, EmbedRequest, embed
 from inferd.server.observability.metrics import Metrics
@@ -34,7 +34,7 @@ class Scene:
 
     def __init__(self, *names: str) -> None:
         """`names`: adapters that are served from the start."""
-        self.adapters = Adapters(2, lambda path: files(path.name))
+        self.adapters = AdapterPlaces(2, lambda path: files(path.name))
         for name in names:
             self.adapters.add(name, files(name), is_from_start=True)
         self.client = FakeClient()
@@ -200,7 +200,7 @@ def test_a_name_is_loaded_once() -> None:
         with pytest.raises(RequestError, match="'a' is loaded already"):
             scene.adapters.add("a", files("other"))
         with pytest.raises(RequestError, match="has no memory for adapters"):
-            Adapters().add("a", files("a"))
+            AdapterPlaces().add("a", files("a"))
 
     run(scenario)
 

@@ -43,7 +43,7 @@ class ServedAdapter:
     """Why it could not be loaded."""
 
 
-class Adapters:
+class AdapterPlaces:
     """The places of all adapters."""
 
     def __init__(self, num_places: int = 0, read: Callable[[Path], AdapterFiles] | None = None) -> None:
