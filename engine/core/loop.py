@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from inferd.engine.api.cost.step_cost import NO_WORK, PlanWork, StepWork
-from inferd.engine.api.process.flight_recorder import NO_RECORDER, Recorder
+from inferd.engine.api.process.flight_recorder import NO_RECORDER, FlightRecorder
 from inferd.engine.api.wire.messages import (
     Delta,
     EngineStats,
@@ -78,7 +78,7 @@ class EngineCore:
         clock: Callable[[], float] = monotonic,
         work: PlanWork = NO_WORK,
         grammars: Grammars | None = None,
-        recorder: Recorder = NO_RECORDER,
+        recorder: FlightRecorder = NO_RECORDER,
         guesses: LiveGuesser | None = None,
     ) -> None:
         """`work`: cost of steps. Without `grammars`, requests with a grammar are refused. `guesses`: those that the

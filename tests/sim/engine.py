@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from inferd.engine.api.process.flight_recorder import NO_RECORDER, Recorder
+from inferd.engine.api.process.flight_recorder import NO_RECORDER, FlightRecorder
 from inferd.engine.cache.prefix import blake2b_block
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
@@ -60,7 +60,7 @@ def make_engine(
     clock: Callable[[], float],
     tick: Callable[[], int],
     watch: Callable[[StepPlan], None],
-    recorder: Recorder = NO_RECORDER,
+    recorder: FlightRecorder = NO_RECORDER,
 ) -> SimulatedEngine:
     """A new engine. `clock`: seconds. `tick`: time of grammar compilation. `watch` gets each plan launched."""
     limits = scenario.limits

@@ -34,7 +34,7 @@ def flight_bytes(max_rows: int) -> int:
     return _NUM_STEPS * (_COUNT.size + max_rows * _ROW.size)
 
 
-class Recorder(Protocol):
+class FlightRecorder(Protocol):
     """Receives every step that the core launches."""
 
     def launched(self, step_id: int, rows: Rows, work: StepWork) -> None:
@@ -54,7 +54,7 @@ class _NoRecorder:
         """Does nothing."""
 
 
-NO_RECORDER: Recorder = _NoRecorder()
+NO_RECORDER: FlightRecorder = _NoRecorder()
 
 
 class FlightRecord:
