@@ -158,7 +158,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MatrixPart:
     """Rows of one of our matrices, from modules that have one layout."""
 
     rows: tuple[int, ...]
@@ -230,12 +230,12 @@ class WeightMap:
             first_rows[of.parameter] += rows
         return found
 
-    def parts(self) -> dict[str, tuple[Part, ...]]:
+    def parts(self) -> dict[str, tuple[MatrixPart, ...]]:
         """The parts of each of our matrices, of which most have one."""
-        found: dict[str, tuple[Part, ...]] = {}
+        found: dict[str, tuple[MatrixPart, ...]] = {}
         for sources in self._by_parameter():
             if isinstance(sources[0].of, Matrix):
-                part = Part(tuple(source.shape[0] for source in sources), sources[0].layout)
+                part = MatrixPart(tuple(source.shape[0] for source in sources), sources[0].layout)
                 found[sources[0].of.name] = (*found.get(sources[0].of.name, ()), part)
         return found
 

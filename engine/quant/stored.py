@@ -13,7 +13,7 @@ from torch import Tensor
 
 from inferd.engine.arch.ranks import Span, num_rows, within
 from inferd.engine.arch.stored import Fp8Layout, IntLayout
-from inferd.engine.arch.weights import Part
+from inferd.engine.arch.weights import MatrixPart
 from inferd.engine.quant.fp8 import StoredFp8
 from inferd.engine.quant.scheme import Apply, Scheme, TensorSpec
 from inferd.kernels.ops.join import join
@@ -23,7 +23,7 @@ from inferd.kernels.ops.linear_int8 import linear_int8
 _SCALES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
-def scheme_of(parts: Sequence[Part], dtype: torch.dtype, plain: Scheme, is_invariant: bool) -> Scheme:
+def scheme_of(parts: Sequence[MatrixPart], dtype: torch.dtype, plain: Scheme, is_invariant: bool) -> Scheme:
     """The scheme of a matrix with these parts. `dtype` is the activations' dtype, `plain` the scheme of parts that are
     not quantized."""
     schemes = [_scheme(part, dtype, plain, is_invariant) for part in parts]
@@ -32,7 +32,7 @@ def scheme_of(parts: Sequence[Part], dtype: torch.dtype, plain: Scheme, is_invar
     return Joined(tuple(zip(schemes, (part.num_rows for part in parts), strict=True)))
 
 
-def _scheme(part: Part, dtype: torch.dtype, plain: Scheme, is_invariant: bool) -> Scheme:
+def _scheme(part: MatrixPart, dtype: torch.dtype, plain: Scheme, is_invariant: bool) -> Scheme:
     match part.layout:
         case None:
             return plain

@@ -47,7 +47,7 @@ from inferd.engine.api.served import (
 )
 from inferd.engine.api.speculation import check_draft, check_draft_length, check_served, speculative_on
 from inferd.server.commands.plan_report import BLOCKS, Files, PlanReport, PlanRow
-from inferd.server.config.models import Asked, demands_of, named, parts
+from inferd.server.config.models import Asked, demands_of, machine_shares, named
 from inferd.server.config.settings import Settings
 
 _OVERHEAD = re.compile(r"(\d{1,3}(?:\.\d+)?)(?:-(\d{1,3}(?:\.\d+)?))?", re.ASCII)
@@ -165,22 +165,22 @@ def divide(all_asked: Sequence[Asked], machine: Machine) -> tuple[dict[str, Shar
     """(how several models share this machine, what the server does with each). Raises `StartError` if the server would
     refuse them."""
     demands = demands_of(machine, all_asked)
-    found = parts(machine, demands)
+    found = machine_shares(machine, demands)
     shares: dict[str, Share] = {}
-    for demand, part in zip(demands, found, strict=False):
+    for demand, share in zip(demands, found, strict=False):
         beside_bytes = replace(demand, kv_bytes=None).needed_bytes
-        is_given, own_bytes = demand.kv_bytes is not None, part.machine.memory_available_bytes
+        is_given, own_bytes = demand.kv_bytes is not None, share.machine.memory_available_bytes
         kv_bytes = (demand.needed_bytes if is_given else own_bytes) - beside_bytes
         shares[demand.name] = {"needed_bytes": beside_bytes, "kv_share_bytes": kv_bytes}
     each, served = [asked.settings for asked in all_asked], []
-    for asked, part in zip(all_asked, found, strict=True):
+    for asked, share in zip(all_asked, found, strict=True):
         with named(asked.settings, each):
-            served.append(_serving(asked, part))
+            served.append(_serving(asked, share))
     return shares, served
 
 
-def _serving(asked: Asked, part: division.Part) -> Serving:
-    config, plan, _ = asked.settled(part)
+def _serving(asked: Asked, share: division.MachineShare) -> Serving:
+    config, plan, _ = asked.settled(share)
     # A token of a sequence takes a place of a block in each group of layers.
     return {
         "kv_bytes": plan.kv_bytes,

@@ -7,7 +7,7 @@ from typing import Any
 
 from inferd.engine.api.cost.step_cost import WorkModel
 from inferd.engine.api.machine.cpu import Machine
-from inferd.engine.api.memory.activations import Part, Workload
+from inferd.engine.api.memory.activations import PlanLine, Workload
 from inferd.engine.api.memory.planner import MemoryPlan
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.model import ModelFacts
@@ -146,7 +146,7 @@ def to_json(report: PlanReport) -> dict[str, Any]:
     }
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part(part: PlanLine) -> dict[str, Any]:
     return {"name": part.name, "bytes": part.num_bytes, "formula": part.formula.text}
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.machine.cpu import Machine
-from inferd.engine.api.memory.activations import Part
+from inferd.engine.api.memory.activations import PlanLine
 from inferd.engine.api.memory.capacity import of_each_rank
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS
@@ -207,7 +207,7 @@ def _parts(report: PlanReport) -> Table:
     def add(name: str, num_bytes: int, note: str = "", style: str = "") -> None:
         table.add_row(name, *unit.sizes(num_bytes), f"{num_bytes:,} {note}".rstrip(), style=style)
 
-    def add_part(part: Part) -> None:
+    def add_part(part: PlanLine) -> None:
         add(part.name, part.num_bytes, f"{'~' if part.name in _ESTIMATES else '='} {part.formula.text}")
 
     for part in plan.weights:

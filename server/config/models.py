@@ -18,7 +18,7 @@ from inferd.engine.api.config import AskedConfig, EngineConfig
 from inferd.engine.api.draft import read_draft, source_of
 from inferd.engine.api.errors import ConfigError, StartError
 from inferd.engine.api.machine.cpu import Machine
-from inferd.engine.api.memory.division import Demand, Part, parts_of
+from inferd.engine.api.memory.division import Demand, MachineShare, shares_of
 from inferd.engine.api.memory.planner import MemoryPlan
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.resolve import Decision, resolve
@@ -123,15 +123,15 @@ class Asked:
         )
         return cls(settings, facts, config, None if draft is None else draft[1], adapters)
 
-    def settled(self, part: Part) -> Settled:
+    def settled(self, share: MachineShare) -> Settled:
         """Decide every automatic setting. Raises `StartError`."""
-        config = msgspec.structs.replace(self.config, first_gpu=part.first_gpu)
-        return resolve(config, self.facts, part.machine, self.draft)
+        config = msgspec.structs.replace(self.config, first_gpu=share.first_gpu)
+        return resolve(config, self.facts, share.machine, self.draft)
 
 
-def parts(machine: Machine, demands: Sequence[Demand]) -> list[Part]:
-    """The part of each model. One model has the whole machine. Raises `CapacityError` if they do not fit together."""
-    return parts_of(machine, demands) if demands else [Part(machine, 0)]
+def machine_shares(machine: Machine, demands: Sequence[Demand]) -> list[MachineShare]:
+    """The share of each model. One model has the whole machine. Raises `CapacityError` if they do not fit together."""
+    return shares_of(machine, demands) if demands else [MachineShare(machine, 0)]
 
 
 def demands_of(machine: Machine, all_asked: Sequence[Asked]) -> list[Demand]:
@@ -140,7 +140,7 @@ def demands_of(machine: Machine, all_asked: Sequence[Asked]) -> list[Demand]:
     each = [asked.settings for asked in all_asked]
     for asked in all_asked if len(all_asked) > 1 else ():
         with named(asked.settings, each):
-            config, plan, _ = asked.settled(Part(machine, 0))
+            config, plan, _ = asked.settled(MachineShare(machine, 0))
         num_engines = config.num_replicas * config.tensor_parallel_size
         name = asked.settings.served_names[0]
         demands.append(Demand(name, config.device == "cuda", num_engines, plan, asked.config.kv_memory_bytes))

@@ -21,7 +21,7 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.pinned_files import digest_of_all
 from inferd.engine.api.process.written_once import WrittenOnce
 from inferd.server.auth.keys_file import read_keys
-from inferd.server.config.models import Asked, Settled, demands_of, named, parts, settings_of_models
+from inferd.server.config.models import Asked, Settled, demands_of, machine_shares, named, settings_of_models
 from inferd.server.config.settings import Settings
 from inferd.server.generate.answer_rules import LACKS_TOOLS
 from inferd.server.lifecycle.ready_card import StartupReport
@@ -51,9 +51,9 @@ def read_models(settings: Settings) -> tuple[StartupReport, ...]:
             all_read.append(_read(own))
     reports = []
     demands = demands_of(machine, [read.asked for read in all_read])
-    for read, part in zip(all_read, parts(machine, demands), strict=True):
+    for read, share in zip(all_read, machine_shares(machine, demands), strict=True):
         with named(read.asked.settings, each):
-            reports.append(_report(read, read.asked.settled(part)))
+            reports.append(_report(read, read.asked.settled(share)))
     return tuple(reports)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from inferd.engine.arch import matrix
 from inferd.engine.arch.registry import describe
 from inferd.engine.arch.stored import Format
-from inferd.engine.arch.weights import Part, QuantizedSource
+from inferd.engine.arch.weights import MatrixPart, QuantizedSource
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.quant.checkpoints.registry import READERS
 from inferd.engine.quant.scheme import DENSE
@@ -53,7 +53,7 @@ def case_of(name: str) -> tuple[Format, dict[str, Tensor], Tensor]:
 
 def taken(source: QuantizedSource, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors that the scheme gets."""
-    scheme = scheme_of([Part((source.shape[0],), source.format.layout)], torch.float32, DENSE, is_invariant=False)
+    scheme = scheme_of([MatrixPart((source.shape[0],), source.format.layout)], torch.float32, DENSE, is_invariant=False)
     assert isinstance(scheme, StoredIntegers)
     found: dict[str, Tensor] = {}
     parameters = {

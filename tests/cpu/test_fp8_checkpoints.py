@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.quality.packing import FP8_BLOCK
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
-from inferd.engine.api.memory.planner import weight_parts
+from inferd.engine.api.memory.planner import weight_lines
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.registry import describe, weights
@@ -205,7 +205,7 @@ def test_the_plan_is_what_the_layers_hold(form: Format, tmp_path: Path) -> None:
     if facts.arch.tie_embeddings:
         held += saved.plain["model.embed_tokens.weight"].nbytes
     # Matrices that share a block row of scales would share it in the plan as well; none does here.
-    assert sum(part.num_bytes for part in weight_parts(facts.arch, Precision("bfloat16", "fp8"))) == held
+    assert sum(part.num_bytes for part in weight_lines(facts.arch, Precision("bfloat16", "fp8"))) == held
 
 
 @contextmanager

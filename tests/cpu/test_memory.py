@@ -26,9 +26,9 @@ from inferd.engine.api.memory.activations import (
     GPU_ROW_BUCKETS,
     PARTIALS_BYTES,
     Workload,
-    working_parts,
+    working_lines,
 )
-from inferd.engine.api.memory.planner import MemoryPlan, plan_memory, pool_of, refusal, weight_parts
+from inferd.engine.api.memory.planner import MemoryPlan, plan_memory, pool_of, refusal, weight_lines
 from inferd.engine.api.memory.precision import FP8, INT4, INT8, KV_FORMATS, KVCache, Precision, StoredAs
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.resolve import resolve
@@ -233,7 +233,7 @@ def work_on(device: str, max_model_len: int = 4096, **changes: int) -> Workload:
 
 def working(work: Workload) -> dict[str, int]:
     arch = describe(WINDOWED | {"max_position_embeddings": 1 << 20})
-    return {part.name: part.num_bytes for part in working_parts(arch, Precision("bfloat16"), work)}
+    return {part.name: part.num_bytes for part in working_lines(arch, Precision("bfloat16"), work)}
 
 
 @pytest.mark.parametrize("group", [1, 4, 7, 32])
@@ -291,7 +291,7 @@ def test_a_tied_head_is_the_embedding_itself_on_a_gpu_unless_it_is_quantized() -
     sized: dict[tuple[str, str], int] = {}
     for device in ("cpu", "cuda"):
         for quantization in ("none", "int8"):
-            parts = weight_parts(arch, Precision("bfloat16", quantization), device)  # type: ignore[arg-type]
+            parts = weight_lines(arch, Precision("bfloat16", quantization), device)  # type: ignore[arg-type]
             sized[device, quantization] = sum(part.num_bytes for part in parts)
     assert sized["cpu", "none"] - sized["cuda", "none"] == 50 * 64 * 2
     assert sized["cpu", "int8"] == sized["cuda", "int8"]

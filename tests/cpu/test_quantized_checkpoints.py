@@ -27,7 +27,7 @@ from benchmarks.quality.checkpoint_formats import FORMATS, FP8_FORMATS, Format
 from benchmarks.quality.formats import exact
 from inferd.engine.api.checkpoint import Checkpoint as Files
 from inferd.engine.api.errors import ModelError
-from inferd.engine.api.memory.planner import weight_parts
+from inferd.engine.api.memory.planner import weight_lines
 from inferd.engine.api.memory.precision import Precision, stored_as
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.registry import describe, weights
@@ -223,7 +223,7 @@ def test_the_plan_is_what_the_layers_hold(checkpoint: Format, tmp_path: Path) ->
                 held += tensor.nbytes
     if checkpoint.quantization.get("desc_act"):
         held += CONFIG["num_hidden_layers"] * 4 * (3 * CONFIG["hidden_size"] + CONFIG["intermediate_size"])
-    assert sum(part.num_bytes for part in weight_parts(facts.arch, Precision("bfloat16", "int4"))) == held
+    assert sum(part.num_bytes for part in weight_lines(facts.arch, Precision("bfloat16", "int4"))) == held
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 
 from inferd.engine.api.config import AskedConfig
 from inferd.engine.api.errors import ConfigError
-from inferd.engine.api.memory.activations import Workload, working_parts
+from inferd.engine.api.memory.activations import Workload, working_lines
 from inferd.engine.api.memory.planner import block_bytes
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.memory.states import checkpoint_interval, most_slots, num_checkpoints, state_bytes
@@ -101,7 +101,7 @@ def test_a_gpu_holds_the_states() -> None:
     with pytest.raises(ConfigError, match="on a GPU recurrent layers verify no guesses"):
         resolve(msgspec.structs.replace(ASKED, speculative="ngram"), HYBRID, gpu_machine())
     work = Workload(num_seqs=8, step_tokens=256, max_model_len=4096, block_size=32, device="cuda", num_checkpoints=5)
-    parts = {part.name: part.num_bytes for part in working_parts(ARCH, BF16, work)}
+    parts = {part.name: part.num_bytes for part in working_lines(ARCH, BF16, work)}
     assert parts["states"] == 8 * STATE and parts["checkpoints"] == 5 * STATE
     delta = ARCH.recurrent
     assert isinstance(delta, GatedDelta)

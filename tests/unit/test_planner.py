@@ -21,7 +21,7 @@ from inferd.engine.api.memory.planner import (
     plan_memory,
     pool_of,
     refusal,
-    weight_parts,
+    weight_lines,
 )
 from inferd.engine.api.memory.precision import DTYPE_BYTES, KV_FORMATS, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
@@ -183,7 +183,7 @@ def counted(arch: Arch, dtype: str, quantization: Quantization) -> int:
 def test_weights_are_those_of_every_tensor(changes: dict[str, Any], precision: Precision, is_qwen: bool) -> None:
     family = {"architectures": ["Qwen3ForCausalLM"]} if is_qwen else {}
     arch = arch_of(MISTRAL_7B, **changes, **family)
-    parts = weight_parts(arch, precision)
+    parts = weight_lines(arch, precision)
     assert sum(part.num_bytes for part in parts) == counted(arch, precision.dtype, precision.quantization)
 
 
@@ -191,14 +191,14 @@ def test_weights_are_those_of_every_tensor(changes: dict[str, Any], precision: P
 def test_routers_are_never_quantized(precision: Precision) -> None:
     config = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
     arch = arch_of(MISTRAL_7B, num_hidden_layers=2, **config)
-    parts = {part.name: part.num_bytes for part in weight_parts(arch, precision)}
+    parts = {part.name: part.num_bytes for part in weight_lines(arch, precision)}
     assert parts["routers"] == 2 * 8 * 4096 * 2
     assert sum(parts.values()) == counted(arch, precision.dtype, precision.quantization)
 
 
 def test_a_tied_head_is_held_twice() -> None:
     tied, untied = (
-        weight_parts(arch_of(LLAMA_2_7B, tie_word_embeddings=is_tied), Precision("bfloat16"))
+        weight_lines(arch_of(LLAMA_2_7B, tie_word_embeddings=is_tied), Precision("bfloat16"))
         for is_tied in (True, False)
     )
     assert [part.num_bytes for part in tied] == [part.num_bytes for part in untied]

@@ -14,7 +14,7 @@ from inferd.engine.api.config import replicas_of
 from inferd.engine.api.errors import CapacityError, ConfigError, ModelError
 from inferd.engine.api.machine.cpu import DRIVER_BYTES, Machine
 from inferd.engine.api.machine.gpu import Accelerator
-from inferd.engine.api.memory.division import Demand, parts_of
+from inferd.engine.api.memory.division import Demand, shares_of
 from inferd.engine.api.memory.planner import MemoryPlan
 from inferd.server.commands.plan_table import run
 from inferd.server.config.models import OWN, settings_of_models
@@ -109,7 +109,7 @@ def host(available: int) -> Machine:
 
 
 def available(machine: Machine, *demands: Demand) -> list[int]:
-    return [part.machine.memory_available_bytes for part in parts_of(machine, demands)]
+    return [share.machine.memory_available_bytes for share in shares_of(machine, demands)]
 
 
 def test_what_is_left_beside_all_weights_is_divided_equally() -> None:
@@ -123,7 +123,7 @@ def test_what_is_left_beside_all_weights_is_divided_equally() -> None:
 
 def test_models_that_do_not_fit_together_are_refused_with_their_sizes() -> None:
     with pytest.raises(CapacityError, match=r"a 2\.0 GiB, b 8\.0 GiB, but 9\.0 GiB are available; serve fewer, or"):
-        parts_of(host(9 * GIB), [demand("a", 2 * GIB), demand("b", 8 * GIB)])
+        shares_of(host(9 * GIB), [demand("a", 2 * GIB), demand("b", 8 * GIB)])
 
 
 def test_models_have_gpus_of_their_own_or_share_the_first() -> None:
@@ -131,13 +131,13 @@ def test_models_have_gpus_of_their_own_or_share_the_first() -> None:
     gpu = Accelerator("H200", (9, 0), 80 * GIB, free[0], free[1:])
     machine = replace(host(99 * GIB), accelerator=gpu)
     a, b, c = demand("a", GIB, gpus=1), demand("b", 2 * GIB, gpus=2), demand("c", GIB)
-    parts = parts_of(machine, [a, c, b])
-    assert [part.first_gpu for part in parts] == [0, 0, 1]
-    assert [part.machine.memory_available_bytes for part in parts] == [10 * GIB, 99 * GIB, 20 * GIB]
+    shares = shares_of(machine, [a, c, b])
+    assert [share.first_gpu for share in shares] == [0, 0, 1]
+    assert [share.machine.memory_available_bytes for share in shares] == [10 * GIB, 99 * GIB, 20 * GIB]
     config = engine_config(device="cuda", num_replicas=2, first_gpu=1)
     assert [each.first_gpu for each in replicas_of(config)] == [1, 2]
-    shared = parts_of(replace(machine, accelerator=replace(gpu, others_free_bytes=())), [a, b])
-    assert [(part.first_gpu, part.machine.memory_available_bytes) for part in shared] == [
+    shared = shares_of(replace(machine, accelerator=replace(gpu, others_free_bytes=())), [a, b])
+    assert [(share.first_gpu, share.machine.memory_available_bytes) for share in shared] == [
         (0, GIB + 7 * GIB // 2), (0, 2 * GIB + 7 * GIB // 2)
     ]  # fmt: skip
 

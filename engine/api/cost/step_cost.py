@@ -46,7 +46,7 @@ from math import prod
 from typing import NamedTuple, Protocol, Self
 
 from inferd.engine.api.cost.roofline import Peaks, StepPhase
-from inferd.engine.api.memory.planner import weight_parts
+from inferd.engine.api.memory.planner import weight_lines
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.memory.states import num_state_numbers, state_bytes
 from inferd.engine.arch.description import Arch
@@ -112,7 +112,7 @@ class WorkModel:
     def of(cls, arch: Arch, precision: Precision, max_model_len: int) -> Self:
         """Costs of a model. A window that is at least `max_model_len` long counts as none."""
         dtype_bytes = precision.dtype_bytes.value
-        parts = {part.name: part.num_bytes for part in weight_parts(arch, precision)}
+        parts = {part.name: part.num_bytes for part in weight_lines(arch, precision)}
         layers, embedded = arch.attention_layers, arch.hidden_size + arch.num_layers * arch.layer_input_size
         kv_bytes = {layer: _kv_bytes(arch.heads(layer), precision) for layer in layers}
         return cls(

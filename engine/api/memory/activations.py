@@ -123,7 +123,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlanLine:
     """One line of the memory plan."""
 
     name: str
@@ -134,25 +134,25 @@ class Part:
         return self.formula.value
 
 
-def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Part, ...]:
+def working_lines(arch: Arch, precision: Precision, work: Workload) -> tuple[PlanLine, ...]:
     """The parts beside weights and KV. Rotary tables, slots and rules are exact, partial sums are an upper bound, and
     the rest is estimated. A CPU's rules take memory only in slots whose requests ask for them."""
     parts = (
-        Part("rotary", _rotary(arch, work)),
-        Part("slots", _slots(arch, work)),
-        Part("states", term(work.num_seqs, "slots") * state_bytes(arch, precision)),
-        Part("checkpoints", term(work.num_checkpoints) * state_bytes(arch, precision)),
-        Part("inputs of drafts", _drafted(arch, precision, work)),
-        Part("sampling rules", _rules(arch, work)),
-        Part("activations", _activations(arch, precision, work)),
-        Part("partial sums", _partials(arch, work)),
-        Part("logits", _logits(arch, work)),
-        Part("recorded steps", _recorded(arch, precision, work)),
-        Part("drafting", _drafting(work)),
-        Part("adapters", _adapters(arch, work)),
-        Part("exchange", _exchange(work)),
-        Part("standby", _standby(work)),
-        Part("processes", term(BASE_BYTES, "B")),
+        PlanLine("rotary", _rotary(arch, work)),
+        PlanLine("slots", _slots(arch, work)),
+        PlanLine("states", term(work.num_seqs, "slots") * state_bytes(arch, precision)),
+        PlanLine("checkpoints", term(work.num_checkpoints) * state_bytes(arch, precision)),
+        PlanLine("inputs of drafts", _drafted(arch, precision, work)),
+        PlanLine("sampling rules", _rules(arch, work)),
+        PlanLine("activations", _activations(arch, precision, work)),
+        PlanLine("partial sums", _partials(arch, work)),
+        PlanLine("logits", _logits(arch, work)),
+        PlanLine("recorded steps", _recorded(arch, precision, work)),
+        PlanLine("drafting", _drafting(work)),
+        PlanLine("adapters", _adapters(arch, work)),
+        PlanLine("exchange", _exchange(work)),
+        PlanLine("standby", _standby(work)),
+        PlanLine("processes", term(BASE_BYTES, "B")),
     )
     return tuple(part for part in parts if part.num_bytes)
 

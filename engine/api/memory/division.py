@@ -40,26 +40,26 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """The share of one model."""
+class MachineShare:
+    """The share of a machine that one model has."""
 
     machine: Machine
     """The machine with the memory that this model may use."""
     first_gpu: int
 
 
-def parts_of(machine: Machine, demands: Sequence[Demand]) -> list[Part]:
-    """The part of each model. Raises `CapacityError` if they do not fit together."""
+def shares_of(machine: Machine, demands: Sequence[Demand]) -> list[MachineShare]:
+    """The share of each model. Raises `CapacityError` if they do not fit together."""
     firsts = _first_gpus(machine, demands)
     places = [(demand.is_on_gpu, first) for demand, first in zip(demands, firsts, strict=True)]
     num_sharing = Counter(place for place, demand in zip(places, demands, strict=True) if demand.kv_bytes is None)
-    parts = []
+    shares = []
     for demand, place in zip(demands, places, strict=True):
         beside = [other for other, its_place in zip(demands, places, strict=True) if its_place == place]
         own = _from_gpu(machine, place[1]) if demand.is_on_gpu else machine
         share = _left(own, beside) // max(num_sharing[place], 1)
-        parts.append(Part(_with_memory(own, demand.needed_bytes + share), place[1]))
-    return parts
+        shares.append(MachineShare(_with_memory(own, demand.needed_bytes + share), place[1]))
+    return shares
 
 
 def _first_gpus(machine: Machine, demands: Sequence[Demand]) -> list[int]:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import prod
 from typing import Literal
 
-from inferd.engine.api.memory.activations import BASE_BYTES, Draft, Part, Workload, working_parts
+from inferd.engine.api.memory.activations import BASE_BYTES, Draft, PlanLine, Workload, working_lines
 from inferd.engine.api.memory.formula import NOTHING, Formula, sum_of, term
 from inferd.engine.api.memory.precision import (
     HEAD_STORED_AS,
@@ -38,11 +38,11 @@ _Member = tuple[str, Shape, StoredAs | None]
 class MemoryPlan:
     """Bytes that the engine will allocate, part by part."""
 
-    weights: tuple[Part, ...]
-    kv: Part
-    working: tuple[Part, ...]
+    weights: tuple[PlanLine, ...]
+    kv: PlanLine
+    working: tuple[PlanLine, ...]
     """Parts beside weights and KV: tables, slots, and an estimate of the largest step's tensors with plain kernels."""
-    loading: Part
+    loading: PlanLine
     """Memory held only while weights are loaded: the largest matrix as it is read, before it is packed."""
 
     @property
@@ -66,24 +66,24 @@ class MemoryPlan:
 def plan_memory(arch: Arch, precision: Precision, work: Workload, pool: Formula) -> MemoryPlan:
     """The memory plan of an engine whose KV pool has space for `pool` tokens. A draft model's pool has space for as
     many."""
-    own = weight_parts(arch, precision, work.device, work.num_ranks)
+    own = weight_lines(arch, precision, work.device, work.num_ranks)
     kv, loading = _kv(arch, precision, pool, work.num_ranks), _loading(arch, precision, work.num_ranks)
-    working = working_parts(arch, precision, work)
+    working = working_lines(arch, precision, work)
     if work.draft is None:
-        return MemoryPlan(own, Part("KV cache", kv), working, loading)
+        return MemoryPlan(own, PlanLine("KV cache", kv), working, loading)
     draft = work.draft
     drafts = (
-        Part(f"draft {part.name}", part.formula) for part in weight_parts(draft.arch, draft.precision, work.device)
+        PlanLine(f"draft {part.name}", part.formula) for part in weight_lines(draft.arch, draft.precision, work.device)
     )
     kv += _kv(draft.arch, draft.precision, pool)
     loading = max(loading, _loading(draft.arch, draft.precision, 1), key=lambda part: part.num_bytes)
-    return MemoryPlan((*own, *drafts), Part("KV cache", kv), working, loading)
+    return MemoryPlan((*own, *drafts), PlanLine("KV cache", kv), working, loading)
 
 
 @lru_cache(maxsize=64)
-def weight_parts(
+def weight_lines(
     arch: Arch, precision: Precision, device: Literal["cpu", "cuda"] = "cpu", num_ranks: int = 1
-) -> tuple[Part, ...]:
+) -> tuple[PlanLine, ...]:
     """Embedding, attention, MLP, inputs of layers, routers, experts, norms and head, without those that take no memory
     of their own. A draft head has a projection of hidden states too."""
     parameters = [*_parameters(arch, num_ranks)]
@@ -92,9 +92,10 @@ def weight_parts(
         # A CPU keeps a packed copy of the embedding as the head. A GPU multiplies by the embedding itself.
         parameters.append(tied)
     found = (
-        Part(own, _total(arch, precision, [one for one in parameters if one.of.component is own])) for own in Component
+        PlanLine(own, _total(arch, precision, [one for one in parameters if one.of.component is own]))
+        for own in Component
     )
-    return tuple(part for part in found if part.num_bytes)
+    return tuple(line for line in found if line.num_bytes)
 
 
 def refusal(arch: Arch, quantization: Quantization) -> str | None:
@@ -231,7 +232,7 @@ def _kv(arch: Arch, precision: Precision, pool: Formula, num_ranks: int = 1) -> 
     return heads * precision.head_bytes(head_dim) * pool
 
 
-def _loading(arch: Arch, precision: Precision, num_ranks: int) -> Part:
+def _loading(arch: Arch, precision: Precision, num_ranks: int) -> PlanLine:
     """Most bytes of one linear layer's weight beside its packed form: the matrix as read, and a byte a weight if it is
     quantized here. A tied head counts without the matrix as read, which is the embedding, unless it is widened."""
     widened = precision.dtype_bytes if precision.matrix_bytes != precision.dtype_bytes else NOTHING
@@ -251,7 +252,7 @@ def _loading(arch: Arch, precision: Precision, num_ranks: int) -> Part:
         is_quantized = arch.stored is None and _stored_as(arch, precision, tied) is not None
         beside = widened + term(1, "B") if is_quantized else term(0, "B")
         held.append((term(tied.shape[0]) * term(arch.hidden_size)).named("tied head") * beside)
-    return Part("while loading", max(held, key=lambda formula: formula.value))
+    return PlanLine("while loading", max(held, key=lambda formula: formula.value))
 
 
 def format_bytes(num_bytes: float) -> str:
