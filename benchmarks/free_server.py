@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.stacks import sample_into
-from inferd.engine.api.process import supervisor
+from inferd.engine.api.process import engine_process
 from inferd.server import cli
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     if asked.stacks is not None:
         sample_into(asked.stacks / "server.stacks")
         engine += ["--stacks", str(asked.stacks / "engine.stacks")]
-    supervisor.ENGINE_COMMAND = tuple(engine)
+    engine_process.ENGINE_COMMAND = tuple(engine)
     sys.argv = ["inferd", *rest]
     cli.main()
 

@@ -114,7 +114,7 @@ def main() -> None:
         print(json.dumps(measure(Path(given.pop("model")), **given)))
         return
     from inferd.engine.api.locate import locate  # noqa: PLC0415
-    from inferd.engine.api.process.supervisor import _ENVIRONMENT  # noqa: PLC0415
+    from inferd.engine.api.process.engine_process import _ENVIRONMENT  # noqa: PLC0415
 
     print(f"{place()}\n", flush=True)
     rows: list[list[tables.Cell]] = []

@@ -87,7 +87,7 @@ def measure(model: Path, precision: str, num_threads: int, rows: list[int], num_
 
 
 def measured(model: Path, precision: str, num_threads: int, rows: list[int], num_ranks: int = 1) -> Steps:
-    from inferd.engine.api.process.supervisor import _ENVIRONMENT  # noqa: PLC0415
+    from inferd.engine.api.process.engine_process import _ENVIRONMENT  # noqa: PLC0415
 
     given = {"model": str(model), "precision": precision, "num_threads": num_threads, "rows": rows}
     given["num_ranks"] = num_ranks

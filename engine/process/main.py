@@ -26,10 +26,10 @@ from inferd.engine.api.errors import CapacityError, StartError, shortage
 from inferd.engine.api.pinned_files import check_pinned, read_pinned
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.death_notice import hold_lock
+from inferd.engine.api.process.engine_process import EngineLaunch
 from inferd.engine.api.process.flight_recorder import FlightRecord
 from inferd.engine.api.process.heartbeat import LOCK_OFFSET, EnginePhase, Heartbeat
 from inferd.engine.api.process.logs import configure
-from inferd.engine.api.process.supervisor import Launch
 from inferd.engine.api.wire.client import HIGH_WATER_MARK, TO_ENGINE, from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.wire.messages import (
     Abort,
@@ -118,9 +118,9 @@ class EngineLink:
 
 
 def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None) -> int:
-    """`line`: a `Launch` as JSON; a standby waits for `promoted`. `ranks`: the engine's other ranks, if they were
+    """`line`: a `EngineLaunch` as JSON; a standby waits for `promoted`. `ranks`: the engine's other ranks, if they were
     started already. Returns only if the engine cannot start."""
-    launch = msgspec.json.decode(line, type=Launch)
+    launch = msgspec.json.decode(line, type=EngineLaunch)
     configure(launch.log_style)
     if launch.config.cpus:
         os.sched_setaffinity(0, launch.config.cpus)
@@ -174,7 +174,7 @@ def _refusal(error: Exception) -> StartError | None:
 
 
 def build(
-    launch: Launch,
+    launch: EngineLaunch,
     started_s: float,
     link: EngineLink,
     heartbeat: Heartbeat,
@@ -315,7 +315,7 @@ def _dispatch(core: EngineCore, executor: ThreadExecutor, message: ToEngine, ada
             executor.use_threads(message.num_threads)
 
 
-def _bind_to_server(launch: Launch) -> None:
+def _bind_to_server(launch: EngineLaunch) -> None:
     """Have the kernel end this process with the server, even if it is stopped or a library holds the interpreter.
 
     That must not happen before the supervisor has removed the contents of the run directory, at this process's first

@@ -13,12 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 
 from inferd.engine.api.pinned_files import PinnedFile
-from inferd.engine.api.process.supervisor import Launch
+from inferd.engine.api.process.engine_process import EngineLaunch
 from inferd.engine.api.wire.messages import STANDBY, Phase
 
 
 def stand_by(
-    launch: Launch, report: Callable[[Phase], None], bind_to_server: Callable[[Launch], None], wait: Callable[[], None]
+    launch: EngineLaunch,
+    report: Callable[[Phase], None],
+    bind_to_server: Callable[[EngineLaunch], None],
+    wait: Callable[[], None],
 ) -> float:
     """Bind this process to the server, report that it is ready, and wait: `wait` returns once it is promoted.
 

@@ -28,10 +28,10 @@ import msgspec
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import StartError, start_error
 from inferd.engine.api.memory.activations import EXCHANGE_BYTES, EXCHANGE_HEADER_BYTES
+from inferd.engine.api.process.engine_process import EngineLaunch, describe_exit
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.processor_time import ProcessorTime
 from inferd.engine.api.process.shared_memory import allocate
-from inferd.engine.api.process.supervisor import Launch, describe_exit
 from inferd.engine.sched.plan import StepPlan
 
 logger = logging.getLogger(__name__)
@@ -282,8 +282,8 @@ class Followers:
 
 
 def started_early(line: bytes) -> tuple[Followers, ...]:
-    """The followers of a `Launch` in JSON; none if the system cannot start them."""
-    launch = msgspec.json.decode(line, type=Launch)
+    """The followers of a `EngineLaunch` in JSON; none if the system cannot start them."""
+    launch = msgspec.json.decode(line, type=EngineLaunch)
     try:
         return (Followers.start(launch.config, is_urgent=not launch.is_standby),)
     except StartError:

@@ -124,7 +124,7 @@ def serve(
     settings = _load(models, config, flags)
 
     with garbage.collector_paused():
-        from inferd.engine.api.process.supervisor import EarlyProcess  # noqa: PLC0415
+        from inferd.engine.api.process.engine_process import EarlyProcess  # noqa: PLC0415
         from inferd.server.text.render_workers import render_process  # noqa: PLC0415
 
     # These processes import their libraries side by side: each takes a second or more.

@@ -15,8 +15,8 @@ from typing import NoReturn, TypeVar
 from inferd.engine.api.adapter import hold_adapter
 from inferd.engine.api.config import EngineConfig, replicas_of
 from inferd.engine.api.errors import EngineDeadError, StartError
+from inferd.engine.api.process.engine_process import EarlyProcess
 from inferd.engine.api.process.logs import LogStyle
-from inferd.engine.api.process.supervisor import EarlyProcess
 from inferd.engine.api.wire.endpoint import is_bound
 from inferd.engine.api.wire.kv_publisher import KVPublisher, PublisherOptions
 from inferd.engine.api.wire.messages import Phase

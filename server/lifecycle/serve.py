@@ -24,8 +24,8 @@ import uvloop
 
 from inferd.engine.api.errors import ChangedError, ConfigError, EngineDeadError, StartError
 from inferd.engine.api.process import garbage
+from inferd.engine.api.process.engine_process import EarlyProcess
 from inferd.engine.api.process.logs import counted
-from inferd.engine.api.process.supervisor import EarlyProcess
 from inferd.engine.api.wire.messages import Phase
 from inferd.server.api.app import Backend, create_app
 from inferd.server.config.settings import Settings, is_loopback

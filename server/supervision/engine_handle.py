@@ -13,9 +13,9 @@ from typing import Any, Self
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import CapacityError
+from inferd.engine.api.process.engine_process import EarlyProcess, EngineProcess, describe_exit
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.processor_time import ProcessorTime
-from inferd.engine.api.process.supervisor import EarlyProcess, Supervisor, describe_exit
 from inferd.engine.api.wire.client import EngineClient
 from inferd.server.supervision.watchdog import TICK_S, Watchdog
 
@@ -27,8 +27,8 @@ NO_MEMORY = (
 class EngineHandle:
     """Handle of one engine process. A standby only has its libraries loaded until it is promoted."""
 
-    def __init__(self, supervisor: Supervisor, client: EngineClient) -> None:
-        self.supervisor, self.client = supervisor, client
+    def __init__(self, process: EngineProcess, client: EngineClient) -> None:
+        self.process, self.client = process, client
         self.is_external_kill = True
         """Whether no request need have caused its end: it did not exit by itself, and no step ran too long."""
         self.lacked_memory = False
@@ -46,15 +46,15 @@ class EngineHandle:
     ) -> Self:
         """Start the process, or take over `early`. Raises `StartError`, and leaves nothing behind, if the system
         refuses."""
-        supervisor = Supervisor(config, epoch=epoch, log_style=log_style, is_standby=is_standby, early=early)
+        process = EngineProcess(config, epoch=epoch, log_style=log_style, is_standby=is_standby, early=early)
         try:
-            client = EngineClient(supervisor.run_dir, epoch, on_first_frame=supervisor.connected)
+            client = EngineClient(process.run_dir, epoch, on_first_frame=process.connected)
         except BaseException:
-            supervisor.discard()
+            process.discard()
             raise
-        handle = cls(supervisor, client)
+        handle = cls(process, client)
         try:
-            supervisor.spawn()
+            process.spawn()
         except BaseException:
             handle.discard()
             raise
@@ -64,13 +64,13 @@ class EngineHandle:
         """Wait until the process dies or hangs, or until `sooner` is done. Returns in words what happened; an empty
         string if it lives. `may_wait`: whether a standby has not been promoted yet."""
         if sooner is not None:
-            sooner.add_done_callback(lambda _: self.supervisor.wake())
+            sooner.add_done_callback(lambda _: self.process.wake())
         own = ProcessorTime(os.getpid(), has_family=False)
-        watchdog = Watchdog(time.monotonic(), self.supervisor.processor_time, own, may_wait=may_wait)
-        while (code := await self.supervisor.news(TICK_S)) is None:
+        watchdog = Watchdog(time.monotonic(), self.process.processor_time, own, may_wait=may_wait)
+        while (code := await self.process.news(TICK_S)) is None:
             if sooner is not None and sooner.done():
                 return ""
-            reason = watchdog.look(self.supervisor.pulse(), time.monotonic(), self.client.frame_counts)
+            reason = watchdog.look(self.process.pulse(), time.monotonic(), self.client.frame_counts)
             if reason is not None:
                 self.is_external_kill = not watchdog.is_step_endless
                 return f"the engine process {reason}"
@@ -80,22 +80,22 @@ class EngineHandle:
 
     async def kill(self) -> None:
         """End the process, even if it is stopped or hangs. Its shared memory can still be read."""
-        self.supervisor.kill()
-        while await self.supervisor.news(TICK_S) is None:
+        self.process.kill()
+        while await self.process.news(TICK_S) is None:
             pass
 
     async def end(self) -> None:
         """End the process, wait until its memory is free, and discard what belongs to it."""
         try:
-            self.supervisor.kill()
-            await self.supervisor.wait()
+            self.process.kill()
+            await self.process.wait()
         except asyncio.CancelledError:
-            await self.supervisor.wait()  # `discard` would block the event loop for as long
+            await self.process.wait()  # `discard` would block the event loop for as long
             raise
         finally:
             self.discard()
 
     def discard(self) -> None:
         """Remove its files, shared memory and sockets. Blocks until the process is gone."""
-        self.supervisor.discard()
+        self.process.discard()
         self.client.close()

@@ -102,8 +102,8 @@ class Standby:
 
     def _can_run(self) -> bool:
         """Whether it lives, and no signal has stopped it."""
-        supervisor = None if self._handle is None else self._handle.supervisor
-        return supervisor is not None and supervisor.is_running and not supervisor.processor_time.is_stopped()
+        process = None if self._handle is None else self._handle.process
+        return process is not None and process.is_running and not process.processor_time.is_stopped()
 
     def _next_delay_s(self, now: float) -> float:
         """Seconds to wait before a start."""

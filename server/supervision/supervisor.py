@@ -19,8 +19,8 @@ import msgspec
 from inferd.engine.api.config import EngineConfig, lendable_threads
 from inferd.engine.api.errors import CapacityError, ChangedError, EngineDeadError, StartError
 from inferd.engine.api.machine.cpu import num_cpus
+from inferd.engine.api.process.engine_process import EarlyProcess
 from inferd.engine.api.process.logs import LogStyle, counted
-from inferd.engine.api.process.supervisor import EarlyProcess
 from inferd.engine.api.wire.messages import UseThreads
 from inferd.server.dispatch.router import Router
 from inferd.server.supervision.engine_handle import EngineHandle
@@ -193,7 +193,7 @@ class EngineSupervisor:
             finally:
                 await asyncio.gather(receive, return_exceptions=True)
         except asyncio.CancelledError:
-            await handle.supervisor.stop()
+            await handle.process.stop()
             raise
         finally:
             await handle.end()
@@ -201,7 +201,7 @@ class EngineSupervisor:
     async def _move_streams(self, handle: EngineHandle, reason: str) -> None:
         """Send the streams of an engine that ended to another replica, or have them wait for the next engine."""
         await handle.kill()
-        in_flight, index = handle.supervisor.in_flight(), self._replica.index
+        in_flight, index = handle.process.in_flight(), self._replica.index
         self._moved = frozenset(self._replica.streams)
         computed = self._router.recovery.lose(in_flight, is_external_kill=handle.is_external_kill, index=index)
         self._log_death(reason)
@@ -224,7 +224,7 @@ class EngineSupervisor:
         self._share_cores(is_lent=False)
         self._router.attach(handle.client, self._replica.index)
         if is_standby:
-            handle.supervisor.promote()
+            handle.process.promote()
         return handle
 
     def _begin(self, epoch: int, *, is_standby: bool, early: EarlyProcess | None = None) -> EngineHandle:
@@ -245,7 +245,7 @@ class EngineSupervisor:
     async def _drop_standby(self) -> None:
         handle = await self._standby.take()
         if handle is not None:
-            await handle.supervisor.stop()
+            await handle.process.stop()
             handle.discard()
 
     async def _end_of(self, handle: EngineHandle, receive: asyncio.Task[str]) -> str:
@@ -255,7 +255,7 @@ class EngineSupervisor:
         """
         try:
             ended = await handle.ended(receive)
-            if handle.supervisor.has_exited and not self._replica.is_up:
+            if handle.process.has_exited and not self._replica.is_up:
                 await asyncio.wait((receive,), timeout=_LAST_WORDS_S)
         finally:
             receive.cancel()

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inferd.engine.api.process import supervisor
+from inferd.engine.api.process import engine_process
 from inferd.server import cli
 from inferd.server.lifecycle import serve
 
@@ -64,7 +64,7 @@ class Recorder:
 def main() -> None:
     record, engine, *arguments = sys.argv[1:]
     if engine == "scripted":
-        supervisor.ENGINE_COMMAND = (sys.executable, "-P", str(Path(__file__).with_name("scripted_engine.py")))
+        engine_process.ENGINE_COMMAND = (sys.executable, "-P", str(Path(__file__).with_name("scripted_engine.py")))
     configured = serve.http_config
     serve.http_config = lambda app, *rest: configured(Recorder(app, Path(record)), *rest)
     sys.argv = ["inferd", *arguments]

@@ -20,7 +20,7 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from inferd.engine.api.process import supervisor
+from inferd.engine.api.process import engine_process
 from inferd.engine.process import boot
 
 IDLE_S = 1.2
@@ -88,7 +88,7 @@ def main() -> None:
         sys.exit(boot.main())
     from inferd.server import cli  # noqa: PLC0415 (the engine does not need it)
 
-    supervisor.ENGINE_COMMAND = (sys.executable, "-P", __file__, folder)
+    engine_process.ENGINE_COMMAND = (sys.executable, "-P", __file__, folder)
     sys.argv = ["inferd", *arguments]
     cli.main()
 

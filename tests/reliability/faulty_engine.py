@@ -40,7 +40,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import free_engine
-from inferd.engine.api.process.supervisor import Launch
+from inferd.engine.api.process.engine_process import EngineLaunch
 from inferd.engine.process import boot
 from inferd.engine.sched import drafting
 from inferd.engine.sched.plan import Row, StepPlan
@@ -188,7 +188,7 @@ def plant(faults: Sequence[Fault]) -> None:
     run, load_worker, link_to_server = engine.main, engine.load_worker, engine.EngineLink
 
     def main(line: bytes, promoted: threading.Event) -> int:
-        epoch = msgspec.json.decode(line, type=Launch).epoch
+        epoch = msgspec.json.decode(line, type=EngineLaunch).epoch
         own = [fault for fault in faults if fault.epoch in (None, epoch)]
 
         def load(*arguments: Any) -> tuple[Any, Any]:

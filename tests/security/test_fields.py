@@ -16,8 +16,8 @@ from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint
 from inferd.engine.api.config import AskedConfig
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.process.engine_process import EngineProcess
 from inferd.engine.api.process.logs import LogStyle
-from inferd.engine.api.process.supervisor import Supervisor
 from inferd.engine.api.resolve import resolve
 from inferd.engine.api.wire.client import EngineClient
 from inferd.engine.api.wire.messages import Abort, Delta, Failed, Ready, StepOutput, Submit
@@ -121,15 +121,15 @@ class Engine:
 async def running() -> AsyncIterator[Engine]:
     asked = AskedConfig(model_path=str(EMBEDDED_PATH), kv_memory_bytes=64 * 2**20, max_num_seqs=4, num_threads=1)
     config, _, _ = resolve(asked, ModelFacts.of(Checkpoint.read(EMBEDDED_PATH)), Machine.detect())
-    supervisor = Supervisor(config, log_style=LogStyle("error"))
-    client = EngineClient(supervisor.run_dir, 0, on_first_frame=supervisor.connected)
+    process = EngineProcess(config, log_style=LogStyle("error"))
+    client = EngineClient(process.run_dir, 0, on_first_frame=process.connected)
     try:
-        supervisor.spawn()
+        process.spawn()
         while not isinstance(message := await asyncio.wait_for(client.receive(), 60), Ready):
             assert not isinstance(message, Failed), message
         yield Engine(client)
     finally:
-        supervisor.discard()
+        process.discard()
         client.close()
 
 

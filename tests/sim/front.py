@@ -36,12 +36,12 @@ from inferd.server.supervision import supervisor as supervisor_module
 from inferd.server.supervision.supervisor import EngineSupervisor
 from tests.sim.callers import Callers
 from tests.sim.cells import SimulationError
+from tests.sim.engine_process import AlwaysRuns, SimulatedHandle
 from tests.sim.faults import Caller, Fault, FrontScenario, make_front_scenario
 from tests.sim.history import CheckedMetrics, History
 from tests.sim.loop import Clocks, VirtualLoop
 from tests.sim.network import Network
 from tests.sim.process import NUM_THREADS, SimulatedProcess
-from tests.sim.supervisor import AlwaysRuns, SimulatedSupervisor
 
 _LIMIT_S = 7200.0
 """Virtual seconds after which a run counts as endless."""
@@ -90,7 +90,7 @@ def _simulated(seed: int, loop: VirtualLoop) -> Iterator[tuple[Network, Clocks]]
             patch.setattr(module, "asyncio", slow)
         # The configuration of a simulated engine names its run.
         patch.setattr(life_module, "ProcessorTime", lambda pid, **how: AlwaysRuns())
-        patch.setattr(life_module, "Supervisor", lambda config, **rest: SimulatedSupervisor(config.run, config, **rest))
+        patch.setattr(life_module, "EngineProcess", lambda config, **rest: SimulatedHandle(config.run, config, **rest))
         for name, module in list(sys.modules.items()):
             if name.startswith(("inferd.server.", "inferd.engine.api.")) and getattr(module, "time", None) is time:
                 patch.setattr(module, "time", clocks)
@@ -131,7 +131,7 @@ class FrontRun:
     def __init__(self, scenario: FrontScenario, loop: VirtualLoop, network: Network, clocks: Clocks) -> None:
         self.scenario, self.network, self.clocks = scenario, network, clocks
         self.rng = Random(f"run {scenario.seed}")
-        self.lives: list[SimulatedSupervisor] = []
+        self.lives: list[SimulatedHandle] = []
         self.error: BaseException | None = None
         self.num_failures = 0
         """Times that the model could not be loaded while the server goes on with others."""

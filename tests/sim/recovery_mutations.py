@@ -236,7 +236,7 @@ def event_loop_waits_until_memory_is_free(patch: Patch) -> None:
     """All streams stand still while the system frees the memory of an engine that died."""
 
     async def end(self: EngineHandle) -> None:
-        self.supervisor.kill()
+        self.process.kill()
         self.discard()
 
     patch.setattr(EngineHandle, "end", end)

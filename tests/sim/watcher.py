@@ -15,8 +15,8 @@ from tests.sim.faults import Caller, Fault, FrontScenario
 from tests.sim.network import Network
 
 if TYPE_CHECKING:
+    from tests.sim.engine_process import SimulatedHandle
     from tests.sim.process import SimulatedProcess
-    from tests.sim.supervisor import SimulatedSupervisor
 
 
 class Watcher(Protocol):
@@ -25,7 +25,7 @@ class Watcher(Protocol):
     scenario: FrontScenario
     network: Network
     rng: Random
-    lives: list[SimulatedSupervisor]
+    lives: list[SimulatedHandle]
     name: str
 
     def faults_of(self, replica: int, epoch: int) -> tuple[Fault, ...]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from inferd.engine.api.process.engine_process import IMPORT_FIRST, EngineLaunch
 from inferd.engine.api.process.logs import LogStyle
-from inferd.engine.api.process.supervisor import IMPORT_FIRST, Launch
 from inferd.engine.process import boot
 from inferd.engine.process.standby import stand_by
 from tests.configs import engine_config
@@ -127,7 +127,7 @@ def test_garbage_is_looked_for_again_where_libraries_cannot_be_read() -> None:
 def test_a_standby_is_bound_to_its_server_before_it_says_that_it_is_ready(tmp_path: Path) -> None:
     did: list[str] = []
     config = engine_config(model_path=str(tmp_path))
-    launch = Launch(
+    launch = EngineLaunch(
         config=config,
         run_dir=str(tmp_path),
         heartbeat_fd=-1,

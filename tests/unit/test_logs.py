@@ -13,8 +13,8 @@ from typing import Literal
 import msgspec
 import pytest
 
+from inferd.engine.api.process.engine_process import EngineLaunch
 from inferd.engine.api.process.logs import LogStyle, configure
-from inferd.engine.api.process.supervisor import Launch
 from inferd.engine.process import main as process
 from tests.configs import engine_config
 
@@ -73,7 +73,7 @@ def test_the_engine_speaks_in_the_style_of_its_server(monkeypatch: pytest.Monkey
     heard = io.StringIO()
     monkeypatch.setattr(sys, "stderr", heard)
     monkeypatch.setattr(process, "FlightRecord", stop)
-    launch = Launch(
+    launch = EngineLaunch(
         config=engine_config(), run_dir="/nowhere", heartbeat_fd=-1, flight_fd=-1,
         epoch=0, log_style=LogStyle("warning", "json"),
         server_pid=0, spawned_s=0.0,

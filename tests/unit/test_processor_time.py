@@ -18,7 +18,7 @@ from inferd.engine.api.process.heartbeat import EnginePhase, Pulse
 from inferd.engine.api.process.processor_time import LEAST_SHARE, ProcessorTime, ProcessorUse
 from inferd.engine.api.wire.client import FrameCounts
 from inferd.server.supervision.watchdog import TICK_S, Watchdog
-from tests.unit.test_process_supervisor import wait_until
+from tests.unit.test_engine_process import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 

@@ -23,7 +23,7 @@ class FakeHandle:
 
     def __init__(self, *says: FromEngine | Exception) -> None:
         """`says`: its messages after the one that its libraries are loaded; by default that it waits to be promoted."""
-        self.supervisor = self.client = self
+        self.process = self.client = self
         self._unsaid = [READ, *(says or (Phase(STANDBY, 1.0, ""),))]
         self.processor_time = self
         self.is_running, self.is_stopped = True, lambda: False

@@ -281,7 +281,7 @@ class MortalEngine:
 
     def __init__(self) -> None:
         self.dies, self.leaves = asyncio.Event(), asyncio.Event()
-        self.supervisor = SimpleNamespace(in_flight=dict, has_exited=False, promote=lambda: None, stop=self.stop)
+        self.process = SimpleNamespace(in_flight=dict, has_exited=False, promote=lambda: None, stop=self.stop)
 
     async def ended(self, sooner: asyncio.Task[str]) -> str:
         await self.dies.wait()

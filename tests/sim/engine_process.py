@@ -1,4 +1,4 @@
-"""The server's handle of a simulated process, in place of `inferd.engine.api.process.supervisor.Supervisor`."""
+"""The server's handle of a simulated process, in place of `inferd.engine.api.process.engine_process.EngineProcess`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AlwaysRuns:
         """There is nothing to forget."""
 
 
-class SimulatedSupervisor:
+class SimulatedHandle:
     """One process, from spawn to exit code. `run` is called for each of its events."""
 
     def __init__(

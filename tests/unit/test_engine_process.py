@@ -1,4 +1,4 @@
-"""The supervisor against real processes: nothing it started outlives it, and a pulse can be read without asking."""
+"""An engine process and its handle: nothing that it started outlives it, and a pulse can be read without asking."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import zmq
 import zmq.asyncio
 
 from inferd.engine.api.errors import StartError
+from inferd.engine.api.process.engine_process import IMPORT_FIRST, EarlyProcess, EngineProcess, describe_exit
 from inferd.engine.api.process.flight_recorder import flight_bytes
 from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, HeartbeatReader, Pulse
 from inferd.engine.api.process.shared_memory import allocate, open_map
-from inferd.engine.api.process.supervisor import IMPORT_FIRST, EarlyProcess, Supervisor, describe_exit
 from inferd.engine.api.wire.client import EngineClient
 from tests.configs import engine_config
 
@@ -59,52 +59,52 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     def popen(command: list[str], **options: object) -> subprocess.Popen[bytes]:
         return real([sys.executable, "-c", program[0]], **options)  # type: ignore[call-overload,no-any-return]
 
-    monkeypatch.setattr("inferd.engine.api.process.supervisor.subprocess.Popen", popen)
+    monkeypatch.setattr("inferd.engine.api.process.engine_process.subprocess.Popen", popen)
     return program
 
 
 def test_closing_its_input_ends_the_child(stub: list[str]) -> None:
-    supervisor = Supervisor(CONFIG)
-    assert supervisor.run_dir.stat().st_mode & 0o777 == 0o700
-    supervisor.spawn()
-    assert asyncio.run(supervisor.stop()) == 0
-    assert not supervisor.run_dir.exists()
+    process = EngineProcess(CONFIG)
+    assert process.run_dir.stat().st_mode & 0o777 == 0o700
+    process.spawn()
+    assert asyncio.run(process.stop()) == 0
+    assert not process.run_dir.exists()
 
 
 def test_a_child_that_ignores_everything_is_killed(stub: list[str]) -> None:
     stub[0] = STUBBORN
-    supervisor = Supervisor(CONFIG)
-    supervisor.spawn()
-    assert asyncio.run(supervisor.stop(grace_s=0.3)) in (-signal.SIGKILL, -signal.SIGTERM)
+    process = EngineProcess(CONFIG)
+    process.spawn()
+    assert asyncio.run(process.stop(grace_s=0.3)) in (-signal.SIGKILL, -signal.SIGTERM)
 
 
 def test_what_a_hung_child_started_ends_with_it(stub: list[str], tmp_path: Path) -> None:
     written = tmp_path / "pid"
     stub[0] = f"import os, pathlib, time; pid = os.fork(); pathlib.Path({str(written)!r}).write_text(str(pid)) if pid "
     stub[0] += "else None; time.sleep(300)"
-    supervisor = Supervisor(CONFIG)
-    supervisor.spawn()
+    process = EngineProcess(CONFIG)
+    process.spawn()
     wait_until(lambda: written.exists() and written.read_text())
-    supervisor.kill()
+    process.kill()
     wait_until(lambda: not is_alive(int(written.read_text())))
-    supervisor.discard()
+    process.discard()
 
 
 def test_wait_sees_a_death(stub: list[str]) -> None:
     stub[0] = "raise SystemExit(9)"
-    supervisor = Supervisor(CONFIG)
-    supervisor.spawn()
-    assert asyncio.run(supervisor.wait()) == 9
-    supervisor.discard()
+    process = EngineProcess(CONFIG)
+    process.spawn()
+    assert asyncio.run(process.wait()) == 9
+    process.discard()
 
 
 def test_one_that_dies_before_it_is_promoted_leaves_nothing_to_write(stub: list[str]) -> None:
     stub[0] = "import sys; sys.stdin.buffer.raw.readline()"
-    supervisor = Supervisor(CONFIG)
-    supervisor.spawn()
-    wait_until(lambda: not supervisor.is_running)
-    supervisor.promote()
-    supervisor.discard()
+    process = EngineProcess(CONFIG)
+    process.spawn()
+    wait_until(lambda: not process.is_running)
+    process.promote()
+    process.discard()
 
 
 HOLDS_LOCK = """
@@ -119,13 +119,13 @@ sys.stdin.readline()
 _EXIT = "ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[platform.machine()], 3)"
 
 
-def connected(program: str, stub: list[str]) -> Supervisor:
-    """A supervisor whose child holds its lock and then waits for a line."""
+def connected(program: str, stub: list[str]) -> EngineProcess:
+    """An engine process whose child holds its lock and then waits for a line."""
     stub[0] = HOLDS_LOCK + program
-    supervisor = Supervisor(CONFIG)
-    supervisor.spawn()
-    wait_until((supervisor.run_dir / "held").exists)
-    return supervisor
+    process = EngineProcess(CONFIG)
+    process.spawn()
+    wait_until((process.run_dir / "held").exists)
+    return process
 
 
 def test_a_death_is_seen_though_no_more_files_may_be_open(stub: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,55 +136,55 @@ def test_a_death_is_seen_though_no_more_files_may_be_open(stub: list[str], monke
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     stub[0] = "import sys; [sys.stdin.readline() for _ in range(2)]; raise SystemExit(9)"
-    supervisor = Supervisor(CONFIG)
-    supervisor.spawn()
+    process = EngineProcess(CONFIG)
+    process.spawn()
 
     async def see_it_die() -> None:
         began_s = time.monotonic()
-        assert await supervisor.news(0.15) is None
+        assert await process.news(0.15) is None
         assert time.monotonic() - began_s >= 0.15
-        supervisor.promote()
-        assert await supervisor.news(20.0) == 9
-        assert await supervisor.wait() == 9
+        process.promote()
+        assert await process.news(20.0) == 9
+        assert await process.wait() == 9
 
     asyncio.run(see_it_die())
-    supervisor.discard()
+    process.discard()
 
 
 def test_a_death_is_seen_though_no_more_threads_may_run(stub: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    supervisor = connected("raise SystemExit(9)", stub)
+    process = connected("raise SystemExit(9)", stub)
 
     async def see_it_die() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
-            supervisor.connected()
-        supervisor.promote()
-        assert await supervisor.news(20.0) == 9
+            process.connected()
+        process.promote()
+        assert await process.news(20.0) == 9
 
     asyncio.run(see_it_die())
-    supervisor.discard()
+    process.discard()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such locks")
 def test_a_death_is_noticed_before_all_of_the_child_is_gone(stub: list[str]) -> None:
     """Here its main thread ends by the system call, and another one keeps the process there."""
-    supervisor = connected(f"threading.Thread(target=time.sleep, args=(60,)).start(); {_EXIT}", stub)
+    process = connected(f"threading.Thread(target=time.sleep, args=(60,)).start(); {_EXIT}", stub)
 
     async def see_it_die() -> None:
-        supervisor.connected()
-        assert not supervisor.has_exited and supervisor.is_running
-        supervisor.promote()
-        assert await supervisor.news(20.0) == 3
-        assert supervisor.has_exited and not supervisor.is_running
-        assert supervisor._process is not None and supervisor._process.poll() is None, "it is gone"
-        supervisor.kill()
-        assert await supervisor.wait() == -signal.SIGKILL
+        process.connected()
+        assert not process.has_exited and process.is_running
+        process.promote()
+        assert await process.news(20.0) == 3
+        assert process.has_exited and not process.is_running
+        assert process._process is not None and process._process.poll() is None, "it is gone"
+        process.kill()
+        assert await process.wait() == -signal.SIGKILL
 
     asyncio.run(see_it_die())
-    supervisor.discard()
+    process.discard()
 
 
 @pytest.mark.parametrize("has_locks", [sys.platform == "linux", False])
@@ -203,30 +203,30 @@ def test_a_death_has_the_code_that_the_system_reports(
 ) -> None:
     monkeypatch.setattr("inferd.engine.api.process.death_notice._IS_SUPPORTED", has_locks)
     before = threading.active_count()
-    supervisor = connected(end, stub)
+    process = connected(end, stub)
 
     async def see_it_die() -> None:
-        supervisor.connected()
+        process.connected()
         assert threading.active_count() == before + has_locks
-        supervisor.promote()
-        assert await supervisor.news(20.0) == code
-        assert await supervisor.wait() == code
+        process.promote()
+        assert await process.news(20.0) == code
+        assert await process.wait() == code
 
     asyncio.run(see_it_die())
-    supervisor.discard()
+    process.discard()
     wait_until(lambda: threading.active_count() == before, within_s=5.0)  # less than the thread waits in vain
 
 
 def test_a_child_that_never_held_its_lock_gives_no_notice(stub: list[str]) -> None:
-    supervisor = Supervisor(CONFIG)
-    supervisor.spawn()
+    process = EngineProcess(CONFIG)
+    process.spawn()
     before = threading.active_count()
 
     async def stop() -> int:
-        supervisor.connected()
+        process.connected()
         wait_until(lambda: threading.active_count() == before)
-        assert supervisor.is_running
-        return await supervisor.stop()
+        assert process.is_running
+        return await process.stop()
 
     assert asyncio.run(stop()) == 0
 
@@ -259,10 +259,10 @@ def test_the_engine_dies_with_its_server() -> None:
             sys.executable,
             "-P",
             "-c",
-            "from inferd.engine.api.process.supervisor import Supervisor\n"
+            "from inferd.engine.api.process.engine_process import EngineProcess\n"
             "from inferd.engine.api.config import EngineConfig\n"
             "import msgspec, time\n"
-            f"s = Supervisor(msgspec.json.decode({msgspec.json.encode(CONFIG)!r}, type=EngineConfig))\n"
+            f"s = EngineProcess(msgspec.json.decode({msgspec.json.encode(CONFIG)!r}, type=EngineConfig))\n"
             "s.spawn(); print(s.pid, s.run_dir, flush=True); time.sleep(600)",
         ],
         stdout=subprocess.PIPE,
@@ -316,15 +316,15 @@ def test_no_descriptor_is_left(stub: list[str]) -> None:
         return len(os.listdir("/proc/self/fd"))
 
     async def live() -> None:
-        supervisor = Supervisor(CONFIG)
-        supervisor.spawn()
-        await supervisor.stop()
+        process = EngineProcess(CONFIG)
+        process.spawn()
+        await process.stop()
 
     asyncio.run(live())
     before = num_open()
     for _ in range(3):
         asyncio.run(live())
-        Supervisor(CONFIG).discard()
+        EngineProcess(CONFIG).discard()
     assert num_open() == before
 
 
@@ -340,13 +340,13 @@ def test_an_early_process_becomes_the_engine(stub: list[str], tmp_path: Path) ->
     )
     before = os.listdir("/proc/self/fd")
     early = EarlyProcess()
-    supervisor = Supervisor(engine_config(max_num_seqs=5), early=early)
+    process = EngineProcess(engine_config(max_num_seqs=5), early=early)
     early.close()  # does nothing, because the process was taken over
-    supervisor.spawn()
+    process.spawn()
     wait_until(written.exists)
     first, pid, sizes = json.loads(written.read_text())
-    assert (first.encode(), pid, sizes) == (IMPORT_FIRST, supervisor.pid, [HEARTBEAT_BYTES, flight_bytes(5)])
-    assert asyncio.run(supervisor.stop()) == 0
+    assert (first.encode(), pid, sizes) == (IMPORT_FIRST, process.pid, [HEARTBEAT_BYTES, flight_bytes(5)])
+    assert asyncio.run(process.stop()) == 0
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
@@ -361,7 +361,7 @@ def test_an_early_process_that_nobody_takes_over_is_killed(stub: list[str]) -> N
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_an_early_process_ends_with_the_supervisor_that_has_no_memory(
+def test_an_early_process_ends_with_the_engine_process_that_has_no_memory(
     stub: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     early = EarlyProcess()
@@ -371,9 +371,9 @@ def test_an_early_process_ends_with_the_supervisor_that_has_no_memory(
     def fail(descriptor: int, num_bytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("inferd.engine.api.process.supervisor.fill", fail)
+    monkeypatch.setattr("inferd.engine.api.process.engine_process.fill", fail)
     with pytest.raises(StartError, match="No space left"):
-        Supervisor(CONFIG, early=early)
+        EngineProcess(CONFIG, early=early)
     assert not is_alive(process.pid)
 
 
@@ -389,10 +389,10 @@ def test_an_engine_has_what_it_was_passed_and_nothing_else(stub: list[str], tmp_
         f"part.rename({str(written)!r})\n"
         "sys.stdin.read()"
     )
-    supervisor = Supervisor(engine_config(max_num_seqs=5))
-    supervisor.spawn()
+    process = EngineProcess(engine_config(max_num_seqs=5))
+    process.spawn()
     wait_until(written.exists)
-    supervisor.discard()
+    process.discard()
     sizes, others = json.loads(written.read_text())
     assert sizes == [HEARTBEAT_BYTES, flight_bytes(5)]
     assert len(others) == 1, "the directory that was listed"

@@ -80,7 +80,7 @@ STOP_GRACE_S = 5.0
 """Seconds that the engine has to exit when it is asked to, before it is killed."""
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
+class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """The child's configuration, sent to its standard input as one line of JSON."""
 
     config: EngineConfig
@@ -97,7 +97,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EarlyProcess:
-    """An engine process that imports its libraries while the server still reads the checkpoint. Then a `Supervisor`
+    """An engine process that imports its libraries while the server still reads the checkpoint. Then an `EngineProcess`
     takes it over."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class EarlyProcess:
             process.stdin.close()
 
 
-class Supervisor:
+class EngineProcess:
     """One engine process, from its start to its exit code."""
 
     def __init__(
@@ -235,7 +235,7 @@ class Supervisor:
 
         Raises `StartError` if the system cannot start a process.
         """
-        launch = Launch(
+        launch = EngineLaunch(
             config=self._config,
             run_dir=str(self.run_dir),
             heartbeat_fd=self._shared[0],
