@@ -56,8 +56,8 @@ from inferd.server.playground import page as playground
 from inferd.server.schema.answers.operation import Config
 from inferd.server.schema.latency import Targets
 from inferd.server.structured.checker import GrammarChecker
-from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import ServedModel
+from inferd.server.text.text_threads import TextThreads
 from inferd.server.transport import middleware
 from inferd.server.transport.access import Keys, Origins, Quotas
 from inferd.server.transport.freed_memory import FreedMemory
@@ -125,7 +125,7 @@ def create_app(
     `admin_port`: the local port that serves admin routes and public ones, but no others; None: each port serves all.
     `keep_alive_s`: most seconds of silence in a stream. `body_idle_s`: most seconds without a byte of a body.
     """
-    lanes, background = Lanes(), Background()
+    threads, background = TextThreads(), Background()
     model, metrics, settings = backends[0].model, backends[0].metrics, backends[0].settings
     for backend in backends[1:]:
         metrics.show_beside(backend.metrics)
@@ -151,7 +151,7 @@ def create_app(
     responses = ResponseStore(settings.stored_responses, settings.stored_responses_ttl_s)
     services = Services(
         [
-            _service(backend, lanes, background, responses, grammars, keep_alive_s)
+            _service(backend, threads, background, responses, grammars, keep_alive_s)
             for backend, grammars in zip(backends, all_grammars, strict=True)
         ]
     )
@@ -173,7 +173,7 @@ def create_app(
                 await asyncio.to_thread(tracing.close)
             for service in services:
                 service.prompts.close()
-            lanes.close()
+            threads.close()
 
     table = routes.ROUTES + (routes.PAGE if settings.playground else ())
     app = FastAPI(
@@ -195,7 +195,7 @@ def create_app(
 
 def _service(
     backend: Backend,
-    lanes: Lanes,
+    threads: TextThreads,
     background: Background,
     responses: ResponseStore,
     grammars: GrammarChecker,
@@ -203,14 +203,14 @@ def _service(
 ) -> Service:
     model, settings = backend.model, backend.settings
     targets = Targets(settings.ttft_target, settings.tpot_target)
-    prompts = PromptReader(model, lanes)
+    prompts = PromptReader(model, threads)
     return Service(
         model=model,
         router=backend.router,
         metrics=backend.metrics,
         intake=Intake(model, prompts, grammars, targets, backend.router.adapters),
         prompts=prompts,
-        lanes=lanes,
+        threads=threads,
         responses=responses,
         background=background,
         version=version("inferd"),

@@ -45,7 +45,7 @@ async def read_body(request: Request, service: Service, request_type: type[R]) -
 
     if len(raw) <= _INLINE_BYTES:
         return work()
-    return await unless_disconnected(request.receive, service.lanes.run(work, len(raw)))
+    return await unless_disconnected(request.receive, service.threads.run(work, len(raw)))
 
 
 def body_of(model: type[R]) -> Any:

@@ -47,7 +47,7 @@ class EmbeddingsApi:
             vectors = await embed(service.router, taken)
             num_components = len(vectors) * len(vectors[0]) // _COMPONENT_BYTES
             work = partial(written, name, vectors, taken.num_tokens, is_base64=is_base64)
-            return await service.lanes.run(work, num_components, is_begun=True)
+            return await service.threads.run(work, num_components, is_begun=True)
 
         data = await while_asked(request, caller.deadline, answer())
         return Response(data, media_type="application/json")

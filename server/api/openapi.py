@@ -94,7 +94,7 @@ class OpenApi:
         async with self._making:
             if needs_key not in self._bodies:
                 make = partial(document, request.app.routes, self._service.version, needs_key=needs_key)
-                made = await self._service.lanes.run(make, 0, is_begun=True)
+                made = await self._service.threads.run(make, 0, is_begun=True)
                 self._bodies[needs_key] = exact(orjson.dumps(made))
         return Response(self._bodies[needs_key], media_type=_JSON)
 

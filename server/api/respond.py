@@ -32,7 +32,7 @@ from inferd.server.schema.answers.generation import Extra
 from inferd.server.schema.generation import GenerationFields, StreamOptions
 from inferd.server.schema.json_bytes import exact
 from inferd.server.schema.latency import TIMEOUT_HEADER, targets_of, timeout_of
-from inferd.server.text.lanes import Lanes
+from inferd.server.text.text_threads import TextThreads
 from inferd.server.transport import sse
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ async def respond(
     per_token = 1 + max(taken.params.logprobs or 0, taken.params.prompt_logprobs or 0)
     if shape.is_stream:
         begins_early = taken.scheduling.ttft_target_s is None
-        data = _streamed(events, rendering, extra, service.lanes, per_token, begins_early=begins_early)
+        data = _streamed(events, rendering, extra, service.threads, per_token, begins_early=begins_early)
         notice = partial(_notice, service) if _notice(service) else None
         return sse.EventStream(data, rendering, streams.close, service.keep_alive_s, notice)
     num_events, num_scored = await sse.unless_disconnected(request.receive, _taken_in(events, rendering))
@@ -217,9 +217,9 @@ async def respond(
     size = num_scored * per_token + num_events + _CHOICE_SIZE * taken.num_choices
     if size < _LARGE_ANSWER:
         return Response(exact(dumps(rendering.plain(extra()))), media_type="application/json")
-    rendered = service.lanes.run(lambda: rendering.plain(extra()), size, is_begun=True)
+    rendered = service.threads.run(lambda: rendering.plain(extra()), size, is_begun=True)
     answer = await while_asked(request, taken.deadline, rendered)
-    return LargeAnswer(pieces(answer), service.lanes)
+    return LargeAnswer(pieces(answer), service.threads)
 
 
 def _notice(service: Service) -> bytes:
@@ -234,7 +234,7 @@ async def _streamed(
     events: AsyncGenerator[Event, None],
     rendering: Rendering,
     extra: Callable[[], Extra],
-    lanes: Lanes,
+    threads: TextThreads,
     per_token: int,
     *,
     begins_early: bool,
@@ -246,7 +246,7 @@ async def _streamed(
             yield begun
         async for event in events:
             if isinstance(event, PromptRead) and len(event.scored) * per_token >= _LARGE_ANSWER:
-                data = await lanes.run(partial(rendering.event, event), len(event.scored) * per_token, is_begun=True)
+                data = await threads.run(partial(rendering.event, event), len(event.scored) * per_token, is_begun=True)
             else:
                 data = rendering.event(event)
             if data:
@@ -276,10 +276,10 @@ class LargeAnswer(Response):
 
     media_type = "application/json"
 
-    def __init__(self, pieces: Iterator[bytes], lanes: Lanes) -> None:
+    def __init__(self, pieces: Iterator[bytes], threads: TextThreads) -> None:
         super().__init__()
         del self.headers["content-length"]
-        self._pieces, self._lanes = pieces, lanes
+        self._pieces, self._threads = pieces, threads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The answer has begun, so no handler could answer this error, and it would be logged with its stack.
@@ -288,6 +288,6 @@ class LargeAnswer(Response):
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        while piece := await self._lanes.run(lambda: next(self._pieces, b""), 0, is_begun=True):
+        while piece := await self._threads.run(lambda: next(self._pieces, b""), 0, is_begun=True):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -14,8 +14,8 @@ from inferd.server.generate.prompts import PromptReader
 from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.answers.operation import Config
 from inferd.server.schema.latency import NO_TARGETS, Targets
-from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import ServedModel
+from inferd.server.text.text_threads import TextThreads
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Service:
     metrics: Metrics
     intake: Intake
     prompts: PromptReader
-    lanes: Lanes
+    threads: TextThreads
     responses: ResponseStore
     background: Background
     version: str

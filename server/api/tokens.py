@@ -59,7 +59,7 @@ class TokensApi:
             }
             return exact(orjson.dumps(answer))
 
-        data = await service.lanes.run(work, len(token_ids))
+        data = await service.threads.run(work, len(token_ids))
         return Response(data, media_type="application/json")
 
     async def detokenize(
@@ -81,7 +81,7 @@ class TokensApi:
             parts = (orjson.dumps(text[start : start + _PART])[1:-1] for start in range(0, len(text), _PART))
             return exact(b'{"prompt":"' + b"".join(parts) + b'"}')
 
-        data = await service.lanes.run(work, len(wire.tokens))
+        data = await service.threads.run(work, len(wire.tokens))
         return Response(data, media_type="application/json")
 
     async def info(self, request: Request) -> Response:
@@ -151,4 +151,4 @@ class RenderApi:
             prompts: list[RenderedPrompt] = [{"token_ids": prompt.token_ids} for prompt in taken.prompts]
             return exact(orjson.dumps(prompts if is_list else prompts[0]))
 
-        return await service.lanes.run(work, taken.num_prompt_tokens)
+        return await service.threads.run(work, taken.num_prompt_tokens)

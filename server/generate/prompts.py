@@ -22,12 +22,12 @@ from inferd.server.schema.token_ids import pieces
 from inferd.server.text.control_tokens import Rendered
 from inferd.server.text.detokenizer import Detokenizer
 from inferd.server.text.fill_in import FillIn, shares_of
-from inferd.server.text.lanes import LONG_TEXT, Lanes
 from inferd.server.text.model import ServedModel
 from inferd.server.text.render_wire import Limits
 from inferd.server.text.render_workers import OvertimeError, RarelyLogged, RenderError
 from inferd.server.text.split_points import MAX_PART, PART
 from inferd.server.text.template import QUICK, SLOW, Conversation
+from inferd.server.text.text_threads import LONG_TEXT, TextThreads
 from inferd.server.text.tokenizer import NoSplitPointError, Tokenizer, TooManyTokensError
 
 logger = logging.getLogger("inferd.server")
@@ -86,10 +86,10 @@ class _Result(Generic[T]):
 class PromptReader:
     """Reads prompts for one model."""
 
-    def __init__(self, model: ServedModel, lanes: Lanes, render_cpu_s: float = SLOW.cpu_s) -> None:
+    def __init__(self, model: ServedModel, threads: TextThreads, render_cpu_s: float = SLOW.cpu_s) -> None:
         """`render_cpu_s`: most processor time for the template of one conversation."""
-        self._model, self._lanes, self._render_cpu_s = model, lanes, render_cpu_s
-        self._renders = Lanes(num_short=_NUM_RENDERS, num_long=_NUM_RENDERS, name="render")
+        self._model, self._threads, self._render_cpu_s = model, threads, render_cpu_s
+        self._renders = TextThreads(num_short=_NUM_RENDERS, num_long=_NUM_RENDERS, name="render")
         self._num_slow = 0
         self._unrendered, self._failed = RarelyLogged(), RarelyLogged()
 
@@ -101,7 +101,7 @@ class PromptReader:
 
     async def run(self, work: Callable[[], T], size: int) -> T:
         """Run `work()` on a thread of the pools that prompts are read on. Raises what `work` raises."""
-        return await self._lanes.run(work, size)
+        return await self._threads.run(work, size)
 
     async def render(
         self,
@@ -353,7 +353,7 @@ class PromptReader:
             spelt = (encode(spelling, False) for word in words for spelling in (word, " " + word.lstrip()))
             return tuple(dict.fromkeys(token_ids for token_ids in spelt if token_ids))
 
-        return await self._lanes.run(work, sum(map(len, words)))
+        return await self._threads.run(work, sum(map(len, words)))
 
     async def read_back(self, prompts: tuple[Prompt, ...], skip_special: bool) -> tuple[Prompt, ...]:
         """The prompts with the text and the offset of each id, which an answer may show."""
@@ -362,7 +362,7 @@ class PromptReader:
         def work() -> tuple[Prompt, ...]:
             return tuple(_read_back(prompt, tokenizer, skip_special) for prompt in prompts)
 
-        return await self._lanes.run(work, sum(len(prompt.token_ids) for prompt in prompts))
+        return await self._threads.run(work, sum(len(prompt.token_ids) for prompt in prompts))
 
     async def _in_turns(self, work: Generator[int, None, T], size: int) -> T:
         """Run `work` on threads, step by step. Between two steps other requests take their turn, and work ends if the
@@ -375,7 +375,7 @@ class PromptReader:
                 return _Result(end.value)
 
         while True:
-            done = await self._lanes.run(step, LONG_TEXT if size > 4 * PART else size)
+            done = await self._threads.run(step, LONG_TEXT if size > 4 * PART else size)
             if isinstance(done, _Result):
                 return done.value
             size = done

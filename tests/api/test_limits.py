@@ -13,7 +13,7 @@ import pytest
 
 from inferd.server.api import app, respond
 from inferd.server.schema.latency import timeout_of
-from inferd.server.text.lanes import Lanes
+from inferd.server.text.text_threads import TextThreads
 from tests.api.conftest import app_settings
 
 from .conftest import MAX_MODEL_LEN
@@ -244,14 +244,14 @@ def test_a_computed_answer_is_sent_although_too_many_prompts_wait(
 ) -> None:
     """A refusal would waste what was computed, and the client would ask for it again."""
 
-    class FullLanes(Lanes):
+    class FullThreads(TextThreads):
         async def run(self, work: Callable[[], Any], size: int, *, is_begun: bool = False) -> Any:
             if router.submits:
                 self._max_pending = 0
             return await super().run(work, size, is_begun=is_begun)
 
     monkeypatch.setattr(respond, "_LARGE_ANSWER", 0)
-    monkeypatch.setattr(app, "Lanes", FullLanes)
+    monkeypatch.setattr(app, "TextThreads", FullThreads)
     url = serve(app_settings())
     assert httpx.post(f"{url}{path}", json=body).status_code == 200
     assert httpx.post(f"{url}{path}", json=body).status_code == 503
@@ -263,14 +263,14 @@ def test_the_timeout_holds_for_an_answer_that_waits_to_be_written(
 ) -> None:
     """A thread writes a long answer. It may wait there behind long texts of others."""
 
-    class BusyLanes(Lanes):
+    class BusyThreads(TextThreads):
         async def run(self, work: Callable[[], Any], size: int, *, is_begun: bool = False) -> Any:
             if router.submits:
                 await asyncio.Event().wait()
             return await super().run(work, size, is_begun=is_begun)
 
     monkeypatch.setattr(respond, "_LARGE_ANSWER", 0)
-    monkeypatch.setattr(app, "Lanes", BusyLanes)
+    monkeypatch.setattr(app, "TextThreads", BusyThreads)
     assert httpx.post(f"{serve(app_settings())}{path}", json={**body, "timeout": 0.2}).status_code == 408
 
 
@@ -279,10 +279,10 @@ def test_the_timeout_holds_for_a_conversation_that_waits_to_be_read(
 ) -> None:
     """A thread reads long conversations, and those that refer to stored items."""
 
-    class BusyLanes(Lanes):
+    class BusyThreads(TextThreads):
         async def run(self, work: Callable[[], Any], size: int, *, is_begun: bool = False) -> Any:
             return await asyncio.Event().wait()
 
-    monkeypatch.setattr(app, "Lanes", BusyLanes)
+    monkeypatch.setattr(app, "TextThreads", BusyThreads)
     body = {"input": [{"type": "item_reference", "id": "msg_1"}], "timeout": 0.2}
     assert httpx.post(f"{serve(app_settings())}/v1/responses", json=body).status_code == 408

@@ -19,9 +19,9 @@ from inferd.server.generate.sampling import choice_seed
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.model import read
-from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import GenerationDefaults, ServedModel
 from inferd.server.text.template import conversation_of
+from inferd.server.text.text_threads import TextThreads
 from tests.unit.test_tokenizer import with_bos
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
@@ -41,10 +41,10 @@ def model() -> ServedModel:
 
 
 @pytest.fixture(scope="module")
-def lanes() -> Iterator[Lanes]:
-    lanes = Lanes()
-    yield lanes
-    lanes.close()
+def threads() -> Iterator[TextThreads]:
+    threads = TextThreads()
+    yield threads
+    threads.close()
 
 
 class Taken:
@@ -57,10 +57,10 @@ class Taken:
 class Asker:
     """Reads JSON bodies as the routes do."""
 
-    def __init__(self, model: ServedModel, lanes: Lanes) -> None:
+    def __init__(self, model: ServedModel, threads: TextThreads) -> None:
         self.model = model
         self.grammars = Taken()
-        self.intake = Intake(model, PromptReader(model, lanes), self.grammars)
+        self.intake = Intake(model, PromptReader(model, threads), self.grammars)
 
     def chat(self, **body: object) -> GenerateRequest:
         return asyncio.run(self.intake.chat(read(ChatRequest, {**HI, **body}), CALLER))
@@ -70,8 +70,8 @@ class Asker:
 
 
 @pytest.fixture(scope="module")
-def ask(model: ServedModel, lanes: Lanes) -> Asker:
-    return Asker(model, lanes)
+def ask(model: ServedModel, threads: TextThreads) -> Asker:
+    return Asker(model, threads)
 
 
 def refusal(work: object, /, **body: object) -> RequestError:
@@ -221,15 +221,17 @@ def test_a_prompt_is_cut_only_where_asked_for(ask: Asker) -> None:
     assert refusal(ask.completion, prompt=ids).code == "context_length_exceeded"
 
 
-def test_a_recommended_length_beyond_the_context_costs_the_prompt_one_token(model: ServedModel, lanes: Lanes) -> None:
+def test_a_recommended_length_beyond_the_context_costs_the_prompt_one_token(
+    model: ServedModel, threads: TextThreads
+) -> None:
     long = replace(model, defaults=replace(DEFAULTS, max_new_tokens=1_000))
     messages = [{"role": "user", "content": "word " * 100}]
-    prompt = Asker(long, lanes).chat(messages=messages, truncate_prompt_tokens=-1).prompts[0]
+    prompt = Asker(long, threads).chat(messages=messages, truncate_prompt_tokens=-1).prompts[0]
     assert (len(prompt.token_ids), prompt.max_tokens) == (LIMIT - 1, 1)
 
 
-def test_a_chat_is_rendered_and_tokenized_once(model: ServedModel, lanes: Lanes) -> None:
-    ask = Asker(replace(model, max_model_len=256), lanes)
+def test_a_chat_is_rendered_and_tokenized_once(model: ServedModel, threads: TextThreads) -> None:
+    ask = Asker(replace(model, max_model_len=256), threads)
     template, tokenizer = ask.model.template, ask.model.tokenizer
     assert template is not None
     messages = ({"role": "user", "content": "hi"},)
@@ -295,8 +297,8 @@ def test_prompts_that_cannot_be(ask: Asker) -> None:
     assert "100 prompts x 100 choices per prompt = 10000 choices. Expected at most 2048" in error.message
 
 
-def test_a_model_without_a_template_refuses_chats(model: ServedModel, lanes: Lanes) -> None:
-    error = refusal(Asker(replace(model, template=None), lanes).chat)
+def test_a_model_without_a_template_refuses_chats(model: ServedModel, threads: TextThreads) -> None:
+    error = refusal(Asker(replace(model, template=None), threads).chat)
     assert (error.code, error.param) == ("unsupported_value", "messages")
 
 
@@ -310,19 +312,19 @@ def test_models_are_known_by_all_their_names(ask: Asker) -> None:
 
 def test_only_so_many_prompts_may_wait() -> None:
     async def fill() -> None:
-        lanes = Lanes(max_pending=1)
+        threads = TextThreads(max_pending=1)
         try:
-            first = asyncio.create_task(lanes.run(release.wait, 1))
+            first = asyncio.create_task(threads.run(release.wait, 1))
             await asyncio.sleep(0)
             with pytest.raises(RequestError) as caught:
-                await lanes.run(lambda: True, 1)
+                await threads.run(lambda: True, 1)
             assert caught.value.code == "server_is_overloaded"
             release.set()
             assert await first
-            assert await lanes.run(lambda: 7, 1) == 7
+            assert await threads.run(lambda: 7, 1) == 7
         finally:
             release.set()
-            lanes.close()
+            threads.close()
 
     release = threading.Event()
     asyncio.run(fill())
@@ -395,10 +397,10 @@ def test_log_probabilities_are_counted_for_the_tokens_that_the_context_leaves(
     assert "1 choices x 5 tokens x 6 log probabilities per token = 30" in error.message
 
 
-def test_a_prompt_gets_one_bos(model: ServedModel, lanes: Lanes) -> None:
+def test_a_prompt_gets_one_bos(model: ServedModel, threads: TextThreads) -> None:
     """Prompts that a client rendered itself begin with the BOS. A second one makes answers worse."""
     bos = "<|im_start|>"
-    ask = Asker(replace(model, tokenizer=with_bos(MODEL_PATH)), lanes)
+    ask = Asker(replace(model, tokenizer=with_bos(MODEL_PATH)), threads)
     twice, once = ask.completion(prompt=f"{bos}hi"), ask.completion(prompt="hi")
     assert twice.prompts[0].token_ids == once.prompts[0].token_ids
     assert [notice.name for notice in twice.notices] == ["second_bos"] and once.notices == ()

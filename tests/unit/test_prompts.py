@@ -13,9 +13,9 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.generate.prompts import MANY_IDS, PromptReader
-from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import Conversation
+from inferd.server.text.text_threads import TextThreads
 from inferd.server.text.tokenizer import Tokenizer
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
@@ -28,10 +28,10 @@ def model() -> ServedModel:
 
 
 @pytest.fixture
-def lanes() -> Iterator[Lanes]:
-    lanes = Lanes()
-    yield lanes
-    lanes.close()
+def threads() -> Iterator[TextThreads]:
+    threads = TextThreads()
+    yield threads
+    threads.close()
 
 
 class Endless:
@@ -50,9 +50,9 @@ class Endless:
             yield 1
 
 
-def test_nothing_more_is_read_for_a_caller_that_has_left(model: ServedModel, lanes: Lanes) -> None:
+def test_nothing_more_is_read_for_a_caller_that_has_left(model: ServedModel, threads: TextThreads) -> None:
     endless = Endless()
-    prompts = PromptReader(replace(model, tokenizer=cast("Tokenizer", endless)), lanes)
+    prompts = PromptReader(replace(model, tokenizer=cast("Tokenizer", endless)), threads)
 
     async def leave() -> None:
         task = asyncio.create_task(prompts.encode("x", add_special=False))
@@ -61,7 +61,7 @@ def test_nothing_more_is_read_for_a_caller_that_has_left(model: ServedModel, lan
         with pytest.raises(asyncio.CancelledError):
             await task
         endless.goes_on.set()
-        await asyncio.to_thread(lanes._short.shutdown)
+        await asyncio.to_thread(threads._short.shutdown)
 
     asyncio.run(leave())
     assert endless.num_parts == 2
@@ -71,22 +71,22 @@ def test_a_short_text_does_not_wait_for_the_rest_of_long_ones(model: ServedModel
     """As many long texts as there are threads are being read all the time."""
     endless = Endless()
     endless.goes_on.set()
-    lanes = Lanes()
-    long = PromptReader(replace(model, tokenizer=cast("Tokenizer", endless)), lanes)
+    threads = TextThreads()
+    long = PromptReader(replace(model, tokenizer=cast("Tokenizer", endless)), threads)
 
     async def ask() -> None:
         tasks = [asyncio.create_task(long.encode("x", add_special=False)) for _ in range(16)]
-        assert await PromptReader(model, lanes).encode("hello", add_special=False)
+        assert await PromptReader(model, threads).encode("hello", add_special=False)
         assert not any(task.done() for task in tasks)
         for task in tasks:
             task.cancel()
 
     asyncio.run(ask())
-    lanes.close()
+    threads.close()
 
 
-def test_what_is_kept_of_a_long_prompt_is_the_end_of_the_whole(model: ServedModel, lanes: Lanes) -> None:
-    prompts = PromptReader(model, lanes)
+def test_what_is_kept_of_a_long_prompt_is_the_end_of_the_whole(model: ServedModel, threads: TextThreads) -> None:
+    prompts = PromptReader(model, threads)
     whole = model.tokenizer.encode(WORDS, True)
     assert len(whole) > 16 * model.max_model_len
 
@@ -104,8 +104,8 @@ def test_what_is_kept_of_a_long_prompt_is_the_end_of_the_whole(model: ServedMode
     assert rendered == model.tokenizer.encode(text, False)[-21:]
 
 
-def test_a_refusal_names_the_limit_that_it_broke(model: ServedModel, lanes: Lanes) -> None:
-    prompts, digits = PromptReader(model, lanes), "7" * (MANY_IDS + 2)
+def test_a_refusal_names_the_limit_that_it_broke(model: ServedModel, threads: TextThreads) -> None:
+    prompts, digits = PromptReader(model, threads), "7" * (MANY_IDS + 2)
 
     def refusal(work: object) -> tuple[str, str]:
         with pytest.raises(RequestError) as caught:

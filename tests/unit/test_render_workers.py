@@ -25,12 +25,12 @@ from inferd.engine.api.errors import RequestError, StartError
 from inferd.server.errors import table as errors
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.text import render_workers, rendering
-from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import ServedModel
 from inferd.server.text.render_pool import RenderPool
 from inferd.server.text.render_wire import Limits, Question, frame_of, read_question
 from inferd.server.text.render_workers import OvertimeError, RenderError, RenderProcess, render_process
 from inferd.server.text.template import SLOW, ChatTemplate, Conversation
+from inferd.server.text.text_threads import TextThreads
 from tests.security.hostile_templates import CALM, HOSTILE
 from tests.unit.test_harmony import TEMPLATE as HARMONY
 from tests.unit.tool_samples import TOOLS
@@ -270,13 +270,13 @@ SLOW_IF_TWO = "{% if messages|length > 1 %}" + HOSTILE["lists"] + "{% endif %}do
 
 async def reading(template: str, work: Callable[[PromptReader], Any], render_cpu_s: float = SLOW.cpu_s) -> None:
     model = ServedModel.load(TINY, ("tiny",), max_model_len=64, vocab_size=3_072)
-    lanes = Lanes()
-    prompts = PromptReader(replace(model, template=ChatTemplate(template, {})), lanes, render_cpu_s)
+    threads = TextThreads()
+    prompts = PromptReader(replace(model, template=ChatTemplate(template, {})), threads, render_cpu_s)
     try:
         await work(prompts)
     finally:
         prompts.close()
-        lanes.close()
+        threads.close()
 
 
 def test_messages_that_take_too_long_to_render_are_refused_and_others_are_rendered(
@@ -318,13 +318,13 @@ def test_a_fault_of_the_server_is_no_fault_of_the_messages(
     async def run() -> None:
         model = ServedModel.load(TINY, ("tiny",), max_model_len=64, vocab_size=3_072)
         broken(monkeypatch)
-        lanes = Lanes()
-        prompts = PromptReader(replace(model, template=ChatTemplate("done", {})), lanes)
+        threads = TextThreads()
+        prompts = PromptReader(replace(model, template=ChatTemplate("done", {})), threads)
         try:
             await work(prompts)
         finally:
             prompts.close()
-            lanes.close()
+            threads.close()
 
     asyncio.run(run())
     assert "tiny: cannot render a request's messages: no process can be started" in caplog.text

@@ -43,7 +43,7 @@ class ResponsesApi:
 
     def __init__(self, services: Services) -> None:
         self._services, first = services, services.first
-        self._store, self._background, self._lanes = first.responses, first.background, first.lanes
+        self._store, self._background, self._threads = first.responses, first.background, first.threads
 
     async def create(self, request: Request, wire: Annotated[ResponsesRequest, body_of(ResponsesRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
@@ -90,7 +90,7 @@ class ResponsesApi:
         """The items before a response's output, newest first unless the query says otherwise. Raises `RequestError`."""
         found = self._find(request)
         work, size = partial(_page, found.context, query), len(found.context)
-        return _json(work() if size < _LONG else await self._lanes.run(work, size))
+        return _json(work() if size < _LONG else await self._threads.run(work, size))
 
     async def _read(
         self, service: Service, wire: ResponsesRequest, caller: Caller, num_bytes: int
@@ -115,7 +115,7 @@ class ResponsesApi:
             num_bytes += len(previous.context) + len(previous.response)
         # The size of responses that items refer to is known only when they are read.
         is_short = num_bytes < _LONG and all(item["type"] != "item_reference" for item in wire.input)
-        return work() if is_short else await self._lanes.run(work, num_bytes)
+        return work() if is_short else await self._threads.run(work, num_bytes)
 
     async def _start(
         self,

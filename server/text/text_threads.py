@@ -21,7 +21,7 @@ LONG_TEXT = 256 * 1024
 """Work on this many characters, bytes or ids, or more, goes to the pool for long texts."""
 
 
-class Lanes:
+class TextThreads:
     """Two thread pools, one for short texts and one for long ones; `close` ends them."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Lanes:
         if self._num_pending >= self._max_pending and not is_begun:
             message = f"{self._num_pending} prompts are waiting to be read, the most that may; retry later."
             raise RequestError("server_is_overloaded", message)
-        lane = self._long if size >= LONG_TEXT else self._short
+        pool = self._long if size >= LONG_TEXT else self._short
         loop = asyncio.get_running_loop()
         self._num_pending += 1
         # The queue of a pool keeps cancelled work, and all that it refers to, until a thread is free.
@@ -57,7 +57,7 @@ class Lanes:
                 return None
             return given()
 
-        job = lane.submit(begin)
+        job = pool.submit(begin)
 
         def done(_: Future[T | None]) -> None:
             """Called when the thread is done, even if the caller was cancelled."""
@@ -82,5 +82,5 @@ class Lanes:
         self._num_pending -= 1
 
     def close(self) -> None:
-        for lane in (self._short, self._long):
-            lane.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._short, self._long):
+            pool.shutdown(wait=False, cancel_futures=True)

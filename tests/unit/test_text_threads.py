@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.text.lanes import LONG_TEXT, Lanes
+from inferd.server.text.text_threads import LONG_TEXT, TextThreads
 
 
 class Body:
@@ -23,7 +23,7 @@ def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
     """It waited behind other long texts. Running work counts until its thread is done."""
 
     async def run() -> None:
-        lanes, began, go_on = Lanes(max_pending=3), threading.Event(), threading.Event()
+        threads, began, go_on = TextThreads(max_pending=3), threading.Event(), threading.Event()
         done: list[Any] = []
 
         def first() -> None:
@@ -32,9 +32,9 @@ def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
             done.append("first")
 
         try:
-            running = asyncio.ensure_future(lanes.run(first, LONG_TEXT))
+            running = asyncio.ensure_future(threads.run(first, LONG_TEXT))
             body = Body()
-            waiting = asyncio.ensure_future(lanes.run(functools.partial(done.append, body), LONG_TEXT))
+            waiting = asyncio.ensure_future(threads.run(functools.partial(done.append, body), LONG_TEXT))
             kept = weakref.ref(body)
             del body
             await asyncio.sleep(0)
@@ -46,15 +46,15 @@ def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
             del task, waiting
             gc.collect()
             assert kept() is None, "what was read for somebody who has left is still in memory"
-            last = asyncio.ensure_future(lanes.run(lambda: done.append("third"), LONG_TEXT))
+            last = asyncio.ensure_future(threads.run(lambda: done.append("third"), LONG_TEXT))
             await asyncio.sleep(0)
             with pytest.raises(RequestError, match="3 prompts are waiting"):  # no thread has reached the second one yet
-                await lanes.run(lambda: None, 1)
+                await threads.run(lambda: None, 1)
             go_on.set()
             await last
             assert done == ["first", "third"]
         finally:
             go_on.set()
-            lanes.close()
+            threads.close()
 
     asyncio.run(asyncio.wait_for(run(), 20))
