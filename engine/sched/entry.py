@@ -32,7 +32,7 @@ class State(Enum):
 
     WAITING = auto()
     """In the queue, with no slot, no blocks and nothing in flight."""
-    FOLLOWING = auto()
+    AWAITING_PREFIX = auto()
     """As WAITING, but set aside until a running request has computed a prefix that both share."""
     SUSPECT = auto()
     """As WAITING, but it must run alone first."""
@@ -53,10 +53,10 @@ class Entry:
     state: State = State.WAITING
     slot: int = NO_SLOT
     leading: dict[bytes, int] = field(default_factory=dict)
-    """Prompt blocks that this running entry computes for its followers: block key -> positions computed once it is
+    """Prompt blocks that this running entry computes for its waiters: block key -> positions computed once it is
     done."""
-    follows: bytes = b""
-    """Key of the block that it waits for while following."""
+    awaited_key: bytes = b""
+    """Key of the block that it waits for in AWAITING_PREFIX."""
     prefix_key: PrefixKey | None = None
     """Key of the group with which it shares blocks; None if it shares none."""
     num_to_compute: int = 0

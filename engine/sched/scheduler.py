@@ -28,7 +28,7 @@ from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
 from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StateCopy, StepPlan, StepResult
 from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.sched.shared_prefix import Branches, SharedPrefixGroups, prefix_key_of
-from inferd.engine.sched.slots import SlotTable
+from inferd.engine.sched.slot_table import SlotTable
 from inferd.engine.sched.suspects import SuspectQueue, num_to_clear
 from inferd.engine.sched.watermark import Watermark
 from inferd.engine.speculation.ports import MOST_DRAFTS, Guesser
@@ -230,8 +230,8 @@ class Scheduler:
                 self._waiting.remove(entry)
                 if not len(self._waiting):
                     self._forecast.completion_rate.none_waits()
-            case State.FOLLOWING:
-                self._slots.sharing.unfollow(entry)
+            case State.AWAITING_PREFIX:
+                self._slots.sharing.stop_waiting(entry)
             case State.RUNNING:
                 self._slots.stop_running(entry)
         self._slots.retire(entry)
@@ -362,7 +362,7 @@ class Scheduler:
         states = [entry.state for entry in self._entries.values()]
         assert all(entry.state is State.WAITING for entry in self._waiting.entries())
         assert states.count(State.WAITING) == len(self._waiting)
-        assert states.count(State.FOLLOWING) == self._slots.sharing.num_following
+        assert states.count(State.AWAITING_PREFIX) == self._slots.sharing.num_waiting
         assert states.count(State.SUSPECT) == self._suspects.num_waiting
         assert states.count(State.RUNNING) == len(self._running)
         self._waiting.check()
@@ -371,7 +371,7 @@ class Scheduler:
         self._shares.check(self._entries.values(), self._running)
         for entry in self._entries.values():
             entry.request.check()
-            assert (entry.slot == NO_SLOT) == (entry.state in (State.WAITING, State.FOLLOWING, State.SUSPECT))
+            assert (entry.slot == NO_SLOT) == (entry.state in (State.WAITING, State.AWAITING_PREFIX, State.SUSPECT))
             assert (entry.table.capacity == 0) == (entry.slot == NO_SLOT)
 
     # -- admission ---------------------------------------------------------------------------------------------------
@@ -423,15 +423,15 @@ class Scheduler:
             may_start = self._admit(head, builder, now)
 
     def _admit(self, entry: Entry, builder: PlanBuilder, now: float) -> bool:
-        """Start an entry, or set it aside to follow another. False if it, and so all behind it, has to wait."""
+        """Start an entry, or set it aside to wait for another. False if it, and so all behind it, has to wait."""
         if self._watermark.is_short(entry, in_use=self._slots.in_use):
             return False
         match = entry.table.match()
         awaited = self._key_to_await(entry, match)
         if awaited is not None:
             self._waiting.remove(entry)
-            entry.state = State.FOLLOWING
-            self._slots.sharing.follow(entry, awaited)
+            entry.state = State.AWAITING_PREFIX
+            self._slots.sharing.wait(entry, awaited)
             self._slots.sharing.want_checkpoint(awaited)
             return True
         if not builder.budget.chunk(match.num_tokens, entry.request.total - match.num_tokens):

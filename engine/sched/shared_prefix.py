@@ -1,9 +1,9 @@
-"""Requests that would compute the same blocks at the same time: one leads, the others follow.
+"""Requests that would compute the same blocks at the same time: one leads, the others wait.
 
 If a running request is computing the next block of a waiting one, the waiting one is set aside. It waits until that
-block, and all further blocks that they share, are in the prefix index. A request follows only a leader that ranks
-before it. A delay of the leader would have delayed the follower as well, so following never makes it later. When the
-leader ends or is preempted, its followers go on.
+block, and all further blocks that they share, are in the prefix index. A request waits only for a leader that ranks
+before it. A delay of the leader would have delayed the waiter as well, so waiting never makes it later. When the
+leader ends or is preempted, its waiters go on.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from inferd.engine.sched.entry import Entry, PrefixKey
 
 
 class PrefixSharing:
-    """The leader of each block key that is being computed, and its followers."""
+    """The leader of each block key that is being computed, and its waiters."""
 
     def __init__(self) -> None:
         self._leaders: dict[bytes, Entry] = {}
-        self._followers: dict[bytes, dict[Entry, None]] = {}
+        self._waiters: dict[bytes, dict[Entry, None]] = {}
 
     @property
-    def num_following(self) -> int:
-        return sum(len(followers) for followers in self._followers.values())
+    def num_waiting(self) -> int:
+        return sum(len(waiters) for waiters in self._waiters.values())
 
     def lead(self, entry: Entry, keys: Iterator[bytes], num_cached: int, block_size: int) -> None:
         """Record that `entry` computes the blocks of these keys, in order, behind its first `num_cached` positions."""
@@ -44,24 +44,24 @@ class PrefixSharing:
             awaited, first_leader = key, leader
         return awaited
 
-    def follow(self, entry: Entry, key: bytes) -> None:
-        entry.follows = key
-        self._followers.setdefault(key, {})[entry] = None
+    def wait(self, entry: Entry, key: bytes) -> None:
+        entry.awaited_key = key
+        self._waiters.setdefault(key, {})[entry] = None
 
     def want_checkpoint(self, key: bytes) -> None:
         """Let the leader of this block leave a checkpoint behind it, if the model has recurrent states."""
         leader = self._leaders[key]
         leader.table.want_checkpoint(leader.leading[key])
 
-    def unfollow(self, entry: Entry) -> None:
-        """Remove a follower that ends while it waits."""
-        followers = self._followers[entry.follows]
-        del followers[entry]
-        if not followers:
-            del self._followers[entry.follows]
+    def stop_waiting(self, entry: Entry) -> None:
+        """Remove a waiter that ends while it waits."""
+        waiters = self._waiters[entry.awaited_key]
+        del waiters[entry]
+        if not waiters:
+            del self._waiters[entry.awaited_key]
 
     def advance(self, entry: Entry, num_computed: int) -> list[Entry]:
-        """Returns the followers whose blocks are done: the leader has computed and indexed `num_computed` positions."""
+        """Returns the waiters whose blocks are done: the leader has computed and indexed `num_computed` positions."""
         freed: list[Entry] = []
         for key, needed in list(entry.leading.items()):
             if needed > num_computed:
@@ -70,20 +70,20 @@ class PrefixSharing:
         return freed
 
     def leave(self, entry: Entry) -> list[Entry]:
-        """Remove a leader; returns all its followers."""
-        return [follower for key in list(entry.leading) for follower in self._end(entry, key)]
+        """Remove a leader; returns all its waiters."""
+        return [waiter for key in list(entry.leading) for waiter in self._end(entry, key)]
 
     def _end(self, entry: Entry, key: bytes) -> list[Entry]:
         del entry.leading[key], self._leaders[key]
-        return list(self._followers.pop(key, ()))
+        return list(self._waiters.pop(key, ()))
 
     def check(self) -> None:
         for key, leader in self._leaders.items():
             assert key in leader.leading
-        for key, followers in self._followers.items():
-            assert key in self._leaders, "followers without a leader"
-            assert followers, "an empty list of followers is kept"
-            assert all(follower.follows == key for follower in followers)
+        for key, waiters in self._waiters.items():
+            assert key in self._leaders, "waiters without a leader"
+            assert waiters, "an empty list of waiters is kept"
+            assert all(waiter.awaited_key == key for waiter in waiters)
 
 
 class Branches:

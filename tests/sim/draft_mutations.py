@@ -16,7 +16,7 @@ from inferd.engine.sched.latency.budget import TimedBudget
 from inferd.engine.sched.plan import Row, RowResult, StateCopy
 from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.sched.scheduler import Scheduler
-from inferd.engine.sched.slots import SlotTable
+from inferd.engine.sched.slot_table import SlotTable
 from tests.sim.oracle import next_state
 from tests.sim.planting import Patch, Plants
 from tests.sim.states import States

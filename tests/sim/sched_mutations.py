@@ -20,7 +20,7 @@ from inferd.engine.sched.latency.ttft_estimate import too_late
 from inferd.engine.sched.limits import Refusal
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.sched.shared_prefix import PrefixSharing
-from inferd.engine.sched.slots import SlotTable
+from inferd.engine.sched.slot_table import SlotTable
 from tests.sim.planting import Patch, Plants
 
 plant = Plants()
@@ -99,7 +99,7 @@ def waiting_does_not_age(patch: Patch) -> None:
 
 
 @plant
-def followers_are_left_when_their_leader_ends(patch: Patch) -> None:
+def waiters_are_left_when_their_leader_ends(patch: Patch) -> None:
     """A request waits for ever for a prefix that no request computes any more."""
 
     def leave(self: PrefixSharing, entry: Entry) -> list[Entry]:
@@ -111,13 +111,13 @@ def followers_are_left_when_their_leader_ends(patch: Patch) -> None:
 
 
 @plant
-def aborted_follower_comes_back(patch: Patch) -> None:
+def aborted_waiter_comes_back(patch: Patch) -> None:
     """Lost abort: a request that ended while it was set aside is woken and runs."""
 
-    def unfollow(self: PrefixSharing, entry: Entry) -> None:
+    def stop_waiting(self: PrefixSharing, entry: Entry) -> None:
         pass
 
-    patch.setattr(PrefixSharing, "unfollow", unfollow)
+    patch.setattr(PrefixSharing, "stop_waiting", stop_waiting)
 
 
 @plant

@@ -334,15 +334,15 @@ def test_a_prompt_waits_for_the_blocks_that_another_is_computing() -> None:
     engine = make(tokens=8, block_size=4)
     shared = unlike(1, 16)
     engine.add("leader", (*shared, 1, 2))
-    engine.add("follower", (*shared, 3, 4))
+    engine.add("waiter", (*shared, 3, 4))
     engine.add("stranger", unlike(5, 2), max_tokens=1)
     assert engine.plan() == [("leader", 0, 8, False)]
     assert engine.plan() == [("leader", 8, 8, False)]
     engine.apply()
     assert engine.plan() == [("leader", 16, 2, True), ("stranger", 0, 2, True)]
     engine.apply()
-    assert engine.plan() == [("leader", 18, 1, True), ("follower", 16, 2, True)]
-    assert engine.requests["follower"].num_cached_tokens == 16
+    assert engine.plan() == [("leader", 18, 1, True), ("waiter", 16, 2, True)]
+    assert engine.requests["waiter"].num_cached_tokens == 16
     assert engine.scheduler.stats.prefix_hit_tokens == 16
     assert engine.scheduler.stats.prefix_query_tokens == 18 + 18 + 2
 
@@ -362,10 +362,10 @@ def test_without_sharing_nothing_is_found_kept_or_awaited() -> None:
 
 
 def test_only_as_long_as_the_prefix_is_shared() -> None:
-    """The follower needs one block of the leader's four: it does not wait for the rest."""
+    """The waiter needs one block of the leader's four: it does not wait for the rest."""
     engine = make(tokens=4, block_size=4)
     engine.add("leader", unlike(1, 16))
-    engine.add("follower", (*unlike(1, 4), 3, 4))
+    engine.add("waiter", (*unlike(1, 4), 3, 4))
     assert engine.plan() == [("leader", 0, 4, False)]
     assert engine.scheduler.num_waiting == 1
     engine.apply()
@@ -373,20 +373,20 @@ def test_only_as_long_as_the_prefix_is_shared() -> None:
 
 
 @pytest.mark.parametrize("how", ["finish", "preempt"])
-def test_without_its_leader_a_follower_goes_alone(how: str) -> None:
+def test_without_its_leader_a_waiter_goes_alone(how: str) -> None:
     engine = make(tokens=8)
     shared = unlike(1, 16)
     leader = engine.add("leader", shared)
-    engine.add("follower", (*shared, 3))
+    engine.add("waiter", (*shared, 3))
     engine.plan()
     if how == "finish":
         engine.scheduler.finish(leader)
     else:
         engine.scheduler._slots.preempt(next(iter(engine.scheduler._running)))
-    assert engine.plan()[0] == ("follower", 0, 8, False)
+    assert engine.plan()[0] == ("waiter", 0, 8, False)
 
 
-def test_nobody_follows_across_salts_behind_its_rank_or_under_prompt_logprobs() -> None:
+def test_nobody_waits_for_a_leader_across_salts_behind_its_rank_or_under_prompt_logprobs() -> None:
     shared = unlike(1, 8)
     for kwargs in ({"cache_salt": "other"}, {"arrival_s": -1.0}, {"prompt_logprobs": 0}):
         engine = make()
@@ -396,12 +396,12 @@ def test_nobody_follows_across_salts_behind_its_rank_or_under_prompt_logprobs() 
         assert engine.plan()[-1] == ("other", 0, 8, True), kwargs
 
 
-def test_an_aborted_follower_is_gone() -> None:
+def test_an_aborted_waiter_is_gone() -> None:
     engine = make()
     engine.add("leader", unlike(1, 8))
-    follower = engine.add("follower", unlike(1, 8))
+    waiter = engine.add("waiter", unlike(1, 8))
     engine.plan()
-    engine.scheduler.finish(follower)
+    engine.scheduler.finish(waiter)
     engine.apply()
     assert (engine.scheduler.num_waiting, engine.plan()) == (0, [("leader", 8, 1, True)])
 
@@ -409,37 +409,37 @@ def test_an_aborted_follower_is_gone() -> None:
 # -- windows -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_follower_finds_the_prefix_though_its_leader_went_on_and_gave_the_window_back() -> None:
+def test_a_waiter_finds_the_prefix_though_its_leader_went_on_and_gave_the_window_back() -> None:
     engine = make(tokens=8, block_size=4, windows=(None, 4))
     shared = unlike(1, 16)
     engine.add("leader", (*shared, *unlike(2, 24)))
-    engine.add("follower", (*shared, 3, 4))
+    engine.add("waiter", (*shared, 3, 4))
     assert engine.step() == [("leader", 0, 8, False)]
     engine.plan()
     engine.plan()
     engine.apply()
     engine.apply()
     assert engine.plan()[1:] == []
-    while (rows := engine.step())[-1][0] != "follower":
+    while (rows := engine.step())[-1][0] != "waiter":
         pass
-    assert rows[-1] == ("follower", 16, 2, True)
+    assert rows[-1] == ("waiter", 16, 2, True)
 
 
-def test_a_follower_computes_a_prefix_whose_window_was_evicted() -> None:
+def test_a_waiter_computes_a_prefix_whose_window_was_evicted() -> None:
     engine = make(tokens=8, block_size=4, windows=(None, 4))
     shared = unlike(1, 16)
     engine.add("leader", (*shared, 1, 2), max_tokens=20)
-    engine.add("follower", (*shared, 3, 4))
+    engine.add("waiter", (*shared, 3, 4))
     engine.step()
     engine.step()
     cache = engine.scheduler.cache
     (leader,) = engine.scheduler._running
     for block_id in set(leader.table._tail.block_ids[1:]):  # type: ignore[union-attr]
         cache.forget(block_id)
-    while (rows := engine.step())[-1][0] != "follower":
+    while (rows := engine.step())[-1][0] != "waiter":
         pass
     assert rows[-1][1] == 12
-    assert engine.requests["follower"].num_cached_tokens == 12
+    assert engine.requests["waiter"].num_cached_tokens == 12
 
 
 def test_a_row_waits_for_its_own_launched_step_before_anyone_gives_way() -> None:

@@ -101,7 +101,7 @@ class SlotTable:
             self.draining.add(entry)
 
     def has_computed(self, entry: Entry) -> None:
-        """Index the blocks that were computed, and wake the followers that waited for them."""
+        """Index the blocks that were computed, and wake the waiters that waited for them."""
         entry.table.commit(entry.request.computed)
         if entry.leading:
             self._wake(self.sharing.advance(entry, entry.request.computed))
@@ -132,10 +132,10 @@ class SlotTable:
         assert all(entry.state is State.RUNNING for entry in self.running)
         assert all(entry.request.in_flight > 0 for entry in self.draining)
 
-    def _wake(self, followers: list[Entry]) -> None:
-        for follower in followers:
-            follower.state = State.WAITING
-            self._waiting.push(follower)
+    def _wake(self, waiters: list[Entry]) -> None:
+        for waiter in waiters:
+            waiter.state = State.WAITING
+            self._waiting.push(waiter)
 
     def _requeue(self, entry: Entry) -> None:
         self.give_back(entry)
