@@ -1,5 +1,5 @@
-"""The scheduler's record of one request: its state, its rank, its slot and its block table. Also the set of all records
-that run.
+"""The scheduler's record of one request: its state, its place in the order, its slot and its block table.
+Also the set of all records that run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from inferd.engine.cache.table import BlockTable
 from inferd.engine.request import Request
 from inferd.engine.sched.draft_odds import PlaceCounts
 
-Rank = tuple[float, float, int]
+OrderKey = tuple[float, float, int]
 """(arrival shifted by priority and target, arrival, order of submission). The least goes first. No two are equal."""
 
 PrefixKey = tuple[str, int, bytes]
@@ -49,7 +49,7 @@ class Entry:
 
     request: Request
     table: BlockTable
-    rank: Rank
+    order_key: OrderKey
     state: State = State.WAITING
     slot: int = NO_SLOT
     leading: dict[bytes, int] = field(default_factory=dict)
@@ -83,8 +83,8 @@ class Entry:
         return self.request.scheduling.tpot_target_s is None and until_s - self.first_token_s < LONGEST_HOLD_S
 
 
-def rank_of(scheduling: SchedulingParams, sequence: int, ageing_s: float) -> Rank:
-    """Rank of a request. A priority level is worth `ageing_s` seconds of waiting.
+def order_key_of(scheduling: SchedulingParams, sequence: int, ageing_s: float) -> OrderKey:
+    """OrderKey of a request. A priority level is worth `ageing_s` seconds of waiting.
 
     All requests age alike, so the order of two never changes and the queue is never sorted again. Later arrivals rank
     ever later, so no request starves.
@@ -101,10 +101,10 @@ def rank_of(scheduling: SchedulingParams, sequence: int, ageing_s: float) -> Ran
 
 
 class RunningSet:
-    """The running entries, sorted by rank. A step moves only a few of them, so this is a list.
+    """The running entries, in their order. A step moves only a few of them, so this is a list.
 
-    The victim of a preemption is always the last in rank, and never ranks before the requester. So the first in rank is
-    never preempted: it runs until it ends, and two requests cannot preempt each other for ever.
+    The victim of a preemption is always the last in order, and never ranks before the requester. So the first in order
+    is never preempted: it runs until it ends, and two requests cannot preempt each other for ever.
     """
 
     def __init__(self) -> None:
@@ -117,10 +117,10 @@ class RunningSet:
         return iter(self._entries)
 
     def add(self, entry: Entry) -> None:
-        insort(self._entries, entry, key=_rank_of_entry)
+        insort(self._entries, entry, key=_order_key)
 
     def remove(self, entry: Entry) -> None:
-        index = bisect_left(self._entries, entry.rank, key=_rank_of_entry)
+        index = bisect_left(self._entries, entry.order_key, key=_order_key)
         assert self._entries[index] is entry, "removed and not running"
         del self._entries[index]
 
@@ -130,5 +130,5 @@ class RunningSet:
         return last if last is not requester else None
 
 
-def _rank_of_entry(entry: Entry) -> Rank:
-    return entry.rank
+def _order_key(entry: Entry) -> OrderKey:
+    return entry.order_key

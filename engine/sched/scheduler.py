@@ -1,8 +1,8 @@
 """Continuous batching: each step gives every request some of the tokens that it still has to compute.
 
 `schedule` makes the next plan while an earlier one may still run; `apply` takes the results of plans in launch order.
-Decodes go first, then prompts by rank, until the step's budget of tokens and time is used. Tenants take turns. Pure: no
-clock, no randomness, no tensors and no threads. Does not know why a generation ends.
+Decodes go first, then prompts in order, until the step's budget of tokens and time is used. Tenants take turns. Pure:
+no clock, no randomness, no tensors and no threads. Does not know why a generation ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inferd.engine.cache.prefix import GONE
 from inferd.engine.cache.table import KVCache, PrefixMatch
 from inferd.engine.request import Request
 from inferd.engine.sched.drafting import Drafting
-from inferd.engine.sched.entry import NO_SLOT, Entry, State, rank_of
+from inferd.engine.sched.entry import NO_SLOT, Entry, State, order_key_of
 from inferd.engine.sched.fairness.fair import Shares
 from inferd.engine.sched.fairness.queue import FairQueue
 from inferd.engine.sched.latency.forecast import Forecast
@@ -152,8 +152,8 @@ class Scheduler:
         check_fits(request, self.config.max_model_len, self._cache.max_tokens)
         scheduling, table = request.scheduling, self._cache.open(request)
         self._shares.arrive(scheduling.tenant, scheduling.weight, self._now if now is None else now)
-        rank = rank_of(scheduling, self._num_added, self.config.ageing_s)
-        entry = Entry(request, table, rank, prefix_key=prefix_key_of(scheduling, table))
+        order_key = order_key_of(scheduling, self._num_added, self.config.ageing_s)
+        entry = Entry(request, table, order_key, prefix_key=prefix_key_of(scheduling, table))
         try:
             self._estimate(entry, now)
         except Refusal:

@@ -39,7 +39,7 @@ class PrefixSharing:
         first_leader: Entry | None = None
         for key in keys:
             leader = self._leaders.get(key)
-            if leader is None or leader.rank > entry.rank or leader is not (first_leader or leader):
+            if leader is None or leader.order_key > entry.order_key or leader is not (first_leader or leader):
                 break
             awaited, first_leader = key, leader
         return awaited

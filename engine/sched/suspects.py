@@ -33,7 +33,7 @@ class SuspectQueue:
         self._waiting.push(entry)
 
     def first(self) -> Entry:
-        """The suspect of least rank; it stays in the queue."""
+        """The first suspect in order; it stays in the queue."""
         entry = self._waiting.first()
         assert entry is not None, "no suspect waits"
         return entry

@@ -45,7 +45,7 @@ class Invariants:
         ageing_s = self._limits.ageing_s
         ranks: Ranks = {}
         for entry in self._engine.scheduler._running:
-            request, scheduling, rank = entry.request, entry.request.scheduling, entry.rank[0]
+            request, scheduling, rank = entry.request, entry.request.scheduling, entry.order_key[0]
             due = scheduling.arrival_s + scheduling.priority * ageing_s
             if scheduling.ttft_target_s is None:
                 assert rank == due, f"{request.request_id} ranks at {rank}, not at {due}"

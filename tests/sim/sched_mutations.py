@@ -10,7 +10,7 @@ from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
 from inferd.engine.sched import entry as entry_module
 from inferd.engine.sched import scheduler as scheduler_module
-from inferd.engine.sched.entry import NO_SLOT, Entry, Rank, RunningSet, State
+from inferd.engine.sched.entry import NO_SLOT, Entry, OrderKey, RunningSet, State
 from inferd.engine.sched.fairness.heap import LazyHeap
 from inferd.engine.sched.latency import policy as latency_module
 from inferd.engine.sched.latency.budget import StepBudget, TimedBudget
@@ -72,7 +72,7 @@ def preempted_request_resumes_while_in_flight(patch: Patch) -> None:
 
 
 @plant
-def victim_is_the_first_in_rank(patch: Patch) -> None:
+def victim_is_the_first_in_order(patch: Patch) -> None:
     """Endless preemption: the request that should go on is the victim."""
 
     def first(self: RunningSet, requester: Entry) -> Entry | None:
@@ -92,10 +92,10 @@ def no_request_is_preempted(patch: Patch) -> None:
 def waiting_does_not_age(patch: Patch) -> None:
     """Starvation: a stream of requests with better priorities always goes first."""
 
-    def rank_of(scheduling: SchedulingParams, sequence: int, ageing_s: float) -> Rank:
+    def order_key_of(scheduling: SchedulingParams, sequence: int, ageing_s: float) -> OrderKey:
         return (float(scheduling.priority), scheduling.arrival_s, sequence)
 
-    patch.setattr(scheduler_module, "rank_of", rank_of)
+    patch.setattr(scheduler_module, "order_key_of", order_key_of)
 
 
 @plant

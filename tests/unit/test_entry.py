@@ -26,7 +26,7 @@ def test_any_order_of_arrival_and_leaving_stays_sorted() -> None:
         if rng.random() < 0.4:
             gone = model.pop(rng.randrange(len(model)))
             running.remove(gone)
-        assert list(running) == sorted(model, key=lambda entry: entry.rank)
+        assert list(running) == sorted(model, key=lambda entry: entry.order_key)
         assert len(running) == len(model)
 
 

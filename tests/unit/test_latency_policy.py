@@ -11,7 +11,7 @@ import pytest
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
-from inferd.engine.sched.entry import Entry, rank_of
+from inferd.engine.sched.entry import Entry, order_key_of
 from inferd.engine.sched.latency.budget import GRAIN, StepBudget, TimedBudget
 from inferd.engine.sched.latency.policy import STARVED_STEPS, Timing
 from inferd.engine.sched.latency.step_time import Coefficients, Seed, StepLoad
@@ -193,8 +193,8 @@ def ranked(*asked: dict[str, Any]) -> list[int]:
         params = SamplingParams(max_tokens=1, seed=0)
         scheduling = SchedulingParams(**{"arrival_s": 100.0, **one})
         request = Request.create(str(i), (1,), params, scheduling, max_model_len=9)
-        entries.append(Entry(request, cache.open(request), rank_of(scheduling, i, 10.0)))
-    return [int(entry.request.request_id) for entry in sorted(entries, key=lambda entry: entry.rank)]
+        entries.append(Entry(request, cache.open(request), order_key_of(scheduling, i, 10.0)))
+    return [int(entry.request.request_id) for entry in sorted(entries, key=lambda entry: entry.order_key)]
 
 
 def test_who_is_due_first_goes_first() -> None:

@@ -1,4 +1,4 @@
-"""The waiting queue: rank order, removal from anywhere, and no memory kept for removed requests."""
+"""The waiting queue: order, removal from anywhere, and no memory kept for removed requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
-from inferd.engine.sched.entry import Entry, rank_of
+from inferd.engine.sched.entry import Entry, order_key_of
 from inferd.engine.sched.fairness.fair import Shares
 from inferd.engine.sched.fairness.queue import FairQueue, WaitingQueue
 
@@ -21,7 +21,7 @@ def make(sequence: int, arrival_s: float = 0.0, priority: int = 0, ageing_s: flo
     params = SamplingParams(max_tokens=1, seed=0)
     scheduling = SchedulingParams(arrival_s=arrival_s, priority=priority, tenant=tenant)
     request = Request.create(str(sequence), (1,), params, scheduling, max_model_len=9)
-    return Entry(request, _CACHE.open(request), rank_of(scheduling, sequence, ageing_s))
+    return Entry(request, _CACHE.open(request), order_key_of(scheduling, sequence, ageing_s))
 
 
 def drain(queue: WaitingQueue) -> list[str]:
@@ -57,7 +57,7 @@ def test_any_mix_of_pushes_and_removals_equals_sorting() -> None:
         queue.push(entry)
         model.add(entry)
         while len(model) > 40 or (model and rng.random() < 0.3):
-            gone = rng.choice(sorted(model, key=lambda entry: entry.rank))
+            gone = rng.choice(sorted(model, key=lambda entry: entry.order_key))
             queue.remove(gone)
             model.remove(gone)
         assert len(queue) == len(model)
@@ -65,9 +65,9 @@ def test_any_mix_of_pushes_and_removals_equals_sorting() -> None:
             until = [entry.num_to_compute for entry in model if entry.request.scheduling.priority <= priority]
             assert queue.num_tokens_until(priority) == sum(until)
         assert queue.num_tokens == sum(until), "and all of them"
-        assert queue.first() is min(model, key=lambda entry: entry.rank, default=None)
+        assert queue.first() is min(model, key=lambda entry: entry.order_key, default=None)
         assert len(queue._entries._heap) <= 2 * max(32, len(model)) + 1, "stale items pile up"
-    assert drain(queue) == [entry.request.request_id for entry in sorted(model, key=lambda entry: entry.rank)]
+    assert drain(queue) == [entry.request.request_id for entry in sorted(model, key=lambda entry: entry.order_key)]
 
 
 def test_an_entry_may_leave_and_come_back() -> None:
@@ -99,7 +99,7 @@ def test_a_queue_by_tenant_is_one_queue_each() -> None:
         queue.push(entry)
         model.add(entry)
         while len(model) > 9 or (model and rng.random() < 0.5):
-            gone = rng.choice(sorted(model, key=lambda entry: entry.rank))
+            gone = rng.choice(sorted(model, key=lambda entry: entry.order_key))
             queue.remove(gone)
             model.remove(gone)
         queue.check()
@@ -110,7 +110,7 @@ def test_a_queue_by_tenant_is_one_queue_each() -> None:
         }
         turn = shares.least()
         own = [entry for entry in model if entry.request.scheduling.tenant == turn]
-        assert queue.first() is min(own, key=lambda entry: entry.rank, default=None)
+        assert queue.first() is min(own, key=lambda entry: entry.order_key, default=None)
         for now in (0.0, 4.0, 9.5):
             overdue = queue.overdue(now)
             late = [entry.start_by_s for entry in model if entry.start_by_s < now]

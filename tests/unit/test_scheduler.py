@@ -304,7 +304,7 @@ def test_a_victim_with_a_row_in_flight_keeps_its_blocks_and_its_token() -> None:
     engine.apply()
 
 
-def test_the_first_in_rank_is_never_a_victim() -> None:
+def test_the_first_in_order_is_never_a_victim() -> None:
     engine = make(num_blocks=3, block_size=1, seqs=3)
     for i in range(3):
         engine.add(f"r{i}", unlike(i, 1), max_tokens=3, arrival_s=float(i))

@@ -8,7 +8,7 @@ import pytest
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
-from inferd.engine.sched.entry import Entry, rank_of
+from inferd.engine.sched.entry import Entry, order_key_of
 from inferd.engine.sched.fairness.fair import REMEMBERED_S, Shares
 from inferd.engine.sched.plan import Row
 
@@ -19,7 +19,7 @@ def entry_of(prompt: int, tenant: str) -> Entry:
     params = SamplingParams(max_tokens=9, seed=0)
     scheduling = SchedulingParams(tenant=tenant)
     request = Request.create("r", (1,) * prompt, params, scheduling, max_model_len=64)
-    return Entry(request, _CACHE.open(request), rank_of(scheduling, 0, 10.0))
+    return Entry(request, _CACHE.open(request), order_key_of(scheduling, 0, 10.0))
 
 
 def served(shares: Shares, tenant: str) -> float:

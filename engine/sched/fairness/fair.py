@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from inferd.engine.sched.entry import Entry, Rank
+from inferd.engine.sched.entry import Entry, OrderKey
 from inferd.engine.sched.fairness.heap import Key, LazyHeap
 from inferd.engine.sched.plan import Row
 
@@ -156,10 +156,10 @@ class Shares:
 
     def in_order(self, entries: Iterable[Entry]) -> list[Entry]:
         """The entries in reverse order of preemption: the first is preempted last."""
-        return sorted(entries, key=self._served_and_rank)
+        return sorted(entries, key=self._served_and_order)
 
-    def _served_and_rank(self, entry: Entry) -> tuple[float, Rank]:
-        return self._tenants[entry.request.scheduling.tenant].served, entry.rank
+    def _served_and_order(self, entry: Entry) -> tuple[float, OrderKey]:
+        return self._tenants[entry.request.scheduling.tenant].served, entry.order_key
 
     def least(self) -> str | None:
         """The waiting tenant whose turn it is; None if no tenant waits."""
@@ -200,12 +200,12 @@ class Shares:
         return False
 
     def victim(self, running: Iterable[Entry], requester: Entry) -> Entry | None:
-        """The entry to preempt: the last in rank of the most served tenant. None if that is `requester`.
+        """The entry to preempt: the last in order of the most served tenant. None if that is `requester`.
 
         Counters move, so two entries may be preempted in turns. But tokens that are computed again are not charged
         again. So the first in this order stays first, and is not preempted, until it gets further than before.
         """
-        last = max(running, key=self._served_and_rank)
+        last = max(running, key=self._served_and_order)
         return last if last is not requester else None
 
     def ahead(self, tenant: str, own: float, others: Mapping[str, float], *, in_tokens: bool = True) -> float:

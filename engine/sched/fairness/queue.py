@@ -1,4 +1,4 @@
-"""The waiting queue: entries by rank, one queue per tenant. Does not know why they wait.
+"""The waiting queue: entries in order, one queue per tenant. Does not know why they wait.
 
 Each question of a step costs O(log n), however many tenants wait.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
-from inferd.engine.sched.entry import Entry, Rank
+from inferd.engine.sched.entry import Entry, OrderKey
 from inferd.engine.sched.fairness.fair import Shares
 from inferd.engine.sched.fairness.heap import Key, LazyHeap
 
 
-def _rank(entry: Entry) -> Rank:
-    return entry.rank
+def _order_key(entry: Entry) -> OrderKey:
+    return entry.order_key
 
 
 def _start_by(entry: Entry) -> Key:
@@ -22,10 +22,10 @@ def _start_by(entry: Entry) -> Key:
 
 
 class WaitingQueue:
-    """Waiting entries by rank, and the tokens that they have to compute."""
+    """Waiting entries in order, and the tokens that they have to compute."""
 
     def __init__(self) -> None:
-        self._entries: LazyHeap[Entry] = LazyHeap(_rank)
+        self._entries: LazyHeap[Entry] = LazyHeap(_order_key)
         self.num_tokens = 0
         """Tokens that all entries have to compute."""
         self._by_priority: dict[int, int] = {}
@@ -46,7 +46,7 @@ class WaitingQueue:
         self._count(entry, 1)
 
     def first(self) -> Entry | None:
-        """The entry of least rank, left in the queue."""
+        """The first entry, left in the queue."""
         return self._entries.first()
 
     def remove(self, entry: Entry) -> None:
@@ -99,7 +99,7 @@ class FairQueue:
             self._timed.push(entry)
 
     def first(self) -> Entry | None:
-        """The entry of least rank of the tenant whose turn it is, left in the queue."""
+        """The first entry of the tenant whose turn it is, left in the queue."""
         tenant = self._shares.least()
         return None if tenant is None else self._queues[tenant].first()
 
