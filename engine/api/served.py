@@ -16,7 +16,7 @@ from inferd.engine.api.memory.planner import refusal, stored_quantization
 from inferd.engine.api.memory.precision import DTYPE_BYTES, KV_FORMATS, SHORT_KV, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.ranks import counts_of, refuses
+from inferd.engine.arch.sharding import counts_of, refuses
 from inferd.engine.arch.shown import shown
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inferd.engine.arch.description import Arch, QKNorm
 from inferd.engine.arch.matrices import attention, of_layer, sinks
-from inferd.engine.arch.ranks import Span
+from inferd.engine.arch.sharding import Span
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import RMSNorm, rms_norm_of

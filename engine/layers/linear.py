@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.matrix import Matrix
-from inferd.engine.arch.ranks import num_rows
+from inferd.engine.arch.sharding import num_rows
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.engine.quant.scheme import Apply, TensorSpec

@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.ranks import Span
+from inferd.engine.arch.sharding import Span
 
 
 class Parameter:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.matrix import Weight
+from inferd.engine.layers.collectives import ALONE, Ranks
 from inferd.engine.layers.parameter import Parameter
-from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
 
 

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.matrices import embedding, head
-from inferd.engine.arch.ranks import ONE_RANK, Rank
 from inferd.engine.arch.recurrent import GatedDelta, Mamba2, ShortConv
+from inferd.engine.arch.sharding import ONE_RANK, Rank
 from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Branch
+from inferd.engine.layers.collectives import ALONE, Ranks
 from inferd.engine.layers.experts import ExpertsBesideMLP, MixtureOfExperts
 from inferd.engine.layers.gated_delta import GatedDeltaNet
 from inferd.engine.layers.layer_inputs import LayerInput, LayerInputs
@@ -26,7 +27,6 @@ from inferd.engine.layers.mamba2 import Mamba2Layer
 from inferd.engine.layers.mlp import MLP
 from inferd.engine.layers.norm import LayerScalar, stream_norm
 from inferd.engine.layers.placement import NO_LORAS, Lora, Placement
-from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.layers.recurrent import RecurrentLayer, StateContext, States
 from inferd.engine.layers.rotary import cos_sin_table, query_table
 from inferd.engine.layers.short_conv import ShortConvLayer

@@ -14,7 +14,7 @@ from torch import Tensor
 from inferd.engine.arch.description import Arch, DraftHeadKind
 from inferd.engine.arch.matrices import embedding, of_layer, state_projection, token_offsets
 from inferd.engine.arch.matrices import head as head_matrix
-from inferd.engine.arch.ranks import ONE_RANK
+from inferd.engine.arch.sharding import ONE_RANK
 from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Act, Branch
 from inferd.engine.layers.linear import Linear

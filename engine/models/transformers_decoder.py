@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.matrix import Component, Matrix
 from inferd.engine.arch.modelled import ModelledTensor
-from inferd.engine.arch.ranks import ONE_RANK
+from inferd.engine.arch.sharding import ONE_RANK
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.placement import Placement
 from inferd.engine.layers.recurrent import States

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.ranks import Span
+from inferd.engine.arch.sharding import Span
 from inferd.engine.quant.scheme import Apply, FromWeight, TensorSpec, giving
 from inferd.kernels.ops.linear_fp8 import BLOCK, FP8, linear_fp8, quantize_static, quantize_weight
 

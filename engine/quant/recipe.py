@@ -10,7 +10,7 @@ import torch
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.matrices import layer_matrices
 from inferd.engine.arch.matrix import Component, Matrix
-from inferd.engine.arch.ranks import Rank
+from inferd.engine.arch.sharding import Rank
 from inferd.engine.quant.fp8 import Fp8
 from inferd.engine.quant.integer import Int4, Int8
 from inferd.engine.quant.scheme import DENSE, Dense, Scheme

@@ -13,7 +13,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.ranks import Span
+from inferd.engine.arch.sharding import Span
 from inferd.kernels.ops.linear import ANY, Choices, linear, linear_16bit
 
 Apply = Callable[[Tensor], Tensor]

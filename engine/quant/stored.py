@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.ranks import Span, num_rows, within
+from inferd.engine.arch.sharding import Span, num_rows, within
 from inferd.engine.arch.stored import Fp8Layout, IntLayout
 from inferd.engine.arch.weights import MatrixPart
 from inferd.engine.quant.fp8 import StoredFp8

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.ranks import ONE_RANK, Rank
+from inferd.engine.arch.sharding import ONE_RANK, Rank
 from inferd.engine.worker.device import Device
 from inferd.kernels.ops.kv_format import KV_FORMATS, KV_SCALE_DTYPE, num_kv_groups
 

@@ -26,7 +26,7 @@ from inferd.engine.api.pinned_files import check_pinned, digest_of_all, read_pin
 from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
 from inferd.engine.api.wire.messages import Phase, Ready
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.layers.ranks import ALONE
+from inferd.engine.layers.collectives import ALONE
 from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.sample.sampler import Sampler

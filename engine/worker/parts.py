@@ -26,9 +26,9 @@ from inferd.engine.api.numerics import Numerics, other_numerics
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.draft_heads import layers_read_by
 from inferd.engine.arch.modelled import ModellingError
-from inferd.engine.arch.ranks import Rank
+from inferd.engine.arch.sharding import Rank
+from inferd.engine.layers.collectives import ALONE, Ranks
 from inferd.engine.layers.placement import NO_LORAS
-from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.draft_head import DraftHead, EagleHead, MTPLayer, draft_head_of

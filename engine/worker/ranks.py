@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.arch.ranks import Rank
+from inferd.engine.arch.sharding import Rank
 from inferd.engine.sample.logprobs import Logprobs
 from inferd.engine.sample.sampler import Masks, Sampler, SampleResult, is_plain
 from inferd.kernels.ops.gather import Exchange

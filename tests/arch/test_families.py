@@ -11,10 +11,10 @@ import pytest
 
 from inferd.engine.arch.description import Activation, Arch, ArchError, Experts, GateLimit, NormKind, QKNorm
 from inferd.engine.arch.heads import CacheGroup, Heads
-from inferd.engine.arch.ranks import counts_of, refuses
 from inferd.engine.arch.recurrent import GatedDelta, Mamba2, ShortConv
 from inferd.engine.arch.registry import describe, known_architectures, weights
 from inferd.engine.arch.rotary import LinearScaling, Llama3Scaling, ProportionalScaling, QueryGrowth, Rope, YarnScaling
+from inferd.engine.arch.sharding import counts_of, refuses
 from inferd.engine.arch.weights import ByKeyHead, Neighbours
 
 GRANITE4_LAYERS = ["mamba" if layer not in (5, 15, 25, 35) else "attention" for layer in range(40)]

@@ -10,8 +10,8 @@ import pytest
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.matrices import attention, expert, head, mlp, router, shared_expert
 from inferd.engine.arch.matrix import Component, Matrix
-from inferd.engine.arch.ranks import Rank, counts_of, num_rows
 from inferd.engine.arch.registry import weights
+from inferd.engine.arch.sharding import Rank, counts_of, num_rows
 from tests.arch.test_families import PUBLISHED, arch_of
 
 

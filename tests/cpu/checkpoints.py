@@ -15,8 +15,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.arch.description import NormKind
 from inferd.engine.arch.registry import describe
+from inferd.engine.layers.collectives import ALONE, Ranks
 from inferd.engine.layers.placement import NO_LORAS, Lora
-from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe

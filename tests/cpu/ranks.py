@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 
 from inferd.engine.api.process.shared_memory import create, fill
-from inferd.engine.arch.ranks import Rank
-from inferd.engine.layers.ranks import Ranks
+from inferd.engine.arch.sharding import Rank
+from inferd.engine.layers.collectives import Ranks
 from inferd.engine.worker.ranks import SharedRanks
 from inferd.kernels.ops.gather import Exchange, MemoryExchange, exchange_bytes
 from inferd.kernels.ops.gather.group import GroupExchange

@@ -15,9 +15,9 @@ from torch import Tensor
 from benchmarks.quality.checkpoint_formats import FORMATS, FP8_FORMATS, Format
 from inferd.engine.api.wire.messages import WireLogprobs
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.ranks import Rank, refuses
 from inferd.engine.arch.registry import describe
-from inferd.engine.layers.ranks import ALONE, Ranks
+from inferd.engine.arch.sharding import Rank, refuses
+from inferd.engine.layers.collectives import ALONE, Ranks
 from inferd.engine.models.loader import recipe_of
 from inferd.engine.quant.recipe import RECIPES, Recipe, cut_groups
 from inferd.engine.sched.plan import RowResult

@@ -19,10 +19,10 @@ from benchmarks.quality.gguf_blocks import Pack, as_q4_k, as_q6_k, as_q8_0
 from benchmarks.quality.gguf_files import convert
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.arch.ranks import counts_of, refuses
 from inferd.engine.arch.registry import describe
+from inferd.engine.arch.sharding import counts_of, refuses
+from inferd.engine.layers.collectives import ALONE, Ranks
 from inferd.engine.layers.parameter import Parameter
-from inferd.engine.layers.ranks import ALONE, Ranks
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load, recipe_of
 from inferd.engine.quant.recipe import RECIPES

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from inferd.engine.api.memory.activations import GPU_EXCHANGE_BYTES
-from inferd.engine.arch.ranks import Rank
+from inferd.engine.arch.sharding import Rank
 from inferd.kernels.cpu import native
 from inferd.kernels.cpu.tape import Buffers, record
 from inferd.kernels.ops.gather import BUFFER_BYTES, Exchange, group

@@ -14,8 +14,8 @@ from inferd.engine.api.memory.precision import DTYPE_BYTES, Precision
 from inferd.engine.api.memory.states import state_bytes
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.draft_heads import num_read
-from inferd.engine.arch.ranks import Rank
 from inferd.engine.arch.registry import weights
+from inferd.engine.arch.sharding import Rank
 
 BASE_BYTES = 256 * 2**20
 """Anonymous memory of the two processes before a model is loaded: engine 154 MiB with torch imported, server 80 MiB,

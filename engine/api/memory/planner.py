@@ -26,8 +26,8 @@ from inferd.engine.api.memory.precision import (
 )
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.matrix import Component, Matrix, Shape
-from inferd.engine.arch.ranks import Rank, num_rows, within
 from inferd.engine.arch.registry import weights
+from inferd.engine.arch.sharding import Rank, num_rows, within
 from inferd.engine.arch.weights import Parameter
 
 _Member = tuple[str, Shape, StoredAs | None]

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from inferd.engine.arch.ranks import ONE_RANK, Rank
+from inferd.engine.arch.sharding import ONE_RANK, Rank
 
 
 class Ranks(Protocol):
