@@ -3,8 +3,8 @@ lists.
 
 Keeps pool and index in agreement: evicts blocks, and makes a block findable only after its ids were applied. Layers
 form cache groups by the positions that they see, all or a window. A table has blocks for each group, all from one pool;
-its users see no groups. Of a model with recurrent state it also keeps checkpoints (`engine/cache/checkpoints`). Knows
-no steps, no queue and no clock.
+its users see no groups. Of a model with recurrent state it also keeps checkpoints (`engine/cache/state_checkpoints`).
+Knows no steps, no queue and no clock.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from inferd.engine.arch.paging import max_blocks, max_tokens, num_dead_blocks
-from inferd.engine.cache.checkpoints import Boundaries, CheckpointPool, CheckpointRules
 from inferd.engine.cache.group import Appended, GroupBlocks, num_usable, num_usable_states
 from inferd.engine.cache.pool import BlockPool
 from inferd.engine.cache.prefix import GONE, HashBlock, Node, PrefixIndex, blake2b_block
+from inferd.engine.cache.state_checkpoints import Boundaries, StateCheckpointRules, StateCheckpoints
 from inferd.engine.request import Request
 
 _NEVER = 1 << 62
@@ -52,7 +52,7 @@ class KVCache:
         step_tokens: int = 1,
         shares_prefixes: bool = True,
         hash_block: HashBlock = blake2b_block,
-        checkpoints: CheckpointRules | None = None,
+        checkpoints: StateCheckpointRules | None = None,
     ) -> None:
         """`windows`: number of last positions that the layers of each cache group see; None for all.
 
@@ -68,7 +68,7 @@ class KVCache:
         self.step_tokens = step_tokens
         self.shares_prefixes = shares_prefixes
         self.pool = BlockPool(num_blocks)
-        self.states = CheckpointPool(checkpoints) if checkpoints is not None and shares_prefixes else None
+        self.states = StateCheckpoints(checkpoints) if checkpoints is not None and shares_prefixes else None
         drop_checkpoint = None if self.states is None else self.states.pool.clear_content
         self.index = PrefixIndex(block_size, self.windows, num_blocks, hash_block, drop_checkpoint)
         self._open: set[BlockTable] = set()

@@ -48,7 +48,7 @@ from inferd.engine.api.wire.messages import (
     encode,
 )
 from inferd.engine.api.wire.split_output import parts_of
-from inferd.engine.cache.checkpoints import CheckpointRules
+from inferd.engine.cache.state_checkpoints import StateCheckpointRules
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.kv_events import KVEventLog
 from inferd.engine.core.loop import EngineCore
@@ -242,9 +242,9 @@ def _seed_of(work: WorkModel, draft_work: WorkModel | None, peaks: Peaks) -> See
     return Seed(decode, chunked, replace(decode, pass_s=of_draft.step_s, draft_s=of_prompt.token_s))
 
 
-def checkpoint_rules(config: EngineConfig) -> CheckpointRules | None:
+def checkpoint_rules(config: EngineConfig) -> StateCheckpointRules | None:
     """Bounds of the checkpoints of recurrent states; None if there are none."""
-    return CheckpointRules(config.num_checkpoints, config.checkpoint_interval) if config.num_checkpoints else None
+    return StateCheckpointRules(config.num_checkpoints, config.checkpoint_interval) if config.num_checkpoints else None
 
 
 def serve(

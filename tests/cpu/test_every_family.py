@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from inferd.engine.arch.paging import max_blocks
-from inferd.engine.cache.checkpoints import CheckpointRules
+from inferd.engine.cache.state_checkpoints import StateCheckpointRules
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.sched.limits import SchedulerConfig
@@ -30,7 +30,7 @@ def core_of(engine: Engine, *, num_blocks: int = 0, budget: int = 256) -> Engine
     config, windows = engine.config, engine.runner.cache_windows
     assert config.num_blocks and config.max_model_len
     limits = SchedulerConfig(max_num_seqs=40, max_num_batched_tokens=budget, max_model_len=config.max_model_len)
-    rules = CheckpointRules(config.num_checkpoints, 2 * BLOCK) if config.num_checkpoints else None
+    rules = StateCheckpointRules(config.num_checkpoints, 2 * BLOCK) if config.num_checkpoints else None
     cache = KVCache(num_blocks or config.num_blocks, BLOCK, windows, step_tokens=budget, checkpoints=rules)
     executor = ThreadExecutor(engine.runner, WorkerThread())
     return EngineCore(Scheduler(limits, cache), executor, vocab_size=VOCAB)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from inferd.engine.api.wire.messages import Submit
-from inferd.engine.cache.checkpoints import CheckpointRules
+from inferd.engine.cache.state_checkpoints import StateCheckpointRules
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.sched.limits import SchedulerConfig
@@ -71,7 +71,7 @@ def core_of(
     assert engine.config.num_blocks and engine.config.max_model_len and engine.config.num_checkpoints
     assert checkpoints <= engine.config.num_checkpoints
     limits = SchedulerConfig(max_num_seqs=40, max_num_batched_tokens=budget, max_model_len=engine.config.max_model_len)
-    rules = CheckpointRules(checkpoints, interval)
+    rules = StateCheckpointRules(checkpoints, interval)
     cache = KVCache(num_blocks or engine.config.num_blocks, BLOCK, engine.runner.cache_windows, checkpoints=rules)
     executor = ThreadExecutor(engine.runner, WorkerThread())
     return EngineCore(Scheduler(limits, cache), executor, vocab_size=VOCAB, depth=depth)

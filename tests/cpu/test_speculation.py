@@ -13,7 +13,7 @@ import pytest
 from torch import Tensor
 
 from inferd.engine.api.wire.messages import Submit
-from inferd.engine.cache.checkpoints import CheckpointRules
+from inferd.engine.cache.state_checkpoints import StateCheckpointRules
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.ports import Grammar
@@ -66,7 +66,7 @@ class KnownAnswers:
 
 
 def core_of(
-    engine: Engine, guesses: KnownAnswers | None, num_blocks: int = 0, checkpoints: CheckpointRules | None = None
+    engine: Engine, guesses: KnownAnswers | None, num_blocks: int = 0, checkpoints: StateCheckpointRules | None = None
 ) -> EngineCore:
     config = engine.config
     assert config.num_blocks and config.block_size and config.max_model_len
@@ -153,10 +153,10 @@ def test_drafts_change_no_bit(family: str, settings: dict[str, str], tmp_path: P
 def test_drafts_change_no_state(family: str, settings: dict[str, str], tmp_path: Path, is_long: bool) -> None:
     """The same for hybrid models, also over checkpoints."""
     engine = Engine.load(saved(tmp_path, family), speculative="ngram", **settings)
-    compare(engine, CheckpointRules(min(20, engine.config.num_checkpoints), 3 * 16), is_long=is_long)
+    compare(engine, StateCheckpointRules(min(20, engine.config.num_checkpoints), 3 * 16), is_long=is_long)
 
 
-def compare(engine: Engine, checkpoints: CheckpointRules | None, *, is_long: bool) -> None:
+def compare(engine: Engine, checkpoints: StateCheckpointRules | None, *, is_long: bool) -> None:
     """Answers with drafts are those without."""
     asked = list(submits(500 if is_long else len(OPTIONS) + 4))
     plain = run(core_of(engine, None, checkpoints=checkpoints), *asked)
@@ -181,7 +181,7 @@ def test_a_wrong_state_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyP
     engine = Engine.load(saved(tmp_path, "qwen 3.5"), dtype="float32", speculative="ngram")
     asked = [request(f"r{i}", prompt(i, 9)) for i in range(3)]
     plain = run(core_of(engine, None), *asked)
-    rules = CheckpointRules(5, 3 * 16)
+    rules = StateCheckpointRules(5, 3 * 16)
     accepted, advance = StatePool.accepted, Decoder.advance_states
 
     def all_of(self: StatePool, rows: Sequence[Row], counts: Sequence[int]) -> tuple[Tensor, States] | None:
@@ -214,7 +214,7 @@ def test_the_next_turn_goes_on_from_the_right_state(tmp_path: Path, monkeypatch:
 
     def next_turn() -> tuple[dict[str, Answer], int]:
         guesses = KnownAnswers(plain | expected, random.Random(1), 0.0)
-        core = core_of(engine, guesses, checkpoints=CheckpointRules(20, 1000 * 16))
+        core = core_of(engine, guesses, checkpoints=StateCheckpointRules(20, 1000 * 16))
         run(core, *asked)
         return run(core, *turns), core.stats().prefix_hit_tokens
 

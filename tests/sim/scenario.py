@@ -13,7 +13,7 @@ from msgspec import structs
 
 from inferd.engine.api.wire.params import Pooling, SamplingParams
 from inferd.engine.arch.paging import max_tokens
-from inferd.engine.cache.checkpoints import CheckpointRules
+from inferd.engine.cache.state_checkpoints import StateCheckpointRules
 from tests.sim.grammar import NEVER, Rule
 from tests.sim.oracle import STATE, VOCAB_SIZE, Job, Windows, answer_of
 
@@ -42,7 +42,7 @@ class Limits:
     """Bits of a shortened hash in the prefix index, so that contents collide; None for the product's hash."""
     windows: Windows
     """Windows of the model's cache groups."""
-    checkpoints: CheckpointRules | None = None
+    checkpoints: StateCheckpointRules | None = None
     """Those of a model with recurrent state."""
 
     @property
@@ -113,12 +113,12 @@ def make_scenario(seed: int) -> Scenario:
     )
 
 
-def _checkpoints(seed: int, block_size: int) -> CheckpointRules | None:
+def _checkpoints(seed: int, block_size: int) -> StateCheckpointRules | None:
     """Recurrent states in half of the scenarios, from a random source of their own."""
     rng = Random(f"states {seed}")
     if rng.random() < 0.5:
         return None
-    return CheckpointRules(rng.choice((1, 2, 3, 5, 40)), block_size * rng.choice((1, 2, 3, 5, 1000)))
+    return StateCheckpointRules(rng.choice((1, 2, 3, 5, 40)), block_size * rng.choice((1, 2, 3, 5, 1000)))
 
 
 def _speculation(seed: int, windows: Windows) -> Speculation | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from inferd.engine.cache import table as table_module
-from inferd.engine.cache.checkpoints import Boundaries, CheckpointPool
 from inferd.engine.cache.group import num_usable
 from inferd.engine.cache.prefix import GONE, Node, PrefixIndex
+from inferd.engine.cache.state_checkpoints import Boundaries, StateCheckpoints
 from inferd.engine.cache.table import BlockTable, KVCache, PrefixMatch
 from inferd.engine.sched.plan import StepPlan
 from inferd.engine.sched.plan_builder import PlanBuilder
@@ -92,11 +92,11 @@ def evicted_checkpoint_stays_in_its_node(patch: Patch) -> None:
 def superseded_checkpoint_stays_in_its_node(patch: Patch) -> None:
     """Shared state: a superseded checkpoint is given to another prefix, and the node still names it."""
 
-    def free(self: CheckpointPool, checkpoint_id: int) -> None:
+    def free(self: StateCheckpoints, checkpoint_id: int) -> None:
         if checkpoint_id not in self._kept:
             self.pool.clear_content(checkpoint_id)
 
-    patch.setattr(CheckpointPool, "supersede", free)
+    patch.setattr(StateCheckpoints, "supersede", free)
     _believe_everything(patch)
 
 
@@ -104,14 +104,14 @@ def superseded_checkpoint_stays_in_its_node(patch: Patch) -> None:
 def checkpoint_is_taken_while_it_is_written(patch: Patch) -> None:
     """Shared state: two launched steps write the states of two prefixes to one checkpoint."""
 
-    def take(self: CheckpointPool, index: PrefixIndex, drop_blocks: Callable[[list[int]], None]) -> int | None:
+    def take(self: StateCheckpoints, index: PrefixIndex, drop_blocks: Callable[[list[int]], None]) -> int | None:
         checkpoint_id = original(self, index, drop_blocks)
         if checkpoint_id is not None:
             self.pool._empty.append(checkpoint_id)
         return checkpoint_id
 
-    original = CheckpointPool.take
-    patch.setattr(CheckpointPool, "take", take)
+    original = StateCheckpoints.take
+    patch.setattr(StateCheckpoints, "take", take)
     patch.setattr("inferd.engine.cache.pool.BlockPool.check", lambda self: None)
     _believe_everything(patch)
 

@@ -27,7 +27,7 @@ from inferd.engine.api.wire.kv_publisher import (
 )
 from inferd.engine.api.wire.params import Adapter, SamplingParams, SchedulingParams
 from inferd.engine.api.wire.zmtp_port import HIGH_WATER_MARK
-from inferd.engine.cache.checkpoints import CheckpointRules
+from inferd.engine.cache.state_checkpoints import StateCheckpointRules
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.kv_events import KVEventLog, hash_of
 from inferd.engine.request import Request
@@ -114,7 +114,7 @@ def test_no_other_tenant_can_be_seen_unless_it_is_asked_for() -> None:
 
 
 def test_groups_and_recurrent_states_have_their_own_events() -> None:
-    cache = KVCache(16, 2, (None, 3), step_tokens=8, checkpoints=CheckpointRules(4, 4))
+    cache = KVCache(16, 2, (None, 3), step_tokens=8, checkpoints=StateCheckpointRules(4, 4))
     log = KVEventLog(cache, has_private=False)
     request = Request.create("r", (1, 2, 3, 4, 5, 6), SamplingParams(max_tokens=0, seed=0), max_model_len=999)
     table = cache.open(request)

@@ -15,7 +15,7 @@ from inferd.engine.cache.prefix import PrefixIndex
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRules:
+class StateCheckpointRules:
     """Bounds of the checkpoints of a cache."""
 
     num_checkpoints: int
@@ -23,10 +23,10 @@ class CheckpointRules:
     """Every sequence leaves a checkpoint at each multiple of so many tokens, which is a multiple of the block size."""
 
 
-class CheckpointPool:
+class StateCheckpoints:
     """The checkpoints of one cache. Its own references are to those that launched steps are about to write."""
 
-    def __init__(self, rules: CheckpointRules) -> None:
+    def __init__(self, rules: StateCheckpointRules) -> None:
         self.interval = rules.interval
         self.pool = BlockPool(rules.num_checkpoints)
         self._kept: set[int] = set()

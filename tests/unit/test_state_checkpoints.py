@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.cache.checkpoints import CheckpointRules
+from inferd.engine.cache.state_checkpoints import StateCheckpointRules
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.limits import SchedulerConfig
@@ -30,7 +30,7 @@ class Engine:
         depth: int = 0,
         guesser: Guesser | None = None,
     ) -> None:
-        rules = CheckpointRules(num_checkpoints, interval)
+        rules = StateCheckpointRules(num_checkpoints, interval)
         self.cache = KVCache(400, BLOCK, checkpoints=rules)
         limits = SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=budget, max_model_len=2000, max_draws=64)
         self.scheduler = Scheduler(limits, self.cache, guesser=guesser)
@@ -214,7 +214,7 @@ def test_a_reset_drops_all() -> None:
 
 
 def test_without_prefixes_there_are_none() -> None:
-    cache = KVCache(8, BLOCK, shares_prefixes=False, checkpoints=CheckpointRules(4, NEVER))
+    cache = KVCache(8, BLOCK, shares_prefixes=False, checkpoints=StateCheckpointRules(4, NEVER))
     assert cache.states is None
 
 
