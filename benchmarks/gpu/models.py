@@ -20,7 +20,7 @@ from benchmarks.checkpoints import DONE, SHAPES, TOKENIZER_DIR, TOKENIZER_FILES,
 from inferd.engine.api.wire.messages import StepOutput, Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.arch.registry import describe, weights
-from inferd.engine.cache.checkpoints import CheckpointRules
+from inferd.engine.cache.state_checkpoints import StateCheckpointRules
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.models.decoder import Decoder
@@ -185,7 +185,7 @@ class Engine:
             max_num_seqs=self.num_seqs, max_num_batched_tokens=step_tokens, max_model_len=self.max_len
         )
         is_hybrid = self.runner.arch.recurrent is not None
-        rules = CheckpointRules(self.num_seqs, step_tokens) if is_hybrid else None
+        rules = StateCheckpointRules(self.num_seqs, step_tokens) if is_hybrid else None
         windows = self.runner.cache_windows
         cache = KVCache(self.num_blocks, BLOCK_SIZE, windows, step_tokens=step_tokens, checkpoints=rules)
         executor = ThreadExecutor(self.runner, WorkerThread())

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.heads import Heads
-from inferd.engine.arch.matrix import Axis, Component, Matrix, Weight, whole
+from inferd.engine.arch.matrix import Axis, Component, LinearWeight, Weight, whole
 from inferd.engine.arch.recurrent import Mamba2, ShortConv
 
 
@@ -44,12 +44,12 @@ def scalar(layer: int) -> Weight:
     return norm("scalar", 1, of_layer(layer))
 
 
-def head(arch: Arch) -> Matrix:
+def head(arch: Arch) -> LinearWeight:
     """The matrix of the logits."""
-    return Matrix("lm_head", Component.HEAD, (Axis.of_rows(arch.num_logits),), (arch.hidden_size,))
+    return LinearWeight("lm_head", Component.HEAD, (Axis.of_rows(arch.num_logits),), (arch.hidden_size,))
 
 
-def attention(arch: Arch, layer: int) -> tuple[Matrix, Matrix]:
+def attention(arch: Arch, layer: int) -> tuple[LinearWeight, LinearWeight]:
     """qkv and o of a layer with attention."""
     heads, hidden = arch.heads(layer), arch.hidden_size
     q_size, *others = arch.qkv_sizes(layer)
@@ -65,7 +65,7 @@ def sinks(arch: Arch, layer: int) -> Weight:
     return Weight("attention.sinks", Component.ATTENTION, (Axis.of_rows(arch.num_heads),), (), of_layer(layer))
 
 
-def recurrent(arch: Arch, layer: int) -> tuple[Matrix, Matrix]:
+def recurrent(arch: Arch, layer: int) -> tuple[LinearWeight, LinearWeight]:
     """The projections before and behind the state of a recurrent layer. One process computes it."""
     assert arch.recurrent is not None
     sizes, hidden, has_bias = arch.recurrent, arch.hidden_size, arch.recurrent.has_bias
@@ -96,26 +96,26 @@ def recurrent_weights(arch: Arch, layer: int) -> dict[str, Weight]:
     return {**found, "norm": norm("recurrent.norm", size, of_layer(layer))}
 
 
-def mlp(arch: Arch, layer: int) -> tuple[Matrix, Matrix]:
+def mlp(arch: Arch, layer: int) -> tuple[LinearWeight, LinearWeight]:
     """The matrices before and behind the activation of a layer's MLP."""
     before, down = _mlp(arch, of_layer(layer), "mlp.", Component.MLP, arch.mlp_size(layer), arch.has_mlp_bias)
     return replace(before, takes_adapters=True), replace(down, takes_adapters=True)
 
 
-def expert(arch: Arch, layer: int, index: int) -> tuple[Matrix, Matrix]:
+def expert(arch: Arch, layer: int, index: int) -> tuple[LinearWeight, LinearWeight]:
     """The same of one expert."""
     assert arch.experts is not None
     experts, owner = arch.experts, f"{of_layer(layer)}mlp.experts.{index}."
     return _mlp(arch, owner, "", Component.EXPERTS, experts.intermediate_size, experts.has_bias)
 
 
-def shared_expert(arch: Arch, layer: int) -> tuple[Matrix, Matrix]:
+def shared_expert(arch: Arch, layer: int) -> tuple[LinearWeight, LinearWeight]:
     """The same of the expert that every token goes to."""
     assert arch.experts is not None
     return _mlp(arch, of_layer(layer), "mlp.shared.", Component.MLP, arch.experts.shared_size, has_bias=False)
 
 
-def router(arch: Arch, layer: int) -> Matrix:
+def router(arch: Arch, layer: int) -> LinearWeight:
     """The matrix of the logits of a layer's experts."""
     assert arch.experts is not None
     return _gate(arch, layer, "mlp.router", arch.experts.num_experts, arch.experts.has_bias)
@@ -135,18 +135,18 @@ def expert_scales(arch: Arch, layer: int) -> Weight:
     return whole("mlp.expert_scales", Component.ROUTERS, (arch.experts.num_experts,), of_layer(layer))
 
 
-def shared_gate(arch: Arch, layer: int) -> Matrix:
+def shared_gate(arch: Arch, layer: int) -> LinearWeight:
     """The matrix of one row that gives the gate of the shared expert."""
     return _gate(arch, layer, "mlp.shared_gate", 1, has_bias=False)
 
 
-def layer_projection(arch: Arch) -> Matrix:
+def layer_projection(arch: Arch) -> LinearWeight:
     """The matrix that gives all layers their inputs, side by side."""
     shape = (arch.num_layers * arch.layer_input_size, arch.hidden_size)
-    return Matrix.whole("layer_projection", Component.LAYER_INPUTS, shape)
+    return LinearWeight.whole("layer_projection", Component.LAYER_INPUTS, shape)
 
 
-def layer_input(arch: Arch, layer: int) -> tuple[Matrix, Matrix]:
+def layer_input(arch: Arch, layer: int) -> tuple[LinearWeight, LinearWeight]:
     """The matrices by which a layer adds its input to the stream."""
     size, hidden, part = Axis(arch.layer_input_size), Axis(arch.hidden_size), Component.LAYER_INPUTS
     return (
@@ -155,7 +155,7 @@ def layer_input(arch: Arch, layer: int) -> tuple[Matrix, Matrix]:
     )
 
 
-def state_projection(arch: Arch, num_inputs: int) -> Matrix:
+def state_projection(arch: Arch, num_inputs: int) -> LinearWeight:
     """The matrix by which a draft head reads hidden states."""
     return _linear(0, "fc", Component.PROJECTION, (Axis(arch.hidden_size),), num_inputs)
 
@@ -165,7 +165,7 @@ def token_offsets(num_tokens: int) -> Weight:
     return whole("token_offsets", Component.TOKEN_IDS, (num_tokens,), leaf="")
 
 
-def layer_matrices(arch: Arch) -> Iterator[Matrix]:
+def layer_matrices(arch: Arch) -> Iterator[LinearWeight]:
     """All matrices of attention, MLP and experts, layer by layer."""
     for layer in range(arch.num_layers):
         if layer not in arch.recurrent_layers:
@@ -182,17 +182,21 @@ def layer_matrices(arch: Arch) -> Iterator[Matrix]:
 
 def _linear(
     layer: int, own: str, component: Component, rows: tuple[Axis, ...], num_inputs: int, has_bias: bool = False
-) -> Matrix:
-    return Matrix(own, component, rows, (num_inputs,), of_layer(layer), has_bias=has_bias)
+) -> LinearWeight:
+    return LinearWeight(own, component, rows, (num_inputs,), of_layer(layer), has_bias=has_bias)
 
 
-def _mlp(arch: Arch, owner: str, prefix: str, component: Component, size: int, has_bias: bool) -> tuple[Matrix, Matrix]:
+def _mlp(
+    arch: Arch, owner: str, prefix: str, component: Component, size: int, has_bias: bool
+) -> tuple[LinearWeight, LinearWeight]:
     wide, hidden, name = Axis.of_rows(size), arch.hidden_size, "gate_up" if arch.has_gate else "up"
     rows, outputs = (wide, wide) if arch.has_gate else (wide,), (Axis.of_rows(hidden),)
-    before = Matrix(f"{prefix}{name}", component, rows, (hidden,), owner, has_bias=has_bias)
-    return before, Matrix(f"{prefix}down", component, outputs, (size,), owner, has_bias=has_bias, split_inputs=wide)
+    before = LinearWeight(f"{prefix}{name}", component, rows, (hidden,), owner, has_bias=has_bias)
+    return before, LinearWeight(
+        f"{prefix}down", component, outputs, (size,), owner, has_bias=has_bias, split_inputs=wide
+    )
 
 
-def _gate(arch: Arch, layer: int, own: str, num_rows: int, has_bias: bool) -> Matrix:
+def _gate(arch: Arch, layer: int, own: str, num_rows: int, has_bias: bool) -> LinearWeight:
     found = _linear(layer, own, Component.ROUTERS, (Axis(num_rows),), arch.hidden_size, has_bias)
     return replace(found, is_quantizable=False)

@@ -105,7 +105,7 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix(Weight):
+class LinearWeight(Weight):
     """The matrix of a linear layer, [rows, inputs]."""
 
     has_bias: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferd.engine.arch.matrix import Axis, Component, Matrix, Weight
+from inferd.engine.arch.matrix import Axis, Component, LinearWeight, Weight
 
 
 class ModellingError(Exception):
@@ -35,7 +35,7 @@ class ModelledTensor:
         known = self.own, self.component, rows, self.shape[1:], self.owner, self.leaf
         if len(self.shape) < 2 or self.component is Component.EMBEDDING:
             return Weight(*known)
-        return Matrix(*known, is_quantizable=self.component is not Component.NORMS)
+        return LinearWeight(*known, is_quantizable=self.component is not Component.NORMS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from itertools import accumulate
 from inferd.engine.arch.description import Arch, QKNorm
 from inferd.engine.arch.heads import Heads
 from inferd.engine.arch.matrices import attention, expert, kv_axis, mlp, shared_expert
-from inferd.engine.arch.matrix import Axis, Matrix, Weight
+from inferd.engine.arch.matrix import Axis, LinearWeight, Weight
 from inferd.engine.arch.stored import BLOCK, Format, is_in_blocks
 
 Span = tuple[int, int]
@@ -65,7 +65,7 @@ class Rank:
 
     def rows(self, weight: Weight) -> tuple[Span, ...]:
         """The rows that this rank keeps of a tensor, ascending."""
-        if isinstance(weight, Matrix) and self.columns(weight) is not None:
+        if isinstance(weight, LinearWeight) and self.columns(weight) is not None:
             return ((0, weight.num_rows),)
         if not any(axis.num_units for axis in weight.rows):
             return ((0, weight.num_rows),)
@@ -73,7 +73,7 @@ class Rank:
         spans = (self.share(axis) for axis in weight.rows)
         return tuple((first + start, first + end) for first, (start, end) in zip(firsts, spans, strict=False))
 
-    def columns(self, matrix: Matrix) -> Span | None:
+    def columns(self, matrix: LinearWeight) -> Span | None:
         """The inputs of a matrix that this rank keeps; None: all."""
         if matrix.split_inputs is None or not self.splits_inputs:
             return None
@@ -152,7 +152,7 @@ def _refuses_blocks(arch: Arch, count: int) -> str | None:
     layers = arch.attention_layers if arch.layer_heads else arch.attention_layers[:1]
     qkvs, os = zip(*(attention(arch, layer) for layer in layers), strict=True)
     befores, downs = zip(*(mlp(arch, layer) for layer in layers), strict=True)
-    experts: tuple[Matrix, ...] = ()
+    experts: tuple[LinearWeight, ...] = ()
     if arch.experts is not None:
         experts = expert(arch, layers[0], 0)
         experts += shared_expert(arch, layers[0]) if arch.experts.shared_size else ()

@@ -28,7 +28,7 @@ from inferd.engine.arch.matrices import (
     shared_gate,
     sinks,
 )
-from inferd.engine.arch.matrix import Matrix
+from inferd.engine.arch.matrix import LinearWeight
 from inferd.engine.arch.modelled import Modelled
 from inferd.engine.arch.recurrent import GatedDelta, ShortConv
 from inferd.engine.arch.stored import BLOCK, Format, Stored, is_in_blocks
@@ -242,7 +242,9 @@ _RECURRENT = {
 """Names of a recurrent layer's tensors, by ours. `{}` stands for the convolution."""
 
 
-def _mlp(matrices: tuple[Matrix, Matrix], formats: _Formats, theirs: str, names: TensorNames) -> Iterator[AnySource]:
+def _mlp(
+    matrices: tuple[LinearWeight, LinearWeight], formats: _Formats, theirs: str, names: TensorNames
+) -> Iterator[AnySource]:
     """The matrices of an MLP, or of an expert."""
     before, down = matrices
     yield from _linear(formats, theirs, names.gate_up if len(before.rows) > 1 else (names.up,), before)
@@ -287,7 +289,7 @@ def _experts(arch: Arch, layer: int, formats: _Formats, names: TensorNames, thei
 
 
 def _linear(
-    formats: _Formats, theirs: str, tensors: tuple[str, ...], matrix: Matrix, sizes: tuple[int, ...] | None = None
+    formats: _Formats, theirs: str, tensors: tuple[str, ...], matrix: LinearWeight, sizes: tuple[int, ...] | None = None
 ) -> Iterator[AnySource]:
     """Sources of one of our matrices: one module for each of `sizes` (default: its blocks of rows), or one for all."""
     if len(tensors) == 1:
@@ -301,7 +303,7 @@ def _linear(
             yield Source(f"{module}.bias", (size,), matrix.bias, row)
 
 
-def _matrix(modules: list[tuple[str, Format | None, int]], matrix: Matrix) -> Iterator[AnySource]:
+def _matrix(modules: list[tuple[str, Format | None, int]], matrix: LinearWeight) -> Iterator[AnySource]:
     """Sources of one of our matrices from (module, its format, its number of rows). Modules that follow one another in
     one layout are one part of it."""
     parts: list[list[tuple[str, Format | None, int]]] = []

@@ -13,7 +13,7 @@ from itertools import accumulate, groupby
 from math import prod
 from typing import TypeVar
 
-from inferd.engine.arch.matrix import Matrix, Shape, Weight
+from inferd.engine.arch.matrix import LinearWeight, Shape, Weight
 from inferd.engine.arch.stored import FLOATS, Format, Layout, StoredTensor
 
 Tensor = TypeVar("Tensor")
@@ -94,7 +94,7 @@ class Source:
     @property
     def may_be_quantized(self) -> bool:
         """Whether a checkpoint may hold it quantized: it is a matrix of a layer, and no router or gate of experts."""
-        return isinstance(self.of, Matrix) and self.of.is_quantizable and bool(self.of.owner)
+        return isinstance(self.of, LinearWeight) and self.of.is_quantizable and bool(self.of.owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class QuantizedSource:
     """The checkpoint's name, without a tensor's suffix: `model.layers.0.mlp.down_proj`."""
     format: Format
     shape: tuple[int, int]
-    of: Matrix
+    of: LinearWeight
     row: int = 0
     part: int | None = None
     """As of `Source`. Parts have different layouts."""
@@ -234,7 +234,7 @@ class WeightMap:
         """The parts of each of our matrices, of which most have one."""
         found: dict[str, tuple[MatrixPart, ...]] = {}
         for sources in self._by_parameter():
-            if isinstance(sources[0].of, Matrix):
+            if isinstance(sources[0].of, LinearWeight):
                 part = MatrixPart(tuple(source.shape[0] for source in sources), sources[0].layout)
                 found[sources[0].of.name] = (*found.get(sources[0].of.name, ()), part)
         return found
@@ -245,7 +245,7 @@ class WeightMap:
         found: dict[str, tuple[Module, ...]] = {}
         for sources in self._by_parameter():
             of = sources[0].of
-            if isinstance(of, Matrix) and of.takes_adapters:
+            if isinstance(of, LinearWeight) and of.takes_adapters:
                 found[of.name] = (*found.get(of.name, ()), *(_module(source) for source in sources))
         return found
 

@@ -20,7 +20,7 @@ from inferd.engine.arch.matrices import (
     shared_expert,
     shared_gate,
 )
-from inferd.engine.arch.matrix import Matrix
+from inferd.engine.arch.matrix import LinearWeight
 from inferd.engine.layers.branch import Act, Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import GATES, MLP
@@ -35,7 +35,7 @@ from inferd.kernels.ops.scaled_add import added
 class ExpertLinears:
     """One matrix of each expert, and the kernel that multiplies each row by those of its experts."""
 
-    def __init__(self, matrices: Sequence[Matrix], place: Placement) -> None:
+    def __init__(self, matrices: Sequence[LinearWeight], place: Placement) -> None:
         self._device, self._dtype = place.device, place.dtype
         self._num_awaited, self._products = len(matrices), None
         self._linears = [Linear(matrix, place, when_bound=self._when_bound) for matrix in matrices]

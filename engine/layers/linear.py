@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.matrix import Matrix
+from inferd.engine.arch.matrix import LinearWeight
 from inferd.engine.arch.sharding import num_rows
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
@@ -37,7 +37,7 @@ class Linear:
 
     def __init__(
         self,
-        matrix: Matrix,
+        matrix: LinearWeight,
         place: Placement,
         out_dtype: torch.dtype | None = None,
         *,

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.matrix import Component, Matrix
+from inferd.engine.arch.matrix import Component, LinearWeight
 from inferd.engine.arch.modelled import ModelledTensor
 from inferd.engine.arch.sharding import ONE_RANK
 from inferd.engine.layers.linear import Linear
@@ -179,11 +179,11 @@ class TransformersDecoder(Decoder):
     def _linear(self, module: nn.Linear, tensor: ModelledTensor | None, *, is_head: bool) -> Linear:
         """One of our linear layers. `tensor`: that of its weight; None: it is the embedding."""
         shape, place = (module.out_features, module.in_features), self._place
-        matrix = Matrix.whole("lm_head", Component.HEAD, shape)
+        matrix = LinearWeight.whole("lm_head", Component.HEAD, shape)
         if tensor is None:
             place = replace(place, parameters={})
         else:
-            assert isinstance(tensor.of, Matrix)
+            assert isinstance(tensor.of, LinearWeight)
             matrix = tensor.of
         matrix = replace(matrix, has_bias=module.bias is not None)
         linear = Linear(matrix, place, torch.float32 if is_head else None)

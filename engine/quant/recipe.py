@@ -9,7 +9,7 @@ import torch
 
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.matrices import layer_matrices
-from inferd.engine.arch.matrix import Component, Matrix
+from inferd.engine.arch.matrix import Component, LinearWeight
 from inferd.engine.arch.sharding import Rank
 from inferd.engine.quant.fp8 import Fp8
 from inferd.engine.quant.integer import Int4, Int8
@@ -32,7 +32,7 @@ class Recipe:
     narrow: torch.dtype | None = None
     """Dtype of the embedding, with 16 bits, in a float32 model; None: the model's dtype."""
 
-    def scheme_of(self, matrix: Matrix) -> Scheme:
+    def scheme_of(self, matrix: LinearWeight) -> Scheme:
         """The scheme that stores this matrix."""
         if not matrix.is_quantizable:
             return self.dense

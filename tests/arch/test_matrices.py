@@ -9,13 +9,13 @@ import pytest
 
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.matrices import attention, expert, head, mlp, router, shared_expert
-from inferd.engine.arch.matrix import Component, Matrix
+from inferd.engine.arch.matrix import Component, LinearWeight
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.sharding import Rank, counts_of, num_rows
 from tests.arch.test_families import PUBLISHED, arch_of
 
 
-def kinds(arch: Arch) -> Iterator[Matrix]:
+def kinds(arch: Arch) -> Iterator[LinearWeight]:
     """One matrix of each kind, or one of each layer if layers differ."""
     for layer in arch.attention_layers if arch.layer_heads else arch.attention_layers[:1]:
         yield from (*attention(arch, layer), *mlp(arch, layer))

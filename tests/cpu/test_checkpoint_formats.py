@@ -86,7 +86,7 @@ def dequantized(source: QuantizedSource, tensors: dict[str, Tensor]) -> Tensor:
 def test_weights_are_those_that_the_writer_reads(name: str) -> None:
     form, tensors, columns = case_of(name)
     shape = len(columns), 256
-    source = QuantizedSource(MODULE, form, shape, matrix.Matrix.whole("down", matrix.Component.MLP, shape))
+    source = QuantizedSource(MODULE, form, shape, matrix.LinearWeight.whole("down", matrix.Component.MLP, shape))
     stored = {tensor.suffix: tensor for tensor in source.tensors.values()}
     assert {suffix for suffix, tensor in stored.items() if not tensor.is_optional} <= tensors.keys() <= stored.keys()
     for suffix, tensor in tensors.items():

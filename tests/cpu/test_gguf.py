@@ -234,7 +234,7 @@ def test_a_kernel_gets_the_numbers_of_the_blocks(kind: str, heads: int, tmp_path
     placed = PlacedTensor(tensor, file, Conversion(heads))
     expected = torch.cat([values for _, values in gguf.parts(placed)])
     shape = stored.shape[0], stored.shape[1]
-    of = matrix.Matrix.whole("o", matrix.Component.ATTENTION, shape)
+    of = matrix.LinearWeight.whole("o", matrix.Component.ATTENTION, shape)
     source = QuantizedSource("m", GgufBlocks(kind, heads), shape, of)
     rows: dict[str, list[Tensor]] = {}
     for name, row, values in gguf.READER.read(source, {"weight": gguf.mapped(placed)}):

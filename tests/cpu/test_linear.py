@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.matrix import Component, Matrix
+from inferd.engine.arch.matrix import Component, LinearWeight
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.placement import Placement
 from inferd.engine.quant.fp8 import Fp8
@@ -29,8 +29,8 @@ def placement(dtype: torch.dtype, scheme: Scheme) -> Placement:
     return Placement(dtype, CPU, Recipe(scheme, scheme))
 
 
-def matrix(in_size: int, out_size: int, has_bias: bool = False) -> Matrix:
-    return Matrix.whole("matrix", Component.MLP, (out_size, in_size), has_bias)
+def matrix(in_size: int, out_size: int, has_bias: bool = False) -> LinearWeight:
+    return LinearWeight.whole("matrix", Component.MLP, (out_size, in_size), has_bias)
 
 
 def fill(place: Placement, weight: Tensor, bias: Tensor | None) -> None:

@@ -51,7 +51,7 @@ from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.memory.states import num_state_numbers, state_bytes
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.heads import Heads
-from inferd.engine.arch.matrix import Component, Matrix
+from inferd.engine.arch.matrix import Component, LinearWeight
 from inferd.engine.arch.registry import weights
 
 _STATE_FLOPS = 6
@@ -262,7 +262,7 @@ def _by_window(arch: Arch, max_model_len: int) -> dict[int | None, list[int]]:
 def _active_weights(arch: Arch) -> int:
     """Number of weights in the layers' matrices that one token is multiplied by."""
     owned = (source.of for source in weights(arch).all_sources)
-    matrices = {of.name: of for of in owned if isinstance(of, Matrix) and of.component is not Component.HEAD}
+    matrices = {of.name: of for of in owned if isinstance(of, LinearWeight) and of.component is not Component.HEAD}
     total = sum(prod(matrix.shape) for matrix in matrices.values())
     return total - arch.num_idle_weights
 

@@ -25,7 +25,7 @@ from inferd.engine.api.memory.precision import (
     stored_as,
 )
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.matrix import Component, Matrix, Shape
+from inferd.engine.arch.matrix import Component, LinearWeight, Shape
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.sharding import Rank, num_rows, within
 from inferd.engine.arch.weights import Parameter
@@ -166,7 +166,7 @@ def _stored_as(arch: Arch, precision: Precision, parameter: Parameter) -> Stored
 def _quantized_as(parameter: Parameter, quantization: Quantization) -> StoredAs | None:
     """The format that a quantization gives to this matrix of a checkpoint that is not quantized."""
     of = parameter.of
-    if not (isinstance(of, Matrix) and of.is_quantizable):
+    if not (isinstance(of, LinearWeight) and of.is_quantizable):
         return None
     return (HEAD_STORED_AS if of.component is Component.HEAD else LINEARS_STORED_AS)[quantization]
 
@@ -186,7 +186,7 @@ def _parameters(arch: Arch, num_ranks: int = 1) -> tuple[Parameter, ...]:
 def _tied_head(arch: Arch, num_ranks: int) -> Parameter:
     """The head that is a copy of the embedding, as each rank keeps it."""
     shape = (Rank(0, num_ranks).width(arch.vocab_size), arch.hidden_size)
-    return Parameter(Matrix.whole("packed copy of the embedding", Component.HEAD, shape), shape)
+    return Parameter(LinearWeight.whole("packed copy of the embedding", Component.HEAD, shape), shape)
 
 
 def _total(arch: Arch, precision: Precision, parameters: Iterable[Parameter]) -> Formula:
