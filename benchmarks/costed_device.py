@@ -15,7 +15,7 @@ from random import Random
 from benchmarks.checkpoints import Shape
 from benchmarks.gpu.floors import decode_phases, prefill_phases
 from benchmarks.gpu.points import Phase, Rates
-from inferd.engine.sched.latency.step_time import Seed, StepLoad
+from inferd.engine.sched.latency.step_time import PriorCosts, StepLoad
 from inferd.engine.sched.plan import Row, RowResult, StepPlan, StepResult, TokenMasks
 
 StepCost = Callable[[Sequence[Row]], float]
@@ -51,7 +51,7 @@ class RooflineCost:
 class LinearCost:
     """A machine's cost as a fitted step-time model describes it."""
 
-    costs: Seed
+    costs: PriorCosts
 
     def __call__(self, rows: Sequence[Row]) -> float:
         load = StepLoad.of(rows)
@@ -111,7 +111,7 @@ class CostedMachine:
     """A virtual machine to run loads on: each run has a device and a clock of its own."""
 
     cost: StepCost
-    seed: Seed
+    seed: PriorCosts
     """Initial values of the step-time model."""
     num_blocks: int
     num_at_once: int = 2

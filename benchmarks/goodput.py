@@ -16,7 +16,7 @@ from inferd.engine.api.wire.messages import StepModel, StepOutput, Submit
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
-from inferd.engine.sched.latency.step_time import Seed
+from inferd.engine.sched.latency.step_time import PriorCosts
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import StepPlan
 from inferd.engine.sched.plan_builder import PlanBuilder
@@ -40,7 +40,7 @@ class Machine(Protocol):
     """A machine that loads run on."""
 
     @property
-    def seed(self) -> Seed:
+    def seed(self) -> PriorCosts:
         """Initial values of the step-time model."""
         ...
 

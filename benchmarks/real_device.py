@@ -17,7 +17,7 @@ from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.process import garbage
 from inferd.engine.api.resolve import resolve
-from inferd.engine.sched.latency.step_time import Coefficients, Seed
+from inferd.engine.sched.latency.step_time import Coefficients, PriorCosts
 from inferd.engine.worker.executor import ThreadExecutor, Worker, WorkerThread
 from inferd.engine.worker.load import load_worker
 
@@ -39,7 +39,7 @@ class RealClock:
 class RealMachine:
     """One loaded model. Runs come one after another, because there is one processor."""
 
-    seed: Seed
+    seed: PriorCosts
     num_blocks: int
     worker: Worker
     thread: WorkerThread
@@ -60,7 +60,7 @@ class RealMachine:
         work = WorkModel.of(worker.arch, precision_of(config), ready.max_model_len)
         decode, chunked = work.seconds(ready.peaks)
         garbage.freeze_objects()
-        return cls(Seed(Coefficients(*decode), Coefficients(*chunked)), ready.num_blocks, worker, thread)
+        return cls(PriorCosts(Coefficients(*decode), Coefficients(*chunked)), ready.num_blocks, worker, thread)
 
     def begin(self, seed: int) -> tuple[ThreadExecutor, RealClock]:
         del seed

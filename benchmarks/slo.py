@@ -36,7 +36,7 @@ from benchmarks.goodput import BLOCK_SIZE, REFUSING, TARGETS, Machine, Score, Se
 from benchmarks.machine import place
 from benchmarks.svg import line_chart
 from benchmarks.tables import Cell, markdown
-from inferd.engine.sched.latency.step_time import Coefficients, Seed
+from inferd.engine.sched.latency.step_time import Coefficients, PriorCosts
 
 UNDER = 0.98
 """Share of the best fixed setting's goodput below which a policy counts as behind."""
@@ -49,7 +49,7 @@ _LLAMA_8B = Shape(
 
 def _h200(setting: Setting, directory: Path) -> Machine:
     del setting, directory
-    seed = Seed(Coefficients(4.2e-3, 1e-7, 3.4e-8), Coefficients(4.2e-3, 2.2e-5, 3.4e-8, 3.8e-10))
+    seed = PriorCosts(Coefficients(4.2e-3, 1e-7, 3.4e-8), Coefficients(4.2e-3, 2.2e-5, 3.4e-8, 3.8e-10))
     return CostedMachine(RooflineCost(_LLAMA_8B, H200), seed, num_blocks=28_000)
 
 

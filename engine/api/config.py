@@ -16,7 +16,7 @@ from inferd.engine.api.machine.cpu import cpu_groups
 from inferd.engine.api.memory.activations import Draft, Workload, most_draws
 from inferd.engine.api.memory.capacity import longest_context
 from inferd.engine.api.memory.planner import MemoryPlan, plan_memory, pool_of
-from inferd.engine.api.memory.precision import KV_FORMATS, KVCache, Precision, Quantization
+from inferd.engine.api.memory.precision import KV_FORMATS, KVPrecision, Precision, Quantization
 from inferd.engine.api.numerics import Numerics
 from inferd.engine.api.pinned_files import PinnedFile, documents_among
 from inferd.engine.api.served import DeviceKind, Dtype, KVCacheDtype
@@ -188,7 +188,7 @@ class EngineConfig(_Config, frozen=True, kw_only=True):
 
 
 def precision_of(config: EngineConfig) -> Precision:
-    kv_cache: KVCache = next((name for name in KV_FORMATS if name == config.kv_cache_dtype), "auto")
+    kv_cache: KVPrecision = next((name for name in KV_FORMATS if name == config.kv_cache_dtype), "auto")
     return Precision(config.dtype, config.quantization, kv_cache, config.weights_dtype)
 
 

@@ -13,7 +13,7 @@ from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import MAX_RANKS
 from inferd.engine.api.memory.planner import refusal, stored_quantization
-from inferd.engine.api.memory.precision import DTYPE_BYTES, KV_FORMATS, SHORT_KV, KVCache, Precision, Quantization
+from inferd.engine.api.memory.precision import DTYPE_BYTES, KV_FORMATS, SHORT_KV, KVPrecision, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.sharding import counts_of, refuses
@@ -189,7 +189,7 @@ def served_precisions(arch: Arch, asked: Precision, machine: Machine) -> tuple[P
         return (replace(asked, quantization=stored), *shorter)
     plain = [name for name in ("float32", "bfloat16") if served_dtype(name, machine)[0] == name]
     quantized = _CPU_QUANTIZATION if machine.device == "cpu" else _GPU_QUANTIZATION
-    kv: KVCache = asked.kv_cache
+    kv: KVPrecision = asked.kv_cache
     return (
         *(
             Precision(dtype, kv_cache=kv, weights_dtype=asked.weights_dtype if dtype == asked.dtype else dtype)

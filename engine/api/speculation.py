@@ -10,7 +10,7 @@ from typing import Literal
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.memory.activations import RULE_PREFIX, RULE_WORDS
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.arch.description import Arch, ArchError, DraftHead
+from inferd.engine.arch.description import Arch, ArchError, DraftHeadParts
 from inferd.engine.arch.draft_heads import layers_read_by
 
 Speculative = Literal["none", "ngram", "suffix", "auto", "model"]
@@ -61,7 +61,7 @@ def _kind_of(draft: Arch) -> str:
     return "draft model" if draft.draft_head is None else "draft head"
 
 
-def _check_head(arch: Arch, draft: Arch, head: DraftHead) -> None:
+def _check_head(arch: Arch, draft: Arch, head: DraftHeadParts) -> None:
     """Raises a `ConfigError` if the head was trained for another model, or cannot read hidden states of this one."""
     if not arch.is_native:
         raise ConfigError(

@@ -100,7 +100,7 @@ class DraftHeadKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DraftHead:
+class DraftHeadParts:
     """The parts of a draft head beside its layer. It drafts from hidden states of another model, the served one."""
 
     kind: DraftHeadKind
@@ -193,7 +193,7 @@ class Arch:
     """None if every layer has one MLP."""
     stored: Stored | None = None
     """How the checkpoint is quantized; None if it holds all matrices in `dtype`."""
-    draft_head: DraftHead | None = None
+    draft_head: DraftHeadParts | None = None
     """The rest of a draft head, whose layer this is; None for a model that can be served."""
     modelled: Modelled | None = None
     """The model as transformers' own code computes it; None for a native family. Norms, activations, ropes and biases

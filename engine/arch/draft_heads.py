@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from inferd.engine.arch.description import Arch, ArchError, DraftHead, DraftHeadKind
+from inferd.engine.arch.description import Arch, ArchError, DraftHeadKind, DraftHeadParts
 from inferd.engine.arch.families import llama
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.matrices import norm, of_layer, state_projection, token_offsets
@@ -86,7 +86,7 @@ def describe_draft_head(config: Mapping[str, Any]) -> Arch:
         raise layer.refuse("num_hidden_layers", "must be 1 for a draft head")
     arch = llama.describe(EAGLE3_ARCHITECTURES[0], layer.with_defaults(num_hidden_layers=1, hidden_act="silu"))
     num_tokens = fields.integer("draft_vocab_size", default=arch.vocab_size, maximum=arch.vocab_size)
-    draft_head = DraftHead(
+    draft_head = DraftHeadParts(
         DraftHeadKind.EAGLE3,
         state_size=fields.integer("target_hidden_size", default=arch.hidden_size),
         layers_read=_layers_read(fields),
@@ -99,7 +99,7 @@ def describe_draft_head(config: Mapping[str, Any]) -> Arch:
 
 def mtp_layer(arch: Arch, names: MTPNames) -> Arch:
     """The first MTP layer of a served model of `arch`."""
-    draft_head = DraftHead(
+    draft_head = DraftHeadParts(
         DraftHeadKind.MTP,
         arch.hidden_size,
         layers_read=(),
@@ -131,7 +131,7 @@ def _layers_read(fields: Fields) -> tuple[int, ...] | None:
     return tuple(number + shift for number in found)
 
 
-def layers_read_by(draft_head: DraftHead, num_layers: int) -> tuple[int, ...]:
+def layers_read_by(draft_head: DraftHeadParts, num_layers: int) -> tuple[int, ...]:
     """Number of layers of the served model before each hidden state that the head reads. Raises `ArchError` if the
     served model has too few layers."""
     read = draft_head.layers_read
@@ -145,7 +145,7 @@ def layers_read_by(draft_head: DraftHead, num_layers: int) -> tuple[int, ...]:
     return read
 
 
-def num_read(head: DraftHead) -> int:
+def num_read(head: DraftHeadParts) -> int:
     """Number of hidden states that a head reads at each position."""
     return 3 if head.layers_read is None else max(len(head.layers_read), 1)
 

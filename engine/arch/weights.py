@@ -137,7 +137,7 @@ AnySource = Source | QuantizedSource
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class ParameterSpec:
     """One of our parameters: a weight, its bias, or one part of it."""
 
     of: Weight
@@ -217,16 +217,16 @@ class WeightMap:
         ordered = sorted(self.all_sources, key=lambda source: (source.parameter, source.row))
         yield from (list(sources) for _, sources in groupby(ordered, key=lambda source: source.parameter))
 
-    def parameters(self) -> dict[str, Parameter]:
+    def parameters(self) -> dict[str, ParameterSpec]:
         """Our parameters by their names. The rows of the sources of each follow one another without gap or overlap."""
-        found, first_rows = dict[str, Parameter](), Counter[str]()
+        found, first_rows = dict[str, ParameterSpec](), Counter[str]()
         for sources in self._by_parameter():
             first, rows = sources[0], 0
             for source in sources:
                 assert source.row == rows, f"{source.parameter}: {source} does not start at row {rows}"
                 rows += source.shape[0] if source.shape else 1  # a number without axes is one row
             of, shape = first.of, (rows, *first.shape[1:])
-            found[first.parameter] = Parameter(of, shape, first.part, first_rows[of.parameter], first.layout)
+            found[first.parameter] = ParameterSpec(of, shape, first.part, first_rows[of.parameter], first.layout)
             first_rows[of.parameter] += rows
         return found
 

@@ -55,7 +55,7 @@ from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.thread import GrammarThread
 from inferd.engine.process.standby import stand_by
 from inferd.engine.process.step_watch import StepWatch
-from inferd.engine.sched.latency.step_time import Coefficients, Seed
+from inferd.engine.sched.latency.step_time import Coefficients, PriorCosts
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.speculation.guesses import Guesses
@@ -232,14 +232,14 @@ def build(
     return core, executor, ready, adapters, events
 
 
-def _seed_of(work: WorkModel, draft_work: WorkModel | None, peaks: Peaks) -> Seed:
+def _seed_of(work: WorkModel, draft_work: WorkModel | None, peaks: Peaks) -> PriorCosts:
     """The expected costs of steps at the roofline."""
     decode, chunked = (Coefficients(*costs) for costs in work.seconds(peaks))
     if draft_work is None:
-        return Seed(decode, chunked)
+        return PriorCosts(decode, chunked)
     of_draft, of_prompt = (Coefficients(*costs) for costs in draft_work.seconds(peaks))
     # Most of the tokens that a draft model computes are those of prompts.
-    return Seed(decode, chunked, replace(decode, pass_s=of_draft.step_s, draft_s=of_prompt.token_s))
+    return PriorCosts(decode, chunked, replace(decode, pass_s=of_draft.step_s, draft_s=of_prompt.token_s))
 
 
 def checkpoint_rules(config: EngineConfig) -> StateCheckpointRules | None:

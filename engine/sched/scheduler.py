@@ -22,7 +22,7 @@ from inferd.engine.sched.fairness.fair import Shares
 from inferd.engine.sched.fairness.queue import FairQueue
 from inferd.engine.sched.latency.forecast import Forecast
 from inferd.engine.sched.latency.policy import LatencyPolicy, Pace, Timing
-from inferd.engine.sched.latency.step_time import UNKNOWN, Seed, StepLoad
+from inferd.engine.sched.latency.step_time import UNKNOWN, PriorCosts, StepLoad
 from inferd.engine.sched.latency.ttft_estimate import too_late
 from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
 from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StateCopy, StepPlan, StepResult
@@ -72,16 +72,16 @@ class Scheduler:
     """Owns every accepted request from `add` until its last launched row is applied."""
 
     def __init__(
-        self, config: SchedulerConfig, cache: KVCache, seed: Seed = UNKNOWN, guesser: Guesser | None = None
+        self, config: SchedulerConfig, cache: KVCache, prior: PriorCosts = UNKNOWN, guesser: Guesser | None = None
     ) -> None:
-        """`seed`: expected cost of steps before any was measured. If it has costs of drafted steps, the worker has a
+        """`prior`: expected cost of steps before any was measured. If it has costs of drafted steps, the worker has a
         draft model. `guesser`: guesses tokens for rows to verify."""
         if cache.has_windows:
             assert config.max_num_batched_tokens <= cache.step_tokens, "steps carry more than the cache counts with"
         self.config = config
         self.stats = SchedulerStats()
         self._cache = cache
-        self.latency = LatencyPolicy(config.max_num_batched_tokens, config.chunk_split, seed)
+        self.latency = LatencyPolicy(config.max_num_batched_tokens, config.chunk_split, prior)
         self._drafting = None
         if guesser is not None:
             self._drafting = Drafting(

@@ -26,7 +26,7 @@ from inferd.engine.api.memory import division
 from inferd.engine.api.memory.activations import AdapterSpace, Draft, Workload
 from inferd.engine.api.memory.capacity import longest_context, of_each_rank, options, plan_sequences, shortage, ways_out
 from inferd.engine.api.memory.planner import refusal
-from inferd.engine.api.memory.precision import DTYPE_BYTES, SHORT_KV, KVCache, Precision, Quantization
+from inferd.engine.api.memory.precision import DTYPE_BYTES, SHORT_KV, KVPrecision, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.modelling import ModelImpl
 from inferd.engine.api.resolve import AUTO_BLOCK_SIZE, BLOCK_SIZES, auto_step_tokens
@@ -253,7 +253,7 @@ def _precision(asked: PlanOptions, facts: ModelFacts) -> Precision:
     quantization = next((kind for kind in kinds if kind == name), None)
     if quantization is None:
         raise ConfigError(f"--quantization must be one of auto, {', '.join(kinds)}, but got {asked.quantization!r}")
-    caches: tuple[KVCache, ...] = get_args(KVCache)
+    caches: tuple[KVPrecision, ...] = get_args(KVPrecision)
     kv_cache = next((kind for kind in caches if kind == asked.kv_cache_dtype), None)
     if kv_cache is None:
         raise ConfigError(f"--kv-cache-dtype must be one of {', '.join(caches)}, but got {asked.kv_cache_dtype!r}")

@@ -18,7 +18,7 @@ from inferd.engine.api.config import AskedConfig, EngineConfig
 from inferd.engine.api.draft import read_draft, source_of
 from inferd.engine.api.errors import ConfigError, StartError
 from inferd.engine.api.machine.cpu import Machine
-from inferd.engine.api.memory.division import Demand, MachineShare, shares_of
+from inferd.engine.api.memory.division import MachineShare, MemoryDemand, shares_of
 from inferd.engine.api.memory.planner import MemoryPlan
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.resolve import Decision, resolve
@@ -129,12 +129,12 @@ class Asked:
         return resolve(config, self.facts, share.machine, self.draft)
 
 
-def machine_shares(machine: Machine, demands: Sequence[Demand]) -> list[MachineShare]:
+def machine_shares(machine: Machine, demands: Sequence[MemoryDemand]) -> list[MachineShare]:
     """The share of each model. One model has the whole machine. Raises `CapacityError` if they do not fit together."""
     return shares_of(machine, demands) if demands else [MachineShare(machine, 0)]
 
 
-def demands_of(machine: Machine, all_asked: Sequence[Asked]) -> list[Demand]:
+def demands_of(machine: Machine, all_asked: Sequence[Asked]) -> list[MemoryDemand]:
     """The needs of several models; none of one alone. Raises `StartError`."""
     demands = []
     each = [asked.settings for asked in all_asked]
@@ -143,7 +143,7 @@ def demands_of(machine: Machine, all_asked: Sequence[Asked]) -> list[Demand]:
             config, plan, _ = asked.settled(MachineShare(machine, 0))
         num_engines = config.num_replicas * config.tensor_parallel_size
         name = asked.settings.served_names[0]
-        demands.append(Demand(name, config.device == "cuda", num_engines, plan, asked.config.kv_memory_bytes))
+        demands.append(MemoryDemand(name, config.device == "cuda", num_engines, plan, asked.config.kv_memory_bytes))
     return demands
 
 

@@ -20,7 +20,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from inferd.engine.api.adapter import MAX_ADAPTERS, MAX_RANK
 from inferd.engine.api.errors import ConfigError
-from inferd.engine.api.memory.precision import KVCache
+from inferd.engine.api.memory.precision import KVPrecision
 from inferd.engine.api.modelling import ModelImpl
 from inferd.engine.api.wire.kv_events import with_rank
 from inferd.server.config.fields import (
@@ -83,7 +83,7 @@ class Settings(BaseSettings):
         "Code that computes the model: inferd's own (native), or transformers'. auto takes inferd's if it can.",
         panel=_MODEL,
     )
-    kv_cache_dtype: KVCache = setting(
+    kv_cache_dtype: KVPrecision = setting(
         "auto", "Format of the KV cache; auto takes the dtype of the activations.", panel=_MODEL
     )
     max_model_len: Annotated[int | None, Auto, Number] = setting(

@@ -11,9 +11,9 @@ from benchmarks.costed_device import CostedMachine, LinearCost
 from benchmarks.goodput import REFUSING, TARGETS, Arrival, RequestTimes, Setting, arrivals, policies, run
 from benchmarks.slo import SETTINGS, Job, Sweep
 from inferd.engine.api.wire.messages import StepModel
-from inferd.engine.sched.latency.step_time import Coefficients, Seed
+from inferd.engine.sched.latency.step_time import Coefficients, PriorCosts
 
-COSTS = Seed(Coefficients(4e-3, 1e-5, 1e-8), Coefficients(4e-3, 2.5e-5, 1e-8, 4e-10))
+COSTS = PriorCosts(Coefficients(4e-3, 1e-5, 1e-8), Coefficients(4e-3, 2.5e-5, 1e-8, 4e-10))
 SETTING: Setting = replace(SETTINGS["h200"], window_s=4.0, rates=(8, 30), seeds=(1,), max_num_seqs=32)
 
 

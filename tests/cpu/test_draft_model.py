@@ -24,7 +24,7 @@ from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.ports import Grammar
 from inferd.engine.request import Request
-from inferd.engine.sched.latency.step_time import Coefficients, Seed
+from inferd.engine.sched.latency.step_time import Coefficients, PriorCosts
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.speculation.ports import NO_GUESS, Guess
@@ -88,7 +88,7 @@ class Drafted:
         )
         cache = KVCache(num_blocks or config.num_blocks, config.block_size, self.runner.cache_windows, step_tokens=64)
         guesses = (guesses or NoGuesses()) if drafts else None
-        scheduler = Scheduler(limits, cache, Seed(CHEAP, CHEAP, CHEAP), guesses)
+        scheduler = Scheduler(limits, cache, PriorCosts(CHEAP, CHEAP, CHEAP), guesses)
         if scheduler._drafting is not None:
             scheduler._drafting.ignore_gains()
         return EngineCore(

@@ -29,7 +29,7 @@ from inferd.engine.api.memory.activations import (
     working_lines,
 )
 from inferd.engine.api.memory.planner import MemoryPlan, plan_memory, pool_of, refusal, weight_lines
-from inferd.engine.api.memory.precision import FP8, INT4, INT8, KV_FORMATS, KVCache, Precision, StoredAs
+from inferd.engine.api.memory.precision import FP8, INT4, INT8, KV_FORMATS, KVPrecision, Precision, StoredAs
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.resolve import resolve
 from inferd.engine.arch.description import Arch
@@ -298,7 +298,7 @@ def test_a_tied_head_is_the_embedding_itself_on_a_gpu_unless_it_is_quantized() -
 
 
 @pytest.mark.parametrize("kv_cache", KV_FORMATS)
-def test_a_pool_of_8_bits_takes_a_byte_a_number_and_two_a_group(kv_cache: KVCache) -> None:
+def test_a_pool_of_8_bits_takes_a_byte_a_number_and_two_a_group(kv_cache: KVPrecision) -> None:
     arch, work = describe(WINDOWED), work_on("cpu")
     plain, short = (
         plan_memory(arch, Precision("bfloat16", kv_cache=kind), work, pool_of(10, work)).kv_bytes  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from inferd.engine.api.errors import CapacityError, ConfigError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
 from inferd.engine.api.memory.planner import block_bytes, format_bytes
-from inferd.engine.api.memory.precision import KV_FORMATS, KVCache, Precision
+from inferd.engine.api.memory.precision import KV_FORMATS, KVPrecision, Precision
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.resolve import resolve
 from inferd.engine.arch.registry import describe
@@ -266,7 +266,7 @@ def test_a_cache_that_holds_no_block_is_told_the_least() -> None:
 
 
 @pytest.mark.parametrize("kv_cache", KV_FORMATS)
-def test_kv_in_8_bits_holds_nearly_twice_as_many_tokens(kv_cache: KVCache) -> None:
+def test_kv_in_8_bits_holds_nearly_twice_as_many_tokens(kv_cache: KVPrecision) -> None:
     asked = msgspec.structs.replace(ASKED, kv_memory_bytes=GIB, kv_cache_dtype=kv_cache)
     config, plan, decisions = resolve(asked, facts(), machine(64))
     tokens = GIB // block_bytes(facts().arch, Precision("bfloat16", kv_cache=kv_cache), 1)

@@ -14,7 +14,7 @@ from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.ports import Grammar
 from inferd.engine.request import Request
-from inferd.engine.sched.latency.step_time import Coefficients, Seed
+from inferd.engine.sched.latency.step_time import Coefficients, PriorCosts
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import RowResult, RowStatus, StepPlan, StepResult, TokenLogprobs
 from inferd.engine.sched.scheduler import Scheduler
@@ -91,7 +91,7 @@ def speculating(guesses: Always, script: Script) -> EngineCore:
     """A core in which steps cost almost nothing for each token, so that drafts are worth their time."""
     config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, max_draws=32)
     costs = Coefficients(step_s=1.0, token_s=1e-6, context_s=0.0)
-    scheduler = Scheduler(config, KVCache(32, 4), Seed(costs, costs), guesses)
+    scheduler = Scheduler(config, KVCache(32, 4), PriorCosts(costs, costs), guesses)
     return EngineCore(scheduler, script, vocab_size=VOCAB, clock=lambda: 0.0, guesses=guesses)
 
 

@@ -14,7 +14,7 @@ from inferd.engine.cache.table import KVCache
 from inferd.engine.sched.draft_odds import DraftOdds, PlaceCounts
 from inferd.engine.sched.drafting import _TRIAL_DRAFTS, _TRIAL_STEPS
 from inferd.engine.sched.latency.policy import Timing
-from inferd.engine.sched.latency.step_time import Coefficients, Seed, StepLoad, StepTimeModel
+from inferd.engine.sched.latency.step_time import Coefficients, PriorCosts, StepLoad, StepTimeModel
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import Row, RowResult, StepPlan, StepResult
 from inferd.engine.sched.scheduler import Scheduler
@@ -34,7 +34,7 @@ def make(
     config = SchedulerConfig(
         max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64, max_draws=max_draws, drafts_follow=drafts_follow
     )
-    return Scheduler(config, KVCache(num_blocks, 4), Seed(DECODE, DECODE, costs), given)
+    return Scheduler(config, KVCache(num_blocks, 4), PriorCosts(DECODE, DECODE, costs), given)
 
 
 def last_row(scheduler: Scheduler) -> Row:
@@ -272,7 +272,7 @@ def test_drafts_at_the_end_of_a_request_are_not_counted() -> None:
 
 def test_steps_with_drafts_have_costs_of_their_own() -> None:
     truth = Coefficients(10e-3, 0.1e-3, 0.0, 0.0, 2e-3, 5e-5)
-    model = StepTimeModel(Seed(DECODE, DECODE, drafted(0.5e-3)))
+    model = StepTimeModel(PriorCosts(DECODE, DECODE, drafted(0.5e-3)))
     for step in range(300):
         passes, num_rows = 1 + step % 7, 1 + step % 3
         load = StepLoad(num_rows * (1 + passes), 0, 0, passes, num_rows * passes)
@@ -284,7 +284,7 @@ def test_steps_with_drafts_have_costs_of_their_own() -> None:
 
 def test_without_a_draft_model_nothing_is_drafted() -> None:
     config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64, max_draws=32)
-    scheduler = Scheduler(config, KVCache(64, 4), Seed(DECODE, DECODE), Given({"a": Guess((), ())}))
+    scheduler = Scheduler(config, KVCache(64, 4), PriorCosts(DECODE, DECODE), Given({"a": Guess((), ())}))
     start(scheduler, "a")
     plans: list[StepPlan] = []
     for _ in range(_TRIAL_STEPS // 2):

@@ -12,7 +12,7 @@ from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.latency.budget import StepBudget
 from inferd.engine.sched.latency.policy import Timing
-from inferd.engine.sched.latency.step_time import Coefficients, Seed, StepLoad
+from inferd.engine.sched.latency.step_time import Coefficients, PriorCosts, StepLoad
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import Row, RowResult, StepPlan, StepResult
 from inferd.engine.sched.plan_builder import PlanBuilder
@@ -42,7 +42,7 @@ def make(given: Given, costs: Coefficients = MEMORY_BOUND, *, num_blocks: int = 
     config = SchedulerConfig(
         **{"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64, "max_draws": 32, **limits}
     )
-    return Scheduler(config, KVCache(num_blocks, 4), Seed(costs, chunked), given)
+    return Scheduler(config, KVCache(num_blocks, 4), PriorCosts(costs, chunked), given)
 
 
 def start(scheduler: Scheduler, name: str, num_prompt: int = 5, max_tokens: int = 40, **scheduling: object) -> Request:

@@ -14,12 +14,12 @@ from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry, order_key_of
 from inferd.engine.sched.latency.budget import GRAIN, StepBudget, TimedBudget
 from inferd.engine.sched.latency.policy import STARVED_STEPS, Timing
-from inferd.engine.sched.latency.step_time import Coefficients, Seed, StepLoad
+from inferd.engine.sched.latency.step_time import Coefficients, PriorCosts, StepLoad
 from inferd.engine.sched.limits import ATTENTION_SPLIT, Refusal, SchedulerConfig
 from inferd.engine.sched.plan import RowResult, StepResult
 from inferd.engine.sched.scheduler import Scheduler
 
-COSTS = Seed(Coefficients(5e-3, 1e-5, 1e-9), Coefficients(5e-3, 2e-5, 1e-9, 1e-11))
+COSTS = PriorCosts(Coefficients(5e-3, 1e-5, 1e-9), Coefficients(5e-3, 2e-5, 1e-9, 1e-11))
 """A decode step takes 5 ms, and a chunk of 4,096 tokens 82 ms."""
 
 

@@ -23,7 +23,7 @@ from inferd.engine.api.memory.planner import (
     refusal,
     weight_lines,
 )
-from inferd.engine.api.memory.precision import DTYPE_BYTES, KV_FORMATS, KVCache, Precision, Quantization
+from inferd.engine.api.memory.precision import DTYPE_BYTES, KV_FORMATS, KVPrecision, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
@@ -255,7 +255,7 @@ def test_the_pool_is_counted_alike_by_blocks_and_by_sequences(
 
 
 @pytest.mark.parametrize("kv_cache", KV_FORMATS)
-def test_kv_in_8_bits_as_it_is_written(kv_cache: KVCache) -> None:
+def test_kv_in_8_bits_as_it_is_written(kv_cache: KVPrecision) -> None:
     """A byte for each of 128 numbers and 2 for each 32 of them: 0.53 of the 16-bit size."""
     plan = planned(MISTRAL_7B | {"sliding_window": None}, 4, 4096, Precision("bfloat16", kv_cache=kv_cache))
     assert plan.kv_bytes == 2 * 32 * 8 * (128 + 4 * 2) * 4096 * 4 == 1_140_850_688

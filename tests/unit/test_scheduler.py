@@ -12,7 +12,7 @@ from inferd.engine.cache.table import BlockTable, KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import LONGEST_HOLD_S
 from inferd.engine.sched.latency.policy import Timing
-from inferd.engine.sched.latency.step_time import UNKNOWN, Seed
+from inferd.engine.sched.latency.step_time import UNKNOWN, PriorCosts
 from inferd.engine.sched.limits import Refusal, SchedulerConfig
 from inferd.engine.sched.plan import Row, RowResult, RowStatus, StepPlan, StepResult
 from inferd.engine.sched.scheduler import AppliedRow, Scheduler
@@ -93,7 +93,7 @@ def make(
     watermark: float = 0.0,
     shares_prefixes: bool = True,
     windows: tuple[int | None, ...] = (None,),
-    seed: Seed = UNKNOWN,
+    seed: PriorCosts = UNKNOWN,
 ) -> Engine:
     config = SchedulerConfig(
         max_num_seqs=seqs,
@@ -209,7 +209,7 @@ def test_replayed_requests_wait_no_longer_than_the_bound() -> None:
 def test_replayed_requests_do_not_wait_for_a_long_step(cause: str) -> None:
     """A stream that is left out of a step waits until it ends. A step of 8 tokens takes longer than it may wait."""
     token_s = LONGEST_HOLD_S / 7
-    engine = make(tokens=8, seed=Seed(UNKNOWN.decode, replace(UNKNOWN.chunked, token_s=token_s)))
+    engine = make(tokens=8, seed=PriorCosts(UNKNOWN.decode, replace(UNKNOWN.chunked, token_s=token_s)))
     engine.add("moved", unlike(1, 2), emitted_ids=(9, 9), max_tokens=20)
     engine.step(1.0, own_s=4 * token_s)
     engine.add("long", unlike(2, 8 if cause == "a prompt that starts" else 16), emitted_ids=(9, 9), max_tokens=20)

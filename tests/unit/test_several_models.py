@@ -14,7 +14,7 @@ from inferd.engine.api.config import replicas_of
 from inferd.engine.api.errors import CapacityError, ConfigError, ModelError
 from inferd.engine.api.machine.cpu import DRIVER_BYTES, Machine
 from inferd.engine.api.machine.gpu import Accelerator
-from inferd.engine.api.memory.division import Demand, shares_of
+from inferd.engine.api.memory.division import MemoryDemand, shares_of
 from inferd.engine.api.memory.planner import MemoryPlan
 from inferd.server.commands.plan_table import run
 from inferd.server.config.models import OWN, settings_of_models
@@ -92,7 +92,7 @@ def test_settings_of_the_whole_server_are_not_a_models() -> None:
     assert not OWN & {"port", "api_key", "keys_file", "log_level", "max_body_bytes", "models"}
 
 
-def demand(name: str, weights: int, *, kv: int | None = None, gpus: int = 0, engines: int = 1) -> Demand:
+def demand(name: str, weights: int, *, kv: int | None = None, gpus: int = 0, engines: int = 1) -> MemoryDemand:
     """A model with so many bytes of weights, and nothing else beside its KV cache."""
 
     class Plan(MemoryPlan):
@@ -101,14 +101,14 @@ def demand(name: str, weights: int, *, kv: int | None = None, gpus: int = 0, eng
         working_bytes = 0  # type: ignore[assignment]
 
     loading = type("Loading", (), {"num_bytes": -GIB})()
-    return Demand(name, gpus > 0, gpus or engines, Plan((), None, (), loading), kv)  # type: ignore[arg-type]
+    return MemoryDemand(name, gpus > 0, gpus or engines, Plan((), None, (), loading), kv)  # type: ignore[arg-type]
 
 
 def host(available: int) -> Machine:
     return Machine(4, 64 * GIB, available)
 
 
-def available(machine: Machine, *demands: Demand) -> list[int]:
+def available(machine: Machine, *demands: MemoryDemand) -> list[int]:
     return [share.machine.memory_available_bytes for share in shares_of(machine, demands)]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.cost.step_cost import NO_WORK, WorkModel
-from inferd.engine.api.memory.precision import KV_FORMATS, KVCache, Precision
+from inferd.engine.api.memory.precision import KV_FORMATS, KVPrecision, Precision
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import describe
 
@@ -144,7 +144,7 @@ def test_weights_are_read_as_they_are_stored(precision: Precision, weight_bytes:
 
 
 @pytest.mark.parametrize("kv_cache", KV_FORMATS)
-def test_kv_in_8_bits_is_read_and_written_with_its_scales(kv_cache: KVCache) -> None:
+def test_kv_in_8_bits_is_read_and_written_with_its_scales(kv_cache: KVPrecision) -> None:
     """8 KV heads of 128 in 32 layers: a byte a number, and 2 for each 32 of them."""
     plain, short = llama(), WorkModel.of(describe(LLAMA_31_8B), Precision("bfloat16", kv_cache=kv_cache), 131072)
     key_bytes = 2 * 8 * (128 + 4 * 2) * 32

@@ -9,14 +9,14 @@ from random import Random
 import pytest
 
 from inferd.engine.sched.latency.least_squares import LeastSquares, solve
-from inferd.engine.sched.latency.step_time import UNKNOWN, Coefficients, Seed, StepLoad, StepTimeModel
+from inferd.engine.sched.latency.step_time import UNKNOWN, Coefficients, PriorCosts, StepLoad, StepTimeModel
 from inferd.engine.sched.plan import Row
 
-PLANTED = Seed(Coefficients(4e-3, 2e-5, 3e-8), Coefficients(6e-3, 3e-5, 4e-8, 4e-10))
+PLANTED = PriorCosts(Coefficients(4e-3, 2e-5, 3e-8), Coefficients(6e-3, 3e-5, 4e-8, 4e-10))
 SEEDS = {
-    "half of it": Seed(Coefficients(2e-3, 1e-5, 1.5e-8), Coefficients(2e-3, 1.5e-5, 1e-8, 1e-10)),
+    "half of it": PriorCosts(Coefficients(2e-3, 1e-5, 1.5e-8), Coefficients(2e-3, 1.5e-5, 1e-8, 1e-10)),
     "anything": UNKNOWN,
-    "zeros": Seed(Coefficients(0, 0, 0), Coefficients(0, 0, 0, 0)),
+    "zeros": PriorCosts(Coefficients(0, 0, 0), Coefficients(0, 0, 0, 0)),
 }
 
 
@@ -38,7 +38,9 @@ def worst(model: StepTimeModel, rng: Random) -> float:
     return max(abs(model.predict(load) / truth(load) - 1) for load in loads)
 
 
-def trained(seed: Seed, num_steps: int, rng: Random, *, pauses: float = 0.0, slower: float = 1.0) -> StepTimeModel:
+def trained(
+    seed: PriorCosts, num_steps: int, rng: Random, *, pauses: float = 0.0, slower: float = 1.0
+) -> StepTimeModel:
     model = StepTimeModel(seed)
     for step in range(num_steps):
         load = random_load(rng)
@@ -48,7 +50,7 @@ def trained(seed: Seed, num_steps: int, rng: Random, *, pauses: float = 0.0, slo
 
 
 @pytest.mark.parametrize("seed", SEEDS.values(), ids=SEEDS)
-def test_planted_costs_are_found_through_noise(seed: Seed) -> None:
+def test_planted_costs_are_found_through_noise(seed: PriorCosts) -> None:
     rng = Random(1)
     assert worst(StepTimeModel(seed), Random(2)) > 0.3, "the seed is right, and the test shows nothing"
     model = trained(seed, 600, rng)
@@ -62,7 +64,7 @@ def test_pauses_of_the_machine_move_little() -> None:
 
 
 @pytest.mark.parametrize("seed", [PLANTED, UNKNOWN], ids=["the truth", "anything"])
-def test_steps_of_next_to_no_time_move_little(seed: Seed) -> None:
+def test_steps_of_next_to_no_time_move_little(seed: PriorCosts) -> None:
     """If the host is late for the end of a step, its time is too long and that of the next one next to nothing. Prompts
     without decodes have no context, so a model that holds all else at 0 would predict no time at all."""
     errors = list[float]()
@@ -85,7 +87,7 @@ def test_steps_of_next_to_no_time_move_little(seed: Seed) -> None:
 def test_many_steps_of_next_to_no_time_end_in_no_runaway() -> None:
     """Chunks of one size: a step and its tokens are told apart by nothing. A model that has fallen to next to no time
     must not believe its next measurements more than all others, or the equations have no solution."""
-    seed = Seed(UNKNOWN.decode, Coefficients(0.7, 0.14, 1e-6, 1e-8))
+    seed = PriorCosts(UNKNOWN.decode, Coefficients(0.7, 0.14, 1e-6, 1e-8))
     for number in range(20):
         rng, model = Random(number), StepTimeModel(seed)
         for _ in range(300):

@@ -18,7 +18,7 @@ from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class MemoryDemand:
     """The need of one of several models."""
 
     name: str
@@ -48,7 +48,7 @@ class MachineShare:
     first_gpu: int
 
 
-def shares_of(machine: Machine, demands: Sequence[Demand]) -> list[MachineShare]:
+def shares_of(machine: Machine, demands: Sequence[MemoryDemand]) -> list[MachineShare]:
     """The share of each model. Raises `CapacityError` if they do not fit together."""
     firsts = _first_gpus(machine, demands)
     places = [(demand.is_on_gpu, first) for demand, first in zip(demands, firsts, strict=True)]
@@ -62,7 +62,7 @@ def shares_of(machine: Machine, demands: Sequence[Demand]) -> list[MachineShare]
     return shares
 
 
-def _first_gpus(machine: Machine, demands: Sequence[Demand]) -> list[int]:
+def _first_gpus(machine: Machine, demands: Sequence[MemoryDemand]) -> list[int]:
     """Each model has GPUs of its own if there are enough. Otherwise all begin at the first."""
     nums = [demand.num_engines if demand.is_on_gpu else 0 for demand in demands]
     gpu = machine.accelerator
@@ -71,7 +71,7 @@ def _first_gpus(machine: Machine, demands: Sequence[Demand]) -> list[int]:
     return [before - num if num else 0 for before, num in zip(accumulate(nums), nums, strict=True)]
 
 
-def _left(machine: Machine, demands: Sequence[Demand]) -> int:
+def _left(machine: Machine, demands: Sequence[MemoryDemand]) -> int:
     """Bytes left beside what models in one place need. Raises `CapacityError` if they need more than there is."""
     available = machine.memory_available_bytes
     left = available - sum(demand.needed_bytes for demand in demands)

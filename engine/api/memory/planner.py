@@ -28,7 +28,7 @@ from inferd.engine.arch.description import Arch
 from inferd.engine.arch.matrix import Component, LinearWeight, Shape
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.sharding import Rank, num_rows, within
-from inferd.engine.arch.weights import Parameter
+from inferd.engine.arch.weights import ParameterSpec
 
 _Member = tuple[str, Shape, StoredAs | None]
 """(label, shape, format) of a parameter."""
@@ -156,14 +156,14 @@ def block_bytes(
     return own if draft is None else own + _kv(draft.arch, draft.precision, term(block_size)).value
 
 
-def _stored_as(arch: Arch, precision: Precision, parameter: Parameter) -> StoredAs | None:
+def _stored_as(arch: Arch, precision: Precision, parameter: ParameterSpec) -> StoredAs | None:
     """The format of this matrix; None if it is stored in the dtype."""
     if arch.stored is None:
         return _quantized_as(parameter, precision.quantization)
     return None if parameter.layout is None else stored_as(parameter.layout)
 
 
-def _quantized_as(parameter: Parameter, quantization: Quantization) -> StoredAs | None:
+def _quantized_as(parameter: ParameterSpec, quantization: Quantization) -> StoredAs | None:
     """The format that a quantization gives to this matrix of a checkpoint that is not quantized."""
     of = parameter.of
     if not (isinstance(of, LinearWeight) and of.is_quantizable):
@@ -172,10 +172,10 @@ def _quantized_as(parameter: Parameter, quantization: Quantization) -> StoredAs 
 
 
 @lru_cache(maxsize=8)
-def _parameters(arch: Arch, num_ranks: int = 1) -> tuple[Parameter, ...]:
+def _parameters(arch: Arch, num_ranks: int = 1) -> tuple[ParameterSpec, ...]:
     """Weights and biases as the first rank keeps them, without scales, which `StoredAs` counts, and without ids, which
     `activations` counts."""
-    rank, kept = Rank(0, num_ranks), list[Parameter]()
+    rank, kept = Rank(0, num_ranks), list[ParameterSpec]()
     for parameter in weights(arch).parameters().values():
         if parameter.of.component is not Component.TOKEN_IDS:
             own = within(rank.rows(parameter.of), parameter.first_row, parameter.shape[0])
@@ -183,13 +183,13 @@ def _parameters(arch: Arch, num_ranks: int = 1) -> tuple[Parameter, ...]:
     return tuple(kept)
 
 
-def _tied_head(arch: Arch, num_ranks: int) -> Parameter:
+def _tied_head(arch: Arch, num_ranks: int) -> ParameterSpec:
     """The head that is a copy of the embedding, as each rank keeps it."""
     shape = (Rank(0, num_ranks).width(arch.vocab_size), arch.hidden_size)
-    return Parameter(LinearWeight.whole("packed copy of the embedding", Component.HEAD, shape), shape)
+    return ParameterSpec(LinearWeight.whole("packed copy of the embedding", Component.HEAD, shape), shape)
 
 
-def _total(arch: Arch, precision: Precision, parameters: Iterable[Parameter]) -> Formula:
+def _total(arch: Arch, precision: Precision, parameters: Iterable[ParameterSpec]) -> Formula:
     """Bytes of these parameters: one layer, or one expert, times the number of equal ones, plus parameters outside of
     layers."""
     groups: dict[str, list[_Member]] = {}
@@ -237,7 +237,7 @@ def _loading(arch: Arch, precision: Precision, num_ranks: int) -> PlanLine:
     quantized here. A tied head counts without the matrix as read, which is the embedding, unless it is widened."""
     widened = precision.dtype_bytes if precision.matrix_bytes != precision.dtype_bytes else NOTHING
 
-    def read_as(parameter: Parameter) -> Formula:
+    def read_as(parameter: ParameterSpec) -> Formula:
         if _stored_as(arch, precision, parameter) is None:
             return precision.matrix_bytes
         return term(1, "B") if arch.stored is not None else precision.dtype_bytes + term(1, "B")

@@ -16,7 +16,7 @@ Quantization = Literal["none", "fp8", "int8", "int4"]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-KVCache = Literal["auto", "fp8", "int8"]
+KVPrecision = Literal["auto", "fp8", "int8"]
 """Formats of K and V: the dtype, or one of `KV_FORMATS`."""
 
 
@@ -75,7 +75,7 @@ _SCALE_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class KVFormat:
+class KVStoredAs:
     """Format of K and V: numbers of one byte, and a scale for each group of consecutive elements of a head."""
 
     dtype: str
@@ -90,8 +90,8 @@ class KVFormat:
         return term(head_dim).named("head") * term(1, "B") + scales
 
 
-KV_FORMATS: Mapping[KVCache, KVFormat] = {"fp8": KVFormat("float8_e4m3fn"), "int8": KVFormat("int8")}
-SHORT_KV: KVCache = "int8"
+KV_FORMATS: Mapping[KVPrecision, KVStoredAs] = {"fp8": KVStoredAs("float8_e4m3fn"), "int8": KVStoredAs("int8")}
+SHORT_KV: KVPrecision = "int8"
 """Format that messages offer if memory is short: the nearest to the dtype, and the one that runs everywhere."""
 
 
@@ -123,7 +123,7 @@ class Precision:
 
     dtype: str
     quantization: Quantization = "none"
-    kv_cache: KVCache = "auto"
+    kv_cache: KVPrecision = "auto"
     weights_dtype: str = ""
     """Dtype of the embedding and of matrices that are not quantized; empty: `dtype`."""
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from inferd.engine.sched.entry import Entry
 from inferd.engine.sched.latency.budget import MARGIN, StepBudget, TimedBudget, chunk_s, largest_chunk
-from inferd.engine.sched.latency.step_time import Coefficients, Seed, StepLoad, StepTimeModel
+from inferd.engine.sched.latency.step_time import Coefficients, PriorCosts, StepLoad, StepTimeModel
 from inferd.engine.sched.plan import Row
 
 STARVED_STEPS = 8
@@ -61,8 +61,8 @@ class Pace:
 class LatencyPolicy:
     """Decides how much each step may carry, by the step-time model. Without targets every step carries all it can."""
 
-    def __init__(self, max_num_batched_tokens: int, chunk_split: int, seed: Seed) -> None:
-        self.model = StepTimeModel(seed)
+    def __init__(self, max_num_batched_tokens: int, chunk_split: int, prior: PriorCosts) -> None:
+        self.model = StepTimeModel(prior)
         self.num_timed = 0
         """Live requests with a target."""
         self._max_num_batched_tokens, self._split = max_num_batched_tokens, chunk_split

@@ -7,7 +7,7 @@ have coefficients of their own. The first are bound by arithmetic and launched c
 recorded; one line through both fits neither. Steps for which a draft model makes drafts are a third kind, with two more
 terms: the passes of the draft model, and its tokens.
 
-Starts from a seed, such as the roofline's. Pure: no clock, no randomness; seconds come in as arguments.
+Starts from prior costs, such as the roofline's. Pure: no clock, no randomness; seconds come in as arguments.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from inferd.engine.sched.plan import Row
 _FORGETTING = 0.99
 """A step counts e times less than one 100 steps later of its kind."""
 _PRIOR = 1e-4
-"""Weight of the seed, in steps. It decides what was never measured, and next to nothing else."""
+"""Weight of the prior costs, in steps. It decides what was never measured, and next to nothing else."""
 _LEAST_STEP_S = 1e-6
 """No step is predicted to take less: paces are tokens divided by predictions."""
 _LEAST_SHARE = 0.1
-"""Least unit of a step, in times that the seed expects. If the expected time has fallen to near 0, a unit of that would
-keep it there: each further short step would outweigh hundreds of others, and the equations would lose their digits."""
+"""Least unit of a step, in times that the prior costs expect. If the expected time has fallen to near 0, a unit of that
+would keep it there: each further short step would outweigh hundreds of others, and the equations would lose their
+digits."""
 _NUM_ERRORS = 256
 """Number of steps that the errors cover."""
 
@@ -87,7 +88,7 @@ class Coefficients:
 
 
 @dataclass(frozen=True, slots=True)
-class Seed:
+class PriorCosts:
     """Expected cost of steps before any was measured."""
 
     decode: Coefficients
@@ -97,43 +98,43 @@ class Seed:
 
 
 _UNKNOWN_STEP = Coefficients(1e-3, 1e-5, 1e-8, 1e-10, 1e-4, 1e-6)
-UNKNOWN = Seed(Coefficients(1e-3, 1e-5, 1e-8), Coefficients(1e-3, 1e-5, 1e-8, 1e-10))
-"""Seed for an unknown device: orders of magnitude, corrected by the first steps."""
+UNKNOWN = PriorCosts(Coefficients(1e-3, 1e-5, 1e-8), Coefficients(1e-3, 1e-5, 1e-8, 1e-10))
+"""Prior costs of an unknown device: orders of magnitude, corrected by the first steps."""
 
 
 class _Fit:
     """The coefficients of one kind of step.
 
-    The fitted values are factors on the seed, and times are in units of the expected time. So a residual is a relative
-    error, and a short step counts as much as a long one.
+    The fitted values are factors on the prior costs, and times are in units of the expected time. So a residual is a
+    relative error, and a short step counts as much as a long one.
     """
 
-    __slots__ = ("_seed", "_squares", "coefficients")
+    __slots__ = ("_prior", "_squares", "coefficients")
 
-    def __init__(self, seed: Coefficients, unknown: Coefficients, size: int) -> None:
-        """A coefficient of 0 in `seed` is unknown, and may turn out to be more."""
-        self._seed = [value or guess for value, guess in zip(astuple(seed)[:size], astuple(unknown), strict=False)]
+    def __init__(self, prior: Coefficients, unknown: Coefficients, size: int) -> None:
+        """A coefficient of 0 in `prior` is unknown, and may turn out to be more."""
+        self._prior = [value or guess for value, guess in zip(astuple(prior)[:size], astuple(unknown), strict=False)]
         self._squares = LeastSquares(size, forgetting=_FORGETTING, prior=_PRIOR)
-        self.coefficients = seed
+        self.coefficients = prior
 
     def observe(self, load: StepLoad, seconds: float, predicted_s: float) -> None:
-        # The measured time is no good unit: one near 0 would outweigh all other steps. If the seed is far too low, the
-        # expected one is none either: the first steps would outweigh the others.
-        costs_s = [seed * feature for seed, feature in zip(self._seed, (1, *load), strict=False)]
+        # The measured time is no good unit: one near 0 would outweigh all other steps. If the prior costs are far too
+        # low, the expected one is none either: the first steps would outweigh the others.
+        costs_s = [prior * feature for prior, feature in zip(self._prior, (1, *load), strict=False)]
         unit_s = max(predicted_s, seconds / 2, _LEAST_SHARE * sum(costs_s))
         x = [cost_s / unit_s for cost_s in costs_s]
         self._squares.update(x, seconds / unit_s)
-        scaled = [seed * factor for seed, factor in zip(self._seed, self._squares.theta, strict=True)]
+        scaled = [prior * factor for prior, factor in zip(self._prior, self._squares.theta, strict=True)]
         self.coefficients = Coefficients(max(scaled[0], _LEAST_STEP_S), *scaled[1:])
 
 
 class StepTimeModel:
     """Predicts steps, learns from measured ones, and knows its own error."""
 
-    def __init__(self, seed: Seed = UNKNOWN) -> None:
-        self._decode, self._chunked = _Fit(seed.decode, UNKNOWN.decode, 3), _Fit(seed.chunked, UNKNOWN.chunked, 4)
-        self._drafted = _Fit(seed.drafted or _UNKNOWN_STEP, _UNKNOWN_STEP, 6)
-        self.has_draft_model = seed.drafted is not None
+    def __init__(self, prior: PriorCosts = UNKNOWN) -> None:
+        self._decode, self._chunked = _Fit(prior.decode, UNKNOWN.decode, 3), _Fit(prior.chunked, UNKNOWN.chunked, 4)
+        self._drafted = _Fit(prior.drafted or _UNKNOWN_STEP, _UNKNOWN_STEP, 6)
+        self.has_draft_model = prior.drafted is not None
         self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
         self.num_steps = 0
 
