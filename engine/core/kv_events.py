@@ -10,8 +10,8 @@ from inferd.engine.api.wire.kv_events import (
     BlockRemoved,
     BlockStored,
     Encoded,
-    Event,
     GroupKind,
+    KVEvent,
     encode_events,
 )
 from inferd.engine.api.wire.params import Adapter
@@ -55,7 +55,7 @@ class KVEventLog:
         if self._index.changes or self._index.was_emptied:
             yield from encode_events(self._events())
 
-    def _events(self) -> Iterator[Event]:
+    def _events(self) -> Iterator[KVEvent]:
         """Each group's changes in their order, one group after the other: groups do not depend on each other."""
         was_emptied, changes = self._index.take_changes()
         if was_emptied:
@@ -67,7 +67,7 @@ class KVEventLog:
         for group, of_group in sorted(by_group.items()):
             yield from self._events_of(group, of_group)
 
-    def _events_of(self, group: int, changes: Iterable[Change]) -> Iterator[Event]:
+    def _events_of(self, group: int, changes: Iterable[Change]) -> Iterator[KVEvent]:
         """Blocks that follow one another share an event, and so do blocks that go."""
         event: BlockStored | BlockRemoved | None = None
         last: Node | None = None

@@ -26,7 +26,7 @@ DONE = sse.event(b"[DONE]")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class AnswerOptions:
     """The parts of an answer that the caller asked for."""
 
     name: str
@@ -95,10 +95,10 @@ def usage_of(request: GenerateRequest, choices: tuple[ChoiceResult, ...]) -> Usa
     )
 
 
-def head(service: Service, request: GenerateRequest, shape: Shape) -> AnswerHead:
+def head(service: Service, request: GenerateRequest, options: AnswerOptions) -> AnswerHead:
     return {
         "created": int(time.time()),
-        "model": shape.name,
+        "model": options.name,
         "system_fingerprint": fingerprint(service, request),
         "seed": request.seed,
     }
@@ -120,9 +120,9 @@ def fingerprint(service: Service, request: GenerateRequest) -> str:
 class Chunks:
     """Writes the chunks of a stream. The head is encoded once; a chunk adds choices and, if asked for, usage."""
 
-    def __init__(self, head: ChatChunkHead | TextHead, shape: Shape, request: GenerateRequest) -> None:
+    def __init__(self, head: ChatChunkHead | TextHead, options: AnswerOptions, request: GenerateRequest) -> None:
         self._prefix = orjson.dumps(head)[:-1] + b',"choices":'
-        self._shape, self._request = shape, request
+        self._options, self._request = options, request
         self._counts = Counts(request.num_prompt_tokens)
 
     def count(self, event: TextDelta) -> None:
@@ -135,13 +135,13 @@ class Chunks:
     def chunk(self, choice: ChatChunkChoice | TextChunkChoice, tail: ChatChunkTail | None = None) -> bytes:
         """An event with one choice."""
         tail = tail or {}
-        if self._shape.include_usage:
-            tail = {**tail, "usage": self._counts.usage_sent() if self._shape.continuous_usage else None}
+        if self._options.include_usage:
+            tail = {**tail, "usage": self._counts.usage_sent() if self._options.continuous_usage else None}
         return self._event([choice], tail)
 
     def end(self, extra: Extra) -> bytes:
         """[DONE], after a last chunk with usage and `extra` if the request includes usage."""
-        if not self._shape.include_usage:
+        if not self._options.include_usage:
             return DONE
         return self._event([], {**extra, "usage": self._counts.usage()}) + DONE
 

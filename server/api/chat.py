@@ -7,10 +7,10 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.api.answer import ChunkRendering, Chunks, Shape, head, usage_of
+from inferd.server.api.answer import AnswerOptions, ChunkRendering, Chunks, head, usage_of
 from inferd.server.api.body import body_of
 from inferd.server.api.logprobs import chat_logprobs, prompt_logprobs
-from inferd.server.api.respond import Services, admit, respond, shape_of, while_asked
+from inferd.server.api.respond import Services, admit, options_of, respond, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.events import (
     Event,
@@ -51,24 +51,24 @@ class ChatApi:
     async def create(self, request: Request, wire: Annotated[ChatRequest, body_of(ChatRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
         service = self._services.of(wire.model)
-        shape = shape_of(wire, service.intake.check_model(wire.model))
+        options = options_of(wire, service.intake.check_model(wire.model))
         caller = admit(request, service, wire.timeout, wire.n or 1)
         taken = await while_asked(request, caller.deadline, service.intake.chat(wire, caller))
         service.metrics.request_arrived("chat")
-        return await respond(request, service, taken, shape, ChatRendering(service, taken, shape))
+        return await respond(request, service, taken, options, ChatRendering(service, taken, options))
 
 
 class ChatRendering(ChunkRendering):
     """Chat chunks and answers."""
 
-    def __init__(self, service: Service, taken: GenerateRequest, shape: Shape) -> None:
+    def __init__(self, service: Service, taken: GenerateRequest, options: AnswerOptions) -> None:
         begin: ChatChunkHead = {
             "id": taken.response_id,
             "object": "chat.completion.chunk",
-            **head(service, taken, shape),
+            **head(service, taken, options),
         }
-        super().__init__(Chunks(begin, shape, taken), taken)
-        self._service, self._taken, self._shape = service, taken, shape
+        super().__init__(Chunks(begin, options, taken), taken)
+        self._service, self._taken, self._options = service, taken, options
         self._table = service.model.tokenizer.bytes
         self._scores = taken.params.logprobs is not None
         self._introduced: set[int] = set()
@@ -103,15 +103,15 @@ class ChatRendering(ChunkRendering):
     def plain(self, extra: Extra) -> ChatCompletion:
         choices = self._builder.results()
         prompt: ChatPrompt = {}
-        if self._shape.return_token_ids:
+        if self._options.return_token_ids:
             prompt["prompt_token_ids"] = self._taken.prompts[0].token_ids
-        if self._shape.num_prompt_logprobs is not None and choices[0].prompt is not None:
+        if self._options.num_prompt_logprobs is not None and choices[0].prompt is not None:
             scored = choices[0].prompt.scored
-            prompt["prompt_logprobs"] = prompt_logprobs(self._table, scored, self._shape.num_prompt_logprobs)
+            prompt["prompt_logprobs"] = prompt_logprobs(self._table, scored, self._options.num_prompt_logprobs)
         return {
             "id": self._taken.response_id,
             "object": "chat.completion",
-            **head(self._service, self._taken, self._shape),
+            **head(self._service, self._taken, self._options),
             "choices": [self._choice(i, choice) for i, choice in enumerate(choices)],
             "usage": usage_of(self._taken, choices),
             **prompt,
@@ -124,21 +124,21 @@ class ChatRendering(ChunkRendering):
             return b""
         self._introduced.add(choice)
         tail: ChatChunkTail = {}
-        if self._shape.return_token_ids and len(self._introduced) == 1:
+        if self._options.return_token_ids and len(self._introduced) == 1:
             tail["prompt_token_ids"] = self._taken.prompts[0].token_ids
         # If the answer has only calls, clients that add up deltas must not end with an empty text.
         content = "" if self._taken.parser_config is None else None
         return self._chunks.chunk(_growth(choice, {"role": "assistant", "content": content, "refusal": None}), tail)
 
     def _text(self, event: TextDelta) -> bytes:
-        shows_tokens = bool(event.token_ids) and (self._scores or self._shape.return_token_ids)
+        shows_tokens = bool(event.token_ids) and (self._scores or self._options.return_token_ids)
         if not event.text and not shows_tokens:
             return b""
         is_silent = self._taken.parser_config is not None and not event.text
         choice = _growth(event.choice, {} if is_silent else {"content": event.text})
         if self._scores and event.scored:
             choice["logprobs"] = chat_logprobs(self._table, event.scored)
-        if self._shape.return_token_ids:
+        if self._options.return_token_ids:
             choice["token_ids"] = event.token_ids
         return self._chunks.chunk(choice)
 
@@ -170,7 +170,7 @@ class ChatRendering(ChunkRendering):
             "finish_reason": self._reason(result.reason),
             "stop_reason": result.stop_reason,
         }
-        if self._shape.return_token_ids:
+        if self._options.return_token_ids:
             choice["token_ids"] = result.token_ids
         return choice
 

@@ -8,11 +8,11 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.api.answer import ChunkRendering, Chunks, Shape, head, usage_of
+from inferd.server.api.answer import AnswerOptions, ChunkRendering, Chunks, head, usage_of
 from inferd.server.api.body import body_of
 from inferd.server.api.logprobs import prompt_logprobs, text_logprobs
 from inferd.server.api.long_lists import Chained
-from inferd.server.api.respond import Services, admit, respond, shape_of, while_asked
+from inferd.server.api.respond import Services, admit, options_of, respond, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.events import (
     Event,
@@ -42,19 +42,19 @@ class CompletionsApi:
     ) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
         service = self._services.of(wire.model)
-        shape = shape_of(wire, service.intake.check_model(wire.model))
+        options = options_of(wire, service.intake.check_model(wire.model))
         caller = admit(request, service, wire.timeout, len(wire.prompt) * (wire.n or 1))
         taken = await while_asked(request, caller.deadline, service.intake.completion(wire, caller))
         service.metrics.request_arrived("completions")
-        return await respond(request, service, taken, shape, TextRendering(service, taken, shape))
+        return await respond(request, service, taken, options, TextRendering(service, taken, options))
 
 
 class TextRendering(ChunkRendering):
     """Text chunks and answers."""
 
-    def __init__(self, service: Service, taken: GenerateRequest, shape: Shape) -> None:
-        super().__init__(Chunks(_head(service, taken, shape), shape, taken), taken)
-        self._service, self._taken, self._shape = service, taken, shape
+    def __init__(self, service: Service, taken: GenerateRequest, options: AnswerOptions) -> None:
+        super().__init__(Chunks(_head(service, taken, options), options, taken), taken)
+        self._service, self._taken, self._options = service, taken, options
         self._table = service.model.tokenizer.bytes
         self._num_top = taken.params.logprobs
         self._introduced: set[int] = set()
@@ -77,7 +77,7 @@ class TextRendering(ChunkRendering):
     def plain(self, extra: Extra) -> Completion:
         choices = self._builder.results()
         return {
-            **_head(self._service, self._taken, self._shape),
+            **_head(self._service, self._taken, self._options),
             "choices": [self._choice(i, choice) for i, choice in enumerate(choices)],
             "usage": usage_of(self._taken, choices),
             **extra,
@@ -90,17 +90,17 @@ class TextRendering(ChunkRendering):
         return self._chunk(_growth(event.choice, event.text, self._logprobs(event.choice, event.scored)))
 
     def _text(self, event: TextDelta) -> bytes:
-        shows_tokens = bool(event.token_ids) and (self._num_top is not None or self._shape.return_token_ids)
+        shows_tokens = bool(event.token_ids) and (self._num_top is not None or self._options.return_token_ids)
         if not event.text and not shows_tokens:
             return b""
         choice = _growth(event.choice, event.text, self._logprobs(event.choice, event.scored) if event.scored else None)
-        if self._shape.return_token_ids:
+        if self._options.return_token_ids:
             choice["token_ids"] = event.token_ids
         return self._chunk(choice)
 
     def _chunk(self, choice: TextChunkChoice) -> bytes:
         index = choice["index"]
-        if self._shape.return_token_ids and index not in self._introduced:
+        if self._options.return_token_ids and index not in self._introduced:
             self._introduced.add(index)
             choice["prompt_token_ids"] = self._taken.prompt_of(index).token_ids
         return self._chunks.chunk(choice)
@@ -115,9 +115,9 @@ class TextRendering(ChunkRendering):
             "finish_reason": result.reason,
             "stop_reason": result.stop_reason,
         }
-        if self._shape.num_prompt_logprobs is not None and prompt is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(self._table, prompt.scored, self._shape.num_prompt_logprobs)
-        if self._shape.return_token_ids:
+        if self._options.num_prompt_logprobs is not None and prompt is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self._table, prompt.scored, self._options.num_prompt_logprobs)
+        if self._options.return_token_ids:
             choice["token_ids"] = result.token_ids
             choice["prompt_token_ids"] = self._taken.prompt_of(index).token_ids
         return choice
@@ -128,8 +128,8 @@ class TextRendering(ChunkRendering):
         return text_logprobs(self._table, scored, self._num_top, self._taken.prompt_of(choice).token_ids[0])
 
 
-def _head(service: Service, taken: GenerateRequest, shape: Shape) -> TextHead:
-    return {"id": taken.response_id, "object": "text_completion", **head(service, taken, shape)}
+def _head(service: Service, taken: GenerateRequest, options: AnswerOptions) -> TextHead:
+    return {"id": taken.response_id, "object": "text_completion", **head(service, taken, options)}
 
 
 def _growth(choice: int, text: str, logprobs: TextLogprobs | None) -> TextChunkChoice:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.api.answer import Shape
+from inferd.server.api.answer import AnswerOptions
 from inferd.server.api.body import body_of
 from inferd.server.api.respond import Services, admit, respond, while_asked
 from inferd.server.errors import table as errors
@@ -47,7 +47,7 @@ class LlamaCppApi:
         caller = admit(request, service, wire.timeout, wire.n_cmpl or 1)
         taken, is_cut = await while_asked(request, caller.deadline, service.intake.infill(wire, caller))
         service.metrics.request_arrived("infill")
-        shape = Shape(
+        options = AnswerOptions(
             name=name,
             is_stream=bool(wire.stream),
             include_usage=False,
@@ -56,8 +56,8 @@ class LlamaCppApi:
             num_prompt_logprobs=None,
             include_metrics=True,
         )
-        rendering = InfillRendering(taken, shape, wire, is_cut=is_cut)
-        return await respond(request, service, taken, shape, rendering)
+        rendering = InfillRendering(taken, options, wire, is_cut=is_cut)
+        return await respond(request, service, taken, options, rendering)
 
     async def props(self, request: Request) -> Response:
         """Raises `RequestError`, and `EngineDeadError` before the first engine is ready."""
@@ -92,9 +92,9 @@ class InfillRendering:
 
     keep_alive = sse.KEEP_ALIVE
 
-    def __init__(self, taken: GenerateRequest, shape: Shape, wire: InfillRequest, *, is_cut: bool) -> None:
+    def __init__(self, taken: GenerateRequest, options: AnswerOptions, wire: InfillRequest, *, is_cut: bool) -> None:
         """`is_cut`: whether the prompt leaves a part of the caller's texts out."""
-        self._taken, self._shape, self._wire, self._is_cut = taken, shape, wire, is_cut
+        self._taken, self._options, self._wire, self._is_cut = taken, options, wire, is_cut
         self._builder = ResultBuilder(taken)
         self._num_output = [0] * taken.num_choices
 
@@ -128,7 +128,7 @@ class InfillRendering:
     def plain(self, extra: Extra) -> object:
         answers = []
         for i, result in enumerate(self._builder.results()):
-            token_ids = result.token_ids if self._shape.return_token_ids else ()
+            token_ids = result.token_ids if self._options.return_token_ids else ()
             head = self._head(i, result.text, token_ids, len(result.token_ids))
             answers.append(self._answer(result, head, extra))
         return answers[0] if len(answers) == 1 else answers
@@ -150,7 +150,7 @@ class InfillRendering:
         answer: Infill = {
             **head,
             "stop": True,
-            "model": self._shape.name,
+            "model": self._options.name,
             "generation_settings": self._settings(head["index"]),
             "prompt": taken.prompts[0].text or "",
             "has_new_line": "\n" in result.text,
@@ -179,7 +179,7 @@ class InfillRendering:
             "frequency_penalty": params.frequency_penalty,
             "stop": self._wire.stop or (),
             "ignore_eos": bool(self._wire.ignore_eos),
-            "stream": self._shape.is_stream,
+            "stream": self._options.is_stream,
         }
 
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.api.answer import Shape
+from inferd.server.api.answer import AnswerOptions
 from inferd.server.api.long_lists import dumps, pieces
 from inferd.server.api.service import Service
 from inferd.server.auth.keyring import Holder
@@ -175,13 +175,13 @@ def check_ready(lifecycle: Lifecycle, name: str) -> None:
         raise RequestError("server_is_overloaded", message)
 
 
-def shape_of(wire: GenerationFields, name: str) -> Shape:
-    options = wire.stream_options or StreamOptions()
-    return Shape(
+def options_of(wire: GenerationFields, name: str) -> AnswerOptions:
+    stream = wire.stream_options or StreamOptions()
+    return AnswerOptions(
         name=name,
         is_stream=bool(wire.stream),
-        include_usage=options.include_usage,
-        continuous_usage=options.include_usage and options.continuous_usage_stats,
+        include_usage=stream.include_usage,
+        continuous_usage=stream.include_usage and stream.continuous_usage_stats,
         return_token_ids=bool(wire.return_token_ids),
         num_prompt_logprobs=wire.prompt_logprobs,
         include_metrics=bool(wire.include_metrics),
@@ -192,7 +192,7 @@ async def respond(
     request: Request,
     service: Service,
     taken: GenerateRequest,
-    shape: Shape,
+    options: AnswerOptions,
     rendering: Rendering,
 ) -> Response:
     """Generate and answer. Raises `RequestError` and `EngineDeadError` if the router takes no request, or until the
@@ -202,12 +202,12 @@ async def respond(
     events = until(taken.deadline, streams.events())
 
     def extra() -> Extra:
-        if not shape.include_metrics:
+        if not options.include_metrics:
             return {}
         return {"metrics": streams.metrics(service.router.replicas.ready)}
 
     per_token = 1 + max(taken.params.logprobs or 0, taken.params.prompt_logprobs or 0)
-    if shape.is_stream:
+    if options.is_stream:
         begins_early = taken.scheduling.ttft_target_s is None
         data = _streamed(events, rendering, extra, service.threads, per_token, begins_early=begins_early)
         notice = partial(_notice, service) if _notice(service) else None

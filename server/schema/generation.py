@@ -77,7 +77,7 @@ def _num_stops(value: object) -> str | None:
     return "<one>" if isinstance(value, str) else "<many>" if isinstance(value, list) else None
 
 
-StopStrings = Annotated[
+StopField = Annotated[
     Annotated[StopString, Tag("<one>")]
     | Annotated[tuple[StopString, ...], Many(max_length=MAX_STOP_STRINGS), Tag("<many>")],
     form("one of a string or an array of strings", _num_stops),
@@ -174,7 +174,7 @@ class SharedFields(RequestModel):
     ) = option(
         "Words that the answer never contains, at the start of a text or after a space.", unset="none", area=SAMPLING
     )
-    stop: Annotated[tuple[str, ...], Converted(StopStrings, _as_many)] | None = option(
+    stop: Annotated[tuple[str, ...], Converted(StopField, _as_many)] | None = option(
         "Strings that end the answer. They work in its content, but not in reasoning, calls or markers. No part of a "
         "stop string is ever streamed. `stop_reason` names the string.",
         unset="none",

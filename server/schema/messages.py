@@ -17,7 +17,7 @@ from inferd.server.errors import validation
 from inferd.server.schema import strict_json
 from inferd.server.schema.caller_tool import TEXT_KEY
 from inferd.server.schema.kinds import Kind, Row
-from inferd.server.schema.model import Context, Part, tell
+from inferd.server.schema.model import Part, RequestContext, tell
 from inferd.server.schema.strict_json import Counts
 from inferd.server.schema.unread import NOUNS, SAY_IT, UnreadPart, left_out, omitted, part_tag
 from inferd.server.schema.values import Converted, Many, Text, form
@@ -94,7 +94,7 @@ class _CalledFunction(Part):
     def _read(cls, value: object, info: ValidationInfo) -> Mapping[str, object] | str:
         if value is not None and not isinstance(value, str):
             raise validation.wrong_type("a string")
-        context: Context | None = info.context
+        context: RequestContext | None = info.context
         return arguments_of(value or "", Counts() if context is None else context.counts)
 
 

@@ -47,7 +47,7 @@ def _extra(unset: str, area: str, kind: Kind) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class RequestContext:
     """State that the validators of one request share."""
 
     unknown: dict[int, list[str]] | None = None
@@ -60,7 +60,7 @@ class Context:
 
 def tell(info: ValidationInfo, name: Name, text: str) -> None:
     """Add a notice to the answer of the request that is read."""
-    context: Context | None = info.context
+    context: RequestContext | None = info.context
     if context is not None:
         context.notices.append(Notice(name, text))
 
@@ -182,7 +182,7 @@ class Part(_Model):
             elif item is not None:
                 given[key] = int(item) if type(item) is float and key in cls.whole and item.is_integer() else item
         if unknown:
-            context: Context | None = info.context
+            context: RequestContext | None = info.context
             if context is None or context.unknown is None:
                 raise validation.unknown_key(unknown[0], cls.near(unknown[0]))
             context.unknown[id(value)] = unknown
@@ -204,7 +204,7 @@ def read(
     any depth are added to it; without it they are refused. `notices` is filled.
     """
     spelt: dict[str, str] = {}
-    context = Context(None if ignored is None else {}, notices=[] if notices is None else notices)
+    context = RequestContext(None if ignored is None else {}, notices=[] if notices is None else notices)
     values = _values(model, body, spelt, ignored, context.notices)
     try:
         made = model.model_validate(values, context=context)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import time
 
-from inferd.server.text.render_wire import Answer, Question
+from inferd.server.text.render_wire import RenderAnswer, RenderQuestion
 from inferd.server.text.render_workers import (
     EndedError,
     NotStartedError,
@@ -16,7 +16,7 @@ from inferd.server.text.render_workers import (
     RarelyLogged,
     RenderError,
     RenderProcess,
-    Worker,
+    RenderWorker,
     render_process,
 )
 
@@ -36,13 +36,13 @@ class RenderPool:
     def __init__(self, program: bytearray, process: RenderProcess | None = None) -> None:
         """`program`: a frame."""
         self._program, self._process = program, process or render_process()
-        self._idle: list[Worker] = []
-        self._busy: set[Worker] = set()
+        self._idle: list[RenderWorker] = []
+        self._busy: set[RenderWorker] = set()
         self._num_closed = 0
         """Times that it was closed. A rendering that began before the last one is given up."""
         self._lost = RarelyLogged()
 
-    def run(self, question: Question) -> Answer:
+    def run(self, question: RenderQuestion) -> RenderAnswer:
         """The answer to the question. If its worker is killed from outside or cannot be started, another gets the
         question after a pause.
 
@@ -59,7 +59,7 @@ class RenderPool:
         except EndedError as ended:
             raise RenderError(f"its process ended{ended.reason}, {len(_PAUSES_S) + 1} times") from ended
 
-    def _attempt(self, question: Question, num_closed: int) -> Answer:
+    def _attempt(self, question: RenderQuestion, num_closed: int) -> RenderAnswer:
         """The same, asked once. Raises `EndedError` if the worker ended, unless a limit or `close` ended it."""
         limits = question.limits
         try:
@@ -82,7 +82,7 @@ class RenderPool:
         while self._idle:
             self._idle.pop().close()
 
-    def _ask(self, question: Question, num_closed: int) -> Answer:
+    def _ask(self, question: RenderQuestion, num_closed: int) -> RenderAnswer:
         worker = self._take()
         self._busy.add(worker)
         try:
@@ -99,7 +99,7 @@ class RenderPool:
             self._idle.append(worker)
         return answer
 
-    def _take(self) -> Worker:
+    def _take(self) -> RenderWorker:
         while True:
             try:
                 worker = self._idle.pop()

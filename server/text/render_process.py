@@ -31,9 +31,9 @@ from inferd.server.text.render_wire import (
     RENDER_MEMORY_BYTES,
     STATUS_BYTES,
     WORKER_BEGAN,
-    Answer,
     Limits,
     Program,
+    RenderAnswer,
     body_length,
     frame_of,
     read_program,
@@ -221,9 +221,9 @@ def _answer(program: Program, body: bytearray) -> bytearray:
         words = (
             f"they take more than {RENDER_MEMORY_BYTES // 2**20} MiB of memory to render; send fewer, or shorter ones"
         )
-        frame = frame_of(Answer(refusal=words, is_spent=True))
+        frame = frame_of(RenderAnswer(refusal=words, is_spent=True))
     except TEMPLATE_ERRORS as error:
-        frame = frame_of(Answer(refusal=_words_of(error)))
+        frame = frame_of(RenderAnswer(refusal=_words_of(error)))
     _stop_timers()
     return frame
 

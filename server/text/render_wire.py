@@ -66,7 +66,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     """Whether to render at low priority."""
 
 
-class Question(msgspec.Struct, frozen=True, array_like=True):
+class RenderQuestion(msgspec.Struct, frozen=True, array_like=True):
     """A conversation to render."""
 
     limits: Limits
@@ -81,7 +81,7 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
     """The characters that marks in its texts stand for: `mark(i)` for the one with index i. Empty: there are none."""
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class RenderAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The rendered text, or why there is none."""
 
     text: str = ""
@@ -102,7 +102,7 @@ def mark(index: int) -> str:
 
 
 def unmarked(text: str, marks: str) -> tuple[str, bytes]:
-    """The text with the characters that its marks stand for, and their places. `marks`: as in `Question`."""
+    """The text with the characters that its marks stand for, and their places. `marks`: as in `RenderQuestion`."""
     places = array("I")
     found = set()
     for match in () if text.isascii() else _MARK.finditer(text):
@@ -127,15 +127,15 @@ def _read_extension(code: int, data: memoryview) -> Any:
 _ENCODER = msgspec.msgpack.Encoder()
 _PROGRAM_DECODER = msgspec.msgpack.Decoder(Program)
 _ANY_DECODER = msgspec.msgpack.Decoder(ext_hook=_read_extension)
-_QUESTION_DECODER = msgspec.msgpack.Decoder(Question, ext_hook=_read_extension)
-_ANSWER_DECODER = msgspec.msgpack.Decoder(Answer)
+_QUESTION_DECODER = msgspec.msgpack.Decoder(RenderQuestion, ext_hook=_read_extension)
+_ANSWER_DECODER = msgspec.msgpack.Decoder(RenderAnswer)
 
 
-def frame_of(message: Program | Question | Answer) -> bytearray:
+def frame_of(message: Program | RenderQuestion | RenderAnswer) -> bytearray:
     """A message as the bytes that are sent. Raises `UnicodeEncodeError` for half of a surrogate pair that is no
     mark."""
     frame = bytearray()
-    has_marks = isinstance(message, Question) and bool(message.marks)
+    has_marks = isinstance(message, RenderQuestion) and bool(message.marks)
     try:
         _ENCODER.encode_into(message, frame, FRAME_HEADER_BYTES)
     except (OverflowError, UnicodeEncodeError):
@@ -173,10 +173,10 @@ def read_program(body: bytes | bytearray) -> Program:
     return _PROGRAM_DECODER.decode(body)
 
 
-def read_question(body: bytes | bytearray) -> Question:
+def read_question(body: bytes | bytearray) -> RenderQuestion:
     return _QUESTION_DECODER.decode(body)
 
 
-def read_answer(body: bytes | bytearray) -> Answer:
+def read_answer(body: bytes | bytearray) -> RenderAnswer:
     """Raises `msgspec.MsgspecError`."""
     return _ANSWER_DECODER.decode(body)

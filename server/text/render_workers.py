@@ -1,7 +1,8 @@
 """The server's side of the processes that render chat templates: starts them and asks them.
 
-There is one process that forks (`RenderProcess`) in a server. A worker (`Worker`) renders nothing but one checkpoint's
-template. `render_pool` has the workers of a checkpoint. All calls block, so they belong on threads. Knows no messages.
+There is one process that forks (`RenderProcess`) in a server. A worker (`RenderWorker`) renders nothing but one
+checkpoint's template. `render_pool` has the workers of a checkpoint. All calls block, so they belong on threads. Knows
+no messages.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from inferd.server.text.render_wire import (
     RENDER_WALL_S,
     STATUS_BYTES,
     WORKER_BEGAN,
-    Answer,
-    Question,
+    RenderAnswer,
+    RenderQuestion,
     body_length,
     frame_of,
     read_answer,
@@ -100,7 +101,7 @@ class RenderProcess:
         with self._lock:
             self._running()
 
-    def fork(self, program: bytearray) -> Worker:
+    def fork(self, program: bytearray) -> RenderWorker:
         """A new worker for the program's frame, which may not have begun. Raises `NotStartedError`, and `RenderError`
         once the server shuts down."""
         try:
@@ -115,7 +116,7 @@ class RenderProcess:
                 ours.pop_all()
         except OSError as error:
             raise NotStartedError(f"no process can be started for it: {error}") from error
-        return Worker(source, status, program, lambda: self._await_begin(forker, source))
+        return RenderWorker(source, status, program, lambda: self._await_begin(forker, source))
 
     def close(self) -> None:
         """End the process and its workers, for good."""
@@ -215,7 +216,7 @@ class EndedError(Exception):
         return "" if self.signal_number is None else f" by {signal.Signals(self.signal_number).name}"
 
 
-class Worker:
+class RenderWorker:
     """One process that renders one program. Used by one thread at a time."""
 
     def __init__(
@@ -232,7 +233,7 @@ class Worker:
     def __del__(self) -> None:
         self.close()
 
-    def ask(self, question: Question) -> tuple[Answer, int]:
+    def ask(self, question: RenderQuestion) -> tuple[RenderAnswer, int]:
         """The answer to a question, and the bytes of both. Raises `EndedError`, and `UnicodeEncodeError`."""
         frame = frame_of(question)
         num_sent = len(frame)

@@ -23,7 +23,7 @@ from jinja2 import nodes
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from inferd.engine.api.errors import ModelError
-from inferd.server.text.render_wire import MAX_RENDERED_CHARS, Answer, Program, Question, mark, unmarked
+from inferd.server.text.render_wire import MAX_RENDERED_CHARS, Program, RenderAnswer, RenderQuestion, mark, unmarked
 from inferd.server.text.turn_order import forms_of, late_system_texts
 
 # Errors that a template raises for messages it was not written for: its own, or Python's.
@@ -75,7 +75,7 @@ def global_names() -> frozenset[str]:
     return frozenset(_compile_jinja_template("").environment.globals)
 
 
-def answer(program: Program, question: Question) -> Answer:
+def answer(program: Program, question: RenderQuestion) -> RenderAnswer:
     """The prompt's text, of the conversation as it is given, or of the first form that the template takes and shows
     completely. All forms together have the time of one rendering. Raises one of `TEMPLATE_ERRORS`."""
     found = _marked_answer(program, question)
@@ -84,7 +84,7 @@ def answer(program: Program, question: Question) -> Answer:
         if _SPELT in text and not _holds(question, _SPELT):
             text = _SPELT_MARK.sub(lambda spelt: chr(int(spelt[1], 16)), text)
         text, places = unmarked(text, question.marks)
-    return Answer(text, form=found.form, places=places)
+    return RenderAnswer(text, form=found.form, places=places)
 
 
 _SPELT = r"\ud"
@@ -94,7 +94,7 @@ _SPELT_MARK = re.compile(r"(?<!\\ud[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
 
 def _holds(value: Any, text: str) -> bool:
     """Whether a text in `value` holds `text`."""
-    if isinstance(value, Question):
+    if isinstance(value, RenderQuestion):
         return any(_holds(part, text) for part in (value.messages, value.tools, value.documents, value.kwargs))
     if isinstance(value, Mapping):
         return any(_holds(part, text) for item in value.items() for part in item)
@@ -103,9 +103,9 @@ def _holds(value: Any, text: str) -> bool:
     return isinstance(value, str) and text in value
 
 
-def _marked_answer(program: Program, question: Question) -> Answer:
+def _marked_answer(program: Program, question: RenderQuestion) -> RenderAnswer:
     wanted = late_system_texts(question.messages)
-    found: Answer | None = None
+    found: RenderAnswer | None = None
     refusal: Exception | None = None
     for form, messages in chain((("", question.messages),), forms_of(question.messages)):
         try:
@@ -116,15 +116,15 @@ def _marked_answer(program: Program, question: Question) -> Answer:
             refusal = refusal or error
             continue
         if all(part in text for part in wanted):
-            return Answer(text, form=form)
-        found = found or Answer(text, form=form)
+            return RenderAnswer(text, form=form)
+        found = found or RenderAnswer(text, form=form)
     if found is None:
         assert refusal is not None
         raise refusal
     return found
 
 
-def render(program: Program, question: Question) -> str:
+def render(program: Program, question: RenderQuestion) -> str:
     """The prompt's text. Raises one of `TEMPLATE_ERRORS`.
 
     Arguments that are no JSON object are shown as the model wrote them, also by templates that print JSON: a word
@@ -176,7 +176,7 @@ class _Placeholders:
         return _Budget(MAX_RENDERED_CHARS).join((*pieces, prompt[end:]))
 
 
-def _render_some_form(program: Program, question: Question) -> str:
+def _render_some_form(program: Program, question: RenderQuestion) -> str:
     """Most templates write the arguments of calls as JSON themselves; some join them to text and need a text. Some join
     a tool's description to text, which a tool may lack."""
     try:
@@ -192,7 +192,7 @@ def _render_some_form(program: Program, question: Question) -> str:
         return _render_texts(program, _with_arguments(question, _text_of))
 
 
-def _render_texts(program: Program, question: Question) -> str:
+def _render_texts(program: Program, question: RenderQuestion) -> str:
     """gpt-oss's template refuses reasoning beside a text before a call, so both become one text."""
     try:
         return _render(program, question)
@@ -205,7 +205,7 @@ def _render_texts(program: Program, question: Question) -> str:
         return _render(program, msgspec.structs.replace(question, messages=messages))
 
 
-def _render(program: Program, question: Question) -> str:
+def _render(program: Program, question: RenderQuestion) -> str:
     text = program.with_tools if question.tools else program.default
     variables: dict[str, Any] = {**program.special_tokens, **question.kwargs}
     # The template's environment joins all output of the template, its macros and its `set` blocks by this function.
@@ -269,7 +269,7 @@ def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**tool, "function": {"description": "", **function}} if isinstance(function, Mapping) else tool
 
 
-def _with_arguments(question: Question, convert: Callable[[Any], Any]) -> Question:
+def _with_arguments(question: RenderQuestion, convert: Callable[[Any], Any]) -> RenderQuestion:
     """The question with `convert` of the arguments of every call."""
     messages = [
         {
@@ -291,7 +291,7 @@ def _text_of(arguments: Any) -> str:
 
 
 def _object_of(arguments: Any, marks: str) -> Mapping[str, Any]:
-    """The complete part of an object that was cut off, or an object that holds the text. `marks`: as in `Question`."""
+    """The complete part of an object that was cut off, or an object that holds the text. `marks`: the question's."""
     if not isinstance(arguments, str):
         return cast("Mapping[str, Any]", arguments)
     try:

@@ -18,7 +18,7 @@ from inferd.server.errors import table as errors
 from inferd.server.schema.notices import Notice
 from inferd.server.text.control_tokens import ControlTokens, Rendered, places_of
 from inferd.server.text.render_pool import RenderPool
-from inferd.server.text.render_wire import Answer, Limits, Program, Question, frame_of
+from inferd.server.text.render_wire import Limits, Program, RenderAnswer, RenderQuestion, frame_of
 from inferd.server.text.render_workers import OvertimeError, RenderError
 from inferd.server.text.rendering import check_syntax, global_names
 from inferd.server.text.turn_order import ABOUT_FORMS
@@ -191,8 +191,8 @@ class ChatTemplate:
         """End its idle processes. Renderings that run raise `RenderError`."""
         self._pool.close()
 
-    def _ask(self, conversation: Conversation, kwargs: Mapping[str, object], limits: Limits) -> Answer:
-        question = Question(
+    def _ask(self, conversation: Conversation, kwargs: Mapping[str, object], limits: Limits) -> RenderAnswer:
+        question = RenderQuestion(
             limits,
             conversation.messages,
             conversation.tools or None,

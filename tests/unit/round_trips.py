@@ -26,7 +26,7 @@ from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.server.schema.caller_tool import functions
 from inferd.server.structured.language import literal
 from inferd.server.text.model import ServedModel
-from inferd.server.text.render_wire import Limits, Program, Question
+from inferd.server.text.render_wire import Limits, Program, RenderQuestion
 from inferd.server.text.rendering import TEMPLATE_ERRORS, answer
 from inferd.server.tools.answer_parser import AnswerParser
 from inferd.server.tools.call_grammar import CallRules, answer_with_calls
@@ -112,7 +112,7 @@ class Template:
     ) -> str | None:
         """The text; None: the template refuses the messages."""
         self.num_renderings += 1
-        question = Question(LIMITS, messages, tools or None, None, is_prompt, False, kwargs or {})
+        question = RenderQuestion(LIMITS, messages, tools or None, None, is_prompt, False, kwargs or {})
         try:
             found = answer(self.program, question)
         except TEMPLATE_ERRORS:

@@ -22,7 +22,7 @@ from inferd.server.generate.prompts import PromptReader
 from inferd.server.schema.notices import Notice
 from inferd.server.text.control_tokens import Begun, ControlTokens, Rendered, control_tokens_of, places_of
 from inferd.server.text.model import ServedModel
-from inferd.server.text.render_wire import Question, frame_of, mark, read_question, unmarked
+from inferd.server.text.render_wire import RenderQuestion, frame_of, mark, read_question, unmarked
 from inferd.server.text.split_points import PART
 from inferd.server.text.template import SLOW, Conversation
 from inferd.server.text.text_threads import TextThreads
@@ -483,8 +483,8 @@ def test_real_vocabularies(name: str, threads: TextThreads) -> None:
 # -- the wire ----------------------------------------------------------------------------------------------------------
 
 
-def asked(value: Mapping[str, Any], marks: str) -> Question:
-    return Question(SLOW, [said("user", "x"), dict(value)], None, None, True, False, {"a": value}, marks)
+def asked(value: Mapping[str, Any], marks: str) -> RenderQuestion:
+    return RenderQuestion(SLOW, [said("user", "x"), dict(value)], None, None, True, False, {"a": value}, marks)
 
 
 def test_marked_texts_reach_the_process_that_renders() -> None:

@@ -27,7 +27,7 @@ from inferd.server.generate.prompts import PromptReader
 from inferd.server.text import render_workers, rendering
 from inferd.server.text.model import ServedModel
 from inferd.server.text.render_pool import RenderPool
-from inferd.server.text.render_wire import Limits, Question, frame_of, read_question
+from inferd.server.text.render_wire import Limits, RenderQuestion, frame_of, read_question
 from inferd.server.text.render_workers import OvertimeError, RenderError, RenderProcess, render_process
 from inferd.server.text.template import SLOW, ChatTemplate, Conversation
 from inferd.server.text.text_threads import TextThreads
@@ -42,12 +42,12 @@ BUSY = "{% for a in range(60) %}{% for b in range(50000) %}{% endfor %}{% endfor
 WAIT_S = 20.0
 
 
-def question(*messages: dict[str, Any], **fields: Any) -> Question:
+def question(*messages: dict[str, Any], **fields: Any) -> RenderQuestion:
     tools = fields.pop("tools", None)
-    return Question(SLOW, messages, tools, fields.pop("documents", None), True, False, fields)
+    return RenderQuestion(SLOW, messages, tools, fields.pop("documents", None), True, False, fields)
 
 
-def through(template: ChatTemplate, asked: Question) -> str:
+def through(template: ChatTemplate, asked: RenderQuestion) -> str:
     """Rendered by a worker."""
     made = Conversation(asked.messages, asked.tools, kwargs=asked.kwargs, documents=asked.documents)
     return template.render(made)
@@ -147,7 +147,7 @@ def process() -> Iterator[RenderProcess]:
 def rendered_by(process: RenderProcess, source: str, limits: Limits = SLOW) -> Callable[[], str]:
     program = ChatTemplate(source, {}).program
     pool = RenderPool(frame_of(program), process)
-    asked = Question(limits, [SAY], None, None, True, False, {})
+    asked = RenderQuestion(limits, [SAY], None, None, True, False, {})
     return lambda: pool.run(asked).text
 
 

@@ -9,7 +9,7 @@ from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferd.engine.api.errors import ModelError, RequestError
 from inferd.server.text import rendering
-from inferd.server.text.render_wire import MAX_RENDERED_CHARS, Question
+from inferd.server.text.render_wire import MAX_RENDERED_CHARS, RenderQuestion
 from inferd.server.text.template import SLOW, ChatTemplate, Conversation, conversation_of
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
@@ -257,7 +257,7 @@ GREEDY = {
 def test_a_template_that_makes_too_much_of_its_messages_is_refused_before_it_has(name: str) -> None:
     """10,000 messages that share a text of 200 kB make 20 TB, in the output or in variables."""
     talk = ({"role": "user", "content": "x" * 200_000},) * 10_000
-    program, question = ChatTemplate(GREEDY[name], {}).program, Question(SLOW, talk, None, None, True, False, {})
+    program, question = ChatTemplate(GREEDY[name], {}).program, RenderQuestion(SLOW, talk, None, None, True, False, {})
     with pytest.raises(ValueError, match=f"more than {MAX_RENDERED_CHARS} characters of them; send fewer"):
         rendering.render(program, question)
 
@@ -268,9 +268,9 @@ def test_each_rendering_has_all_the_room(monkeypatch: pytest.MonkeyPatch) -> Non
     program = ChatTemplate(EACH, {}).program
     whole, over = ([{"role": "user", "content": "x" * num_chars}] for num_chars in (7, 8))
     for _ in range(3):
-        assert rendering.render(program, Question(SLOW, whole, None, None, True, False, {})) == "x" * 7
+        assert rendering.render(program, RenderQuestion(SLOW, whole, None, None, True, False, {})) == "x" * 7
         with pytest.raises(ValueError, match="more than 7 characters"):
-            rendering.render(program, Question(SLOW, over, None, None, True, False, {}))
+            rendering.render(program, RenderQuestion(SLOW, over, None, None, True, False, {}))
 
 
 def test_the_longest_text_comes_back_whole() -> None:

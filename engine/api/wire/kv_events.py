@@ -55,12 +55,12 @@ class AllBlocksCleared(msgspec.Struct, tag=True):
     """No block can be found any more."""
 
 
-Event = BlockStored | BlockRemoved | AllBlocksCleared
+KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-def encode_events(events: Iterable[Event]) -> Iterator[msgspec.Raw]:
+def encode_events(events: Iterable[KVEvent]) -> Iterator[msgspec.Raw]:
     """The events as arrays of at most some 64 KiB."""
     parts: list[msgspec.Raw] = []
     num_bytes = 0

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.answer import Shape, fingerprint
+from inferd.server.api.answer import AnswerOptions, fingerprint
 from inferd.server.api.anthropic.answer import MessageRendering
 from inferd.server.api.anthropic.chat_request import (
     anthropic_words,
@@ -45,7 +45,7 @@ class MessagesApi:
         service.metrics.request_arrived("messages")
         prints = fingerprint(service, taken)
         rendering = MessageRendering(taken, name, wire.max_tokens, request.state.request_id, prints)
-        return await respond(request, service, taken, _shape(name, wire), rendering)
+        return await respond(request, service, taken, _options(name, wire), rendering)
 
     async def count_tokens(
         self, request: Request, wire: Annotated[CountTokensRequest, body_of(CountTokensRequest)]
@@ -72,8 +72,8 @@ async def _in_anthropic_words(work: Awaitable[T]) -> T:
         del reworded  # it refers to this frame, and would keep itself alive
 
 
-def _shape(name: str, wire: MessagesRequest) -> Shape:
-    return Shape(
+def _options(name: str, wire: MessagesRequest) -> AnswerOptions:
+    return AnswerOptions(
         name=name,
         is_stream=bool(wire.stream),
         include_usage=False,

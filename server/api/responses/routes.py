@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.answer import Shape
+from inferd.server.api.answer import AnswerOptions
 from inferd.server.api.body import body_of
 from inferd.server.api.query import query_of
 from inferd.server.api.respond import Services, admit, respond, while_asked
@@ -60,8 +60,8 @@ class ResponsesApi:
             shown = await self._start(service, draft, taken, caller, conversation, num_bytes)
             return _json(exact(orjson.dumps(shown)))
         rendering = ResponsesRendering(draft, partial(self._keep, caller.tenant, conversation))
-        shape = Shape(model, bool(wire.stream), False, False, False, None)
-        return await respond(request, service, taken, shape, rendering)
+        options = AnswerOptions(model, bool(wire.stream), False, False, False, None)
+        return await respond(request, service, taken, options, rendering)
 
     async def get(self, request: Request, query: Annotated[RetrieveQuery, query_of(RetrieveQuery)]) -> Response:
         """A response as it is now. The query has no effect. Raises `RequestError`."""
