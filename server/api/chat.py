@@ -53,24 +53,24 @@ class ChatApi:
         service = self._services.of(wire.model)
         options = options_of(wire, service.intake.check_model(wire.model))
         caller = admit(request, service, wire.timeout, wire.n or 1)
-        taken = await while_asked(request, caller.deadline, service.intake.chat(wire, caller))
+        accepted = await while_asked(request, caller.deadline, service.intake.chat(wire, caller))
         service.metrics.request_arrived("chat")
-        return await respond(request, service, taken, options, ChatRendering(service, taken, options))
+        return await respond(request, service, accepted, options, ChatRendering(service, accepted, options))
 
 
 class ChatRendering(ChunkRendering):
     """Chat chunks and answers."""
 
-    def __init__(self, service: Service, taken: GenerateRequest, options: AnswerOptions) -> None:
+    def __init__(self, service: Service, accepted: GenerateRequest, options: AnswerOptions) -> None:
         begin: ChatChunkHead = {
-            "id": taken.response_id,
+            "id": accepted.response_id,
             "object": "chat.completion.chunk",
-            **head(service, taken, options),
+            **head(service, accepted, options),
         }
-        super().__init__(Chunks(begin, options, taken), taken)
-        self._service, self._taken, self._options = service, taken, options
+        super().__init__(Chunks(begin, options, accepted), accepted)
+        self._service, self._accepted, self._options = service, accepted, options
         self._table = service.model.tokenizer.bytes
-        self._scores = taken.params.logprobs is not None
+        self._scores = accepted.params.logprobs is not None
         self._introduced: set[int] = set()
         self._custom_calls: set[tuple[int, int]] = set()
         """(choice, index) of the streamed calls of custom tools."""
@@ -104,16 +104,16 @@ class ChatRendering(ChunkRendering):
         choices = self._builder.results()
         prompt: ChatPrompt = {}
         if self._options.return_token_ids:
-            prompt["prompt_token_ids"] = self._taken.prompts[0].token_ids
+            prompt["prompt_token_ids"] = self._accepted.prompts[0].token_ids
         if self._options.num_prompt_logprobs is not None and choices[0].prompt is not None:
             scored = choices[0].prompt.scored
             prompt["prompt_logprobs"] = prompt_logprobs(self._table, scored, self._options.num_prompt_logprobs)
         return {
-            "id": self._taken.response_id,
+            "id": self._accepted.response_id,
             "object": "chat.completion",
-            **head(self._service, self._taken, self._options),
+            **head(self._service, self._accepted, self._options),
             "choices": [self._choice(i, choice) for i, choice in enumerate(choices)],
-            "usage": usage_of(self._taken, choices),
+            "usage": usage_of(self._accepted, choices),
             **prompt,
             **extra,
         }
@@ -125,16 +125,16 @@ class ChatRendering(ChunkRendering):
         self._introduced.add(choice)
         tail: ChatChunkTail = {}
         if self._options.return_token_ids and len(self._introduced) == 1:
-            tail["prompt_token_ids"] = self._taken.prompts[0].token_ids
+            tail["prompt_token_ids"] = self._accepted.prompts[0].token_ids
         # If the answer has only calls, clients that add up deltas must not end with an empty text.
-        content = "" if self._taken.parser_config is None else None
+        content = "" if self._accepted.parser_config is None else None
         return self._chunks.chunk(_growth(choice, {"role": "assistant", "content": content, "refusal": None}), tail)
 
     def _text(self, event: TextDelta) -> bytes:
         shows_tokens = bool(event.token_ids) and (self._scores or self._options.return_token_ids)
         if not event.text and not shows_tokens:
             return b""
-        is_silent = self._taken.parser_config is not None and not event.text
+        is_silent = self._accepted.parser_config is not None and not event.text
         choice = _growth(event.choice, {} if is_silent else {"content": event.text})
         if self._scores and event.scored:
             choice["logprobs"] = chat_logprobs(self._table, event.scored)
@@ -146,7 +146,7 @@ class ChatRendering(ChunkRendering):
         return self._role(choice) + self._chunks.chunk(_growth(choice, delta))
 
     def _call_begun(self, event: ToolCallStart) -> ToolCallDelta | CustomToolCallDelta:
-        if _is_custom(self._taken, event.name):
+        if _is_custom(self._accepted, event.name):
             self._custom_calls.add((event.choice, event.index))
             return {"index": event.index, "id": event.id, "type": "custom", "custom": {"name": event.name, "input": ""}}
         function: FunctionDelta = {"name": event.name, "arguments": ""}
@@ -159,13 +159,13 @@ class ChatRendering(ChunkRendering):
 
     def _reason(self, reason: EndReason) -> EndReason:
         """The finish reason. If the caller named the function, the model did not decide to call: OpenAI says `stop`."""
-        config = self._taken.parser_config
+        config = self._accepted.parser_config
         return "stop" if reason == "tool_calls" and config is not None and config.names_function else reason
 
     def _choice(self, index: int, result: ChoiceResult) -> ChatChoice:
         choice: ChatChoice = {
             "index": index,
-            "message": _message(result, self._taken),
+            "message": _message(result, self._accepted),
             "logprobs": chat_logprobs(self._table, result.scored) if self._scores else None,
             "finish_reason": self._reason(result.reason),
             "stop_reason": result.stop_reason,
@@ -180,23 +180,23 @@ def _growth(choice: int, delta: ChatDelta) -> ChatChunkChoice:
     return {"index": choice, "logprobs": None, "delta": delta, "finish_reason": None}
 
 
-def _is_custom(taken: GenerateRequest, name: str) -> bool:
-    tool = taken.tools.get(name)
+def _is_custom(accepted: GenerateRequest, name: str) -> bool:
+    tool = accepted.tools.get(name)
     return tool is not None and tool.kind == "custom"
 
 
-def _message(result: ChoiceResult, taken: GenerateRequest) -> ChatMessage:
+def _message(result: ChoiceResult, accepted: GenerateRequest) -> ChatMessage:
     """The message of a choice. `content` is null if there are only calls."""
     content = None if result.calls and not result.text else result.text
     message: ChatMessage = {"role": "assistant", "content": content, "refusal": None}
     if result.reasoning:
         message["reasoning"] = message["reasoning_content"] = result.reasoning
     if result.calls:
-        message["tool_calls"] = [_call(call, taken) for call in result.calls]
+        message["tool_calls"] = [_call(call, accepted) for call in result.calls]
     return message
 
 
-def _call(call: CalledTool, taken: GenerateRequest) -> ToolCall | CustomToolCall:
-    if _is_custom(taken, call.name):
+def _call(call: CalledTool, accepted: GenerateRequest) -> ToolCall | CustomToolCall:
+    if _is_custom(accepted, call.name):
         return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

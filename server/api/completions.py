@@ -44,19 +44,19 @@ class CompletionsApi:
         service = self._services.of(wire.model)
         options = options_of(wire, service.intake.check_model(wire.model))
         caller = admit(request, service, wire.timeout, len(wire.prompt) * (wire.n or 1))
-        taken = await while_asked(request, caller.deadline, service.intake.completion(wire, caller))
+        accepted = await while_asked(request, caller.deadline, service.intake.completion(wire, caller))
         service.metrics.request_arrived("completions")
-        return await respond(request, service, taken, options, TextRendering(service, taken, options))
+        return await respond(request, service, accepted, options, TextRendering(service, accepted, options))
 
 
 class TextRendering(ChunkRendering):
     """Text chunks and answers."""
 
-    def __init__(self, service: Service, taken: GenerateRequest, options: AnswerOptions) -> None:
-        super().__init__(Chunks(_head(service, taken, options), options, taken), taken)
-        self._service, self._taken, self._options = service, taken, options
+    def __init__(self, service: Service, accepted: GenerateRequest, options: AnswerOptions) -> None:
+        super().__init__(Chunks(_head(service, accepted, options), options, accepted), accepted)
+        self._service, self._accepted, self._options = service, accepted, options
         self._table = service.model.tokenizer.bytes
-        self._num_top = taken.params.logprobs
+        self._num_top = accepted.params.logprobs
         self._introduced: set[int] = set()
 
     def event(self, event: Event) -> bytes:
@@ -77,15 +77,15 @@ class TextRendering(ChunkRendering):
     def plain(self, extra: Extra) -> Completion:
         choices = self._builder.results()
         return {
-            **_head(self._service, self._taken, self._options),
+            **_head(self._service, self._accepted, self._options),
             "choices": [self._choice(i, choice) for i, choice in enumerate(choices)],
-            "usage": usage_of(self._taken, choices),
+            "usage": usage_of(self._accepted, choices),
             **extra,
         }
 
     def _prompt(self, event: PromptRead) -> bytes:
         """The echo, as the first chunk of its choice."""
-        if not self._taken.echo:
+        if not self._accepted.echo:
             return b""
         return self._chunk(_growth(event.choice, event.text, self._logprobs(event.choice, event.scored)))
 
@@ -102,12 +102,12 @@ class TextRendering(ChunkRendering):
         index = choice["index"]
         if self._options.return_token_ids and index not in self._introduced:
             self._introduced.add(index)
-            choice["prompt_token_ids"] = self._taken.prompt_of(index).token_ids
+            choice["prompt_token_ids"] = self._accepted.prompt_of(index).token_ids
         return self._chunks.chunk(choice)
 
     def _choice(self, index: int, result: ChoiceResult) -> TextChoice:
         prompt = result.prompt
-        echoed = prompt if self._taken.echo else None
+        echoed = prompt if self._accepted.echo else None
         choice: TextChoice = {
             "index": index,
             "text": (echoed.text if echoed else "") + result.text,
@@ -119,17 +119,17 @@ class TextRendering(ChunkRendering):
             choice["prompt_logprobs"] = prompt_logprobs(self._table, prompt.scored, self._options.num_prompt_logprobs)
         if self._options.return_token_ids:
             choice["token_ids"] = result.token_ids
-            choice["prompt_token_ids"] = self._taken.prompt_of(index).token_ids
+            choice["prompt_token_ids"] = self._accepted.prompt_of(index).token_ids
         return choice
 
     def _logprobs(self, choice: int, scored: Collection[ScoredToken | None]) -> TextLogprobs | None:
         if self._num_top is None:
             return None
-        return text_logprobs(self._table, scored, self._num_top, self._taken.prompt_of(choice).token_ids[0])
+        return text_logprobs(self._table, scored, self._num_top, self._accepted.prompt_of(choice).token_ids[0])
 
 
-def _head(service: Service, taken: GenerateRequest, options: AnswerOptions) -> TextHead:
-    return {"id": taken.response_id, "object": "text_completion", **head(service, taken, options)}
+def _head(service: Service, accepted: GenerateRequest, options: AnswerOptions) -> TextHead:
+    return {"id": accepted.response_id, "object": "text_completion", **head(service, accepted, options)}
 
 
 def _growth(choice: int, text: str, logprobs: TextLogprobs | None) -> TextChunkChoice:

@@ -37,16 +37,16 @@ class EmbeddingsApi:
         hidden_size = service.router.replicas.ready.hidden_size
         adapter = service.intake.adapter_of(wire.model)
         work = EmbedIntake(service.prompts).take(wire, caller, hidden_size, adapter)
-        taken = await while_asked(request, caller.deadline, work)
+        accepted = await while_asked(request, caller.deadline, work)
         add_special = wire.add_special_tokens is not False
         request.state.notices += service.prompts.second_bos(wire.input, add_special=add_special)
         service.metrics.request_arrived("embeddings")
         is_base64 = wire.encoding_format == "base64"
 
         async def answer() -> bytes:
-            vectors = await embed(service.router, taken)
+            vectors = await embed(service.router, accepted)
             num_components = len(vectors) * len(vectors[0]) // _COMPONENT_BYTES
-            work = partial(written, name, vectors, taken.num_tokens, is_base64=is_base64)
+            work = partial(written, name, vectors, accepted.num_tokens, is_base64=is_base64)
             return await service.threads.run(work, num_components, is_begun=True)
 
         data = await while_asked(request, caller.deadline, answer())

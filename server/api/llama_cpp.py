@@ -45,7 +45,7 @@ class LlamaCppApi:
         service = self._services.of(wire.model)
         name = service.intake.check_model(wire.model)
         caller = admit(request, service, wire.timeout, wire.n_cmpl or 1)
-        taken, is_cut = await while_asked(request, caller.deadline, service.intake.infill(wire, caller))
+        accepted, is_cut = await while_asked(request, caller.deadline, service.intake.infill(wire, caller))
         service.metrics.request_arrived("infill")
         options = AnswerOptions(
             name=name,
@@ -56,8 +56,8 @@ class LlamaCppApi:
             num_prompt_logprobs=None,
             include_metrics=True,
         )
-        rendering = InfillRendering(taken, options, wire, is_cut=is_cut)
-        return await respond(request, service, taken, options, rendering)
+        rendering = InfillRendering(accepted, options, wire, is_cut=is_cut)
+        return await respond(request, service, accepted, options, rendering)
 
     async def props(self, request: Request) -> Response:
         """Raises `RequestError`, and `EngineDeadError` before the first engine is ready."""
@@ -92,11 +92,11 @@ class InfillRendering:
 
     keep_alive = sse.KEEP_ALIVE
 
-    def __init__(self, taken: GenerateRequest, options: AnswerOptions, wire: InfillRequest, *, is_cut: bool) -> None:
+    def __init__(self, accepted: GenerateRequest, options: AnswerOptions, wire: InfillRequest, *, is_cut: bool) -> None:
         """`is_cut`: whether the prompt leaves a part of the caller's texts out."""
-        self._taken, self._options, self._wire, self._is_cut = taken, options, wire, is_cut
-        self._builder = ResultBuilder(taken)
-        self._num_output = [0] * taken.num_choices
+        self._accepted, self._options, self._wire, self._is_cut = accepted, options, wire, is_cut
+        self._builder = ResultBuilder(accepted)
+        self._num_output = [0] * accepted.num_choices
 
     def begin(self) -> bytes:
         """Nothing, because the first chunk has the first text."""
@@ -140,11 +140,11 @@ class InfillRendering:
             "tokens": token_ids,
             "id_slot": 0,
             "tokens_predicted": num_output,
-            "tokens_evaluated": self._taken.num_prompt_tokens,
+            "tokens_evaluated": self._accepted.num_prompt_tokens,
         }
 
     def _answer(self, result: ChoiceResult, head: InfillHead, extra: Extra) -> Mapping[str, object]:
-        taken, num_output = self._taken, len(result.token_ids)
+        accepted, num_output = self._accepted, len(result.token_ids)
         is_word = isinstance(result.stop_reason, str) and result.reason == "stop"
         timing = extra.get("metrics")
         answer: Infill = {
@@ -152,24 +152,24 @@ class InfillRendering:
             "stop": True,
             "model": self._options.name,
             "generation_settings": self._settings(head["index"]),
-            "prompt": taken.prompts[0].text or "",
+            "prompt": accepted.prompts[0].text or "",
             "has_new_line": "\n" in result.text,
             "truncated": self._is_cut,
             "stop_type": "word" if is_word else _STOP_TYPES.get(result.reason, "none"),
             "stopping_word": str(result.stop_reason) if is_word else "",
             # The last token was drawn, and no step has read it.
-            "tokens_cached": taken.num_prompt_tokens + max(0, num_output - 1),
-            "timings": timing and _timings(taken.num_prompt_tokens, result.num_cached_tokens, num_output, timing),
+            "tokens_cached": accepted.num_prompt_tokens + max(0, num_output - 1),
+            "timings": timing and _timings(accepted.num_prompt_tokens, result.num_cached_tokens, num_output, timing),
         }
         names = self._wire.response_fields
         return picked(answer, names) if names else answer
 
     def _settings(self, index: int) -> InfillSettings:
-        taken, params, prompt = self._taken, self._taken.params, self._taken.prompts[0]
+        accepted, params, prompt = self._accepted, self._accepted.params, self._accepted.prompts[0]
         return {
             "n_predict": prompt.max_tokens,
             "max_tokens": prompt.max_tokens,
-            "seed": choice_seed(params.seed, index) if index else taken.seed,
+            "seed": choice_seed(params.seed, index) if index else accepted.seed,
             "temperature": params.temperature,
             "top_k": params.top_k,
             "top_p": params.top_p,

@@ -191,34 +191,34 @@ def options_of(wire: GenerationFields, name: str) -> AnswerOptions:
 async def respond(
     request: Request,
     service: Service,
-    taken: GenerateRequest,
+    accepted: GenerateRequest,
     options: AnswerOptions,
     rendering: Rendering,
 ) -> Response:
     """Generate and answer. Raises `RequestError` and `EngineDeadError` if the router takes no request, or until the
     response has begun, and `ClientGoneError`."""
-    request.state.notices += taken.notices
-    streams = await ChoiceStreams.begin(service.router, taken, service.model.tokenizer.bytes, service.metrics)
-    events = until(taken.deadline, streams.events())
+    request.state.notices += accepted.notices
+    streams = await ChoiceStreams.begin(service.router, accepted, service.model.tokenizer.bytes, service.metrics)
+    events = until(accepted.deadline, streams.events())
 
     def extra() -> Extra:
         if not options.include_metrics:
             return {}
         return {"metrics": streams.metrics(service.router.replicas.ready)}
 
-    per_token = 1 + max(taken.params.logprobs or 0, taken.params.prompt_logprobs or 0)
+    per_token = 1 + max(accepted.params.logprobs or 0, accepted.params.prompt_logprobs or 0)
     if options.is_stream:
-        begins_early = taken.scheduling.ttft_target_s is None
+        begins_early = accepted.scheduling.ttft_target_s is None
         data = _streamed(events, rendering, extra, service.threads, per_token, begins_early=begins_early)
         notice = partial(_notice, service) if _notice(service) else None
         return sse.EventStream(data, rendering, streams.close, service.keep_alive_s, notice)
     num_events, num_scored = await sse.unless_disconnected(request.receive, _taken_in(events, rendering))
 
-    size = num_scored * per_token + num_events + _CHOICE_SIZE * taken.num_choices
+    size = num_scored * per_token + num_events + _CHOICE_SIZE * accepted.num_choices
     if size < _LARGE_ANSWER:
         return Response(exact(dumps(rendering.plain(extra()))), media_type="application/json")
     rendered = service.threads.run(lambda: rendering.plain(extra()), size, is_begun=True)
-    answer = await while_asked(request, taken.deadline, rendered)
+    answer = await while_asked(request, accepted.deadline, rendered)
     return LargeAnswer(pieces(answer), service.threads)
 
 

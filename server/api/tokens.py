@@ -141,14 +141,14 @@ class RenderApi:
         service = self._services.of(wire.model)
         service.intake.check_model(wire.model)
         caller = caller_of(request, wire.timeout)
-        taken = await while_asked(request, caller.deadline, take(service.intake, wire, caller))
-        request.state.notices += taken.notices
-        data = await self._written(service, taken, is_list=is_list)
+        accepted = await while_asked(request, caller.deadline, take(service.intake, wire, caller))
+        request.state.notices += accepted.notices
+        data = await self._written(service, accepted, is_list=is_list)
         return Response(data, media_type="application/json")
 
-    async def _written(self, service: Service, taken: GenerateRequest, *, is_list: bool) -> bytes:
+    async def _written(self, service: Service, accepted: GenerateRequest, *, is_list: bool) -> bytes:
         def work() -> bytes:
-            prompts: list[RenderedPrompt] = [{"token_ids": prompt.token_ids} for prompt in taken.prompts]
+            prompts: list[RenderedPrompt] = [{"token_ids": prompt.token_ids} for prompt in accepted.prompts]
             return exact(orjson.dumps(prompts if is_list else prompts[0]))
 
-        return await service.threads.run(work, taken.num_prompt_tokens)
+        return await service.threads.run(work, accepted.num_prompt_tokens)

@@ -146,16 +146,16 @@ class Intake:
         self._check_answer_tokens(wire, (prompt,), logprobs.output)
         rendered = encoded[1] or ""
         rules = await self._prompts.run(lambda: self._answer_rules(wire, rendered), len(rendered))
-        taken = await self._request(prefix, "messages", wire, caller, (prompt,), logprobs, rules.answer, echo=False)
-        if rules.parser_config is not None and taken.params.stop_token_ids:
-            ids = frozenset(taken.params.stop_token_ids)
-            params = msgspec.structs.replace(taken.params, stop_token_ids=())
-            taken = replace(taken, content_stop_ids=ids, params=params)
+        accepted = await self._request(prefix, "messages", wire, caller, (prompt,), logprobs, rules.answer, echo=False)
+        if rules.parser_config is not None and accepted.params.stop_token_ids:
+            ids = frozenset(accepted.params.stop_token_ids)
+            params = msgspec.structs.replace(accepted.params, stop_token_ids=())
+            accepted = replace(accepted, content_stop_ids=ids, params=params)
         return replace(
-            taken,
+            accepted,
             parser_config=rules.parser_config,
             tools={tool.name: tool for tool in tools_of(wire)},
-            notices=(*self._cut((prompt,), asked), *notices, *taken.notices),
+            notices=(*self._cut((prompt,), asked), *notices, *accepted.notices),
         )
 
     async def completion(self, wire: CompletionRequest, caller: Caller) -> GenerateRequest:
@@ -174,10 +174,10 @@ class Intake:
         prompts = tuple(self._prompts.fit("prompt", encoded, max_tokens, default, kept) for encoded in all_encoded)
         self._check_answer_tokens(wire, prompts, logprobs.output)
         answer = await self._prompts.run(lambda: self._answer_language(wire), 0) if asks_for_format(wire) else None
-        taken = await self._request("cmpl-", "prompt", wire, caller, prompts, logprobs, answer, echo=bool(wire.echo))
+        accepted = await self._request("cmpl-", "prompt", wire, caller, prompts, logprobs, answer, echo=bool(wire.echo))
         second_bos = self._prompts.second_bos(wire.prompt, add_special=wire.add_special_tokens is not False)
-        taken = replace(taken, notices=(*self._cut(prompts, max_tokens), *second_bos, *taken.notices))
-        return self._ending(taken) if wire.suffix else taken
+        accepted = replace(accepted, notices=(*self._cut(prompts, max_tokens), *second_bos, *accepted.notices))
+        return self._ending(accepted) if wire.suffix else accepted
 
     async def _read_texts(self, wire: CompletionRequest, kept: int | None) -> list[Encoded]:
         """The ids of each prompt, with the text behind it if there is one. Raises `RequestError`."""
@@ -210,17 +210,17 @@ class Intake:
             (prompt,) = await self._prompts.read_back((prompt,), skip_special=False)
         answer = await self._prompts.run(lambda: self._answer_language(text), 0) if asks_for_format(text) else None
         param, logprobs = "input_prefix", _Logprobs(None, None)
-        taken = await self._request("infill-", param, text, caller, (prompt,), logprobs, answer, echo=False)
-        notices = (*self._cut((prompt,), wire.n_predict), *taken.notices)
-        return replace(self._ending(taken), notices=notices), is_cut
+        accepted = await self._request("infill-", param, text, caller, (prompt,), logprobs, answer, echo=False)
+        notices = (*self._cut((prompt,), wire.n_predict), *accepted.notices)
+        return replace(self._ending(accepted), notices=notices), is_cut
 
-    def _ending(self, taken: GenerateRequest) -> GenerateRequest:
+    def _ending(self, accepted: GenerateRequest) -> GenerateRequest:
         """The request, whose answer the tokens for filling in the middle end, too, unless the caller ignores ends."""
-        fill_in, params = self._model.fill_in, taken.params
+        fill_in, params = self._model.fill_in, accepted.params
         if fill_in is None or not params.eos_token_ids:
-            return taken
+            return accepted
         ends = tuple(dict.fromkeys((*params.eos_token_ids, *fill_in.ends)))
-        return replace(taken, params=msgspec.structs.replace(params, eos_token_ids=ends))
+        return replace(accepted, params=msgspec.structs.replace(params, eos_token_ids=ends))
 
     def _answer_rules(self, wire: ChatRequest, rendered: str) -> AnswerRules:
         """Runs on a thread: a tool's schema may be long, and so may the prompt, which is searched for a begun

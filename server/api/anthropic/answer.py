@@ -81,11 +81,13 @@ class MessageRendering:
 
     keep_alive = sse.event(b'{"type":"ping"}', "ping")
 
-    def __init__(self, taken: GenerateRequest, model: str, max_tokens: int, request_id: str, fingerprint: str) -> None:
+    def __init__(
+        self, accepted: GenerateRequest, model: str, max_tokens: int, request_id: str, fingerprint: str
+    ) -> None:
         """`model`: the name as the caller wrote it. `max_tokens`: the caller's number, which may exceed the context."""
-        self._taken, self._model, self._max_tokens, self._request_id = taken, model, max_tokens, request_id
+        self._accepted, self._model, self._max_tokens, self._request_id = accepted, model, max_tokens, request_id
         self._fingerprint = fingerprint
-        self._counts = Counts(taken.num_prompt_tokens)
+        self._counts = Counts(accepted.num_prompt_tokens)
         self._blocks: list[_Block] = []
         self._has_begun = self._is_open = False
         self._stop: MessageStop = {"stop_reason": None, "stop_sequence": None}
@@ -120,7 +122,7 @@ class MessageRendering:
     def _events(self, event: Event, *, is_kept: bool) -> Iterator[MessageEvent]:
         """The stream's events for an event of the choice. `is_kept`: the text is collected for a plain answer."""
         if isinstance(event, TextDelta):
-            self._counts.add(event, self._taken)
+            self._counts.add(event, self._accepted)
         match event:
             case TextDelta() if event.text:
                 yield from self._block_of({"type": "text", "text": ""})
@@ -175,14 +177,14 @@ class MessageRendering:
 
     def _message(self) -> Message:
         return {
-            "id": self._taken.response_id,
+            "id": self._accepted.response_id,
             "type": "message",
             "role": "assistant",
             "model": self._model,
             "content": [],
             **self._stop,
             "usage": self._usage(),
-            "seed": self._taken.seed,
+            "seed": self._accepted.seed,
             "system_fingerprint": self._fingerprint,
         }
 
@@ -202,7 +204,7 @@ class MessageRendering:
         if isinstance(end.stop_reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": end.stop_reason}
         reason = _STOP_REASONS.get(end.reason, "max_tokens")
-        if reason == "max_tokens" and self._taken.prompts[0].max_tokens < self._max_tokens:
+        if reason == "max_tokens" and self._accepted.prompts[0].max_tokens < self._max_tokens:
             reason = "model_context_window_exceeded"
         return {"stop_reason": reason, "stop_sequence": None}
 

@@ -41,11 +41,11 @@ class MessagesApi:
         request.state.notices += notices_of(wire, service.model)
         chat = chat_of(wire, service.model)
         work = service.intake.chat(chat, caller, prefix="msg_", most=wire.max_tokens)
-        taken = (await _in_anthropic_words(while_asked(request, caller.deadline, work))).in_words(anthropic_words)
+        accepted = (await _in_anthropic_words(while_asked(request, caller.deadline, work))).in_words(anthropic_words)
         service.metrics.request_arrived("messages")
-        prints = fingerprint(service, taken)
-        rendering = MessageRendering(taken, name, wire.max_tokens, request.state.request_id, prints)
-        return await respond(request, service, taken, _options(name, wire), rendering)
+        prints = fingerprint(service, accepted)
+        rendering = MessageRendering(accepted, name, wire.max_tokens, request.state.request_id, prints)
+        return await respond(request, service, accepted, _options(name, wire), rendering)
 
     async def count_tokens(
         self, request: Request, wire: Annotated[CountTokensRequest, body_of(CountTokensRequest)]

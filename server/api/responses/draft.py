@@ -48,35 +48,35 @@ class ResponseDraft:
     """A response, from `queued` or `in_progress` to its final status."""
 
     def __init__(
-        self, service: Service, wire: ResponsesRequest, taken: GenerateRequest, model: str, tools: bytes
+        self, service: Service, wire: ResponsesRequest, accepted: GenerateRequest, model: str, tools: bytes
     ) -> None:
         """`tools`: those of the request as the response repeats them, as JSON."""
         self.status: ResponseStatus = "queued" if wire.background else "in_progress"
-        self.id = taken.response_id
+        self.id = accepted.response_id
         self.numbers = count()
         """The numbers of the stream's events."""
         self.is_kept = wire.store is not False
         """Whether it is stored, or will be."""
-        self._taken = taken
-        self._counts = Counts(taken.num_prompt_tokens)
+        self._accepted = accepted
+        self._counts = Counts(accepted.num_prompt_tokens)
         table = service.model.tokenizer.bytes
         self._output = Output(
             Style(
                 logprobs=lambda scored: chat_logprobs(table, scored)["content"],
                 seals_reasoning=SEALED_REASONING in (wire.include or ()),
                 numbers=self.numbers,
-                tools=taken.tools,
+                tools=accepted.tools,
             )
         )
         self._error: ResponseFailure | None = None
         self._completed_at: int | None = None
-        self._asked = _asked(wire, taken, model, tools, fingerprint(service, taken))
+        self._asked = _asked(wire, accepted, model, tools, fingerprint(service, accepted))
 
     def feed(self, event: Event) -> Iterator[OutputEvent]:
         """The stream's events for an event of the choice. Must be read to its end."""
         self.status = "in_progress"
         if isinstance(event, TextDelta):
-            self._counts.add(event, self._taken)
+            self._counts.add(event, self._accepted)
         return self._output.feed(event)
 
     def finish(self) -> None:
@@ -200,7 +200,7 @@ class ResponsesRendering:
 
 
 def _asked(
-    wire: ResponsesRequest, taken: GenerateRequest, model: str, tools: bytes, fingerprint: str
+    wire: ResponsesRequest, accepted: GenerateRequest, model: str, tools: bytes, fingerprint: str
 ) -> ResponseRequest:
     reasoning, text = wire.reasoning, wire.text or TextOption({"type": "text"}, None)
     return {
@@ -220,15 +220,15 @@ def _asked(
         },
         "safety_identifier": wire.safety_identifier,
         "service_tier": "default",
-        "temperature": taken.params.temperature,
+        "temperature": accepted.params.temperature,
         "text": {"format": text.format, "verbosity": text.verbosity},
         "tool_choice": wire.tool_choice.given if wire.tool_choice is not None else "auto",
         "tools": cast("list[Mapping[str, object]]", orjson.Fragment(tools)),
         "top_logprobs": wire.top_logprobs or 0,
-        "top_p": taken.params.top_p,
+        "top_p": accepted.params.top_p,
         "truncation": wire.truncation or "disabled",
         "user": wire.user,
-        "seed": taken.seed,
+        "seed": accepted.seed,
         "system_fingerprint": fingerprint,
     }
 

@@ -52,16 +52,18 @@ class ResponsesApi:
         caller = admit(request, service, wire.timeout, num_choices=1)
         check(wire)
         num_bytes = len(await request.body())
-        conversation, taken = await while_asked(request, caller.deadline, self._read(service, wire, caller, num_bytes))
+        conversation, accepted = await while_asked(
+            request, caller.deadline, self._read(service, wire, caller, num_bytes)
+        )
         service.metrics.request_arrived("responses")
-        draft = ResponseDraft(service, wire, taken, model, conversation.tools)
+        draft = ResponseDraft(service, wire, accepted, model, conversation.tools)
         if wire.background:
-            request.state.notices += taken.notices
-            shown = await self._start(service, draft, taken, caller, conversation, num_bytes)
+            request.state.notices += accepted.notices
+            shown = await self._start(service, draft, accepted, caller, conversation, num_bytes)
             return _json(exact(orjson.dumps(shown)))
         rendering = ResponsesRendering(draft, partial(self._keep, caller.tenant, conversation))
         options = AnswerOptions(model, bool(wire.stream), False, False, False, None)
-        return await respond(request, service, taken, options, rendering)
+        return await respond(request, service, accepted, options, rendering)
 
     async def get(self, request: Request, query: Annotated[RetrieveQuery, query_of(RetrieveQuery)]) -> Response:
         """A response as it is now. The query has no effect. Raises `RequestError`."""
@@ -98,8 +100,8 @@ class ResponsesApi:
         """`num_bytes`: size of the request. Raises `RequestError`."""
         conversation = await self._conversation(wire, caller.tenant, num_bytes)
         with in_callers_words():
-            taken = await service.intake.chat(conversation.chat, caller, prefix="resp_")
-        return conversation, taken.in_words(callers_words)
+            accepted = await service.intake.chat(conversation.chat, caller, prefix="resp_")
+        return conversation, accepted.in_words(callers_words)
 
     async def _conversation(self, wire: ResponsesRequest, tenant: str, num_bytes: int) -> ResponseContext:
         """Raises `RequestError`, also if a response or an item is not stored."""
@@ -121,7 +123,7 @@ class ResponsesApi:
         self,
         service: Service,
         draft: ResponseDraft,
-        taken: GenerateRequest,
+        accepted: GenerateRequest,
         caller: Caller,
         conversation: ResponseContext,
         num_bytes: int,
@@ -133,7 +135,7 @@ class ResponsesApi:
             raise RequestError("unsupported_value", message, "background")
         num_bytes += len(conversation.context)
         self._background.check_room(caller.tenant, num_bytes)
-        streams = await ChoiceStreams.begin(service.router, taken, service.model.tokenizer.bytes, service.metrics)
+        streams = await ChoiceStreams.begin(service.router, accepted, service.model.tokenizer.bytes, service.metrics)
         shown = draft.shown()
 
         def keep() -> None:
@@ -143,7 +145,7 @@ class ResponsesApi:
         job = Job(
             tenant=caller.tenant,
             draft=draft,
-            events=until(taken.deadline, streams.events()),
+            events=until(accepted.deadline, streams.events()),
             close=streams.close,
             snapshot=partial(stored_of, conversation, draft),
             keep=keep,
