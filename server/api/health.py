@@ -12,7 +12,7 @@ from starlette.responses import Response
 from inferd.server.api.cached_answer import CachedAnswer, asks_for_fresh
 from inferd.server.api.respond import Services, check_ready
 from inferd.server.api.state import status_of
-from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Page
 from inferd.server.schema.answers.operation import Liveness, Readiness, Version

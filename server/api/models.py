@@ -11,7 +11,7 @@ from starlette.responses import Response
 from inferd.server.api.respond import Services, while_asked
 from inferd.server.api.service import Service
 from inferd.server.api.state import status_of
-from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.errors import table as errors
 from inferd.server.schema.answers.operation import Model, ModelList
 

@@ -22,7 +22,7 @@ from inferd.server.api.long_lists import dumps, pieces
 from inferd.server.api.service import Service
 from inferd.server.auth.keyring import Holder
 from inferd.server.auth.quotas import UNLIMITED
-from inferd.server.dispatch.lifecycle import Lifecycle, State
+from inferd.server.dispatch.model_lifecycle import ModelLifecycle, State
 from inferd.server.errors import table as errors
 from inferd.server.generate.deadline import Deadline, until, within
 from inferd.server.generate.events import Event, PromptRead, TextDelta
@@ -164,7 +164,7 @@ async def while_asked(request: Request, deadline: Deadline | None, work: Awaitab
     return await sse.unless_disconnected(request.receive, within(deadline, work))
 
 
-def check_ready(lifecycle: Lifecycle, name: str) -> None:
+def check_ready(lifecycle: ModelLifecycle, name: str) -> None:
     """Raises `RequestError` if the server accepts no requests to the model `name`."""
     if not lifecycle.is_ready:
         if lifecycle.failure:

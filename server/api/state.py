@@ -18,7 +18,7 @@ from inferd.engine.api.wire.messages import EngineStats, Ready, StepCosts
 from inferd.server.api.cached_answer import CachedAnswer, asks_for_fresh
 from inferd.server.api.respond import Services
 from inferd.server.api.service import Service
-from inferd.server.dispatch.lifecycle import Lifecycle, State
+from inferd.server.dispatch.model_lifecycle import ModelLifecycle, State
 from inferd.server.dispatch.replica import Replica, Replicas
 from inferd.server.observability.efficiency import PHASES, MeasuredStep, PhaseSummary
 from inferd.server.observability.instruments import LastMinute
@@ -137,7 +137,7 @@ def _ready(replicas: Replicas) -> Ready | None:
         return None
 
 
-def status_of(lifecycle: Lifecycle) -> Status:
+def status_of(lifecycle: ModelLifecycle) -> Status:
     if lifecycle.is_leaving:
         return "leaving"
     if lifecycle.state is State.STOPPED and not lifecycle.has_served:

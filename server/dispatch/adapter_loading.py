@@ -13,9 +13,9 @@ from inferd.engine.api.errors import ModelError, RequestError
 from inferd.engine.api.wire.messages import AdapterLoaded, Failure, LoadAdapter, Ready
 from inferd.engine.api.wire.params import Adapter
 from inferd.server.dispatch.adapter_places import AdapterPlaces, ServedAdapter
-from inferd.server.dispatch.lifecycle import Lifecycle
 from inferd.server.dispatch.live_streams import LiveStreams
 from inferd.server.dispatch.loading import Loading
+from inferd.server.dispatch.model_lifecycle import ModelLifecycle
 from inferd.server.dispatch.replica import Replica, Replicas
 
 logger = logging.getLogger("inferd.server.dispatch.router")
@@ -26,7 +26,12 @@ class AdapterLoading:
     """The adapters of one model, on their way into its engines."""
 
     def __init__(
-        self, adapters: AdapterPlaces, lifecycle: Lifecycle, replicas: Replicas, streams: LiveStreams, loading: Loading
+        self,
+        adapters: AdapterPlaces,
+        lifecycle: ModelLifecycle,
+        replicas: Replicas,
+        streams: LiveStreams,
+        loading: Loading,
     ) -> None:
         self._adapters, self._lifecycle, self._replicas = adapters, lifecycle, replicas
         self._streams, self._loading = streams, loading

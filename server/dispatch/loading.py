@@ -13,9 +13,9 @@ from inferd.engine.api.wire.kv_events import CLEARED
 from inferd.engine.api.wire.messages import Failure
 from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.hooks import Hooks
-from inferd.server.dispatch.lifecycle import Lifecycle, State
 from inferd.server.dispatch.live_streams import LiveStreams
 from inferd.server.dispatch.load_balancer import LoadBalancer
+from inferd.server.dispatch.model_lifecycle import ModelLifecycle, State
 from inferd.server.dispatch.replica import Replicas
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics
@@ -28,7 +28,7 @@ class Loading:
 
     def __init__(
         self,
-        lifecycle: Lifecycle,
+        lifecycle: ModelLifecycle,
         replicas: Replicas,
         streams: LiveStreams,
         balancer: LoadBalancer,

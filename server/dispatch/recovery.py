@@ -15,9 +15,9 @@ from inferd.engine.api.wire.kv_events import CLEARED
 from inferd.engine.api.wire.messages import EngineStats, Failure, Ready
 from inferd.server.dispatch.adapter_loading import AdapterLoading
 from inferd.server.dispatch.hooks import Hooks
-from inferd.server.dispatch.lifecycle import Lifecycle, State
 from inferd.server.dispatch.live_streams import LiveStreams
 from inferd.server.dispatch.load_balancer import LoadBalancer
+from inferd.server.dispatch.model_lifecycle import ModelLifecycle, State
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.replica import Replica, Replicas
 from inferd.server.observability.metrics import Metrics
@@ -36,7 +36,7 @@ class Recovery:
 
     def __init__(
         self,
-        lifecycle: Lifecycle,
+        lifecycle: ModelLifecycle,
         replicas: Replicas,
         streams: LiveStreams,
         balancer: LoadBalancer,

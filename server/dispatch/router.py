@@ -1,7 +1,7 @@
 """The async request router: admits requests, sends them to the engine, and hands each token to the stream awaiting it.
 
 It knows ids, deltas and finish reasons, not text and not HTTP. There are one or more replicas, each with an engine, and
-the load balancer chooses one for each request. Beside it, `lifecycle` says whether requests are taken, `loading`
+the load balancer chooses one for each request. Beside it, `model_lifecycle` says whether requests are taken, `loading`
 starts and stops the engines, `recovery` carries streams over an engine's end, and `live_streams` holds those that have
 not ended.
 """
@@ -34,10 +34,10 @@ from inferd.server.dispatch.adapter_loading import AdapterLoading
 from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.admission import Backlog, QueueBounds
 from inferd.server.dispatch.hooks import Hooks
-from inferd.server.dispatch.lifecycle import Lifecycle, State
 from inferd.server.dispatch.live_streams import LiveStreams
 from inferd.server.dispatch.load_balancer import LoadBalancer
 from inferd.server.dispatch.loading import Loading
+from inferd.server.dispatch.model_lifecycle import ModelLifecycle, State
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.recovery import Recovery
 from inferd.server.dispatch.replica import Replica, Replicas
@@ -84,7 +84,7 @@ class Router:
         options, adapters = options or RouterOptions(), adapters or AdapterPlaces()
         self.adapters, self._metrics, self._quarantine = adapters, metrics, quarantine or Quarantine()
         self.hooks = hooks = Hooks()
-        self.lifecycle = lifecycle = Lifecycle(metrics.model_name, options.outage_grace_s)
+        self.lifecycle = lifecycle = ModelLifecycle(metrics.model_name, options.outage_grace_s)
         self.replicas = replicas = Replicas(options.num_replicas)
         replicas[0].client = client
         self._balancer = balancer = LoadBalancer(replicas)

@@ -34,7 +34,7 @@ from inferd.engine.api.wire.messages import Delta, EngineStats, Failure, FinishR
 from inferd.server.api.app import Backend, create_app
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.adapter_places import AdapterPlaces
-from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.dispatch.replica import Replicas
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics

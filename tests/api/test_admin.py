@@ -11,7 +11,7 @@ import pytest
 
 from inferd.server.api.routes import ROUTES, Access
 from inferd.server.config.settings import Settings
-from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.model_lifecycle import State
 from tests.api.conftest import app_settings
 from tests.configs import engine_config
 

@@ -20,7 +20,7 @@ from inferd.server.api.app import Backend
 from inferd.server.api.routes import ROUTES, Route
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from inferd.server.config.settings import Settings
-from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.detect import Clues, detect

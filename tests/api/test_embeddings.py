@@ -13,7 +13,7 @@ import pytest
 
 from inferd.engine.api.wire.messages import Failure
 from inferd.engine.api.wire.params import Pooling
-from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.generate import work
 from inferd.server.generate.embed import MAX_AT_ONCE
 

@@ -13,7 +13,7 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.config.settings import Settings
-from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.errors import table as errors
 from tests.api.conftest import app_settings
 

@@ -17,7 +17,7 @@ from inferd.server.api import openapi
 from inferd.server.api.app import Backend, create_app
 from inferd.server.api.openapi import default_of, document
 from inferd.server.api.routes import ROUTES, Access
-from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from inferd.engine.api.wire.messages import Failure
 from inferd.server.config.settings import Settings
-from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.detect import Clues, detect
 from tests.api.conftest import app_settings

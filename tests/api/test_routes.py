@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.model_lifecycle import State
 
 WAIT_S = 60.0
 

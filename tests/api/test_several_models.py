@@ -11,7 +11,7 @@ import pytest
 
 from inferd.engine.api.wire.messages import EngineStats
 from inferd.server.api.app import Backend
-from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 from inferd.server.transport import sse

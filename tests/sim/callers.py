@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Delta, Submit
 from inferd.server.dispatch.admission import FLOOD_FACTOR
-from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.dispatch.token_stream import TokenStream
 from tests.sim.faults import TICK_S, Caller
 from tests.sim.history import asked
@@ -141,7 +141,10 @@ class Callers:
             assert job.tenant and num_choices > most, f"{num_choices} choices of {most}: {error}"
             return
         assert error.code == "server_is_overloaded", error
-        is_away = not router.replicas.is_up and router.lifecycle.state not in (State.UNLOADED, State.LOADING)
+        is_away = not router.replicas.is_up and router.lifecycle.state not in (
+            State.UNLOADED,
+            State.LOADING,
+        )
         assert num_free < num_choices or is_away, f"refused with room and an engine: {error}"
 
     def _waiting(self) -> list[TokenStream]:

@@ -9,8 +9,8 @@ from msgspec import structs
 from inferd.engine.api.wire.messages import Abort, Delta, Ready, SubmitChoices, ToEngine
 from inferd.server.dispatch import token_stream as stream_module
 from inferd.server.dispatch.admission import Backlog
-from inferd.server.dispatch.lifecycle import Lifecycle, State
 from inferd.server.dispatch.live_streams import LiveStreams
+from inferd.server.dispatch.model_lifecycle import ModelLifecycle, State
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.recovery import Recovery
 from inferd.server.dispatch.replica import Replica
@@ -145,13 +145,13 @@ def dead_engine_counts_as_up(patch: Patch) -> None:
 @plant
 def outage_is_never_over(patch: Patch) -> None:
     """Wrong state: the next engine computes what was left, and after a while new requests are refused."""
-    change = Lifecycle.change
+    change = ModelLifecycle.change
 
-    def stuck(self: Lifecycle, to: State, failure: str = "") -> None:
+    def stuck(self: ModelLifecycle, to: State, failure: str = "") -> None:
         if self.state is not State.RECOVERING or to is not State.SERVING:
             change(self, to, failure)
 
-    patch.setattr(Lifecycle, "change", stuck)
+    patch.setattr(ModelLifecycle, "change", stuck)
 
 
 @plant

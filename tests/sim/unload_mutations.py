@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from inferd.server.dispatch import loading as loading_module
-from inferd.server.dispatch.lifecycle import State
 from inferd.server.dispatch.loading import Loading
+from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.dispatch.replica import Replica
 from inferd.server.lifecycle.engines import Engines
 from tests.sim.planting import Patch, Plants

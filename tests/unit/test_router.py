@@ -32,12 +32,12 @@ from inferd.engine.api.wire.messages import (
     WireLogprobs,
 )
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
-from inferd.server.dispatch import lifecycle as lifecycle_module
+from inferd.server.dispatch import model_lifecycle as lifecycle_module
 from inferd.server.dispatch import recovery as recovery_module
 from inferd.server.dispatch import router as router_module
 from inferd.server.dispatch import token_stream
 from inferd.server.dispatch.admission import Backlog, QueueBounds
-from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.dispatch.token_stream import TokenStream, merge
 from inferd.server.observability.metrics import Metrics

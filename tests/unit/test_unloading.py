@@ -15,7 +15,7 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.kv_events import CLEARED
 from inferd.engine.api.wire.messages import Delta
 from inferd.server.dispatch.adapter_places import AdapterPlaces
-from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.lifecycle.engines import Engines

@@ -24,7 +24,7 @@ import msgspec
 
 from inferd.engine.api.wire.messages import Submit
 from inferd.server.config.settings import Settings
-from inferd.server.dispatch.lifecycle import State
+from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.text.model import ServedModel
 from inferd.server.transport.limits import ConnectionLimits
 from tests.api.conftest import MAX_MODEL_LEN, MODEL_PATH, NAME, VOCAB_SIZE, Script, ScriptedRouter, serving

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from inferd.server.dispatch import lifecycle as lifecycle_module
-from inferd.server.dispatch.lifecycle import CHANGES, Lifecycle, State
+from inferd.server.dispatch import model_lifecycle as lifecycle_module
+from inferd.server.dispatch.model_lifecycle import CHANGES, ModelLifecycle, State
 
 WAYS = {
     State.STARTING: (),
@@ -21,14 +21,14 @@ WAYS = {
 """State -> the changes that lead to it."""
 
 
-def to(state: State) -> Lifecycle:
-    lifecycle = Lifecycle("tiny", outage_grace_s=10.0)
+def to(state: State) -> ModelLifecycle:
+    lifecycle = ModelLifecycle("tiny", outage_grace_s=10.0)
     for each in WAYS[state]:
         change(lifecycle, each)
     return lifecycle
 
 
-def change(lifecycle: Lifecycle, state: State) -> None:
+def change(lifecycle: ModelLifecycle, state: State) -> None:
     lifecycle.change(state, "no memory" if state is State.FAILED else "")
 
 

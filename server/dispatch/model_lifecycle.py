@@ -1,7 +1,7 @@
 """The life of one model's engines, as requests see it: one state, and the changes that are allowed.
 
-`Lifecycle.change` alone changes the state. Beside it, a shutdown has a course of its own: engines die and recover until
-the last accepted request has ended. Knows no engine, no stream and no HTTP.
+`ModelLifecycle.change` alone changes the state. Beside it, a shutdown has a course of its own: engines die and recover
+until the last accepted request has ended. Knows no engine, no stream and no HTTP.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Shutdown(Enum):
     """New requests are refused, and accepted ones continue."""
 
 
-class Lifecycle:
+class ModelLifecycle:
     """The state of one model's engines, and of the server's shutdown."""
 
     def __init__(self, model_name: str, outage_grace_s: float) -> None:
