@@ -70,6 +70,6 @@ def ask_modelled(config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]] 
     except subprocess.TimeoutExpired as error:
         raise ModelError(f"transformers took more than {_TIMEOUT_S:g} s to describe the model: give another") from error
     except (subprocess.CalledProcessError, msgspec.DecodeError) as error:
-        told = (getattr(error, "stderr", b"") or b"").decode(errors="replace")[-_LAST_CHARACTERS:]
-        raise ModelError(f"the process that describes models ended without an answer: {told or error}") from error
+        written = (getattr(error, "stderr", b"") or b"").decode(errors="replace")[-_LAST_CHARACTERS:]
+        raise ModelError(f"the process that describes models ended without an answer: {written or error}") from error
     return answer.modelled or answer.refusal

@@ -88,5 +88,5 @@ def brief(reason: str) -> str:
         return _ENDLESS
     reason = _REGEX_SOURCE.sub("", reason)
     lines = (line.strip() for line in reason.replace("<non-verbose/>", "").splitlines())
-    told = " ".join(line for line in lines if line and not _SOURCE_LINE.match(line))
-    return _PLACE.sub("", told)[:MAX_REASON] or "no reason was given"
+    reason = " ".join(line for line in lines if line and not _SOURCE_LINE.match(line))
+    return _PLACE.sub("", reason)[:MAX_REASON] or "no reason was given"

@@ -132,11 +132,11 @@ class TransformersDecoder(Decoder):
         whole = self._computed(ids, (num_tokens,), kv, kv_scales)
         parted = self._computed(ids, (*[1] * num_singles, *rest), kv, kv_scales)
         difference = float((whole - parted).abs().max() / whole.abs().max())
-        told = f"logits of a prompt at once and in parts differ by {difference:.1e} of the largest"
+        measured = f"logits of a prompt at once and in parts differ by {difference:.1e} of the largest"
         if not difference <= _TOLERANCE:
-            return f"it computes a token from others outside of attention: {told}"
+            return f"it computes a token from others outside of attention: {measured}"
         if is_exact and not torch.equal(whole, parted):
-            return f"the bits of a row depend on the other rows of a step: {told}"
+            return f"the bits of a row depend on the other rows of a step: {measured}"
         return None
 
     def _computed(self, ids: Tensor, counts: Sequence[int], kv: Tensor, kv_scales: Tensor | None) -> Tensor:

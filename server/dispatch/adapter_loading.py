@@ -69,11 +69,11 @@ class AdapterLoading:
             raise ModelError(f"--lora {served.name}: {loaded.error}")
         logger.error("the adapter %s is no longer served: %s", served.name, loaded.error)
         self._adapters.settle(served, loaded.error)
-        told = loaded.error.replace(str(served.path), served.name)  # clients learn no path of this machine
+        reason = loaded.error.replace(str(served.path), served.name)  # clients learn no path of this machine
         # Those that another replica computes go on.
         for stream in tuple(self._streams.unsent.values()):
             if stream.submit.params.adapter == loaded.adapter:
-                self._streams.fail(stream, Failure("engine_error", f"The adapter could not be loaded again: {told}"))
+                self._streams.fail(stream, Failure("engine_error", f"The adapter could not be loaded again: {reason}"))
 
     def settle_if_loaded(self, adapter: Adapter) -> None:
         """Let requests name an adapter, if every engine that takes requests has loaded it."""

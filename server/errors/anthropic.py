@@ -68,8 +68,8 @@ def status_of(error: RequestError | EngineDeadError) -> int:
 
 def body_of(error: RequestError | EngineDeadError, request_id: str) -> AnthropicError:
     """The JSON body of an error, for a plain answer or inside a stream."""
-    told: AnthropicErrorDetail = {"type": TYPES[errors.row_of(error).status], "message": _message(error)}
-    return {"type": "error", "error": told, "request_id": request_id}
+    detail: AnthropicErrorDetail = {"type": TYPES[errors.row_of(error).status], "message": _message(error)}
+    return {"type": "error", "error": detail, "request_id": request_id}
 
 
 def response_of(error: RequestError | EngineDeadError, request_id: str) -> Response:

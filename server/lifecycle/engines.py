@@ -170,8 +170,8 @@ class Engines:
             early, self._early = self._early, None
         style = LogStyle(settings.log_level, settings.log_format)
         on_standby = partial(self._standby_changed, index)
-        told = partial(without_paths, self.report)
-        return EngineSupervisor(self.router, config, style, on_standby, early, index, self.label, told)
+        for_clients = partial(without_paths, self.report)
+        return EngineSupervisor(self.router, config, style, on_standby, early, index, self.label, for_clients)
 
     def _standby_changed(self, index: int, is_warm: bool) -> None:
         self._warm = self._warm | {index} if is_warm else self._warm - {index}

@@ -40,7 +40,7 @@ def read_schema(
     way_out: str = LEAVE_OUT,
     tool: str = "",
     tags: TagTexts | None = None,
-    told: Sequence[str] = (),
+    notices: Sequence[str] = (),
 ) -> Language:
     """The language of a schema's values. A schema is an object or a boolean. Raises `RequestError`.
 
@@ -51,7 +51,7 @@ def read_schema(
     if isinstance(value, dict):
         check_json(value, where, "the schema", MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH)
         _check(value, where, tool, way_out if is_strict else None)
-    return json_value(value, SchemaUse(where, not is_strict, way_out, tool, tags, tuple(told)))
+    return json_value(value, SchemaUse(where, not is_strict, way_out, tool, tags, tuple(notices)))
 
 
 def _check(value: dict[str, object], where: str, tool: str, way_out: str | None) -> None:

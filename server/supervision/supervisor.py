@@ -90,14 +90,14 @@ class EngineSupervisor:
         early: EarlyProcess | None = None,
         index: int = 0,
         label: str = "",
-        told: Callable[[str], str] = str,
+        for_clients: Callable[[str], str] = str,
     ) -> None:
         """`on_standby` is called with whether a standby waits to be promoted. `early` becomes the first engine.
-        `index`: the router's replica that the engines serve. `label` begins its log lines. `told` leaves of a reason
-        what clients may read."""
+        `index`: the router's replica that the engines serve. `label` begins its log lines. `for_clients` leaves of a
+        reason what clients may read."""
         self._router, self._config, self._log_style = router, config, log_style
         self._replicas, self._replica, self._lifecycle = router.replicas, router.replicas[index], router.lifecycle
-        self._label, self._told = label, told
+        self._label, self._for_clients = label, for_clients
         self._name = label + (f"replica {index}: " if len(router.replicas) > 1 else "")
         self._restart_policy = RestartPolicy()
         self._served_s, self._serves_since_s = 0.0, math.inf
@@ -167,7 +167,7 @@ class EngineSupervisor:
 
     def _give_up(self, error: ChangedError | EngineDeadError) -> float:
         """Seconds to wait before the next try, if another replica serves meanwhile. Raises the error if none does."""
-        self._replica.failure = self._told(str(error))
+        self._replica.failure = self._for_clients(str(error))
         others_serve = any(other.is_up or not other.failure for other in self._replicas)
         if not others_serve or not self._lifecycle.loaded.is_set():
             raise error

@@ -282,9 +282,9 @@ class RenderWorker:
     def _ended(self) -> EndedError:
         """How it ended. If it has not, it is killed now."""
         self._source.close()
-        told = b""
+        data = b""
         with contextlib.suppress(OSError):
-            told = b"" if self.is_stopped else self._status.recv(STATUS_BYTES)
+            data = b"" if self.is_stopped else self._status.recv(STATUS_BYTES)
         self._status.close()
-        status = int.from_bytes(told, "little")
-        return EndedError(os.WTERMSIG(status) if told and os.WIFSIGNALED(status) else None)
+        status = int.from_bytes(data, "little")
+        return EndedError(os.WTERMSIG(status) if data and os.WIFSIGNALED(status) else None)

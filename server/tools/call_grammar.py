@@ -172,10 +172,10 @@ class _Writer:
         if tool.text is not None and tool.text.syntax != "text":
             return self._with_text(tool, tool.text)
         path = f"{tool.path}.function.parameters"
-        schema, told = _parameters(tool, path)
+        schema, notices = _parameters(tool, path)
         texts = self._tag_texts()
         arguments = read_schema(
-            schema, path, is_strict=tool.is_strict, way_out=OR_NOT_STRICT, tool=tool.name, tags=texts, told=told
+            schema, path, is_strict=tool.is_strict, way_out=OR_NOT_STRICT, tool=tool.name, tags=texts, notices=notices
         )
         self._size.add(arguments.num_chars)
         return self._with_arguments(tool.name, arguments)
@@ -242,11 +242,11 @@ def _parameters(tool: CallerTool, where: str) -> tuple[dict[str, object], list[s
         return dict(_NO_PARAMETERS), []
     if not isinstance(value, Mapping):
         raise errors.invalid_type(where, "an object", value)
-    kind, told = value.get("type", "object"), []
+    kind, notices = value.get("type", "object"), []
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         rule = "The parameters of a function are an 'object'."
         if tool.is_strict:
             raise errors.invalid_value(f"{where}.type", kind, rule)
         owner = errors.clip(tool.name, 64)
-        told = [f"'{where}.type' of the tool '{owner}' is left to the model: parameters are an 'object'"]
-    return {**value, "type": "object"}, told
+        notices = [f"'{where}.type' of the tool '{owner}' is left to the model: parameters are an 'object'"]
+    return {**value, "type": "object"}, notices

@@ -148,7 +148,7 @@ class EventStream(Response):
         except Exception as error:
             await self._report(error, errors.internal_error(), send)
 
-    async def _report(self, error: Exception, told: RequestError | EngineDeadError, send: Send) -> None:
+    async def _report(self, error: Exception, shown: RequestError | EngineDeadError, send: Send) -> None:
         """Send the error as the stream's end. Raises it if the response has not begun, so that it gets a status."""
         async with self._sending:
             if not self._has_begun:
@@ -156,11 +156,11 @@ class EventStream(Response):
                 try:
                     raise error
                 finally:
-                    del error, told  # they refer to this frame, and would keep themselves alive
-        if error is not told:
+                    del error, shown  # they refer to this frame, and would keep themselves alive
+        if error is not shown:
             logger.error("a stream failed", exc_info=error)
-        self._state["cause"] = errors.cause_of(told)
-        await self._send(send, self._wording.failure(told), is_last=True)
+        self._state["cause"] = errors.cause_of(shown)
+        await self._send(send, self._wording.failure(shown), is_last=True)
 
     async def _send(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
         """Send whole pieces, one after another, and nothing after the last one."""

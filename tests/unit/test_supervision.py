@@ -259,7 +259,7 @@ def test_a_replica_that_cannot_start_is_tried_again_beside_one_that_serves(monke
         router.replicas[1].is_up = True
         trying = asyncio.create_task(
             EngineSupervisor(
-                router, engine_config(), LogStyle(), lambda _: None, told=lambda reason: f"told: {reason}"
+                router, engine_config(), LogStyle(), lambda _: None, for_clients=lambda reason: f"told: {reason}"
             ).run()
         )
         await asyncio.wait_for(is_enough.wait(), 10)

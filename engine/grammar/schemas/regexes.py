@@ -52,9 +52,9 @@ def is_empty(strings: Strings) -> bool:
 
 
 def _reason(strings: Strings) -> str:
-    told = _judged(strings)
-    found = _ERROR.findall(told)
-    return (found[-1] if found else told[:200]).strip().rstrip(".")
+    message = _judged(strings)
+    found = _ERROR.findall(message)
+    return (found[-1] if found else message[:200]).strip().rstrip(".")
 
 
 @cache

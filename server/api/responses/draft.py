@@ -165,7 +165,7 @@ class ResponsesRendering:
         """Two events, because some clients read the one and some the other."""
         detail = errors.body_of(error)["error"]
         begun = self.begin()
-        told: ErrorEvent = {
+        event: ErrorEvent = {
             "type": "error",
             "sequence_number": next(self._draft.numbers),
             "code": detail["code"],
@@ -174,7 +174,7 @@ class ResponsesRendering:
             "error": detail,
         }
         self._draft.fail(error)
-        return begun + _written(told) + self._state("response.failed")
+        return begun + _written(event) + self._state("response.failed")
 
     def add(self, event: Event) -> None:
         for _ in self._draft.feed(event):

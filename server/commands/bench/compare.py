@@ -115,8 +115,8 @@ def _differences(runs: Sequence[Run]) -> list[str]:
     for run in runs[1:]:
         mine, theirs = run.content["settings"], first.content["settings"]
         names = [name for name in {**theirs, **mine} if name not in ignored and mine.get(name) != theirs.get(name)]
-        told = ", ".join(f"{name} is {mine.get(name)} instead of {theirs.get(name)}" for name in names)
-        notes += [f"{run.name} is another load than {first.name}: {told}"] if names else []
+        differences = ", ".join(f"{name} is {mine.get(name)} instead of {theirs.get(name)}" for name in names)
+        notes += [f"{run.name} is another load than {first.name}: {differences}"] if names else []
         if abs(run.cached_share - first.cached_share) > _CACHED_SHARE:
             notes.append(
                 f"the prefix cache had {run.cached_share:.0%} of the input tokens of {run.name}, and "

@@ -56,8 +56,8 @@ def run_bench(options: LoadOptions, api_key: str | None, json_file: Path | None,
     console.print(table(report))
     problems = Console(stderr=True, highlight=False)
     if report.num_failed:
-        told = f"{report.num_failed} requests failed: {failures(session.run.outcomes)}"
-        problems.print(told, style="bold red", markup=False, soft_wrap=True)
+        message = f"{report.num_failed} requests failed: {failures(session.run.outcomes)}"
+        problems.print(message, style="bold red", markup=False, soft_wrap=True)
     for warning in warnings(report):
         problems.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     content = as_json(report, options, session.model, session.server_version)
