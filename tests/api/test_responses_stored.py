@@ -13,7 +13,7 @@ import pytest
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import Failure
-from inferd.server.api.responses.background import Background, Job, ResponseDraft
+from inferd.server.api.responses.background import Background, Job, RunningResponse
 from inferd.server.config.settings import Settings
 from inferd.server.errors.table import internal_error
 from tests.api.conftest import app_settings
@@ -312,7 +312,7 @@ def test_a_server_that_ends_ends_what_runs(model: Any, script: Any) -> None:
     assert len(router.aborted) == 1
 
 
-class FaultyDraft:
+class FaultyResponse:
     """A response that contradicts its events."""
 
     id = "resp_1"
@@ -339,14 +339,14 @@ def test_one_that_cannot_be_finished_has_failed_and_is_kept_however(fails: bool)
             yield event
 
     kept = asyncio.Event()
-    draft = FaultyDraft(fails=fails)
+    response = FaultyResponse(fails=fails)
 
     async def scene() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: None)
         nothing = cast("Any", lambda: None)
         job = Job(
             tenant="",
-            draft=cast("ResponseDraft", draft),
+            response=cast("RunningResponse", response),
             events=no_events(),
             close=nothing,
             snapshot=nothing,
@@ -357,7 +357,7 @@ def test_one_that_cannot_be_finished_has_failed_and_is_kept_however(fails: bool)
         await asyncio.wait_for(kept.wait(), 20)
 
     asyncio.run(scene())
-    assert draft.ends == [str(internal_error())]
+    assert response.ends == [str(internal_error())]
 
 
 def test_long_conversations_are_put_together_off_the_loop(client: openai.OpenAI, router: Any) -> None:

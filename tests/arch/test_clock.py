@@ -18,7 +18,7 @@ DATES = {
     "server/observability/tracing.py": "the times of spans",
     "server/api/gateways.py": "the `timestamp` of /v1/loads",
     "server/api/answer.py": "an answer's `created`",
-    "server/api/responses/draft.py": "an answer's `created_at` and `completed_at`",
+    "server/api/responses/open_response.py": "an answer's `created_at` and `completed_at`",
     "server/commands/bench/report.py": "the date of a report",
     "engine/api/wire/kv_publisher.py": "the time of a batch, and the first sequence number",
     "engine/api/smollm2.py": "the age of files, whose times are the wall clock's",

@@ -24,7 +24,7 @@ MAX_RUNNING_BYTES, MAX_RUNNING_BYTES_IN_ALL = 2**26, 2**28
 that runs alone may hold any number of bytes."""
 
 
-class ResponseDraft(Protocol):
+class RunningResponse(Protocol):
     """A response while it is made."""
 
     id: str
@@ -47,7 +47,7 @@ class Job:
     """One of them."""
 
     tenant: str
-    draft: ResponseDraft
+    response: RunningResponse
     events: AsyncGenerator[Event, None]
     close: Callable[[], None]
     """Ends the generation; idempotent."""
@@ -93,7 +93,7 @@ class Background:
 
     def start(self, job: Job) -> None:
         """Generate until the answer ends or is cancelled."""
-        key = (job.tenant, job.draft.id)
+        key = (job.tenant, job.response.id)
         task = asyncio.create_task(_feed(job))
         self._running[key] = job, task
         self._num_of_tenant[job.tenant] += 1
@@ -135,19 +135,19 @@ def _end(job: Job, task: asyncio.Task[None]) -> None:
     """Set the response's status if it was cancelled or failed."""
     error = None if task.cancelled() else task.exception()
     if task.cancelled():
-        job.draft.cancel()
+        job.response.cancel()
     elif isinstance(error, (RequestError, EngineDeadError)):
-        job.draft.fail(error)
+        job.response.fail(error)
     elif error is not None:
-        logger.error("response %s failed in the background", job.draft.id, exc_info=error)
-        job.draft.fail(errors.internal_error())
+        logger.error("response %s failed in the background", job.response.id, exc_info=error)
+        job.response.fail(errors.internal_error())
 
 
 async def _feed(job: Job) -> None:
     try:
         async for event in job.events:
-            for _ in job.draft.feed(event):
+            for _ in job.response.feed(event):
                 pass
     finally:
         await job.events.aclose()
-    job.draft.finish()  # in the task, so that an error here ends the response as failed
+    job.response.finish()  # in the task, so that an error here ends the response as failed

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import orjson
 
 from inferd.server.api.responses.chat_request import Placed, chat_request
-from inferd.server.api.responses.draft import ResponseDraft
+from inferd.server.api.responses.open_response import OpenResponse
 from inferd.server.api.responses.store import Stored
 from inferd.server.errors import table as errors
 from inferd.server.schema.answers.responses import ResponseObject
@@ -62,10 +62,10 @@ def _array(values: Iterable[object]) -> bytes:
     return b"[" + b",".join(exact(orjson.dumps(value)) for value in values) + b"]"
 
 
-def stored_of(conversation: ResponseContext, draft: ResponseDraft) -> Stored:
+def stored_of(conversation: ResponseContext, open_response: OpenResponse) -> Stored:
     """The response as it is now, for storage."""
-    item_ids = tuple(dict.fromkeys((*conversation.item_ids, *draft.item_ids)))
-    return Stored(draft.id, exact(orjson.dumps(draft.shown())), conversation.context, item_ids)
+    item_ids = tuple(dict.fromkeys((*conversation.item_ids, *open_response.item_ids)))
+    return Stored(open_response.id, exact(orjson.dumps(open_response.shown())), conversation.context, item_ids)
 
 
 def _history(previous: Stored | None) -> Iterator[Placed]:

@@ -18,7 +18,7 @@ from inferd.server.api.respond import Services, admit, respond, while_asked
 from inferd.server.api.responses.background import Job
 from inferd.server.api.responses.chat_request import callers_words, check, in_callers_words
 from inferd.server.api.responses.conversation import ResponseContext, conversation_of, stored_of
-from inferd.server.api.responses.draft import ResponseDraft, ResponsesRendering
+from inferd.server.api.responses.open_response import OpenResponse, ResponsesRendering
 from inferd.server.api.responses.store import Stored
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
@@ -56,12 +56,12 @@ class ResponsesApi:
             request, caller.deadline, self._read(service, wire, caller, num_bytes)
         )
         service.metrics.request_arrived("responses")
-        draft = ResponseDraft(service, wire, accepted, model, conversation.tools)
+        response = OpenResponse(service, wire, accepted, model, conversation.tools)
         if wire.background:
             request.state.notices += accepted.notices
-            shown = await self._start(service, draft, accepted, caller, conversation, num_bytes)
+            shown = await self._start(service, response, accepted, caller, conversation, num_bytes)
             return _json(exact(orjson.dumps(shown)))
-        rendering = ResponsesRendering(draft, partial(self._keep, caller.tenant, conversation))
+        rendering = ResponsesRendering(response, partial(self._keep, caller.tenant, conversation))
         options = AnswerOptions(model, bool(wire.stream), False, False, False, None)
         return await respond(request, service, accepted, options, rendering)
 
@@ -122,7 +122,7 @@ class ResponsesApi:
     async def _start(
         self,
         service: Service,
-        draft: ResponseDraft,
+        response: OpenResponse,
         accepted: GenerateRequest,
         caller: Caller,
         conversation: ResponseContext,
@@ -136,18 +136,18 @@ class ResponsesApi:
         num_bytes += len(conversation.context)
         self._background.check_room(caller.tenant, num_bytes)
         streams = await ChoiceStreams.begin(service.router, accepted, service.model.tokenizer.bytes, service.metrics)
-        shown = draft.shown()
+        shown = response.shown()
 
         def keep() -> None:
             caller.account.leave()
-            self._keep(caller.tenant, conversation, draft)
+            self._keep(caller.tenant, conversation, response)
 
         job = Job(
             tenant=caller.tenant,
-            draft=draft,
+            response=response,
             events=until(accepted.deadline, streams.events()),
             close=streams.close,
-            snapshot=partial(stored_of, conversation, draft),
+            snapshot=partial(stored_of, conversation, response),
             keep=keep,
             num_bytes=num_bytes,
         )
@@ -155,12 +155,14 @@ class ResponsesApi:
         self._background.start(job)
         return shown
 
-    def _keep(self, tenant: str, conversation: ResponseContext, draft: ResponseDraft) -> None:
-        if draft.is_kept:
-            stored = stored_of(conversation, draft)
-            draft.is_kept = self._store.put(tenant, stored)
-            if not draft.is_kept and self._store.keeps_any:
-                logger.warning("%s is not stored: its %d bytes exceed --stored-responses", draft.id, stored.num_bytes)
+    def _keep(self, tenant: str, conversation: ResponseContext, response: OpenResponse) -> None:
+        if response.is_kept:
+            stored = stored_of(conversation, response)
+            response.is_kept = self._store.put(tenant, stored)
+            if not response.is_kept and self._store.keeps_any:
+                logger.warning(
+                    "%s is not stored: its %d bytes exceed --stored-responses", response.id, stored.num_bytes
+                )
 
     def _find(self, request: Request) -> Stored:
         """The response of a path. Raises `RequestError` if this key has no such response."""

@@ -44,7 +44,7 @@ _MAX_SHOWN = 2**53
 """The largest limit that a response repeats. JSON has no larger whole number that all clients read."""
 
 
-class ResponseDraft:
+class OpenResponse:
     """A response, from `queued` or `in_progress` to its final status."""
 
     def __init__(
@@ -141,9 +141,9 @@ class ResponsesRendering:
 
     keep_alive = sse.KEEP_ALIVE
 
-    def __init__(self, draft: ResponseDraft, keep: Callable[[ResponseDraft], None]) -> None:
+    def __init__(self, response: OpenResponse, keep: Callable[[OpenResponse], None]) -> None:
         """`keep` stores the response after a successful end."""
-        self._draft, self._keep = draft, keep
+        self._response, self._keep = response, keep
         self._has_begun = False
 
     def begin(self) -> bytes:
@@ -153,12 +153,12 @@ class ResponsesRendering:
         return self._state("response.created") + self._state("response.in_progress")
 
     def event(self, event: Event) -> bytes:
-        return self.begin() + b"".join(map(_written, self._draft.feed(event)))
+        return self.begin() + b"".join(map(_written, self._response.feed(event)))
 
     def end(self, extra: Extra) -> bytes:
         del extra
         self._finish()
-        is_whole = self._draft.status == "completed"
+        is_whole = self._response.status == "completed"
         return self._state("response.completed" if is_whole else "response.incomplete")
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
@@ -167,34 +167,34 @@ class ResponsesRendering:
         begun = self.begin()
         event: ErrorEvent = {
             "type": "error",
-            "sequence_number": next(self._draft.numbers),
+            "sequence_number": next(self._response.numbers),
             "code": detail["code"],
             "message": detail["message"],
             "param": detail["param"],
             "error": detail,
         }
-        self._draft.fail(error)
+        self._response.fail(error)
         return begun + _written(event) + self._state("response.failed")
 
     def add(self, event: Event) -> None:
-        for _ in self._draft.feed(event):
+        for _ in self._response.feed(event):
             pass
 
     def plain(self, extra: Extra) -> ResponseObject:
         del extra
         self._finish()
-        return self._draft.shown()
+        return self._response.shown()
 
     def _finish(self) -> None:
-        self._draft.finish()
-        self._keep(self._draft)
+        self._response.finish()
+        self._keep(self._response)
 
     def _state(self, kind: ResponseEventType) -> bytes:
         """An event with the whole response."""
         event: ResponseEvent = {
             "type": kind,
-            "sequence_number": next(self._draft.numbers),
-            "response": self._draft.shown(),
+            "sequence_number": next(self._response.numbers),
+            "response": self._response.shown(),
         }
         return _written(event)
 
