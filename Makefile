@@ -91,7 +91,7 @@ $(DOCS_STAMP): $(STAMP)
 	@touch $@
 
 docs: $(DOCS_STAMP) ## Write the tables of docs/ anew and build the site in build/site; broken links fail
-	@$(BIN)/python -m inferd.server.api.reference
+	@$(BIN)/python -m inferd.server.endpoints.reference
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 train: $(STAMP) ## Train the embedded model again (about an hour on two cores)

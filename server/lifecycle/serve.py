@@ -27,8 +27,8 @@ from inferd.engine.api.process import garbage
 from inferd.engine.api.process.engine_process import EarlyProcess
 from inferd.engine.api.process.logs import counted
 from inferd.engine.api.wire.messages import Phase
-from inferd.server.api.app import Backend, create_app
 from inferd.server.config.settings import Settings, is_loopback
+from inferd.server.endpoints.app import Backend, create_app
 from inferd.server.lifecycle.drain import Drain, DrainOptions
 from inferd.server.lifecycle.engines import Engines, engines_of
 from inferd.server.lifecycle.models import read_models

@@ -39,7 +39,7 @@ from typing import Any
 import psutil
 
 from benchmarks import tables
-from inferd.server.api.routes import methods_of
+from inferd.server.endpoints.routes import methods_of
 from tests.agents.agent import MENDED
 from tests.agents.scripted_model import write_checkpoint
 from tests.agents.shapes import write_rows

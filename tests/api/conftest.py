@@ -31,12 +31,12 @@ from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import Delta, EngineStats, Failure, FinishReason, Ready, Submit, WireLogprobs
-from inferd.server.api.app import Backend, create_app
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.dispatch.replica import Replicas
 from inferd.server.dispatch.router import Router
+from inferd.server.endpoints.app import Backend, create_app
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.fill_in import FillIn
 from inferd.server.text.model import ServedModel

@@ -12,10 +12,10 @@ import pytest
 from starlette.routing import Route
 
 from inferd.engine.api.wire.messages import Failure
-from inferd.server.api.app import Backend, add_routes, check_labels, create_app
-from inferd.server.api.routes import CHAT, PAGE, ROUTES, Access
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.model_lifecycle import State
+from inferd.server.endpoints.app import Backend, add_routes, check_labels, create_app
+from inferd.server.endpoints.routes import CHAT, PAGE, ROUTES, Access
 from inferd.server.observability.metrics import Metrics
 from tests.api.conftest import app_settings
 

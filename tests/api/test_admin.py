@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from inferd.server.api.routes import ROUTES, Access
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.model_lifecycle import State
+from inferd.server.endpoints.routes import ROUTES, Access
 from tests.api.conftest import app_settings
 from tests.configs import engine_config
 

@@ -15,12 +15,12 @@ from jsonschema import Draft202012Validator
 from pydantic import TypeAdapter, ValidationError
 
 from inferd.engine.api.wire.messages import EngineStats, Failure, StepOutput
-from inferd.server.api import routes
-from inferd.server.api.app import Backend
-from inferd.server.api.routes import ROUTES, Route
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.model_lifecycle import State
+from inferd.server.endpoints import routes
+from inferd.server.endpoints.app import Backend
+from inferd.server.endpoints.routes import ROUTES, Route
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.detect import Clues, detect

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from inferd.server.api import app, respond
+from inferd.server.endpoints import app, respond
 from inferd.server.schema.latency import timeout_of
 from inferd.server.text.text_threads import TextThreads
 from tests.api.conftest import app_settings

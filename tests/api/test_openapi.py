@@ -13,11 +13,11 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api import openapi
-from inferd.server.api.app import Backend, create_app
-from inferd.server.api.openapi import default_of, document
-from inferd.server.api.routes import ROUTES, Access
 from inferd.server.dispatch.model_lifecycle import State
+from inferd.server.endpoints import openapi
+from inferd.server.endpoints.app import Backend, create_app
+from inferd.server.endpoints.openapi import default_of, document
+from inferd.server.endpoints.routes import ROUTES, Access
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics

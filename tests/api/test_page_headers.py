@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from inferd.server.api.routes import PAGE, ROUTES
+from inferd.server.endpoints.routes import PAGE, ROUTES
 from inferd.server.transport.page_headers import page_headers
 from tests.api.conftest import app_settings
 

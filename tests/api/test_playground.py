@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from inferd.server.api.routes import PAGE, PLAYGROUND_FILES
 from inferd.server.config.settings import Settings
+from inferd.server.endpoints.routes import PAGE, PLAYGROUND_FILES
 from inferd.server.playground.page import STATIC
 from inferd.server.transport.page_headers import page_headers, policy
 from tests.api.conftest import app_settings

@@ -13,8 +13,8 @@ import pytest
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import Failure
-from inferd.server.api.responses.background import Background, Job, RunningResponse
 from inferd.server.config.settings import Settings
+from inferd.server.endpoints.responses.background import Background, Job, RunningResponse
 from inferd.server.errors.table import internal_error
 from tests.api.conftest import app_settings
 
@@ -262,7 +262,7 @@ def test_only_so_many_run_in_the_background(serve: Callable[..., str], router: A
 def test_only_so_many_of_all_keys_run_in_the_background(
     serve: Callable[..., str], router: Any, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferd.server.api.responses.background.MAX_RUNNING_IN_ALL", 2)
+    monkeypatch.setattr("inferd.server.endpoints.responses.background.MAX_RUNNING_IN_ALL", 2)
     router.will(script(ends=False))
     url = serve(app_settings(api_key=("sk-1", "sk-2"), access_log=False))
 
@@ -277,8 +277,8 @@ def test_responses_in_the_background_hold_only_so_many_bytes(
     serve: Callable[..., str], router: Any, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Items that the model does not read count too, such as reasoning without an answer."""
-    monkeypatch.setattr("inferd.server.api.responses.background.MAX_RUNNING_BYTES", 300_000)
-    monkeypatch.setattr("inferd.server.api.responses.background.MAX_RUNNING_BYTES_IN_ALL", 500_000)
+    monkeypatch.setattr("inferd.server.endpoints.responses.background.MAX_RUNNING_BYTES", 300_000)
+    monkeypatch.setattr("inferd.server.endpoints.responses.background.MAX_RUNNING_BYTES_IN_ALL", 500_000)
     router.will(script(ends=False))
     url = serve(app_settings(api_key=("sk-1", "sk-2", "sk-3"), access_log=False))
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from inferd.engine.api.wire.messages import EngineStats
-from inferd.server.api.app import Backend
 from inferd.server.dispatch.model_lifecycle import State
+from inferd.server.endpoints.app import Backend
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 from inferd.server.transport import sse

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 
 from inferd.engine.api.wire.messages import EngineStats, StepOutput
-from inferd.server.api.app import Backend
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from inferd.server.dispatch.model_lifecycle import State
+from inferd.server.endpoints.app import Backend
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import app_settings

@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from inferd.engine.api.wire.messages import Failure
-from inferd.server.api import respond
 from inferd.server.config.settings import Settings
+from inferd.server.endpoints import respond
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.control_tokens import Rendered
 from inferd.server.text.model import ServedModel

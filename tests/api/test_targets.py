@@ -13,7 +13,7 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import EngineStats, Failure, StepCosts, StepModel
-from inferd.server.api import respond
+from inferd.server.endpoints import respond
 from tests.api.conftest import app_settings
 
 WAIT_S = 60.0

@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.wire.messages import Failure
 from inferd.engine.api.wire.params import SchedulingParams
-from inferd.server.api.app import Backend, create_app
+from inferd.server.endpoints.app import Backend, create_app
 from inferd.server.observability import tracing
 from inferd.server.observability.metrics import Metrics
 from inferd.server.observability.request_record import RequestRecord

@@ -93,7 +93,7 @@ RULES: dict[str, tuple[str, ...]] = {
 
 WINGS: dict[str, tuple[str, ...]] = {
     "run": ("cli", "commands", "lifecycle"),
-    "http": ("api", "playground", "transport"),
+    "http": ("endpoints", "playground", "transport"),
     "chat": ("generate", "text", "tools"),
     "fleet": ("supervision", "dispatch", "observability"),
     "base": ("config", "auth", "schema", "structured", "errors"),

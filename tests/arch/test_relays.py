@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FIELDS = {*SamplingParams.__struct_fields__, *SchedulingParams.__struct_fields__}
 
 SOURCES = {
-    ("server/api/respond.py", "tenant"),
-    ("server/api/responses/routes.py", "tenant"),
+    ("server/endpoints/respond.py", "tenant"),
+    ("server/endpoints/responses/routes.py", "tenant"),
     ("server/generate/request.py", "arrival_s"),
     ("server/generate/request.py", "max_tokens"),
     ("server/generate/request.py", "tenant"),

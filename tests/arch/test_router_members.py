@@ -17,15 +17,15 @@ MEMBERS: dict[str, tuple[str, ...]] = {
     # A request.
     "submit": ("server/generate",),
     "submit_choices": ("server/generate",),
-    "check_queue": ("server/api",),
-    "adapters": ("server/api", "server/generate"),
-    "adapter_loading": ("server/api",),
-    "reset_prefix_cache": ("server/api",),
+    "check_queue": ("server/endpoints",),
+    "adapters": ("server/endpoints", "server/generate"),
+    "adapter_loading": ("server/endpoints",),
+    "reset_prefix_cache": ("server/endpoints",),
     # The model: what it is doing, and what an operator asks of it.
-    "lifecycle": ("server/api", "server/lifecycle", "server/supervision"),
-    "loading": ("server/api", "server/lifecycle"),
-    "streams": ("server/api", "server/lifecycle", "server/supervision"),
-    "replicas": ("server/api", "server/lifecycle", "server/supervision"),
+    "lifecycle": ("server/endpoints", "server/lifecycle", "server/supervision"),
+    "loading": ("server/endpoints", "server/lifecycle"),
+    "streams": ("server/endpoints", "server/lifecycle", "server/supervision"),
+    "replicas": ("server/endpoints", "server/lifecycle", "server/supervision"),
     # The engines.
     "attach": ("server/supervision",),
     "run": ("server/supervision",),

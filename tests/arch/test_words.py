@@ -14,7 +14,7 @@ PLAIN = (
     *(f"docs/{path.name}" for path in files("docs") if path.suffix == ".md"),
     "docs/assets",
     "docs/hooks.py",
-    "server/api",
+    "server/endpoints",
     "server/auth",
     "examples/tiny/README.md",
     *(f"examples/tiny/{path.name}" for path in files("examples/tiny") if path.suffix == ".py"),

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from inferd.server.api import routes
-from inferd.server.api.routes import ROUTES, Access
+from inferd.server.endpoints import routes
+from inferd.server.endpoints.routes import ROUTES, Access
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
 from inferd.server.schema.json_schema import schema_of, types_of

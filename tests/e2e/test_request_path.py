@@ -28,9 +28,9 @@ MOST_THAT_RUN = 114
 NUM_CHATS = 4
 """Chats of each kind. Rarer calls do not count: they come from a timer or from the garbage collector."""
 STATIONS = {
-    "server/transport/connection.py", "server/api/chat.py", "server/generate/intake.py", "server/dispatch/router.py",
-    "server/transport/sse.py", "engine/process/main.py", "engine/core/loop.py", "engine/sched/scheduler.py",
-    "engine/worker/runner.py", "engine/models/decoder.py", "engine/sample/sampler.py",
+    "server/transport/connection.py", "server/endpoints/chat.py", "server/generate/intake.py",
+    "server/dispatch/router.py", "server/transport/sse.py", "engine/process/main.py", "engine/core/loop.py",
+    "engine/sched/scheduler.py", "engine/worker/runner.py", "engine/models/decoder.py", "engine/sample/sampler.py",
 }  # fmt: skip
 """Some files that are certainly on the path."""
 

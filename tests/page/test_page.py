@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.app import Backend
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
+from inferd.server.endpoints.app import Backend
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import MAX_MODEL_LEN, MODEL_PATH, VOCAB_SIZE, Script, ScriptedRouter, app_settings, serving

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from inferd.server.api.routes import ROUTES, Route
+from inferd.server.endpoints.routes import ROUTES, Route
 from inferd.server.schema.json_schema import schema_of
 from inferd.server.schema.model import RequestModel
 from tests.e2e.test_boundaries import BASES

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.anthropic.chat_request import shown_tools
+from inferd.server.endpoints.anthropic.chat_request import shown_tools
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.anthropic_conversation import ConversationReader, joined
 from inferd.server.schema.anthropic_turns import Turn

@@ -9,7 +9,7 @@ from collections.abc import Generator
 
 import pytest
 
-from inferd.server.api.cached_answer import MAX_AGE_S, CachedAnswer
+from inferd.server.endpoints.cached_answer import MAX_AGE_S, CachedAnswer
 
 
 class Made:

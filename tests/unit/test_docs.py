@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from inferd.server.api import reference as docs
-from inferd.server.api.schema_words import rule_of
+from inferd.server.endpoints import reference as docs
+from inferd.server.endpoints.schema_words import rule_of
 from inferd.server.schema.json_schema import Schema
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.server.api.long_lists import PIECE_BYTES, Chained, LongList, dumps, pieces
+from inferd.server.endpoints.long_lists import PIECE_BYTES, Chained, LongList, dumps, pieces
 
 NAMES = st.text(st.characters(exclude_categories=("Cs",)), max_size=5)
 NESTED = st.recursive(
@@ -38,7 +38,7 @@ def test_pieces_together_are_the_document(document: Any) -> None:
 
 def test_a_document_without_long_lists_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each chunk of a stream is one: it takes no random mark from the system."""
-    monkeypatch.setattr("inferd.server.api.long_lists.secrets", None)
+    monkeypatch.setattr("inferd.server.endpoints.long_lists.secrets", None)
     assert dumps({"a": [1, {"b": "c"}]}) == b'{"a":[1,{"b":"c"}]}'
     with pytest.raises(AttributeError):
         dumps(LongList([1], lambda entry: entry))

@@ -11,8 +11,8 @@ import pytest
 from starlette.requests import Request
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api import query
-from inferd.server.api.query import MAX_PARAMETERS, read_query
+from inferd.server.endpoints import query
+from inferd.server.endpoints.query import MAX_PARAMETERS, read_query
 from inferd.server.schema.responses import InputItemsQuery, RetrieveQuery
 
 

@@ -8,10 +8,10 @@ import orjson
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.responses.chat_request import chat_request, in_callers_words, messages_of
-from inferd.server.api.responses.conversation import MAX_REFERRED_BYTES, conversation_of
-from inferd.server.api.responses.store import Stored
-from inferd.server.api.responses.toolset import toolset_of
+from inferd.server.endpoints.responses.chat_request import chat_request, in_callers_words, messages_of
+from inferd.server.endpoints.responses.conversation import MAX_REFERRED_BYTES, conversation_of
+from inferd.server.endpoints.responses.store import Stored
+from inferd.server.endpoints.responses.toolset import toolset_of
 from inferd.server.schema.model import read
 from inferd.server.schema.response_choice import AskedChoice, ToolName
 from inferd.server.schema.response_texts import sealed

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.server.api.responses.store import ResponseStore, Stored
+from inferd.server.endpoints.responses.store import ResponseStore, Stored
 
 
 class Clock:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.body import parse_object
+from inferd.server.endpoints.body import parse_object
 from inferd.server.schema import strict_json
 from inferd.server.schema.strict_json import MANY_VALUES, MAX_DEPTH, Counts, check_bounds, parse
 

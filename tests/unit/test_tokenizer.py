@@ -109,7 +109,7 @@ def test_the_http_side_never_loads_torch() -> None:
     program = f"""
 import sys
 from pathlib import Path
-import inferd.server.api.app
+import inferd.server.endpoints.app
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import Conversation
 model = ServedModel.load(Path({str(MODEL_PATH)!r}), ("m",), max_model_len=128, vocab_size=3072)

@@ -1,0 +1,95 @@
+"""Reads an HTTP body into a request type: checks the content type, parses strict JSON, then reads the model's fields.
+
+Long bodies are read on a thread, in a way that lets other threads run: see `strict_json`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from fastapi import Depends
+from starlette.requests import ClientDisconnect, Request
+
+from inferd.engine.api.errors import RequestError
+from inferd.server.endpoints.service import Service
+from inferd.server.errors import table as errors
+from inferd.server.schema import strict_json
+from inferd.server.schema.model import RequestModel, read
+from inferd.server.schema.notices import Notice
+from inferd.server.transport.sse import ClientGoneError, unless_disconnected
+
+R = TypeVar("R", bound=RequestModel)
+
+_INLINE_BYTES = 32 * 1024
+
+
+async def read_body(request: Request, service: Service, request_type: type[R]) -> R:
+    """Read and parse the body. Its model's name and its notices go into the request's state. Raises `RequestError`, and
+    `ClientGoneError` if the body never arrives."""
+    _check_content_type(request.headers.get("content-type"))
+    try:
+        raw = await request.body()
+    except ClientDisconnect as error:
+        raise ClientGoneError from error
+
+    notices: list[Notice] = request.state.notices
+
+    def work() -> R:
+        ignored: list[str] | None = [] if service.unknown_fields == "warn" else None
+        fields = parse_object(raw)
+        request.state.model = fields.get("model")
+        wire = read(request_type, fields, ignored, notices)
+        if ignored:
+            notices.append(Notice("unknown_parameter", _ignored_words(ignored)))
+        return wire
+
+    if len(raw) <= _INLINE_BYTES:
+        return work()
+    return await unless_disconnected(request.receive, service.threads.run(work, len(raw)))
+
+
+def body_of(model: type[R]) -> Any:
+    """A FastAPI dependency that reads the body by `read_body`.
+
+    FastAPI itself would read the body before any other dependency, with a parser that is not strict.
+    """
+
+    async def parsed(request: Request) -> R:
+        service: Service = request.app.state.services.first
+        return await read_body(request, service, model)
+
+    return Depends(parsed)
+
+
+def parse_object(raw: bytes) -> dict[str, object]:
+    """Parse strict JSON. Raises `RequestError`."""
+    try:
+        value = strict_json.parse(raw)
+    except ValueError as error:
+        raise _malformed(str(error)) from error
+    if not isinstance(value, dict):
+        raise _malformed(f"expected an object, but got {errors.json_type(value)}")
+    return value
+
+
+def _check_content_type(content_type: str | None) -> None:
+    media_type = (content_type or "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    ):
+        found = f"Unsupported content type: '{errors.shown(media_type)}'." if media_type else "Missing content type."
+        message = (
+            f"{found} This API method only accepts 'application/json' "
+            "requests. Please send the header 'Content-Type: application/json'."
+        )
+        raise RequestError("unsupported_content_type", message)
+
+
+def _malformed(reason: str) -> RequestError:
+    message = f"We could not parse the JSON body of your request. It must be one valid JSON object: {reason}."
+    return RequestError("malformed_json", message)
+
+
+def _ignored_words(ignored: list[str]) -> str:
+    names = (errors.clip(name, 64) for name in ignored[:10])
+    return "Unknown parameters were ignored: " + ", ".join(f"'{name}'" for name in names)
