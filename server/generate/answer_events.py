@@ -22,7 +22,7 @@ from inferd.server.generate.events import (
 )
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.observability.server_instruments import Repair
-from inferd.server.text.stops import StopStrings, StopTables
+from inferd.server.text.stops import StopStrings
 from inferd.server.tools.answer_parser import AnswerParser
 from inferd.server.tools.parser_config import ParserConfig
 from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Content, Piece, Reasoning, joined
@@ -32,7 +32,6 @@ from inferd.server.tools.text_input import TextInput
 _SHORT_ID_CHARS = string.ascii_letters + string.digits
 _SHORT_ID_LENGTH = 9
 _EMPTY = (Content(""), Reasoning(""))
-NO_STOPS = StopTables.of(())
 
 
 class Answer(Protocol):
@@ -93,10 +92,7 @@ class Answer(Protocol):
 
 def answer_of(choice: int, request: GenerateRequest) -> Answer:
     stops, config = StopStrings(request.stop, request.include_stop), request.parser_config
-    if config is None:
-        return PlainAnswer(choice, stops)
-    in_reasoning = StopStrings(request.stop if config.stops_reasoning else NO_STOPS, request.include_stop)
-    return ParsedAnswer(choice, config, stops, in_reasoning)
+    return PlainAnswer(choice, stops) if config is None else ParsedAnswer(choice, config, stops)
 
 
 class PlainAnswer:
@@ -143,14 +139,14 @@ class PlainAnswer:
 class ParsedAnswer:
     """Separates content, reasoning and calls. Stop strings work on content, and on reasoning if the request says so."""
 
-    def __init__(
-        self, choice: int, parser_config: ParserConfig, stops: StopStrings, stops_in_reasoning: StopStrings
-    ) -> None:
+    def __init__(self, choice: int, parser_config: ParserConfig, stops: StopStrings) -> None:
         self.num_calls = 0
         self._choice, self._config = choice, parser_config
         self._parser = AnswerParser.of(parser_config)
         self._look = None if parser_config.offer is None else SecondLook(parser_config.offer)
-        self._stops, self._stops_in_reasoning = stops, stops_in_reasoning
+        self._stops = stops
+        self._held_type: type[Content | Reasoning] = Content
+        """Type of the text that the stop strings hold back: each stretch of content or reasoning is searched alone."""
         self._offsets: list[int] = []
         """Number of characters before each token, never falling. Tokens without text count too."""
         self._num_reasoning = self._num_closed = self._num_spans = 0
@@ -162,8 +158,7 @@ class ParsedAnswer:
 
     @property
     def stop(self) -> str | None:
-        match = self._stops.match or self._stops_in_reasoning.match
-        return None if match is None else match.stop
+        return None if self._stops.match is None else self._stops.match.stop
 
     @property
     def is_in_call(self) -> bool:
@@ -176,8 +171,7 @@ class ParsedAnswer:
 
     @property
     def num_held(self) -> int:
-        num_held = self._stops.num_held + self._stops_in_reasoning.num_held
-        return num_held + self._parser.num_waiting if num_held else 0
+        return self._stops.num_held + self._parser.num_waiting if self._stops.num_held else 0
 
     def stops_at(self, token: str) -> bool:
         is_read = self._parser.is_in_content or (
@@ -211,24 +205,19 @@ class ParsedAnswer:
     def _take(self, pieces: Iterable[Piece], is_armed: bool) -> None:
         """Add pieces up to the stop string that ends the answer."""
         for piece in pieces:
-            match piece:
-                case Content(text):
-                    self._release(self._stops_in_reasoning)
-                    self._pieces.append(Content(self._stops.feed(text, is_armed)))
-                case Reasoning(text):
-                    self._release(self._stops)
-                    self._pieces.append(Reasoning(self._stops_in_reasoning.feed(text, is_armed)))
-                case _:
-                    self._release()
-                    self._pieces.append(piece)
+            if type(piece) is not self._held_type:
+                self._release()
+            if isinstance(piece, Content) or (isinstance(piece, Reasoning) and self._config.stops_reasoning):
+                self._held_type = type(piece)
+                piece = self._held_type(self._stops.feed(piece.text, is_armed))
+            self._pieces.append(piece)
             if self.stop is not None:
                 return
 
-    def _release(self, *stops: StopStrings) -> None:
+    def _release(self) -> None:
         """Add the text that is held back: the stretch that it belongs to has ended."""
-        for found in stops or (self._stops, self._stops_in_reasoning):
-            if held := found.finish():
-                self._pieces.append(Content(held) if found is self._stops else Reasoning(held))
+        if held := self._stops.finish():
+            self._pieces.append(self._held_type(held))
 
     def events(
         self, token_ids: tuple[int, ...], scored: tuple[ScoredToken, ...], num_cached_tokens: int, num_unsent: int = 0
