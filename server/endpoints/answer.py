@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import orjson
 
@@ -117,53 +118,39 @@ def fingerprint(service: Service, request: GenerateRequest) -> str:
     return "fp_" + hashlib.sha256(repr(seen).encode()).hexdigest()[:10]
 
 
-class Chunks:
-    """Writes the chunks of a stream. The head is encoded once; a chunk adds choices and, if asked for, usage."""
-
-    def __init__(self, head: ChatChunkHead | TextHead, options: AnswerOptions, request: GenerateRequest) -> None:
-        self._prefix = orjson.dumps(head)[:-1] + b',"choices":'
-        self._options, self._request = options, request
-        self._counts = Counts(request.num_prompt_tokens)
-
-    def count(self, event: TextDelta) -> None:
-        self._counts.add(event, self._request)
-
-    def ended(self, choice: int) -> None:
-        """No more text of a choice will be sent."""
-        self._counts.hold(choice, 0)
-
-    def chunk(self, choice: ChatChunkChoice | TextChunkChoice, tail: ChatChunkTail | None = None) -> bytes:
-        """An event with one choice."""
-        tail = tail or {}
-        if self._options.include_usage:
-            tail = {**tail, "usage": self._counts.usage_sent() if self._options.continuous_usage else None}
-        return self._event([choice], tail)
-
-    def end(self, extra: Extra) -> bytes:
-        """[DONE], after a last chunk with usage and `extra` if the request includes usage."""
-        if not self._options.include_usage:
-            return DONE
-        return self._event([], {**extra, "usage": self._counts.usage()}) + DONE
-
-    def _event(self, choices: Sequence[ChatChunkChoice | TextChunkChoice], tail: ChunkTail) -> bytes:
-        ending = b"," + dumps(tail)[1:] if tail else b"}"
-        return sse.event(self._prefix + dumps(choices) + ending)
-
-
 class ChunkRendering:
-    """Base of the renderings of chat and text: ends a stream of chunks, and collects the events of a plain answer."""
+    """Base of the renderings of chat and text: writes the chunks of a stream, or collects the events of a plain answer.
+
+    The head of all chunks is encoded once. A chunk adds choices and, if asked for, usage.
+    """
 
     keep_alive = sse.KEEP_ALIVE
 
-    def __init__(self, chunks: Chunks, request: GenerateRequest) -> None:
-        self._chunks, self._builder = chunks, ResultBuilder(request)
+    def __init__(
+        self, head: ChatChunkHead | TextHead, service: Service, accepted: GenerateRequest, options: AnswerOptions
+    ) -> None:
+        """`head`: the fields that every chunk begins with."""
+        self._prefix = orjson.dumps(head)[:-1] + b',"choices":'
+        self._service, self._accepted, self._options = service, accepted, options
+        self._counts = Counts(accepted.num_prompt_tokens)
+        self._table = service.model.tokenizer.bytes
+        self._introduced: set[int] = set()
+        """Choices of which a chunk was sent."""
+
+    @cached_property
+    def _builder(self) -> ResultBuilder:
+        """The results of a plain answer. A stream has none."""
+        return ResultBuilder(self._accepted)
 
     def begin(self) -> bytes:
         """Nothing, because the first chunk of a choice has its first text."""
         return b""
 
     def end(self, extra: Extra) -> bytes:
-        return self._chunks.end(extra)
+        """[DONE], after a last chunk with usage and `extra` if the request includes usage."""
+        if not self._options.include_usage:
+            return DONE
+        return self._write([], {**extra, "usage": self._counts.usage()}) + DONE
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
         """The error as the last event, without [DONE]."""
@@ -171,3 +158,14 @@ class ChunkRendering:
 
     def add(self, event: Event) -> None:
         self._builder.add(event)
+
+    def _choice_chunk(self, choice: ChatChunkChoice | TextChunkChoice, tail: ChatChunkTail | None = None) -> bytes:
+        """A chunk with one choice."""
+        tail = tail or {}
+        if self._options.include_usage:
+            tail = {**tail, "usage": self._counts.usage_sent() if self._options.continuous_usage else None}
+        return self._write([choice], tail)
+
+    def _write(self, choices: Sequence[ChatChunkChoice | TextChunkChoice], tail: ChunkTail) -> bytes:
+        ending = b"," + dumps(tail)[1:] if tail else b"}"
+        return sse.event(self._prefix + dumps(choices) + ending)

@@ -7,7 +7,7 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.endpoints.answer import AnswerOptions, ChunkRendering, Chunks, head, usage_of
+from inferd.server.endpoints.answer import AnswerOptions, ChunkRendering, head, usage_of
 from inferd.server.endpoints.body import body_of
 from inferd.server.endpoints.logprobs import chat_logprobs, prompt_logprobs
 from inferd.server.endpoints.respond import Services, admit, options_of, respond, while_asked
@@ -67,11 +67,8 @@ class ChatRendering(ChunkRendering):
             "object": "chat.completion.chunk",
             **head(service, accepted, options),
         }
-        super().__init__(Chunks(begin, options, accepted), accepted)
-        self._service, self._accepted, self._options = service, accepted, options
-        self._table = service.model.tokenizer.bytes
+        super().__init__(begin, service, accepted, options)
         self._scores = accepted.params.logprobs is not None
-        self._introduced: set[int] = set()
         self._custom_calls: set[tuple[int, int]] = set()
         """(choice, index) of the streamed calls of custom tools."""
 
@@ -81,7 +78,7 @@ class ChatRendering(ChunkRendering):
                 return b""  # scored prompts are not streamed
             case TextDelta():
                 role = self._role(event.choice)
-                self._chunks.count(event)
+                self._counts.add(event, self._accepted)
                 return role + self._text(event)
             case ReasoningDelta():
                 return self._delta(event.choice, {"reasoning": event.text, "reasoning_content": event.text})
@@ -90,7 +87,7 @@ class ChatRendering(ChunkRendering):
             case ToolCallArguments():
                 return self._delta(event.choice, {"tool_calls": [self._call_grown(event)]})
             case Finished():
-                self._chunks.ended(event.choice)
+                self._counts.hold(event.choice, 0)
                 end: ChatChunkChoice = {
                     "index": event.choice,
                     "logprobs": None,
@@ -98,7 +95,7 @@ class ChatRendering(ChunkRendering):
                     "finish_reason": self._reason(event.reason),
                     "stop_reason": event.stop_reason,
                 }
-                return self._role(event.choice) + self._chunks.chunk(end)
+                return self._role(event.choice) + self._choice_chunk(end)
 
     def plain(self, extra: Extra) -> ChatCompletion:
         choices = self._builder.results()
@@ -128,7 +125,7 @@ class ChatRendering(ChunkRendering):
             tail["prompt_token_ids"] = self._accepted.prompts[0].token_ids
         # If the answer has only calls, clients that add up deltas must not end with an empty text.
         content = "" if self._accepted.parser_config is None else None
-        return self._chunks.chunk(_growth(choice, {"role": "assistant", "content": content, "refusal": None}), tail)
+        return self._choice_chunk(_growth(choice, {"role": "assistant", "content": content, "refusal": None}), tail)
 
     def _text(self, event: TextDelta) -> bytes:
         shows_tokens = bool(event.token_ids) and (self._scores or self._options.return_token_ids)
@@ -140,10 +137,10 @@ class ChatRendering(ChunkRendering):
             choice["logprobs"] = chat_logprobs(self._table, event.scored)
         if self._options.return_token_ids:
             choice["token_ids"] = event.token_ids
-        return self._chunks.chunk(choice)
+        return self._choice_chunk(choice)
 
     def _delta(self, choice: int, delta: ChatDelta) -> bytes:
-        return self._role(choice) + self._chunks.chunk(_growth(choice, delta))
+        return self._role(choice) + self._choice_chunk(_growth(choice, delta))
 
     def _call_begun(self, event: ToolCallStart) -> ToolCallDelta | CustomToolCallDelta:
         if _is_custom(self._accepted, event.name):

@@ -8,7 +8,7 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.endpoints.answer import AnswerOptions, ChunkRendering, Chunks, head, usage_of
+from inferd.server.endpoints.answer import AnswerOptions, ChunkRendering, head, usage_of
 from inferd.server.endpoints.body import body_of
 from inferd.server.endpoints.logprobs import prompt_logprobs, text_logprobs
 from inferd.server.endpoints.long_lists import Chained
@@ -53,21 +53,18 @@ class TextRendering(ChunkRendering):
     """Text chunks and answers."""
 
     def __init__(self, service: Service, accepted: GenerateRequest, options: AnswerOptions) -> None:
-        super().__init__(Chunks(_head(service, accepted, options), options, accepted), accepted)
-        self._service, self._accepted, self._options = service, accepted, options
-        self._table = service.model.tokenizer.bytes
+        super().__init__(_head(service, accepted, options), service, accepted, options)
         self._num_top = accepted.params.logprobs
-        self._introduced: set[int] = set()
 
     def event(self, event: Event) -> bytes:
         match event:
             case PromptRead():
                 return self._prompt(event)
             case TextDelta():
-                self._chunks.count(event)
+                self._counts.add(event, self._accepted)
                 return self._text(event)
             case Finished():
-                self._chunks.ended(event.choice)
+                self._counts.hold(event.choice, 0)
                 end = _growth(event.choice, "", None)
                 end["finish_reason"], end["stop_reason"] = event.reason, event.stop_reason
                 return self._chunk(end)
@@ -103,7 +100,7 @@ class TextRendering(ChunkRendering):
         if self._options.return_token_ids and index not in self._introduced:
             self._introduced.add(index)
             choice["prompt_token_ids"] = self._accepted.prompt_of(index).token_ids
-        return self._chunks.chunk(choice)
+        return self._choice_chunk(choice)
 
     def _choice(self, index: int, result: ChoiceResult) -> TextChoice:
         prompt = result.prompt
