@@ -18,8 +18,7 @@ from msgspec import structs
 
 from inferd.engine.api.process.flight_recorder import tag_of
 from inferd.engine.api.wire.messages import Delta, FinishReason, Submit
-from inferd.server.observability.request_record import RequestRecord
-from inferd.server.observability.request_trace import current_trace
+from inferd.server.observability.request_record import RequestRecord, current_trace
 from inferd.server.schema.json_bytes import exact
 
 _MANY_DELTAS, _MANY_SCORED = 64, 8

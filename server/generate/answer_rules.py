@@ -1,5 +1,5 @@
-"""Reasoning and calls of a chat request: what the template is given, how the answer is parsed, and which language it
-has.
+"""The language of an answer, and the reasoning and calls of a chat request: what the template is given, and how the
+answer is parsed.
 
 Pure functions of the request's fields, the model's format and the rendered prompt. Knows no engine.
 """
@@ -13,13 +13,15 @@ from functools import lru_cache
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
-from inferd.server.generate.answer_language import AnswerLanguage
 from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import ChatRequest
+from inferd.server.schema.generation import GenerationFields
 from inferd.server.schema.messages import Message
 from inferd.server.schema.notices import Notice
+from inferd.server.schema.structured import AnswerFormat
 from inferd.server.schema.tool_choice import ToolChoice
 from inferd.server.structured.language import Language, free_text, literal, marked, sequence
+from inferd.server.structured.tags import Tokens, read_tags
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.answer_parser import AnswerParser, with_prefill_parsed
 from inferd.server.tools.builtin import NONE
@@ -28,6 +30,10 @@ from inferd.server.tools.detect import PLAIN_CALLS
 from inferd.server.tools.format import CallSyntax, Format
 from inferd.server.tools.parser_config import ParserConfig
 from inferd.server.tools.second_look import Offer
+
+_FORMATS = ("response_format", "structured_outputs", "regex", "ebnf")
+
+"""Fields that constrain the answer of any route."""
 
 LACKS_TOOLS = "the chat template does not show tools, so the server writes them into the prompt as text"
 
@@ -39,6 +45,14 @@ _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerLanguage:
+    """The language of an answer, and the field that asks for it."""
+
+    param: str
+    language: Language
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerRules:
     """How an answer is parsed, and which texts it may be."""
 
@@ -46,6 +60,26 @@ class AnswerRules:
     """None: the answer is plain text."""
     answer: AnswerLanguage | None
     """None: any text is allowed."""
+
+
+def asks_for_format(wire: GenerationFields) -> bool:
+    """Whether any field constrains the answer."""
+    return any(getattr(wire, name, None) is not None for name in _FORMATS)
+
+
+def answer_language(wire: GenerationFields, tokens: Tokens) -> AnswerLanguage | None:
+    """The language of the answer; None for free text. Raises `RequestError` if two fields constrain it."""
+    given: dict[str, AnswerFormat] = {
+        name: wanted for name in _FORMATS if (wanted := getattr(wire, name, None)) is not None
+    }
+    if len(given) > 1:
+        first, second, *_ = given
+        message = f"Only one of '{first}' and '{second}' can be given: both constrain the answer."
+        raise RequestError("invalid_value", message, second)
+    for wanted in given.values():
+        language = read_tags(wanted.tags, wanted.param, tokens) if wanted.language is None else wanted.language
+        return AnswerLanguage(wanted.param, language)
+    return None
 
 
 def check_tools(wire: ChatRequest) -> None:

@@ -17,10 +17,12 @@ from inferd.engine.api.wire.params import Adapter, ParamError, SamplingParams
 from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.errors import table as errors
 from inferd.server.generate import work
-from inferd.server.generate.answer_language import AnswerLanguage, answer_language, asks_for_format
 from inferd.server.generate.answer_rules import (
+    AnswerLanguage,
     AnswerRules,
+    answer_language,
     answer_rules,
+    asks_for_format,
     check_tools,
     notices_of,
     template_kwargs,

@@ -1,8 +1,14 @@
-"""The record of a sequence that ended: its times and token counts, and the latencies that follow from them."""
+"""The record of a sequence that ended: its times and token counts, and the latencies that follow from them.
+
+It is given to the trace that the request belongs to, if traces are on. Knows no library of traces: `tracing` is loaded
+on demand.
+"""
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Protocol
 
 from inferd.engine.api.wire.messages import FinishReason
 from inferd.engine.api.wire.params import SchedulingParams
@@ -69,3 +75,15 @@ class RequestRecord:
         if self.decode_s is None or self.num_generation_tokens < 2:
             return None
         return self.decode_s / (self.num_generation_tokens - 1)
+
+
+class RequestTrace(Protocol):
+    """Collects what became of a request's sequences."""
+
+    def ended(self, record: RequestRecord, num_restarts: int, model: str) -> None:
+        """A sequence of a model ended. `num_restarts`: engines that died while they had it."""
+        ...
+
+
+current_trace: ContextVar[RequestTrace | None] = ContextVar("current_trace", default=None)
+"""The trace of the HTTP request that the present task answers."""

@@ -19,8 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inferd.server.observability.request_record import RequestRecord
-from inferd.server.observability.request_trace import current_trace
+from inferd.server.observability.request_record import RequestRecord, current_trace
 
 _EXPORT_TIMEOUT_S = 5.0
 """Longest time for one export. Spans wait in a bounded queue, and those beyond it are lost."""

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
+from inferd.server.schema.json_bytes import check_writable
 from inferd.server.schema.kinds import Kind
 from inferd.server.schema.messages import MAX_MESSAGES
 from inferd.server.schema.model import Part
@@ -14,7 +15,6 @@ from inferd.server.schema.response_parts import ITEM_WITHOUT_EFFECT, Content, It
 from inferd.server.schema.response_texts import Item
 from inferd.server.schema.response_tools import GivenTools
 from inferd.server.schema.values import JsonObject, Many, Text, Whole
-from inferd.server.schema.writable import check_writable
 
 _Count = Annotated[Whole, Field(ge=-(2**53), le=2**53)]
 

@@ -13,12 +13,12 @@ from pydantic import AfterValidator, Field, Tag
 
 from inferd.server.errors import validation
 from inferd.server.schema import tool_choice
+from inferd.server.schema.json_bytes import check_repeated
 from inferd.server.schema.kinds import Row
 from inferd.server.schema.model import Part
 from inferd.server.schema.response_tools import BESIDE_TYPE, CALLED, TOOLS, hosted_type
 from inferd.server.schema.tool_choice import MAX_NAMED, MODES, Mode, word_or_type
 from inferd.server.schema.values import JsonObject, Kept, Many, Text, form
-from inferd.server.schema.writable import check_repeated
 
 _RUN_ELSEWHERE = "No answer can use it: name a tool that the caller runs, or leave the choice to the model."
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Tag, ValidationInfo, WrapValidator
 
 from inferd.server.errors import table as errors
+from inferd.server.schema.json_bytes import check_writable
 from inferd.server.schema.kinds import Kind, Row
 from inferd.server.schema.messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, text_or_parts
 from inferd.server.schema.model import Part, tell
@@ -21,7 +22,6 @@ from inferd.server.schema.response_texts import Item, unsealed
 from inferd.server.schema.response_tools import GivenTools
 from inferd.server.schema.unread import NOUNS, SAY_IT, left_out
 from inferd.server.schema.values import Converted, JsonObject, Kept, Many, Text, Typed, form, typed_object, union_of
-from inferd.server.schema.writable import check_writable
 
 ITEMS: Mapping[str, Row] = {
     "message": Row("enforced", "A message. An image or a file in an older one is left out, and the model reads so."),

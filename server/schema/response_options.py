@@ -15,12 +15,12 @@ from inferd.server.errors import table as errors
 from inferd.server.errors import validation
 from inferd.server.schema import structured
 from inferd.server.schema.chat import ReasoningEffort, Verbosity
+from inferd.server.schema.json_bytes import NOT_WRITABLE, check_repeated, is_writable
 from inferd.server.schema.kinds import Kind, Row
 from inferd.server.schema.model import Part, tell
 from inferd.server.schema.response_tools import BESIDE_TYPE
 from inferd.server.schema.structured import AnswerFormat, NamedSchema, PlainFormat, format_of
 from inferd.server.schema.values import Converted, JsonObject, Kept, Many, Text, union_of
-from inferd.server.schema.writable import NOT_WRITABLE, check_repeated, is_writable
 
 LOGPROBS, SEALED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512

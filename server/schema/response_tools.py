@@ -24,10 +24,10 @@ from inferd.server.schema.chat import (
     FunctionName,
     GrammarText,
 )
+from inferd.server.schema.json_bytes import check_repeated, check_writable
 from inferd.server.schema.kinds import Row
 from inferd.server.schema.model import Part, tell
 from inferd.server.schema.values import Flag, JsonObject, Kept, Many, Text, typed_object, union_of
-from inferd.server.schema.writable import check_repeated, check_writable
 
 BESIDE_TYPE = "Put its keys beside 'type': objects are flat here, other than in chat."
 _HOSTED = "Only OpenAI's servers run it. The model does not see it."

@@ -1,11 +1,10 @@
 """Structured outputs: from typed wire fields to the text of a llguidance grammar that an answer must follow.
 
 - `language`: a `Language` is a set of texts. Pure functions compose languages; `Language.text()` is the whole grammar
-  for the engine (`SamplingParams.grammar`).
+  for the engine (`SamplingParams.grammar`). `generate/answer_rules` combines the fields that constrain an answer, and
+  `tools/call_grammar` writes calls as languages.
 - `schema.read_schema`: checks a caller's JSON schema and returns the language of its values.
 - `tags.read_tags`: the same for a `structural_tag`.
-- `formats.answer_language`: combines `response_format`, `structured_outputs`, `regex` and `ebnf`.
-- `calls`: tool calls as languages.
 - `quoted.json_text`: a caller's grammar of free texts, for a text inside a string of JSON. `regexes` (by `char_sets`)
   and `larks` read grammars as `trees`, `facts` looks at them, `escaping` rewrites terminals, `quoted_grammar` rewrites
   rules, and `sources` writes trees as text.

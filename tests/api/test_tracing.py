@@ -19,8 +19,7 @@ from inferd.engine.api.wire.params import SchedulingParams
 from inferd.server.endpoints.app import Backend, create_app
 from inferd.server.observability import tracing
 from inferd.server.observability.metrics import Metrics
-from inferd.server.observability.request_record import RequestRecord
-from inferd.server.observability.request_trace import current_trace
+from inferd.server.observability.request_record import RequestRecord, current_trace
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import Script, ScriptedRouter, ScriptedStream, app_settings, serving
 

@@ -14,7 +14,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
 from inferd.engine.grammar.compiler import compile_grammar, normal_form
 from inferd.engine.grammar.vocabulary import load_vocabulary
-from inferd.server.generate.answer_language import answer_language
+from inferd.server.generate.answer_rules import answer_language
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.model import read

@@ -15,8 +15,14 @@ from inferd.engine.grammar.compiler import normal_form
 from inferd.engine.grammar.ports import GrammarError
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.server.errors import table as errors
-from inferd.server.generate.answer_language import AnswerLanguage
-from inferd.server.generate.answer_rules import AnswerRules, answer_rules, check_tools, template_kwargs, tools_shown
+from inferd.server.generate.answer_rules import (
+    AnswerLanguage,
+    AnswerRules,
+    answer_rules,
+    check_tools,
+    template_kwargs,
+    tools_shown,
+)
 from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.model import read

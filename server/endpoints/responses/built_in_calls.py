@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from inferd.server.schema.answers.responses import CallItem, ItemStatus, PatchOperation
 from inferd.server.schema.caller_tool import ToolKind
-from inferd.server.schema.writable import is_writable
+from inferd.server.schema.json_bytes import is_writable
 
 _Count = Annotated[int, Field(ge=-(2**53), le=2**53)]
 """A number that every client reads."""
