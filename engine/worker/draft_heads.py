@@ -26,8 +26,7 @@ from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Row
 from inferd.engine.worker.device import Device
 from inferd.engine.worker.kv import KVPool
-from inferd.engine.worker.slots import Slots
-from inferd.kernels.ops.paged_attention import AttentionBatch
+from inferd.engine.worker.slots import Batch, Slots, Span
 
 
 class HeadDrafts:
@@ -97,17 +96,7 @@ class HeadDrafts:
         """Rows of `_states` for each (slot, position)."""
         return self._device.to_device([slot * HEAD_STATES + position % HEAD_STATES for slot, position in places])
 
-    def _forward(self, spans: Sequence[tuple[int, int, int]], states: Tensor) -> Tensor:
-        """States [T, hidden] behind the positions of each (slot, first position, number of positions)."""
-        slots = self._device.to_device([slot for slot, _, _ in spans])
-        batch = AttentionBatch.build(
-            [(start, count) for _, start, count in spans],
-            self._slots.block_tables[0].index_select(0, slots),
-            self._kv.block_size,
-            self._device.torch_device,
-            is_deterministic=self._is_deterministic,
-        )
-        counts = self._device.to_device([count for _, _, count in spans])
-        token_slots = slots.repeat_interleave(counts, output_size=states.shape[0])
-        token_ids = self._slots.gather_ids(token_slots, batch.positions + 1)
-        return self._head.forward(token_ids, states, batch, self._kv.data, self._kv.scales)
+    def _forward(self, spans: Sequence[Span], states: Tensor) -> Tensor:
+        """States [T, hidden] behind these positions, each from the token that follows."""
+        batch = Batch.of_spans(spans, self._slots, is_deterministic=self._is_deterministic, num_ahead=1)
+        return self._head.forward(batch.token_ids, states, batch.attention[0], self._kv.data, self._kv.scales)

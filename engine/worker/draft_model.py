@@ -19,15 +19,12 @@ from inferd.engine.arch.description import Arch
 from inferd.engine.models.loader import Progress
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Row
-from inferd.engine.worker.graphs import StepGraphs
+from inferd.engine.worker.graphs import StepGraphs, run_layers
 from inferd.engine.worker.loaded import LoadedModel
-from inferd.kernels.ops.paged_attention import AttentionBatch
+from inferd.engine.worker.slots import Batch, Span
 
 _FEW = 4
 """Most positions before a row's first draft that are computed as rows of the first pass. More are chunks."""
-
-_Span = tuple[int, int, int]
-"""(slot, first position, number of positions)."""
 
 
 class _Drawing:
@@ -71,7 +68,7 @@ class DraftModel:
         places = [(row.slot, row.start + 1 + number) for row in rows for number in range(row.num_to_draft)]
         return self._slots.gather_ids(*self._on_device(places))
 
-    def _compute(self, spans: Sequence[_Span]) -> None:
+    def _compute(self, spans: Sequence[Span]) -> None:
         """Compute the positions of long spans, in chunks."""
         for slot, start, count in spans:
             if count <= _FEW:
@@ -117,16 +114,7 @@ class DraftModel:
         slots = self._device.to_device([slot for slot, _ in places])
         return slots, self._device.to_device([position for _, position in places])
 
-    def _forward(self, spans: Sequence[_Span]) -> Tensor:
+    def _forward(self, spans: Sequence[Span]) -> Tensor:
         """Final hidden states [T, hidden] of these positions, call by call."""
-        slots = self._device.to_device([slot for slot, _, _ in spans])
-        attention = AttentionBatch.build(
-            [(start, count) for _, start, count in spans],
-            self._slots.block_tables[0].index_select(0, slots),
-            self._model.kv.block_size,
-            self._device.torch_device,
-            is_deterministic=self._model.is_deterministic,
-        )
-        places = [(slot, start + number) for slot, start, count in spans for number in range(count)]
-        token_ids = self._slots.gather_ids(*self._on_device(places))
-        return self._model.decoder.forward(token_ids, [attention], self._model.kv.data, self._model.kv.scales)
+        batch = Batch.of_spans(spans, self._slots, is_deterministic=self._model.is_deterministic)
+        return run_layers(self._model, batch)

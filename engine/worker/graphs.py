@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -25,10 +25,10 @@ from torch import Tensor
 from inferd.engine.models.loader import Progress
 from inferd.engine.worker.device import Device, Recording
 from inferd.engine.worker.loaded import LoadedModel
+from inferd.engine.worker.slots import Batch
 from inferd.kernels.cpu.tape import NotRecordableError
-from inferd.kernels.ops.paged_attention import AttentionBatch
 from inferd.kernels.ops.states import StateRows
-from inferd.kernels.ops.step_inputs import step_inputs, write_drawn
+from inferd.kernels.ops.step_inputs import write_drawn
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +139,31 @@ class Recordings:
             logger.info("%s run call by call: %s", self._what.format("all"), reason)
 
 
+def uses_adapters(model: LoadedModel, slots: Iterable[int]) -> bool:
+    """Whether one of these slots has an adapter."""
+    return model.adapters is not None and model.adapters.has_any(slots)
+
+
+def run_layers(model: LoadedModel, batch: Batch, *, has_adapters: bool = False) -> Tensor:
+    """The layers of a step, call by call, or while they are recorded: see `Decoder.forward`. `has_adapters`: whether a
+    row has an adapter."""
+    if has_adapters:
+        assert model.adapters is not None
+        with model.adapters.used_by(batch.token_slots):
+            return run_layers(model, batch)
+    states = None if model.states is None else model.states.of(batch.state_rows)
+    return model.decoder.forward(batch.token_ids, batch.attention, model.kv.data, model.kv.scales, states)
+
+
+def recordings_of(
+    model: LoadedModel, what: str, sizes: Sequence[int], run: Callable[[bool, int], Tensor]
+) -> Mapping[bool, Recordings]:
+    """The recordings of `run(has_adapters, size)`, by whether a row has an adapter."""
+    names = {False: what} if model.adapters is None else {False: what, True: f"{what} with adapters"}
+    why_not = model.decoder.unrecordable
+    return {key: Recordings(name, sizes, model.device, partial(run, key), why_not) for key, name in names.items()}
+
+
 class RecordedDraw(Protocol):
     """Draws the tokens of a recorded step."""
 
@@ -162,11 +187,7 @@ class StepGraphs:
         self._has_drafts = model.states is not None and model.states.drafted is not None
         device = self._device = model.device
         sizes = device.row_buckets[: bisect_left(device.row_buckets, max(max_draws, model.slots.num_slots)) + 1]
-        why_not = model.decoder.unrecordable
-        self._recordings = Recordings("decode steps of {} rows", sizes, device, self._run, why_not)
-        what = "decode steps of {} rows with adapters"
-        self._adapted = Recordings(what, sizes, device, self._run_adapted, why_not)
-        """Those of steps in which a row has an adapter."""
+        self._recordings = recordings_of(model, "decode steps of {} rows", sizes, self._run)
         self._max_rows = sizes[-1]
         self._rows = torch.empty(2 * _width(self._max_rows), dtype=torch.int64, device=device.torch_device)
         self._query_start = torch.arange(self._max_rows + 1, dtype=torch.int32, device=device.torch_device)
@@ -182,19 +203,19 @@ class StepGraphs:
     @property
     def recorded_rows(self) -> tuple[int, ...]:
         """Numbers of rows that steps were recorded for."""
-        return self._recordings.recorded
+        return self._recordings[False].recorded
 
     @property
     def refusal(self) -> str | None:
         """Why this model's steps cannot be recorded; None unless an attempt has shown it."""
-        return self._recordings.refusal
+        return self._recordings[False].refusal
 
-    def decode(self, rows: Sequence[tuple[int, int]], *, has_adapters: bool = False) -> Decoded | None:
-        """Compute the tokens at each (slot, position), which differ. `has_adapters`: whether one of the slots has an
-        adapter. Returns None, with nothing computed, if there is no recording for so many rows."""
-        if self._device.records_all and not self._recordings.is_complete:
+    def decode(self, rows: Sequence[tuple[int, int]]) -> Decoded | None:
+        """Compute the tokens at each (slot, position), which differ. Returns None, with nothing computed, if there is
+        no recording for so many rows."""
+        recordings, num_rows = self._recordings[uses_adapters(self._model, (slot for slot, _ in rows))], len(rows)
+        if self._device.records_all and not recordings.is_complete:
             self.record_all()
-        num_rows, recordings = len(rows), self._adapted if has_adapters else self._recordings
         bucket = recordings.size_for(num_rows)
         if bucket is None:
             return None
@@ -227,7 +248,7 @@ class StepGraphs:
     def record_all(self, progress: Progress | None = None) -> None:
         """Record every number of rows, all of them padding. `progress` as in `Recordings`."""
         assert self._model.kv.padding_block is not None, "a device that records whole steps pads them"
-        for recordings in (self._recordings, *([] if self._model.adapters is None else [self._adapted])):
+        for recordings in self._recordings.values():
             recordings.record_all(lambda bucket: self._write((), bucket), progress)
         if self.refusal is not None:
             self._logits = self._read = None
@@ -243,21 +264,25 @@ class StepGraphs:
             self._device.write(self._state_starts[: bucket + 1], starts + [bucket] * (num_empty + 1))
             self._device.write(self._state_slots[:bucket], [slots[place] for place in starts] + [0] * num_empty)
 
-    def _slots_and_positions(self, bucket: int) -> tuple[Tensor, Tensor]:
-        """The step's rows, as `_write` wrote them."""
-        slots, positions = self._rows[: 2 * _width(bucket)].view(2, -1)[:, :bucket].unbind()
-        return slots, positions
-
-    def _run_adapted(self, bucket: int) -> Tensor:
-        assert self._model.adapters is not None
-        with self._model.adapters.used_by(self._slots_and_positions(bucket)[0]):
-            return self._run(bucket)
-
-    def _run(self, bucket: int) -> Tensor:
+    def _run(self, has_adapters: bool, bucket: int) -> Tensor:
         """The step that is recorded. A run to record it changes nothing that it reads: on a device that records whole
         steps its rows are padding, and otherwise nothing is drawn."""
-        slots, positions = self._slots_and_positions(bucket)
-        states = self._states(slots, positions)
+        slots, positions = self._rows[: 2 * _width(bucket)].view(2, -1)[:, :bucket].unbind()
+        state_rows = None
+        if self._has_drafts:
+            starts, own_slots = self._state_starts[: bucket + 1], self._state_slots[:bucket]
+            state_rows = StateRows(starts, positions, own_slots, self._num_kept[:bucket])
+        batch = Batch.of_decodes(
+            slots,
+            positions,
+            self._query_start[: bucket + 1],
+            self._model.slots,
+            # Without a padding block the device does not pad.
+            self._model.kv.padding_block or 0,
+            is_deterministic=self._model.is_deterministic,
+            state_rows=state_rows,
+        )
+        states = run_layers(self._model, batch, has_adapters=has_adapters)
         if not self._device.records_all:
             return states
         hidden, read = self._model.decoder.parts(states)
@@ -271,30 +296,3 @@ class StepGraphs:
         token_ids, outcomes = self._draw.draw(logits, slots, positions + 1)
         write_drawn(token_ids, slots, positions, self._model.slots.token_ids)
         return outcomes
-
-    def _states(self, slots: Tensor, positions: Tensor) -> Tensor:
-        num_rows, block_size = slots.shape[0], self._model.kv.block_size
-        # Without a padding block the device does not pad.
-        padding_block = self._model.kv.padding_block or 0
-        tables = self._model.slots.block_tables
-        inputs = step_inputs(slots, positions, self._model.slots.token_ids, tables, block_size, padding_block)
-        batches = [
-            AttentionBatch(
-                query_start=self._query_start[: num_rows + 1],
-                seq_lens=inputs.seq_lens,
-                block_tables=block_tables,
-                positions=positions,
-                write_slots=write_slots,
-                block_size=block_size,
-                query_lens=(1,) * num_rows,
-                kv_lens=None,
-                is_deterministic=self._model.is_deterministic,
-            )
-            for block_tables, write_slots in zip(inputs.block_tables, inputs.write_slots, strict=True)
-        ]
-        rows = StateRows(self._query_start[: num_rows + 1], positions, slots)
-        if self._has_drafts:
-            starts, own_slots = self._state_starts[: num_rows + 1], self._state_slots[:num_rows]
-            rows = StateRows(starts, positions, own_slots, self._num_kept[:num_rows])
-        model, states = self._model, None if self._model.states is None else self._model.states.of(rows)
-        return model.decoder.forward(inputs.token_ids, batches, model.kv.data, model.kv.scales, states)

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from inferd.engine.models.loader import Progress
 from inferd.engine.sched.plan import Row
-from inferd.engine.worker.graphs import Recordings
+from inferd.engine.worker.graphs import recordings_of, run_layers, uses_adapters
 from inferd.engine.worker.loaded import LoadedModel
-from inferd.kernels.ops.paged_attention import AttentionBatch
-from inferd.kernels.ops.states import StateRows
+from inferd.engine.worker.slots import Batch
 
 _PADDING = -1
 """Slot of padding tokens, at position 0."""
@@ -34,28 +33,30 @@ class MixedGraphs:
         self._model, device = model, model.device
         sizes = [size for size in device.token_buckets if size < max_tokens]
         sizes += [size for size in device.token_buckets if size >= max_tokens][:1]
-        why_not = model.decoder.unrecordable
-        what = "steps with prompts of {} tokens"
-        self.recordings = Recordings(what, sizes, device, self._run, why_not)
-        self._adapted = Recordings(f"{what} with adapters", sizes, device, self._run_adapted, why_not)
+        self._recordings = recordings_of(model, "steps with prompts of {} tokens", sizes, self._run)
         self._records = bool(sizes)
         most = max(sizes, default=0)
         self._numbers = torch.zeros(2 * most + 3 * self._num_rows(most), dtype=torch.int64, device=device.torch_device)
 
+    @property
+    def recorded_tokens(self) -> tuple[int, ...]:
+        """Numbers of tokens that steps were recorded for."""
+        return self._recordings[False].recorded
+
     def record_all(self, progress: Progress | None = None) -> None:
         """Record every number of tokens, all of them padding."""
-        for recordings in (self.recordings, *([] if self._model.adapters is None else [self._adapted])):
+        for recordings in self._recordings.values():
             recordings.record_all(lambda size: self._write((), size), progress)
 
-    def forward(self, rows: Sequence[Row], *, has_adapters: bool = False) -> Tensor | None:
+    def forward(self, rows: Sequence[Row]) -> Tensor | None:
         """Final hidden states [T, hidden] of the rows' tokens, valid until the next step; None, with nothing computed,
-        if such a step is not recorded. `has_adapters`: whether a row has an adapter."""
+        if such a step is not recorded."""
         if not self._records:
             return None
-        if not self.recordings.is_complete:
+        recordings = self._recordings[uses_adapters(self._model, (row.slot for row in rows))]
+        if not recordings.is_complete:
             self.record_all()
         num_tokens = sum(row.num_tokens for row in rows)
-        recordings = self._adapted if has_adapters else self.recordings
         size = recordings.size_for(num_tokens)
         if size is None:
             return None
@@ -83,41 +84,18 @@ class MixedGraphs:
         numbers += [0] * (size - num_tokens)
         self._model.device.write(self._numbers[: len(numbers)], numbers)
 
-    def _run_adapted(self, size: int) -> Tensor:
-        num_rows = self._num_rows(size)
-        assert self._model.adapters is not None
-        with self._model.adapters.used_by(self._numbers[3 * num_rows : 3 * num_rows + size]):
-            return self._run(size)
-
-    def _run(self, size: int) -> Tensor:
+    def _run(self, has_adapters: bool, size: int) -> Tensor:
         """The step that is recorded. A run to record it changes nothing that it reads, because it has padding alone."""
-        num_rows, block_size = self._num_rows(size), self._model.kv.block_size
-        parts = [num_rows] * 3 + [size] * 2
-        row_slots, seq_lens, ends, token_slots, positions = torch.split(self._numbers[: sum(parts)], parts)
-        sources, is_padding = token_slots.clamp(min=0), token_slots < 0
-        query_start = torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
-        batches = [
-            AttentionBatch(
-                query_start=query_start,
-                seq_lens=seq_lens.to(torch.int32),
-                block_tables=tables.index_select(0, row_slots),
-                positions=positions,
-                write_slots=self._write_slots(tables[sources, positions // block_size], positions, is_padding),
-                block_size=block_size,
-                # However the tokens are shared out, rows have no more blocks of queries than these.
-                query_lens=(size,) + (1,) * (num_rows - 1),
-                kv_lens=None,
-                is_deterministic=self._model.is_deterministic,
-                knows_query_lens=False,
-            )
-            for tables in self._model.slots.block_tables
-        ]
-        token_ids = self._model.slots.gather_ids(sources, positions)
-        model, rows = self._model, StateRows(query_start, positions, row_slots)
-        states = None if model.states is None else model.states.of(rows)
-        return model.decoder.forward(token_ids, batches, model.kv.data, model.kv.scales, states)
-
-    def _write_slots(self, block_ids: Tensor, positions: Tensor, is_padding: Tensor) -> Tensor:
-        assert self._model.kv.padding_block is not None, "a device that records whole steps pads them"
-        block_ids = block_ids.to(torch.int64).masked_fill_(is_padding, self._model.kv.padding_block)
-        return block_ids * self._model.kv.block_size + positions % self._model.kv.block_size
+        sizes = [self._num_rows(size)] * 3 + [size] * 2
+        row_slots, seq_lens, ends, token_slots, positions = torch.split(self._numbers[: sum(sizes)], sizes)
+        model, padding_block = self._model, self._model.kv.padding_block
+        assert padding_block is not None, "a device that records whole steps pads them"
+        batch = Batch.of_tokens(
+            (row_slots, seq_lens, ends),
+            token_slots,
+            positions,
+            model.slots,
+            padding_block,
+            is_deterministic=model.is_deterministic,
+        )
+        return run_layers(model, batch, has_adapters=has_adapters)

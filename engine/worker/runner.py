@@ -35,7 +35,7 @@ from inferd.engine.worker.device import Device
 from inferd.engine.worker.draft_heads import HeadDrafts
 from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.followers import Followers
-from inferd.engine.worker.graphs import StepGraphs
+from inferd.engine.worker.graphs import StepGraphs, run_layers, uses_adapters
 from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.mixed_graphs import MixedGraphs
 from inferd.engine.worker.pooling import Pooled, Pooler
@@ -139,7 +139,7 @@ class Runner:
         self._graphs.record_all(progress)
         if self._draft_model is not None:
             self._draft_model.record_steps(progress)
-        rows, tokens = self._graphs.recorded_rows, self._mixed.recordings.recorded
+        rows, tokens = self._graphs.recorded_rows, self._mixed.recorded_tokens
         return self._graphs.refusal or (
             f"decodes in {len(rows)} sizes up to {max(rows, default=0)} rows, "
             f"prompts in {len(tokens)} sizes up to {max(tokens, default=0)} tokens"
@@ -196,20 +196,15 @@ class Runner:
         if self._device.records_all and any(row.num_drafts and self._sampler.has_rules(row.slot) for row in rows):
             return None
         tokens = [(row.slot, row.start + number) for row in rows for number in range(row.num_tokens)]
-        decoded = self._graphs.decode(tokens, has_adapters=self._has_adapters(rows))
+        decoded = self._graphs.decode(tokens)
         return None if decoded is None else _Computed(decoded.logits, decoded.outcomes, read=decoded.read)
 
     def _compute(self, plan: StepPlan) -> _Computed:
         """Run a step of any kind: its layers by a recording if there is one, the rest call by call."""
         first_tokens = [0, *accumulate(row.num_tokens for row in plan.rows)]
-        has_adapters, output = self._has_adapters(plan.rows), None
-        if self._device.records_all:
-            output = self._mixed.forward(plan.rows, has_adapters=has_adapters)
+        output = self._mixed.forward(plan.rows) if self._device.records_all else None
         if output is None:
-            batch = Batch.build(
-                plan, self._slots, self.model.kv.block_size, self._device, is_deterministic=self.model.is_deterministic
-            )
-            output = self._forward(batch, has_adapters=has_adapters)
+            output = self._forward(plan)
         hidden, read = self.model.decoder.parts(output)
         last_tokens = [
             token
@@ -227,17 +222,12 @@ class Runner:
         pooled = self._pooler.pool(plan.rows, hidden, first_tokens)
         return _Computed(logits, scored=scored, pooled=pooled, read=read)
 
-    def _forward(self, batch: Batch, *, has_adapters: bool) -> Tensor:
+    def _forward(self, plan: StepPlan) -> Tensor:
         """The layers, call by call."""
-        if has_adapters:
-            assert self.model.adapters is not None
-            with self.model.adapters.used_by(batch.token_slots):
-                return self._forward(batch, has_adapters=False)
-        model, states = self.model, None if self._states is None else self._states.of(batch.state_rows)
-        return model.decoder.forward(batch.token_ids, batch.attention, model.kv.data, model.kv.scales, states)
-
-    def _has_adapters(self, rows: Sequence[Row]) -> bool:
-        return self.model.adapters is not None and self.model.adapters.has_any(row.slot for row in rows)
+        spans = [(row.slot, row.start, row.num_tokens) for row in plan.rows]
+        num_kept = [row.num_tokens - row.num_drafts for row in plan.rows] if plan.has_drafts else None
+        batch = Batch.of_spans(spans, self._slots, is_deterministic=self.model.is_deterministic, num_kept=num_kept)
+        return run_layers(self.model, batch, has_adapters=uses_adapters(self.model, (row.slot for row in plan.rows)))
 
     @torch.inference_mode()
     def _end(self, plan: StepPlan, computed: _Computed, token_masks: TokenMasks) -> _Drawn | None:

@@ -1,7 +1,7 @@
 """State of each running request that the worker keeps between steps, by slot: ids so far, block table, parameters.
 
 A sampled id is written here on the device, and the next step reads its input from here. So the host may learn the id a
-step later. `Batch` holds one step's input tensors, all built from the plan's rows in their order.
+step later. `Batch` is the one place that puts together what a model's layers read.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
+from inferd.engine.sched.plan import Admission, Row, TableUpdate
 from inferd.engine.worker.device import Device
 from inferd.kernels.ops.paged_attention import AttentionBatch
 from inferd.kernels.ops.states import StateRows
+from inferd.kernels.ops.step_inputs import step_inputs
+
+Span = tuple[int, int, int]
+"""(slot, first position, number of positions) of a row."""
 
 
 class Slots:
@@ -27,7 +31,7 @@ class Slots:
         self, num_slots: int, max_model_len: int, block_size: int, device: Device, num_groups: int = 1
     ) -> None:
         table_shape = (num_groups, num_slots, -(-max_model_len // block_size))
-        self._device, self.max_model_len = device, max_model_len
+        self.device, self.block_size, self.max_model_len = device, block_size, max_model_len
         self.token_ids = torch.zeros((num_slots, max_model_len + 1), dtype=torch.int64, device=device.torch_device)
         """[slots, max_model_len + 1]: ids of prompt and output, by position."""
         self.block_tables = torch.zeros(table_shape, dtype=torch.int32, device=device.torch_device)
@@ -48,10 +52,10 @@ class Slots:
     def admit(self, admission: Admission) -> None:
         """Fill a slot with a new request."""
         self._admissions[admission.slot] = admission
-        self.token_ids[admission.slot, : len(admission.token_ids)] = self._device.to_device(admission.token_ids)
+        self.token_ids[admission.slot, : len(admission.token_ids)] = self.device.to_device(admission.token_ids)
 
     def extend_table(self, update: TableUpdate) -> None:
-        ids = self._device.to_device(update.block_ids, torch.int32)
+        ids = self.device.to_device(update.block_ids, torch.int32)
         self.block_tables[update.group, update.slot, update.first : update.first + len(update.block_ids)] = ids
 
     def write_drafts(self, rows: Sequence[Row]) -> None:
@@ -59,7 +63,7 @@ class Slots:
         for row in rows:
             if row.draft_ids:
                 first = row.start + 1
-                drafts = self._device.to_device(row.draft_ids)
+                drafts = self.device.to_device(row.draft_ids)
                 self.token_ids[row.slot, first : first + len(row.draft_ids)] = drafts
 
     def params(self, slot: int) -> SamplingParams:
@@ -84,37 +88,108 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Inputs of T tokens in R rows."""
+    """Inputs of a model's layers, for T tokens in R rows."""
 
     token_ids: Tensor
     """[T] int64."""
-    attention: tuple[AttentionBatch, ...]
+    attention: Sequence[AttentionBatch]
     """One for each cache group; they differ in their block tables only."""
-    slots: Tensor
-    """[R] int64: the rows' slots."""
     token_slots: Tensor
-    """[T] int64: the same for each token."""
-    num_kept: Tensor | None = None
-    """[R] int32: number of the rows' tokens without drafts; None if nothing is drafted."""
-
-    @property
-    def state_rows(self) -> StateRows:
-        """The rows as layers with a recurrent state need them."""
-        return StateRows(self.attention[0].query_start, self.attention[0].positions, self.slots, self.num_kept)
+    """[T] int64: slot of each token, negative for padding."""
+    state_rows: StateRows
+    """The rows as layers with a recurrent state need them."""
 
     @classmethod
-    def build(
-        cls, plan: StepPlan, slots: Slots, block_size: int, device: Device, *, is_deterministic: bool = True
+    def of_spans(
+        cls,
+        spans: Sequence[Span],
+        slots: Slots,
+        *,
+        is_deterministic: bool,
+        num_kept: Sequence[int] | None = None,
+        num_ahead: int = 0,
     ) -> Batch:
-        row_slots = device.to_device([row.slot for row in plan.rows])
-        lens = [row.num_tokens for row in plan.rows]
-        spans = [(row.start, row.num_tokens) for row in plan.rows]
-        attention = tuple(
-            AttentionBatch.build(spans, tables, block_size, device.torch_device, is_deterministic=is_deterministic)
-            for tables in slots.block_tables.index_select(1, row_slots)
-        )
-        token_slots = row_slots.repeat_interleave(device.to_device(lens), output_size=sum(lens))
-        token_ids, num_kept = slots.gather_ids(token_slots, attention[0].positions), None
-        if plan.has_drafts:
-            num_kept = device.to_device([row.num_tokens - row.num_drafts for row in plan.rows], torch.int32)
-        return cls(token_ids, attention, row_slots, token_slots, num_kept)
+        """Rows that the host knows. `num_kept`: number of each row's tokens without drafts; None if nothing is drafted.
+        The ids are those of `num_ahead` positions further on."""
+        device = slots.device
+        row_slots = device.to_device([slot for slot, _, _ in spans])
+        rows, counts = [(start, count) for _, start, count in spans], [count for _, _, count in spans]
+        attention = [
+            AttentionBatch.build(rows, table, slots.block_size, device.torch_device, is_deterministic=is_deterministic)
+            for table in slots.block_tables.index_select(1, row_slots)
+        ]
+        positions = attention[0].positions
+        token_slots = row_slots.repeat_interleave(device.to_device(counts), output_size=sum(counts))
+        token_ids = slots.gather_ids(token_slots, positions + num_ahead if num_ahead else positions)
+        kept = None if num_kept is None else device.to_device(num_kept, torch.int32)
+        return cls(token_ids, attention, token_slots, StateRows(attention[0].query_start, positions, row_slots, kept))
+
+    @classmethod
+    def of_decodes(
+        cls,
+        row_slots: Tensor,
+        positions: Tensor,
+        query_start: Tensor,
+        slots: Slots,
+        padding_block: int,
+        *,
+        is_deterministic: bool,
+        state_rows: StateRows | None = None,
+    ) -> Batch:
+        """Rows of one token, of which the device alone knows `row_slots`, negative for padding, and `positions`, [R]
+        int64 each. query_start [R + 1] int32 counts the rows. `state_rows`: if a slot has several rows."""
+        made = step_inputs(row_slots, positions, slots.token_ids, slots.block_tables, slots.block_size, padding_block)
+        attention = [
+            AttentionBatch(
+                query_start=query_start,
+                seq_lens=made.seq_lens,
+                block_tables=block_tables,
+                positions=positions,
+                write_slots=write_slots,
+                block_size=slots.block_size,
+                query_lens=(1,) * row_slots.shape[0],
+                kv_lens=None,
+                is_deterministic=is_deterministic,
+            )
+            for block_tables, write_slots in zip(made.block_tables, made.write_slots, strict=True)
+        ]
+        return cls(made.token_ids, attention, row_slots, state_rows or StateRows(query_start, positions, row_slots))
+
+    @classmethod
+    def of_tokens(
+        cls,
+        rows: tuple[Tensor, Tensor, Tensor],
+        token_slots: Tensor,
+        positions: Tensor,
+        slots: Slots,
+        padding_block: int,
+        *,
+        is_deterministic: bool,
+    ) -> Batch:
+        """Rows of any tokens, which the device alone knows. rows: (slot, KV length, end among the tokens) of each, [R]
+        int64. token_slots, negative for padding, and positions: [T] int64."""
+        (row_slots, seq_lens, ends), num_tokens = rows, positions.shape[0]
+        sources, is_padding = token_slots.clamp(min=0), token_slots < 0
+        query_start = torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
+        attention = []
+        for tables in slots.block_tables:
+            lens, row_tables = seq_lens.to(torch.int32), tables.index_select(0, row_slots)
+            block_ids = tables[sources, positions // slots.block_size].to(torch.int64)
+            block_ids.masked_fill_(is_padding, padding_block)
+            attention.append(
+                AttentionBatch(
+                    query_start=query_start,
+                    seq_lens=lens,
+                    block_tables=row_tables,
+                    positions=positions,
+                    write_slots=block_ids * slots.block_size + positions % slots.block_size,
+                    block_size=slots.block_size,
+                    # However the tokens are shared out, rows have no more blocks of queries than these.
+                    query_lens=(num_tokens,) + (1,) * (row_slots.shape[0] - 1),
+                    kv_lens=None,
+                    is_deterministic=is_deterministic,
+                    knows_query_lens=False,
+                )
+            )
+        token_ids = slots.gather_ids(sources, positions)
+        return cls(token_ids, attention, token_slots, StateRows(query_start, positions, row_slots))

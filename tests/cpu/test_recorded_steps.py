@@ -24,6 +24,7 @@ from inferd.engine.worker import graphs, mixed_graphs, runner
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.draft_heads import HeadDrafts
 from inferd.engine.worker.draft_model import DraftModel
+from inferd.engine.worker.graphs import uses_adapters
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.runner import Runner
@@ -300,7 +301,7 @@ def test_a_replayed_step_with_adapters_is_the_step() -> None:
     for plan in Company(called.num_groups, kinds, Random(1)).plans(100):
         assert recorded.runner.execute(plan).rows == called.runner.execute(plan).rows
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(recorded.state(), called.state(), strict=True))
-        is_adapted = called.runner._has_adapters(plan.rows)
+        is_adapted = uses_adapters(called.runner.model, (row.slot for row in plan.rows))
         num_adapted += is_adapted
         num_plain += not is_adapted
     assert device.events.count("replay") > 80
@@ -345,7 +346,7 @@ def test_replayed_passes_of_a_draft_model_are_its_passes() -> None:
     recorded, kv = with_draft_model(Engine(WINDOWED, device), device)
     called, called_kv = with_draft_model(by_calls(WINDOWED), CpuDevice(1))
     called_graphs = called.runner._draft_model._graphs  # type: ignore[union-attr]
-    called_graphs._recordings._sizes = ()
+    called_graphs._recordings[False]._sizes = ()
     company = DraftModelCompany(called.num_groups, PLAIN + SPECIAL, Random(4))
     company.draft_starts = {}
     num_drafted = 0
