@@ -1,4 +1,5 @@
-"""Loads adapters while steps run: one thread reads their files, the worker's copies the weights between two steps."""
+"""Loads adapters while steps run: one thread reads their files, the worker's copies the weights between two steps. The
+slots of a step's new requests get their adapters before its layers."""
 
 from __future__ import annotations
 
@@ -13,8 +14,21 @@ from inferd.engine.arch.description import Arch
 from inferd.engine.lora.adapters import Adapters
 from inferd.engine.lora.files import read_updates
 from inferd.engine.worker.executor import WorkerThread
+from inferd.engine.worker.step import Step, StepPart
 
 logger = logging.getLogger(__name__)
+
+
+class AdaptedSlots(StepPart):
+    """Gives each slot its request's adapter."""
+
+    def __init__(self, adapters: Adapters) -> None:
+        self._adapters = adapters
+
+    def before_layers(self, step: Step) -> None:
+        for admission in step.plan.admissions:
+            adapter = admission.params.adapter
+            self._adapters.assign(admission.slot, None if adapter is None else adapter.index)
 
 
 class AdapterLoader:

@@ -13,24 +13,23 @@ each further draft takes a pass. With several ranks there is no draft head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from inferd.engine.api.memory.activations import HEAD_STATES
-from inferd.engine.arch.description import Arch
 from inferd.engine.models.draft_head import DraftHead
-from inferd.engine.models.loader import Progress
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Row
-from inferd.engine.worker.device import Device
+from inferd.engine.worker.drafter import Drafter
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Batch, Slots, Span
+from inferd.engine.worker.step import Step
 
 
-class HeadDrafts:
-    """Drafts for the requests in `slots`."""
+class HeadDrafts(Drafter):
+    """A head on the hidden states of the served model that drafts."""
 
     def __init__(
         self,
@@ -38,30 +37,21 @@ class HeadDrafts:
         kv: KVPool,
         slots: Slots,
         sampler: Sampler,
-        device: Device,
         *,
         is_deterministic: bool = True,
     ) -> None:
-        """`slots`: with the block tables of one group."""
-        self._head, self._kv, self._slots, self._sampler, self._device = head, kv, slots, sampler, device
-        self._is_deterministic = is_deterministic
+        super().__init__(head.arch, slots)
+        self._head, self._kv, self._sampler, self._is_deterministic = head, kv, sampler, is_deterministic
         shape = (slots.num_slots * HEAD_STATES, head.arch.hidden_size)
-        self._states = torch.zeros(shape, dtype=head.dtype, device=device.torch_device)
+        self._states = torch.zeros(shape, dtype=head.dtype, device=self._device.torch_device)
         """[slots * HEAD_STATES, hidden]: position p of a slot has row p % HEAD_STATES of its rows."""
 
-    @property
-    def arch(self) -> Arch:
-        return self._head.arch
+    def after_draw(self, step: Step, accepted: Callable[[], Sequence[int]]) -> None:
+        if step.read is not None:
+            self.follow(step.plan.rows, step.read)
 
-    def record_steps(self, progress: Progress) -> None:
-        """Nothing is recorded: a pass is one layer."""
-
-    def draft(self, rows: Sequence[Row]) -> Tensor | None:
-        """Make the drafts of the rows that ask for them, and write them to their slots. Returns their ids [N] int64 in
-        the order of the rows, on the device; None if no row asks."""
-        rows = [row for row in rows if row.num_to_draft]
-        if not rows:
-            return None
+    def draft(self, rows: Sequence[Row]) -> None:
+        """Each draft but the first takes a pass, which is not recorded: it is one layer."""
         states = self._states.index_select(0, self._places([(row.slot, row.start - 1) for row in rows]))
         going = rows
         for number in range(max(row.num_to_draft for row in rows)):
@@ -74,9 +64,6 @@ class HeadDrafts:
             slots = [row.slot for row in going]
             ids = self._sampler.draft(self._head.logits(states), slots, drawn_at)
             self._slots.write_ids(self._device.to_device(slots), self._device.to_device(drawn_at), ids)
-        places = [(row.slot, row.start + 1 + number) for row in rows for number in range(row.num_to_draft)]
-        slots_of, positions = ([place[part] for place in places] for part in (0, 1))
-        return self._slots.gather_ids(self._device.to_device(slots_of), self._device.to_device(positions))
 
     def follow(self, rows: Sequence[Row], read: Tensor) -> None:
         """Compute the positions of a step whose tokens are drawn. `read` [T, states * hidden]: the served model's
@@ -98,5 +85,5 @@ class HeadDrafts:
 
     def _forward(self, spans: Sequence[Span], states: Tensor) -> Tensor:
         """States [T, hidden] behind these positions, each from the token that follows."""
-        batch = Batch.of_spans(spans, self._slots, is_deterministic=self._is_deterministic, num_ahead=1)
+        batch = Batch.of_spans(self._slots, spans, is_deterministic=self._is_deterministic, num_ahead=1)
         return self._head.forward(batch.token_ids, states, batch.attention[0], self._kv.data, self._kv.scales)

@@ -5,8 +5,7 @@ served model's first cache group address both pools. Its KV is computed when dra
 position on. Blocks of a shared prefix may be computed more than once, each time with the same content.
 
 Drafts are drawn with the request's own noise, temperature and cuts, without rules and masks. A token that both models
-find likely is then drawn by both, at any temperature. `draft_heads` takes its place if the drafts come from a head on
-the served model's hidden states. With several ranks there is neither.
+find likely is then drawn by both, at any temperature. With several ranks there is no draft model.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from inferd.engine.arch.description import Arch
 from inferd.engine.models.loader import Progress
-from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Row
+from inferd.engine.worker.drafter import Drafter
 from inferd.engine.worker.graphs import StepGraphs, run_layers
 from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.slots import Batch, Span
@@ -27,46 +25,28 @@ _FEW = 4
 """Most positions before a row's first draft that are computed as rows of the first pass. More are chunks."""
 
 
-class _Drawing:
-    """The draw at the end of a recorded pass."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-
-    def draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        token_ids = self._sampler.draft_recorded(logits, slots, positions)
-        return token_ids, token_ids
-
-
-class DraftModel:
-    """A decoder that drafts for the requests in `slots`."""
+class DraftModel(Drafter):
+    """A decoder that drafts."""
 
     def __init__(self, model: LoadedModel, *, max_step_tokens: int, max_draws: int) -> None:
         """`model`: the draft model, with the slots and the sampler of the served one. `max_step_tokens`: most tokens
         that are computed at once. `max_draws`: most rows of a pass."""
-        self._model, self._device, self._slots = model, model.device, model.slots
-        self._max_step_tokens = max_step_tokens
-        self._graphs = StepGraphs(model, max_draws=max_draws, draw=_Drawing(model.sampler))
-
-    @property
-    def arch(self) -> Arch:
-        return self._model.decoder.arch
+        super().__init__(model.decoder.arch, model.slots)
+        self._model, self._max_step_tokens = model, max_step_tokens
+        self._graphs = StepGraphs(model, max_draws=max_draws, draw=self._draw)
 
     def record_steps(self, progress: Progress) -> None:
-        """Record all passes, on a device that records before it serves."""
         self._graphs.record_all(progress)
 
-    def draft(self, rows: Sequence[Row]) -> Tensor | None:
-        """Make the drafts of the rows that ask for them, and write them to their slots. Returns their ids [N] int64 in
-        the order of the rows, on the device; None if no row asks."""
-        rows = [row for row in rows if row.num_to_draft]
-        if not rows:
-            return None
+    def draft(self, rows: Sequence[Row]) -> None:
         self._compute([(row.slot, row.draft_start, row.start - row.draft_start) for row in rows])
         for number in range(max(row.num_to_draft for row in rows)):
             self._pass([row for row in rows if row.num_to_draft > number], number)
-        places = [(row.slot, row.start + 1 + number) for row in rows for number in range(row.num_to_draft)]
-        return self._slots.gather_ids(*self._on_device(places))
+
+    def _draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The draw at the end of a recorded pass."""
+        token_ids = self._model.sampler.draft_recorded(logits, slots, positions)
+        return token_ids, token_ids
 
     def _compute(self, spans: Sequence[Span]) -> None:
         """Compute the positions of long spans, in chunks."""
@@ -98,10 +78,10 @@ class DraftModel:
             hidden = self._forward([(slot, position, 1) for slot, position in tokens])
             logits = self._model.decoder.logits(hidden.index_select(0, self._device.to_device(last)))
         ids = self._model.sampler.draft(logits, [slot for slot, _ in drawn_at], [position for _, position in drawn_at])
-        self._slots.write_ids(*self._on_device(drawn_at), ids)
+        self._slots.write_ids(*self._slots.on_device(drawn_at), ids)
 
     def _next_places(self, tokens: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        return self._on_device([(slot, position + 1) for slot, position in tokens])
+        return self._slots.on_device([(slot, position + 1) for slot, position in tokens])
 
     def _restore(self, tokens: Sequence[tuple[int, int]], last: Sequence[int], known: Tensor) -> None:
         """Put back the tokens behind all but the `last` of each row."""
@@ -109,12 +89,7 @@ class DraftModel:
         slots, positions = self._next_places([tokens[index] for index in behind])
         self._slots.write_ids(slots, positions, known.index_select(0, self._device.to_device(behind)))
 
-    def _on_device(self, places: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """(slots, positions)."""
-        slots = self._device.to_device([slot for slot, _ in places])
-        return slots, self._device.to_device([position for _, position in places])
-
     def _forward(self, spans: Sequence[Span]) -> Tensor:
         """Final hidden states [T, hidden] of these positions, call by call."""
-        batch = Batch.of_spans(spans, self._slots, is_deterministic=self._model.is_deterministic)
+        batch = Batch.of_spans(self._slots, spans, is_deterministic=self._model.is_deterministic)
         return run_layers(self._model, batch)

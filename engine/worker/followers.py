@@ -202,6 +202,11 @@ class Followers:
         self._all.append(follower)
         threading.Thread(target=self._watch, args=(follower,), name="inferd-rank", daemon=True).start()
 
+    @property
+    def are_none(self) -> bool:
+        """Whether this engine has one rank."""
+        return not self._all
+
     def launch(self, config: EngineConfig, log_style: LogStyle) -> None:
         """Have all load their parts of the model."""
         self._is_loading = True
@@ -259,10 +264,9 @@ class Followers:
 
     def send(self, plan: StepPlan) -> None:
         """Have all run `plan` after those that were sent before."""
-        if self._all:
-            body = _ENCODER.encode(plan)
-            for follower in self._all:
-                follower.link.send_encoded(body)
+        body = _ENCODER.encode(plan)
+        for follower in self._all:
+            follower.link.send_encoded(body)
 
     def close(self) -> None:
         """End them, when they have run what was sent. Safe to call twice."""

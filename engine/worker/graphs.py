@@ -17,7 +17,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ from inferd.kernels.ops.step_inputs import write_drawn
 
 logger = logging.getLogger(__name__)
 
+Draw = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(logits [R, V], slots [R], positions [R]) -> (ids, outcomes), [R] int64 each, from tensors alone."""
 _PADDING = -1
 """Slot of a padding row; its position is 0."""
 
@@ -164,26 +166,12 @@ def recordings_of(
     return {key: Recordings(name, sizes, model.device, partial(run, key), why_not) for key, name in names.items()}
 
 
-class RecordedDraw(Protocol):
-    """Draws the tokens of a recorded step."""
-
-    def draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(ids, outcomes), [R] int64 each, from tensors alone, as `Sampler.draw`."""
-        ...
-
-
 class StepGraphs:
     """The decode steps of one decoder over one KV pool and the slots of its requests."""
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        *,
-        max_draws: int = 0,
-        draw: RecordedDraw | None = None,
-    ) -> None:
-        """`max_draws`: most tokens that a step draws if it verifies drafts. `draw` draws in place of the sampler."""
-        self._model, self._draw = model, draw or model.sampler
+    def __init__(self, model: LoadedModel, *, max_draws: int = 0, draw: Draw | None = None) -> None:
+        """`max_draws`: most tokens that a step draws if it verifies drafts. `draw`: in place of `Sampler.draw`."""
+        self._model, self._draw = model, draw or model.sampler.draw
         self._has_drafts = model.states is not None and model.states.drafted is not None
         device = self._device = model.device
         sizes = device.row_buckets[: bisect_left(device.row_buckets, max(max_draws, model.slots.num_slots)) + 1]
@@ -268,31 +256,24 @@ class StepGraphs:
         """The step that is recorded. A run to record it changes nothing that it reads: on a device that records whole
         steps its rows are padding, and otherwise nothing is drawn."""
         slots, positions = self._rows[: 2 * _width(bucket)].view(2, -1)[:, :bucket].unbind()
-        state_rows = None
+        model, state_rows = self._model, None
         if self._has_drafts:
             starts, own_slots = self._state_starts[: bucket + 1], self._state_slots[:bucket]
             state_rows = StateRows(starts, positions, own_slots, self._num_kept[:bucket])
-        batch = Batch.of_decodes(
-            slots,
-            positions,
-            self._query_start[: bucket + 1],
-            self._model.slots,
-            # Without a padding block the device does not pad.
-            self._model.kv.padding_block or 0,
-            is_deterministic=self._model.is_deterministic,
-            state_rows=state_rows,
-        )
-        states = run_layers(self._model, batch, has_adapters=has_adapters)
+        # Without a padding block the device does not pad.
+        padding_block, rows = model.kv.padding_block or 0, (slots, positions, self._query_start[: bucket + 1])
+        batch = Batch.of_decodes(model.slots, rows, padding_block, state_rows, is_deterministic=model.is_deterministic)
+        states = run_layers(model, batch, has_adapters=has_adapters)
         if not self._device.records_all:
             return states
-        hidden, read = self._model.decoder.parts(states)
+        hidden, read = model.decoder.parts(states)
         if read is not None:
             if self._read is None:
                 self._read = read.new_empty((self._max_rows, read.shape[1]))
             self._read[:bucket].copy_(read)
         if self._logits is None:
-            self._logits = hidden.new_empty((self._max_rows, self._model.decoder.arch.vocab_size), dtype=torch.float32)
-        logits = self._model.decoder.logits(hidden, out=self._logits[:bucket])
-        token_ids, outcomes = self._draw.draw(logits, slots, positions + 1)
-        write_drawn(token_ids, slots, positions, self._model.slots.token_ids)
+            self._logits = hidden.new_empty((self._max_rows, model.decoder.arch.vocab_size), dtype=torch.float32)
+        logits = model.decoder.logits(hidden, out=self._logits[:bucket])
+        token_ids, outcomes = self._draw(logits, slots, positions + 1)
+        write_drawn(token_ids, slots, positions, model.slots.token_ids)
         return outcomes

@@ -55,7 +55,3 @@ class KVPool:
     @property
     def num_bytes(self) -> int:
         return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
-
-    @property
-    def block_size(self) -> int:
-        return self.data.shape[4]

@@ -286,7 +286,7 @@ def _warmed_up(
             max_step_tokens=config.max_num_batched_tokens,
             max_draws=config.most_draws,
             followers=followers,
-            draft_model=None if draft is None else draft.made(model),
+            drafter=None if draft is None else draft.made(model),
         )
         check_rows(config, decoder, kv)
         recorded = runner.record_steps(log_progress(_recordings))

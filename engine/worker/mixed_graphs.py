@@ -86,16 +86,14 @@ class MixedGraphs:
 
     def _run(self, has_adapters: bool, size: int) -> Tensor:
         """The step that is recorded. A run to record it changes nothing that it reads, because it has padding alone."""
-        sizes = [self._num_rows(size)] * 3 + [size] * 2
-        row_slots, seq_lens, ends, token_slots, positions = torch.split(self._numbers[: sum(sizes)], sizes)
-        model, padding_block = self._model, self._model.kv.padding_block
-        assert padding_block is not None, "a device that records whole steps pads them"
+        model, sizes = self._model, [self._num_rows(size)] * 3 + [size] * 2
+        assert model.kv.padding_block is not None, "a device that records whole steps pads them"
+        row_slots, kv_lens, ends, token_slots, positions = torch.split(self._numbers[: sum(sizes)], sizes)
         batch = Batch.of_tokens(
-            (row_slots, seq_lens, ends),
-            token_slots,
-            positions,
             model.slots,
-            padding_block,
+            (row_slots, kv_lens, ends),
+            (token_slots, positions),
+            model.kv.padding_block,
             is_deterministic=model.is_deterministic,
         )
         return run_layers(model, batch, has_adapters=has_adapters)

@@ -40,6 +40,7 @@ from inferd.engine.worker.cuda import CudaDevice
 from inferd.engine.worker.device import CpuDevice, Device
 from inferd.engine.worker.draft_heads import HeadDrafts
 from inferd.engine.worker.draft_model import DraftModel
+from inferd.engine.worker.drafter import Drafter
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.ranks import SharedRanks
@@ -295,15 +296,13 @@ class DraftParts:
         self.kv = allocate_pool(self.config, self.decoder, planned, device)
         return self.kv.num_bytes
 
-    def made(self, served: LoadedModel) -> DraftModel | HeadDrafts:
+    def made(self, served: LoadedModel) -> Drafter:
         """The draft model or draft head. Its KV lies at the places of the served model's first cache group, which sees
         most."""
         config, decoder, slots = self.config, self.decoder, served.slots.of_group(0)
         assert decoder is not None and self.kv is not None
         if isinstance(decoder, EagleHead | MTPLayer):
-            return HeadDrafts(
-                decoder, self.kv, slots, served.sampler, served.device, is_deterministic=config.deterministic
-            )
+            return HeadDrafts(decoder, self.kv, slots, served.sampler, is_deterministic=config.deterministic)
         model = LoadedModel(decoder, self.kv, slots, served.sampler, served.device, config.deterministic)
         return DraftModel(model, max_step_tokens=config.max_num_batched_tokens, max_draws=config.most_draws)
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.wire.params import Pooling
-from inferd.engine.sched.plan import Row, RowStatus
+from inferd.engine.sched.plan import Row, RowResult, RowStatus
 from inferd.engine.worker.slots import Slots
+from inferd.engine.worker.step import Report, Step, StepPart
 
 _UNITS = 2.0**26
 """Units in 1.0: components are rounded to 7e-9 before they are summed."""
@@ -36,16 +37,16 @@ class Pooled:
     vectors: Tensor
     """[P, hidden] fp32, on the device, before they are cut and normalised. A failed row holds a NaN."""
 
-    def outcomes(self, vectors: Tensor) -> Iterator[tuple[int, RowStatus, bytes]]:
-        """(index in the plan, status, embedding) of each row. `vectors` are the pooled vectors on the host."""
-        for row, pooling, vector in zip(self.rows, self.asked, vectors, strict=True):
+    def add(self, tensors: Iterator[Tensor], results: list[RowResult]) -> None:
+        """Add the embeddings of vectors that are on the host."""
+        for row, pooling, vector in zip(self.rows, self.asked, next(tensors), strict=True):
             if bool(vector.isfinite().all()):
-                yield row, RowStatus.OK, _finished(vector, pooling)
+                results[row] = results[row]._replace(embedding=_finished(vector, pooling))
             else:
-                yield row, RowStatus.NUMERICAL_ERROR, b""
+                results[row] = results[row]._replace(status=RowStatus.NUMERICAL_ERROR)
 
 
-class Pooler:
+class Pooler(StepPart):
     """Holds the running sums, and finds the rows that end a pooled prompt."""
 
     def __init__(self, slots: Slots) -> None:
@@ -53,6 +54,11 @@ class Pooler:
         self._sums: dict[int, Tensor] = {}
         """Slot -> [hidden + 1] int64: units of each component, then the number of components too large to count. An
         aborted request's sum stays until the slot's next mean."""
+
+    def read_hidden(self, step: Step, hidden: Tensor, first_tokens: Sequence[int]) -> None:
+        pooled = self.pool(step.plan.rows, hidden, first_tokens)
+        if pooled is not None:
+            step.reports.append(Report([pooled.vectors], pooled.add))
 
     def pool(self, rows: Sequence[Row], hidden: Tensor, first_tokens: Sequence[int]) -> Pooled | None:
         """The pooled vectors of a plan's rows; None if no row ends a pooled prompt. hidden is [T, hidden], and row i's

@@ -5,7 +5,7 @@ Every rank has a `Runner` that runs the same plans, so all of them exchange in t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.arch.sharding import Rank
 from inferd.engine.sample.logprobs import Logprobs
 from inferd.engine.sample.sampler import Masks, Sampler, SampleResult, is_plain
+from inferd.engine.sched.plan import StepPlan
+from inferd.engine.worker.step import Step, StepPart
 from inferd.kernels.ops.gather import Exchange
 
 
@@ -38,6 +40,16 @@ class SharedRanks:
     def broadcast(self, values: Tensor) -> Tensor:
         """values [N] of rank 0. The other ranks give a tensor of that shape."""
         return self._exchange.broadcast(values)
+
+
+class SentPlans(StepPart):
+    """Rank 0 has the other ranks run each plan."""
+
+    def __init__(self, send: Callable[[StepPlan], None]) -> None:
+        self._send = send
+
+    def before_layers(self, step: Step) -> None:
+        self._send(step.plan)
 
 
 class LeadingSampler(Sampler):

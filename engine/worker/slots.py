@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sched.plan import Admission, Row, TableUpdate
 from inferd.engine.worker.device import Device
+from inferd.engine.worker.step import Step, StepPart
 from inferd.kernels.ops.paged_attention import AttentionBatch
 from inferd.kernels.ops.states import StateRows
 from inferd.kernels.ops.step_inputs import step_inputs
@@ -24,7 +25,7 @@ Span = tuple[int, int, int]
 """(slot, first position, number of positions) of a row."""
 
 
-class Slots:
+class Slots(StepPart):
     """State of `num_slots` requests of at most `max_model_len` tokens, with a block table for each cache group."""
 
     def __init__(
@@ -44,6 +45,13 @@ class Slots:
         shared = copy(self)
         shared.block_tables = self.block_tables[group : group + 1]
         return shared
+
+    def before_layers(self, step: Step) -> None:
+        for admission in step.plan.admissions:
+            self.admit(admission)
+        for update in step.plan.table_updates:
+            self.extend_table(update)
+        self.write_drafts(step.plan.rows)
 
     @property
     def num_slots(self) -> int:
@@ -71,6 +79,11 @@ class Slots:
 
     def num_prompt(self, slot: int) -> int:
         return self._admitted(slot).num_prompt
+
+    def on_device(self, places: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """The slots and the positions of (slot, position), [N] int64 each, for `gather_ids` and `write_ids`."""
+        slots = self.device.to_device([slot for slot, _ in places])
+        return slots, self.device.to_device([position for _, position in places])
 
     def gather_ids(self, slots: Tensor, positions: Tensor) -> Tensor:
         """The ids at (slot, position), [T] each."""
@@ -102,8 +115,8 @@ class Batch:
     @classmethod
     def of_spans(
         cls,
-        spans: Sequence[Span],
         slots: Slots,
+        spans: Sequence[Span],
         *,
         is_deterministic: bool,
         num_kept: Sequence[int] | None = None,
@@ -111,15 +124,14 @@ class Batch:
     ) -> Batch:
         """Rows that the host knows. `num_kept`: number of each row's tokens without drafts; None if nothing is drafted.
         The ids are those of `num_ahead` positions further on."""
-        device = slots.device
+        device, rows = slots.device, [(start, count) for _, start, count in spans]
         row_slots = device.to_device([slot for slot, _, _ in spans])
-        rows, counts = [(start, count) for _, start, count in spans], [count for _, _, count in spans]
         attention = [
             AttentionBatch.build(rows, table, slots.block_size, device.torch_device, is_deterministic=is_deterministic)
             for table in slots.block_tables.index_select(1, row_slots)
         ]
-        positions = attention[0].positions
-        token_slots = row_slots.repeat_interleave(device.to_device(counts), output_size=sum(counts))
+        positions, counts = attention[0].positions, device.to_device([count for _, count in rows])
+        token_slots = row_slots.repeat_interleave(counts, output_size=positions.shape[0])
         token_ids = slots.gather_ids(token_slots, positions + num_ahead if num_ahead else positions)
         kept = None if num_kept is None else device.to_device(num_kept, torch.int32)
         return cls(token_ids, attention, token_slots, StateRows(attention[0].query_start, positions, row_slots, kept))
@@ -127,69 +139,48 @@ class Batch:
     @classmethod
     def of_decodes(
         cls,
-        row_slots: Tensor,
-        positions: Tensor,
-        query_start: Tensor,
         slots: Slots,
+        rows: tuple[Tensor, Tensor, Tensor],
         padding_block: int,
+        state_rows: StateRows | None = None,
         *,
         is_deterministic: bool,
-        state_rows: StateRows | None = None,
     ) -> Batch:
-        """Rows of one token, of which the device alone knows `row_slots`, negative for padding, and `positions`, [R]
-        int64 each. query_start [R + 1] int32 counts the rows. `state_rows`: if a slot has several rows."""
-        made = step_inputs(row_slots, positions, slots.token_ids, slots.block_tables, slots.block_size, padding_block)
+        """Rows of one token that the device alone knows. rows: (slots [R] int64, negative for padding, positions [R]
+        int64, first tokens [R + 1] int32). `state_rows`: as recurrent layers see them, if a slot has several rows."""
+        (row_slots, positions, starts), size = rows, slots.block_size
+        made = step_inputs(row_slots, positions, slots.token_ids, slots.block_tables, size, padding_block)
+        lens, counts = made.seq_lens, (1,) * row_slots.shape[0]
         attention = [
-            AttentionBatch(
-                query_start=query_start,
-                seq_lens=made.seq_lens,
-                block_tables=block_tables,
-                positions=positions,
-                write_slots=write_slots,
-                block_size=slots.block_size,
-                query_lens=(1,) * row_slots.shape[0],
-                kv_lens=None,
-                is_deterministic=is_deterministic,
-            )
-            for block_tables, write_slots in zip(made.block_tables, made.write_slots, strict=True)
+            AttentionBatch(starts, lens, tables, positions, write_slots, size, counts, None, is_deterministic)
+            for tables, write_slots in zip(made.block_tables, made.write_slots, strict=True)
         ]
-        return cls(made.token_ids, attention, row_slots, state_rows or StateRows(query_start, positions, row_slots))
+        return cls(made.token_ids, attention, row_slots, state_rows or StateRows(starts, positions, row_slots))
 
     @classmethod
     def of_tokens(
         cls,
-        rows: tuple[Tensor, Tensor, Tensor],
-        token_slots: Tensor,
-        positions: Tensor,
         slots: Slots,
+        rows: tuple[Tensor, Tensor, Tensor],
+        tokens: tuple[Tensor, Tensor],
         padding_block: int,
         *,
         is_deterministic: bool,
     ) -> Batch:
-        """Rows of any tokens, which the device alone knows. rows: (slot, KV length, end among the tokens) of each, [R]
-        int64. token_slots, negative for padding, and positions: [T] int64."""
-        (row_slots, seq_lens, ends), num_tokens = rows, positions.shape[0]
+        """Rows of any tokens that the device alone knows. rows: (slots, KV lengths, ends among the tokens), [R] int64
+        each. tokens: (slots, negative for padding, positions), [T] int64 each."""
+        (row_slots, kv_lens, ends), (token_slots, positions), size = rows, tokens, slots.block_size
         sources, is_padding = token_slots.clamp(min=0), token_slots < 0
-        query_start = torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
+        starts, lens = torch.nn.functional.pad(ends, (1, 0)).to(torch.int32), kv_lens.to(torch.int32)
+        # However the tokens are shared out, rows have no more blocks of queries than these.
+        counts = (positions.shape[0],) + (1,) * (row_slots.shape[0] - 1)
         attention = []
-        for tables in slots.block_tables:
-            lens, row_tables = seq_lens.to(torch.int32), tables.index_select(0, row_slots)
-            block_ids = tables[sources, positions // slots.block_size].to(torch.int64)
-            block_ids.masked_fill_(is_padding, padding_block)
-            attention.append(
-                AttentionBatch(
-                    query_start=query_start,
-                    seq_lens=lens,
-                    block_tables=row_tables,
-                    positions=positions,
-                    write_slots=block_ids * slots.block_size + positions % slots.block_size,
-                    block_size=slots.block_size,
-                    # However the tokens are shared out, rows have no more blocks of queries than these.
-                    query_lens=(num_tokens,) + (1,) * (row_slots.shape[0] - 1),
-                    kv_lens=None,
-                    is_deterministic=is_deterministic,
-                    knows_query_lens=False,
-                )
-            )
-        token_ids = slots.gather_ids(sources, positions)
-        return cls(token_ids, attention, token_slots, StateRows(query_start, positions, row_slots))
+        for of_slots in slots.block_tables:
+            tables = of_slots.index_select(0, row_slots)
+            blocks = of_slots[sources, positions // size].to(torch.int64).masked_fill_(is_padding, padding_block)
+            write_slots = blocks * size + positions % size
+            known = AttentionBatch(starts, lens, tables, positions, write_slots, size, counts, None, is_deterministic)
+            attention.append(replace(known, knows_query_lens=False))
+        return cls(
+            slots.gather_ids(sources, positions), attention, token_slots, StateRows(starts, positions, row_slots)
+        )

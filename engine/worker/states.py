@@ -8,7 +8,7 @@ has drawn, the accepted ones advance the state, by the same operations in the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -17,8 +17,10 @@ from torch import Tensor
 
 from inferd.engine.arch.description import Arch
 from inferd.engine.layers.recurrent import Drafted, States
+from inferd.engine.models.decoder import Decoder
 from inferd.engine.sched.plan import Row, StateCopy
 from inferd.engine.worker.device import Device
+from inferd.engine.worker.step import Step, StepPart
 from inferd.kernels.ops.states import StateRows, copy_state
 
 
@@ -116,3 +118,22 @@ class StatePool:
     def _copy(self, source: int, goal: int) -> None:
         for tensor in (self.matrices, self.inputs):
             copy_state(tensor, source, goal)
+
+
+class RecurrentStates(StepPart):
+    """Keeps the states of a decoder's requests as step plans say."""
+
+    def __init__(self, pool: StatePool, decoder: Decoder) -> None:
+        self._pool, self._decoder = pool, decoder
+
+    def before_layers(self, step: Step) -> None:
+        self._pool.load(step.plan.state_loads)
+        self._pool.expect(step.plan.rows)
+
+    def after_layers(self, step: Step) -> None:
+        self._pool.save(step.plan.state_saves)
+
+    def after_draw(self, step: Step, accepted: Callable[[], Sequence[int]]) -> None:
+        advanced = self._pool.accepted(step.plan.rows, accepted()) if step.plan.has_drafts else None
+        if advanced is not None:
+            self._decoder.advance_states(*advanced)

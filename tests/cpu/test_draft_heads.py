@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import AskedConfig
@@ -43,13 +42,11 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Made:
     made: Made = []
     draft = HeadDrafts.draft
 
-    def watched(self: HeadDrafts, rows: Sequence[Row]) -> Tensor | None:
-        rows = [row for row in rows if row.num_to_draft]
-        known = [tuple(self._slots.token_ids[row.slot, : row.start + 1].tolist()) for row in rows]
-        drafts = draft(self, rows)
-        given = [] if drafts is None else drafts.split([row.num_to_draft for row in rows])
-        made.extend((ids, own.tolist()) for ids, own in zip(known, given, strict=True))
-        return drafts
+    def watched(self: HeadDrafts, rows: Sequence[Row]) -> None:
+        draft(self, rows)
+        for row in rows:
+            ids, first = self._slots.token_ids[row.slot].tolist(), row.start + 1
+            made.append((tuple(ids[:first]), ids[first : first + row.num_to_draft]))
 
     monkeypatch.setattr(HeadDrafts, "draft", watched)
     return made
@@ -170,7 +167,7 @@ def test_memory_is_planned_with_the_head(served: Path, tmp_path: Path) -> None:
     assert engine.ready.kv_bytes == engine.planned.kv_bytes
     assert engine.ready.speculative == "draft head small"
     drafting = next(part for part in engine.planned.working if part.name == "drafting").num_bytes
-    kept = engine.runner._draft_model._states.nbytes  # type: ignore[union-attr]
+    kept = engine.runner._drafter._states.nbytes  # type: ignore[union-attr]
     assert HEAD_STATES == 1 + MOST_DRAFTS and kept == 40 * 16 * 64 * 4
     assert drafting == 512 * 16 * 4 + 200 * 8 + kept + 64 * 7 * 64 * 4, "a rotary table, ids, states, and what is read"
 

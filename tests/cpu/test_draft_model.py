@@ -180,9 +180,9 @@ def test_a_draft_model_with_a_fault_is_seen(fault: str, tmp_path: Path, monkeypa
     elif fault == "of the first pass":
         monkeypatch.setattr(DraftModel, "_compute", lambda self, spans: None)
     else:
-        draft = engine.runner._sampler.draft
+        draft = engine.runner.model.sampler.draft
         monkeypatch.setattr(
-            engine.runner._sampler, "draft", lambda logits, slots, at: draft(logits, slots, [p + 1 for p in at])
+            engine.runner.model.sampler, "draft", lambda logits, slots, at: draft(logits, slots, [p + 1 for p in at])
         )
     core = engine.core(drafts=True)
     assert run(core, *asked) == run(engine.core(drafts=False), *asked)

@@ -138,8 +138,7 @@ def test_a_state_of_another_prefix_changes_the_answer(path: Path, monkeypatch: p
     submit = request("x", prompt(1, 120))
     warm = core_of(engine)
     alone = run(warm, submit)["x"]
-    states = engine.runner._states
-    assert states is not None
+    assert engine.runner.model.states is not None
     monkeypatch.setattr(StatePool, "load", lambda self, copies: None)
     run(warm, request("other", prompt(9, 50)))
     assert run(warm, submit)["x"].logprobs != alone.logprobs

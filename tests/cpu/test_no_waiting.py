@@ -51,7 +51,7 @@ def runner(device: CpuDevice) -> Runner:
     slots, sampler = Slots(4, MAX_LEN, BLOCK, device), Sampler(4, VOCAB, "cpu")
     draft = LoadedModel(decoder, draft_kv, slots.of_group(0), sampler, device)
     draft_model = DraftModel(draft, max_step_tokens=16, max_draws=7)
-    return Runner(LoadedModel(decoder, kv, slots, sampler, device), draft_model=draft_model)
+    return Runner(LoadedModel(decoder, kv, slots, sampler, device), drafter=draft_model)
 
 
 def plans(params: SamplingParams) -> list[StepPlan]:

@@ -329,24 +329,22 @@ class DraftModelCompany(Company):
             self.draft_starts[row.slot] = row.start + self.random.randrange(2)
 
 
-def with_draft_model(engine: Engine, device: CpuDevice) -> tuple[Engine, KVPool]:
+def with_draft_model(engine: Engine, device: CpuDevice) -> tuple[Engine, KVPool, DraftModel]:
     decoder = random_decoder(CAPPED, torch.bfloat16)
     kv = KVPool.allocate(decoder.arch, engine.num_blocks, BLOCK, torch.bfloat16, device)
     kv.data.zero_()
-    runner = engine.runner
-    runner._draft_model = DraftModel(
-        LoadedModel(decoder, kv, engine.slots.of_group(0), runner._sampler, device), max_step_tokens=5, max_draws=7
-    )
-    return engine, kv
+    model = LoadedModel(decoder, kv, engine.slots.of_group(0), engine.runner.model.sampler, device)
+    draft_model = DraftModel(model, max_step_tokens=5, max_draws=7)
+    engine.runner._parts += (draft_model,)
+    return engine, kv, draft_model
 
 
 def test_replayed_passes_of_a_draft_model_are_its_passes() -> None:
     """Its KV too, whether it is behind by a token, by a few, or by a whole prompt."""
     device = CapturingDevice()
-    recorded, kv = with_draft_model(Engine(WINDOWED, device), device)
-    called, called_kv = with_draft_model(by_calls(WINDOWED), CpuDevice(1))
-    called_graphs = called.runner._draft_model._graphs  # type: ignore[union-attr]
-    called_graphs._recordings[False]._sizes = ()
+    recorded, kv, _ = with_draft_model(Engine(WINDOWED, device), device)
+    called, called_kv, draft_model = with_draft_model(by_calls(WINDOWED), CpuDevice(1))
+    draft_model._graphs._recordings[False]._sizes = ()
     company = DraftModelCompany(called.num_groups, PLAIN + SPECIAL, Random(4))
     company.draft_starts = {}
     num_drafted = 0
@@ -369,7 +367,7 @@ def with_draft_head(engine: Engine, device: CpuDevice) -> tuple[Engine, KVPool]:
         parameter.write(0, torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5)
     kv = KVPool.allocate(head.arch, engine.num_blocks, BLOCK, torch.bfloat16, device)
     kv.data.zero_()
-    runner._draft_model = HeadDrafts(head, kv, engine.slots.of_group(0), runner._sampler, device)
+    runner._parts += (HeadDrafts(head, kv, engine.slots.of_group(0), runner.model.sampler),)
     return engine, kv
 
 

@@ -147,10 +147,10 @@ class FaultyWorker:
         """Overwrite the KV of the row's first position, which its next step reads."""
         import torch  # noqa: PLC0415
 
-        kv = self._worker.model.kv
-        block_id = int(self._worker.model.slots.block_tables[0, row.slot, row.start // kv.block_size])
+        kv, slots = self._worker.model.kv, self._worker.model.slots
+        block_id = int(slots.block_tables[0, row.slot, row.start // slots.block_size])
         with torch.inference_mode():
-            kv.data[:, block_id, :, :, row.start % kv.block_size] = float("nan")
+            kv.data[:, block_id, :, :, row.start % slots.block_size] = float("nan")
 
 
 def _break(what: str) -> None:
