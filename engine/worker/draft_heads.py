@@ -32,13 +32,7 @@ class HeadDrafts(Drafter):
     """A head on the hidden states of the served model that drafts."""
 
     def __init__(
-        self,
-        head: DraftHead,
-        kv: KVPool,
-        slots: Slots,
-        sampler: Sampler,
-        *,
-        is_deterministic: bool = True,
+        self, head: DraftHead, kv: KVPool, slots: Slots, sampler: Sampler, *, is_deterministic: bool = True
     ) -> None:
         super().__init__(head.arch, slots)
         self._head, self._kv, self._sampler, self._is_deterministic = head, kv, sampler, is_deterministic
@@ -47,8 +41,17 @@ class HeadDrafts(Drafter):
         """[slots * HEAD_STATES, hidden]: position p of a slot has row p % HEAD_STATES of its rows."""
 
     def after_draw(self, step: Step, accepted: Callable[[], Sequence[int]]) -> None:
-        if step.read is not None:
-            self.follow(step.plan.rows, step.read)
+        """Compute the step's positions, for which the head needs the tokens that follow them."""
+        assert step.read is not None, "a model with a draft head keeps what it reads"
+        rows, kept, places, end = step.plan.rows, list[int](), list[tuple[int, int]](), 0
+        states = self._forward([(row.slot, row.start, row.num_tokens) for row in rows], self._head.read(step.read))
+        for row in rows:
+            end += row.num_tokens
+            last = row.start + row.num_tokens
+            kept += range(end - row.num_draws, end)
+            places += [(row.slot, position) for position in range(last - row.num_draws, last)]
+        if kept:
+            self._states.index_copy_(0, self._places(places), states.index_select(0, self._device.to_device(kept)))
 
     def draft(self, rows: Sequence[Row]) -> None:
         """Each draft but the first takes a pass, which is not recorded: it is one layer."""
@@ -64,20 +67,6 @@ class HeadDrafts(Drafter):
             slots = [row.slot for row in going]
             ids = self._sampler.draft(self._head.logits(states), slots, drawn_at)
             self._slots.write_ids(self._device.to_device(slots), self._device.to_device(drawn_at), ids)
-
-    def follow(self, rows: Sequence[Row], read: Tensor) -> None:
-        """Compute the positions of a step whose tokens are drawn. `read` [T, states * hidden]: the served model's
-        hidden states there, in the order of the rows."""
-        spans = [(row.slot, row.start, row.num_tokens) for row in rows]
-        states = self._forward(spans, self._head.read(read))
-        kept, places, end = list[int](), list[tuple[int, int]](), 0
-        for row in rows:
-            end += row.num_tokens
-            last = row.start + row.num_tokens
-            kept += range(end - row.num_draws, end)
-            places += [(row.slot, position) for position in range(last - row.num_draws, last)]
-        if kept:
-            self._states.index_copy_(0, self._places(places), states.index_select(0, self._device.to_device(kept)))
 
     def _places(self, places: Sequence[tuple[int, int]]) -> Tensor:
         """Rows of `_states` for each (slot, position)."""

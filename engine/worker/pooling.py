@@ -7,7 +7,7 @@ not depend on order, chunks or other requests. Knows no logits and no scheduling
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,26 +26,6 @@ _SUMMED_TOKENS = 256
 """Number of tokens whose whole numbers exist at once: 8 bytes a component, 8 MiB at 4,096 components."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pooled:
-    """Pooled vectors of the P rows of a step that end a pooled prompt."""
-
-    rows: tuple[int, ...]
-    """[P] indices of the rows in the plan."""
-    asked: tuple[Pooling, ...]
-    """[P] parameters of those rows."""
-    vectors: Tensor
-    """[P, hidden] fp32, on the device, before they are cut and normalised. A failed row holds a NaN."""
-
-    def add(self, tensors: Iterator[Tensor], results: list[RowResult]) -> None:
-        """Add the embeddings of vectors that are on the host."""
-        for row, pooling, vector in zip(self.rows, self.asked, next(tensors), strict=True):
-            if bool(vector.isfinite().all()):
-                results[row] = results[row]._replace(embedding=_finished(vector, pooling))
-            else:
-                results[row] = results[row]._replace(status=RowStatus.NUMERICAL_ERROR)
-
-
 class Pooler(StepPart):
     """Holds the running sums, and finds the rows that end a pooled prompt."""
 
@@ -56,15 +36,8 @@ class Pooler(StepPart):
         aborted request's sum stays until the slot's next mean."""
 
     def read_hidden(self, step: Step, hidden: Tensor, first_tokens: Sequence[int]) -> None:
-        pooled = self.pool(step.plan.rows, hidden, first_tokens)
-        if pooled is not None:
-            step.reports.append(Report([pooled.vectors], pooled.add))
-
-    def pool(self, rows: Sequence[Row], hidden: Tensor, first_tokens: Sequence[int]) -> Pooled | None:
-        """The pooled vectors of a plan's rows; None if no row ends a pooled prompt. hidden is [T, hidden], and row i's
-        tokens begin at `first_tokens[i]`."""
-        ended: list[tuple[int, Pooling, Tensor]] = []
-        for index, row in enumerate(rows):
+        ended, vectors = list[tuple[int, Pooling]](), list[Tensor]()
+        for index, row in enumerate(step.plan.rows):
             pooling = None if row.samples else self._slots.params(row.slot).pooling
             if pooling is None:
                 continue
@@ -73,12 +46,10 @@ class Pooler(StepPart):
             if pooling.how == "mean":
                 self._add(row, states)
             if row.start + row.num_tokens == self._slots.num_prompt(row.slot):
-                vector = self._mean(row.slot) if pooling.how == "mean" else states[-1].to(torch.float32)
-                ended.append((index, pooling, vector))
-        if not ended:
-            return None
-        indices, asked, vectors = zip(*ended, strict=True)
-        return Pooled(indices, asked, torch.stack(vectors))
+                ended.append((index, pooling))
+                vectors.append(self._mean(row.slot) if pooling.how == "mean" else states[-1].to(torch.float32))
+        if ended:
+            step.reports.append(Report([torch.stack(vectors)], partial(_report, ended)))
 
     def _add(self, row: Row, states: Tensor) -> None:
         if row.start == 0:
@@ -100,6 +71,16 @@ def _units(states: Tensor) -> Tensor:
     is_counted = exact.abs() <= _LARGEST  # false for NaN
     units = exact.mul(_UNITS).round_().masked_fill_(~is_counted, 0.0).to(torch.int64)
     return torch.cat([units.sum(dim=0), (~is_counted).sum()[None]])
+
+
+def _report(ended: Sequence[tuple[int, Pooling]], tensors: Iterator[Tensor], results: list[RowResult]) -> None:
+    """Add the embeddings of rows that end a pooled prompt, (index in the plan, parameters) each. A vector that holds a
+    NaN makes its row fail."""
+    for (index, pooling), vector in zip(ended, next(tensors), strict=True):
+        if bool(vector.isfinite().all()):
+            results[index] = results[index]._replace(embedding=_finished(vector, pooling))
+        else:
+            results[index] = results[index]._replace(status=RowStatus.NUMERICAL_ERROR)
 
 
 def _finished(vector: Tensor, pooling: Pooling) -> bytes:

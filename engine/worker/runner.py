@@ -67,12 +67,12 @@ class _Drawn:
     """Index within the S rows that each entry of `logprobs` belongs to."""
 
     @property
-    def report(self) -> Report:
-        columns = () if self.logprobs is None else self.logprobs.columns
-        return Report([*self._ids, *columns], self._add)
+    def tensors(self) -> Sequence[Tensor]:
+        ids = [self.outcomes] if self.drafts is None else [self.outcomes, self.drafts]
+        return ids if self.logprobs is None else [*ids, *self.logprobs.columns]
 
-    def _add(self, tensors: Iterator[Tensor], results: list[RowResult]) -> None:
-        """Rows that do not sample give no id. A row whose logits hold a NaN fails alone."""
+    def add(self, tensors: Iterator[Tensor], results: list[RowResult]) -> None:
+        """As of `Report`. Rows that do not sample give no id. A row whose logits hold a NaN fails alone."""
         by_row, logprobs, place = self._by_row(tensors), dict[int, TokenLogprobs](), 0
         if self.logprobs is not None:
             entries = entries_of(self.logprobs.with_columns(tensors))
@@ -85,11 +85,7 @@ class _Drawn:
 
     def accepted(self) -> Sequence[int]:
         """Number of accepted drafts of each row."""
-        return [max(_num_given(row, drawn) - 1, 0) for row, drawn in self._by_row(iter(self._ids))]
-
-    @property
-    def _ids(self) -> Sequence[Tensor]:
-        return [self.outcomes] if self.drafts is None else [self.outcomes, self.drafts]
+        return [max(_num_given(row, drawn) - 1, 0) for row, drawn in self._by_row(iter(self.tensors))]
 
     def _by_row(self, tensors: Iterator[Tensor]) -> list[tuple[Row, Sequence[int]]]:
         """Each row with the ids of its drafts, and what it drew."""
@@ -305,7 +301,7 @@ class Runner:
         drawn = self._drawing.draw(step, masks)
         for part in self._parts:
             part.after_draw(step, tuple if drawn is None else drawn.accepted)
-        return step.reports if drawn is None else [drawn.report, *step.reports]
+        return step.reports if drawn is None else [Report(drawn.tensors, drawn.add), *step.reports]
 
     def _decode(self, step: Step) -> bool:
         """Run a step in which every row computes one token and its drafts and draws behind each. Returns False, with

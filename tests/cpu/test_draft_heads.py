@@ -102,7 +102,7 @@ def test_a_head_with_a_fault_is_seen(fault: str, served: Path, tmp_path: Path, m
         forward = EagleHead.forward
         monkeypatch.setattr(EagleHead, "forward", lambda self, ids, *rest: forward(self, ids.roll(1), *rest))
     elif fault == "no step followed":
-        monkeypatch.setattr(HeadDrafts, "follow", lambda self, rows, read: None)
+        monkeypatch.setattr(HeadDrafts, "after_draw", lambda self, step, accepted: None)
     asked = [request(f"r{i}", prompt(i, 20 + i), max_tokens=8) for i in range(2)]
     plain, made = run(engine.core(drafts=False), *asked), watch(monkeypatch)
     assert run(engine.core(drafts=True), *asked) == plain

@@ -25,6 +25,7 @@ from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.pooling import Pooler
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
+from inferd.engine.worker.step import Step
 from tests.cpu.capturing import CapturingDevice
 from tests.cpu.cases import CASES
 from tests.cpu.checkpoints import Case, load_decoder, load_transformers, random_decoder
@@ -256,10 +257,11 @@ def mean_of(states: Tensor, chunks: Sequence[int]) -> Tensor:
     slots.admit(admission(0, [0] * states.shape[0], params))
     pooler, start = Pooler(slots), 0
     for count in chunks:
-        given = pooler.pool([Row(0, start, count, samples=False)], states[start : start + count], [0])
+        step = Step(StepPlan(0, (), (), (Row(0, start, count, samples=False),)))
+        pooler.read_hidden(step, states[start : start + count], [0])
         start += count
-    assert given is not None
-    return given.vectors[0]
+    (report,) = step.reports
+    return report.tensors[0][0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
