@@ -29,7 +29,7 @@ from inferd.engine.worker.step import Step
 
 
 class HeadDrafts(Drafter):
-    """A head on the hidden states of the served model that drafts."""
+    """A head that drafts from the hidden states of the served model."""
 
     def __init__(
         self, head: DraftHead, kv: KVPool, slots: Slots, sampler: Sampler, *, is_deterministic: bool = True

@@ -64,7 +64,6 @@ class DraftModel(Drafter):
             is_behind = number == 0 and row.start - row.draft_start <= _FEW
             tokens += [(row.slot, position) for position in range(row.draft_start if is_behind else at, at + 1)]
             last.append(len(tokens) - 1)
-        drawn_at = [(tokens[index][0], tokens[index][1] + 1) for index in last]
         known = self._slots.gather_ids(*self._next_places(tokens)) if len(last) < len(tokens) else None
         decoded = self._graphs.decode(tokens)
         if decoded is not None and decoded.outcomes is not None:
@@ -77,8 +76,9 @@ class DraftModel(Drafter):
         else:
             hidden = self._forward([(slot, position, 1) for slot, position in tokens])
             logits = self._model.decoder.logits(hidden.index_select(0, self._device.to_device(last)))
-        ids = self._model.sampler.draft(logits, [slot for slot, _ in drawn_at], [position for _, position in drawn_at])
-        self._slots.write_ids(*self._slots.on_device(drawn_at), ids)
+        slots, drawn_at = [row.slot for row in rows], [row.start + number + 1 for row in rows]
+        ids = self._model.sampler.draft(logits, slots, drawn_at)
+        self._slots.write_ids(self._device.to_device(slots), self._device.to_device(drawn_at), ids)
 
     def _next_places(self, tokens: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         return self._slots.on_device([(slot, position + 1) for slot, position in tokens])

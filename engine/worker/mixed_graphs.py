@@ -34,7 +34,6 @@ class MixedGraphs:
         sizes = [size for size in device.token_buckets if size < max_tokens]
         sizes += [size for size in device.token_buckets if size >= max_tokens][:1]
         self._recordings = recordings_of(model, "steps with prompts of {} tokens", sizes, self._run)
-        self._records = bool(sizes)
         most = max(sizes, default=0)
         self._numbers = torch.zeros(2 * most + 3 * self._num_rows(most), dtype=torch.int64, device=device.torch_device)
 
@@ -51,8 +50,6 @@ class MixedGraphs:
     def forward(self, rows: Sequence[Row]) -> Tensor | None:
         """Final hidden states [T, hidden] of the rows' tokens, valid until the next step; None, with nothing computed,
         if such a step is not recorded."""
-        if not self._records:
-            return None
         recordings = self._recordings[uses_adapters(self._model, (row.slot for row in rows))]
         if not recordings.is_complete:
             self.record_all()

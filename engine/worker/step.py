@@ -55,8 +55,8 @@ class StepPart:
         """Take in the plan's requests, and prepare what the layers read."""
 
     def read_hidden(self, step: Step, hidden: Tensor, first_tokens: Sequence[int]) -> None:
-        """Read the final hidden states [T, hidden], of which row i's begin at `first_tokens[i]`. Only in steps that
-        compute more than the tokens behind which they draw."""
+        """Read the final hidden states [T, hidden], of which row i's begin at `first_tokens[i]`. Not called for a step
+        that was recorded with its head: each of its rows draws behind all its tokens."""
 
     def after_layers(self, step: Step) -> None:
         """Nothing is drawn yet."""
