@@ -15,9 +15,10 @@ from functools import partial
 from transformers.utils.chat_parsing.response_parser import ResponseParser
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
+from inferd.server.tools.argument_schema import ArgumentSchema, parameters_of, value_of
 from inferd.server.tools.format import Region
-from inferd.server.tools.python_calls import literal, python_calls
-from inferd.server.tools.scanned_calls import arguments_of, calls_in, types_of
+from inferd.server.tools.python_calls import python_calls
+from inferd.server.tools.scanned_calls import SchemaOf, arguments_of, calls_in
 
 
 def calls_of(
@@ -32,7 +33,7 @@ def calls_of(
         return _python_calls_of(body, region, opening, tools)
     if region.tags is not None:
         name = region.open.pattern.fullmatch(opening)["name"]
-        arguments = arguments_of(body, region.tags, partial(_schema_of, name, tools))
+        arguments = arguments_of(body, region.tags, _schemas_of(name, tools))
         return None if arguments is None else _normal([{"name": name, "arguments": arguments}])
     if _leaves_text(region, body) or _repeats_argument(region, body):
         return None
@@ -40,39 +41,41 @@ def calls_of(
     # The anchor separates a prompt from an answer, and there is no prompt here.
     alone = ResponseTemplate(defaults={}, fields={field.name: field}, start_anchor_re=None)
     try:
-        parser = ResponseParser(alone, prefix="", tools=[dict(tool) for tool in tools])
+        parser = ResponseParser(alone, prefix="")
         parser.feed(opening + body + closing)
         message, _ = parser.finalize()
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
     found = message.get(field.name)
     calls = found if isinstance(found, list) else [found]
-    if region.tag_pattern is not None:
-        for call in calls:
-            _convert(call, region, body, tools)
+    for call in calls:
+        _convert(call, region, body, tools)
     return _normal(calls)
 
 
 def _convert(call: object, region: Region, body: str, tools: Sequence[Mapping[str, object]]) -> None:
-    """Replace values that are still text: by their quoted text, and by objects and lists that are written as Python or
-    whose tag has their type."""
+    """Replace values that are still text: by their quoted text, and by values of the types that their tag or the tool's
+    schema has."""
     function = call.get("function") if isinstance(call, dict) else None
     arguments = function.get("arguments") if isinstance(function, dict) else None
-    if not (isinstance(function, dict) and isinstance(arguments, dict) and region.tag_pattern is not None):
+    if not (isinstance(function, dict) and isinstance(arguments, dict)):
         return
     kinds = region.field.content_args.get("kinds") or {}
-    for match in re.finditer(region.tag_pattern, body, flags=re.DOTALL):
+    parameters, quoted, strings = parameters_of(function.get("name"), tools), set[str](), set[str]()
+    for match in re.finditer(region.tag_pattern, body, flags=re.DOTALL) if region.tag_pattern is not None else ():
         groups = match.groupdict()
         key, kind = groups["key"], kinds.get(groups.get("between"))
         if groups.get("quoted") is not None:
             arguments[key] = groups["quoted"]
-        elif isinstance(arguments.get(key), str) and kind != "string":
-            text = arguments[key]
-            if kind is not None:
-                arguments[key] = _json_or(text, text)
-            elif types_of(_schema_of(function.get("name"), tools, key)) & {"object", "array"}:
-                value = literal(text.strip())
-                arguments[key] = value if isinstance(value, (dict, list)) else text
+            quoted.add(key)
+        elif kind == "string":
+            strings.add(key)
+        elif kind is not None and isinstance(arguments.get(key), str):
+            arguments[key] = _json_or(arguments[key], arguments[key])
+    for key, value in arguments.items():
+        if isinstance(value, str) and key not in quoted:
+            types = ArgumentSchema.of(parameters, key).types
+            arguments[key] = value if key in strings and "string" in types else value_of(value, types)
 
 
 def _json_or(text: str, default: object) -> object:
@@ -82,15 +85,8 @@ def _json_or(text: str, default: object) -> object:
         return default
 
 
-def _schema_of(name: object, tools: Sequence[Mapping[str, object]], key: str) -> object:
-    """The schema of an argument; None if it has none."""
-    for tool in tools:
-        function = tool.get("function")
-        if isinstance(function, Mapping) and function.get("name") == name:
-            parameters = function.get("parameters")
-            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-            return properties.get(key) if isinstance(properties, Mapping) else None
-    return None
+def _schemas_of(name: object, tools: Sequence[Mapping[str, object]]) -> SchemaOf:
+    return partial(ArgumentSchema.of, parameters_of(name, tools))
 
 
 def _python_calls_of(
@@ -100,7 +96,7 @@ def _python_calls_of(
     text = f"[{body}" if region.is_bare and opening.endswith("[") else body
     found: object = None
     if region.calls is not None and region.tags is not None:
-        found = calls_in(text, region.calls, region.tags, lambda name: partial(_schema_of, name, tools))
+        found = calls_in(text, region.calls, region.tags, lambda name: _schemas_of(name, tools))
     if found is None:
         found = python_calls(text)
     if region.is_bare:

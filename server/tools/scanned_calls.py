@@ -14,19 +14,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from inferd.server.tools.argument_schema import ArgumentSchema, value_of
 from inferd.server.tools.format import KEY, CallSyntax, Tags
 from inferd.server.tools.patterns import flexible
 from inferd.server.tools.python_calls import literal
 
-Schema = Callable[[str], object]
-"""Key of an argument -> its schema; None if it has none."""
+SchemaOf = Callable[[str], ArgumentSchema]
+"""Key of an argument -> its schema."""
 
 _DECODER = json.JSONDecoder(strict=False)
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
 _NAME = r"(?P<name>[\w.\-]{1,128})"
 _BLANKS = r"\s{0,64}"
 _MAX_DEPTH = 32
-_SIMPLE = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ def _bounded(text: str) -> str:
     return flexible(text).replace(r"\s*", _BLANKS)
 
 
-def arguments_of(text: str, tags: Tags, schema_of: Schema) -> dict[str, object] | None:
+def arguments_of(text: str, tags: Tags, schema_of: SchemaOf) -> dict[str, object] | None:
     """The arguments that a text consists of; None if it has anything else, or a key twice."""
     found = _Scan(text, tags, r"\s*\Z").arguments(0, schema_of)
     return None if found is None else found[0]
 
 
 def calls_in(
-    text: str, syntax: CallSyntax, tags: Tags, schema_of: Callable[[str], Schema]
+    text: str, syntax: CallSyntax, tags: Tags, schema_of: Callable[[str], SchemaOf]
 ) -> list[dict[str, object]] | None:
     """`name` and `arguments` of the calls that a text consists of; None if it has anything else. The text may lack what
     surrounds all calls."""
@@ -100,6 +100,8 @@ class _Scan:
     def __init__(self, text: str, tags: Tags, closing: str) -> None:
         """`closing`: pattern of the end of a call."""
         self._text, self._tags = text, tags
+        # Whether a string is all of the text up to a marker. Otherwise it may be in quotes, which are not part of it.
+        self._is_exact = tags.is_raw and not tags.string_end and tags.end.strip() not in ("", "'", '"')
         patterns = _patterns_of(tags)
         self._kinds = patterns.kinds
         self._first = _compiled(f"{_BLANKS}{patterns.key}")
@@ -108,7 +110,7 @@ class _Scan:
         self._follows = f"(?:{closing}|{patterns.separator}{patterns.key})"
         """Pattern of the text that may follow the end of a value."""
 
-    def arguments(self, at: int, schema_of: Schema) -> tuple[dict[str, object], int] | None:
+    def arguments(self, at: int, schema_of: SchemaOf) -> tuple[dict[str, object], int] | None:
         """(the arguments from `at` on, index at which the end of the call begins)."""
         found: dict[str, object] = {}
         while self._closing.match(self._text, at) is None:
@@ -121,22 +123,26 @@ class _Scan:
             found[begun["key"]], at = read
         return found, at
 
-    def _value(self, begun: re.Match[str], schema: object, depth: int) -> tuple[object, int] | None:
+    def _value(self, begun: re.Match[str], schema: ArgumentSchema, depth: int) -> tuple[object, int] | None:
         """(value behind a key, index behind its end)."""
         key, start = begun["key"], begun.end()
         kind = self._kinds.get(_squeezed(begun["between"]), "")
         if kind == "string" and self._tags.string_end:
             return self._text_until(self._end(self._tags.string_end, key), start)
-        end = self._end(self._tags.end, key)
-        if self._tags.item and (inner := self._nested(end, key, start, schema, depth)) is not None:
+        end, types = self._end(self._tags.end, key), schema.types
+        may_nest = bool(self._tags.item) and (not types or not types.isdisjoint(("object", "array")))
+        if may_nest and (inner := self._nested(end, key, start, schema, depth)) is not None:
             return inner
+        if self._is_exact and "string" in types:
+            whole = self._text_until(end, start)
+            return None if whole is None else (value_of(whole[0], types), whole[1])
         for read in (self._json, self._quoted):
             value, at = read(start)
             found = None if at is None else end.match(self._text, at)
             if found is not None:
-                return self._fitting(value, self._text[start:at], schema), found.end("end")
+                return self._fitting(value, self._text[start:at], types), found.end("end")
         text = self._text_until(end, start)
-        return None if text is None else (self._fitting_text(text[0], schema), text[1])
+        return None if text is None else (self._fitting_text(text[0], types), text[1])
 
     def _end(self, text: str, key: str) -> re.Pattern[str]:
         """A pattern of the end of a value, if another key follows or the call ends."""
@@ -160,16 +166,18 @@ class _Scan:
         return None if found is None else (self._text[start : found.start()], found.end("end"))
 
     def _nested(
-        self, end: re.Pattern[str], key: str, start: int, schema: object, depth: int
+        self, end: re.Pattern[str], key: str, start: int, schema: ArgumentSchema, depth: int
     ) -> tuple[object, int] | None:
         """An object or a list in tags of its own, and the index behind the end of its value."""
         if depth > _MAX_DEPTH or self._first.match(self._text, start) is None:
             return None
+        item, types = self._tags.item, schema.types
         inner = _Scan(self._text, self._tags, f"{_BLANKS}{_bounded(self._tags.end.replace(KEY, key))}")
         pairs: list[tuple[str, object]] = []
         at = start
         while (begun := self._first.match(self._text, at)) is not None:
-            read = inner._value(begun, _inner_schema(schema, begun["key"], self._tags.item), depth + 1)
+            is_item = begun["key"] == item and "object" not in types
+            read = inner._value(begun, schema.items if is_item else schema.part(begun["key"]), depth + 1)
             if read is None:
                 return None
             pairs.append((begun["key"], read[0]))
@@ -178,46 +186,25 @@ class _Scan:
         keys = {name for name, _ in pairs}
         if closed is None:
             return None
-        if keys == {self._tags.item} and "object" not in types_of(schema):
+        if keys == {item} and "object" not in types:
             return [value for _, value in pairs], closed.end("end")
         return (dict(pairs), closed.end("end")) if len(keys) == len(pairs) else None
 
-    def _fitting(self, value: object, written: str, schema: object) -> object:
+    def _fitting(self, value: object, written: str, types: frozenset[str]) -> object:
         """JSON or a quoted text as the schema wants it: some templates quote every value, and some quote none."""
-        types = types_of(schema)
-        if isinstance(value, str) and types and "string" not in types:
-            inner = literal(value)
-            return inner if _fits(inner, types) else value
+        if isinstance(value, str) and "string" not in types:
+            return value_of(value, types)
         is_text = self._tags.is_raw and types == {"string"} and not isinstance(value, str)
         return written if is_text else value
 
-    def _fitting_text(self, text: str, schema: object) -> object:
-        types = types_of(schema)
+    def _fitting_text(self, text: str, types: frozenset[str]) -> object:
         if not text and self._tags.item and types & {"object", "array"}:
             return {} if "object" in types else []
-        value = literal(text.strip()) if text.strip() and (types != {"string"} or not self._tags.is_raw) else None
+        if types and self._tags.is_raw:
+            return value_of(text, types)
+        value = literal(text.strip()) if text.strip() else None
         return text if value is None else value
 
 
 def _squeezed(text: str) -> str:
     return "".join(text.split())
-
-
-def types_of(schema: object) -> set[str]:
-    """JSON types that a schema names."""
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    return {kind} if isinstance(kind, str) else set(map(str, kind)) if isinstance(kind, list) else set()
-
-
-def _fits(value: object, types: set[str]) -> bool:
-    kind = _SIMPLE.get(type(value), "null")
-    return kind in types or (kind == "integer" and "number" in types)
-
-
-def _inner_schema(schema: object, key: str, item: str) -> object:
-    if not isinstance(schema, Mapping):
-        return None
-    if key == item and "object" not in types_of(schema):
-        return schema.get("items")
-    properties = schema.get("properties")
-    return properties.get(key) if isinstance(properties, Mapping) else None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from inferd.server.tools.argument_schema import ArgumentSchema
 from inferd.server.tools.format import KEY, CallSyntax, Tags
 from inferd.server.tools.scanned_calls import arguments_of, calls_in
 
@@ -20,8 +21,8 @@ LINES = Tags("\n  ", " := ", "", is_raw=False)
 LIST = CallSyntax("", "", "(", ")", ", ", "[", "]", BARE)
 
 
-def schema_of(key: str) -> object:
-    return {"type": TYPES[key]} if key in TYPES else None
+def schema_of(key: str) -> ArgumentSchema:
+    return ArgumentSchema({"type": TYPES[key]} if key in TYPES else None)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,10 @@ def schema_of(key: str) -> object:
         (NESTED, "~<map>~<a>~<each>1~</each>~<each>x~</each>~</a>~</map>", {"map": {"a": [1, "x"]}}),
         (NESTED, "~<list>~</list>~<map>~</map>~<text>~</text>", {"list": [], "map": {}, "text": ""}),
         (NESTED, "~<text>7~</text>~<count>7~</count>", {"text": "7", "count": 7}),
+        (NESTED, "~<text>~<b>x~</b>~</text>", {"text": "~<b>x~</b>"}),
+        (NESTED, '~<text>"q"~</text>~<loose>007~</loose>', {"text": '"q"', "loose": "007"}),
+        (NESTED, "~<other>~<b>x~</b>~</other>", {"other": {"b": "x"}}),
+        (NESTED, "~<count>two~</count>~<map>~<b>'x'~</b>~</map>", {"count": "two", "map": {"b": "x"}}),
         (LINES, '\n  text := "a\\nb"\n  count := 2\n', {"text": "a\nb", "count": 2}),
     ],
 )
