@@ -196,7 +196,7 @@ class AnswerParser:
         elif self._is_bare_possible and self._text[:1] in ("{", "["):
             self._mode = _Mode.CALLS
             calls = JsonCalls(known_names=self._names, keys=self._config.format.bare_keys)
-            self._calls = JsonRegion(None, calls)
+            self._calls = JsonRegion(None, calls, self._names)
             return True
         if self._config.content_is_last and self._out.has_content:
             self._content(self._take(len(self._text)))
@@ -254,7 +254,7 @@ class AnswerParser:
             self.num_strays += region.role == "unshown"
         elif region.is_json:
             calls = JsonCalls(found.captures.get("name"), keys=region.keys)
-            self._mode, self._calls = _Mode.CALLS, JsonRegion(region, calls)
+            self._mode, self._calls = _Mode.CALLS, JsonRegion(region, calls, self._names)
         else:
             self._mode = _Mode.CALLS
             self._calls = WholeRegion(region, marker, found.captures, self._config.tools)
@@ -369,7 +369,9 @@ class AnswerParser:
             self.num_strays += 1
             self._out.marker()
         self._opening = ""
-        if self._is_cut and not is_whole and region is not None:
+        if self._is_cut and not is_whole and (region is not None or self.num_calls):
             self.num_strays += 1
-        else:
-            self._content(text)
+            return
+        num_blanks = len(text) - len(text.lstrip(BLANK))
+        self._out.blanks(text[:num_blanks])
+        self._content(text[num_blanks:])

@@ -1,4 +1,4 @@
-"""What a tool's schema says about an argument: the JSON types that it may have, and the schemas of its parts.
+"""The JSON types that an argument may have by its tool's schema, and the schemas of its parts.
 
 Follows references inside the tool's schema, and unions. Callers write these schemas, so every search is bounded.
 """

@@ -6,7 +6,7 @@ Knows neither what stands around a region nor the answer's other pieces.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from inferd.server.tools.closed_calls import calls_of
@@ -15,9 +15,12 @@ from inferd.server.tools.json_calls import JsonCalls
 from inferd.server.tools.patterns import TAG
 from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Piece
 
-_BETWEEN_CALLS = re.compile(r"[\s,;]{0,16}(?=\{)")
-"""Text between two calls in one region."""
 _MOST_EXTRA_ENDS = 16
+_BETWEEN_CALLS = re.compile(rf"[\s,;]{{0,{_MOST_EXTRA_ENDS}}}(?=\{{)")
+"""Text between two calls in one region."""
+_BEHIND_CALLS = re.compile(rf"[\s}}\],;]{{0,{_MOST_EXTRA_ENDS}}}")
+"""Text behind calls that no marker closes: brackets too many, and what separates two calls."""
+_BEGIN_OF_CALLS = re.compile(rf"(?:\[\s{{0,{_MOST_EXTRA_ENDS}}})?(?:\{{|\Z)")
 _EXTRA_ENDS = re.compile(rf"[\s}}\],]{{0,{_MOST_EXTRA_ENDS}}}")
 """Brackets too many, which small models write between the JSON of a call and the marker behind it."""
 
@@ -40,9 +43,9 @@ class Taken:
 class JsonRegion:
     """Calls as JSON."""
 
-    def __init__(self, region: Region | None, calls: JsonCalls) -> None:
-        """`region`: None for calls without a marker."""
-        self._region, self._calls = region, calls
+    def __init__(self, region: Region | None, calls: JsonCalls, names: Collection[str]) -> None:
+        """`region`: None for calls without a marker. `names`: the tools that are offered."""
+        self._region, self._calls, self._names = region, calls, names
         self._is_closing = False
         """Whether the JSON has ended, and the marker that closes the region may follow."""
 
@@ -71,7 +74,7 @@ class JsonRegion:
         """Number of characters up to the end of the region, or up to the next call in it; None: it is not certain."""
         close = None if self._region is None else self._region.close
         if close is None:
-            return 0
+            return self._unclosed(text, is_end=is_end)
         extra = _EXTRA_ENDS.match(text)
         assert extra is not None
         if extra.end() == len(text) < _MOST_EXTRA_ENDS and not is_end:
@@ -83,10 +86,26 @@ class JsonRegion:
             if found is not None:  # at the end, a part of the marker belongs to it, too
                 return len(text) if found.end is None else found.end
         between = None if self._calls.is_nameless else _BETWEEN_CALLS.match(text)
-        if between is None or self._region is None:
+        if between is None:
             return 0
-        self._calls, self._is_closing = JsonCalls(keys=self._region.keys), False
+        self._calls, self._is_closing = self._calls.further(between[0]), False
         return between.end()
+
+    def _unclosed(self, text: str, *, is_end: bool) -> int | None:
+        """The same for a region that no marker closes. Models leave out the list around several calls, or write a list
+        for each. Only a call of an offered tool goes on with the region; other text is content."""
+        if self._calls.is_nameless:
+            return 0
+        behind = _BEHIND_CALLS.match(text)
+        assert behind is not None
+        if behind.end() == len(text):
+            is_certain = is_end or len(text) == _MOST_EXTRA_ENDS
+            return (len(text) if text.strip() else 0) if is_certain else None
+        begun = _BEGIN_OF_CALLS.match(text, behind.end())
+        if begun is None or not begun[0].endswith("{"):
+            return 0 if begun is None or is_end else None
+        self._calls, self._is_closing = self._calls.further(behind[0], self._names), False
+        return behind.end()
 
 
 class WholeRegion:

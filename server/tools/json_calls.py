@@ -58,6 +58,12 @@ class JsonCalls:
         self._held: list[str] = []
         self._pieces: list[Piece] = []
 
+    def further(self, before: str, known_names: Collection[str] | None = None) -> JsonCalls:
+        """Parses what follows these calls behind the text `before`, which belongs to it if it is no call."""
+        other = JsonCalls(known_names=known_names, keys=self._keys)
+        other.unread = [before] if before else []
+        return other
+
     def take(self, text: str) -> tuple[list[Piece], int]:
         """(pieces found, index of the first character that was not read)."""
         at = 0

@@ -1,4 +1,4 @@
-"""What schemas say about arguments, and what texts become by it."""
+"""Types of arguments by their schemas, and the values that texts become by them."""
 
 from __future__ import annotations
 

@@ -274,6 +274,46 @@ def test_a_marker_that_a_model_repeats_is_read_once() -> None:
     assert turn_of([*parser.feed(text), *parser.finish()]).calls == ({"name": "stop_all", "arguments": {}},)
 
 
+@pytest.mark.parametrize(
+    ("name", "marker"), [("calls as requests have them", "<|calls|>"), ("JSON alone, without a separator", "")]
+)
+def test_calls_that_no_marker_closes(name: str, marker: str) -> None:
+    """Models leave out the list around several calls, or write a bracket too many."""
+    template = Template(TEMPLATES[name])
+    found = format_of(template, template.support())
+    one, two = (json.dumps({"name": each, "arguments": {}}) for each in ("stop_all", "find_flight"))
+    for text, num_calls, content in (
+        (f"{one}, {two}", 2, ""),
+        (f"{one}\n{two}", 2, ""),
+        (f"{one}; {two}; ", 2, ""),
+        (f"[{one}]\n[ {two}]", 2, ""),
+        (f"{one}}}}}\n", 1, ""),
+        (f"{one}}}, {two}]]", 2, ""),
+        (f"{one} Done.", 1, "Done."),
+        (f"{one}, and [so on]", 1, ", and [so on]"),
+        (f'{one} {{"note": 1}}', 1, '{"note": 1}'),
+        (f'{one}; {{"name": "other", "arguments": {{}}}}', 1, '; {"name": "other", "arguments": {}}'),
+        (f"{one} [", 1, "["),
+    ):
+        for size in (1, 7, len(text)):
+            parser = AnswerParser(ParserConfig(found, with_calls=True, tools=TOOLS))
+            whole = marker + text
+            pieces = [piece for at in range(0, len(whole), size) for piece in parser.feed(whole[at : at + size])]
+            read = turn_of(joined([*pieces, *parser.finish()]))
+            names = [each["name"] for each in read.calls]
+            assert (names, read.content) == (["stop_all", "find_flight"][:num_calls], content), text
+    parser = AnswerParser(ParserConfig(found, with_calls=True, tools=TOOLS))
+    cut = turn_of([*parser.feed(f'{marker}{one}, {{"name": "find'), *parser.finish(is_cut=True)])
+    assert (len(cut.calls), cut.content) == (1, "")
+
+
+def test_a_thought_that_a_template_prints_as_json_has_no_markers() -> None:
+    """It prints the parts of the content as it was given them."""
+    template = Template(turns("", content="{{ m.content if m.content is string else m.content | tojson }}"))
+    derived = derive(template.render_turn, template.support())
+    assert derived.reasoning is None
+
+
 def test_special_tokens_around_arguments_are_shown_to_the_parser() -> None:
     tags = TEMPLATES["tags of arguments"].replace("<parameter=", "<|arg|>").replace("</parameter>", "<|/arg|>")
     for text in (tags, STRANGE["quotes of its own"].replace("\u00ab", "<|arg|>").replace("\u00bb", "<|/arg|>")):

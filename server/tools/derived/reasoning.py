@@ -66,7 +66,8 @@ def _shown(probes: Probes, frame: Frame) -> tuple[str, str] | None:
     """(text before the thought, text between the thought and what follows)."""
     for chunks in (False, True):
         body = frame.body(probes.turn(content=SAID, thought=THOUGHT, chunks=chunks))
-        if body is not None and 0 <= body.find(THOUGHT) < body.find(SAID) and "'type'" not in body:
+        is_dumped = body is not None and re.search(r"['\"]type['\"]", body)
+        if body is not None and 0 <= body.find(THOUGHT) < body.find(SAID) and not is_dumped:
             before, _, rest = body.partition(THOUGHT)
             return before, rest.partition(SAID)[0]
     if not probes.support.calls:
