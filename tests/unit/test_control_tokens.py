@@ -480,6 +480,24 @@ def test_real_vocabularies(name: str, threads: TextThreads) -> None:
         assert model.tokenizer.decode(ids, skip_special=False) == prompt.removeprefix(" ")
 
 
+KEYWORDS = {
+    "$defs", "$ref", "additionalProperties", "allOf", "anyOf", "arguments", "const", "content", "default",
+    "description", "enum", "format", "function", "items", "maximum", "minimum", "name", "oneOf", "parameters",
+    "pattern", "properties", "required", "return", "role", "strict", "title", "tool", "tool_calls", "type",
+}  # fmt: skip
+"""Words that a template may look up in a tool, which therefore stay as they are."""
+
+
+@pytest.mark.sampled(keep=1)
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_no_real_vocabulary_has_keywords_as_tags(name: str) -> None:
+    """A template that writes `<{{ keyword }}>` would make control tokens of a caller's keywords."""
+    state = json.loads((installed_tokenizer(name) / "tokenizer.json").read_text())
+    texts = {token["content"] for token in state["added_tokens"]}
+    assert len(texts) > 20
+    assert texts.isdisjoint(f"<{slash}{word}>" for slash in ("", "/") for word in KEYWORDS)
+
+
 # -- the wire ----------------------------------------------------------------------------------------------------------
 
 
