@@ -139,7 +139,7 @@ class ChatTemplate:
             answer = self._ask(Conversation(messages, tools, is_prompt), kwargs, QUICK)
             return answer.text if answer.refusal is None and not answer.form else None
 
-        return derive(render, support)
+        return derive(render, support, self.literals.names)
 
     def with_fallback(self, fallback: Fallback) -> Self:
         """A copy of the template that uses `fallback` for what it does not show."""

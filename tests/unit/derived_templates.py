@@ -162,6 +162,10 @@ TEMPLATES: dict[str, str] = {
             "assistant\n{% if enable_thinking %}[THINK]{% else %}[THINK][/THINK]{% endif %}{% endif",
         ),
     ),
+    "reasoning that is cut out of earlier turns": turns(
+        _CALLS + f"\n<call>\n{_JSON}\n</call>{{% endfor %}}",
+        content="{% set c = m.content or '' %}{{ c.split('[/MULL]')[-1].lstrip() if '[/MULL]' in c else c }}",
+    ),
     "content with markers": turns(
         "{% if m.tool_calls %}<|START_ACTION|>[" + _CALLS + _JSON + "{% if not loop.last %}, {% endif %}{% endfor %}]"
         "<|END_ACTION|>{% endif %}",

@@ -27,7 +27,7 @@ from inferd.server.schema.caller_tool import functions
 from inferd.server.structured.language import literal
 from inferd.server.text.model import ServedModel
 from inferd.server.text.render_wire import Limits, Program, RenderQuestion
-from inferd.server.text.rendering import TEMPLATE_ERRORS, answer
+from inferd.server.text.rendering import TEMPLATE_ERRORS, answer, check_syntax
 from inferd.server.tools.answer_parser import AnswerParser
 from inferd.server.tools.call_grammar import CallRules, answer_with_calls
 from inferd.server.tools.derived.derive import derive
@@ -391,7 +391,7 @@ def fault_of_grammar(found: Format, given: Trip) -> str:
 
 
 def format_of(template: Template, support: ToolSupport) -> Format:
-    derived = derive(template.render_turn, support)
+    derived = derive(template.render_turn, support, check_syntax(template.text).names)
     if WHY:
         print("   ", derived)
     return detect(Clues(chat_template=template.text, shows_tools=support.tools, derived=derived))

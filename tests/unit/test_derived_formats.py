@@ -22,6 +22,7 @@ from inferd.server.tools.answer_parser import AnswerParser
 from inferd.server.tools.derived.derive import derive
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.fallback import written_calls
+from inferd.server.tools.format import ReasoningSyntax
 from inferd.server.tools.parser_config import ParserConfig
 from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Content, joined
 from tests.unit.derived_templates import MISPRINTS, STRANGE, TEMPLATES, turns
@@ -307,6 +308,34 @@ def test_calls_that_no_marker_closes(name: str, marker: str) -> None:
     assert (len(cut.calls), cut.content) == (1, "")
 
 
+def test_markers_of_reasoning_that_a_template_cuts_out_of_earlier_turns() -> None:
+    text = TEMPLATES["reasoning that is cut out of earlier turns"]
+    for cut, syntax in (
+        (text, ReasoningSyntax("[MULL]", "[/MULL]")),
+        (text.replace("[/MULL]", "<|end_of_mull|>"), None),  # it does not name the begin
+        (f"{{{{ '<|begin_of_mull|>'[:0] }}}}{text}".replace("[/MULL]", "<|end_of_mull|>"),
+         ReasoningSyntax("<|begin_of_mull|>", "<|end_of_mull|>")),
+        (text.replace("[-1]", "[0]"), None),  # what is cut out stands behind the text
+        (text.replace("[/MULL]", "</call>"), None),  # it cuts out calls
+    ):  # fmt: skip
+        template = Template(cut)
+        found = format_of(template, template.support())
+        assert found.reasoning_syntax == syntax, cut
+    template = Template(text)
+    parser = AnswerParser(ParserConfig(format_of(template, template.support()), with_calls=False))
+    read = turn_of([*parser.feed("[MULL]\nIt may rain.[/MULL]\nTake a coat."), *parser.finish()])
+    assert read == Turn(content="Take a coat.", thought="It may rain.")
+
+
+def test_the_end_of_a_turn_is_known_if_its_reasoning_is_not() -> None:
+    thought = "{% if m.reasoning_content %}(( {{ m.reasoning_content }} )){% endif %}"
+    template = Template(turns("", thought=thought))
+    found = format_of(template, template.support())
+    assert found.reasoning_name == "none"
+    parser = AnswerParser(ParserConfig(found, with_calls=False))
+    assert turn_of([*parser.feed("(( no )) Hello<|im_end|>\n"), *parser.finish()]) == Turn(content="(( no )) Hello")
+
+
 def test_a_thought_that_a_template_prints_as_json_has_no_markers() -> None:
     """It prints the parts of the content as it was given them."""
     template = Template(turns("", content="{{ m.content if m.content is string else m.content | tojson }}"))
@@ -348,7 +377,7 @@ def test_deriving_is_bounded_and_the_same_in_the_processes_that_render(monkeypat
     template, here = ChatTemplate(text, SPECIAL_TOKENS), Template(text)
     try:
         support = template.probe()
-        assert template.derive(support) == derive(here.render_turn, support)
+        assert template.derive(support) == derive(here.render_turn, support, template.literals.names)
         monkeypatch.setattr("inferd.server.text.template.DERIVING_S", -1.0)
         with pytest.raises(OvertimeError, match="all probes took longer than"):
             template.derive(support)

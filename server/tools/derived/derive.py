@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from inferd.engine.api.errors import ModelError
@@ -20,17 +20,19 @@ from inferd.server.tools.format import ReasoningSyntax
 from inferd.server.tools.patterns import TAG, flexible
 
 
-def derive(render: RenderTurn, support: ToolSupport) -> Derived:
-    """The format of a model's answers, as far as the template behind `render` shows it."""
+def derive(render: RenderTurn, support: ToolSupport, texts: Collection[str] = ()) -> Derived:
+    """The format of a model's answers, as far as the template behind `render` shows it. `texts`: strings in the
+    template's expressions, which may be markers that it cuts out of earlier answers."""
     probes = Probes(render, support)
     frame = frame_of(probes)
     if frame is None:
         return Derived(why_no_calls="the template shows no turns of an assistant", num_rendered=probes.num_rendered)
-    markers = markers_of(probes, frame)
+    markers = markers_of(probes, frame, texts)
     frame = frame.without_answer_end(markers.answer_end)
     found = Derived(reasoning=_reasoning(markers), others=_others(markers, frame), anchors=frame.anchors)
     if fault := _fault(probes, frame, found, markers):
-        found, markers = Derived(anchors=frame.anchors, why_no_reasoning=fault), Markers()
+        markers = Markers()
+        found = Derived(others=_others(markers, frame), anchors=frame.anchors, why_no_reasoning=fault)
     return replace(_with_calls(probes, frame, markers, found), num_rendered=probes.num_rendered)
 
 

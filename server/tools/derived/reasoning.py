@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from inferd.server.tools.derived.probes import KEYS, SAID, THOUGHT, VALUES, Probes, call
 from inferd.server.tools.derived.texts import are_a_pair, common_suffix, is_rare, tags_in, words_of
 from inferd.server.tools.derived.turn import Frame
 from inferd.server.tools.patterns import TAG
+
+_MOST_TEXTS = 16
+"""Texts of a template that are tried as the end of reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +40,18 @@ class Markers:
         return text
 
 
-def markers_of(probes: Probes, frame: Frame) -> Markers:
-    """The markers that turns and prompts show."""
+def markers_of(probes: Probes, frame: Frame, texts: Collection[str] = ()) -> Markers:
+    """The markers that turns and prompts show. `texts`: strings in the template's expressions."""
     content = frame.body(probes.turn(content=SAID))
     before_content = "" if content is None else content[: content.find(SAID)]
     shown = _shown(probes, frame)
     if shown is None:
-        begin, end = _from_openings([*frame.openings, before_content])
+        begin, end = _from_openings([*frame.openings, before_content]) or _cut_out(probes, texts)
         rest = Markers(begin, end).without_empty(before_content)
         return _with_answer(probes, frame, Markers(begin, end), rest)
     before, after = shown
     if not after.strip():
-        begin, end = _from_openings([*frame.openings, before_content, before])
+        begin, end = _from_openings([*frame.openings, before_content, before]) or ("", "")
         return _with_answer(probes, frame, Markers(begin, end), Markers(begin, end).without_empty(before_content))
     begin = before if before.strip() else _opened_by_prompt(frame)
     same = common_suffix(after, before_content)
@@ -99,7 +103,7 @@ def _end_like(begin: str, after: str) -> str:
     return after
 
 
-def _from_openings(openings: list[str]) -> tuple[str, str]:
+def _from_openings(openings: list[str]) -> tuple[str, str] | None:
     """Markers from what prompts begin an answer with: empty reasoning, or only its begin, or only its end."""
     texts = [opening.strip() for opening in openings if opening.strip()]
     for text in sorted(texts, key=len):
@@ -114,7 +118,27 @@ def _from_openings(openings: list[str]) -> tuple[str, str]:
             if not re.fullmatch(r"[<\[]\w.*", text):
                 continue
             return text, mirrored
+    return None
+
+
+def _cut_out(probes: Probes, texts: Collection[str]) -> tuple[str, str]:
+    """Markers of reasoning that the template cuts out of what an assistant said earlier, up to the end marker."""
+    turns = (probes.turn(content=SAID), probes.turn([call(0, {KEYS[0]: VALUES[0]})]) if probes.support.calls else None)
+    shown = "".join(turn or "" for turn in turns)
+    tags = sorted(text for text in set(map(str.strip, texts)) if _is_lone_marker(text) and text not in shown)
+    for end in tags[:_MOST_TEXTS]:
+        begins = [text for text in tags if text != end and are_a_pair(text, end) and "/" not in text]
+        begin = min(begins, key=len, default=end.replace("/", "", 1))
+        if begin == end:
+            continue
+        turn = probes.turn(content=f"{begin}{THOUGHT}{end}\n{SAID}", follows=True)
+        if turn is not None and SAID in turn and not any(text in turn for text in (THOUGHT, begin, end)):
+            return begin, end
     return "", ""
+
+
+def _is_lone_marker(text: str) -> bool:
+    return is_rare(text) and len(text.split()) == 1 and len(text) <= 40 and bool(words_of(text))
 
 
 def _with_answer(probes: Probes, frame: Frame, markers: Markers, answer: str) -> Markers:
