@@ -28,9 +28,8 @@ from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
 from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StateCopy, StepPlan, StepResult
 from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.sched.shared_prefix import Branches, SharedPrefixGroups, prefix_key_of
-from inferd.engine.sched.slot_table import SlotTable
+from inferd.engine.sched.slot_table import SlotTable, Watermark
 from inferd.engine.sched.suspects import SuspectQueue, num_to_clear
-from inferd.engine.sched.watermark import Watermark
 from inferd.engine.speculation.ports import MOST_DRAFTS, Guesser
 
 

@@ -15,7 +15,7 @@ from inferd.engine.sched.fairness.fair import Shares
 from inferd.engine.sched.fairness.queue import FairQueue
 from inferd.engine.sched.latency.policy import LatencyPolicy, Pace
 from inferd.engine.sched.latency.ttft_estimate import CompletionRate, Demand, TtftEstimate
-from inferd.engine.sched.watermark import Watermark
+from inferd.engine.sched.slot_table import Watermark
 
 
 class Forecast:
