@@ -30,7 +30,7 @@ from inferd.engine.grammar.bpe import Bpe
 from inferd.engine.grammar.merging import MergingTokenizer
 from inferd.engine.grammar.ports import GrammarError
 from inferd.engine.grammar.spelling import bytes_of_tokens, state_of
-from inferd.engine.grammar.tables import Facts, Tables, block_of
+from inferd.engine.grammar.tables import Tables, VocabularyFacts, block_of
 
 _END_NAMES = frozenset(("</s>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>"))
 """Tokens that end an answer by their names, as llguidance knows them."""
@@ -88,7 +88,7 @@ def _block(path: Path, vocab_size: int) -> bytes:
     added = _added_tokens(tokenizer, read("tokenizer_config.json") or {})
     tokens = list(bytes_of_tokens(tokenizer, added, vocab_size))
     named = [token_id for token_id, (content, _) in sorted(added.items()) if content in _END_NAMES]
-    facts = Facts(num_rows=vocab_size, eos_id=named[-1] if named else 0, eos_ids=tuple(_eos_ids(read)))
+    facts = VocabularyFacts(num_rows=vocab_size, eos_id=named[-1] if named else 0, eos_ids=tuple(_eos_ids(read)))
     if bpe is not None and (symbols := bpe.symbols(tokenizer)):
         facts_of_bpe = replace(
             facts, symbols=symbols, takes_words=bpe.model.ignore_merges, joins_with_space=bpe.joins_with_space

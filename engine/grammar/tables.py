@@ -29,7 +29,7 @@ _ITEMS: tuple[Literal["B", "I", "Q"], ...] = ("B", "I", "Q", "Q", "B", "I", "I")
 _NONE = array("Q")
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class VocabularyFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a vocabulary beside its arrays."""
 
     num_rows: int
@@ -50,7 +50,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Head(msgspec.Struct, frozen=True):
     made_by: str
-    facts: Facts
+    facts: VocabularyFacts
     sizes: tuple[int, ...]
     """Bytes of each array."""
 
@@ -59,7 +59,7 @@ class _Head(msgspec.Struct, frozen=True):
 class Tables:
     """Arrays of bytes (B), and of integers of 32 (I) and 64 bits (Q)."""
 
-    facts: Facts
+    facts: VocabularyFacts
     spelled: memoryview
     """B: the bytes of all tokens, one after the other."""
     spelled_ends: memoryview
@@ -99,7 +99,7 @@ class Tables:
 
 
 def block_of(
-    facts: Facts,
+    facts: VocabularyFacts,
     tokens: Sequence[bytes],
     pairs: array[int] = _NONE,
     results: array[int] = _NONE,

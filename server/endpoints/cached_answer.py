@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from starlette.requests import Request
 
-Answer = TypeVar("Answer")
+AnswerT = TypeVar("AnswerT")
 
 MAX_AGE_S = 1.0
 """Seconds from the beginning of one making to the next, if it is cheap."""
@@ -27,23 +27,23 @@ _CHEAP_S = 0.05
 longer in proportion. So however large it is, it takes at most a twentieth of the loop's time."""
 
 
-class CachedAnswer(Generic[Answer]):
+class CachedAnswer(Generic[AnswerT]):
     """Makes an answer at most once in `MAX_AGE_S`. Callers at the same time share one making (single flight).
 
     It belongs to the event loop. Callers may go away while it is made, which does not stop it.
     """
 
     def __init__(
-        self, pieces: Callable[[], Generator[None, None, Answer]], clock: Callable[[], float] = time.monotonic
+        self, pieces: Callable[[], Generator[None, None, AnswerT]], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`pieces`: makes an answer piece by piece, each in a few milliseconds at most."""
         self._pieces, self._clock = pieces, clock
-        self._made: asyncio.Task[Answer] | None = None
+        self._made: asyncio.Task[AnswerT] | None = None
         """The newest making, which may still run. Its result is the cached answer."""
         self._due_s = 0.0
         """When the next making may begin, if none runs."""
 
-    async def get(self, *, is_fresh: bool = False) -> Answer:
+    async def get(self, *, is_fresh: bool = False) -> AnswerT:
         """The cached answer, or a new one if that is too old. If `is_fresh`, one whose making began after this call.
         Raises what making it raised, also to those that call before the next making is due."""
         made = self._made
@@ -58,10 +58,10 @@ class CachedAnswer(Generic[Answer]):
             await asyncio.wait([made])
         return made.result()
 
-    def _is_due(self, made: asyncio.Task[Answer]) -> bool:
+    def _is_due(self, made: asyncio.Task[AnswerT]) -> bool:
         return made.done() and (made.cancelled() or self._clock() >= self._due_s)
 
-    async def _make(self) -> Answer:
+    async def _make(self) -> AnswerT:
         begun_s = slice_s = self._clock()
         held_s, pieces = 0.0, self._pieces()
         try:
@@ -69,7 +69,7 @@ class CachedAnswer(Generic[Answer]):
                 try:
                     next(pieces)
                 except StopIteration as end:
-                    answer: Answer = end.value
+                    answer: AnswerT = end.value
                     return answer
                 now_s = self._clock()
                 if now_s - slice_s >= _SLICE_S:

@@ -34,7 +34,7 @@ _SHORT_ID_LENGTH = 9
 _EMPTY = (Content(""), Reasoning(""))
 
 
-class Answer(Protocol):
+class AnswerEvents(Protocol):
     """Turns the text of one choice into events."""
 
     @property
@@ -90,7 +90,7 @@ class Answer(Protocol):
         ...
 
 
-def answer_of(choice: int, request: GenerateRequest) -> Answer:
+def answer_of(choice: int, request: GenerateRequest) -> AnswerEvents:
     stops, config = StopStrings(request.stop, request.include_stop), request.parser_config
     return PlainAnswer(choice, stops) if config is None else ParsedAnswer(choice, config, stops)
 
