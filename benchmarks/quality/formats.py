@@ -47,7 +47,7 @@ from inferd.engine.models.loader import recipe_of
 from inferd.engine.quant.fp8 import StoredFp8
 from inferd.engine.quant.recipe import Recipe
 from inferd.engine.quant.scheme import Apply, Scheme
-from inferd.engine.quant.stored import Joined, StoredIntegers
+from inferd.engine.quant.stored_schemes import Joined, StoredIntegers
 from inferd.kernels.cpu import native
 from inferd.kernels.ops.quantized import Matrix
 

@@ -31,7 +31,7 @@ from inferd.engine.quant.checkpoints.reader import DAMAGED, CheckpointError, Row
 from inferd.engine.quant.checkpoints.registry import READERS
 from inferd.engine.quant.recipe import Recipe, recipes
 from inferd.engine.quant.scheme import Dense
-from inferd.engine.quant.stored import scheme_of
+from inferd.engine.quant.stored_schemes import scheme_of
 from inferd.kernels.ops.linear import ANY, Choices
 
 Progress = Callable[[int, int], None]

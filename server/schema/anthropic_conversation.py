@@ -30,7 +30,7 @@ from inferd.server.schema.anthropic_blocks import (
     ToolUseBlock,
 )
 from inferd.server.schema.anthropic_parts import Effort
-from inferd.server.schema.anthropic_tools import Tools, read_tool
+from inferd.server.schema.anthropic_tools import AnthropicTools, read_tool
 from inferd.server.schema.anthropic_turns import Turn, plain, said, tagged
 from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import MAX_TOOLS
@@ -53,7 +53,7 @@ def joined(messages: Iterable[Message]) -> tuple[Message, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class AnthropicConversation:
     """The field `messages`."""
 
     messages: tuple[Message, ...]
@@ -69,7 +69,7 @@ class Conversation:
 class ConversationReader:
     """A conversation so far. What one says in several blocks is joined once, at the end."""
 
-    tools: Tools = field(default_factory=Tools)
+    tools: AnthropicTools = field(default_factory=AnthropicTools)
     info: Any = None
     """The validator's, for notices."""
     messages: list[dict[str, object]] = field(default_factory=list)
@@ -236,7 +236,7 @@ class ConversationReader:
             message["name"] = self._functions[block.tool_use_id]
         self.messages.append(message)
 
-    def finished(self) -> Conversation:
+    def finished(self) -> AnthropicConversation:
         """Every message, with its texts joined."""
         for message in self.messages:
             for name in ("content", "reasoning"):
@@ -245,7 +245,7 @@ class ConversationReader:
             if "reasoning" in message:
                 message["reasoning_content"] = message["reasoning"]  # templates read the one name or the other
         self._tell_what_is_left_out()
-        return Conversation(tuple(self.messages), self.is_shown, tuple(self.defined.values()), self.effort)
+        return AnthropicConversation(tuple(self.messages), self.is_shown, tuple(self.defined.values()), self.effort)
 
     def _tell_what_is_left_out(self) -> None:
         if self.info is None:
@@ -270,8 +270,8 @@ def _append(message: dict[str, object], name: str, text: str) -> None:
     texts.append(text)
 
 
-def _conversation(turns: tuple[Turn, ...], info: ValidationInfo) -> Conversation:
-    reader = ConversationReader(info.data.get("tools") or Tools(), info)
+def _conversation(turns: tuple[Turn, ...], info: ValidationInfo) -> AnthropicConversation:
+    reader = ConversationReader(info.data.get("tools") or AnthropicTools(), info)
     newest = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=-1)
     for i, turn in enumerate(turns):
         if turn.clear_at != "next_user_message" or i > newest:
@@ -281,5 +281,5 @@ def _conversation(turns: tuple[Turn, ...], info: ValidationInfo) -> Conversation
     return reader.finished()
 
 
-Turns = Annotated[Conversation, Telling(Annotated[tuple[Turn, ...], Many(1, MAX_MESSAGES)], _conversation)]
+Turns = Annotated[AnthropicConversation, Telling(Annotated[tuple[Turn, ...], Many(1, MAX_MESSAGES)], _conversation)]
 """At least one turn. The field `tools` has to be read before."""

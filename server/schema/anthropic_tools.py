@@ -55,7 +55,7 @@ _TEXT: JsonObject = {"type": "string"}
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class AnthropicTools:
     """The field `tools`."""
 
     callable: tuple[CallerTool, ...] = ()
@@ -235,7 +235,7 @@ def read_tool(given: Any, where: str, info: ValidationInfo, hide: Callable[[str,
     return function_tool({"type": "function", "function": function}, where)
 
 
-def _tools(given: tuple[Any, ...], info: ValidationInfo) -> Tools:
+def _tools(given: tuple[Any, ...], info: ValidationInfo) -> AnthropicTools:
     found: list[CallerTool] = []
     deferred: set[str] = set()
     hidden: dict[str, str] = {}
@@ -247,10 +247,10 @@ def _tools(given: tuple[Any, ...], info: ValidationInfo) -> Tools:
             deferred |= {made.name} if tool.defer_loading else set()
         elif isinstance(tool, dict):
             is_searched |= str(tool["type"]).startswith("tool_search_tool_")
-    return Tools(tuple(found), frozenset(deferred), hidden, is_searched)
+    return AnthropicTools(tuple(found), frozenset(deferred), hidden, is_searched)
 
 
-ToolsField = Annotated[Tools, Telling(Annotated[tuple[Tool, ...], Many(max_length=MAX_TOOLS)], _tools)]
+ToolsField = Annotated[AnthropicTools, Telling(Annotated[tuple[Tool, ...], Many(max_length=MAX_TOOLS)], _tools)]
 
 
 # --- tool_choice -----------------------------------------------------------------------------------------------------

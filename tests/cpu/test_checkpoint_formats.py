@@ -18,7 +18,7 @@ from inferd.engine.arch.weights import MatrixPart, QuantizedSource
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.quant.checkpoints.registry import READERS
 from inferd.engine.quant.scheme import DENSE
-from inferd.engine.quant.stored import StoredIntegers, scheme_of
+from inferd.engine.quant.stored_schemes import StoredIntegers, scheme_of
 from inferd.kernels.ops.quantized import Matrix
 from tests.cpu.golden.files import COLUMNS, FILE
 

@@ -6,7 +6,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.anthropic_conversation import joined
-from inferd.server.schema.anthropic_tools import Tools, ToolUse
+from inferd.server.schema.anthropic_tools import AnthropicTools, ToolUse
 from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.messages import Message
@@ -29,7 +29,7 @@ _NAMES = {
 def shown_tools(wire: CountTokensRequest) -> tuple[CallerTool, ...]:
     """The tools that the model is shown, in the order of the request: one that is loaded later changes no text before
     it."""
-    tools, conversation = wire.tools or Tools(), wire.messages
+    tools, conversation = wire.tools or AnthropicTools(), wire.messages
     defined = {tool.name: tool for tool in conversation.defined}
     known = (*(tool for tool in tools.callable if tool.name not in defined), *defined.values())
     hidden = () if tools.is_searched else tools.deferred
@@ -135,7 +135,7 @@ def _use(wire: CountTokensRequest, tools: tuple[CallerTool, ...]) -> ToolUse | N
 
 
 def _not_shown(wire: CountTokensRequest, name: str, where: str, tools: tuple[CallerTool, ...]) -> RequestError:
-    given = wire.tools or Tools()
+    given = wire.tools or AnthropicTools()
     if name in given.hidden:
         way_out = "Choose a tool that you run yourself, or 'auto'."
         return errors.unsupported_value(where, name, f"{given.hidden[name]}. {way_out}")
