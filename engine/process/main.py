@@ -118,7 +118,7 @@ class EngineLink:
 
 
 def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None) -> int:
-    """`line`: a `EngineLaunch` as JSON; a standby waits for `promoted`. `ranks`: the engine's other ranks, if they were
+    """`line`: `EngineLaunch` as JSON; a standby waits for `promoted`. `ranks`: the engine's other ranks, if they were
     started already. Returns only if the engine cannot start."""
     launch = msgspec.json.decode(line, type=EngineLaunch)
     configure(launch.log_style)

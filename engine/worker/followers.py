@@ -286,7 +286,7 @@ class Followers:
 
 
 def started_early(line: bytes) -> tuple[Followers, ...]:
-    """The followers of a `EngineLaunch` in JSON; none if the system cannot start them."""
+    """The followers of an `EngineLaunch` in JSON; none if the system cannot start them."""
     launch = msgspec.json.decode(line, type=EngineLaunch)
     try:
         return (Followers.start(launch.config, is_urgent=not launch.is_standby),)
