@@ -37,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 HOME = ROOT / "build" / "mutants"
 TARGETS = (
-    "server/generate/*.py", "server/auth/quotas.py", "server/dispatch/router.py", "server/supervision/supervisor.py",
+    "server/generate/*.py", "server/auth/quotas.py", "server/dispatch/*.py", "server/supervision/supervisor.py",
     "engine/sched/**/*.py", "engine/cache/*.py",
 )  # fmt: skip
 TESTS = ("unit", "property")
