@@ -29,7 +29,8 @@ from inferd.server.generate.answer_rules import (
     tools_of,
     tools_shown,
 )
-from inferd.server.generate.prompts import CheckSize, Encoded, Gap, PromptReader
+from inferd.server.generate.gaps import Gap, GapReader
+from inferd.server.generate.prompts import CheckSize, Encoded, PromptReader
 from inferd.server.generate.request import Caller, GenerateRequest, Prompt
 from inferd.server.generate.sampling import choose_seed, sampling_params
 from inferd.server.schema.chat import ChatRequest
@@ -72,6 +73,7 @@ class Intake:
     ) -> None:
         """`targets`: the server's, for requests that name none. `adapters`: those that requests may name."""
         self._model, self._prompts, self._grammars, self._targets = model, prompts, grammars, targets
+        self._gaps = GapReader(model, prompts)
         self._adapters = adapters or AdapterPlaces()
 
     def check_model(self, name: str | None) -> str:
@@ -188,7 +190,7 @@ class Intake:
             return await self._prompts.encode_all(
                 wire.prompt, add_special=add_special, check_size=check_size, kept=kept
             )
-        return await self._prompts.fill(
+        return await self._gaps.fill(
             wire.prompt,
             wire.suffix,
             add_special=add_special,
@@ -206,7 +208,7 @@ class Intake:
         room = min(limit - max(1, most), wire.truncate_prompt_tokens or limit)
         gap = Gap(wire.input_prefix or "", wire.input_suffix or "", wire.prompt or "", wire.files)
         add_special = wire.add_special_tokens is not False
-        token_ids, is_cut = await self._prompts.fill_gap(gap, room, add_special=add_special)
+        token_ids, is_cut = await self._gaps.fill_gap(gap, room, add_special=add_special)
         prompt = self._prompts.fit("input_prefix", (token_ids, None), wire.n_predict, None, None)
         if wire.shows_prompt:
             (prompt,) = await self._prompts.read_back((prompt,), skip_special=False)

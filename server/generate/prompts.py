@@ -21,11 +21,10 @@ from inferd.server.schema.notices import Notice
 from inferd.server.schema.token_ids import pieces
 from inferd.server.text.control_tokens import Rendered
 from inferd.server.text.detokenizer import Detokenizer
-from inferd.server.text.fill_in import FillIn, shares_of
 from inferd.server.text.model import ServedModel
 from inferd.server.text.render_wire import Limits
 from inferd.server.text.render_workers import OvertimeError, RarelyLogged, RenderError
-from inferd.server.text.split_points import MAX_PART, PART
+from inferd.server.text.split_points import PART
 from inferd.server.text.template import QUICK, SLOW, Conversation
 from inferd.server.text.text_threads import LONG_TEXT, TextThreads
 from inferd.server.text.tokenizer import NoSplitPointError, Tokenizer, TooManyTokensError
@@ -46,14 +45,6 @@ MANY_IDS = 2**20
 Encoded = tuple[tuple[int, ...], str | None]
 """(ids, the caller's text; None if the caller sent ids)."""
 
-_CHARS_PER_TOKEN = 64
-"""Characters that are read, of a text that is cut to the context, for each token that there is room for. So many have
-more than one token, unless they are blanks."""
-_MOST_CHARS = MAX_PART - 1
-"""Most characters that are read of such a text. It needs no split point, also if another character is put before it."""
-_MOST_CHARS_OF_FILES = 2**20
-_UNBOUNDED = 2**62
-
 
 _AS_TEXT = (
     "control tokens in the messages, tools or documents are text to the model; a server with --trust-special-tokens "
@@ -62,18 +53,6 @@ _AS_TEXT = (
 
 CheckSize = Callable[[int, int], None]
 """Called with a text's bytes and a lower bound of its tokens; raises `RequestError` if that is too much."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A place in a file, whose text the model writes."""
-
-    prefix: str
-    suffix: str
-    begun: str = ""
-    """The beginning of the text in the gap."""
-    files: tuple[tuple[str, str], ...] = ()
-    """(name, text) of further files, or parts of them, the most relevant last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +118,7 @@ class PromptReader:
             ids = yield from self._encode(text, add_special, "messages", kept, must_fit=check_size is not None, own=own)
             return ids, rendered.text
 
-        return await self._in_turns(work(), size)
+        return await self.in_turns(work(), size)
 
     async def _rendered(self, render: Callable[[Limits], Rendered], size: int) -> Rendered:
         """The rendered conversation. Raises `RequestError`.
@@ -179,7 +158,7 @@ class PromptReader:
 
     async def encode(self, text: str, *, add_special: bool) -> tuple[int, ...]:
         """The ids of a text. They need not fit the context."""
-        return await self._in_turns(self._encode(text, add_special, "prompt", None, must_fit=False), 0)
+        return await self.in_turns(self._encode(text, add_special, "prompt", None, must_fit=False), 0)
 
     async def encode_all(
         self,
@@ -219,7 +198,7 @@ class PromptReader:
                     check_total(i + 1, num_ids)
             return encoded
 
-        return await self._in_turns(work(), max(map(len, prompts), default=0))
+        return await self.in_turns(work(), max(map(len, prompts), default=0))
 
     def second_bos(self, prompts: Iterable[object], *, add_special: bool) -> tuple[Notice, ...]:
         """Tells the caller if a text begins with the BOS that would have been added to it. `prompts`: texts; anything
@@ -234,114 +213,6 @@ class PromptReader:
         return Notice(
             "second_bos", f"the prompt begins with {bos}, which begins every prompt; it was not added a second time"
         )
-
-    def fill_in(self, param: str) -> FillIn:
-        """Raises `RequestError` for a model that was not trained to fill in text."""
-        found = self._model.fill_in
-        if found is None:
-            raise errors.cannot_fill_in(param)
-        return found
-
-    async def fill(
-        self,
-        prefixes: Sequence[completions.Prompt],
-        suffix: str,
-        *,
-        add_special: bool,
-        check_size: CheckSize,
-        kept: int | None,
-        check_total: Callable[[int, int], None],
-    ) -> list[Encoded]:
-        """For each prefix the ids that ask for the text between it and the suffix. Raises `RequestError`.
-
-        `kept`: most ids of a prompt; then the prefix loses its beginning, and the suffix its end. The rest is as for
-        `encode_all`.
-        """
-        fill_in = self.fill_in("suffix")
-        room = None if kept is None else max(0, kept - fill_in.num_own)
-
-        def work() -> Generator[int, None, list[Encoded]]:
-            encoded: list[Encoded] = []
-            num_ids = 0
-            behind = yield from self._part(fill_in, "suffix", suffix, room, check_size, is_behind=True)
-            for i, prefix in enumerate(prefixes):
-                if isinstance(prefix, str):
-                    before = yield from self._part(fill_in, "prompt", prefix, room, check_size)
-                else:
-                    self.check_ids(prefix, f"prompt[{i}]" if len(prefixes) > 1 else "prompt")
-                    before = prefix
-                num_before, num_behind = len(before), len(behind)
-                if room is not None:
-                    num_before, num_behind = shares_of(num_before, num_behind, room)
-                kept_before, kept_behind = before[len(before) - num_before :], behind[:num_behind]
-                encoded.append((fill_in.prompt(kept_before, kept_behind, add_special=add_special), None))
-                num_ids += len(encoded[-1][0])
-                check_total(i + 1, num_ids)
-            return encoded
-
-        return await self._in_turns(work(), max(len(suffix), *map(len, prefixes)))
-
-    async def fill_gap(self, gap: Gap, room: int, *, add_special: bool) -> tuple[tuple[int, ...], bool]:
-        """(the ids that ask for the text in a gap, whether they leave a part of its surroundings out).
-
-        At most `room` ids. If they do not fit, the text before the gap loses its beginning, the text behind it its end,
-        and the further files theirs before either. Raises `RequestError`.
-        """
-        fill_in = self.fill_in("input_prefix")
-        room = max(0, room - fill_in.num_own)
-
-        most_chars = min(_CHARS_PER_TOKEN * room, _MOST_CHARS)
-
-        def work() -> Generator[int, None, tuple[tuple[int, ...], bool]]:
-            prefix = yield from self._part(fill_in, "input_prefix", gap.prefix, room)
-            begun = yield from self._part(fill_in, "prompt", gap.begun, room, continues=True)
-            behind = yield from self._part(fill_in, "input_suffix", gap.suffix, room, is_behind=True)
-            before = prefix + begun
-            num_before, num_behind = shares_of(len(before), len(behind), room)
-            num_files = room - num_before - num_behind
-            files = _last_files(gap.files, min(_CHARS_PER_TOKEN * num_files, _MOST_CHARS_OF_FILES))
-            further = yield from fill_in.read_files(files, _UNBOUNDED)
-            is_cut = (
-                files != gap.files
-                or any(len(text) > most_chars for text in (gap.prefix, gap.begun, gap.suffix))
-                or num_before + num_behind < len(before) + len(behind)
-                or (bool(files) and num_files < len(further))
-            )
-            before, behind = before[len(before) - num_before :], behind[:num_behind]
-            further = further[max(0, len(further) - num_files) :]
-            return fill_in.prompt(before, behind, further, add_special=add_special), is_cut
-
-        return await self._in_turns(work(), max(len(gap.prefix), len(gap.suffix)))
-
-    def _part(
-        self,
-        fill_in: FillIn,
-        param: str,
-        text: str,
-        room: int | None,
-        check_size: CheckSize | None = None,
-        *,
-        is_behind: bool = False,
-        continues: bool = False,
-    ) -> Generator[int, None, tuple[int, ...]]:
-        """The ids of a text before a gap or behind it, which continues other text or begins it. With `room`, only the
-        side near the gap is read, and any text is taken."""
-        limit = self._model.max_model_len
-        most, kept = max(MANY_IDS, limit), None
-        if room is not None:
-            num_chars = min(_CHARS_PER_TOKEN * room, _MOST_CHARS)
-            text = text[:num_chars] if is_behind else text[max(0, len(text) - num_chars) :]
-            most, kept = _UNBOUNDED, None if is_behind else room
-        if check_size is not None:
-            check_size(*fill_in.tokenizer.size_of(text))
-        if not text or kept == 0:
-            return ()
-        try:
-            return (yield from fill_in.read(text, most, kept, continues=is_behind or continues))
-        except TooManyTokensError as error:
-            raise errors.context_too_long(param, limit, error.num_tokens, None) from None
-        except NoSplitPointError as error:
-            raise errors.no_place_to_cut(param, error.start, error.num_chars, error.limit) from None
 
     async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word's ids, both as it begins a text and as it follows a space."""
@@ -364,7 +235,7 @@ class PromptReader:
 
         return await self._threads.run(work, sum(len(prompt.token_ids) for prompt in prompts))
 
-    async def _in_turns(self, work: Generator[int, None, T], size: int) -> T:
+    async def in_turns(self, work: Generator[int, None, T], size: int) -> T:
         """Run `work` on threads, step by step. Between two steps other requests take their turn, and work ends if the
         caller has left. `work` yields the size of its next step; `size` is that of the first."""
 
@@ -464,17 +335,6 @@ def _read_back(prompt: Prompt, tokenizer: Tokenizer, skip_special: bool) -> Prom
     detokenizer = Detokenizer(tokenizer.bytes, (), skip_special)
     pieces = [detokenizer.feed(token_id) for token_id in prompt.token_ids]
     return replace(prompt, text="".join(pieces), offsets=tuple(accumulate(map(len, pieces[:-1]), initial=0)))
-
-
-def _last_files(files: tuple[tuple[str, str], ...], num_chars: int) -> tuple[tuple[str, str], ...]:
-    """The last of the files, and of the first of these the last characters, about `num_chars` in all."""
-    kept: list[tuple[str, str]] = []
-    for name, text in reversed(files):
-        if num_chars <= 0:
-            break
-        kept.append((name[-_MOST_CHARS:], text[max(0, len(text) - min(num_chars, _MOST_CHARS)) :]))
-        num_chars -= len(name) + len(text)
-    return tuple(reversed(kept))
 
 
 def _num_chars(messages: Sequence[object]) -> int:
