@@ -68,6 +68,41 @@ def test_named_files_exist(page: Path) -> None:
         assert any(ROOT.glob(name)) or (ROOT / f"{name}.py").is_file(), f"{page.name} names {name}"
 
 
+def packages(*folders: str) -> list[Path]:
+    return sorted(path.parent for folder in folders for path in (ROOT / folder).glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "design.md"], ids=lambda page: page.name)
+def test_files_that_are_named_without_their_top_folder_exist(page: Path) -> None:
+    """Such a name begins with a package of the server or the engine: `dispatch/router`."""
+    found = packages("server", "engine")
+    starts = "|".join(sorted({package.name for package in found}))
+    names = re.findall(rf"`((?:{starts})/[\w/.]+)`", page.read_text(encoding="utf-8"))
+    assert len(names) > 10
+    parents = sorted({package.parent for package in found})
+    for name in names:
+        assert any(part.exists() for parent in parents for part in (parent / name, parent / f"{name}.py")), name
+
+
+def test_the_map_has_a_row_for_each_package_and_no_other() -> None:
+    """Packages of the server stand there by their names, others by their paths."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^ *([\w/]*\w)/?(?:<op>/)? {2,}\S", page.split("```")[1], re.MULTILINE)
+    expected = {package.name for package in packages("server")}
+    expected |= {package.relative_to(ROOT).as_posix() for package in packages("engine", "kernels")}
+    assert expected - set(rows) == set()
+    parents = (ROOT, ROOT / "server", ROOT / "engine" / "api")
+    places = {row: [parent / name for parent in parents for name in (row, f"{row}.py")] for row in rows}
+    assert [row for row, found in places.items() if not any(place.exists() for place in found)] == []
+
+
+def test_the_limits_on_the_path_of_a_request_are_those_of_its_test() -> None:
+    test = (ROOT / "tests" / "e2e" / "test_request_path.py").read_text(encoding="utf-8")
+    limits = re.findall(r"^MOST_\w+ = (\d+)$", test, re.MULTILINE)
+    assert len(limits) == 2
+    assert re.findall(r"at most (\d+) files", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")) == limits
+
+
 def nav_places(nav: Any) -> list[str]:
     if isinstance(nav, str):
         return [nav]
