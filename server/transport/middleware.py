@@ -1,8 +1,9 @@
 """The middleware that every request passes through, in pure ASGI. It buffers no body and no response.
 
 The order, outermost first, is `RequestIds`, `AnswerMetrics`, `AccessLog`, `LastResort`, `BodyLimit`. `app` puts the
-middleware of `auth` between them. This file knows a route's path template, whether its requests are logged, and whether
-it belongs to Anthropic's API. It knows no keys and logs no bodies. Paths are without the prefix that a proxy removes.
+middleware of `access` between them, and that of traces. This file knows a route's path template, whether its requests
+are logged, and whether it belongs to Anthropic's API. It knows no keys and logs no bodies. Paths are without the prefix
+that a proxy removes.
 """
 
 from __future__ import annotations
