@@ -33,12 +33,14 @@ _MAX_NAMES_CHARS = 4_096
 a pattern of all of them would take long to compile."""
 _ANY_NAME = r"""[^"'\s()<>]{1,128}"""
 
+_TAG = r"(?:\w{1,32}[_:])?(?:tools|(?:tool|function)_calls?)"
+"""Name of a tag around calls. Many families have a prefix of their own."""
 _BEFORE = (
     r"(?:```[A-Za-z_]{0,16}[ \t]{0,8}\r?\n\s{0,32})?"
-    r"(?:<(?:tools|tool_call|function_call)>\s{0,32}|(?<![^\n>])functools(?=\[))?"
+    rf"(?:(?:<{_TAG}>\s{{0,32}}){{1,2}}|(?<![^\n>])functools(?=\[))?"
 )
-_BETWEEN = r"(?:[\s,;]|</(?:tools|tool_call|function_call|function)>|```(?!\w))"
-_END_OF_CALL = re.compile(r"\s*</tool_call>\s*\Z")
+_BETWEEN = rf"(?:[\s,;]|</(?:{_TAG}|function)>|```(?!\w))"
+_END_OF_CALL = re.compile(rf"(?:\s*</{_TAG}>)+\s*\Z")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]{1,128})>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
 _QUOTES_AND_BRACKETS = re.compile(r"""["'()\[\]{}]""")
 _MARK = re.compile(r"[^\w\s]")

@@ -43,6 +43,15 @@ CALLS: dict[str, tuple[str, str, tuple[tuple[str, dict[str, object]], ...]]] = {
     "a tag of a call": (f"<tool_call>\n{PARIS_CALL}\n</tool_call>", "", (PARIS,)),
     "a tag of a call without its end": (f"<tool_call>{PARIS_CALL}", "", (PARIS,)),
     "a tag of a function call": (f"<function_call>{PARIS_CALL}</function_call>", "", (PARIS,)),
+    "a tag with a prefix": (f"I look.\n<my_tool_call>{PARIS_CALL}</my_tool_call>", "I look.", (PARIS,)),
+    "tags around all and around each": (
+        f"<x:tool_calls>\n<x:tool_call>{PARIS_CALL}</x:tool_call>\n<x:tool_call>{NOW_CALL}</x:tool_call>\n</x:tool_calls>",
+        "", (PARIS, NOW),
+    ),
+    "tags around tags of parameters": (
+        "<x_tool_calls><function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function></x_tool_calls>", "",
+        (("get_weather", {"city": "Rome"}),),
+    ),
     "a tag in a fence": (f"```xml\n<tool_call>\n{PARIS_CALL}\n</tool_call>\n```", "", (PARIS,)),
     "a function's tag": (f"<function=get_weather>{dumped(TWO)}</function>", "", (("get_weather", TWO),)),
     "a function's tag without its end": (f"<function=get_weather>{dumped(TWO)}", "", (("get_weather", TWO),)),
@@ -100,6 +109,7 @@ TEXTS = {
     "a call with a brace too many": PARIS_CALL + "}",
     "the first brace twice": "{" + PARIS_CALL,
     "each outer brace three times": f"{{{{{PARIS_CALL}}}}}",
+    "another tag": f"<my_example>{PARIS_CALL}</my_example>",
     "inline code": f"`{PARIS_CALL}`",
     "Python within a line": 'Use get_weather(city="Paris")',
     "Python and more": 'get_weather(city="Paris") gives it.',
