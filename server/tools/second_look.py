@@ -16,6 +16,7 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Any
 
+from inferd.server.tools.argument_schema import ArgumentSchema, value_of
 from inferd.server.tools.closed_calls import dumped
 from inferd.server.tools.json_span import JsonSpan
 from inferd.server.tools.markers import compiled, recompiled
@@ -378,18 +379,6 @@ def _in_tag(text: str, schema: object) -> object:
     while (match := _PARAMETER.match(text, at)) is not None:
         if match[1] in found:
             return None
-        found[match[1]], at = _typed(match[2], schema, match[1]), match.end()
+        types = ArgumentSchema.of(schema, match[1]).types
+        found[match[1]], at = value_of(match[2], types), match.end()
     return found if not text[at:].strip() else None
-
-
-def _typed(text: str, schema: object, name: str) -> object:
-    """A text that the schema wants to be something else, as JSON."""
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    wanted = properties.get(name) if isinstance(properties, Mapping) else None
-    if wanted is None or fits(text, wanted):
-        return text
-    try:
-        value: object = json.loads(text, object_pairs_hook=_once)
-    except (ValueError, RecursionError):
-        return text
-    return value

@@ -179,6 +179,20 @@ def test_any_text_reads_the_same_however_it_arrives(parts: list[str], cuts: list
         assert whole == ([Content(text)] if text else [])
 
 
+def test_arguments_in_tags_have_the_types_of_their_schema() -> None:
+    properties = {"to": {"$ref": "#/$defs/Code"}, "at": {"$ref": "#/$defs/Place"}, "now": {"type": "boolean"}}
+    defs = {"Code": {"type": "string"}, "Place": {"type": "object"}}
+    function = {"name": "go", "parameters": {"type": "object", "properties": properties, "$defs": defs}}
+    offer = Offer.of([{"type": "function", "function": function}], None)
+    assert offer is not None
+    values = {"to": "5", "at": '{"x": 1}', "now": "True"}
+    written = "\n".join(f"<parameter={key}>\n{value}\n</parameter>" for key, value in values.items())
+    reader = SecondLook(offer)
+    found = [*reader.take([Content(f"<function=go>\n{written}\n</function>")]), *reader.finish()]
+    arguments = dumped({"to": "5", "at": {"x": 1}, "now": True})
+    assert found == [CallBegun("go"), CallArguments(arguments), CallEnded()]
+
+
 def test_a_list_of_tools_is_no_call_of_one_whose_arguments_are_named_like_keywords() -> None:
     named = ("type", "required", "description")
     schema = {"type": "object", "properties": {name: {} for name in named}, "required": ["type"]}
