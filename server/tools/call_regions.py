@@ -15,14 +15,10 @@ from inferd.server.tools.json_calls import JsonCalls
 from inferd.server.tools.patterns import TAG
 from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Piece
 
-_MOST_EXTRA_ENDS = 16
-_BETWEEN_CALLS = re.compile(rf"[\s,;]{{0,{_MOST_EXTRA_ENDS}}}(?=\{{)")
-"""Text between two calls in one region."""
-_BEHIND_CALLS = re.compile(rf"[\s}}\],;]{{0,{_MOST_EXTRA_ENDS}}}")
-"""Text behind calls that no marker closes: brackets too many, and what separates two calls."""
-_BEGIN_OF_CALLS = re.compile(rf"(?:\[\s{{0,{_MOST_EXTRA_ENDS}}})?(?:\{{|\Z)")
-_EXTRA_ENDS = re.compile(rf"[\s}}\],]{{0,{_MOST_EXTRA_ENDS}}}")
-"""Brackets too many, which small models write between the JSON of a call and the marker behind it."""
+_MOST_BEHIND = 16
+_BEHIND_CALLS = re.compile(rf"[\s}}\],;]{{0,{_MOST_BEHIND}}}")
+"""Text behind the JSON of calls: brackets too many, as small models write them, and what separates two calls."""
+_BEGIN_OF_CALLS = re.compile(rf"(?:\[\s{{0,{_MOST_BEHIND}}})?(?:\{{|\Z)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,41 +67,32 @@ class JsonRegion:
                 return Taken(at, pieces, is_over=True)
 
     def _closing(self, text: str, *, is_end: bool) -> int | None:
-        """Number of characters up to the end of the region, or up to the next call in it; None: it is not certain."""
+        """Number of characters up to the end of the region, or up to the next call in it; None: it is not certain.
+        Models leave out the list around several calls, or write a list for each."""
         close = None if self._region is None else self._region.close
-        if close is None:
-            return self._unclosed(text, is_end=is_end)
-        extra = _EXTRA_ENDS.match(text)
-        assert extra is not None
-        if extra.end() == len(text) < _MOST_EXTRA_ENDS and not is_end:
-            return None
-        for start in sorted({0, extra.end()}):
-            found = close.at(text, start, is_end=False)
-            if found is not None and found.end is None and not is_end:
-                return None
-            if found is not None:  # at the end, a part of the marker belongs to it, too
-                return len(text) if found.end is None else found.end
-        between = None if self._calls.is_nameless else _BETWEEN_CALLS.match(text)
-        if between is None:
-            return 0
-        self._calls, self._is_closing = self._calls.further(between[0]), False
-        return between.end()
-
-    def _unclosed(self, text: str, *, is_end: bool) -> int | None:
-        """The same for a region that no marker closes. Models leave out the list around several calls, or write a list
-        for each. Only a call of an offered tool goes on with the region; other text is content."""
-        if self._calls.is_nameless:
+        if close is None and self._calls.is_nameless:
             return 0
         behind = _BEHIND_CALLS.match(text)
         assert behind is not None
-        if behind.end() == len(text):
-            is_certain = is_end or len(text) == _MOST_EXTRA_ENDS
-            return (len(text) if text.strip() else 0) if is_certain else None
-        begun = _BEGIN_OF_CALLS.match(text, behind.end())
+        num = behind.end()
+        if num == len(text) < _MOST_BEHIND and not is_end:
+            return None
+        markers = () if close is None else (close.at(text, start, is_end=False) for start in sorted({0, num}))
+        for found in filter(None, markers):
+            if found.end is None and not is_end:
+                return None
+            return len(text) if found.end is None else found.end  # at the end, a part of the marker belongs to it, too
+        if self._calls.is_nameless or num == _MOST_BEHIND:
+            return 0
+        if num == len(text):
+            return num if text.strip() else 0
+        begun = _BEGIN_OF_CALLS.match(text, num)
         if begun is None or not begun[0].endswith("{"):
             return 0 if begun is None or is_end else None
-        self._calls, self._is_closing = self._calls.further(behind[0], self._names), False
-        return behind.end()
+        # Without a marker that closes the region, only a call of an offered tool goes on with it.
+        known_names = self._names if close is None else None
+        self._calls, self._is_closing = self._calls.further(behind[0], known_names), False
+        return num
 
 
 class WholeRegion:

@@ -308,6 +308,23 @@ def test_calls_that_no_marker_closes(name: str, marker: str) -> None:
     assert (len(cut.calls), cut.content) == (1, "")
 
 
+def test_calls_between_markers_read_the_same_however_they_arrive() -> None:
+    template = Template(TEMPLATES["JSON in tags"])
+    found = format_of(template, template.support())
+    one, two = (json.dumps({"name": each, "arguments": {}}) for each in ("stop_all", "find_flight"))
+    for text, num_calls in (
+        (f"<call>{one}; {two}</call>", 2),
+        (f"<call>[{one}]\n[{two}]</call>", 2),
+        (f"<call>{one}}}]; </call>", 1),
+        (f"<call>{one}}}\n", 1),
+    ):
+        for size in (1, 7, len(text)):
+            parser = AnswerParser(ParserConfig(found, with_calls=True, tools=TOOLS))
+            pieces = [piece for at in range(0, len(text), size) for piece in parser.feed(text[at : at + size])]
+            read = turn_of(joined([*pieces, *parser.finish()]))
+            assert (len(read.calls), read.content) == (num_calls, ""), (text, size)
+
+
 def test_markers_of_reasoning_that_a_template_cuts_out_of_earlier_turns() -> None:
     text = TEMPLATES["reasoning that is cut out of earlier turns"]
     for cut, syntax in (
