@@ -54,7 +54,8 @@ class Watchdog:
         """`engine`, `own`: the kernel's view of the engine's process and of this one. `may_wait`: whether the engine is
         a standby that has not been promoted."""
         self._now, self._engine, self._own, self._may_wait = now, engine, own, may_wait
-        self._num_beats = self._num_steps = 0
+        self._progress = 0, 0
+        """The engine's beats and steps at the last look."""
         self._stopped_s = self._asleep_s = self._turn_s = self._step_s = 0.0
         self._still_s = 0.0
         """Seconds without progress, whatever the reason."""
@@ -72,16 +73,21 @@ class Watchdog:
         passed_s, self._now = min(now - self._now, _MAX_TICK_S), now
         if self._engine.is_stopped():
             self._forget()
+            # It may have gone on between two looks, and been stopped again.
+            progress = self._progress if pulse is None else (pulse.num_beats, pulse.num_steps)
+            if progress != self._progress:
+                self._progress, self._stopped_s = progress, 0.0
             self._stopped_s += passed_s
             return f"was stopped for {MAX_STOPPED_S:g} s" if self._stopped_s > MAX_STOPPED_S else None
         self._stopped_s = 0.0
         if pulse is None:
             self._turn_s += self._judged(passed_s)[0]
             return f"gave no sign of life for {_FIRST_BEAT_S:g} s" if self._turn_s > _FIRST_BEAT_S else None
-        has_turned, self._num_beats = pulse.num_beats != self._num_beats, pulse.num_beats
-        is_same_step = pulse.step_started_s > 0.0 and pulse.num_steps == self._num_steps
-        self._still_s = 0.0 if has_turned or pulse.num_steps != self._num_steps else self._still_s + passed_s
-        self._num_steps = pulse.num_steps
+        num_beats, num_steps = self._progress
+        has_turned = pulse.num_beats != num_beats
+        is_same_step = pulse.step_started_s > 0.0 and pulse.num_steps == num_steps
+        self._still_s = 0.0 if has_turned or pulse.num_steps != num_steps else self._still_s + passed_s
+        self._progress = pulse.num_beats, pulse.num_steps
         if pulse.phase is EnginePhase.STANDBY and self._may_wait:
             return None
         usable_s, both_s = self._usable(passed_s, pulse)

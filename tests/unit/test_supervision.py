@@ -513,6 +513,15 @@ def test_an_engine_that_is_stopped_is_given_up_whatever_it_did() -> None:
         assert end == (MAX_STOPPED_S + TICK_S, "was stopped for 5 s")
 
 
+def test_two_short_stops_are_not_one_long_one() -> None:
+    """Between them the engine went on, though no look saw it run."""
+    engine = Kernel(stopped=True)
+    watchdog = Watchdog(0.0, engine, Kernel())
+    for tick in range(int(8.0 / TICK_S)):
+        is_second = tick * TICK_S >= 4.0
+        assert watchdog.look(pulse(num_beats=8 if is_second else 7), tick * TICK_S, QUIET) is None
+
+
 def test_a_legal_long_step_never_trips_it() -> None:
     assert given_up(Kernel(), pulse(started_s=1.0, limit_s=61.0), 60.0) is None
 
