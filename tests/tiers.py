@@ -64,8 +64,8 @@ TIERS = (
     ),
 )  # fmt: skip
 SLOWEST_UNITS = (
-    "control_tokens", "derived_formats", "fair", "mutants", "plan_command", "private_names", "quoted", "schema_numbers",
-    "split_points",
+    "checker", "control_tokens", "derived_formats", "fair", "mutants", "plan_command", "private_names", "quoted",
+    "render_workers", "schema_numbers", "split_points",
 )  # fmt: skip
 """Files of unit tests that `--quick` leaves out. They take a third of the processor time of all."""
 QUICK = Tier(
