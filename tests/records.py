@@ -33,8 +33,8 @@ class Record:
     packages: tuple[str, ...]
     folders: tuple[str, ...]
     """Folders with these tests."""
-    needs_levels: bool = False
-    """Whether results depend on the instructions that this processor has."""
+    needs_cpp: bool = False
+    """Whether results are those of the C++ kernels, in the forms that this processor runs."""
 
     @property
     def file(self) -> Path:
@@ -44,9 +44,9 @@ class Record:
         """The digest of each path, and the version of each package. None if git cannot say which files there are."""
         found = {path: _digest(root, path) for path in self.paths}
         versions = {package: _version(package) for package in self.packages}
-        levels = {"processor": _levels()} if self.needs_levels else {}
+        built = _kernels() if self.needs_cpp else {}
         named = {name: value for name, value in found.items() if value is not None}
-        return {**named, **versions, **levels} if len(named) == len(found) else None
+        return {**named, **versions, **built} if len(named) == len(found) else None
 
     def why_all(self, file: Path | None = None, root: Path = ROOT) -> str:
         """The reason why all of these tests have to run. Empty if a few of each file are enough."""
@@ -76,7 +76,8 @@ class Record:
         elif before is None or after is None:
             print(f"{file.name} is not written: git does not list the files here", file=sys.stderr)
         elif "missing" in after.values():
-            print(f"{file.name} is not written: {', '.join(self.packages)} must all be installed", file=sys.stderr)
+            missing = ", ".join(name for name, value in after.items() if value == "missing")
+            print(f"{file.name} is not written: install {missing}", file=sys.stderr)
         elif before != after:
             print(f"{file.name} is not written: files changed during the run", file=sys.stderr)
         else:
@@ -105,7 +106,7 @@ MODELS = Record(
     ),
     packages=("torch", "transformers", "tokenizers", "safetensors", "llguidance", "numpy", "msgspec", "pyzmq"),
     folders=("tests/cpu",),
-    needs_levels=True,
+    needs_cpp=True,
 )  # fmt: skip
 """Models, the worker and the engine on this processor."""
 RECORDS = {record.name: record for record in (KERNELS, MODELS)}
@@ -155,12 +156,14 @@ def _files(root: Path, path: str) -> Iterable[str] | None:
     return names if listed.returncode == 0 and names else None
 
 
-def _levels() -> str:
-    """The forms of the C++ kernels that this processor can run."""
+def _kernels() -> dict[str, str]:
+    """What builds the C++ kernels, and the forms of them that this processor can run."""
     # Every run of pytest imports this file, and few need torch.
-    from inferd.kernels.cpu.native import runnable_levels  # noqa: PLC0415
+    from inferd.kernels.cpu import native  # noqa: PLC0415
 
-    return ",".join(runnable_levels())
+    return {
+        "processor": ",".join(native.runnable_levels()), "compiler": "there" if native.has_compiler() else "missing",
+    }  # fmt: skip
 
 
 def _version(package: str) -> str:

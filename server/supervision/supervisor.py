@@ -171,6 +171,7 @@ class EngineSupervisor:
         others_serve = any(other.is_up or not other.failure for other in self._replicas)
         if not others_serve or not self._lifecycle.loaded.is_set():
             raise error
+        self._restart_policy = RestartPolicy()
         return RETRY_S
 
     async def _run_one(self) -> str:

@@ -76,7 +76,8 @@ class Watchdog:
             # It may have gone on between two looks, and been stopped again.
             progress = self._progress if pulse is None else (pulse.num_beats, pulse.num_steps)
             if progress != self._progress:
-                self._progress, self._stopped_s = progress, 0.0
+                self._progress = progress
+                self._stopped_s = self._step_s = self._turn_s = self._still_s = 0.0
             self._stopped_s += passed_s
             return f"was stopped for {MAX_STOPPED_S:g} s" if self._stopped_s > MAX_STOPPED_S else None
         self._stopped_s = 0.0

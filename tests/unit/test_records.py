@@ -112,7 +112,7 @@ def test_another_version_or_path_is_named(root: Path, monkeypatch: pytest.Monkey
 
 def test_another_processor_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, levels = root / "record.txt", ["avx512", "portable"]
-    needy = replace(RECORD, needs_levels=True)
+    needy = replace(RECORD, needs_cpp=True)
     monkeypatch.setattr(native, "runnable_levels", lambda: tuple(levels))
     state = needy.current(root)
     assert state is not None
@@ -162,7 +162,7 @@ def test_a_full_run_without_a_failure_is_recorded(root: Path, ends: SimpleNamesp
     assert read(path) == RECORD.current(root) and RECORD.why_all(path, root) == ""
 
 
-@pytest.mark.parametrize("what", [1, 2, 5, "a changed file", "a missing package", "no git"])
+@pytest.mark.parametrize("what", [1, 2, 5, "a changed file", "a missing package", "no compiler", "no git"])
 def test_no_other_run_is_recorded(
     root: Path, ends: SimpleNamespace, what: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +176,9 @@ def test_no_other_run_is_recorded(
         ends.during = lambda: (root / "kernels/gelu.py").write_text("newer")
     elif what == "a missing package":
         asked = replace(RECORD, packages=(*PACKAGES, "not-installed"))
+    elif what == "no compiler":
+        asked = replace(RECORD, needs_cpp=True)
+        monkeypatch.setattr(native, "has_compiler", lambda: False)
     else:
         monkeypatch.setenv("GIT_DIR", str(root / "nowhere"))
     assert asked.run_and_write(path, root, workers=0) == (what if isinstance(what, int) else 1)

@@ -32,7 +32,7 @@ from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision import supervisor as supervisor_module
 from inferd.server.supervision.engine_handle import EngineHandle
-from inferd.server.supervision.supervisor import MAX_DEATHS, WINDOW_S, EngineSupervisor, RestartPolicy
+from inferd.server.supervision.supervisor import MAX_DEATHS, RETRY_S, WINDOW_S, EngineSupervisor, RestartPolicy
 from inferd.server.supervision.watchdog import MAX_LATE_S, MAX_STOPPED_S, TICK_S, Watchdog
 from tests.configs import engine_config
 from tests.unit.test_router import READY, FakeClient, play_two, step, submit, until
@@ -186,6 +186,18 @@ def test_the_time_of_starts_does_not_count(monkeypatch: pytest.MonkeyPatch, serv
     with pytest.raises((EngineDeadError, Stopped)):
         asyncio.run(supervisor.run())
     assert deaths == num_deaths
+
+
+def test_a_replica_that_was_given_up_has_all_tries_again() -> None:
+    router = Router(None, Metrics("tiny"), RouterOptions(num_replicas=2))
+    router.lifecycle.loaded.set()
+    router.replicas[1].is_up = True
+    supervisor = EngineSupervisor(router, engine_config(), LogStyle(), lambda _: None)
+    delays = []
+    for _ in range(2 * MAX_DEATHS + 2):
+        router.replicas[0].failure = ""
+        delays.append(supervisor._delay_s("it died"))
+    assert [delay for delay in delays if delay == RETRY_S] == [delays[MAX_DEATHS], delays[-1]]
 
 
 def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,6 +532,17 @@ def test_two_short_stops_are_not_one_long_one() -> None:
     for tick in range(int(8.0 / TICK_S)):
         is_second = tick * TICK_S >= 4.0
         assert watchdog.look(pulse(num_beats=8 if is_second else 7), tick * TICK_S, QUIET) is None
+
+
+def test_a_step_that_began_between_two_stops_has_all_its_time() -> None:
+    """9.75 s of step 7, a stop in which no look sees that step 8 began, and 9.75 s of step 8."""
+    engine = Kernel()
+    watchdog = Watchdog(0.0, engine, Kernel())
+    for tick in range(int(21.5 / TICK_S)):
+        at_s = tick * TICK_S
+        engine.stopped = 9.75 <= at_s < 11.75
+        step = pulse(2 if at_s >= 10.75 else 1, started_s=1.0, num_steps=8 if at_s >= 10.75 else 7)
+        assert watchdog.look(step, at_s, QUIET) is None, at_s
 
 
 def test_a_legal_long_step_never_trips_it() -> None:
