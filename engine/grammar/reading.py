@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
@@ -108,7 +109,7 @@ def tokenizer_of(path: Path) -> Tokenizer:
 def _text_of(path: Path, read: Documents) -> bytes:
     """tokenizer.json."""
     if is_gguf(path):
-        return json.dumps(read("tokenizer.json")).encode()
+        return msgspec.json.encode(read("tokenizer.json"))
     file = path / "tokenizer.json"
     if not is_file(file):
         raise GrammarError(f"{path.name} has no tokenizer.json, which constrained output is built from")

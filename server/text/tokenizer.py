@@ -17,8 +17,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self, cast
 
+import msgspec
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferd.engine.api.byte_alphabet import BYTE_OF_CHAR
@@ -76,8 +78,8 @@ class Tokenizer:
         """Text of the tokens that are added before each text. Empty if there are none, or if tokens are added behind it
         too."""
         state = _state_of(backend)
-        self._most_bytes = _most_bytes(state) if state else 0
-        self._split_points = split_points_of(state) if state and self._frame else None
+        self._most_bytes = _most_bytes(state)
+        self._split_points = split_points_of(state) if self._frame else None
 
     def _added_text(self) -> str:
         before, behind = self._frame or ((), ())
@@ -286,12 +288,33 @@ def _frame_of(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]] | Non
     return tuple(encoding.ids[:first]), tuple(encoding.ids[behind:])
 
 
-def _state_of(backend: Backend) -> dict[str, Any] | None:
-    """The content of tokenizer.json; None if an id is far beyond the others, because the library counts up to it."""
-    if max(backend.get_vocab().values(), default=0) > 2 * backend.get_vocab_size():
-        return None
-    state: dict[str, Any] = json.loads(backend.to_str())
+def _state_of(backend: Backend) -> dict[str, Any]:
+    """The content of tokenizer.json without its merges. The library writes it whole in a second for 262,000 tokens."""
+    model = backend.model
+    state: dict[str, Any] = {
+        "added_tokens": [
+            {"content": token.content, "lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": token.normalized}
+            for token in backend.get_added_tokens_decoder().values()
+        ],
+        "normalizer": _written(backend.normalizer),
+        "pre_tokenizer": _written(backend.pre_tokenizer),
+        "model": {"type": type(model).__name__},
+    }
+    if isinstance(model, BPE):
+        state["model"] |= {name: getattr(model, name) for name in _BPE_FIELDS}
+        state["model"]["vocab"] = backend.get_vocab(with_added_tokens=False)
     return state
+
+
+_BPE_FIELDS = (
+    "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback",
+    "ignore_merges",
+)  # fmt: skip
+
+
+def _written(part: Any) -> Any:
+    """A normalizer or pre-tokenizer as tokenizer.json writes it."""
+    return None if part is None else json.loads(part.__getstate__())
 
 
 def _most_bytes(state: Mapping[str, Any]) -> int:
@@ -363,7 +386,7 @@ def made_pretrained(path: Path, tokenizer: Mapping[str, Any], config: Mapping[st
     """The tokenizer of a GGUF file, from the content of tokenizer.json and tokenizer_config.json. Raises
     `ModelError`."""
     with _refused(path):
-        backend = Backend.from_str(json.dumps(tokenizer))
+        backend = Backend.from_buffer(msgspec.json.encode(tokenizer))
     special = {name: token for name, token in config.items() if name.endswith("_token") and isinstance(token, str)}
     eos = special.get("eos_token")
     eos_token_id = None if eos is None else backend.token_to_id(eos)

@@ -13,6 +13,9 @@ from inferd.engine.arch.gguf.splitters import SPLITTERS, Splitter
 from inferd.engine.arch.shown import shown
 
 Json = dict[str, Any]
+Merges = list[str] | list[list[str]]
+"""All merges as lines of two tokens with a blank between them, or all as pairs of tokens if a token has a blank itself.
+The library reads lines in a third of the memory."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _SPACE = "\u2581"
@@ -71,12 +74,15 @@ class Vocabulary:
         assert isinstance(found, int)
         return found
 
-    def merges(self) -> list[list[str]] | None:
-        """The file's merges as pairs of tokens; None if it has none."""
+    def merges(self) -> Merges | None:
+        """The file's merges; None if it has none."""
         if "tokenizer.ggml.merges" not in self._values:
             return None
+        lines: list[str] = self._get("merges", list, None)
+        if all(map(_is_line, lines)):
+            return lines
         pairs = []
-        for merge in self._get("merges", list, None):
+        for merge in lines:
             cut = merge.find(" ", 1)
             if cut < 0:
                 raise GgufError(f"tokenizer.ggml.merges must hold two tokens in each item, but holds {shown(merge)}")
@@ -257,34 +263,40 @@ def _sentencepiece(vocabulary: Vocabulary, architecture: str) -> Json:
     }
 
 
-def _merges_of(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[list[str]]:
+def _merges_of(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> Merges:
     """Every pair of tokens that makes a token, the one with the highest score first.
 
     SentencePiece merges whatever makes the token with the highest score, and writes no merges.
     """
     ids = {token: index for index, token in enumerate(tokens) if types[index] == _NORMAL}
-    found: list[tuple[float, int, int, int, int]] = []
+    found: list[tuple[float, int, int, int, int, str]] = []
     num_chars = 0
     for token, index in ids.items():
-        num_before = len(found)
-        for cut in range(1, len(token)):
-            left, right = ids.get(token[:cut]), ids.get(token[cut:])
-            if left is not None and right is not None:
-                found.append((-scores[index], -cut, cut - len(token), left, right))
-        num_chars += (len(found) - num_before) * len(token)
+        num_before, size, order = len(found), len(token), -scores[index]
+        for cut in range(size - 1, 0, -1):  # almost in the order of the result, so that it is sorted at once
+            left = token[:cut]
+            if left in ids and (right := token[cut:]) in ids:
+                found.append((order, -cut, cut - size, ids[left], ids[right], f"{left} {right}"))
+        num_chars += (len(found) - num_before) * size
         if num_chars > _MAX_MERGED_CHARS:
             raise GgufError(
                 f"the merges of tokenizer.ggml.tokens must make at most {_MAX_MERGED_CHARS} characters, but those up "
                 f"to token {index} make {num_chars}"
             )
     found.sort()
-    return [[tokens[left], tokens[right]] for *_, left, right in found]
+    lines = [line for *_, line in found]
+    return lines if all(map(_is_line, lines)) else [[tokens[left], tokens[right]] for *_, left, right, _ in found]
+
+
+def _is_line(merge: str) -> bool:
+    """Whether the library reads two tokens from this line. It takes one of its own comments for no merge."""
+    return merge.count(" ") == 1 and merge[0] != " " and merge[-1] != " " and not merge.startswith("#version")
 
 
 def _model(
     tokens: Sequence[str],
     types: Sequence[int],
-    merges: list[list[str]],
+    merges: Merges,
     *,
     ignore_merges: bool = False,
     unk_token: str | None = None,
