@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -175,21 +174,28 @@ def _of_each_expert(tensors: dict[str, TensorInfo], names: TensorNames) -> dict[
     return {router_name(name, names): info for name, info in found.items()} if is_stacked else found
 
 
-def documents_of(path: Path) -> Callable[[str], dict[str, Any] | None]:
-    """A function from the name of a JSON file to its content, or to None if the checkpoint has no such file.
+class Documents:
+    """The JSON files of a checkpoint's folder, or what a GGUF file has in their place. A GGUF file is read once, and
+    config.json, generation_config.json, tokenizer.json and tokenizer_config.json are made from its metadata."""
 
-    A GGUF file is read once, and config.json, generation_config.json, tokenizer.json and tokenizer_config.json are made
-    from its metadata. Both functions raise `ModelError`.
-    """
-    if is_gguf(path):
-        document = read_gguf(path).document
-        return _with_sampling(document) if smollm2.is_this(path) else document
+    def __init__(self, path: Path) -> None:
+        """Raises `ModelError`."""
+        self._path = path
+        self._gguf = read_gguf(path) if is_gguf(path) else None
 
-    def read(name: str) -> dict[str, Any] | None:
-        found = read_json(path / name) if exists(path / name) else None
-        return _text_config(path, found) if name == "config.json" and found is not None else found
+    def __call__(self, name: str) -> dict[str, Any] | None:
+        """The content of the file `name`; None if the checkpoint has no such file. Raises `ModelError`."""
+        path = self._path
+        if self._gguf is None:
+            found = read_json(path / name) if exists(path / name) else None
+            return _text_config(path, found) if name == "config.json" and found is not None else found
+        found = self._gguf.document(name)
+        is_completed = name == "generation_config.json" and smollm2.is_this(path)
+        return {**smollm2.SAMPLING, **(found or {})} if is_completed else found
 
-    return read
+    def made_tokenizer(self) -> bytes | None:
+        """tokenizer.json of a GGUF file as JSON; None for a folder, which has the file itself. Raises `ModelError`."""
+        return None if self._gguf is None else self._gguf.tokenizer_text()
 
 
 def _text_config(path: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -197,16 +203,6 @@ def _text_config(path: Path, config: dict[str, Any]) -> dict[str, Any]:
         return text_config(config)
     except ArchError as error:
         raise ModelError(f"{path}: {error}") from error
-
-
-def _with_sampling(document: Callable[[str], dict[str, Any] | None]) -> Callable[[str], dict[str, Any] | None]:
-    """The documents of smollm2, with the sampling of its model card."""
-
-    def completed(name: str) -> dict[str, Any] | None:
-        found = document(name)
-        return {**smollm2.SAMPLING, **(found or {})} if name == "generation_config.json" else found
-
-    return completed
 
 
 def weight_files(path: Path) -> list[Path]:

@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from inferd.engine.api.checkpoint import Checkpoint, documents_of, read_config, read_json
+from inferd.engine.api.checkpoint import Checkpoint, Documents, read_config, read_json
 from inferd.engine.api.config import AskedDraft
 from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.gguf import is_gguf
@@ -102,7 +102,7 @@ def _difference(served: dict[str, int], draft: dict[str, int]) -> str | None:
 
 def _tokens_of(path: Path) -> dict[str, int]:
     """The ids of all tokens, by tokenizer.json; empty without one. Raises `ModelError` if it lists no tokens."""
-    found = documents_of(path)("tokenizer.json") if path.exists() else None
+    found = Documents(path)("tokenizer.json") if path.exists() else None
     if found is None:
         return {}
     try:

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from inferd.engine.api.errors import ModelError
+from inferd.engine.api.kept_content import kept_content
 from inferd.engine.api.pinned_files import is_file, source_of
+from inferd.engine.arch.gguf import splitters, tokenizer
 from inferd.engine.arch.gguf.config import FACTOR_TENSORS, Metadata, config_of, family_of
 from inferd.engine.arch.gguf.header import MAX_HEADER_BYTES, GgufError, GgufTensor, Header, Value, parse_header
 from inferd.engine.arch.gguf.tensors import OriginalNames, PlacedTensor
-from inferd.engine.arch.gguf.tokenizer import generation_config_of, tokenizer_config_of, tokenizer_of
 from inferd.engine.arch.registry import tensor_names
 from inferd.engine.arch.shown import shown
 
@@ -48,11 +51,20 @@ class GgufFile:
         except GgufError as error:
             raise ModelError(f"{self.path}: {error}") from error
 
+    def tokenizer_text(self) -> bytes:
+        """tokenizer.json, which is kept from start to start (`kept_content`). Raises `ModelError`."""
+        used = {key: value for key, value in self.metadata.items() if key.startswith(_TOKENIZER_KEYS)}
+        made_from, made_by = (b"tokenizer.json", msgspec.msgpack.encode(used)), (tokenizer.__name__, splitters.__name__)
+        return kept_content(made_from, made_by, lambda: msgspec.json.encode(self.document("tokenizer.json")))
+
+
+_TOKENIZER_KEYS = ("tokenizer.", "general.architecture")
+"""Beginnings of the keys that tokenizer.json is made from."""
 
 _DOCUMENTS: dict[str, Callable[[Mapping[str, Value]], Json]] = {
-    "tokenizer.json": tokenizer_of,
-    "tokenizer_config.json": tokenizer_config_of,
-    "generation_config.json": generation_config_of,
+    "tokenizer.json": tokenizer.tokenizer_of,
+    "tokenizer_config.json": tokenizer.tokenizer_config_of,
+    "generation_config.json": tokenizer.generation_config_of,
 }
 
 

@@ -19,12 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from inferd.engine.api.checkpoint import documents_of
-from inferd.engine.api.gguf import is_gguf
+from inferd.engine.api.checkpoint import Documents
+from inferd.engine.api.kept_content import kept_content
 from inferd.engine.api.pinned_files import PinnedFile, is_file, of_bytes, read_pinned, source_of, to_bytes
 from inferd.engine.api.process.written_once import content_of
 from inferd.engine.grammar.bpe import Bpe
@@ -48,9 +47,9 @@ _SAMPLES = (
 """Texts for which `MergingTokenizer` is compared with the library's tokenizer."""
 _NUM_RANDOM_SAMPLES = 500
 
+_MAKERS = (Bpe.__module__, MergingTokenizer.__module__, bytes_of_tokens.__module__, Tables.__module__, __name__)
+"""The modules that make the tables."""
 _COMMAND = (sys.executable, "-P", "-m", "inferd.engine.grammar.reading")
-
-Documents = Callable[[str], dict[str, Any] | None]
 
 
 def read_apart(path: Path, vocab_size: int, shared: str, files: Sequence[PinnedFile]) -> None:
@@ -79,17 +78,24 @@ def _read(path: Path, vocab_size: int) -> bytes:
 
 
 def _block(path: Path, vocab_size: int) -> bytes:
-    read = documents_of(path)
+    """The tables in one block, which are kept from start to start (`kept_content`)."""
+    read = Documents(path)
     text = _text_of(path, read)
+    config, eos_ids = read("tokenizer_config.json") or {}, _eos_ids(read)
+    about = json.dumps((vocab_size, eos_ids, config.get("added_tokens_decoder"))).encode()
+    return kept_content((b"tables", text, about), _MAKERS, lambda: _made(text, config, eos_ids, vocab_size))
+
+
+def _made(text: bytes, config: Mapping[str, Any], eos_ids: Sequence[int], vocab_size: int) -> bytes:
     bpe = Bpe.of(text)
     if bpe is not None:
         text = bpe.text
         give_memory_back()  # the file's text, and its merges as objects
     tokenizer = _without_spaces(_tokenizer(text))
-    added = _added_tokens(tokenizer, read("tokenizer_config.json") or {})
+    added = _added_tokens(tokenizer, config)
     tokens = list(bytes_of_tokens(tokenizer, added, vocab_size))
     named = [token_id for token_id, (content, _) in sorted(added.items()) if content in _END_NAMES]
-    facts = VocabularyFacts(num_rows=vocab_size, eos_id=named[-1] if named else 0, eos_ids=tuple(_eos_ids(read)))
+    facts = VocabularyFacts(num_rows=vocab_size, eos_id=named[-1] if named else 0, eos_ids=tuple(eos_ids))
     if bpe is not None and (symbols := bpe.symbols(tokenizer)):
         facts_of_bpe = replace(
             facts, symbols=symbols, takes_words=bpe.model.ignore_merges, joins_with_space=bpe.joins_with_space
@@ -103,13 +109,14 @@ def _block(path: Path, vocab_size: int) -> bytes:
 def tokenizer_of(path: Path) -> Tokenizer:
     """The library's tokenizer of a checkpoint, without the space that it would put before a text. Texts here go on
     after others."""
-    return _without_spaces(_tokenizer(_text_of(path, documents_of(path))))
+    return _without_spaces(_tokenizer(_text_of(path, Documents(path))))
 
 
 def _text_of(path: Path, read: Documents) -> bytes:
     """tokenizer.json."""
-    if is_gguf(path):
-        return msgspec.json.encode(read("tokenizer.json"))
+    made = read.made_tokenizer()
+    if made is not None:
+        return made
     file = path / "tokenizer.json"
     if not is_file(file):
         raise GrammarError(f"{path.name} has no tokenizer.json, which constrained output is built from")

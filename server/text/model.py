@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from inferd.engine.api.checkpoint import documents_of
+from inferd.engine.api.checkpoint import Documents
 from inferd.engine.api.errors import ModelError, StartError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.pinned_files import PinnedFile
@@ -94,7 +93,7 @@ class ServedModel:
 
         `trusts_special_tokens`: whether control tokens in callers' messages are control tokens, not text.
         """
-        read = documents_of(path)
+        read = Documents(path)
         pretrained = _pretrained_of(path, read)
         tokenizer = Tokenizer(pretrained.backend, pretrained.special_tokens, pretrained.eos_token_id)
         # Checkpoints that also see have had their template in a file of its own.
@@ -138,10 +137,9 @@ class ServedModel:
         )
 
 
-def _pretrained_of(path: Path, read: Callable[[str], dict[str, Any] | None]) -> Pretrained:
-    if is_gguf(path):
-        return made_pretrained(path, read("tokenizer.json") or {}, read("tokenizer_config.json") or {})
-    return load_pretrained(path)
+def _pretrained_of(path: Path, read: Documents) -> Pretrained:
+    made = read.made_tokenizer()
+    return load_pretrained(path) if made is None else made_pretrained(path, made, read("tokenizer_config.json") or {})
 
 
 def _probed(template: ChatTemplate | None) -> tuple[ToolSupport, Derived]:

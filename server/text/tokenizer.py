@@ -17,7 +17,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self, cast
 
-import msgspec
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
@@ -382,11 +381,11 @@ def load_pretrained(path: Path) -> Pretrained:
     )
 
 
-def made_pretrained(path: Path, tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> Pretrained:
-    """The tokenizer of a GGUF file, from the content of tokenizer.json and tokenizer_config.json. Raises
+def made_pretrained(path: Path, tokenizer: bytes, config: Mapping[str, Any]) -> Pretrained:
+    """The tokenizer of a GGUF file, from its tokenizer.json and the content of tokenizer_config.json. Raises
     `ModelError`."""
     with _refused(path):
-        backend = Backend.from_buffer(msgspec.json.encode(tokenizer))
+        backend = Backend.from_buffer(tokenizer)
     special = {name: token for name, token in config.items() if name.endswith("_token") and isinstance(token, str)}
     eos = special.get("eos_token")
     eos_token_id = None if eos is None else backend.token_to_id(eos)

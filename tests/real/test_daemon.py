@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from benchmarks.quality.measure import NUM_ANSWER_TOKENS
-from inferd.engine.api.checkpoint import documents_of
+from inferd.engine.api.checkpoint import Documents
 from inferd.engine.api.machine.cpu import Machine
 from inferd.server.commands.plan import PlanOptions, build
 from inferd.server.commands.plan_report import PlanRow
@@ -136,7 +136,7 @@ def test_blocks_are_kept_unless_another_format_is_asked_for(
 
 
 def test_sampling_is_that_of_the_model_card_unless_a_request_says_otherwise(gguf: Path) -> None:
-    read = documents_of(gguf)
+    read = Documents(gguf)
     assert {"temperature": 0.2, "top_p": 0.9}.items() <= (read("generation_config.json") or {}).items()
     assert read("special_tokens_map.json") is None
     model = ServedModel.load(gguf, ("smollm2",), max_model_len=8192, vocab_size=49152)

@@ -18,7 +18,7 @@ import pytest
 from msgspec import structs
 
 from inferd.engine.api import held_files, pinned_files
-from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint, documents_of
+from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint, Documents
 from inferd.engine.api.errors import ChangedError, ModelError, StartError
 from inferd.engine.api.held_checkpoint import HeldCheckpoint
 from inferd.engine.api.held_files import HeldFiles
@@ -83,16 +83,16 @@ def write_at(path: Path, at: int, *, keeps_time: bool = False) -> None:
 
 
 def test_pinned_files_are_read_after_others_have_their_names(model: Path, tmp_path: Path) -> None:
-    before, texts = Checkpoint.read(model), documents_of(model)("tokenizer.json")
+    before, texts = Checkpoint.read(model), Documents(model)("tokenizer.json")
     held, _ = hold(model)
     for file in model.iterdir():
         (tmp_path / "new").write_text("{}")
         os.replace(tmp_path / "new", file)
     (model / "quantize_config.json").write_text('{"bits": 4}')
-    assert documents_of(model)("tokenizer.json") == {}, "the server reads by names"
+    assert Documents(model)("tokenizer.json") == {}, "the server reads by names"
     read_pinned(held.pinned)
-    assert Checkpoint.read(model) == before and documents_of(model)("tokenizer.json") == texts
-    assert documents_of(model)("quantize_config.json") is None, "a file that came later is none of them"
+    assert Checkpoint.read(model) == before and Documents(model)("tokenizer.json") == texts
+    assert Documents(model)("quantize_config.json") is None, "a file that came later is none of them"
     shutil.rmtree(model)
     assert Checkpoint.read(model) == before
     check_pinned(held.pinned)
