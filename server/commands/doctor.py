@@ -25,6 +25,8 @@ from packaging.requirements import Requirement
 from rich.console import Console
 
 from inferd.engine.api.errors import ConfigError
+from inferd.engine.api.files import cache_folder
+from inferd.engine.api.kept_content import FOLDER
 from inferd.engine.api.machine import gpu as accelerator
 from inferd.engine.api.machine.cpu import COMPILERS
 from inferd.engine.api.machine.gpu import NoAcceleratorError
@@ -91,8 +93,8 @@ def examine() -> Iterator[Check]:
     yield check
     yield check_port(settings.host, settings.port)
     yield check_open_files(settings.max_connections)
-    looks = (check_python, check_packages, check_torch, check_cpu, check_memory, check_cache, check_compiler, check_gpu)
-    for look in looks:
+    looks = (check_python, check_packages, check_torch, check_cpu, check_memory, check_cache, check_kept)
+    for look in (*looks, check_compiler, check_gpu):
         yield look()
 
 
@@ -190,7 +192,7 @@ def check_memory() -> Check:
 def check_cache() -> Check:
     """Checks whether the Hugging Face cache is writable and has space for a model."""
     cache = Path(HF_HUB_CACHE)
-    place = next(path for path in (cache, *cache.parents) if path.exists())
+    place = existing(cache)
     offline = ", offline (HF_HUB_OFFLINE)" if HF_HUB_OFFLINE else ""
     if not is_writable(place):
         return Check("cache", "warn", f"{cache} is not writable", "set HF_HOME to a directory that you may write to")
@@ -200,6 +202,20 @@ def check_cache() -> Check:
         way_out = "too little for most models: free some space, or set HF_HOME to a directory on a larger disk"
         return Check("cache", "warn", shown, way_out)
     return Check("cache", "ok", shown)
+
+
+def check_kept() -> Check:
+    """Checks whether the server can keep for the next start what takes long to make."""
+    folder = cache_folder(FOLDER)
+    if is_writable(existing(folder)):
+        return Check("kept", "ok", f"tokenizers in {folder}")
+    way_out = "each start makes the tokenizer anew: set XDG_CACHE_HOME to a directory that you may write to"
+    return Check("kept", "warn", f"{folder} is not writable", way_out)
+
+
+def existing(path: Path) -> Path:
+    """The path, or the folder above it in which it would be made."""
+    return next(each for each in (path, *path.parents) if each.exists())
 
 
 def is_writable(directory: Path) -> bool:

@@ -140,6 +140,17 @@ def test_a_cache_that_cannot_be_written_is_not_called_full(monkeypatch: pytest.M
     assert "HF_HOME" in check.way_out
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that lets not even root write")
+def test_a_folder_in_which_nothing_can_be_kept_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not" / "yet"))
+    assert doctor.check_kept().status == "ok"
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/cache")
+    check = doctor.check_kept()
+    assert (check.status, check.found) == ("warn", "/proc/cache/inferd/tokenizers is not writable")
+    assert "XDG_CACHE_HOME" in check.way_out
+
+
 def test_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.check_memory().status in ("ok", "warn")
     monkeypatch.setattr(doctor, "MIN_MEMORY_BYTES", 2**62)
