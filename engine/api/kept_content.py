@@ -42,7 +42,7 @@ def kept_content(made_from: tuple[bytes, ...], made_by: tuple[str, ...], make: C
         _refuse_others(entry.parent)
         found = _read(entry)
     except OSError as error:
-        _tell_once(entry.parent, str(error))
+        _tell_once(entry.parent, error.strerror or str(error))
         return make()
     if found is not None:
         return found
@@ -51,7 +51,7 @@ def kept_content(made_from: tuple[bytes, ...], made_by: tuple[str, ...], make: C
         try:
             _keep(entry, content)
         except OSError as error:
-            _tell_once(entry.parent, str(error))
+            _tell_once(entry.parent, error.strerror or str(error))
     return content
 
 

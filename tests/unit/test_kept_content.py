@@ -118,7 +118,7 @@ def test_a_folder_that_cannot_be_written_is_told_once(folder: Path, caplog: pyte
     folder.parent.mkdir()
     folder.write_text("a file in its place")
     make = Maker(b"content")
-    assert [kept(make, b"a"), kept(make, b"a")] == [b"content"] * 2
+    assert [kept(make, name) for name in (b"a", b"a", b"another model")] == [b"content"] * 3
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith(f"nothing is kept in {folder}, so that each start makes the tokenizer anew: ")
