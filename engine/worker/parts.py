@@ -205,6 +205,7 @@ def check_rows(config: EngineConfig, decoder: Decoder, kv: KVPool) -> None:
 
 def load_and_measure(decoder: Decoder | DraftHead, checkpoint: Checkpoint, planned: MemoryPlan, device: Device) -> int:
     """Load the weights and return the bytes that they took. Raises `ModelError` or `CapacityError`."""
+    device.give_back_freed()  # otherwise what was freed before the weights would be taken off them
     before_bytes = device.memory_in_use()
     try:
         _load_weights(decoder, checkpoint, device)

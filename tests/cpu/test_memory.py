@@ -35,11 +35,13 @@ from inferd.engine.api.resolve import resolve
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import describe
 from inferd.engine.layers.rotary import cos_sin_table, query_table
+from inferd.engine.models.decoder import Decoder
 from inferd.engine.quant.recipe import RECIPES
 from inferd.engine.quant.scheme import QuantizationError
 from inferd.engine.sample.rules import SlotRules
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.parts import load_and_measure
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
 from inferd.kernels.ops.paged_attention import ATTENTION_SPLIT, passes
@@ -107,6 +109,31 @@ def test_a_rank_takes_what_was_planned_for_each(checkpoint: Path) -> None:
     assert abs(measured["weights_bytes"] / plan.weights_bytes - 1) < TOLERANCE
     for wrong in wrong_plans(plan):
         assert abs(measured["weights_bytes"] / wrong - 1) > TOLERANCE
+
+
+class _FreedDevice(CpuDevice):
+    """A process that holds 48 MiB of freed memory, until it gives that back."""
+
+    freed_bytes = 48 * 2**20
+
+    def memory_in_use(self) -> int:
+        return 2**27 + self.freed_bytes
+
+    def give_back_freed(self) -> None:
+        self.freed_bytes = 0
+
+
+def test_memory_that_was_freed_before_is_not_taken_off_the_weights(tmp_path: Path) -> None:
+    """Loading a model of a few KiB takes nothing, and gives back what the process had freed before."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=32, max_position_embeddings=64, **sizes))
+    model.save_pretrained(tmp_path)
+    checkpoint, device = Checkpoint.read(tmp_path), _FreedDevice(1)
+    arch = ModelFacts.of(checkpoint).arch
+    decoder, work = Decoder(arch, torch.float32, "cpu"), work_on("cpu", max_model_len=64)
+    planned = plan_memory(arch, Precision("float32"), work, pool_of(1, work))
+    assert load_and_measure(decoder, checkpoint, planned, device) == 0
 
 
 def loaded(

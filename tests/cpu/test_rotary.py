@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.configuration_phi3 import Phi3Config
@@ -90,6 +91,32 @@ def test_lengths_matter_where_they_should() -> None:
     for parameters, make in (({"rope_type": "dynamic", "factor": 2.0}, of_llama), (LONGROPE, of_phi3)):
         rope, _ = make(parameters)
         assert not torch.equal(inverse_frequencies(rope, ORIGINAL), inverse_frequencies(rope, 4096))
+
+
+class _Made(TorchDispatchMode):
+    """The bytes of each tensor that an operator returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.num_bytes.append(result.untyped_storage().nbytes())
+        return result
+
+
+def test_a_long_table_is_made_without_long_tensors_beside_it() -> None:
+    """The allocator would keep them, and the memory plan would miss them."""
+    rope, _ = of_llama({"rope_type": "default"})
+    num_positions = 9_000
+    made = _Made()
+    with made:
+        table = cos_sin_table(rope, num_positions, torch.device("cpu"))
+    beside = [num_bytes for num_bytes in made.num_bytes if num_bytes != table.nbytes]
+    assert table.nbytes in made.num_bytes and max(beside) <= table.nbytes // 8
+    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse_frequencies(rope, num_positions)
+    assert torch.equal(table, torch.cat([angles.cos(), angles.sin()], dim=1))
 
 
 def test_a_layer_without_rope_changes_nothing() -> None:
