@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -61,10 +61,12 @@ from inferd.kernels import registry
 from inferd.kernels.cpu import native
 from inferd.kernels.ops.linear import Choices
 from inferd.kernels.ops.paged_attention import LIBRARIES, PAGED_ATTENTION
-from inferd.kernels.registry import KernelError
+from inferd.kernels.registry import KernelError, Selection
 
 LoadReport = Callable[[Phase], None]
 
+_PLAIN = "reference"
+"""Name of each op's implementation in plain PyTorch."""
 _WARM_UP_TOKENS = 16
 _WARM_UP_DRAFTS = 4
 """Most drafts of a row in warm-up. A CPU records their steps then. Otherwise the first measured steps would take
@@ -177,8 +179,9 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     runner = _warmed_up(config, decoder, kv, planned, device, shared, followers, timer, draft, adapters)
     if deterministic:
         refuse_varying(registry.explain())
-    kernels = tuple(sorted({(choice.op, choice.chosen) for choice in registry.explain()}))
-    timer.done("warm-up", f"{len(kernels)} kernels: {_tally(kernels)}")
+    choices_made = registry.explain()
+    kernels = tuple(sorted({(choice.op, choice.chosen) for choice in choices_made}))
+    timer.done("warm-up", f"{len(kernels)} kernels: {tally(choices_made)}")
     model_impl = "native" if arch.is_native else f"transformers {version('transformers')}, torch {torch.__version__}"
     device_name = device.name if shared is None else f"{config.tensor_parallel_size} ranks, each {device.name}"
     numerics = _numerics(config, model_impl, device, kernels)
@@ -308,10 +311,19 @@ def _recordings(done: int, total: int) -> str:
     return f"recorded steps: {done} of {total} sizes"
 
 
-def _tally(kernels: tuple[tuple[str, str], ...]) -> str:
-    """Number of ops by implementation, as text."""
-    counts = Counter(name for _, name in kernels)
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+def tally(choices: Iterable[Selection]) -> str:
+    """Number of ops by implementation, as text, with the ops that plain PyTorch computes and why no kernel does."""
+    used = dict[tuple[str, str], Selection]()
+    for choice in choices:
+        used.setdefault((choice.op, choice.chosen), choice)
+    counts = Counter(name for _, name in used)
+    plain = [f"{op}: {_why_plain(choice)}" for (op, name), choice in sorted(used.items()) if name == _PLAIN]
+    why = {_PLAIN: f" ({'; '.join(plain)})"}
+    return ", ".join(f"{count} {name}{why.get(name, '')}" for name, count in sorted(counts.items()))
+
+
+def _why_plain(choice: Selection) -> str:
+    return ", ".join(f"{name} {reason}" for name, reason in choice.refused) or "it has no other implementation"
 
 
 def _warm_up_plans(config: EngineConfig, num_groups: int) -> Iterator[StepPlan]:

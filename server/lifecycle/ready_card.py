@@ -116,7 +116,8 @@ def ready_card(outcomes: Sequence[tuple[StartupReport, Ready | str]], listener: 
     settings, name = report.settings, report.settings.served_names[0]
     url = f"http://{_reachable_host(listener)}:{listener.getsockname()[1]}"
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.keys_file else ""
-    body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
+    path, asked = _first_request(report.model)
+    body = {"model": name, **asked}
     inferd = f"inferd {version('inferd')}"
     if len(outcomes) == 1:
         head = f"READY in {total_s:.1f} s: {name} at {url}/v1 ({inferd}, {_served(report, ready)})\n{_more(report)}"
@@ -127,9 +128,15 @@ def ready_card(outcomes: Sequence[tuple[StartupReport, Ready | str]], listener: 
         head += "".join(_outcome(report, ready) for report, ready in outcomes)
     page = f"  chat in a browser: {url}/\n" if settings.playground else ""
     return (
-        f"\n{head}{page}"
-        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+        f"\n{head}{page}  curl {url}{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     )
+
+
+def _first_request(model: ServedModel) -> tuple[str, dict[str, object]]:
+    """(path, body without the model's name) of a request that this model can answer."""
+    if model.template is None:
+        return "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}
+    return "/v1/chat/completions", {"messages": [{"role": "user", "content": "What are you?"}]}
 
 
 def _outcome(report: StartupReport, ready: Ready | str) -> str:

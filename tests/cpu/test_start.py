@@ -27,6 +27,7 @@ from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.tuning import Tuning
 from inferd.kernels.ops.paged_attention import AttentionBatch
+from inferd.kernels.registry import Selection
 
 FREE_BYTES = 300 * 2**20
 PATH = locate(EMBEDDED_NAME, None)
@@ -134,6 +135,20 @@ def test_no_room_is_told_with_what_is_free_and_what_would_fit(
             f"--max-model-len up to {length} would fit; free some memory, or give a smaller --kv-memory, or "
             "--kv-cache-dtype int8"
         )
+
+
+def test_ops_in_plain_pytorch_are_named_with_the_reason() -> None:
+    refused = (("triton", "runs on GPUs only"), ("cpp", "has no 7 bits"))
+    choices = [
+        Selection("embed", 1, "cpp", ()), Selection("norm", 1, "cpp", ()), Selection("norm", 2, "cpp", ()),
+        Selection("draw", 1, "reference", refused[:1]), Selection("draw", 2, "reference", refused),
+        Selection("norm", 3, "reference", refused), Selection("pool", 1, "reference", ()),
+    ]  # fmt: skip
+    assert load.tally(choices) == (
+        "2 cpp, 3 reference (draw: triton runs on GPUs only; norm: triton runs on GPUs only, cpp has no 7 bits; "
+        "pool: it has no other implementation)"
+    )
+    assert load.tally(choices[:3]) == "2 cpp"
 
 
 def test_the_longest_context_beside_the_weights(config: EngineConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shlex
 import shutil
 import socket
 from dataclasses import replace
@@ -31,6 +32,7 @@ from inferd.server.commands.plan_table import show
 from inferd.server.config.settings import Settings
 from inferd.server.lifecycle.models import read_models
 from inferd.server.lifecycle.ready_card import StartupReport, describe_start, deviation, ready_card, without_paths
+from inferd.server.schema.completions import CompletionRequest
 
 MIB = 2**20
 READY = Ready(
@@ -165,6 +167,19 @@ def test_the_line_to_paste_has_a_key_where_one_is_asked_for(
         listener.bind(("127.0.0.1", 0))
         card = ready_card([(replace(report, settings=settings), READY)], listener, 1.0)
     assert ("-H 'Authorization: Bearer YOUR_KEY' -H" in card) == is_asked
+
+
+def test_the_line_to_paste_is_one_that_the_model_can_answer(report: StartupReport) -> None:
+    """A chat needs a chat template."""
+    plain = replace(report, model=replace(report.model, template=None))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        told = ready_card([(plain, READY)], listener, 1.0).splitlines()[-1]
+        assert "/v1/chat/completions" in ready_card([(report, READY)], listener, 1.0)
+    words = shlex.split(told)
+    asked = CompletionRequest.model_validate_json(words[-1])
+    assert words[1].endswith("/v1/completions")
+    assert (asked.model, asked.prompt) == ("tiny", ("Once upon a time",))
 
 
 @pytest.mark.parametrize("has_page", [True, False])
