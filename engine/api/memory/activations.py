@@ -17,12 +17,21 @@ from inferd.engine.arch.draft_heads import num_read
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.sharding import Rank
 
-BASE_BYTES = 256 * 2**20
-"""Anonymous memory of the two processes before a model is loaded: engine 154 MiB with torch imported, server 80 MiB,
-and memory that allocators keep (measured: torch 2.13 for CPUs, Python 3.11, 2 cores of an AMD EPYC Zen 4,
-2026-11-21)."""
+_BASE_BYTES = 288 * 2**20
+"""Anonymous memory of the processes with a vocabulary of a few tokens: engine 158 MiB with torch imported, server 80,
+two processes that render chat templates 16 each, and one that checks grammars 18 (measured: torch 2.13 for CPUs, Python
+3.11, 2 cores of an AMD EPYC Zen 4, 2026-11-29)."""
+_TOKEN_BYTES = 2**11
+"""Memory of a token of the vocabulary in all processes, once a grammar was asked for. The server's tokenizer has 1.0 KiB
+for a token with one merge, as in byte-level BPE, and 1.5 with two, as in Gemma 3. Grammars have 0.8 (measured as above,
+from 49,152 to 262,144 tokens)."""
+_GPU_BASE_BYTES = 256 * 2**20
+"""Allowance for what CUDA and its libraries allocate on a GPU for themselves. It was not measured."""
 STANDBY_BYTES = 164 * 2**20
 """Anonymous memory of a standby, which has its libraries imported and waits (measured as above)."""
+
+PROCESSES = "processes"
+"""Name of the part of a plan that is taken before a model is loaded."""
 
 _FP32_BYTES = 4
 _MLP_COPIES = 4
@@ -152,7 +161,7 @@ def working_lines(arch: Arch, precision: Precision, work: Workload) -> tuple[Pla
         PlanLine("adapters", _adapters(arch, work)),
         PlanLine("exchange", _exchange(work)),
         PlanLine("standby", _standby(work)),
-        PlanLine("processes", term(BASE_BYTES, "B")),
+        PlanLine(PROCESSES, _processes(arch, work)),
     )
     return tuple(part for part in parts if part.num_bytes)
 
@@ -195,6 +204,13 @@ def _adapters(arch: Arch, work: Workload) -> Formula:
     numbers = sum_of(term(count, "matrices") * term(size) for size, count in sorted(sizes.items()))
     space = term(work.adapters.num, "adapters") * term(work.adapters.rank).named("rank")
     return space * numbers * term(DTYPE_BYTES[work.adapters.dtype], "B")
+
+
+def _processes(arch: Arch, work: Workload) -> Formula:
+    """The processes without a model's weights. With a GPU the plan is about GPU memory."""
+    if work.device == "cuda":
+        return term(_GPU_BASE_BYTES, "B")
+    return term(_BASE_BYTES, "B") + term(arch.vocab_size, "tokens") * term(_TOKEN_BYTES, "B")
 
 
 def _standby(work: Workload) -> Formula:

@@ -13,7 +13,6 @@ from itertools import accumulate
 
 from inferd.engine.api.errors import CapacityError
 from inferd.engine.api.machine.cpu import DRIVER_BYTES, Machine
-from inferd.engine.api.memory.activations import BASE_BYTES
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 
 
@@ -35,7 +34,7 @@ class MemoryDemand:
         """Bytes of the host, or of each GPU, without a KV cache that the settings give no size."""
         plan = self.plan
         kv_bytes = 0 if self.kv_bytes is None else max(self.kv_bytes, plan.kv_bytes)
-        each = plan.weights_bytes + max(kv_bytes + plan.working_bytes, plan.loading.num_bytes + BASE_BYTES)
+        each = plan.weights_bytes + max(kv_bytes + plan.working_bytes, plan.loading_bytes)
         return each if self.is_on_gpu else each * self.num_engines
 
 

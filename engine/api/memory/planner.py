@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import prod
 from typing import Literal
 
-from inferd.engine.api.memory.activations import BASE_BYTES, Draft, PlanLine, Workload, working_lines
+from inferd.engine.api.memory.activations import PROCESSES, Draft, PlanLine, Workload, working_lines
 from inferd.engine.api.memory.formula import NOTHING, Formula, sum_of, term
 from inferd.engine.api.memory.precision import (
     HEAD_STORED_AS,
@@ -58,9 +58,14 @@ class MemoryPlan:
         return sum(part.num_bytes for part in self.working)
 
     @property
+    def loading_bytes(self) -> int:
+        """Bytes beside the weights while they are loaded."""
+        return self.loading.num_bytes + sum(part.num_bytes for part in self.working if part.name == PROCESSES)
+
+    @property
     def total_bytes(self) -> int:
         """Most bytes at any time: while serving, or while loading if that needs more."""
-        return self.weights_bytes + max(self.kv_bytes + self.working_bytes, self.loading.num_bytes + BASE_BYTES)
+        return self.weights_bytes + max(self.kv_bytes + self.working_bytes, self.loading_bytes)
 
 
 def plan_memory(arch: Arch, precision: Precision, work: Workload, pool: Formula) -> MemoryPlan:
