@@ -13,6 +13,7 @@ from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.modelling import ModelImpl, ask_modelled
+from inferd.engine.api.tied_head import is_stored_twice
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.gguf.formats import in_words, with_blocks
 from inferd.engine.arch.modelled import Modelled
@@ -24,6 +25,7 @@ from inferd.engine.arch.registry import (
     is_known,
     weights,
 )
+from inferd.engine.arch.tensors import EMBEDDING, HEAD
 from inferd.engine.arch.weights import KV_SCALE_SUFFIXES
 from inferd.engine.arch.wrappers import part_of, text_config, wrapper_of
 
@@ -43,7 +45,7 @@ class ModelFacts:
     has_kv_scales: bool = False
     """Whether the checkpoint holds scales for K and V in 8 bits, which are not used."""
     shares_head: bool = False
-    """Whether the head is a copy of the embedding in another format. Then its weights count once."""
+    """Whether the head is a copy of the embedding in another format, kept or stored so. Its weights count once then."""
     blocks: str = ""
     """The types of blocks in a GGUF file, and whether they are kept, widened or dequantized."""
     matrix_dtype: str = "float32"
@@ -95,7 +97,7 @@ class ModelFacts:
                 f"{checkpoint.path}: {name} is stored as {found}; by config.json it is one of: {', '.join(known)}"
             )
         has_kv_scales = any(name.endswith(KV_SCALE_SUFFIXES) for name in checkpoint.tensors)
-        has_own_head = arch.tie_embeddings == described.tie_embeddings
+        shares_head = arch.tie_embeddings != described.tie_embeddings or _stores_head_twice(checkpoint)
         dtype, is_embedded = checkpoint.dtype, checkpoint.is_embedded
         tensors = checkpoint.tensors_of(arch)
         floats = {tensors[source.tensor].dtype for source in weights(arch).sources if len(source.shape) == 2}
@@ -109,7 +111,7 @@ class ModelFacts:
             drafting = [info.num_bytes for name, info in checkpoint.tensors.items() if name.startswith(unread)]
             left_out += Counter({_MTP_LAYER: sum(drafting)})
         return cls(
-            checkpoint.path, arch, dtype, is_embedded, has_kv_scales, not has_own_head, blocks, matrix_dtype,
+            checkpoint.path, arch, dtype, is_embedded, has_kv_scales, shares_head, blocks, matrix_dtype,
             checkpoint.wrapper, left_out,
         )  # fmt: skip
 
@@ -146,6 +148,11 @@ class ModelFacts:
         """Number of weights that one token is multiplied by: those of all experts that it does not go to are left
         out."""
         return self.num_params - self.arch.num_idle_weights
+
+
+def _stores_head_twice(checkpoint: Checkpoint) -> bool:
+    embedding, head = (checkpoint.tensors.get(name) for name in (EMBEDDING, HEAD))
+    return is_gguf(checkpoint.path) and embedding is not None and head is not None and is_stored_twice(embedding, head)
 
 
 def of_mtp_layer(checkpoint: Checkpoint) -> Checkpoint:
