@@ -44,6 +44,7 @@ from inferd.engine.api.memory.planner import (
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.memory.states import checkpoint_interval, most_slots, num_checkpoints, state_bytes
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.process.logs import counted
 from inferd.engine.api.served import (
     check_modelled,
     check_quantization,
@@ -337,11 +338,19 @@ class _Pool:
         share = int(left * auto.memory_share)
         most = work.num_seqs * num_needed
         bound = most if auto.kv_bytes is None else auto.kv_bytes // work.num_ranks // size
-        num_blocks = min(share // size, max(min(bound, most), num_needed))
+        wanted = max(min(bound, most), num_needed)
+        num_blocks = min(share // size, wanted)
         least = num_needed if asked.max_model_len is not None else blocks_per_seq(arch, MIN_MODEL_LEN, work)
         if num_blocks < least:
             return least, "the least that one sequence needs"
-        return num_blocks, f"within {format_bytes(share)}, {auto.memory_share:.0%} of the memory left"
+        if num_blocks < wanted:
+            return num_blocks, f"{auto.memory_share:.0%} of the {format_bytes(left)} left beside the other parts"
+        if num_blocks == most:
+            return num_blocks, f"what {counted(work.num_seqs, 'sequence')} of {work.max_model_len} tokens can fill"
+        if num_blocks == num_needed:
+            return num_blocks, f"what one sequence of {work.max_model_len} tokens needs"
+        assert auto.kv_bytes is not None
+        return num_blocks, f"at most {format_bytes(auto.kv_bytes)} by default, and --kv-memory may give more"
 
     def _settle_checkpoints(self, count: int, num_blocks: int, work: Workload) -> None:
         """Settle the checkpoints of recurrent states. Without any, no prefix can be used again."""

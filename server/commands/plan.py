@@ -153,6 +153,8 @@ class Serving(TypedDict):
     """Memory that each engine process of `inferd serve` takes on this machine, with the same settings."""
 
     kv_bytes: int
+    kv_reason: str
+    """Why the KV cache has that size."""
     kv_tokens: int
     """Number of tokens of all sequences together that the KV cache has room for."""
     max_model_len: int
@@ -180,10 +182,11 @@ def divide(all_asked: Sequence[Asked], machine: Machine) -> tuple[dict[str, Shar
 
 
 def _serving(asked: Asked, share: division.MachineShare) -> Serving:
-    config, plan, _ = asked.settled(share)
+    config, plan, decisions = asked.settled(share)
     # A token of a sequence takes a place of a block in each group of layers.
     return {
         "kv_bytes": plan.kv_bytes,
+        "kv_reason": next(decision.why for decision in decisions if decision.field == "num_blocks"),
         "kv_tokens": config.num_blocks * config.block_size // len(asked.facts.arch.cache_groups),
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,

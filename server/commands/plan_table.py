@@ -99,8 +99,8 @@ def _served(served: Serving, report: PlanReport) -> str:
     each = "each engine process of inferd serve" if report.num_processes > 1 else "inferd serve"
     return (
         f"With these settings {each} takes {format_bytes(served['total_bytes'])}. Its KV cache of "
-        f"{format_bytes(served['kv_bytes'])} holds {served['kv_tokens']:,} tokens: up to {served['max_model_len']:,} "
-        f"of a sequence, and {served['max_num_seqs']} sequences in one step."
+        f"{format_bytes(served['kv_bytes'])} ({served['kv_reason']}) holds {served['kv_tokens']:,} tokens: up to "
+        f"{served['max_model_len']:,} of a sequence, and {served['max_num_seqs']} sequences in one step."
     )
 
 

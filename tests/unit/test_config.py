@@ -384,6 +384,29 @@ def test_ranks_on_gpus_have_the_memory_of_the_fullest_gpu() -> None:
     assert not exact.splits_inputs, "the bits of one process"
 
 
+@pytest.mark.parametrize(
+    ("gib", "asked", "positions", "why"),
+    [
+        (64, {}, 4096, "at most 4.0 GiB by default, and --kv-memory may give more"),
+        (18, {}, 4096, "60% of the 4.8 GiB left beside the other parts"),
+        (64, {"max_num_seqs": 1}, 4096, "what 1 sequence of 4096 tokens can fill"),
+        (64, {"max_num_seqs": 3, "max_model_len": 64}, 4096, "what 3 sequences of 64 tokens can fill"),
+        (99, {}, 65536, "what one sequence of 65536 tokens needs"),
+        (64, {"kv_memory_bytes": GIB}, 4096, "kv_memory of 1.0 GiB"),
+    ],
+)
+def test_the_bound_that_decided_the_size_of_the_kv_cache_is_said(
+    gib: float, asked: dict[str, object], positions: int, why: str
+) -> None:
+    found = facts(max_position_embeddings=positions)
+    config, plan, decisions = resolve(msgspec.structs.replace(ASKED, **asked), found, machine(gib))
+    assert next(decision.why for decision in decisions if decision.field == "num_blocks") == why
+    size = block_bytes(found.arch, Precision("bfloat16"), config.block_size)
+    assert plan.kv_bytes == config.num_blocks * size
+    if why.startswith("at most"):
+        assert 4 * GIB - size < plan.kv_bytes <= 4 * GIB
+
+
 def test_ranks_share_the_memory_and_the_kv_cache() -> None:
     two = msgspec.structs.replace(ASKED, tensor_parallel_size=2, kv_memory_bytes=GIB, max_model_len=1024)
     config, plan, _ = resolve(two, facts(), machine(64))
@@ -392,7 +415,7 @@ def test_ranks_share_the_memory_and_the_kv_cache() -> None:
     assert config.kv_memory_bytes == alone.kv_memory_bytes == 2 * plan.kv_bytes == whole.kv_bytes
     embedding, norms = 32000 * 4096 * 2, (2 * 32 + 1) * 4096 * 2
     assert 2 * plan.weights_bytes == whole.weights_bytes + embedding + norms
-    with pytest.raises(CapacityError, match=r"7.3 GiB on each of 2 ranks for .* 5.0 GiB of memory are available to"):
+    with pytest.raises(CapacityError, match=r"7.2 GiB on each of 2 ranks for .* 5.0 GiB of memory are available to"):
         resolve(two, facts(), machine(10))
 
 

@@ -210,6 +210,8 @@ def test_the_plan_of_a_settings_file_is_what_the_server_does(
     run(settings, 1, None, "10-20", as_json=True)
     said = json.loads(capsys.readouterr().out)
     served = read_models(settings)
+    reasons = [each["serve"].pop("kv_reason") for each in said["models"]]
+    assert [reason.split(" of ")[0] for reason in reasons] == ["60%", "kv_memory", "what 128 sequences"]
     assert [each["serve"] for each in said["models"]] == [
         {
             "kv_bytes": one.memory.kv_bytes,
