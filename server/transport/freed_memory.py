@@ -29,7 +29,7 @@ class FreedMemory:
         self._resident_bytes = resident_bytes or _resident_bytes
         self._trim = trim or _malloc_trim()
         self._least_bytes: int | None = None
-        """Smallest size at the first check and after each trim; None before the first check."""
+        """Smallest size after each trim; None before the first."""
         self._tried_bytes = 0
         """Size after the last trim."""
 
@@ -45,15 +45,17 @@ class FreedMemory:
         return self._trim is not None and _SIZES.exists()
 
     async def look(self) -> None:
-        """Trim if the process has grown above its smallest size and has changed since the last trim."""
+        """Trim if the process has grown above its smallest size and has changed since the last trim.
+
+        The first time, trim in any case: reading the tokenizer of Gemma 3 leaves 234 MiB of freed memory (2 cores, AMD
+        EPYC Zen 4, 2026-11-29)."""
         assert self._trim is not None
-        size = self._resident_bytes()
-        if self._least_bytes is None:
-            self._least_bytes = size
-        if size >= self._least_bytes + LEAST_GROWTH_BYTES and abs(size - self._tried_bytes) >= _LEAST_CHANGE_BYTES:
+        size, least = self._resident_bytes(), self._least_bytes
+        has_grown = least is None or size >= least + LEAST_GROWTH_BYTES
+        if has_grown and abs(size - self._tried_bytes) >= _LEAST_CHANGE_BYTES:
             await asyncio.to_thread(self._trim)
             self._tried_bytes = self._resident_bytes()
-            self._least_bytes = min(self._least_bytes, self._tried_bytes)
+            self._least_bytes = self._tried_bytes if least is None else min(least, self._tried_bytes)
 
 
 def _malloc_trim() -> Callable[[], object] | None:
