@@ -17,12 +17,12 @@ from inferd.engine.api.pinned_files import source_of
 
 _NUM_ROWS = 8
 _LEAST_COSINE = 0.9
-"""Of 4 bits and 6 bits for the same numbers it is 0.99, and of unlike rows near 0."""
+"""Rows of the same numbers in 4 and in 6 bits have 0.99, and unlike rows have about 0."""
 
 
 def is_stored_twice(embedding: TensorInfo, head: TensorInfo) -> bool:
-    """Whether `head` holds the numbers of `embedding`. False if the file holds no weights, as one of which only the
-    header was downloaded, or if a format is not known here."""
+    """Whether `head` holds the numbers of `embedding`. False if the file holds no weights, as after a
+    download of the header alone, or if this file does not know a format."""
     if embedding.shape != head.shape or not {embedding.dtype, head.dtype} <= _DECODERS.keys():
         return False
     try:
@@ -46,7 +46,7 @@ def _values(file: BinaryIO, stored: TensorInfo, row: int) -> list[float]:
 
 
 def _cosine(some: list[float], others: list[float]) -> float:
-    """Of as many numbers as both have; 0 if one has none but zeros."""
+    """The cosine of two lists, over as many numbers as the shorter one has; 0 if one is all zeros."""
     pairs = [*zip(some, others, strict=False)]
     sizes = sum(one * one for one, _ in pairs) * sum(other * other for _, other in pairs)
     return sum(one * other for one, other in pairs) / sqrt(sizes) if sizes else 0.0

@@ -22,16 +22,16 @@ _BASE_BYTES = 288 * 2**20
 two processes that render chat templates 16 each, and one that checks grammars 18 (measured: torch 2.13 for CPUs, Python
 3.11, 2 cores of an AMD EPYC Zen 4, 2026-11-29)."""
 _TOKEN_BYTES = 1536
-"""Memory of a token of the vocabulary in all processes, once a grammar was asked for: the server's tokenizer, and the
-vocabulary for grammars in the engine and in the process that checks them. Fits servers of Qwen 2.5 (151,936 tokens) and
-Gemma 3 (262,144) within 2.2% (measured as above)."""
+"""Memory of a token of the vocabulary in all processes, after the first request with a grammar. It has three parts: the
+server's tokenizer, and the vocabulary for grammars in the engine and in the process that checks them. The plans of Qwen
+2.5 (151,936 tokens) and Gemma 3 (262,144) are within 2.2% of their servers with it (measured as above)."""
 _GPU_BASE_BYTES = 256 * 2**20
-"""Allowance for what CUDA and its libraries allocate on a GPU for themselves. It was not measured."""
+"""Allowance for the memory that CUDA and its libraries take on a GPU for themselves. Nobody has measured it."""
 STANDBY_BYTES = 164 * 2**20
 """Anonymous memory of a standby, which has its libraries imported and waits (measured as above)."""
 
 PROCESSES = "processes"
-"""Name of the part of a plan that is taken before a model is loaded."""
+"""Name of the part of a plan that the processes take before they load a model."""
 
 _FP32_BYTES = 4
 _MLP_COPIES = 4
