@@ -75,8 +75,8 @@ class JsonRegion:
         behind = _BEHIND_CALLS.match(text)
         assert behind is not None
         num = behind.end()
-        if num == len(text) < _MOST_BEHIND and not is_end:
-            return None
+        if num == len(text) and not is_end:
+            return None  # the next character decides, also behind the most, so that cuts of the text do not
         markers = () if close is None else (close.at(text, start, is_end=False) for start in sorted({0, num}))
         for found in filter(None, markers):
             if found.end is None and not is_end:

@@ -317,12 +317,19 @@ def test_calls_between_markers_read_the_same_however_they_arrive() -> None:
         (f"<call>[{one}]\n[{two}]</call>", 2),
         (f"<call>{one}}}]; </call>", 1),
         (f"<call>{one}}}\n", 1),
+        (f"<call>{one};{' ' * 15}</call>", 1),
+        (f"<call>{one}{' ' * 15}]</call>", 1),
+        (f"<call>{one};{' ' * 15}{two}</call>", None),
+        (f"<call>{one}{' ' * 17}</call>", None),
     ):
-        for size in (1, 7, len(text)):
+        reads = []
+        for size in (1, 5, 7, len(text)):
             parser = AnswerParser(ParserConfig(found, with_calls=True, tools=TOOLS))
             pieces = [piece for at in range(0, len(text), size) for piece in parser.feed(text[at : at + size])]
             read = turn_of(joined([*pieces, *parser.finish()]))
-            assert (len(read.calls), read.content) == (num_calls, ""), (text, size)
+            assert num_calls is None or (len(read.calls), read.content) == (num_calls, ""), (text, size)
+            reads.append(read)
+        assert all(read == reads[0] for read in reads), text
 
 
 def test_markers_of_reasoning_that_a_template_cuts_out_of_earlier_turns() -> None:
