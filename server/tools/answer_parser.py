@@ -22,6 +22,7 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from inferd.server.tools.answer_text import AnswerText
+from inferd.server.tools.argument_schema import schemas_of
 from inferd.server.tools.call_regions import JsonRegion, WholeRegion
 from inferd.server.tools.calls_in_reasoning import BehindCall, UncertainCall
 from inferd.server.tools.format import Region
@@ -62,6 +63,7 @@ class AnswerParser:
         self.reasoning_spans: list[tuple[int, int]] = []
         """[start, end) of each closed stretch of reasoning, in characters of the text, markers included."""
         self._config, self._names = parser_config, parser_config.tool_names
+        self._schemas = schemas_of(parser_config.tools)
         self._watch = Watch.of(
             parser_config.format,
             with_calls=parser_config.with_calls,
@@ -257,7 +259,7 @@ class AnswerParser:
             self._mode, self._calls = _Mode.CALLS, JsonRegion(region, calls, self._names)
         else:
             self._mode = _Mode.CALLS
-            self._calls = WholeRegion(region, marker, found.captures, self._config.tools)
+            self._calls = WholeRegion(region, marker, found.captures, self._schemas)
             if "name" in found.captures:
                 self._begin_call(found.captures["name"])
 

@@ -8,102 +8,147 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 from inferd.server.tools.python_calls import literal
 
-_MOST_PARTS = 64
-"""Schemas that one search reads. What stands behind them counts as unknown."""
+_MOST_STEPS = 400
+"""Parts that one search reads: schemas, items of lists and keys of references. A list that is longer than what is left
+is skipped, as if the schema did not have it."""
+_MOST_STEPS_OF_TOOL = 6_000
+"""Parts that all searches for types in one tool's schema read. Then the types of further arguments are unknown."""
+_MOST_DEPTH = 32
+"""Schemas inside each other that one search reads."""
+_MOST_REFERENCE_CHARS = 512
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+_TYPES = frozenset((*_KINDS.values(), "null"))
 _UNIONS = ("anyOf", "oneOf")
 _WORDS = {"null": None, "None": None, "true": True, "True": True, "false": False, "False": False}
 
 
+@dataclass(slots=True)
+class _Searched:
+    """Types and parts of the schemas inside a root, by their ids, so that each is searched once."""
+
+    types: dict[int, frozenset[str]] = field(default_factory=dict)
+    parts: dict[int, list[Mapping[str, object]]] = field(default_factory=dict)
+    num_left: int = _MOST_STEPS_OF_TOOL
+
+
 @dataclass(frozen=True, slots=True)
 class ArgumentSchema:
-    """The schema of one argument, or of a part of it."""
+    """The schema of all arguments of a tool, of one argument, or of a part of it. Keeps what it finds for all schemas
+    that come from it, so a tool needs one in an answer."""
 
     schema: object = None
     root: object = None
     """The schema of all arguments of the tool, in which references lead to a schema."""
+    _searched: _Searched = field(default_factory=_Searched, compare=False, repr=False)
 
     @classmethod
-    def of(cls, parameters: object, key: str) -> Self:
-        """The schema of the argument `key`. `parameters`: the schema of all of the tool's arguments."""
-        return cls(cls(parameters, parameters)._property(key), parameters)
+    def of_tool(cls, parameters: object) -> Self:
+        """The schema of all of a tool's arguments."""
+        return cls(parameters, parameters)
 
     def part(self, key: str) -> ArgumentSchema:
-        """The schema of the value behind a key of an object."""
-        return ArgumentSchema(self._property(key), self.root)
+        """The schema of an argument, or of the value behind a key of an object."""
+        others: object = None
+        for part in self._parts():
+            properties = part.get("properties")
+            if isinstance(properties, Mapping) and key in properties:
+                return self._inside(properties[key])
+            others = part.get("additionalProperties") if others is None else others
+        return self._inside(others)
 
     @property
     def items(self) -> ArgumentSchema:
         """The schema of the items of a list."""
         found = (part.get("items") for part in self._parts())
-        return ArgumentSchema(next((items for items in found if items is not None), None), self.root)
+        return self._inside(next((items for items in found if items is not None), None))
 
     @property
     def types(self) -> frozenset[str]:
         """The JSON types that the schema allows; empty if it does not say."""
-        return frozenset(self._types(self.schema, [_MOST_PARTS]) or ())
+        known, key = self._searched.types, id(self.schema)
+        if key not in known:
+            most = min(_MOST_STEPS, self._searched.num_left)
+            left = [most]
+            known[key] = frozenset(self._types(self.schema, left, 0) or ())
+            self._searched.num_left -= most - left[0]
+        return known[key]
 
-    def _property(self, key: str) -> object:
-        others: object = None
-        for part in self._parts():
-            properties = part.get("properties")
-            if isinstance(properties, Mapping) and key in properties:
-                return properties[key]
-            others = part.get("additionalProperties") if others is None else others
-        return others
+    def _inside(self, schema: object) -> ArgumentSchema:
+        return ArgumentSchema(schema, self.root, self._searched)
 
-    def _parts(self) -> Iterator[Mapping[str, object]]:
+    def _parts(self) -> list[Mapping[str, object]]:
         """The schema and those that it refers to or combines."""
-        waiting, num = [self.schema], 0
-        while waiting and num < _MOST_PARTS:
-            schema, num = waiting.pop(0), num + 1
+        known, key = self._searched.parts, id(self.schema)
+        if key not in known:
+            known[key] = list(self._search())
+        return known[key]
+
+    def _search(self) -> Iterator[Mapping[str, object]]:
+        waiting, left = deque([self.schema]), [_MOST_STEPS]
+        while waiting:
+            schema = waiting.popleft()
             if isinstance(schema, Mapping):
                 yield schema
-                waiting += [self._named(schema["$ref"])] if "$ref" in schema else []
+                waiting += self._referred(schema, left)
                 for name in ("allOf", *_UNIONS):
-                    waiting += _listed(schema, name)[:_MOST_PARTS]
+                    waiting += _listed(schema, name, left)
 
-    def _types(self, schema: object, left: list[int]) -> set[str] | None:
-        """None if the schema does not say. `left`: the number of schemas that may still be read."""
-        left[0] -= 1
-        if left[0] < 0 or not isinstance(schema, Mapping):
+    # `left`, below: the number of parts that the search may still read.
+
+    def _types(self, schema: object, left: list[int], depth: int) -> set[str] | None:
+        """None if the schema does not say."""
+        if depth == _MOST_DEPTH or not isinstance(schema, Mapping):
             return None
         given = schema.get("type")
-        known = [{given}] if isinstance(given, str) else [set(map(str, given))] if isinstance(given, list) else []
-        values = _listed(schema, "enum") or ([schema["const"]] if "const" in schema else [])
-        known += [{_KINDS.get(type(value), "null") for value in values}] if values else []
-        joined = [self._named(schema["$ref"])] if "$ref" in schema else []
-        known += [types for one in (*joined, *_listed(schema, "allOf")) if (types := self._types(one, left))]
-        for name in _UNIONS:
-            choices = [self._types(one, left) for one in _listed(schema, name)]
-            known += [set().union(*filter(None, choices))] if choices and all(choices) else []
-        if not known:
+        named = _listed(schema, "type", left) if isinstance(given, list) else [given]
+        values = _listed(schema, "enum", left) or ([schema["const"]] if "const" in schema else [])
+        known = [
+            {name for name in named if isinstance(name, str) and name in _TYPES},
+            {_KINDS.get(type(value), "null") for value in values},
+        ]
+        for one in (*self._referred(schema, left), *_listed(schema, "allOf", left)):
+            known.append(self._types(one, left, depth + 1) or set())
+        for union in _UNIONS:
+            choices = [self._types(one, left, depth + 1) for one in _listed(schema, union, left)]
+            known.append(set().union(*filter(None, choices)) if all(choices) else set())
+        said = [{*types, "integer"} if "number" in types else types for types in known if types]
+        if not said:
             return None
-        found = set.intersection(*({*types, "integer"} if "number" in types else types for types in known))
+        found = set.intersection(*said)
         found = found - {"integer"} if "number" in found else found
         return found | {"null"} if schema.get("nullable") is True else found
 
-    def _named(self, reference: object) -> object:
-        """The schema at a reference inside of `root`, such as `#/$defs/city`; None if there is none."""
+    def _referred(self, schema: Mapping[str, object], left: list[int]) -> list[object]:
+        """The schema at the reference inside of `root`, such as `#/$defs/city`; none if it leads nowhere."""
+        path = schema.get("$ref")
+        if not isinstance(path, str) or len(path) > _MOST_REFERENCE_CHARS or not path.startswith("#"):
+            return []
+        keys = path.removeprefix("#").split("/")[1:]
+        if len(keys) >= left[0]:
+            return []
+        left[0] -= len(keys) + 1
         at = self.root
-        path = str(reference)
-        for key in path.removeprefix("#").split("/")[1:] if path.startswith("#") else ("",):
+        for key in keys:
             name = key.replace("~1", "/").replace("~0", "~")
             at = at.get(name) if isinstance(at, Mapping) else None
-        return at
+        return [at]
 
 
-def parameters_of(name: object, tools: Sequence[Mapping[str, object]]) -> object:
-    """The schema of a tool's arguments; None if it has none."""
-    functions = (tool.get("function") for tool in tools)
-    found = (one for one in functions if isinstance(one, Mapping) and one.get("name") == name)
-    return next((function.get("parameters") for function in found), None)
+def schemas_of(tools: Iterable[Mapping[str, object]]) -> dict[str, ArgumentSchema]:
+    """The schema of each tool's arguments, by the tool's name."""
+    found: dict[str, ArgumentSchema] = {}
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, Mapping):
+            found.setdefault(str(function.get("name")), ArgumentSchema.of_tool(function.get("parameters")))
+    return found
 
 
 def value_of(text: str, types: frozenset[str]) -> object:
@@ -119,7 +164,7 @@ def value_of(text: str, types: frozenset[str]) -> object:
 
 def _exact(text: str, types: frozenset[str]) -> object:
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError):
         return text
     kind = "null" if value is None else _KINDS[type(value)]
@@ -149,12 +194,24 @@ def _loose(text: str, types: frozenset[str]) -> object:
 
 def _json_of(text: str) -> object:
     try:
-        value: object = json.loads(text)
+        value: object = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError):
         return literal(text)
     return value
 
 
-def _listed(schema: Mapping[str, object], name: str) -> list[object]:
+def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of JSON, as a hook of its decoder. Raises `ValueError` for a key that it has twice: a value would be
+    lost."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key twice")
+    return found
+
+
+def _listed(schema: Mapping[str, object], name: str, left: list[int]) -> list[object]:
     listed = schema.get(name)
-    return listed if isinstance(listed, list) else []
+    if not isinstance(listed, list) or len(listed) > left[0]:
+        return []
+    left[0] -= len(listed)
+    return listed

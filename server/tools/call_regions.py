@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from inferd.server.tools.argument_schema import ArgumentSchema
 from inferd.server.tools.closed_calls import calls_of
 from inferd.server.tools.format import Region
 from inferd.server.tools.json_calls import JsonCalls
@@ -99,10 +100,11 @@ class WholeRegion:
     """Calls that are parsed when the region has closed."""
 
     def __init__(
-        self, region: Region, opening: str, captures: Mapping[str, str], tools: Sequence[Mapping[str, object]]
+        self, region: Region, opening: str, captures: Mapping[str, str], schemas: Mapping[str, ArgumentSchema]
     ) -> None:
-        """`opening`: the text of the opening marker. Its `captures` may hold the name of the call."""
-        self._region, self._opening, self._tools = region, opening, tools
+        """`opening`: the text of the opening marker. Its `captures` may hold the name of the call. `schemas`: those of
+        the offered tools, by name."""
+        self._region, self._opening, self._schemas = region, opening, schemas
         self._is_named = "name" in captures
         self._body: list[str] = []
 
@@ -119,7 +121,7 @@ class WholeRegion:
         return self._unread(num, "", is_closed=False) if is_end else Taken(num)
 
     def _closed(self, num_chars: int, closing: str, *, is_cut: bool) -> Taken:
-        calls = calls_of(self._region, self._opening, "".join(self._body), closing, self._tools)
+        calls = calls_of(self._region, self._opening, "".join(self._body), closing, self._schemas)
         if calls is None or (self._is_named and len(calls) != 1):
             return self._unread(num_chars, closing, is_closed=bool(closing) or not is_cut)
         pieces: list[Piece] = []

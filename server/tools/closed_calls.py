@@ -10,30 +10,31 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from transformers.utils.chat_parsing.response_parser import ResponseParser
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
-from inferd.server.tools.argument_schema import ArgumentSchema, parameters_of, value_of
+from inferd.server.tools.argument_schema import ArgumentSchema, value_of
 from inferd.server.tools.format import Region
 from inferd.server.tools.python_calls import python_calls
-from inferd.server.tools.scanned_calls import SchemaOf, arguments_of, calls_in
+from inferd.server.tools.scanned_calls import arguments_of, calls_in
+
+_NO_SCHEMA = ArgumentSchema()
 
 
 def calls_of(
-    region: Region, opening: str, body: str, closing: str, tools: Sequence[Mapping[str, object]]
+    region: Region, opening: str, body: str, closing: str, schemas: Mapping[str, ArgumentSchema]
 ) -> list[tuple[str, str]] | None:
     """(name, arguments as JSON) of each call between two markers; None if the text is no call, or if an argument would
     be lost.
 
-    `tools`: their schemas tell which arguments are numbers.
+    `schemas`: those of the offered tools, by name. They tell which arguments are numbers.
     """
     if region.is_python:
-        return _python_calls_of(body, region, opening, tools)
+        return _python_calls_of(body, region, opening, schemas)
     if region.tags is not None:
         name = region.open.pattern.fullmatch(opening)["name"]
-        arguments = arguments_of(body, region.tags, _schemas_of(name, tools))
+        arguments = arguments_of(body, region.tags, _schema_of(name, schemas).part)
         return None if arguments is None else _normal([{"name": name, "arguments": arguments}])
     if _leaves_text(region, body) or _repeats_argument(region, body):
         return None
@@ -49,11 +50,11 @@ def calls_of(
     found = message.get(field.name)
     calls = found if isinstance(found, list) else [found]
     for call in calls:
-        _convert(call, region, body, tools)
+        _convert(call, region, body, schemas)
     return _normal(calls)
 
 
-def _convert(call: object, region: Region, body: str, tools: Sequence[Mapping[str, object]]) -> None:
+def _convert(call: object, region: Region, body: str, schemas: Mapping[str, ArgumentSchema]) -> None:
     """Replace values that are still text: by their quoted text, and by values of the types that their tag or the tool's
     schema has."""
     function = call.get("function") if isinstance(call, dict) else None
@@ -61,7 +62,7 @@ def _convert(call: object, region: Region, body: str, tools: Sequence[Mapping[st
     if not (isinstance(function, dict) and isinstance(arguments, dict)):
         return
     kinds = region.field.content_args.get("kinds") or {}
-    parameters, quoted, strings = parameters_of(function.get("name"), tools), set[str](), set[str]()
+    parameters, quoted, strings = _schema_of(function.get("name"), schemas), set[str](), set[str]()
     for match in re.finditer(region.tag_pattern, body, flags=re.DOTALL) if region.tag_pattern is not None else ():
         groups = match.groupdict()
         key, kind = groups["key"], kinds.get(groups.get("between"))
@@ -74,7 +75,7 @@ def _convert(call: object, region: Region, body: str, tools: Sequence[Mapping[st
             arguments[key] = _json_or(arguments[key], arguments[key])
     for key, value in arguments.items():
         if isinstance(value, str) and key not in quoted:
-            types = ArgumentSchema.of(parameters, key).types
+            types = parameters.part(key).types
             arguments[key] = value if key in strings and "string" in types else value_of(value, types)
 
 
@@ -85,25 +86,22 @@ def _json_or(text: str, default: object) -> object:
         return default
 
 
-def _schemas_of(name: object, tools: Sequence[Mapping[str, object]]) -> SchemaOf:
-    return partial(ArgumentSchema.of, parameters_of(name, tools))
+def _schema_of(name: object, schemas: Mapping[str, ArgumentSchema]) -> ArgumentSchema:
+    return schemas.get(name, _NO_SCHEMA) if isinstance(name, str) else _NO_SCHEMA
 
 
 def _python_calls_of(
-    body: str, region: Region, opening: str, tools: Sequence[Mapping[str, object]]
+    body: str, region: Region, opening: str, schemas: Mapping[str, ArgumentSchema]
 ) -> list[tuple[str, str]] | None:
     """Models that write Python write JSON if they are asked to, which is no Python if a word of JSON is in it."""
     text = f"[{body}" if region.is_bare and opening.endswith("[") else body
     found: object = None
     if region.calls is not None and region.tags is not None:
-        found = calls_in(text, region.calls, region.tags, lambda name: _schemas_of(name, tools))
+        found = calls_in(text, region.calls, region.tags, lambda name: _schema_of(name, schemas).part)
     if found is None:
         found = python_calls(text)
-    if region.is_bare:
-        functions = (tool.get("function") for tool in tools)
-        known = {function.get("name") for function in functions if isinstance(function, Mapping)}
-        if not isinstance(found, list) or any(call["name"] not in known for call in found):
-            return None
+    if region.is_bare and (not isinstance(found, list) or any(call["name"] not in schemas for call in found)):
+        return None
     if found is None:
         try:
             found = json.loads(body)

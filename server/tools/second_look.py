@@ -16,13 +16,13 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Any
 
-from inferd.server.tools.argument_schema import ArgumentSchema, value_of
+from inferd.server.tools.argument_schema import ArgumentSchema, once, schemas_of, value_of
 from inferd.server.tools.closed_calls import dumped
 from inferd.server.tools.json_span import JsonSpan
 from inferd.server.tools.markers import compiled, recompiled
 from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Content, Piece, first_calls
 from inferd.server.tools.python_calls import literal, python_calls
-from inferd.server.tools.schema_fit import fits
+from inferd.server.tools.schema_fit import Check, fits
 
 MAX_CHARS = 32_768
 """Longest text that may be calls. All of it is parsed at once when the answer ends."""
@@ -41,7 +41,7 @@ _BEFORE = (
     rf"(?:(?:<{_TAG}>\s{{0,32}}){{1,2}}|(?<![^\n>])functools(?=\[))?"
 )
 _BETWEEN = rf"(?:[\s,;]|</(?:{_TAG}|function)>|```(?!\w))"
-_END_OF_CALL = re.compile(rf"(?:\s*</{_TAG}>)+\s*\Z")
+_END_OF_CALL = re.compile(rf"</{_TAG}>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]{1,128})>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
 _QUOTES_AND_BRACKETS = re.compile(r"""["'()\[\]{}]""")
 _MARK = re.compile(r"[^\w\s]")
@@ -59,8 +59,8 @@ _EDGE_BLANKS = " \t\r\n"
 class Offer:
     """The tools of a request, prepared once for all of its choices."""
 
-    schemas: Mapping[str, object]
-    """Parameters of each tool, by its name."""
+    schemas: Mapping[str, ArgumentSchema]
+    """Schema of the arguments of each tool, by its name."""
     begin: Any = field(repr=False)
     """Pattern of the text before and in a call up to its name."""
     max_calls: int | None = None
@@ -68,8 +68,7 @@ class Offer:
     @classmethod
     def of(cls, tools: Iterable[Mapping[str, object]], max_calls: int | None) -> Offer | None:
         """None if there are no tools."""
-        functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), Mapping)]
-        schemas = {str(one.get("name")): one.get("parameters") for one in functions if isinstance(one, Mapping)}
+        schemas = schemas_of(tools)
         if not schemas:
             return None
         return cls(schemas, _pattern_of(tuple(schemas)), max_calls)
@@ -299,7 +298,7 @@ class SecondLook:
         return found
 
 
-def _calls_of(kind: str, text: str, schemas: Mapping[str, object]) -> list[tuple[str, str]] | None:
+def _calls_of(kind: str, text: str, schemas: Mapping[str, ArgumentSchema]) -> list[tuple[str, str]] | None:
     calls: object
     if kind == "json":
         calls = _json_of(_DOUBLED.sub(r"\1", text))
@@ -316,7 +315,8 @@ def _calls_of(kind: str, text: str, schemas: Mapping[str, object]) -> list[tuple
             arguments = _json_of(arguments)
         if not isinstance(name, str) or name not in schemas or not isinstance(arguments, dict):
             return None
-        if not (_are_arguments(arguments, schemas[name]) and fits(arguments, schemas[name])):
+        schema = schemas[name].schema
+        if not (_are_arguments(arguments, schema) and fits(arguments, schema)):
             return None
         found.append((name, dumped(arguments)))
     return found or None
@@ -340,7 +340,7 @@ def _json_of(text: str) -> object:
     neither, or has a key twice."""
     text = text.strip()
     try:
-        return json.loads(text, strict=False, object_pairs_hook=_once, parse_constant=_unknown)
+        return json.loads(text, strict=False, object_pairs_hook=once, parse_constant=_unknown)
     except (ValueError, RecursionError):
         if not _is_short(text):
             return None
@@ -349,7 +349,7 @@ def _json_of(text: str) -> object:
     if not (span.is_done and end == len(text)):
         return literal(text)
     try:
-        return json.loads(mended, object_pairs_hook=_once)
+        return json.loads(mended, object_pairs_hook=once)
     except (ValueError, RecursionError):
         return None
 
@@ -362,23 +362,38 @@ def _unknown(word: str) -> object:
     raise ValueError(word)
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key twice")
-    return found
+def _without_ends(text: str) -> str:
+    """The text without the blanks and the tags at its end."""
+    end = len(text)
+    while end:
+        if text[end - 1].isspace():
+            end -= 1
+            continue
+        start = text.rfind("</", 0, end)
+        if start < 0 or _END_OF_CALL.fullmatch(text, start, end) is None:
+            break
+        end = start
+    return text[:end]
 
 
-def _in_tag(text: str, schema: object) -> object:
+def _in_tag(text: str, schema: ArgumentSchema) -> object:
     """The arguments between tags of a function: JSON, or each in a tag of its own."""
-    text = _END_OF_CALL.sub("", text)
+    text = _without_ends(text)
     if not text.lstrip().startswith("<parameter="):
         return _json_of(text) if text.strip() else {}
     found: dict[str, object] = {}
-    at = 0
+    check, at = Check(schema.root), 0
     while (match := _PARAMETER.match(text, at)) is not None:
         if match[1] in found:
             return None
-        types = ArgumentSchema.of(schema, match[1]).types
-        found[match[1]], at = value_of(match[2], types), match.end()
+        found[match[1]], at = _argument(match[2], schema.part(match[1]), check), match.end()
     return found if not text[at:].strip() else None
+
+
+def _argument(text: str, schema: ArgumentSchema, check: Check) -> object:
+    """The value of an argument in tags: as its schema's types say, or JSON if that is all that fits."""
+    value = value_of(text, schema.types)
+    if not isinstance(value, str) or check.fits(value, schema.schema):
+        return value
+    other = _json_of(text)
+    return value if other is None or not check.fits(other, schema.schema) else other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -191,6 +192,53 @@ def test_arguments_in_tags_have_the_types_of_their_schema() -> None:
     found = [*reader.take([Content(f"<function=go>\n{written}\n</function>")]), *reader.finish()]
     arguments = dumped({"to": "5", "at": {"x": 1}, "now": True})
     assert found == [CallBegun("go"), CallArguments(arguments), CallEnded()]
+
+
+def read_argument(schema: object, text: str) -> object:
+    """The argument of a call in tags; None if it is no call."""
+    properties = {"type": "object", "properties": {"x": schema}}
+    offer = Offer.of([{"type": "function", "function": {"name": "go", "parameters": properties}}], None)
+    assert offer is not None
+    reader = SecondLook(offer)
+    pieces = reader.take([Content(f"<function=go>\n<parameter=x>\n{text}\n</parameter>\n</function>")])
+    found = [piece.text for piece in (*pieces, *reader.finish()) if isinstance(piece, CallArguments)]
+    return json.loads(found[0])["x"] if found else None
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "object"}, '{"a": 1, "a": 2}', None),
+        ({"type": ["object", "string"]}, '{"a": 1, "a": 2}', '{"a": 1, "a": 2}'),
+        ({"anyOf": [{"const": i} for i in range(80)]}, "5", 5),
+        ({"anyOf": [{"const": i} for i in range(800)]}, "5", 5),
+        ({"enum": ["Rome"]}, '"Rome"', "Rome"),
+        ({"type": "string", "enum": ["Rome"]}, '"Rome"', "Rome"),
+        ({"type": "string"}, '"Rome"', '"Rome"'),
+        ({"type": "boolean"}, "5", None),
+    ],
+)
+def test_an_argument_in_tags_is_json_if_its_text_does_not_fit(schema: object, text: str, value: object) -> None:
+    assert read_argument(schema, text) == value
+
+
+@pytest.mark.parametrize("part", ["</tool_call>", "</a_tool_call> ", " "])
+def test_the_end_of_a_call_in_tags_is_found_in_linear_time(part: str) -> None:
+    """A quadratic search took seconds."""
+    text = f"<function=time.now>\n{{}}{part * (31_000 // len(part))}x"
+    began = time.process_time()
+    assert look(text, []) == [Content(text)]
+    assert time.process_time() - began < 1
+    ended = f"<function=time.now>\n{{}}{'</tool_call> ' * 2_000}"
+    assert [type(piece) for piece in look(ended, [])] == [CallBegun, CallArguments, CallEnded]
+
+
+@pytest.mark.parametrize("part", [{"$ref": "#" + "/x" * 20_000}, {"enum": list(range(8_000))}])
+def test_a_large_schema_is_compared_in_bounded_time(part: object) -> None:
+    schema = {"items": {"anyOf": [{"$ref": "#/$defs/e"}] * 3_000}, "$defs": {"e": part}}
+    began = time.process_time()
+    assert not fits([-1] * 100, schema)
+    assert time.process_time() - began < 1
 
 
 def test_a_list_of_tools_is_no_call_of_one_whose_arguments_are_named_like_keywords() -> None:
