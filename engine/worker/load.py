@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -67,6 +68,9 @@ LoadReport = Callable[[Phase], None]
 
 _PLAIN = "reference"
 """Name of each op's implementation in plain PyTorch."""
+_NAMED_OPS, _MOST_OF_A_REASON = 3, 200
+"""How many of the ops that plain PyTorch computes the log names, and most characters of each reason. Without a compiler
+it computes all of them."""
 _WARM_UP_TOKENS = 16
 _WARM_UP_DRAFTS = 4
 """Most drafts of a row in warm-up. A CPU records their steps then. Otherwise the first measured steps would take
@@ -312,13 +316,16 @@ def _recordings(done: int, total: int) -> str:
 
 
 def tally(choices: Iterable[Selection]) -> str:
-    """Number of ops by implementation, as text, with the ops that plain PyTorch computes and why no kernel does."""
+    """Number of ops by implementation, as text, with the first ops that plain PyTorch computes and why no kernel
+    does."""
     used = dict[tuple[str, str], Selection]()
     for choice in choices:
         used.setdefault((choice.op, choice.chosen), choice)
     counts = Counter(name for _, name in used)
-    plain = [f"{op}: {_why_plain(choice)}" for (op, name), choice in sorted(used.items()) if name == _PLAIN]
-    why = {_PLAIN: f" ({'; '.join(plain)})"}
+    plain = {op: _why_plain(choice) for (op, name), choice in sorted(used.items()) if name == _PLAIN}
+    texts = [f"{op}: {reason[:_MOST_OF_A_REASON]}" for op, reason in islice(plain.items(), _NAMED_OPS)]
+    more = f"; {len(plain) - _NAMED_OPS} more" if len(plain) > _NAMED_OPS else ""
+    why = {_PLAIN: f" ({'; '.join(texts)}{more})"}
     return ", ".join(f"{count} {name}{why.get(name, '')}" for name, count in sorted(counts.items()))
 
 

@@ -149,6 +149,9 @@ def test_ops_in_plain_pytorch_are_named_with_the_reason() -> None:
         "pool: it has no other implementation)"
     )
     assert load.tally(choices[:3]) == "2 cpp"
+    everything = [Selection(f"op{number}", 1, "reference", (("cpp", "x" * 900),)) for number in range(20)]
+    line = load.tally(everything)
+    assert len(line) < 800 and line.endswith("; 17 more)"), "without a compiler, too, it is one short line"
 
 
 def test_the_longest_context_beside_the_weights(config: EngineConfig) -> None:

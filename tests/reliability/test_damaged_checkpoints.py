@@ -52,7 +52,7 @@ def fault_of(outcome: Outcome) -> str:
         return f"it took {outcome.cpu_s} s of processor time"
     ours = [line for line in outcome.log.splitlines() if OURS.match(line)]
     if "Traceback" in outcome.log or any(len(line) > MAX_LINE for line in ours):
-        return "the log has a traceback, or a line that is too long"
+        return f"the log has a traceback, or a line that is too long: {outcome.log[-2000:]}"
     return ""
 
 
