@@ -372,7 +372,7 @@ def test_slow_grammars_at_once_hold_up_no_answer(daemon: Daemon) -> None:
                 assert_no_verdict(answer)
             else:
                 assert "processor time" in answer.json()["error"]["message"]
-    # Checks of the slow ones that were told to try again may still run.
+    # Grammars that were answered by 429 may still be checked.
     assert verdict_on(daemon, {"messages": HI, "max_tokens": 4, **constrained(regex="[0-9]{5}")}).status_code == 200
 
 
