@@ -157,7 +157,7 @@ def _files(root: Path, path: str) -> Iterable[str] | None:
 
 
 def _kernels() -> dict[str, str]:
-    """What builds the C++ kernels, and the forms of them that this processor can run."""
+    """Says whether a compiler is there, and which forms of the C++ kernels this processor can run."""
     # Every run of pytest imports this file, and few need torch.
     from inferd.kernels.cpu import native  # noqa: PLC0415
 
