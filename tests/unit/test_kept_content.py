@@ -143,6 +143,25 @@ def test_a_folder_that_others_may_write_to_is_not_used(folder: Path, caplog: pyt
     assert "chmod 700" in caplog.text
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="to give a folder to another user takes root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="to give a folder away takes root")
+@pytest.mark.usefixtures("folder")
+def test_a_folder_that_another_user_may_exchange_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is below a directory for all, such as /tmp, in a folder that another user has made first."""
+    shared = tmp_path / "tmp"
+    theirs = shared / "inferd-1000"
+    theirs.mkdir(parents=True)
+    shared.chmod(0o1777)
+    os.chown(theirs, 12345, -1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(theirs))
+    maker = Maker(b"ours")
+    assert [kept(maker, b"a"), kept(maker, b"a")] == [b"ours", b"ours"]
+    assert not [path for path in theirs.rglob("*") if path.is_file()]
+    assert f"{theirs} belongs to another user" in caplog.text
+
+
 def test_what_was_not_used_for_longest_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_content, "_MAX_BYTES", 3 * 1032)
     for index, name in enumerate((b"a", b"b", b"c")):
