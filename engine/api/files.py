@@ -26,6 +26,21 @@ def cache_folder(name: str) -> Path:
     return home / "inferd" / name
 
 
+def refuse_others(folder: Path) -> None:
+    """Raises `OSError` for a folder in which another user may have put entries, or that another may exchange."""
+    if not folder.exists():
+        return
+    about = folder.stat()
+    if about.st_uid != os.geteuid() or about.st_mode & 0o022:
+        reason = "it belongs to another user, or others may write to it: make it yours (chmod 700)"
+        raise OSError(errno.EACCES, reason, str(folder))
+    for above in folder.parents:
+        is_shared = above.parent.stat().st_mode & 0o002  # such as /tmp
+        if is_shared and above.lstat().st_uid not in (0, os.geteuid()):
+            reason = f"{above} belongs to another user: remove it, or set XDG_CACHE_HOME"
+            raise OSError(errno.EACCES, reason, str(folder))
+
+
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file to read it. Raises `OSError`, also for another kind of file."""
     descriptor = os.open(source_of(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

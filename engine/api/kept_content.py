@@ -7,7 +7,6 @@ entries of one name are equal.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -19,7 +18,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from inferd.engine.api.files import cache_folder, open_regular
+from inferd.engine.api.files import cache_folder, open_regular, refuse_others
 
 logger = logging.getLogger("inferd.server")
 
@@ -39,7 +38,7 @@ def kept_content(made_from: tuple[bytes, ...], made_by: tuple[str, ...], make: C
     """
     entry = cache_folder(FOLDER) / _name_of((*made_from, *map(_source_of, made_by)))
     try:
-        _refuse_others(entry.parent)
+        refuse_others(entry.parent)
         found = _read(entry)
     except OSError as error:
         _tell_once(entry.parent, error.strerror or str(error))
@@ -70,21 +69,6 @@ def _source_of(module: str) -> bytes:
     return Path(file).read_bytes()
 
 
-def _refuse_others(folder: Path) -> None:
-    """Raises `OSError` for a folder in which another user may have put entries, or that another may exchange."""
-    if not folder.exists():
-        return
-    about = folder.stat()
-    if about.st_uid != os.geteuid() or about.st_mode & 0o022:
-        reason = "it belongs to another user, or others may write to it: make it yours (chmod 700)"
-        raise OSError(errno.EACCES, reason, str(folder))
-    for above in folder.parents:
-        is_shared = above.parent.stat().st_mode & 0o002  # such as /tmp
-        if is_shared and above.lstat().st_uid not in (0, os.geteuid()):
-            reason = f"{above} belongs to another user: remove it, or set XDG_CACHE_HOME"
-            raise OSError(errno.EACCES, reason, str(folder))
-
-
 def _read(entry: Path) -> bytes | None:
     """The content; None if there is none, or if it is damaged. Raises `OSError`."""
     try:
@@ -103,7 +87,7 @@ def _read(entry: Path) -> bytes | None:
 def _keep(entry: Path, content: bytes) -> None:
     """Raises `OSError`."""
     entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _refuse_others(entry.parent)
+    refuse_others(entry.parent)
     descriptor, name = tempfile.mkstemp(dir=entry.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

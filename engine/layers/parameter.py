@@ -64,21 +64,34 @@ class Parameter:
         parameter's dtype. Writing a row twice is an error. `copy(goal, values)` copies from the host to the parameter's
         device."""
         end = row + values.shape[0]
-        shape = self.shape[1:] if self._columns is None else (self._columns[1] - self._columns[0],)
-        assert row >= 0 and end <= self.shape[0] and tuple(values.shape[1:]) == shape
+        assert row >= 0 and end <= self.shape[0] and tuple(values.shape[1:]) == self._kept_shape[1:]
         assert all(end <= start or stop <= row for start, stop in self._written), f"rows {row}..{end} written twice"
         self._written.append((row, end))
         overlaps = list(self._overlaps(row, end))
         if not overlaps:
             return
         if self._data is None:
-            num_rows = sum(end - start for start, end in self._kept)
-            self._data = torch.empty((num_rows, *shape), dtype=self.dtype, device=self.device)
+            self._data = torch.empty(self._kept_shape, dtype=self.dtype, device=self.device)
         for (first, last), place in overlaps:
             copy(self._data[place : place + last - first], values[first - row : last - row])
         if not self.missing_rows:
             data, self._data = self._data, None
             self._use(data)
+
+    def give(self, make: Callable[[tuple[int, ...], torch.dtype], Tensor]) -> None:
+        """Complete the parameter by what `make` returns for the shape and dtype of the kept rows."""
+        self._written.append((0, self.shape[0]))
+        self._use(make(self._kept_shape, self.dtype))
+
+    def intercept(self, by: Callable[[Tensor, Callable[[Tensor], None]], None]) -> None:
+        """Have `by(data, use)` called in place of `use(data)` when the parameter is complete."""
+        use = self._use
+        self._use = lambda data: by(data, use)
+
+    @property
+    def _kept_shape(self) -> tuple[int, ...]:
+        shape = self.shape[1:] if self._columns is None else (self._columns[1] - self._columns[0],)
+        return (sum(end - start for start, end in self._kept), *shape)
 
     def _overlaps(self, row: int, end: int) -> Iterator[tuple[Span, int]]:
         """(kept rows within row .. end, place of the first among all kept rows)."""

@@ -35,6 +35,7 @@ from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.determinism import refuse_varying
 from inferd.engine.worker.device import Device
 from inferd.engine.worker.followers import Followers, RankLaunch, RankLoaded
+from inferd.engine.worker.kept_weights import KeptWeights
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.parts import (
@@ -125,9 +126,13 @@ def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner,
     tuning = _tuning(config)
     recipe = recipe_for(config, arch, _choices(config, tuning))
     ranks = open_ranks(config, arch, recipe, device, launch.index, launch.exchange_fd, meet)
-    decoder = build_decoder(config, arch, device, recipe, ranks)
-    weights_bytes = load_and_measure(decoder, checkpoint, planned, device)
+    kept = KeptWeights.of(config, config.files, ranks.own, "served")
+    decoder, weights_bytes = load_and_measure(
+        lambda: build_decoder(config, arch, device, recipe, ranks), checkpoint, planned, device, kept
+    )
     check_pinned(config.all_files)
+    if kept is not None:
+        kept.write()
     if tuning is not None:
         tuning.complete()
     kv = allocate_pool(config, decoder, planned, device)
@@ -157,12 +162,19 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
         shared = open_ranks(config, arch, recipe, device, 0, followers.exchange_fd, followers.wait_joining)
     layers_read = None if draft is None else draft.layers_read
     adapters = allocate_adapters(config, arch, device)
-    decoder = build_decoder(config, arch, device, recipe, shared or ALONE, layers_read, adapters)
-    weights_bytes = load_and_measure(decoder, checkpoint, planned, device)
+    kept = KeptWeights.of(config, config.files, (shared or ALONE).own, "served")
+    decoder, weights_bytes = load_and_measure(
+        lambda: build_decoder(config, arch, device, recipe, shared or ALONE, layers_read, adapters),
+        checkpoint,
+        planned,
+        device,
+        kept,
+    )
     if draft is not None:
         weights_bytes += draft.load(decoder, planned, device, choices)
     each = "" if shared is None else f" on each of {config.tensor_parallel_size} ranks"
-    timer.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}{each}")
+    how = ", mapped from an earlier start" if kept is not None and kept.is_mapped else ""
+    timer.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}{each}{how}")
 
     # Before the KV pool, which takes the rest of a GPU's memory.
     if tuning is not None:
@@ -191,6 +203,9 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     numerics = _numerics(config, model_impl, device, kernels)
     if config.numerics is not None:
         check_numerics(config.numerics, numerics)
+    for packed in (kept, None if draft is None else draft.kept):
+        if packed is not None:
+            packed.write()
     return runner, Ready(
         num_blocks=config.num_blocks,
         num_groups=len(arch.cache_groups),

@@ -23,10 +23,11 @@ from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS, SHORT_KV
 from inferd.engine.api.model import ModelFacts, of_mtp_layer
 from inferd.engine.api.numerics import Numerics, other_numerics
+from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.draft_heads import layers_read_by
 from inferd.engine.arch.modelled import ModellingError
-from inferd.engine.arch.sharding import Rank
+from inferd.engine.arch.sharding import ONE_RANK, Rank
 from inferd.engine.layers.collectives import ALONE, Ranks
 from inferd.engine.layers.placement import NO_LORAS
 from inferd.engine.lora.adapters import Adapters
@@ -41,6 +42,7 @@ from inferd.engine.worker.device import CpuDevice, Device
 from inferd.engine.worker.draft_heads import HeadDrafts
 from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.drafter import Drafter
+from inferd.engine.worker.kept_weights import AnyDecoder, KeptWeights
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.ranks import SharedRanks
@@ -203,19 +205,30 @@ def check_rows(config: EngineConfig, decoder: Decoder, kv: KVPool) -> None:
         raise ModelError(f"{config.model_path} cannot be served through transformers' own code: {reason}")
 
 
-def load_and_measure(decoder: Decoder | DraftHead, checkpoint: Checkpoint, planned: MemoryPlan, device: Device) -> int:
-    """Load the weights and return the bytes that they took. Raises `ModelError` or `CapacityError`."""
+def load_and_measure(
+    build: Callable[[], AnyDecoder],
+    checkpoint: Checkpoint,
+    planned: MemoryPlan,
+    device: Device,
+    kept: KeptWeights | None = None,
+) -> tuple[AnyDecoder, int]:
+    """A decoder that `build` makes, with its weights, and the bytes that these take. Raises `ModelError` or
+    `CapacityError`."""
     device.give_back_freed()  # otherwise what was freed before the weights would be taken off them
-    before_bytes = device.memory_in_use()
+    before_bytes, mapped_bytes = device.memory_in_use(), 0
     try:
-        _load_weights(decoder, checkpoint, device)
+        if kept is None:
+            decoder = build()
+            _load_weights(decoder, checkpoint, device)
+        else:
+            decoder, mapped_bytes = kept.load(build, lambda decoder: _load_weights(decoder, checkpoint, device))
     except torch.OutOfMemoryError as error:
         raise CapacityError(
             f"the weights of {format_bytes(planned.weights_bytes)} do not fit into the GPU's free memory ({error}): "
             "end other programs on the GPU, or give --quantization"
         ) from error
     device.give_back_freed()
-    return device.memory_in_use() - before_bytes
+    return decoder, device.memory_in_use() - before_bytes + mapped_bytes
 
 
 def _load_weights(decoder: Decoder | DraftHead, checkpoint: Checkpoint, device: Device) -> None:
@@ -275,21 +288,28 @@ class DraftParts:
 
     config: EngineConfig
     """Its settings, as if it were served."""
+    files: tuple[PinnedFile, ...]
+    """Those of both models: a draft head may share the served model's weights."""
     checkpoint: Checkpoint
     arch: Arch
     layers_read: tuple[int, ...] | None = None
     """Number of layers of the served model before each hidden state that a draft head reads."""
+    kept: KeptWeights | None = None
     decoder: Decoder | DraftHead | None = None
     kv: KVPool | None = None
 
     def load(self, served: Decoder, planned: MemoryPlan, device: Device, choices: Choices) -> int:
         """Load the weights. Returns their bytes."""
         recipe = recipe_for(self.config, self.arch, choices)
-        if self.layers_read is not None:
-            self.decoder = draft_head_of(self.arch, served, self.layers_read, self.config.max_model_len, recipe)
-        else:
-            self.decoder = build_decoder(self.config, self.arch, device, recipe, ALONE)
-        return load_and_measure(self.decoder, self.checkpoint, planned, device)
+
+        def build() -> Decoder | DraftHead:
+            if self.layers_read is not None:
+                return draft_head_of(self.arch, served, self.layers_read, self.config.max_model_len, recipe)
+            return build_decoder(self.config, self.arch, device, recipe, ALONE)
+
+        self.kept = KeptWeights.of(self.config, self.files, ONE_RANK, "draft")
+        self.decoder, num_bytes = load_and_measure(build, self.checkpoint, planned, device, self.kept)
+        return num_bytes
 
     def allocate(self, planned: MemoryPlan, device: Device) -> int:
         """Allocate the KV pool. Returns its bytes."""
@@ -319,7 +339,9 @@ def read_draft_parts(config: EngineConfig, served: Arch) -> DraftParts | None:
         checkpoint = of_mtp_layer(checkpoint)
     arch = ModelFacts.of(checkpoint, is_mtp=config.draft.is_mtp).arch
     head = arch.draft_head
-    return DraftParts(draft, checkpoint, arch, None if head is None else layers_read_by(head, served.num_layers))
+    return DraftParts(
+        draft, config.all_files, checkpoint, arch, None if head is None else layers_read_by(head, served.num_layers)
+    )
 
 
 def out_of_memory(

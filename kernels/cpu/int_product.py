@@ -25,23 +25,19 @@ def bind(name: str, matrix: Matrix, out_dtype: torch.dtype) -> Apply:
     is_short = matrix.q.dtype == torch.uint8
     unit, columns = x_group_size or _MAX_UNIT, _COLUMNS if x_group_size else _ROW_COLUMNS
     num_columns, padded_in_size = _padded(out_size, columns), _padded(in_size, unit)
-    tiles = pages.empty(num_columns * padded_in_size // (2 if is_short else 1))
-    q = matrix.q.contiguous()
-    native.function(f"inferd_{name}_pack")(
-        q.data_ptr(),
-        out_size,
-        in_size,
-        x_group_size,
-        tiles.data_ptr(),
-        torch.get_num_threads(),
-    )
+
+    def pack(tiles: Tensor) -> None:
+        q, threads = matrix.q.contiguous(), torch.get_num_threads()
+        native.function(f"inferd_{name}_pack")(q.data_ptr(), out_size, in_size, x_group_size, tiles.data_ptr(), threads)
+
+    tiles = pages.filled(num_columns * padded_in_size // (2 if is_short else 1), torch.uint8, pack)
     scales = _in_tiles(matrix.scales, num_columns, matrix.scales.dtype)
     zeros = (
         None if matrix.zeros is None else _in_tiles(matrix.zeros, num_columns, torch.uint8 if is_short else torch.int16)
     )
     minimums = None if matrix.minimums is None else _in_tiles(matrix.minimums, num_columns, matrix.minimums.dtype)
-    bias = None if matrix.bias is None else matrix.bias.to(torch.float32, copy=True)
-    order = None if matrix.order is None else matrix.order.clone()
+    bias = None if matrix.bias is None else pages.copied(matrix.bias, torch.float32)
+    order = None if matrix.order is None else pages.copied(matrix.order, torch.int32)
     key = matrix.key(torch.float32)
     table = None if key.table == "centred" else torch.tensor(TABLES[key.table], dtype=torch.int8)
     scale_type, group_size, unit_worth = _SCALE_TYPES[key.scales], key.group_size, UNITS[key.table]
@@ -68,9 +64,12 @@ def bind(name: str, matrix: Matrix, out_dtype: torch.dtype) -> Apply:
 def _in_tiles(values: Tensor, num_columns: int, dtype: torch.dtype) -> Tensor:
     """[N, G] of each group as [num_columns / 16, G, 16], with zeros behind the end."""
     num_tiles, num_groups = num_columns // _COLUMNS, values.shape[1]
-    rows = torch.nn.functional.pad(values.to(dtype), (0, 0, 0, num_columns - values.shape[0]))
-    packed = pages.empty(rows.numel(), dtype).reshape(num_tiles, num_groups, _COLUMNS)
-    return packed.copy_(rows.reshape(num_tiles, _COLUMNS, num_groups).transpose(1, 2))
+
+    def fill(packed: Tensor) -> None:
+        rows = torch.nn.functional.pad(values.to(dtype), (0, 0, 0, num_columns - values.shape[0]))
+        packed.view(num_tiles, num_groups, _COLUMNS).copy_(rows.view(num_tiles, _COLUMNS, num_groups).transpose(1, 2))
+
+    return pages.filled(num_columns * num_groups, dtype, fill).view(num_tiles, num_groups, _COLUMNS)
 
 
 def _padded(size: int, multiple: int) -> int:

@@ -18,6 +18,7 @@ import typer
 
 from inferd.engine.api.process import garbage
 from inferd.server.commands.bench.command import bench_app, first_key
+from inferd.server.commands.cache import cache_app
 from inferd.server.commands.keys import keys_app
 from inferd.server.config.fields import Setting
 from inferd.server.config.names import split_name
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_app)
 app.add_typer(keys_app)
+app.add_typer(cache_app)
 
 
 def _show_version(is_asked: bool) -> None:

@@ -24,9 +24,9 @@ from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 from packaging.requirements import Requirement
 from rich.console import Console
 
+from inferd.engine.api import kept_content, weight_cache
 from inferd.engine.api.errors import ConfigError
-from inferd.engine.api.files import cache_folder
-from inferd.engine.api.kept_content import FOLDER
+from inferd.engine.api.files import cache_folder, refuse_others
 from inferd.engine.api.machine import gpu as accelerator
 from inferd.engine.api.machine.cpu import COMPILERS
 from inferd.engine.api.machine.gpu import NoAcceleratorError
@@ -205,12 +205,24 @@ def check_cache() -> Check:
 
 
 def check_kept() -> Check:
-    """Checks whether the server can keep for the next start what takes long to make."""
-    folder = cache_folder(FOLDER)
-    if is_writable(existing(folder)):
-        return Check("kept", "ok", f"tokenizers in {folder}")
-    way_out = "each start makes the tokenizer anew: set XDG_CACHE_HOME to a directory that you may write to"
-    return Check("kept", "warn", f"{folder} is not writable", way_out)
+    """Checks whether servers can keep for the next start what takes long to make."""
+    folders = [cache_folder(name) for name in (kept_content.FOLDER, weight_cache.FOLDER)]
+    closed = [folder for folder in folders if not is_writable(existing(folder))]
+    if closed:
+        way_out = (
+            "each start makes the tokenizer and packs the weights anew: set XDG_CACHE_HOME to a directory that you may "
+            "write to"
+        )
+        return Check("kept", "warn", f"{closed[0]} is not writable", way_out)
+    try:
+        for folder in folders:
+            refuse_others(folder)
+    except OSError as error:
+        return Check("kept", "warn", f"{error.filename} is not used", str(error.strerror))
+    num_bytes = sum(file.num_bytes for file in weight_cache.files_in(folders[1]))
+    free = shutil.disk_usage(existing(folders[1])).free
+    found = f"{num_bytes / GIB:.1f} GiB of packed weights in {folders[1].parent}, {free / GIB:.1f} GiB free"
+    return Check("kept", "ok", found)
 
 
 def existing(path: Path) -> Path:

@@ -111,6 +111,7 @@ class Asked:
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             prefix_caching=settings.prefix_caching,
+            weight_cache=settings.weight_cache,
             num_threads=settings.num_threads,
             tensor_parallel_size=settings.tensor_parallel_size,
             num_replicas=settings.replicas,

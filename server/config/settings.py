@@ -196,6 +196,11 @@ class Settings(BaseSettings):
     )
     block_size: Annotated[BlockSize | None, Auto] = setting(None, "Number of tokens in a KV block.", panel=_ENGINE)
     prefix_caching: bool = setting(True, "Reuse the KV cache of prompts that begin alike.", panel=_ENGINE)
+    weight_cache: bool = setting(
+        True,
+        "On a CPU, keep packed weights in the user's cache: later starts map them, and engines share them.",
+        panel=_ENGINE,
+    )
     max_num_seqs: Annotated[int | None, Auto, Number] = setting(
         None, "Maximum number of sequences in one step.", panel=_ENGINE, ge=1, le=65536
     )

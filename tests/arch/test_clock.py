@@ -19,6 +19,7 @@ DATES = {
     "server/endpoints/gateways.py": "the `timestamp` of /v1/loads",
     "server/endpoints/answer.py": "an answer's `created`",
     "server/endpoints/responses/open_response.py": "an answer's `created_at` and `completed_at`",
+    "server/commands/cache.py": "when a file was last used, for people",
     "server/commands/bench/report.py": "the date of a report",
     "engine/api/wire/kv_publisher.py": "the time of a batch, and the first sequence number",
     "engine/api/smollm2.py": "the age of files, whose times are the wall clock's",

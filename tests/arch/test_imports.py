@@ -70,8 +70,8 @@ RULES: dict[str, tuple[str, ...]] = {
         "inferd.engine.api", "inferd.engine.arch", "inferd.kernels", "torch",
     ),
     "engine.models": (
-        "inferd.engine.api.checkpoint", "inferd.engine.api.pinned_files", "inferd.engine.arch", "inferd.engine.layers",
-        "inferd.engine.quant",
+        "inferd.engine.api.checkpoint", "inferd.engine.api.pinned_files", "inferd.engine.api.weight_cache",
+        "inferd.engine.arch", "inferd.engine.layers", "inferd.engine.quant",
         "inferd.kernels", "torch", "safetensors", "transformers",
     ),
     "engine.lora": (

@@ -38,12 +38,16 @@ def bind(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, out_dtype: tor
     in_lanes = -(-in_size // 2) if is_paired else in_size
     if is_paired and native.level() == "amx":
         in_lanes = -(-in_lanes // _LANES) * _LANES
-    packed = pages.empty(-(-out_size // _LANES) * _LANES * in_lanes, torch.int32 if is_paired else weight.dtype)
-    weight = weight.contiguous()
-    native.function("inferd_linear_pack")(
-        weight.data_ptr(), packed.data_ptr(), out_size, in_size, code, weight_code, torch.get_num_threads()
-    )
-    bias = None if bias is None else bias.to(dtype).contiguous()
+
+    def pack(packed: Tensor) -> None:
+        own, threads = weight.contiguous(), torch.get_num_threads()
+        native.function("inferd_linear_pack")(
+            own.data_ptr(), packed.data_ptr(), out_size, in_size, code, weight_code, threads
+        )
+
+    packed_dtype = torch.int32 if is_paired else weight.dtype
+    packed = pages.filled(-(-out_size // _LANES) * _LANES * in_lanes, packed_dtype, pack)
+    bias = None if bias is None else pages.copied(bias, dtype)
     is_padded = is_paired and in_size % 2 == 1
     product = _Product(
         name="inferd_linear",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
+from inferd.kernels.cpu import pages
 from inferd.kernels.ops.linear_fp8.reference import BLOCK
 from inferd.kernels.ops.quantize_fp8 import quantize_fp8
 from inferd.kernels.ops.quantize_fp8.reference import E4M3_MAX
@@ -46,13 +47,18 @@ def quantize_static(scale: float) -> Activations:
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """weight [out, in] of any float dtype -> (q [out, in] e4m3, scales [out, groups of in] fp32), a piece at a time."""
-    q = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
-    shape = (weight.shape[0], -(-weight.shape[1] // BLOCK))
-    scales = torch.empty(shape, dtype=torch.float32, device=weight.device)
-    num_rows = max(1, _PIECE // weight.shape[1])
-    for row in range(0, weight.shape[0], num_rows):
-        piece = slice(row, row + num_rows)
-        q[piece], scales[piece] = quantize_groups(weight[piece])
+    out_size, in_size = weight.shape
+    num_rows = max(1, _PIECE // in_size)
+
+    def fill(q: Tensor, scales: Tensor) -> None:
+        for row in range(0, out_size, num_rows):
+            piece = slice(row, row + num_rows)
+            q[piece], scales[piece] = quantize_groups(weight[piece])
+
+    groups = (out_size, -(-in_size // BLOCK))
+    q, scales = pages.scratch(
+        [((out_size, in_size), torch.float8_e4m3fn), (groups, torch.float32)], fill, weight.device
+    )
     return q, scales
 
 

@@ -18,19 +18,28 @@ _WIDENED = 2.0**8
 
 def bind(q: Tensor, scales: Tensor, bias: Tensor | None, _: object) -> Callable[[Tensor], Tensor]:
     """The layer of weights q [N, K]. The originals are not kept."""
-    (out_size, in_size), num_threads = q.shape, torch.get_num_threads()
+    out_size, in_size = q.shape
     num_panels = -(-out_size // _PANEL)
-    packed = pages.empty(num_panels * in_size * _PANEL)
-    q = q.contiguous()
-    native.function("inferd_linear_fp8_pack")(q.data_ptr(), packed.data_ptr(), out_size, in_size, num_threads)
+
+    def pack(packed: Tensor) -> None:
+        own, threads = q.contiguous(), torch.get_num_threads()
+        native.function("inferd_linear_fp8_pack")(own.data_ptr(), packed.data_ptr(), out_size, in_size, threads)
+
+    packed = pages.filled(num_panels * in_size * _PANEL, torch.uint8, pack)
     group_size = in_size if scales.dim() == 1 else BLOCK
     rows_a_scale = 1 if scales.shape[0] == out_size else BLOCK
-    wide_scales = (scales if scales.dim() == 2 else scales[:, None]) * _WIDENED
-    if rows_a_scale == 1:
-        wide_scales = torch.nn.functional.pad(wide_scales, (0, 0, 0, -out_size % _PANEL))
-        wide_scales = wide_scales.reshape(num_panels, _PANEL, -1).transpose(1, 2)
-    wide_scales = wide_scales.contiguous()
-    added = None if bias is None else bias.to(torch.float32, copy=True)
+    num_groups = 1 if scales.dim() == 1 else scales.shape[1]
+
+    def widen(packed: Tensor) -> None:
+        rows = scales.view(-1, num_groups) * _WIDENED
+        if rows_a_scale == 1:
+            rows = torch.nn.functional.pad(rows, (0, 0, 0, -out_size % _PANEL))
+            rows = rows.view(num_panels, _PANEL, num_groups).transpose(1, 2)
+        packed.view(rows.shape).copy_(rows)
+
+    num_rows = num_panels * _PANEL if rows_a_scale == 1 else scales.shape[0]
+    wide_scales = pages.filled(num_rows * num_groups, torch.float32, widen)
+    added = None if bias is None else pages.copied(bias, torch.float32)
     return native.Product(
         name="inferd_linear_fp8",
         in_size=in_size,
