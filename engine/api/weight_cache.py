@@ -66,8 +66,9 @@ class Parameter(msgspec.Struct, frozen=True):
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """A description of what an entry holds."""
 
-    model: str
-    """For people who look into the folder."""
+    label: str
+    """The model, settings and version, for people. Of entries with one label, the newest stays: the others are of other
+    files, or of other code."""
     pieces: tuple[Piece, ...]
     num_packed: int
     """The first so many pieces are packed weights, in the order in which layers asked for them."""
@@ -207,6 +208,10 @@ class Entry:
             os.rename(self._part, self._path)
         finally:
             self.release()
+        for other in files_in(self._folder):
+            is_entry = other.path.suffix == _SUFFIX and other.path != self._path
+            if is_entry and label_of(other.path) in (contents.label, ""):
+                other.path.unlink(missing_ok=True)
         _remove_oldest(self._folder)
         return num_bytes
 
@@ -237,19 +242,18 @@ def _index_of(descriptor: int) -> _Index:
     encoded = os.pread(descriptor, size, end - _TAIL_BYTES - size)
     if hashlib.sha256(encoded).digest() != tail[8 : -len(_MAGIC)]:
         raise DamagedError("its index is wrong")
-    return msgspec.msgpack.decode(encoded, type=_Index)
+    try:
+        return msgspec.msgpack.decode(encoded, type=_Index)
+    except msgspec.MsgspecError as error:
+        raise DamagedError(f"its index is of another version: {error}") from error
 
 
 def _read(descriptor: int, num_threads: int) -> Mapped:
     """Raises `DamagedError`."""
     index = _index_of(descriptor)
-    # torch wants memory that it may write to. A page would be copied if it were written to, and none is.
-    pages = mmap.mmap(
-        descriptor,
-        index.num_bytes,
-        mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0),
-        mmap.PROT_READ | mmap.PROT_WRITE,
-    )
+    # torch wants memory that it may write to. A page would be copied if it were written to, and none is. (To populate
+    # such memory at once would copy all pages.)
+    pages = mmap.mmap(descriptor, index.num_bytes, access=mmap.ACCESS_COPY)
     if _checksums(pages, num_threads) != index.checksums:
         raise DamagedError("a checksum is wrong")
     return Mapped(index.contents, pages, index.offsets, index.num_bytes)
@@ -325,10 +329,10 @@ def files_in(folder: Path) -> list[Used]:
     return sorted(found, key=lambda used: used.used_s, reverse=True)
 
 
-def model_of(path: Path) -> str:
-    """The model whose packed weights an entry holds; empty if it is damaged or no entry. Reads its index alone."""
+def label_of(path: Path) -> str:
+    """The label of an entry; empty if it is damaged or no entry. Reads its index alone."""
     try:
         with _opened(path) as descriptor:
-            return _index_of(descriptor).contents.model
+            return _index_of(descriptor).contents.label
     except OSError:
         return ""

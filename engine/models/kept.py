@@ -77,7 +77,7 @@ class Recording:
         with pages.kept_by(self), native.recorded(self._see_call):
             yield
 
-    def contents(self, model: str) -> tuple[Contents, list[memoryview]]:
+    def contents(self, label: str) -> tuple[Contents, list[memoryview]]:
         """The packed tensors, then the parameters that something refers to or has read. Call it once all is loaded."""
         gc.collect()
         tensors, parameters = list(self._packed), []
@@ -86,7 +86,7 @@ class Recording:
             parameters.append(Parameter(name, None if values is None else len(tensors)))
             tensors += [] if values is None else [values]
         pieces = tuple(Piece(_name(tensor.dtype), tuple(tensor.shape)) for tensor in tensors)
-        contents = Contents(model=model, pieces=pieces, num_packed=len(self._packed), parameters=tuple(parameters))
+        contents = Contents(label=label, pieces=pieces, num_packed=len(self._packed), parameters=tuple(parameters))
         return contents, [_bytes(tensor) for tensor in tensors]
 
     def filled(self, size: int, dtype: torch.dtype, fill: Callable[[Tensor], object]) -> Tensor:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,7 +51,10 @@ class KeptWeights:
         settings = (config.quantization, config.keeps_blocks, config.dtype, config.weights_dtype, config.deterministic)
         facts = (contents, settings, (rank.index, rank.count, rank.splits_inputs), role)
         self._name = name_of((*map(repr, facts), native.library_name(), str(torch.__version__)))
-        self._files, self._model = tuple(files), config.model_path
+        self._files = tuple(files)
+        as_rank = f", rank {rank.index} of {rank.count}" if rank.count > 1 else ""
+        own = f"{config.quantization}, {config.dtype}{as_rank}"
+        self._label = f"{config.model_path}, {own} (inferd {version('inferd')})"
         self._entry: Entry | None = None
         self._num_threads = config.num_threads
         self._recording: Recording | None = None
@@ -105,7 +109,7 @@ class KeptWeights:
                 logger.error("the packed weights cannot be kept, please report it: %s", recording.failure)
                 return
             check_pinned(self._files)  # one may have been written to while it was read
-            num_bytes = entry.write(*recording.contents(self._model))
+            num_bytes = entry.write(*recording.contents(self._label))
             text = "packed weights are kept for later starts: %s, written in %.1f s"
             logger.info(text, format_bytes(num_bytes), time.monotonic() - started_s)
         except (OSError, StartError) as error:

@@ -30,8 +30,8 @@ class Kept:
     num_bytes: int
     used_s: float
     """When it was last used, in seconds since 1970."""
-    model: str
-    """The model of packed weights; empty for others, and for weights that were not written to the end."""
+    label: str
+    """The model and settings of packed weights; empty for others, and for weights that were not written to the end."""
 
 
 @cache_app.callback()
@@ -55,7 +55,7 @@ def show(*, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
     for kept in found:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.used_s))
         unnamed = "not written to the end" if kept.kind == "weights" else Path(kept.path).name
-        table.add_row(kept.kind, f"{kept.num_bytes / _MIB:,.1f}", used, kept.model or unnamed)
+        table.add_row(kept.kind, f"{kept.num_bytes / _MIB:,.1f}", used, kept.label or unnamed)
     console = Console(highlight=False)
     if found:
         console.print(table)
@@ -82,11 +82,11 @@ def clear(
 
 
 def _kept() -> Iterator[Kept]:
-    from inferd.engine.api.weight_cache import files_in, model_of  # noqa: PLC0415
+    from inferd.engine.api.weight_cache import files_in, label_of  # noqa: PLC0415
 
     for kind in FOLDERS:
         for used in files_in(cache_folder(kind)):
             if not used.num_bytes:
                 continue  # a lock
-            model = model_of(used.path) if kind == "weights" else ""
-            yield Kept(kind, str(used.path), used.num_bytes, used.used_s, model)
+            label = label_of(used.path) if kind == "weights" else ""
+            yield Kept(kind, str(used.path), used.num_bytes, used.used_s, label)

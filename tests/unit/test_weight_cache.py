@@ -13,7 +13,7 @@ import pytest
 
 from inferd.engine.api import weight_cache
 from inferd.engine.api.files import cache_folder
-from inferd.engine.api.weight_cache import Contents, Entry, Parameter, Piece, model_of, name_of
+from inferd.engine.api.weight_cache import Contents, Entry, Parameter, Piece, label_of, name_of
 
 PIECES = (bytes(range(256)) * 5000, b"odd", b"", b"\x07" * 70)
 
@@ -23,17 +23,17 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def contents(pieces: Sequence[bytes] = PIECES) -> Contents:
+def contents(pieces: Sequence[bytes] = PIECES, label: str = "a model") -> Contents:
     described = tuple(Piece("uint8", (len(piece),)) for piece in pieces)
     parameters = (Parameter("norm", 3), Parameter("matrix", None))
-    return Contents(model="/models/a", pieces=described, num_packed=3, parameters=parameters)
+    return Contents(label=label, pieces=described, num_packed=3, parameters=parameters)
 
 
-def write(name: str = "a", pieces: Sequence[bytes] = PIECES) -> Path:
+def write(name: str = "a", pieces: Sequence[bytes] = PIECES, label: str = "") -> Path:
     entry = Entry(name, 2)
     assert entry.open() is None
     assert entry.may_write
-    entry.write(contents(pieces), [memoryview(piece) for piece in pieces])
+    entry.write(contents(pieces, label or name), [memoryview(piece) for piece in pieces])
     return cache_folder("weights") / f"{name}.weights"
 
 
@@ -49,10 +49,10 @@ def read(name: str = "a") -> list[bytes] | None:
 
 
 def test_what_was_written_is_read() -> None:
-    path = write()
+    path = write(label="a model")
     assert read() == list(PIECES)
     assert Entry("a", 1).open().contents == contents()  # type: ignore[union-attr]
-    assert model_of(path) == "/models/a"
+    assert label_of(path) == "a model"
     assert [file.name for file in path.parent.iterdir()] == ["a.weights"]
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
@@ -68,6 +68,13 @@ def test_a_changed_byte_is_found_anywhere(caplog: pytest.LogCaptureFixture) -> N
         path.write_bytes(whole)
         assert read() == list(PIECES)
     assert "is damaged" in caplog.text
+
+
+def test_a_file_of_another_version_is_packed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write()
+    monkeypatch.setattr(weight_cache, "_Index", Piece)
+    assert label_of(path) == ""
+    assert read() is None
 
 
 @pytest.mark.parametrize("size", [0, 10, 60, 2**20, -1, -30])
@@ -148,6 +155,17 @@ def test_what_was_not_used_for_longest_goes_first(monkeypatch: pytest.MonkeyPatc
     assert read("a") is not None, "used now"
     write("c")
     assert sorted(path.name for path in paths[0].parent.iterdir()) == ["a.weights", "c.weights"]
+
+
+def test_an_entry_replaces_those_of_other_code() -> None:
+    old, other, new = (write(name, label=label) for name, label in (("a", "m"), ("b", "n"), ("c", "m")))
+    assert [path.exists() for path in (old, other, new)] == [False, True, True]
+    other.write_bytes(b"damaged")
+    being_written = Entry("d", 1)
+    assert being_written.open() is None
+    write("e")
+    assert sorted(path.name for path in new.parent.iterdir()) == ["c.weights", "d.part", "e.weights"]
+    being_written.release()
 
 
 def test_a_folder_that_others_may_write_to_is_not_used() -> None:
