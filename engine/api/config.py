@@ -63,7 +63,7 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     attention_libs: bool = True
     """Whether a GPU may compute attention by a library that is installed."""
     prefix_caching: bool = True
-    weight_cache: bool = True
+    weight_cache: bool = False
     """Whether packed weights are kept for later starts, and mapped from earlier ones."""
     tensor_parallel_size: int = 1
     """Number of ranks: processes that share the model, each with a part of every matrix and of the KV cache."""
