@@ -36,7 +36,7 @@ FROM dependencies AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY inferd inferd
 COPY kernels kernels
-RUN ["/opt/inferd/bin/python", "-m", "inferd.kernels.cpu.native"]
+RUN ["/opt/inferd/bin/python", "-m", "inferd.kernels.cpu.library"]
 COPY setup.py README.md LICENSE ./
 COPY server server
 COPY engine engine
@@ -82,7 +82,7 @@ WORKDIR /cache
 # Without this check, kernels that a user cannot load would only make the server slow. This user has no rights but those
 # of all users.
 USER 65534:65534
-RUN ["python", "-m", "inferd.kernels.cpu.native", "--check"]
+RUN ["python", "-m", "inferd.kernels.cpu.library", "--check"]
 USER 10001:0
 EXPOSE 8000
 # /health answers 503 until the model is loaded, and while the server drains.

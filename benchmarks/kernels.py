@@ -27,7 +27,7 @@ import torch
 from benchmarks import peers, tables
 from benchmarks.kernel_cases import Case, all_cases
 from benchmarks.machine import Machine, describe, measure_machine
-from inferd.kernels.cpu import native
+from inferd.kernels.cpu import library, native
 from inferd.kernels.registry import KernelError
 
 _MIN_RUNS, _MAX_RUNS = 3, 200
@@ -154,7 +154,7 @@ def main() -> None:
     machine = measure_machine(quick=asked.quick)
     torch.set_num_threads(machine.num_threads)
     torch.manual_seed(0)
-    built = native.prepare(native.default_cache_dir())
+    built = native.prepare(library.default_cache_dir())
     kernels = built.reason or f"C++ kernels for {built.level}"
     print(f"{describe(machine)}; {kernels}\n", flush=True)
     timings: list[Timing] = []

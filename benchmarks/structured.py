@@ -46,7 +46,7 @@ from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.load import load_worker
-from inferd.kernels.cpu import native
+from inferd.kernels.cpu import library, native
 from inferd.server.structured.language import json_value
 from inferd.server.text.token_bytes import TokenBytes
 
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args(arguments)
-    native.prepare(native.default_cache_dir())
+    native.prepare(library.default_cache_dir())
     rows: list[list[tables.Cell]] = []
     with tempfile.TemporaryDirectory() as temporary:
         directory = asked.dir or Path(temporary)

@@ -159,10 +159,10 @@ def _files(root: Path, path: str) -> Iterable[str] | None:
 def _kernels() -> dict[str, str]:
     """Says whether a compiler is there, and which forms of the C++ kernels this processor can run."""
     # Every run of pytest imports this file, and few need torch.
-    from inferd.kernels.cpu import native  # noqa: PLC0415
+    from inferd.kernels.cpu import library  # noqa: PLC0415
 
     return {
-        "processor": ",".join(native.runnable_levels()), "compiler": "there" if native.has_compiler() else "missing",
+        "processor": ",".join(library.runnable_levels()), "compiler": "there" if library.has_compiler() else "missing",
     }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from benchmarks.tables import Cell, markdown
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.locate import locate
 from inferd.engine.quant.recipe import Recipe
-from inferd.kernels.cpu import native
+from inferd.kernels.cpu import library, native
 
 FP8 = torch.float8_e4m3fn
 ROWS: tuple[tuple[str, str | Recipe, torch.dtype, torch.dtype | None], ...] = (
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--num-chats", type=int, help="number of chats; all by default")
     parser.add_argument("--write", type=Path, help="file for the table")
     asked = parser.parse_args()
-    native.prepare(native.default_cache_dir())
+    native.prepare(library.default_cache_dir())
     table = measure(locate(asked.model), asked.only, asked.num_windows, asked.num_chats)
     print(table)
     if asked.write is not None:

@@ -48,7 +48,7 @@ from inferd.engine.quant.fp8 import StoredFp8
 from inferd.engine.quant.recipe import Recipe
 from inferd.engine.quant.scheme import Apply, Scheme
 from inferd.engine.quant.stored_schemes import Joined, StoredIntegers
-from inferd.kernels.cpu import native
+from inferd.kernels.cpu import library, native
 from inferd.kernels.ops.quantized import Matrix
 
 COLUMNS = ("format", "bytes a weight", "NLL - float32's", "KL", "readers", "activations")
@@ -282,7 +282,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", type=Path, help="file for the table")
     asked = parser.parse_args()
-    native.prepare(native.default_cache_dir())
+    native.prepare(library.default_cache_dir())
     asked.dir.mkdir(parents=True, exist_ok=True)
     if asked.speed:
         table = speed(asked.dir, asked.only, asked.rounds)

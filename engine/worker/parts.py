@@ -48,7 +48,7 @@ from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.ranks import SharedRanks
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
-from inferd.kernels.cpu import native
+from inferd.kernels.cpu import library, native
 from inferd.kernels.ops.gather import MemoryExchange
 from inferd.kernels.ops.linear import Choices, cpu
 from inferd.kernels.registry import Deferred, KernelError
@@ -80,7 +80,7 @@ def prepare_kernels(first: Numerics | None) -> str:
         native.leave_out("the first engine of this server computes in plain PyTorch, and each later one must do so too")
         return "plain PyTorch, as in the first engine of this server"
     built = native.prepare(
-        native.default_cache_dir(),
+        library.default_cache_dir(),
         before_compiling=lambda: logger.info("compiling the C++ kernels, once: about half a minute on two cores"),
     )
     if first is not None and native.library_name() != first.library:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from inferd.kernels.cpu import native
+from inferd.kernels.cpu import library
 from inferd.kernels.gpu import is_installed
 from inferd.kernels.ops.linear import few_rows_refuse
 from inferd.kernels.ops.linear.tuning import Table, read, write
@@ -32,7 +32,7 @@ class Tuning:
     @classmethod
     def of_user(cls, dtype: torch.dtype) -> Tuning | None:
         """As `open`, in the user's cache."""
-        return cls.open(native.cache_home() / "inferd" / "tuning", dtype)
+        return cls.open(library.cache_home() / "inferd" / "tuning", dtype)
 
     @classmethod
     def open(cls, directory: Path, dtype: torch.dtype) -> Tuning | None:

@@ -50,8 +50,8 @@ print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads
 
 KERNELS_PROBE = """
 import json
-from inferd.kernels.cpu import native
-build = native.prepare(native.default_cache_dir())
+from inferd.kernels.cpu import library, native
+build = native.prepare(library.default_cache_dir())
 print(json.dumps({"level": build.level, "path": str(build.path or ""), "reason": build.reason}))
 """
 """The same, for a machine without a compiler: it loads the kernels of the image or of the cache, and builds none."""

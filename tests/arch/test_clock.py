@@ -23,7 +23,7 @@ DATES = {
     "server/commands/bench/report.py": "the date of a report",
     "engine/api/wire/kv_publisher.py": "the time of a batch, and the first sequence number",
     "engine/api/smollm2.py": "the age of files, whose times are the wall clock's",
-    "kernels/cpu/native.py": "the age of files, whose times are the wall clock's",
+    "kernels/cpu/library.py": "the age of files, whose times are the wall clock's",
 }
 """File -> its purpose, for files that may read the wall clock."""
 

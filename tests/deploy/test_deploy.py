@@ -107,7 +107,7 @@ def test_the_container_has_no_rights_it_does_not_need() -> None:
 
 
 def test_the_image_is_not_built_unless_any_user_can_load_the_kernels() -> None:
-    check = ("RUN", '["python", "-m", "inferd.kernels.cpu.native", "--check"]')
+    check = ("RUN", '["python", "-m", "inferd.kernels.cpu.library", "--check"]')
     before = instructions()[: instructions().index(check)]
     user, group = [arguments for name, arguments in before if name == "USER"][-1].split(":")
     assert user == group == "65534", "nobody: neither an owner nor a group gives it a right"
@@ -119,7 +119,7 @@ def test_the_image_is_not_built_unless_any_user_can_load_the_kernels() -> None:
 def test_a_change_of_the_sources_installs_no_dependency_and_compiles_no_kernel() -> None:
     """The builder repeats what follows the first changed COPY."""
     text = (ROOT / "Dockerfile").read_text()
-    installs, compiles = text.index("--requirement requirements.txt"), text.index('"inferd.kernels.cpu.native"]')
+    installs, compiles = text.index("--requirement requirements.txt"), text.index('"inferd.kernels.cpu.library"]')
     assert installs < text.index("COPY kernels") < compiles < text.index("COPY server") < text.index("COPY engine")
     last = [arguments for name, arguments in instructions() if name == "COPY"]
     assert last[:2] == ["--from=dependencies /opt/inferd /opt/inferd", "--from=build /product /opt/inferd"]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu, registry
-from inferd.kernels.cpu import native
+from inferd.kernels.cpu import library, native
 from inferd.kernels.ops.paged_attention import AttentionBatch
 from tests.conftest import KERNEL_CACHE
 from tests.kernels import interpreter
@@ -55,7 +55,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             name = COMPILED if is_on_gpu(metafunc.config) else TRITON
             metafunc.parametrize("implementation", [name] if has_triton else [], indirect=True)
             return
-        levels = native.runnable_levels()
+        levels = library.runnable_levels()
         chosen = levels if metafunc.config.getoption("--long") else levels[:1]
         names = [REFERENCE, *dict.fromkeys(chosen)]
         if has_triton and importlib.util.find_spec("triton") is not None:
@@ -131,7 +131,7 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
         interpreter.repair()
     if name not in (REFERENCE, TRITON):
         built = native.prepare(KERNEL_CACHE, name)
-        if not native.has_compiler():
+        if not library.has_compiler():
             pytest.skip(built.reason)
         assert built.path is not None, built.reason
     yield from forced(name, name)

@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 
 from inferd.engine.api.memory.activations import GPU_EXCHANGE_BYTES
 from inferd.engine.arch.sharding import Rank
-from inferd.kernels.cpu import native
+from inferd.kernels.cpu import library, native
 from inferd.kernels.cpu.tape import Buffers, record
 from inferd.kernels.ops.gather import BUFFER_BYTES, Exchange, group
 from inferd.kernels.ops.gather.group import ONE_SHOT_BYTES, Add, GroupExchange
@@ -26,7 +26,7 @@ from tests.cpu.ranks import exchanges, group_exchanges
 @pytest.fixture(autouse=True)
 def _native_kernels() -> None:
     built = native.prepare(KERNEL_CACHE)
-    if not native.has_compiler():
+    if not library.has_compiler():
         pytest.skip(built.reason)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.cpu import native
+from inferd.kernels.cpu import library, native
 from inferd.kernels.ops.linear import linear
 from tests.conftest import KERNEL_CACHE
 
@@ -19,7 +19,7 @@ SHAPES = [(1, 1), (17, 33), (40, 64), (96, 576), (77, 250), (35, 2100), (80, 450
 
 @pytest.fixture(autouse=True)
 def prepared() -> Iterator[None]:
-    if "amx" not in native.runnable_levels():
+    if "amx" not in library.runnable_levels():
         pytest.skip("this processor or system has no tiles")
     built = native.prepare(KERNEL_CACHE, "amx")
     if built.path is None:

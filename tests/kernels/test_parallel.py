@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.cpu import native
+from inferd.kernels.cpu import library, native
 from inferd.kernels.ops.gated_mul import silu_mul
 from inferd.kernels.ops.sample import sample
 from tests.conftest import KERNEL_CACHE
@@ -24,7 +24,7 @@ ROWS, SIZE, VOCAB = 48, 2048, 40_000
 @pytest.fixture(autouse=True)
 def _native_kernels() -> Iterator[None]:
     built = native.prepare(KERNEL_CACHE)
-    if not native.has_compiler():
+    if not library.has_compiler():
         pytest.skip(built.reason)
     yield
     torch.set_num_threads(1)

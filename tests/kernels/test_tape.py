@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.cpu import native
+from inferd.kernels.cpu import library, native
 from inferd.kernels.cpu.tape import Buffers, NotRecordableError, record
 from inferd.kernels.ops.gated_mul import silu_mul
 from inferd.kernels.ops.linear import linear
@@ -23,7 +23,7 @@ SIZE = 64
 @pytest.fixture(autouse=True)
 def _native_kernels() -> None:
     built = native.prepare(KERNEL_CACHE)
-    if not native.has_compiler():
+    if not library.has_compiler():
         pytest.skip(built.reason)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.kernels.cpu import native
+from inferd.kernels.cpu import library, native
 from tests.e2e.conftest import Daemon
 from tests.reliability.asking import Ask, Asker, asked_under
 from tests.reliability.conftest import WITHOUT_CACHE, count, restarts, wait_until
@@ -29,13 +29,13 @@ def shut(home: Path) -> None:
 def open_up(home: Path) -> None:
     """Let this machine's kernels be found below `home`."""
     (home / CACHE).unlink(missing_ok=True)
-    shutil.copytree(native.default_cache_dir(), home / CACHE)
+    shutil.copytree(library.default_cache_dir(), home / CACHE)
     os.chmod(home / CACHE, 0o700)
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    if native.prepare(native.default_cache_dir()).path is None:
+    if native.prepare(library.default_cache_dir()).path is None:
         pytest.skip("this machine has no C++ kernels")
     return tmp_path / "home"
 

@@ -8,7 +8,7 @@ import pytest
 
 from inferd.engine.api.machine import cpu as machine
 from inferd.engine.api.machine.cpu import Machine
-from inferd.kernels.cpu import native
+from inferd.kernels.cpu import library
 
 GIB = 2**30
 
@@ -61,4 +61,4 @@ def test_replicas_are_bound_to_nodes(
 
 
 def test_kernels_of_an_image_are_looked_for_where_they_are_built() -> None:
-    assert native.BUNDLED_DIR == machine._BUNDLED_KERNELS
+    assert library.BUNDLED_DIR == machine._BUNDLED_KERNELS

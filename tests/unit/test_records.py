@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from inferd.kernels.cpu import native
+from inferd.kernels.cpu import library
 from tests import conftest, records
 from tests.arch.test_imports import imported
 from tests.records import KERNELS, MODELS, RECORDS, ROOT, Record, read, write
@@ -113,7 +113,7 @@ def test_another_version_or_path_is_named(root: Path, monkeypatch: pytest.Monkey
 def test_another_processor_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, levels = root / "record.txt", ["avx512", "portable"]
     needy = replace(RECORD, needs_cpp=True)
-    monkeypatch.setattr(native, "runnable_levels", lambda: tuple(levels))
+    monkeypatch.setattr(library, "runnable_levels", lambda: tuple(levels))
     state = needy.current(root)
     assert state is not None
     write(path, state)
@@ -178,7 +178,7 @@ def test_no_other_run_is_recorded(
         asked = replace(RECORD, packages=(*PACKAGES, "not-installed"))
     elif what == "no compiler":
         asked = replace(RECORD, needs_cpp=True)
-        monkeypatch.setattr(native, "has_compiler", lambda: False)
+        monkeypatch.setattr(library, "has_compiler", lambda: False)
     else:
         monkeypatch.setenv("GIT_DIR", str(root / "nowhere"))
     assert asked.run_and_write(path, root, workers=0) == (what if isinstance(what, int) else 1)
