@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 
 _MINUTE_S = 60.0
 RATE_LIMIT_HEADERS = tuple(

@@ -17,7 +17,7 @@ from inferd.server.dispatch.live_streams import LiveStreams
 from inferd.server.dispatch.load_balancer import LoadBalancer
 from inferd.server.dispatch.model_lifecycle import ModelLifecycle, State
 from inferd.server.dispatch.replica import Replicas
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.observability.metrics import Metrics
 
 _ABORTED = Failure("engine_error", "The engine stopped while it was generating this answer. Please retry the request.")

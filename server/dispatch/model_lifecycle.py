@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 
 
 class State(Enum):

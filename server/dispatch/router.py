@@ -42,7 +42,7 @@ from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.recovery import Recovery
 from inferd.server.dispatch.replica import Replica, Replicas
 from inferd.server.dispatch.token_stream import TokenStream
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.observability.metrics import Metrics
 
 _READ_AT_ONCE = 256

@@ -18,7 +18,7 @@ from inferd.server.config.names import NAME_RULE, is_name
 from inferd.server.endpoints.body import body_of
 from inferd.server.endpoints.respond import Services, check_ready
 from inferd.server.endpoints.service import Service
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from inferd.server.schema.answers.operation import Done
 from inferd.server.schema.json_bytes import any_json

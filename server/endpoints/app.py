@@ -48,7 +48,7 @@ from inferd.server.endpoints.service import Service
 from inferd.server.endpoints.state import StateApi
 from inferd.server.endpoints.tokens import RenderApi, TokensApi
 from inferd.server.endpoints.wrong_paths import way_out
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.observability.metrics import Metrics

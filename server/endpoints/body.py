@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.endpoints.service import Service
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.schema import strict_json
 from inferd.server.schema.model import RequestModel, read
 from inferd.server.schema.notices import Notice

@@ -13,7 +13,7 @@ from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.endpoints.cached_answer import CachedAnswer, asks_for_fresh
 from inferd.server.endpoints.respond import Services, check_ready
 from inferd.server.endpoints.state import status_of
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.observability.metrics import Page
 from inferd.server.schema.answers.operation import Liveness, Readiness, Version
 

@@ -12,7 +12,7 @@ from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.endpoints.respond import Services, while_asked
 from inferd.server.endpoints.service import Service
 from inferd.server.endpoints.state import status_of
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.schema.answers.operation import Model, ModelList
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from fastapi import Depends
 from starlette.requests import Request
 
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.schema.json_schema import schema_of, types_of
 from inferd.server.schema.model import RequestModel, option, read
 from inferd.server.schema.values import Text

@@ -23,7 +23,7 @@ from inferd.server.dispatch.model_lifecycle import ModelLifecycle, State
 from inferd.server.endpoints.answer import AnswerOptions
 from inferd.server.endpoints.long_lists import dumps, pieces
 from inferd.server.endpoints.service import Service
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.generate.deadline import Deadline, until, within
 from inferd.server.generate.events import Event, PromptRead, TextDelta
 from inferd.server.generate.request import Caller, GenerateRequest

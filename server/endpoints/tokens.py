@@ -17,7 +17,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.endpoints.body import body_of
 from inferd.server.endpoints.respond import Services, caller_of, while_asked
 from inferd.server.endpoints.service import Service
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.request import Caller, GenerateRequest
 from inferd.server.schema.answers.tokens import RenderedPrompt, Tokenized

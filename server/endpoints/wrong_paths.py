@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 
 from inferd.server.endpoints import routes
-from inferd.server.errors.table import MAX_ECHO
+from inferd.server.errors.messages import MAX_ECHO
 
 _ELSEWHERE = {
     "api/chat": routes.CHAT,

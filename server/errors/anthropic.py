@@ -1,7 +1,7 @@
 """Errors in Anthropic's shape, with which every path under /v1/messages answers.
 
-The rows and messages are those of `errors.table`; this file knows Anthropic's names for them. The shape has no `param`,
-so the message names the field.
+The rows are those of `errors.table`, and the messages those of `errors.messages`. This file knows Anthropic's names
+for them. The shape has no `param`, so the message names the field.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pydantic import Field
 from starlette.responses import Response
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
+from inferd.server.errors import table
 from inferd.server.errors.answer import Answer
 
 PREFIX = "/v1/messages"
@@ -62,19 +63,19 @@ def is_anthropic(path: str) -> bool:
 
 
 def status_of(error: RequestError | EngineDeadError) -> int:
-    status = errors.row_of(error).status
+    status = table.row_of(error).status
     return OVERLOADED if status == 503 else status
 
 
 def body_of(error: RequestError | EngineDeadError, request_id: str) -> AnthropicError:
     """The JSON body of an error, for a plain answer or inside a stream."""
-    detail: AnthropicErrorDetail = {"type": TYPES[errors.row_of(error).status], "message": _message(error)}
+    detail: AnthropicErrorDetail = {"type": TYPES[table.row_of(error).status], "message": _message(error)}
     return {"type": "error", "error": detail, "request_id": request_id}
 
 
 def response_of(error: RequestError | EngineDeadError, request_id: str) -> Response:
     body = orjson.dumps(body_of(error, request_id))
-    return Response(body, status_of(error), errors.headers_of(error), media_type="application/json")
+    return Response(body, status_of(error), table.headers_of(error), media_type="application/json")
 
 
 def _message(error: RequestError | EngineDeadError) -> str:
@@ -82,7 +83,7 @@ def _message(error: RequestError | EngineDeadError) -> str:
     if isinstance(error, errors.ContextTooLongError):
         # Agents search for these words, and then shorten the conversation.
         return f"prompt is too long: {error.num_prompt} tokens > {error.limit - 1} maximum"
-    detail = errors.body_of(error)["error"]
+    detail = table.body_of(error)["error"]
     message, param = detail["message"], detail["param"]
     if param is None or f"'{param}'" in message:
         return message

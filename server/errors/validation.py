@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError, PydanticKnownError
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 
 ABSENT = object()
 """Stands for a value that is not given, and must be although its field may be left out."""

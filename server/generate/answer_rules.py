@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.generation import GenerationFields

@@ -18,7 +18,7 @@ from inferd.engine.api.wire.params import Adapter, Pooling, SamplingParams, Sche
 from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.generate import work
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.generate.request import Caller

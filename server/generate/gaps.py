@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.generate.prompts import MANY_IDS, CheckSize, Encoded, PromptReader
 from inferd.server.schema import completions
 from inferd.server.text.fill_in import FillIn, shares_of

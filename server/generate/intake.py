@@ -15,7 +15,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.grammar_check import Left
 from inferd.engine.api.wire.params import Adapter, ParamError, SamplingParams
 from inferd.server.dispatch.adapter_places import AdapterPlaces
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.generate import work
 from inferd.server.generate.answer_rules import (
     AnswerLanguage,

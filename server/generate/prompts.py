@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Generic, TypeVar
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.generate.request import Prompt
 from inferd.server.schema import completions
 from inferd.server.schema.notices import Notice

@@ -7,7 +7,7 @@ Knows no route, no queue and no engine. `structured` bounds the size of an expan
 from __future__ import annotations
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 
 MAX_CHOICES_IN_ALL = 2_048
 """Prompts times `n`."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import ValidationInfo
 
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.schema.anthropic_blocks import (
     CompactionBlock,
     DefinedTool,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, Tag, ValidationInfo, WithJsonSchema
 
 from inferd.engine.api.wire.params import MAX_LOGPROBS
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.errors import validation
 from inferd.server.schema.kinds import Kind
 from inferd.server.schema.latency import MAX_TIMEOUT_S, MIN_TIMEOUT_S

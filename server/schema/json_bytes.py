@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.errors import validation
 
 NOT_WRITABLE = "It holds a whole number of more than 64 bits."

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.schema.values import check_number
 
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400.0

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, Tag, ValidationInfo, WithJsonSchema, field_validator
 
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.errors import validation
 from inferd.server.schema import strict_json
 from inferd.server.schema.caller_tool import TEXT_KEY

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Tag, ValidationInfo, WrapValidator
 
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.schema.json_bytes import check_writable
 from inferd.server.schema.kinds import Kind, Row
 from inferd.server.schema.messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, text_or_parts

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator
 
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.errors import validation
 from inferd.server.schema import structured
 from inferd.server.schema.chat import ReasoningEffort, Verbosity

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 
 MAX_DEPTH = 128
 """Objects and arrays within each other."""

@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field, WithJsonSchema
 
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.schema.values import JsonObject, ReadBy, Whole, check_number
 
 MAX_LISTED_IDS = 65_536

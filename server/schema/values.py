@@ -25,7 +25,7 @@ from pydantic import StrictStr as Text
 from pydantic_core import CoreSchema, core_schema
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.errors import validation
 from inferd.server.schema.kinds import Row, key_of
 from inferd.server.schema.model import Part

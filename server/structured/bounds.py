@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 
 _MOST_BITS = 1_024
 """Most bits of a whole number: the largest double has so many."""

@@ -39,7 +39,7 @@ from inferd.engine.api.wire.grammar_check import (
     framed,
     read_verdict,
 )
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.structured.bounds import refusal
 from inferd.server.structured.turns import TenantTurns
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.grammars import ANNOTATIONS, COMBINING_KEYWORDS, FORMATS, TYPE_KEYWORDS, SchemaUse, TagTexts
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.structured.bounds import check_json, refusal
 from inferd.server.structured.language import Language, json_value
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.structured.bounds import GrammarSize, check_json
 from inferd.server.structured.language import (
     REFERENCE_CHARS,

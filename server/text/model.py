@@ -13,7 +13,7 @@ from inferd.engine.api.errors import ModelError, StartError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.api.process.written_once import WrittenOnce
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.schema.json_bytes import any_json
 from inferd.server.text.control_tokens import Begun, ControlTokens, control_tokens_of
 from inferd.server.text.fill_in import FillIn

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from inferd.engine.api.errors import ModelError, RequestError
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.schema.notices import Notice
 from inferd.server.text.control_tokens import ControlTokens, Rendered, places_of
 from inferd.server.text.render_pool import RenderPool

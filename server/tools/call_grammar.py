@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inferd.engine.api.grammars import TagTexts
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.schema.caller_tool import TEXT_KEY, CallerTool
 from inferd.server.structured.bounds import GrammarSize
 from inferd.server.structured.language import (

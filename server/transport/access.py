@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.auth.keyring import Holder, Keyring
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.transport.middleware import is_anthropic, refusal, route_path
 
 ANY = "*"

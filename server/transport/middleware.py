@@ -24,7 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.errors import anthropic as anthropic_errors
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
+from inferd.server.errors import table
 from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.generation import is_sane_id
 from inferd.server.schema.notices import Notice, header_of, names_of
@@ -289,12 +290,12 @@ class BodyLimit:
 def refusal(scope: Scope, error: RequestError | EngineDeadError) -> Response:
     """An error in the shape of the API that the path belongs to. The request's state gets it, for the log and the
     metrics."""
-    scope["state"]["cause"] = errors.cause_of(error)
+    scope["state"]["cause"] = table.cause_of(error)
     if isinstance(error, RequestError):
         scope["state"]["refused_with"] = error.code
     if is_anthropic(scope):
         return anthropic_errors.response_of(error, scope["state"]["request_id"])
-    return errors.response_of(error)
+    return table.response_of(error)
 
 
 def route_path(scope: Scope) -> str:

@@ -16,7 +16,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
+from inferd.server.errors import table
 
 logger = logging.getLogger("inferd.server")
 
@@ -159,7 +160,7 @@ class EventStream(Response):
                     del error, shown  # they refer to this frame, and would keep themselves alive
         if error is not shown:
             logger.error("a stream failed", exc_info=error)
-        self._state["cause"] = errors.cause_of(shown)
+        self._state["cause"] = table.cause_of(shown)
         await self._send(send, self._wording.failure(shown), is_last=True)
 
     async def _send(self, send: Send, data: bytes, *, is_last: bool = False) -> None:

@@ -12,7 +12,8 @@ import pytest
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Failure
 from inferd.server.config.settings import Settings
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
+from inferd.server.errors import table
 from tests.api.conftest import app_settings
 
 REFUSED, BROKEN, BUSY = "invalid_request_error", "server_error", "service_unavailable_error"
@@ -65,8 +66,8 @@ def body_of(code: str, param: str | None) -> bytes:
 
 
 def test_the_table_has_these_rows() -> None:
-    assert {code: (row.status, row.type, row.wire_code) for code, row in errors.ROWS.items()} == EXPECTED
-    assert all(row.about for row in errors.ROWS.values())
+    assert {code: (row.status, row.type, row.wire_code) for code, row in table.ROWS.items()} == EXPECTED
+    assert all(row.about for row in table.ROWS.values())
 
 
 @pytest.mark.parametrize("path", ASKED)
@@ -79,7 +80,7 @@ def test_a_refusal_byte_for_byte(http: httpx.Client, router: Any, code: str, pat
             assert (response.status_code, response.content) == (EXPECTED[code][0], body_of(code, param))
             assert response.headers["content-type"] == "application/json"
             assert response.headers["x-request-id"]
-            check_headers(response, errors.ROWS[code].retry_after_s)
+            check_headers(response, table.ROWS[code].retry_after_s)
 
 
 def check_headers(response: httpx.Response, wait_s: float | None = 1.0) -> None:

@@ -14,7 +14,8 @@ import pytest
 from inferd.engine.api.errors import RequestError
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.model_lifecycle import State
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
+from inferd.server.errors import table
 from tests.api.conftest import app_settings
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -334,7 +335,7 @@ def test_every_row_that_a_request_can_reach_is_tested() -> None:
     elsewhere |= {"insufficient_permissions", "not_implemented", "response_not_found", "previous_response_not_found"}
     elsewhere |= {"model_not_loaded", "model_is_busy"}
     elsewhere |= {"malformed_http", "head_too_large", "request_exceeds_work_limit", "origin_not_allowed"}
-    assert here | elsewhere == set(errors.ROWS)
+    assert here | elsewhere == set(table.ROWS)
 
 
 MISSPELT: list[tuple[str, dict[str, Any], str, str]] = [

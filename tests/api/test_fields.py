@@ -9,7 +9,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
+from inferd.server.errors import table
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
@@ -146,8 +147,8 @@ def test_every_other_type_is_refused_by_name(base: type[RequestModel], name: str
 def test_nothing_escapes_but_a_refusal(base: type[RequestModel], name: str) -> None:
     for value in HOSTILE:
         refused = refused_or_none(base, name, value)
-        assert refused is None or len(str(errors.body_of(refused))) < 2_000
-        assert refused is None or refused.code in errors.ROWS
+        assert refused is None or len(str(table.body_of(refused))) < 2_000
+        assert refused is None or refused.code in table.ROWS
 
 
 def refused_or_none(base: type[RequestModel], name: str, value: Any) -> RequestError | None:

@@ -19,7 +19,8 @@ from inferd.server.endpoints.app import Backend, create_app
 from inferd.server.endpoints.openapi import default_of, document
 from inferd.server.endpoints.routes import ROUTES, Access
 from inferd.server.errors import anthropic as anthropic_errors
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
+from inferd.server.errors import table
 from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.json_schema import schema_of
@@ -131,8 +132,8 @@ def test_what_is_answered_is_in_it_with_its_headers(
 
 
 def test_the_headers_of_every_error_are_in_it(described: dict[str, Any]) -> None:
-    for code, row in errors.ROWS.items():
-        sent = set(errors.headers_of(RequestError(code, "why")))
+    for code, row in table.ROWS.items():
+        sent = set(table.headers_of(RequestError(code, "why")))
         overloaded = anthropic_errors.OVERLOADED if row.status == 503 else row.status
         for name in (f"Error{row.status}", f"AnthropicError{overloaded}"):
             assert sent <= set(described["components"]["responses"][name].get("headers", {})), (code, name)
@@ -187,7 +188,7 @@ def test_a_body_is_valid_where_the_server_takes_it(
 
 def test_every_error_is_in_it(described: dict[str, Any]) -> None:
     describes = Draft202012Validator({**described, "$ref": "#/components/schemas/Error"})
-    for code in errors.ROWS:
+    for code in table.ROWS:
         error = errors.RequestError(code, "x" * 5_000, "y" * 5_000)
-        assert describes.is_valid(errors.body_of(error)), code
+        assert describes.is_valid(table.body_of(error)), code
     assert not describes.is_valid({"error": {"message": "x", "type": "other", "param": None, "code": None}})

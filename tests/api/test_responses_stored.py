@@ -15,7 +15,7 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import Failure
 from inferd.server.config.settings import Settings
 from inferd.server.endpoints.responses.background import Background, Job, RunningResponse
-from inferd.server.errors.table import internal_error
+from inferd.server.errors.messages import internal_error
 from tests.api.conftest import app_settings
 
 from .conftest import ScriptedRouter, serving

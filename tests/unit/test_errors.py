@@ -7,15 +7,16 @@ import json
 import pytest
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
+from inferd.server.errors import table
 
 HUGE = "\U0001f600" * 100_000
 
 
-@pytest.mark.parametrize("code", sorted(errors.ROWS))
+@pytest.mark.parametrize("code", sorted(table.ROWS))
 def test_every_code_has_openais_shape(code: str) -> None:
-    response = errors.response_of(RequestError(code, "why", "field"))
-    row = errors.ROWS[code]
+    response = table.response_of(RequestError(code, "why", "field"))
+    row = table.ROWS[code]
     assert response.status_code == row.status
     body = json.loads(bytes(response.body))
     assert body == {"error": {"message": "why", "type": row.type, "param": "field", "code": row.wire_code}}
@@ -24,14 +25,14 @@ def test_every_code_has_openais_shape(code: str) -> None:
 
 
 def test_who_may_come_back_is_told_when() -> None:
-    for code, row in errors.ROWS.items():
-        headers = errors.headers_of(RequestError(code, "why"))
+    for code, row in table.ROWS.items():
+        headers = table.headers_of(RequestError(code, "why"))
         assert ("Retry-After" in headers) == (row.status in (429, 503) and row.is_retried)
         assert (headers.get("WWW-Authenticate") == "Bearer") == (row.status == 401)
-    seen = {errors.headers_of(RequestError("slow_down", ""))["Retry-After-Ms"] for _ in range(50)}
+    seen = {table.headers_of(RequestError("slow_down", ""))["Retry-After-Ms"] for _ in range(50)}
     assert len(seen) > 10, "callers refused together must not come back together"
     for _ in range(50):
-        headers = errors.headers_of(RequestError("server_is_overloaded", ""))
+        headers = table.headers_of(RequestError("server_is_overloaded", ""))
         assert int(headers["Retry-After"]) * 1_000 >= int(headers["Retry-After-Ms"]) >= 1_000
 
 
@@ -40,7 +41,7 @@ def test_the_message_and_the_headers_name_the_same_wait(wait_s: float) -> None:
     waits = set()
     for _ in range(50):
         error = errors.TryAgainError("rate_limit_exceeded", "Too fast.", wait_s)
-        headers = errors.headers_of(error)
+        headers = table.headers_of(error)
         wait_ms = int(headers["Retry-After-Ms"])
         assert wait_s * 1e3 <= wait_ms <= 2 * wait_s * 1e3
         named_s = wait_ms / 1e3 if wait_ms < 1_000 else int(headers["Retry-After"])
@@ -67,7 +68,7 @@ def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None
 
 
 def test_nothing_of_an_engines_death_is_told() -> None:
-    body = errors.body_of(EngineDeadError("killed by signal 9: /home/someone/core"))
+    body = table.body_of(EngineDeadError("killed by signal 9: /home/someone/core"))
     assert body["error"] == {
         "message": "The engine stopped while it was working on this request. Please try again.",
         "type": "server_error",
@@ -77,12 +78,12 @@ def test_nothing_of_an_engines_death_is_told() -> None:
 
 
 def test_a_code_that_is_not_in_the_table_is_logged_and_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
-    assert errors.row_of(RequestError("made_up", "x")).status == 500
+    assert table.row_of(RequestError("made_up", "x")).status == 500
     assert "made_up" in caplog.text
 
 
 def test_no_message_is_empty_or_long() -> None:
-    assert errors.body_of(RequestError("engine_error", ""))["error"] == {
+    assert table.body_of(RequestError("engine_error", ""))["error"] == {
         "message": "The request could not be served.",
         "type": "server_error",
         "param": None,
@@ -99,11 +100,11 @@ def test_no_message_is_empty_or_long() -> None:
         errors.model_not_found(HUGE, HUGE),
     ]
     for refusal in refusals:
-        assert len(json.dumps(errors.body_of(refusal), ensure_ascii=False)) < 2_000
+        assert len(json.dumps(table.body_of(refusal), ensure_ascii=False)) < 2_000
 
 
 def test_text_that_is_not_unicode_can_still_be_answered() -> None:
-    assert errors.response_of(errors.model_not_found("\ud800", "tiny")).status_code == 404
+    assert table.response_of(errors.model_not_found("\ud800", "tiny")).status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.engine.grammar.compiler import normal_form
 from inferd.engine.grammar.ports import GrammarError
 from inferd.engine.grammar.vocabulary import load_vocabulary
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.generate.answer_rules import (
     AnswerLanguage,
     AnswerRules,

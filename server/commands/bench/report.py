@@ -18,7 +18,7 @@ from inferd.server.commands.bench.answer import Outcome
 from inferd.server.commands.bench.load import LoadRun
 from inferd.server.commands.bench.options import LoadOptions
 from inferd.server.commands.bench.slo import Goodput, Objective, goodput
-from inferd.server.errors.table import clip
+from inferd.server.errors.messages import clip
 
 MAX_LAG_P99_S = 0.005
 MAX_LAG_SHARE = 0.2

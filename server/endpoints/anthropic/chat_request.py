@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.anthropic_conversation import joined
 from inferd.server.schema.anthropic_tools import AnthropicTools, ToolUse

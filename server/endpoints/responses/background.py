@@ -11,7 +11,7 @@ from typing import Protocol
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.endpoints.responses.store import Stored
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.generate.events import Event
 
 logger = logging.getLogger("inferd.server")

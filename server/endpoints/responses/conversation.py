@@ -11,7 +11,7 @@ import orjson
 from inferd.server.endpoints.responses.chat_request import Placed, chat_request
 from inferd.server.endpoints.responses.open_response import OpenResponse
 from inferd.server.endpoints.responses.store import Stored
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.schema.answers.responses import ResponseObject
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.json_bytes import exact

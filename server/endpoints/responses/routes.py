@@ -21,7 +21,7 @@ from inferd.server.endpoints.responses.conversation import ResponseContext, conv
 from inferd.server.endpoints.responses.open_response import OpenResponse, ResponsesRendering
 from inferd.server.endpoints.responses.store import Stored
 from inferd.server.endpoints.service import Service
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.generate.deadline import until
 from inferd.server.generate.request import Caller, GenerateRequest
 from inferd.server.generate.stream import ChoiceStreams

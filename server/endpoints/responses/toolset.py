@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.errors import table as errors
+from inferd.server.errors import messages as errors
 from inferd.server.schema.caller_tool import CallerTool, ToolKind, custom_tool
 from inferd.server.schema.response_choice import AskedChoice, ToolName
 from inferd.server.schema.response_texts import Item
