@@ -16,17 +16,13 @@ and one of e2m1 9.6, about half of a lookup in a table.
 
 **More rows than 128** multiply by a copy of the weight in the dtype of x, by the vendor's library. Each weight is
 rounded once to that. Pieces of 32 MiB are copied and multiplied in turn, so that the L2 cache holds them.
-
-**Layout.** A span is the inputs that are multiplied at once: a group, or 128 inputs of a row with one scale. Weights
-lie by spans, and scales by groups, so that the columns of a tile are neighbours in memory. 16 bytes hold 32 inputs of
-4 bits: the first 16 in their low halves, the next 16 in their high halves. So both are operands without a shuffle.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,17 +33,25 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from inferd.kernels.gpu import Shipped, dependent_options
 from inferd.kernels.gpu.few_rows import prefetch
+from inferd.kernels.gpu.packed_integers import (
+    E2M1,
+    HALF,
+    MINIMUMS,
+    NONE,
+    STEP,
+    ZEROS,
+    Packed,
+    constants,
+    name_of,
+    types_of,
+)
 from inferd.kernels.ops.linear import plain
-from inferd.kernels.ops.quantized import GROUP_SIZES, TABLES, UNITS, Apply, Matrix
+from inferd.kernels.ops.quantized import GROUP_SIZES, TABLES, Apply, Matrix
 
 ROWS = (16, 64)
 """Numbers of rows of a tile."""
 _MAX_ROWS = 128
 """Most rows for which the weight is not copied."""
-STEP = tl.constexpr(128)
-"""Inputs of one step of a program."""
-_HALF = tl.constexpr(16)
-"""Inputs side by side in the low halves of 16 bytes."""
 STAGES = 4
 _PIECE = 2**24
 """Weights of a copied piece: 32 MiB in 16 bits."""
@@ -56,11 +60,6 @@ COLUMNS_A_WARP = 16
 """Columns of a warp, so that none unpacks another's weights."""
 _SMALL = 8192
 """Most outputs of a layer whose tiles have 32 columns."""
-
-_NONE, _ZEROS, _MINIMUMS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-_OFFSETS = {"none": 0, "zeros": 1, "minimums": 2}
-_E2M1 = tl.constexpr(1)
-_TABLE_CODES = {"centred": 0, "e2m1": 1, "iq4nl": 2}
 
 
 def _words(name: str) -> list[Any]:
@@ -99,12 +98,12 @@ def _of_group(scale_place, offset_place, OFFSETS: tl.constexpr):
 def _integers(q, half, zero, dtype: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr, TABLE: tl.constexpr):
     """The integers [columns, inputs] that scales multiply, in `dtype`, of bytes q. Each fits 9 bits, and so any dtype.
     `zero` [columns, 1]: zero points, if there are any."""
-    if TABLE == _E2M1:
+    if TABLE == E2M1:
         return _doubled_e2m1((q >> (4 * half)).to(tl.int32)).to(dtype)
     if TABLE:
         return _looked_up((q >> (4 * half)).to(tl.int32) & 15).to(tl.float32).to(dtype)
     number = q if BITS == 8 else (q >> (4 * half)) & 15
-    middle: tl.constexpr = 128 if BITS == 8 else (8 if OFFSETS == _NONE else 0)
+    middle: tl.constexpr = 128 if BITS == 8 else (8 if OFFSETS == NONE else 0)
     # An OR with the bits of a power of two adds an integer to it.
     if dtype == tl.float16:
         value, added = (number.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True), 1024.0 + middle
@@ -113,7 +112,7 @@ def _integers(q, half, zero, dtype: tl.constexpr, BITS: tl.constexpr, OFFSETS: t
     else:
         value, added = (number.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True), 8388608.0 + middle
     subtracted = tl.full((1, 1), added, tl.float32)
-    if OFFSETS == _ZEROS:
+    if OFFSETS == ZEROS:
         subtracted += zero
     return (value - subtracted.to(value.dtype)).to(dtype)
 
@@ -122,7 +121,7 @@ def _integers(q, half, zero, dtype: tl.constexpr, BITS: tl.constexpr, OFFSETS: t
 def places(SPAN: tl.constexpr, BITS: tl.constexpr):
     """(bytes of a span, the input in the low half of each). With 8 bits a byte has one input."""
     byte = tl.arange(0, SPAN * BITS // 8)
-    return byte, byte // _HALF * (2 * _HALF) + byte % _HALF if BITS == 4 else byte
+    return byte, byte // HALF * (2 * HALF) + byte % HALF if BITS == 4 else byte
 
 
 @triton.jit
@@ -141,29 +140,29 @@ def walked(
         for span in tl.static_range(STEP // SPAN):
             q = tl.load(weight_place + span * span_bytes)
             for half in tl.static_range(NUM_HALVES):
-                if GROUP_SIZE == _HALF or (GROUP_SIZE and half == 0):
+                if GROUP_SIZE == HALF or (GROUP_SIZE and half == 0):
                     scale, offset = _of_group(scale_place, offset_place, OFFSETS)
                     scale_place += out_size
                     offset_place += out_size
-                if OFFSETS == _MINIMUMS:
+                if OFFSETS == MINIMUMS:
                     wide = tl.fma(
                         _integers(q, half, offset, NARROW, BITS, OFFSETS, TABLE).to(tl.float32), scale, offset
                     )
                     wide = wide.to(x_place.dtype.element_ty)
                 else:
                     wide = _integers(q, half, offset, x_place.dtype.element_ty, BITS, OFFSETS, TABLE)
-                first = span * SPAN + half * _HALF
+                first = span * SPAN + half * HALF
                 if HAS_TAIL:
                     x_tile = tl.load(x_place + first, mask=(inner < in_size - step - first)[:, None], other=0.0)
                 else:
                     x_tile = tl.load(x_place + first)
                 part = tl.dot(wide, x_tile, part, input_precision="ieee")
-                if OFFSETS != _MINIMUMS and (GROUP_SIZE == _HALF or (GROUP_SIZE and half == NUM_HALVES - 1)):
+                if OFFSETS != MINIMUMS and (GROUP_SIZE == HALF or (GROUP_SIZE and half == NUM_HALVES - 1)):
                     total += part * scale
                     part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         weight_place += (STEP // SPAN) * span_bytes
         x_place += STEP
-    if OFFSETS == _MINIMUMS:
+    if OFFSETS == MINIMUMS:
         total = part
     elif not GROUP_SIZE:
         total = part * scale
@@ -221,105 +220,14 @@ def _copy(
     span_bytes = out_size.to(tl.int64) * (SPAN * BITS // 8)
     q = tl.load(weight + span * span_bytes + column.to(tl.int64)[:, None] * (SPAN * BITS // 8) + byte[None, :])
     for half in tl.static_range(8 // BITS):
-        first = span * SPAN + half * _HALF
+        first = span * SPAN + half * HALF
         place = (first // GROUP_SIZE if GROUP_SIZE else 0) * out_size + column
         scale, offset = _of_group(scales + place, offsets + place, OFFSETS)
         wide = _integers(q, half, offset, tl.float32, BITS, OFFSETS, TABLE)
-        wide = tl.fma(wide, scale, offset) if OFFSETS == _MINIMUMS else wide * scale
+        wide = tl.fma(wide, scale, offset) if OFFSETS == MINIMUMS else wide * scale
         out_place = out + to.to(tl.int64)[:, None] * in_size + (first + inner)[None, :]
         mask = (first_column + to < end_column)[:, None] & (inner < in_size - first)[None, :]
         tl.store(out_place, wide.to(out.dtype.element_ty), mask=mask)
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A matrix in this file's layout."""
-
-    weight: Tensor
-    """uint8 [spans, N, bytes of a span]."""
-    scales: Tensor
-    """[groups, N]. Padding to steps has scales of 0."""
-    offsets: Tensor
-    """[groups, N] zero points or minimums; the scales if there are neither."""
-    in_size: int
-    constants: dict[str, Any]
-
-    @classmethod
-    def pack(cls, matrix: Matrix) -> Packed:
-        is_short, in_size = matrix.q.dtype == torch.uint8, matrix.q.shape[1]
-        num_groups = matrix.scales.shape[1]
-        scales = matrix.scales
-        if UNITS[matrix.table] != 1.0:
-            # Half of a scale is exact but in float16, whose exponents are few.
-            scales = (scales.float() if scales.dtype == torch.float16 else scales) * UNITS[matrix.table]
-        offsets = matrix.minimums
-        if matrix.zeros is not None:
-            offsets = matrix.zeros.to(torch.uint8 if is_short else torch.int16)
-        key = matrix.key(torch.float32)
-        bits, group_size = 4 if is_short else 8, 0 if num_groups == 1 else matrix.group_size
-        made = constants(bits, group_size, key.offsets, key.table)
-        padding = -in_size % STEP.value
-        num_more = padding // group_size if group_size else 0
-        by_group = _with_rows(scales.T, num_more)
-        return cls(
-            _in_spans(matrix.q, bits, made["SPAN"], padding),
-            by_group,
-            by_group if offsets is None else _with_rows(offsets.T, num_more),
-            in_size,
-            made,
-        )
-
-    @property
-    def out_size(self) -> int:
-        return self.scales.shape[-1]
-
-    @property
-    def layout(self) -> Hashable:
-        """Equal for matrices that one kernel multiplies."""
-        shapes = self.weight.shape, self.scales.shape
-        return shapes, self.scales.dtype, self.offsets.dtype, self.in_size, tuple(self.constants.items())
-
-    @property
-    def is_without_offsets(self) -> bool:
-        return bool(self.constants["OFFSETS"] == _OFFSETS["none"])
-
-    @classmethod
-    def stacked(cls, packed: Sequence[Packed]) -> Packed:
-        """Matrices of one shape and layout, with a first dimension for their number."""
-        first = packed[0]
-        scales = torch.stack([one.scales for one in packed])
-        offsets = scales if first.is_without_offsets else torch.stack([one.offsets for one in packed])
-        return replace(first, weight=torch.stack([one.weight for one in packed]), scales=scales, offsets=offsets)
-
-    def __getitem__(self, index: int) -> Packed:
-        """A view of one matrix of a stack."""
-        return replace(self, weight=self.weight[index], scales=self.scales[index], offsets=self.offsets[index])
-
-
-def constants(bits: int, group_size: int, offsets: str, table: str) -> dict[str, Any]:
-    """Constants that both kernels are compiled for. A span has one scale for each half of its bytes."""
-    span = STEP.value if group_size == 0 else max(group_size, 2 * _HALF.value if bits == 4 else _HALF.value)
-    return {
-        "BITS": bits,
-        "GROUP_SIZE": group_size,
-        "OFFSETS": _OFFSETS[offsets],
-        "TABLE": _TABLE_CODES[table],
-        "SPAN": span,
-    }
-
-
-def _with_rows(values: Tensor, num_more: int) -> Tensor:
-    """values [groups, N] and rows of zeros behind them."""
-    return torch.nn.functional.pad(values, (0, 0, 0, num_more)).contiguous()
-
-
-def _in_spans(q: Tensor, bits: int, span: int, padding: int) -> Tensor:
-    """q [N, K] as uint8 [spans, N, bytes of a span], with `padding` more inputs. A number of 8 bits is stored + 128."""
-    padded = torch.nn.functional.pad(q if bits == 4 else q.view(torch.uint8) ^ 128, (0, padding))
-    if bits == 4:
-        halves = padded.reshape(q.shape[0], -1, 2, _HALF.value)
-        padded = halves[:, :, 0] | (halves[:, :, 1] << 4)
-    return padded.reshape(q.shape[0], -1, span * bits // 8).transpose(0, 1).contiguous()
 
 
 def bind(matrix: Matrix, out_dtype: torch.dtype) -> Apply:
@@ -460,14 +368,20 @@ def forms(op: str, bits: int) -> Iterator[Shipped]:
                 if (block_n, block_m, dtype, out) != (64, ROWS[0], "bf16", "bf16"):
                     one = _form(op, made, dtype, out, block_n, block_m)
                     yield from (one, one.early(is_prefetching=True)) if block_m == ROWS[0] else (one,)
-        yield _copied_form(f"{op}_copy", made)
+        yield Shipped(
+            op=f"{op}_copy",
+            config=f"bf16 {name_of(made)}",
+            kernel=_copy,
+            signature=types_of(_copy, made, out="bf16"),
+            constants={**made, "BLOCK_N": _COPIED_ROWS},
+            num_warps=4,
+            multiples=("out_size", "in_size"),
+        )
 
 
 def _form(op: str, made: dict[str, Any], dtype: str, out: str, block_n: int, block_m: int) -> Shipped:
-    result, flags = (
-        "" if out == dtype else f" out {out}",
-        dict.fromkeys(("HAS_TAIL", "HAS_BIAS", "IS_DEPENDENT"), False),
-    )
+    result = "" if out == dtype else f" out {out}"
+    flags = dict.fromkeys(("HAS_TAIL", "HAS_BIAS", "IS_DEPENDENT"), False)
     return Shipped(
         op=op,
         config=f"{dtype} {name_of(made)}{result} tile {block_n} x {block_m}",
@@ -482,36 +396,3 @@ def _form(op: str, made: dict[str, Any], dtype: str, out: str, block_n: int, blo
         is_warp_matrix=dtype != "fp32" and block_n < 64,
         multiples=("out_size", "in_size", "x_stride"),
     )
-
-
-def _copied_form(op: str, made: dict[str, Any]) -> Shipped:
-    return Shipped(
-        op=op,
-        config=f"bf16 {name_of(made)}",
-        kernel=_copy,
-        signature=types_of(_copy, made, out="bf16"),
-        constants={**made, "BLOCK_N": _COPIED_ROWS},
-        num_warps=4,
-        multiples=("out_size", "in_size"),
-    )
-
-
-def name_of(made: dict[str, Any]) -> str:
-    group = f"groups of {made['GROUP_SIZE']}" if made["GROUP_SIZE"] else "rows"
-    kinds = (
-        name for codes, code in ((_OFFSETS, "OFFSETS"), (_TABLE_CODES, "TABLE")) for name in _named(codes, made[code])
-    )
-    return " ".join([group, *kinds])
-
-
-def _named(codes: dict[str, int], code: int) -> Iterator[str]:
-    """The name of a code, unless it is 0."""
-    yield from (name for name, each in codes.items() if each == code != 0)
-
-
-def types_of(kernel: Any, made: dict[str, Any], **dtypes: str) -> dict[str, str]:
-    """Types of a kernel's arguments by name, with scales in bfloat16."""
-    offsets = ("u8" if made["BITS"] == 4 else "i16") if made["OFFSETS"] == _OFFSETS["zeros"] else "bf16"
-    tensors = {"x": "", "weight": "u8", "scales": "bf16", "offsets": offsets, "bias": "", "out": ""} | dtypes
-    numbers = (name for name in kernel.arg_names if name not in tensors and not name.isupper())
-    return {name: f"*{dtype}" for name, dtype in tensors.items() if dtype} | dict.fromkeys(numbers, "i32")

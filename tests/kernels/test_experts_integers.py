@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
-from inferd.kernels.gpu import integers
 from inferd.kernels.gpu.integers import Layer, bind_invariant
+from inferd.kernels.gpu.packed_integers import Packed
 from inferd.kernels.ops.experts import PRODUCT, Key, Router, Routing, bind_experts, route
 from tests.kernels import interpreter
 from tests.kernels.conftest import is_on_gpu
@@ -88,4 +88,4 @@ def test_layers_of_one_layout_are_a_stack_and_others_are_not() -> None:
     assert [choice.chosen for choice in PRODUCT.choices() if choice.key == unlike] == ["reference"]
     key = Key("cuda", torch.bfloat16, stack="integers")
     assert PRODUCT.choice(key).chosen == "triton_integers" and not PRODUCT.choice(key).varies
-    assert integers.Packed.stacked([layer.packed for layer in alike])[2].layout == alike[2].packed.layout
+    assert Packed.stacked([layer.packed for layer in alike])[2].layout == alike[2].packed.layout

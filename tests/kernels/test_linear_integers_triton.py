@@ -12,6 +12,7 @@ from torch import Tensor
 
 from inferd.kernels import gpu
 from inferd.kernels.gpu import integers
+from inferd.kernels.gpu.packed_integers import Packed
 from inferd.kernels.ops.linear_int4 import LINEAR_INT4, linear_int4
 from inferd.kernels.ops.linear_int8 import LINEAR_INT8, linear_int8
 from inferd.kernels.ops.quantized import GROUP_SIZES, Matrix
@@ -80,7 +81,7 @@ def test_a_layout_is_the_product_of_its_dequantized_matrix(bits: int, layout: st
 @pytest.mark.parametrize(("bits", "layout", "group_size"), list(cases()))
 def test_copies_are_the_dequantized_matrix(bits: int, layout: str, group_size: int) -> None:
     of = sized(bits, layout, group_size)
-    packed, expected = integers.Packed.pack(of), of.dequantized().to(torch.float32)
+    packed, expected = Packed.pack(of), of.dequantized().to(torch.float32)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         piece = torch.full((40, of.q.shape[1]), torch.nan, dtype=dtype)
         for first, end in ((0, 40), (40, OUT_SIZE)):

@@ -16,20 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from inferd.kernels.gpu import Shipped
-from inferd.kernels.gpu.integers import (
-    COLUMNS_A_WARP,
-    ROWS,
-    STAGES,
-    STEP,
-    Layer,
-    Packed,
-    constants,
-    name_of,
-    places,
-    registers,
-    types_of,
-    walked,
-)
+from inferd.kernels.gpu.integers import COLUMNS_A_WARP, ROWS, STAGES, Layer, places, registers, walked
+from inferd.kernels.gpu.packed_integers import STEP, Packed, constants, name_of, types_of
 from inferd.kernels.gpu.tiles import LEAST_SCANNED, expert_tile
 from inferd.kernels.ops.experts.reference import Routing
 from inferd.kernels.ops.quantized import TABLES
