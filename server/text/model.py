@@ -17,9 +17,10 @@ from inferd.server.errors import messages as errors
 from inferd.server.schema.json_bytes import any_json
 from inferd.server.text.control_tokens import Begun, ControlTokens, control_tokens_of
 from inferd.server.text.fill_in import FillIn
+from inferd.server.text.pretrained import pretrained_of
 from inferd.server.text.render_workers import OvertimeError, RenderError
 from inferd.server.text.template import ChatTemplate
-from inferd.server.text.tokenizer import Pretrained, Tokenizer, load_pretrained, made_pretrained
+from inferd.server.text.tokenizer import Tokenizer
 from inferd.server.tools.builtin import PLAIN_SYNTAX
 from inferd.server.tools.derived.found import Derived
 from inferd.server.tools.detect import AUTO, NO_FORMAT, Clues, detect
@@ -94,7 +95,7 @@ class ServedModel:
         `trusts_special_tokens`: whether control tokens in callers' messages are control tokens, not text.
         """
         read = Documents(path)
-        pretrained = _pretrained_of(path, read)
+        pretrained = pretrained_of(path, read)
         tokenizer = Tokenizer(pretrained.backend, pretrained.special_tokens, pretrained.eos_token_id)
         # Checkpoints that also see have had their template in a file of its own.
         own_file = {} if pretrained.chat_template else read("chat_template.json") or {}
@@ -135,11 +136,6 @@ class ServedModel:
             tokenizer_info=_written({**info, "chat_template": template.source if template else None}),
             fill_in=FillIn.of(tokenizer, vocab_size, tokenizer_config["fim_token_ids"] if is_gguf(path) else {}),
         )
-
-
-def _pretrained_of(path: Path, read: Documents) -> Pretrained:
-    made = read.made_tokenizer()
-    return load_pretrained(path) if made is None else made_pretrained(path, made, read("tokenizer_config.json") or {})
 
 
 def _probed(template: ChatTemplate | None) -> tuple[ToolSupport, Derived]:

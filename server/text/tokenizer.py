@@ -12,15 +12,12 @@ import json
 from array import array
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Self, cast
 
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
-from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferd.engine.api.byte_alphabet import BYTE_OF_CHAR
 from inferd.engine.api.errors import ModelError
@@ -256,6 +253,17 @@ _FOLDING = ("Lowercase", "NFKC", "NFKD", "Nmt", "Precompiled", "BertNormalizer",
 """Normalizers that make one text of several."""
 
 
+@contextmanager
+def as_model_error(what: str) -> Iterator[None]:
+    """Raises `ModelError` for whatever a library raises for a tokenizer. `what` failed, in words."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # Rust's panics are no `Exception`
+        raise ModelError(f"{what}: {str(error)[:300]}") from error
+
+
 def _added(token: AddedToken, content: str, special: bool) -> AddedToken:
     """The token with another text or importance. One with another text is found wherever it is written."""
     is_exact = content != token.content
@@ -271,12 +279,8 @@ def _added(token: AddedToken, content: str, special: bool) -> AddedToken:
 
 def _frame_of(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The ids that are added before and behind every text; None if they cannot be separated from those of the text."""
-    try:
+    with as_model_error("the tokenizer does not read the text 'a'"):
         encoding = backend.encode("a", add_special_tokens=True)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # Rust's panics are no `Exception`
-        raise ModelError(f"the tokenizer does not read the text 'a': {str(error)[:300]}") from error
     is_added = encoding.special_tokens_mask
     if 0 not in is_added:
         return None
@@ -341,64 +345,3 @@ _WHOLE = {("ByteLevel", None), ("Digits", None)} | {
     ("Split", behavior) for behavior in ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 }
 """(type, behavior) of splitters that keep every character of a text."""
-
-
-_MAX_FILE_BYTES = 128 * 2**20
-"""Four times the largest tokenizer.json known, of 262,000 tokens. Such files are read completely into memory."""
-_READ_WHOLE = ("*.json", "*.jinja", "*.txt", "*.model")
-
-
-@dataclass(frozen=True, slots=True)
-class Pretrained:
-    """A checkpoint's tokenizer, and what its configuration says about it."""
-
-    backend: Backend
-    special_tokens: Mapping[str, object]
-    """Tokens that chat templates may name, such as "bos_token"."""
-    eos_token_id: int | None
-    class_name: str
-    chat_template: object
-    response_template: object = None
-
-
-def load_pretrained(path: Path) -> Pretrained:
-    """The checkpoint's tokenizer as transformers reads it. Raises `ModelError`."""
-    for file in (file for pattern in _READ_WHOLE for file in path.glob(pattern) if file.is_file()):
-        if file.stat().st_size > _MAX_FILE_BYTES:
-            raise ModelError(f"{file} is larger than {_MAX_FILE_BYTES} bytes: no file of a tokenizer is")
-    if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")):
-        raise ModelError(f"{path.name} holds no tokenizer: expected tokenizer.json beside the weights")
-    with _refused(path):
-        loaded = TokenizersBackend.from_pretrained(path, local_files_only=True)
-    if not isinstance(loaded, TokenizersBackend):
-        raise ModelError(f"the tokenizer of {path.name} is a {type(loaded).__name__}, which is not served")
-    return Pretrained(
-        loaded.backend_tokenizer,
-        loaded.special_tokens_map,
-        loaded.eos_token_id,
-        type(loaded).__name__,
-        loaded.chat_template,
-        loaded.response_template,
-    )
-
-
-def made_pretrained(path: Path, tokenizer: bytes, config: Mapping[str, Any]) -> Pretrained:
-    """The tokenizer of a GGUF file, from its tokenizer.json and the content of tokenizer_config.json. Raises
-    `ModelError`."""
-    with _refused(path):
-        backend = Backend.from_buffer(tokenizer)
-    special = {name: token for name, token in config.items() if name.endswith("_token") and isinstance(token, str)}
-    eos = special.get("eos_token")
-    eos_token_id = None if eos is None else backend.token_to_id(eos)
-    return Pretrained(backend, special, eos_token_id, "TokenizersBackend", config.get("chat_template"))
-
-
-@contextmanager
-def _refused(path: Path) -> Iterator[None]:
-    """Raises `ModelError` for whatever a library raises for a tokenizer."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # Rust's panics are no `Exception`
-        raise ModelError(f"the tokenizer of {path.name} cannot be loaded: {str(error)[:300]}") from error

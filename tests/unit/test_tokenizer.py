@@ -18,8 +18,9 @@ from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferd.engine.api.errors import ModelError
 from inferd.server.text.model import GenerationDefaults, ServedModel
+from inferd.server.text.pretrained import load_pretrained
 from inferd.server.text.split_points import PART
-from inferd.server.text.tokenizer import NoSplitPointError, Tokenizer, TooManyTokensError, load_pretrained
+from inferd.server.text.tokenizer import NoSplitPointError, Tokenizer, TooManyTokensError
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json")
