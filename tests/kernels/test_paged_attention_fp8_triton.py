@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from inferd.kernels.ops.paged_attention import parts_fp8, passes, work
+from inferd.kernels.ops.paged_attention import parts_fp8, passes, tiles, work
 from inferd.kernels.ops.paged_attention import triton as kernel
 
 TILE = 64
@@ -36,7 +36,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gpu.interpret(True)
     interpreter.repair()
     PAGED_ATTENTION.force("triton")
-    for module in (passes, work, kernel, parts_fp8):
+    for module in (passes, work, tiles, parts_fp8):
         monkeypatch.setattr(module, "ATTENTION_SPLIT", TILE)
     yield
     gpu.interpret(False)

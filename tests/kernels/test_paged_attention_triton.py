@@ -25,7 +25,7 @@ from tests.kernels.test_paged_attention import FP8, INT8, Sequences, dense, sink
 
 pytest.importorskip("triton")
 
-from inferd.kernels.ops.paged_attention import partial, passes, work
+from inferd.kernels.ops.paged_attention import partial, passes, tiles, work
 from inferd.kernels.ops.paged_attention import parts as in_parts_kernel
 from inferd.kernels.ops.paged_attention import triton as kernel
 from inferd.kernels.ops.paged_attention.split import ATTENTION_SPLIT_KERNEL, Key
@@ -47,7 +47,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def set_tile(monkeypatch: pytest.MonkeyPatch, num_keys: int) -> None:
-    for module in (passes, work, kernel, in_parts_kernel):
+    for module in (passes, work, tiles, in_parts_kernel):
         monkeypatch.setattr(module, "ATTENTION_SPLIT", num_keys)
 
 
@@ -494,7 +494,7 @@ def test_the_tolerance_sees_partial_results_that_are_added_without_their_peaks(m
     sequences = Sequences([(300, 1)], 1, 64, 16, torch.float32)
     q = torch.randn(1, 4, 64)
     expected = dense(q, sequences.contents[0], 300, SCALE, None, None)
-    for module in (kernel, partial):
+    for module in (tiles, partial):
         monkeypatch.setattr(module, "merge", lambda *parts: (parts[3], parts[1] + parts[4], parts[2] + parts[5]))
     wrong = attend(sequences, q, [0], None, None)
     assert (wrong.double() - expected).abs().max() > 100 * TOLERANCE[torch.float32]

@@ -1,7 +1,7 @@
 """The Triton kernel of steps whose bits may depend on how work is split: a program adds up all tiles of its part of a
 unit at once, and a cut unit has one partial result for each part.
 
-`triton.py` says what a unit and its tiles are. Its own kernel starts anew for each tile, so that no bit depends on
+`tiles.py` says what a unit and its tiles are. Its kernel starts anew for each tile, so that no bit depends on
 cuts. That costs a second set of sums, a merge for each tile, and a product with ones. This kernel keeps one set, and
 sums weights in registers. Blocks of keys that all rows of the unit see come first, without a mask. The others, at the
 diagonal and at the window's border, follow in a loop of their own.
@@ -24,6 +24,7 @@ from inferd.kernels.ops.paged_attention import passes
 from inferd.kernels.ops.paged_attention.batch import ATTENTION_SPLIT
 from inferd.kernels.ops.paged_attention.partial import offset_of, sink_peak, store_slot
 from inferd.kernels.ops.paged_attention.passes import STEADY_ROWS, Form
+from inferd.kernels.ops.paged_attention.tiles import types_of
 
 
 @triton.jit
@@ -43,7 +44,7 @@ def weigh(
     scores, peak, total, key, position, window, scale, cap, HAS_CAP: tl.constexpr, IS_EDGE: tl.constexpr
 ):  # fmt: skip
     """(peak, sum of weights, weights relative to the peak, factor of earlier sums) with a block of keys. Scores are as
-    in `triton.py`."""
+    in `tiles.py`."""
     if HAS_CAP:
         scores = tl.fma(1.0 / (tl.exp2(scores * scale) + 1.0), -2.0 * cap, cap)
     if IS_EDGE:
@@ -191,7 +192,7 @@ def _attend_parts(
 
 
 def launch(num_programs: int, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Launch the kernel with the arguments of `triton.py`'s own. It has no use for scales of K and V."""
+    """Launch the kernel with the arguments of `tiles.py`'s. It has no use for scales of K and V."""
     q, kv, _, *others = arguments
     _attend_parts[(num_programs,)](q, kv, *others, **options)
 
@@ -233,18 +234,11 @@ def _shipped(
 ) -> Shipped:
     form = passes.part_form(head_dim, block_m, kv_bytes=2)
     kind = f"{'cut' if is_cut else 'whole'}{' cap' if has_cap else ''}{' sinks' if has_sinks else ''}"
-    integers = ("table_stride", "num_heads", "num_kv_heads", "block_shift", "window", "slot_rows")
     return Shipped(
         op="attention_parts",
         config=f"{DTYPES[dtype]} head {head_dim} rows {block_m} {kind}",
         kernel=_attend_parts,
-        signature={
-            **dict.fromkeys(("q", "kv", "out"), f"*{DTYPES[dtype]}"),
-            **dict.fromkeys(("slots", "slot_stats", *(["sinks"] if has_sinks else ())), "*fp32"),
-            **dict.fromkeys(("units", "segments", "tables"), "*i32"),
-            **dict.fromkeys(integers, "i32"),
-            **dict.fromkeys(("scale", "cap"), "fp32"),
-        },
+        signature=types_of(_attend_parts, dtype, dtype, has_sinks=has_sinks),
         constants={
             **constants(form, head_dim, has_cap=has_cap, is_cut=is_cut),
             "IS_DEPENDENT": False,

@@ -16,13 +16,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from inferd.kernels.gpu import DTYPES, Shipped
-from inferd.kernels.ops.kv_format import KV_GROUP, KV_SCALE_DTYPE
+from inferd.kernels.gpu import Shipped
+from inferd.kernels.ops.kv_format import KV_GROUP
 from inferd.kernels.ops.paged_attention import passes
 from inferd.kernels.ops.paged_attention.batch import ATTENTION_SPLIT
 from inferd.kernels.ops.paged_attention.partial import offset_of, sink_peak
 from inferd.kernels.ops.paged_attention.parts import edges_of, span_of, store_part, weigh
 from inferd.kernels.ops.paged_attention.passes import Form
+from inferd.kernels.ops.paged_attention.tiles import types_of
 
 HALVES = """{
 .reg .b32 low, sign, rest;
@@ -170,7 +171,7 @@ def _attend_parts_fp8(
 
 
 def launch(num_programs: int, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Launch the kernel with the arguments of `triton.py`'s own."""
+    """Launch the kernel with the arguments of `tiles.py`'s."""
     _attend_parts_fp8[(num_programs,)](*arguments, **options)
 
 
@@ -194,20 +195,11 @@ def shipped() -> Iterator[Shipped]:
 
 def _shipped(head_dim: int, block_m: int, *, has_sinks: bool = False) -> Shipped:
     form = passes.part_form(head_dim, block_m, kv_bytes=1)
-    integers = ("table_stride", "num_heads", "num_kv_heads", "block_shift", "window", "slot_rows")
     return Shipped(
         op="attention_parts_fp8",
         config=f"bf16 head {head_dim} rows {block_m} cut{' sinks' if has_sinks else ''}",
         kernel=_attend_parts_fp8,
-        signature={
-            **dict.fromkeys(("q", "out"), f"*{DTYPES[torch.bfloat16]}"),
-            "kv": f"*{DTYPES[torch.float8_e4m3fn]}",
-            "kv_scales": f"*{DTYPES[KV_SCALE_DTYPE]}",
-            **dict.fromkeys(("slots", "slot_stats", *(["sinks"] if has_sinks else ())), "*fp32"),
-            **dict.fromkeys(("units", "segments", "tables"), "*i32"),
-            **dict.fromkeys(integers, "i32"),
-            **dict.fromkeys(("scale", "cap"), "fp32"),
-        },
+        signature=types_of(_attend_parts_fp8, torch.bfloat16, torch.float8_e4m3fn, has_sinks=has_sinks),
         constants={
             **constants(form, head_dim, is_compiled=True),
             "IS_DEPENDENT": False,

@@ -70,6 +70,6 @@ ATTENTION_SPLIT_KERNEL: Op[Key, Launch] = Op(
         Implementation(
             "triton_parts_fp8", Deferred(f"{_PACKAGE}.parts_fp8", "launch"), _refuses_parts_fp8, varies=_VARIES
         ),
-        Implementation("tiles", Deferred(f"{_PACKAGE}.triton", "launch_tiles"), always),
+        Implementation("tiles", Deferred(f"{_PACKAGE}.tiles", "launch"), always),
     ],
 )
