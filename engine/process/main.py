@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import zmq
@@ -59,10 +59,12 @@ from inferd.engine.sched.latency.step_time import Coefficients, PriorCosts
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.speculation.guesses import Guesses
-from inferd.engine.worker.adapter_loader import AdapterLoader
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.followers import Followers
 from inferd.engine.worker.load import load_worker
+
+if TYPE_CHECKING:
+    from inferd.engine.worker.adapter_loader import AdapterLoader
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +227,12 @@ def build(
         recorder=StepWatch(flight, heartbeat, ready.peaks),
         guesses=guesses,
     )
-    adapters = None if worker.adapters is None else AdapterLoader(worker.adapters, worker.arch, thread)
+    adapters = None
+    if worker.adapters is not None:
+        # It needs torch, which a worker without weights does not import.
+        from inferd.engine.worker.adapter_loader import AdapterLoader  # noqa: PLC0415
+
+        adapters = AdapterLoader(worker.adapters, worker.arch, thread)
     events = None
     if config.kv_events != "none":
         events = KVEventLog(cache, has_private=config.kv_events == "all")
