@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from inferd.engine.api.process.garbage import collector_paused
+from tests import forking
 from tests.records import RECORDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -160,7 +161,8 @@ def _told(name: str, num_recorded: int, num_left_out: int, why_all: str) -> str:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tells the first process of pytest-xdist, which collects no tests itself."""
+    """Ends processes that tests share, and tells the first process of pytest-xdist, which collects no tests itself."""
+    forking.end()
     if hasattr(session.config, "workeroutput") and RECORDED in session.config.stash:
         session.config.workeroutput["recorded"] = session.config.stash[RECORDED]
 

@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from tests import forking
 from tests.conftest import FRESH
 
 if TYPE_CHECKING:
@@ -56,17 +57,28 @@ class Daemon:
     """One `inferd serve`."""
 
     def __init__(
-        self, *arguments: str, env: dict[str, str] | None = None, program: Sequence[str] = (str(INFERD),)
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        program: Sequence[str] = (str(INFERD),),
+        may_fork: bool = True,
     ) -> None:
+        """`may_fork`: whether the server may be a fork of a process that has imported its libraries (`forking`)."""
         self.lines: list[str] = []
         self._ready = threading.Event()
-        self.process = subprocess.Popen(
-            [*program, "serve", *arguments, "--port", "0"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **(env or {})},
-        )
+        self.process: subprocess.Popen[str] | forking.Forked
+        command = [*program, "serve", *arguments, "--port", "0"]
+        script = forking.script_of(command, env) if may_fork else None
+        if script is not None:
+            self.process = forking.start(script, env)
+        else:
+            self.process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, **(env or {})},
+            )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -141,7 +153,7 @@ def start() -> Iterator[Callable[..., Daemon]]:
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
     """A daemon with the embedded model and default settings."""
-    served = Daemon()
+    served = Daemon(may_fork=False)
     try:
         served.wait_ready()
         yield served

@@ -14,14 +14,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
+from tests import forking
 from tests.e2e.conftest import INFERD, Daemon
-from tests.reliability.forked import FORKS, bound_to, serve
 
 MAX_CPU_S = 5
 """Maximum seconds of processor time, which a start takes on an idle machine. The kernel ends a longer one."""
@@ -161,7 +160,8 @@ def refused(case: Case, home: Path) -> Refusal:
 
 def commanded(arguments: list[str], environment: dict[str, str], max_file_bytes: int) -> tuple[int, bytes, bytes]:
     def bound() -> None:
-        bound_to(MAX_CPU_S, max_file_bytes)
+        resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
 
     command, env = [INFERD, "serve", *arguments], {**os.environ, **environment}
     done = subprocess.run(command, capture_output=True, env=env, preexec_fn=bound, timeout=WAIT_S, check=False)
@@ -169,22 +169,16 @@ def commanded(arguments: list[str], environment: dict[str, str], max_file_bytes:
 
 
 def forked(arguments: list[str], environment: dict[str, str], max_file_bytes: int) -> tuple[int, bytes, bytes]:
-    (out, to_out), (error, to_error) = FORKS.Pipe(duplex=False), FORKS.Pipe(duplex=False)
-    process = FORKS.Process(target=serve, args=(arguments, environment, to_out, to_error, MAX_CPU_S, max_file_bytes))
-    process.start()
-    to_out.close()
-    to_error.close()
-    process.join(WAIT_S)
-    process.kill()
-    process.join()
-    assert process.exitcode is not None
-    return process.exitcode, said(out), said(error)
-
-
-def said(end: Connection) -> bytes:
-    """All bytes of a pipe, which holds more than any refusal's text."""
-    with end, open(end.fileno(), "rb", closefd=False) as file:
-        return file.read()
+    error, to_error = os.pipe()
+    command = [str(INFERD), "serve", *arguments]
+    process = forking.start(command, environment, stderr=to_error, max_cpu_s=MAX_CPU_S, max_file_bytes=max_file_bytes)
+    os.close(to_error)
+    try:
+        code = process.wait(WAIT_S)
+    finally:
+        process.kill()
+    with process.stdout, open(error, "rb") as errors:
+        return code, process.stdout.read().encode(), errors.read()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -1,0 +1,208 @@
+"""Runs Python programs in forks of a process that has imported the server. The imports are half of a daemon's start.
+
+A fork has its program's arguments, environment, directory and output, and ends as the program would. It differs from a
+process of its own in what Python and libraries read before: environment variables, and the seed of hashes.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+_LIBRARIES = "inferd.server.commands.app", "inferd.server.lifecycle.serve"
+_MAX_MESSAGE = 2**20
+_READ_WHEN_USED = ("INFERD_", "TMPDIR", "NOTIFY_SOCKET")
+"""Beginnings of the names of variables that nothing reads while it is imported."""
+_END_S = 60.0
+
+
+def script_of(command: Sequence[str], environment: Mapping[str, str] | None) -> list[str] | None:
+    """The Python script of a command and its arguments. None if a fork cannot run it: it is another program, or
+    libraries may read one of the variables early. `environment`: variables besides those of this process."""
+    words = [word for word in command if word not in (sys.executable, "-P")]
+    is_script = words[0].endswith(".py") or os.path.basename(words[0]) == "inferd"
+    is_late = all(name.startswith(_READ_WHEN_USED) for name in environment or ())
+    return words if is_script and is_late and hasattr(os, "pidfd_open") else None
+
+
+class Forked:
+    """A program that runs in a fork. Has the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, pid: int, status: socket.socket, stdout: IO[str]) -> None:
+        self.pid, self.stdout, self._status = pid, stdout, status
+        self.returncode: int | None = None
+        self._reading = threading.Lock()
+
+    def poll(self) -> int | None:
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. Raises `TimeoutExpired`."""
+        with self._reading:
+            if self.returncode is None:
+                self._status.settimeout(timeout)
+                try:
+                    self.returncode = _number(self._status)
+                except (TimeoutError, BlockingIOError):
+                    raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0) from None
+                self._status.close()
+            return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class _Client:
+    """Starts the process that forks, when it is first needed."""
+
+    def __init__(self) -> None:
+        self._starting = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def request(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        with self._starting:
+            if self._control is None:
+                self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with theirs:
+                    number = str(theirs.fileno())
+                    # Threads of numpy's library would not survive a fork.
+                    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-P", __file__, number], pass_fds=[theirs.fileno()], env=environment,
+                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    )  # fmt: skip
+            socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+
+    def end(self) -> None:
+        if self._control is not None and self._process is not None:
+            self._control.close()
+            self._process.wait(_END_S)
+            self._control = self._process = None
+
+
+_client = _Client()
+
+
+def start(
+    script: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    stderr: int | None = None,
+    max_cpu_s: int = resource.RLIM_INFINITY,
+    max_file_bytes: int = resource.RLIM_INFINITY,
+) -> Forked:
+    """Run a script with its arguments. `stdout` of the result has its output, and also its errors unless `stderr`, a
+    descriptor, is given. `environment`: more variables. The kernel ends a process that needs more than `max_cpu_s`."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    output, to_output = os.pipe()
+    message = {
+        "script": [*script], "environment": {**os.environ, **(environment or {})}, "folder": os.getcwd(),
+        "limits": [(resource.RLIMIT_CPU, max_cpu_s), (resource.RLIMIT_FSIZE, max_file_bytes)],
+    }  # fmt: skip
+    with theirs:
+        _client.request(message, [to_output, to_output if stderr is None else stderr, theirs.fileno()])
+    os.close(to_output)
+    return Forked(_number(ours), ours, open(output, encoding="utf-8"))
+
+
+def end() -> None:
+    """End the process that forks, and its forks."""
+    _client.end()
+
+
+def _number(connection: socket.socket) -> int:
+    message = connection.recv(64)
+    if not message:
+        raise RuntimeError("the process that forks has ended: see its error above")
+    return int(message)
+
+
+def _fork_for(control: socket.socket) -> dict[str, Any] | None:
+    """Fork for each message of a socket until it ends. Returns in each fork with its message, and None at the end."""
+    ready = selectors.DefaultSelector()
+    ready.register(control, selectors.EVENT_READ)
+    forks: dict[int, tuple[int, socket.socket]] = {}
+    """File descriptor of a fork -> its process id, and where its end is told."""
+    while ready.get_map():
+        for key, _ in ready.select():
+            if key.fd in forks:
+                ready.unregister(key.fd)
+                os.close(key.fd)
+                pid, status = forks.pop(key.fd)
+                _tell(status, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                status.close()
+                continue
+            message, descriptors, *_ = socket.recv_fds(control, _MAX_MESSAGE, 3)
+            if not message:
+                ready.unregister(control)
+                for pid, _ in forks.values():
+                    os.kill(pid, signal.SIGKILL)
+                continue
+            pid, (output, errors, to_client) = os.fork(), descriptors
+            if not pid:
+                os.dup2(output, 1)
+                os.dup2(errors, 2)
+                for each in (ready, control, *(status for _, status in forks.values())):
+                    each.close()
+                for descriptor in {*descriptors, *forks}:
+                    os.close(descriptor)
+                found: dict[str, Any] = json.loads(message)
+                return found
+            os.close(output)
+            os.close(errors)
+            status, end_of_fork = socket.socket(fileno=to_client), os.pidfd_open(pid)
+            forks[end_of_fork] = pid, status
+            ready.register(end_of_fork, selectors.EVENT_READ)
+            _tell(status, pid)
+    return None
+
+
+def _tell(status: socket.socket, number: int) -> None:
+    with suppress(BrokenPipeError):  # nobody waits for it
+        status.send(str(number).encode())
+
+
+def main() -> None:
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    for name in _LIBRARIES:
+        __import__(name)
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lack threads"
+    gc.collect()
+    gc.freeze()
+    asked = _fork_for(socket.socket(fileno=int(sys.argv[1])))
+    if asked is None:
+        return
+    gc.unfreeze()
+    os.chdir(asked["folder"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    tempfile.tempdir = None  # Python determines the directory only once
+    for limit, most in asked["limits"]:
+        resource.setrlimit(limit, (most, most))
+    sys.argv = asked["script"]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
