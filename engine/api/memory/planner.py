@@ -237,6 +237,7 @@ def _kv(arch: Arch, precision: Precision, pool: Formula, num_ranks: int = 1) -> 
     return heads * precision.head_bytes(head_dim) * pool
 
 
+@lru_cache(maxsize=64)
 def _loading(arch: Arch, precision: Precision, num_ranks: int) -> PlanLine:
     """Most bytes of one linear layer's weight beside its packed form: the matrix as read, and a byte a weight if it is
     quantized here. A tied head counts without the matrix as read, which is the embedding, unless it is widened."""
