@@ -1,10 +1,10 @@
-"""Sets how many seeds the simulation runs: 160, 1,000,000 with `--long`, or as `--sim-seeds` and `--sim-seed` say."""
+"""Sets how many seeds the simulation runs: 80, 1,000,000 with `--long`, or as `--sim-seeds` and `--sim-seed` say."""
 
 from __future__ import annotations
 
 import pytest
 
-SHORT_SEEDS = 160
+SHORT_SEEDS = 80
 MUTANT_SEEDS = 300
 """Seeds that a planted bug may need."""
 LONG_SEEDS = 1_000_000
@@ -32,5 +32,5 @@ def _chunks(config: pytest.Config) -> list[range]:
     num_seeds = config.getoption("--sim-seeds", default=None)
     if num_seeds is None:
         num_seeds = LONG_SEEDS if config.getoption("--long", default=False) else SHORT_SEEDS
-    size = _SHORT_CHUNK if num_seeds <= 10 * SHORT_SEEDS else _LONG_CHUNK
+    size = _SHORT_CHUNK if num_seeds <= 20 * SHORT_SEEDS else _LONG_CHUNK
     return [range(first, min(first + size, num_seeds)) for first in range(0, num_seeds, size)]

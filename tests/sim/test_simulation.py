@@ -20,6 +20,7 @@ from tests.sim.front import run_front, run_front_seed
 from tests.sim.models import make_model_scenario, run_models_seed
 from tests.sim.scenario import make_scenario
 from tests.sim.simulation import run_seed, run_with_drafts
+from tests.sim.test_mutations import TELLING
 
 REGRESSIONS = Path(__file__).parent / "regressions.txt"
 RUNS: dict[str, tuple[Callable[[int], None], Callable[[int], object]]] = {
@@ -31,12 +32,18 @@ RUNS: dict[str, tuple[Callable[[int], None], Callable[[int], object]]] = {
 
 def test_seeds_of_two_models(seeds: range) -> None:
     """Fewer, because each runs two servers' worth of requests."""
-    run_all("models", [seed for seed in seeds if seed % 8 == 0])
+    run_all("models", [seed for seed in seeds if seed % 4 == 0])
 
 
 @pytest.mark.parametrize("which", ["core", "front"])
 def test_seeds(which: str, seeds: range) -> None:
     run_all(which, seeds)
+
+
+@pytest.mark.parametrize("which", RUNS)
+def test_telling_seeds(which: str) -> None:
+    """With these and half of the seeds of `test_seeds`, every planted bug is caught."""
+    run_all(which, TELLING[RUNS[which][0]])
 
 
 def test_regressions() -> None:
