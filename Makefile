@@ -14,7 +14,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 SMOLLM2 := engine/api/smollm2.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve quick test long records mutants chaos soak clients agents check format shape bench gpu docs train image image-test systemd-test tools deploy-test ray-test clean
+.PHONY: help install serve quick test long real records mutants chaos soak clients agents check format shape bench gpu docs train image image-test systemd-test tools deploy-test ray-test clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,11 @@ long: $(STAMP) ## Run all cases of every tier, with 2,000,000 simulated seeds (t
 
 records: $(STAMP) ## Run all tests of kernels and models that changed, and record that they pass (some minutes)
 	@$(BIN)/python -m tests.records $(ARGS)
+
+real: $(STAMP) ## Fetch published models (700 MB, 1.8 GB with LARGE=1) and compare them with transformers and their plans
+	@$(BIN)/python -m tests.real_models.files
+	@REAL_GGUF_FILES=$$($(BIN)/python -m tests.real_models.files --list) \
+		$(BIN)/python -m pytest -q -rs -s --long tests/real_models tests/real/test_plan.py $(ARGS)
 
 mutants: $(STAMP) ## List small mistakes that no unit test finds: make mutants SEED=1 MINUTES=10 ARGS='--only server/dispatch/router.py'
 	@$(BIN)/python -m tests.mutants.run $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)

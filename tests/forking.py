@@ -163,7 +163,8 @@ def _fork_for(control: socket.socket) -> dict[str, Any] | None:
             if not pid:
                 os.dup2(output, 1)
                 os.dup2(errors, 2)
-                for each in (ready, control, *(status for _, status in forks.values())):
+                ready.close()
+                for each in (control, *(status for _, status in forks.values())):
                     each.close()
                 for descriptor in {*descriptors, *forks}:
                     os.close(descriptor)

@@ -22,7 +22,7 @@ class Material:
     windows: Sequence[Sequence[int]]
     """The text, in pieces."""
     prompts: Sequence[Sequence[int]]
-    """The chats' prompts."""
+    """The chats' prompts; of a model without a chat template the questions alone."""
     end_ids: frozenset[int]
     """Ids that end an answer."""
 
@@ -37,6 +37,7 @@ class Material:
 
 
 def _prompt(model: ServedModel, question: str) -> tuple[int, ...]:
-    assert model.template is not None, "the model has no chat template"
+    if model.template is None:
+        return model.tokenizer.encode(question, add_special=True)
     text = model.template.render(Conversation([{"role": "user", "content": question}]))
     return model.tokenizer.encode(text, add_special=False)

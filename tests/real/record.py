@@ -1,7 +1,10 @@
-"""Records what transformers computes from the same GGUF file in float32: `python record.py MODEL.gguf MATERIAL OUTPUT`.
+"""Records what transformers computes from the same GGUF file in float32.
+
+    python record.py MODEL.gguf MATERIAL OUTPUT [MOST]
 
 It reads the weights, the tokenizer and the chat template by transformers' own reader, and imports nothing of inferd.
-MATERIAL is the folder with text.txt and chats.txt. The packages in oracle.txt must be installed beside transformers.
+MATERIAL is the folder with text.txt and chats.txt. MOST: number of pieces of the text and of chats, by default all of
+the text and 16 chats. The packages in oracle.txt must be installed beside transformers.
 """
 
 from __future__ import annotations
@@ -19,23 +22,32 @@ NUM_CHATS, NUM_ANSWER_TOKENS, WINDOW = 16, 64, 512
 
 
 @torch.inference_mode()
-def record(gguf: Path, material: Path) -> dict[str, Any]:
+def record(gguf: Path, material: Path, most: int | None = None) -> dict[str, Any]:
     loader: Any = AutoModelForCausalLM
     model: Any = loader.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)  # type: ignore[no-untyped-call]
     ids = tokenizer((material / "text.txt").read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
-    windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
+    windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)][:most]
     chats = []
-    for question in (material / "chats.txt").read_text(encoding="utf-8").splitlines()[:NUM_CHATS]:
-        messages = [{"role": "user", "content": question}]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
+    for question in (material / "chats.txt").read_text(encoding="utf-8").splitlines()[: most or NUM_CHATS]:
+        prompt = prompt_of(tokenizer, question)
         chats.append({"prompt": prompt, "answer": greedy(model, prompt, tokenizer.eos_token_id)})
     return {
         "made with": {name: version(name) for name in ("transformers", "torch", "gguf")},
         "windows": [{"ids": window, "nll": nll(model, window)} for window in windows],
         "chats": chats,
     }
+
+
+def prompt_of(tokenizer: Any, question: str) -> list[int]:
+    """The question by the chat template; of a model without one, with the tokens that begin every text."""
+    if tokenizer.chat_template is None:
+        plain: list[int] = tokenizer(question)["input_ids"]
+        return plain
+    messages = [{"role": "user", "content": question}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    prompt: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return prompt
 
 
 def nll(model: Any, ids: list[int]) -> float:
@@ -58,5 +70,5 @@ def greedy(model: Any, prompt: list[int], end_id: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    found = record(Path(sys.argv[1]), Path(sys.argv[2]))
+    found = record(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[4:]))
     Path(sys.argv[3]).write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
