@@ -26,7 +26,11 @@ def kv_axis(heads: Heads) -> Axis:
 
 
 def embedding(arch: Arch) -> Weight:
-    return whole("embed", Component.EMBEDDING, (arch.vocab_size, arch.hidden_size))
+    """A matrix if it keeps the blocks of its file."""
+    shape = (arch.vocab_size, arch.hidden_size)
+    if arch.stored is not None and arch.stored.embedding is not None:
+        return LinearWeight.whole("embed", Component.EMBEDDING, shape)
+    return whole("embed", Component.EMBEDDING, shape)
 
 
 def layer_embedding(arch: Arch) -> Weight:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 BLOCK = 128
@@ -40,9 +40,10 @@ class Fp8Layout:
 
 @dataclass(frozen=True, slots=True)
 class IntLayout:
-    """Integers of 4 or 8 bits, with a scale for each group of inputs of an output row."""
+    """Integers of 4 to 8 bits, with a scale for each group of inputs of an output row."""
 
-    bits: Literal[4, 8]
+    bits: Literal[4, 5, 6, 8]
+    """5 in groups of 32 inputs, and 6 in groups of 16."""
     group_size: int | None
     """Number of inputs that share a scale; None: an output row has one scale."""
     scale_dtype: str
@@ -53,6 +54,16 @@ class IntLayout:
     """The 16 values of a number of 4 bits."""
     has_order: bool = False
     """Whether the inputs of a group may be any inputs."""
+    block_size: int | None = None
+    """Number of inputs whose groups share a factor of `scale_dtype`: then scales and minimums are signed bytes, and
+    minimums have a factor too. None: scales and minimums have that dtype themselves."""
+
+    @property
+    def on_gpu(self) -> IntLayout:
+        """The layout that the kernels of a GPU take: integers of 4 or 8 bits, and no factors."""
+        bits: Literal[4, 8] = 4 if self.bits == 4 else 8
+        scale_dtype = self.scale_dtype if self.block_size is None else "F32"
+        return replace(self, bits=bits, scale_dtype=scale_dtype, block_size=None)
 
     @property
     def kind(self) -> Literal["int4", "int8"]:
@@ -126,6 +137,9 @@ class Stored:
     exceptions: tuple[tuple[str, Format | None], ...] = ()
     """Formats of those modules of the layers that have another one than `layers`. Modules have the checkpoint's names,
     without `.weight`: `model.layers.0.mlp.down_proj`."""
+    embedding: Format | None = None
+    shares_head: bool = False
+    """Whether the head is the tensor of the embedding, so that one matrix can be both."""
 
     @classmethod
     def of(cls, formats: Mapping[str, Format | None], head: Format | None) -> Stored:

@@ -112,7 +112,7 @@ def named_in_full(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
     """Every tensor of `arch` in a checkpoint that uses `names`."""
-    sources: list[AnySource] = [Source.whole(EMBEDDING, embedding(arch))]
+    sources: list[AnySource] = [*_embedding(arch)]
     sources.extend(_norm(arch, f"model.{names.final_norm}", "norm"))
     formats = _Formats(arch.stored)
     for layer in range(arch.num_layers):
@@ -145,6 +145,14 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
         ties,
         _unread(arch),
     )
+
+
+def _embedding(arch: Arch) -> Iterable[AnySource]:
+    weight = embedding(arch)
+    if not isinstance(weight, LinearWeight):
+        return (Source.whole(EMBEDDING, weight),)
+    assert arch.stored is not None
+    return _matrix([(EMBEDDING.removesuffix(".weight"), arch.stored.embedding, weight.num_rows)], weight)
 
 
 def _unread(arch: Arch) -> tuple[str, ...]:

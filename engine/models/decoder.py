@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.matrices import embedding, head
+from inferd.engine.arch.matrices import head
 from inferd.engine.arch.recurrent import GatedDelta, Mamba2, ShortConv
 from inferd.engine.arch.sharding import ONE_RANK, Rank
 from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.collectives import ALONE, Ranks
+from inferd.engine.layers.embedding import Embedding
 from inferd.engine.layers.experts import ExpertsBesideMLP, MixtureOfExperts
 from inferd.engine.layers.gated_delta import GatedDeltaNet
 from inferd.engine.layers.layer_inputs import LayerInput, LayerInputs
@@ -31,7 +32,6 @@ from inferd.engine.layers.recurrent import RecurrentLayer, StateContext, States
 from inferd.engine.layers.rotary import cos_sin_table, query_table
 from inferd.engine.layers.short_conv import ShortConvLayer
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
-from inferd.kernels.ops.embed import embed
 from inferd.kernels.ops.join import join
 from inferd.kernels.ops.kv_format import KV_GROUP
 from inferd.kernels.ops.paged_attention import AttentionBatch
@@ -144,7 +144,6 @@ class Decoder:
 
     unrecordable: str | None = None
     """Why no step of this decoder can be recorded; None if an attempt may be made."""
-    _embedding: Tensor
     _layer_inputs: LayerInputs | None = None
 
     def __init__(
@@ -166,7 +165,7 @@ class Decoder:
         self._layers_read, self._is_read = tuple(layers_read or ()), layers_read is not None
         self.parameters = place.parameters
         """By their names in the weight map. A head tied to the embedding has none of its own."""
-        place.take(embedding(arch), self._take_embedding, recipe.narrow)
+        self._embedding = Embedding(arch, place, lambda: self._lm_head.bound, self._tie_head)
         self._layer_inputs = LayerInputs(arch, place) if arch.layer_input_size else None
         self._layers = [DecoderLayer(arch, layer, place) for layer in range(arch.num_layers)]
         self._norm = stream_norm(arch, place, "norm")
@@ -211,7 +210,7 @@ class Decoder:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[T] int64 -> [T, hidden]: the first part of `forward`."""
-        x = embed(token_ids, self._embedding, self.dtype)
+        x = self.embedded(token_ids)
         return x if self._embedding_multiplier == 1.0 else scaled(x, self._embedding_multiplier)
 
     def run_layers(
@@ -261,10 +260,9 @@ class Decoder:
         hidden, read = torch.split(states, [self.arch.hidden_size, states.shape[1] - self.arch.hidden_size], 1)
         return hidden.contiguous(), read.contiguous()
 
-    @property
-    def embedding(self) -> Tensor:
-        """[vocab, hidden]"""
-        return self._embedding
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        """[T] int64 -> [T, hidden]: rows of the embedding, without a multiplier."""
+        return self._embedding(token_ids)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[R, hidden] -> [R, vocab] fp32, written to `out` if it is given. They are the sums of the head's products and
@@ -282,7 +280,6 @@ class Decoder:
         """Why a row's results depend on the other rows; None if they do not. Our kernels are tested for that."""
         return None
 
-    def _take_embedding(self, embedding: Tensor) -> None:
-        self._embedding = embedding
+    def _tie_head(self, embedding: Tensor) -> None:
         if self.arch.tie_embeddings:
             self._lm_head.take_weight(embedding)

@@ -96,8 +96,9 @@ class EagleHead:
         """The states [T, hidden] behind these positions. token_ids [T] int64: the token that follows each position.
         states [T, hidden]: of the served model by `read`, or of this head at the position before. kv and kv_scales as
         of a decoder of one layer."""
-        table = self._served.embedding if self._embedding is None else self._embedding
-        embedded = self._embedding_norm(embed(token_ids, table, self._served.dtype))
+        served, own = self._served, self._embedding
+        rows = served.embedded(token_ids) if own is None else embed(token_ids, own, served.dtype)
+        embedded = self._embedding_norm(rows)
         normed = self._state_norm(states)
         stream: Tensor | None = normed if self._norms_residual else states
         context = Context(batch, self._cos_sin, None, kv[0], None if kv_scales is None else kv_scales[0])
@@ -154,7 +155,7 @@ class MTPLayer:
         self, token_ids: Tensor, states: Tensor, batch: AttentionBatch, kv: Tensor, kv_scales: Tensor | None = None
     ) -> Tensor:
         """As of `EagleHead`."""
-        embedded = self._embedding_norm(embed(token_ids, self._served.embedding, self.dtype))
+        embedded = self._embedding_norm(self._served.embedded(token_ids))
         normed = self._state_norm(states)
         x = self._fc(join([embedded, normed] if self._reads_embedding_first else [normed, embedded]))
         context = Context(batch, self._cos_sin, None, kv[0], None if kv_scales is None else kv_scales[0])

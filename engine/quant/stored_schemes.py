@@ -19,7 +19,10 @@ from inferd.engine.quant.scheme import Apply, Scheme, TensorSpec
 from inferd.kernels.ops.join import join
 from inferd.kernels.ops.linear_int4 import linear_int4
 from inferd.kernels.ops.linear_int8 import linear_int8
+from inferd.kernels.ops.quantized import Matrix, rows_of
 
+_PART_VALUES = 2**22
+"""Number of values that are dequantized at once."""
 _SCALES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
@@ -61,13 +64,15 @@ class StoredIntegers:
     @property
     def input_group(self) -> int | None:
         """None if the inputs of a group may be any inputs."""
-        return None if self.layout.has_order else self.layout.group_size or 1
+        return None if self.layout.has_order else self.layout.block_size or self.layout.group_size or 1
 
     def check(self, out_size: int, in_size: int) -> None:
         """The format has refused other shapes."""
 
     def takes(self, out_size: int, in_size: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
         layout, scale_dtype = self.layout, _SCALES[self.layout.scale_dtype]
+        if layout.block_size is not None:
+            scale_dtype = torch.int8
         groups = (out_size, 1 if layout.group_size is None else in_size // layout.group_size)
         is_short = layout.bits == 4
         given = {
@@ -79,6 +84,13 @@ class StoredIntegers:
             given["zeros"] = TensorSpec(groups, zeros_dtype, group_columns=layout.group_size)
         if layout.offsets == "minimums":
             given["minimums"] = TensorSpec(groups, scale_dtype, group_columns=layout.group_size)
+        if layout.block_size is not None:
+            blocks = (out_size, in_size // layout.block_size)
+            for name in ("scales", "minimums"):
+                if name in given:
+                    given[f"block_{name}"] = TensorSpec(
+                        blocks, _SCALES[layout.scale_dtype], group_columns=layout.block_size
+                    )
         if layout.has_order:
             given["order"] = TensorSpec((len(self.modules), in_size), torch.int32, group_rows=None)
         return given
@@ -118,20 +130,44 @@ class StoredIntegers:
         tensors: dict[str, Tensor],
     ) -> Apply:
         own = {name: tensor[rows] for name, tensor in tensors.items()}
-        q, scales, zeros, minimums = own["q"], own["scales"], own.get("zeros"), own.get("minimums")
         bias = None if bias is None else bias[rows]
-        linear = linear_int8 if self.layout.bits == 8 else partial(linear_int4, table=self.layout.table)
+        bits = self.layout.bits
+        linear = partial(linear_int4, table=self.layout.table)
+        if bits != 4:
+            linear = partial(linear_int8, narrowed_to=None if bits == 8 else bits)
         return linear(
-            q,
-            scales,
+            own["q"],
+            own["scales"],
             bias,
             self.dtype,
-            zeros=zeros,
-            minimums=minimums,
+            zeros=own.get("zeros"),
+            minimums=own.get("minimums"),
+            block_scales=own.get("block_scales"),
+            block_minimums=own.get("block_minimums"),
             order=order,
             out_dtype=out_dtype,
             is_invariant=self.is_invariant,
         )
+
+    def dequantized(self, dtype: torch.dtype, tensors: dict[str, Tensor]) -> Tensor:
+        """The matrix [out, in] in `dtype`, of the tensors of `takes`. It has no zero points and no order."""
+        given = tensors.get
+        matrix = Matrix(
+            tensors["q"],
+            tensors["scales"],
+            None,
+            minimums=given("minimums"),
+            table=self.layout.table,
+            block_scales=given("block_scales"),
+            block_minimums=given("block_minimums"),
+        )
+        num_rows, in_size = matrix.q.shape
+        table = torch.empty((num_rows, in_size), dtype=dtype, device=matrix.q.device)
+        step = max(1, _PART_VALUES // in_size)
+        for row in range(0, num_rows, step):
+            ids = torch.arange(row, min(row + step, num_rows), device=table.device)
+            table[row : row + step] = rows_of(matrix, ids).to(dtype)
+        return table
 
 
 def _is_sorted(order: Tensor) -> bool:

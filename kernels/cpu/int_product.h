@@ -3,8 +3,9 @@
 //
 // Weights lie in tiles of columns, each tile in units of 16 or 32 inputs: as many as share a scale of activations, or 32
 // of a row that has one scale. A unit of bytes is [U / 4][columns][4]. A unit of nibbles is [U / 8][columns][4]
-// bytes: byte (j, column, b) has input 4 j + b in its low bits and input U / 2 + 4 j + b in its high ones. Scales, zero
-// points and minimums lie as [tile][group][columns].
+// bytes: byte (j, column, b) has input 4 j + b in its low bits and input U / 2 + 4 j + b in its high ones. Of 5 and 6 bits
+// the low four are such nibbles. The high ones lie before them, as [columns][4] bytes: byte (column, b) has those of
+// inputs b, 4 + b, .. from its lowest bit on. Scales, zero points and minimums lie as [tile][group][columns].
 #pragma once
 
 #include <array>
@@ -12,9 +13,6 @@
 
 #include "cpu/int_lanes.h"
 #include "cpu/parallel.h"
-
-// GCC would call these functions, and pass their vectors through memory.
-#define ALWAYS_INLINE __attribute__((always_inline))
 
 namespace int_product {
 
@@ -34,12 +32,10 @@ constexpr int AHEAD = 4096;
 // The weights, the bias and the sizes of a product.
 struct Product {
     const uint8_t* tiles;
-    const void* scales;
+    Values scales, minimums;
     const void* zeros;     // or null
-    const void* minimums;  // or null
     const float* bias;     // or null
     const int32_t* order;  // or null
-    ScaleType type;        // of scales and minimums
     Table table;
     float worth;    // of 1 in the table
     int32_t added;  // to every weight
@@ -81,24 +77,6 @@ struct Rows {
 
 // -- one tile of columns -------------------------------------------------------------------------------------------
 
-template <class F, int... I>
-ALWAYS_INLINE inline void each(const F& f, std::integer_sequence<int, I...>) {
-    (f(std::integral_constant<int, I>{}), ...);
-}
-
-// Calls f(0) .. f(N - 1) with constants. GCC 12 keeps an array in registers only if its indices are constants before it
-// unrolls loops. 2,048 x 2,048 of 4 bits with 8 and 16 rows: 173 and 176 GOP/s with loops, 296 and 301 so; 8 bits with 8
-// and 256 rows: 279 and 256, 345 and 347 so (one thread of a Zen 4, 2026-11-25).
-template <int N, class F>
-ALWAYS_INLINE inline void unrolled(const F& f) {
-    each(f, std::make_integer_sequence<int, N>());
-}
-
-template <int R, int V, class F>
-ALWAYS_INLINE inline void for_each(const F& f) {
-    unrolled<R>([&](auto r) ALWAYS_INLINE { unrolled<V>([&](auto v) ALWAYS_INLINE { f(r, v); }); });
-}
-
 // Adds four inputs of each column and row.
 template <Form F, int U, int V, int R>
 ALWAYS_INLINE inline void add_quads(Sum<F> (&sums)[R][V], const ints (&weights)[V], const int8_t* x) {
@@ -108,17 +86,47 @@ ALWAYS_INLINE inline void add_quads(Sum<F> (&sums)[R][V], const ints (&weights)[
     });
 }
 
+// The numbers of quad `quad` of a unit in planes, from the line of its high bits and that of its low ones.
+template <Form F, int U, int quad>
+ALWAYS_INLINE inline ints joined_planes(ints high, ints low) {
+    constexpr int HIGH = bits_of(F) - 4, SHIFT = 4 - HIGH * quad;
+    static_assert(HIGH * (U / 4) == 8, "the high bits of a unit fill bytes");
+    const ints shifted = SHIFT > 0 ? high << (SHIFT > 0 ? SHIFT : 0) : high >> (SHIFT < 0 ? -SHIFT : 0);
+    return ((quad < U / 8 ? low : low >> 4) & splat_ints(0x0f0f0f0f)) |
+           (shifted & splat_ints(((1 << HIGH) - 1) * 0x10101010));
+}
+
+// Adds a unit of 5 or 6 bits.
+template <Form F, int U, int V, int R>
+ALWAYS_INLINE inline void add_planes(Sum<F> (&sums)[R][V], const uint8_t* weights, const int8_t* x) {
+    constexpr int LINE = V * sizeof(ints), LINES = U / 8;
+    for (int byte = 0; byte < LINE * (1 + LINES); byte += 64) __builtin_prefetch(weights + byte + AHEAD);
+    unrolled<LINES>([&](auto j) ALWAYS_INLINE {
+        unrolled<2>([&](auto half) ALWAYS_INLINE {
+            constexpr int QUAD = decltype(half)::value * LINES + decltype(j)::value;
+            ints numbers[V];
+            unrolled<V>([&](auto v) ALWAYS_INLINE {
+                const uint8_t* own = weights + v * sizeof(ints);
+                numbers[v] = joined_planes<F, U, QUAD>(load_ints(own), load_ints(own + (1 + j) * LINE));
+            });
+            add_quads<F, U>(sums, numbers, x + QUAD * 4);
+            asm("" ::: "memory");  // or GCC would load the activations of several lines at once
+        });
+    });
+}
+
 template <Form F, int U, int V, int R>
 ALWAYS_INLINE inline void add_unit(Sum<F> (&sums)[R][V], const uint8_t* weights, const int8_t* x, const Table& table) {
     constexpr int LINE = V * sizeof(ints);
+    if constexpr (has_planes(F)) return add_planes<F, U>(sums, weights, x);
     // Line by line: GCC would load the activations of several lines at once, and have no registers for the sums.
 #pragma GCC unroll 1
-    for (int j = 0; j < (F == BYTES ? U / 4 : U / 8); j++) {
+    for (int j = 0; j < (bits_of(F) == 8 ? U / 4 : U / 8); j++) {
         ints loaded[V];
         const uint8_t* line = weights + j * LINE;
         unrolled<V>([&](auto v) ALWAYS_INLINE { loaded[v] = load_ints(line + v * sizeof(ints)); });
         for (int byte = 0; byte < LINE; byte += 64) __builtin_prefetch(line + byte + AHEAD);
-        if constexpr (F == BYTES) {
+        if constexpr (bits_of(F) == 8) {
             add_quads<F, U>(sums, loaded, x + j * 4);
         } else {
             unrolled<2>([&](auto half) ALWAYS_INLINE {
@@ -136,24 +144,35 @@ ALWAYS_INLINE inline void add_unit(Sum<F> (&sums)[R][V], const uint8_t* weights,
 // The number that makes a sum of unsigned weights one of signed weights or of those above their zero points.
 template <Form F>
 ALWAYS_INLINE inline ints start_of(const Product& p, int64_t index, int32_t correction) {
-    if (F == TABLE || p.zeros == nullptr) return splat_ints(correction);
+    if (F == TABLE || has_planes(F) || p.zeros == nullptr) return splat_ints(correction);
     return multiply_pairs(load_zeros<F>(p.zeros, index), correction);
 }
 
 // Adds a group of weights: its scales times its parts, and its minimums times those of the activations.
 template <int V, int R>
-ALWAYS_INLINE inline void add_group(const Product& p, int64_t index, floats (&totals)[R][V], const floats (&parts)[R][V],
-                      const float* x_parts) {
-    unrolled<V>([&](auto v) ALWAYS_INLINE {
-        const floats scale = load_values(p.scales, p.type, index + v * WIDTH);
-        unrolled<R>([&](auto r) ALWAYS_INLINE { totals[r][v] = fused(parts[r][v], scale, totals[r][v]); });
-    });
-    if (p.minimums == nullptr) return;
-    unrolled<V>([&](auto v) ALWAYS_INLINE {
-        const floats minimum = load_values(p.minimums, p.type, index + v * WIDTH);
-        unrolled<R>([&](auto r) ALWAYS_INLINE { totals[r][v] = fused(minimum, splat_floats(x_parts[r]), totals[r][v]); });
-    });
-}
+struct Groups {
+    const Values &scales, &minimums;
+    floats factors[V] = {}, minimum_factors[V] = {};  // of the block
+
+    ALWAYS_INLINE void add(int64_t index, floats (&totals)[R][V], const floats (&parts)[R][V], const float* x_parts) {
+        if (scales.begins_block(index)) {
+            unrolled<V>([&](auto v) ALWAYS_INLINE { factors[v] = scales.factor(index + v * WIDTH); });
+            if (minimums.numbers)
+                unrolled<V>([&](auto v) ALWAYS_INLINE { minimum_factors[v] = minimums.factor(index + v * WIDTH); });
+        }
+        unrolled<V>([&](auto v) ALWAYS_INLINE {
+            const floats scale = scales.at(index + v * WIDTH, factors[v]);
+            unrolled<R>([&](auto r) ALWAYS_INLINE { totals[r][v] = fused(parts[r][v], scale, totals[r][v]); });
+        });
+        if (minimums.numbers == nullptr) return;
+        unrolled<V>([&](auto v) ALWAYS_INLINE {
+            const floats minimum = minimums.at(index + v * WIDTH, minimum_factors[v]);
+            unrolled<R>([&](auto r) ALWAYS_INLINE {
+                totals[r][v] = fused(minimum, splat_floats(x_parts[r]), totals[r][v]);
+            });
+        });
+    }
+};
 
 template <int V, int R, class T>
 inline void store_tile(const Product& p, int64_t column, int64_t first_row, const floats (&totals)[R][V], T* out) {
@@ -178,13 +197,28 @@ inline void store_tile(const Product& p, int64_t column, int64_t first_row, cons
         store_tile<V, R>(p, column, first_row, totals, static_cast<float*>(out));
 }
 
+// A tile as a kernel reads it.
+struct Tile {
+    int64_t number;
+    const uint8_t* weights;
+    Values scales, minimums;
+    int64_t index;  // of the first group's scales
+
+    template <Form F, int NUM_COLUMNS>
+    static Tile of(const Product& p, int64_t number) {
+        return {number, p.tiles + number * p.num_units * p.unit * NUM_COLUMNS * bits_of(F) / 8, p.scales, p.minimums,
+                number * p.num_groups * NUM_COLUMNS};
+    }
+};
+
 template <Form F, int U, int V, int R>
-void tile_product(const Product& p, int64_t tile, const Rows& rows, int64_t first_row, void* out, bool is_bf16) {
-    constexpr int UNIT_BYTES = V * WIDTH * U / (F == BYTES ? 1 : 2);
-    const uint8_t* weights = p.tiles + tile * p.num_units * UNIT_BYTES;
+void tile_product(const Product& p, const Tile& tile, const Rows& rows, int64_t first_row, void* out, bool is_bf16) {
+    constexpr int UNIT_BYTES = V * WIDTH * U * bits_of(F) / 8;
+    const uint8_t* weights = tile.weights;
     const int8_t* x = rows.q;
-    const int64_t units_in_x_group = p.x_group_size / U;
-    int64_t index = tile * p.num_groups * V * WIDTH;
+    const int64_t units_in_x_group = has_planes(F) ? 1 : p.x_group_size / U;
+    int64_t index = tile.index;
+    Groups<V, R> groups{tile.scales, tile.minimums};
     const float* x_parts = rows.parts;
     floats totals[R][V] = {}, parts[R][V] = {};
     for (int64_t x_group = 0, left = p.x_groups_in_group; x_group < p.num_x_groups; x_group++) {
@@ -201,12 +235,12 @@ void tile_product(const Product& p, int64_t tile, const Rows& rows, int64_t firs
             const floats total = __builtin_convertvector(sums[r][v].total(start(r, v)), floats);
             parts[r][v] = fused(total, splat_floats(x_scales[r]), parts[r][v]);
         });
-        if (--left > 0) continue;
-        add_group<V, R>(p, index, totals, parts, x_parts);
+        if (!has_planes(F) && --left > 0) continue;
+        groups.add(index, totals, parts, x_parts);
         for_each<R, V>([&](auto r, auto v) ALWAYS_INLINE { parts[r][v] = floats{}; });
         left = p.x_groups_in_group, index += V * WIDTH, x_parts += R;
     }
-    const int64_t column = tile * V * WIDTH;
+    const int64_t column = tile.number * V * WIDTH;
     if constexpr (R % 2 == 0)
         if (p.is_wide) {
             floats both[R / 2][V];
@@ -217,7 +251,7 @@ void tile_product(const Product& p, int64_t tile, const Rows& rows, int64_t firs
     store_tile<V, R>(p, column, first_row, totals, out, is_bf16);
 }
 
-using TileProduct = void (*)(const Product&, int64_t, const Rows&, int64_t, void*, bool);
+using TileProduct = void (*)(const Product&, const Tile&, const Rows&, int64_t, void*, bool);
 using TileProducts = std::array<TileProduct, MAX_ROWS>;
 
 // Instances for 1, 2, .. rows, at index rows - 1.
@@ -232,6 +266,7 @@ constexpr TileProducts TILE_PRODUCTS =
 }  // namespace int_product
 
 #include "cpu/int_tiles.h"
+#include "cpu/int_unpacked.h"
 
 namespace int_product {
 
@@ -300,42 +335,27 @@ void run(const Product& p, const T* x, T* out, int num_threads) {
         const int size = blocks.size(block) * parts;
         quantize(row, Rows(p, bytes.bytes, first * parts, size), int(row - first), size);
     });
-    const int64_t tiles = blocks.count == 1 ? 1 : F == BYTES ? TILES_OF_BYTES : TILES_OF_NIBBLES;
+    if (blocks.count == 1) {
+        const Rows rows(p, bytes.bytes, 0, int(p.num_rows) * parts);
+        return parallel_for(num_tiles, num_threads, [&](int64_t number) {
+            const Tile tile = Tile::of<F, NUM_COLUMNS>(p, number);
+            TILE_PRODUCTS<F, U, NUM_COLUMNS>[p.num_rows * parts - 1](p, tile, rows, 0, out, sizeof(T) == 2);
+        });
+    }
+    const int64_t tiles = bits_of(F) > 4 ? TILES_OF_BYTES : TILES_OF_NIBBLES;
     parallel_for((num_tiles + tiles - 1) / tiles, num_threads, [&](int64_t turn) {
         const int64_t start = turn * tiles, end = start + tiles < num_tiles ? start + tiles : num_tiles;
+        const UnpackedTiles<F, U> unpacked(p, end - start);
+        Tile own[TILES_OF_NIBBLES];
+        for (int64_t tile = start; tile < end; tile++)
+            own[tile - start] = unpacked.unpack(Tile::of<F, NUM_COLUMNS>(p, tile), tile - start);
         for (int64_t block = 0; block < blocks.count; block++) {
             const int64_t first = blocks.start(block);
             const int size = blocks.size(block) * parts;
             const Rows rows(p, bytes.bytes, first * parts, size);
             for (int64_t tile = start; tile < end; tile++)
-                TILE_PRODUCTS<F, U, NUM_COLUMNS>[size - 1](p, tile, rows, first, out, sizeof(T) == 2);
-        }
-    });
-}
-
-// Packs q [out_size, in_size] into tiles, with weights of 0 behind the ends.
-template <Form F>
-void pack(const uint8_t* q, int64_t out_size, int64_t in_size, int64_t unit, int64_t columns, uint8_t* tiles,
-          int num_threads) {
-    const int64_t num_tiles = (out_size + columns - 1) / columns, num_units = (in_size + unit - 1) / unit;
-    const int64_t unit_bytes = columns * unit / (F == BYTES ? 1 : 2);
-    const int32_t flipped = F == BYTES ? int32_t(ADDED * 0x01010101u) : 0;
-    parallel_for(num_tiles * num_units, num_threads, [&](int64_t turn) {
-        const int64_t tile = turn / num_units, first = turn % num_units * unit;
-        const int64_t count = in_size - first < unit ? in_size - first : unit;
-        uint8_t* to = tiles + turn * unit_bytes;
-        for (int64_t column = 0; column < columns; column++) {
-            uint8_t from[32] = {};
-            const int64_t row = tile * columns + column;
-            if (row < out_size) std::memcpy(from, q + row * in_size + first, count);
-            for (int64_t j = 0; j < (F == BYTES ? unit / 4 : unit / 8); j++) {
-                int32_t quad = read_i32(from + j * 4);
-                if (F == BYTES)
-                    quad ^= flipped;
-                else
-                    quad |= read_i32(from + unit / 2 + j * 4) << 4;
-                std::memcpy(to + (j * columns + column) * 4, &quad, sizeof quad);
-            }
+                TILE_PRODUCTS<in_bytes(F), U, NUM_COLUMNS>[size - 1](p, own[tile - start], rows, first, out,
+                                                                     sizeof(T) == 2);
         }
     });
 }
@@ -345,10 +365,12 @@ void pack(const uint8_t* q, int64_t out_size, int64_t in_size, int64_t unit, int
 // Makes a product of the arguments that both ops have in common.
 inline Product product_of(int64_t num_rows, int64_t in_size, int64_t out_size, const uint8_t* tiles,
                           const void* scales, int64_t scale_type, const void* zeros, const void* minimums,
+                          const uint16_t* block_scales, const uint16_t* block_minimums, int64_t block_shift,
                           const float* bias, const int32_t* order, int64_t group_size, int64_t x_group_size) {
     Product p = {};
-    p.tiles = tiles, p.scales = scales, p.zeros = zeros, p.minimums = minimums, p.bias = bias, p.order = order;
-    p.type = ScaleType(scale_type), p.worth = 1;
+    p.scales = {scales, ScaleType(scale_type), block_scales, int(block_shift)};
+    p.minimums = {minimums, ScaleType(scale_type), block_minimums, int(block_shift)};
+    p.tiles = tiles, p.zeros = zeros, p.bias = bias, p.order = order, p.worth = 1;
     p.num_rows = num_rows, p.in_size = in_size, p.out_size = out_size;
     p.set_groups(group_size, x_group_size);
     return p;

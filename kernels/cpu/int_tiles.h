@@ -100,8 +100,8 @@ inline void multiply(const int8_t* x, int64_t x_step, const uint8_t* weights, in
 template <bool HAS_MINIMUMS>
 struct GroupScales {
     floats scales, minimums = {};
-    GroupScales(const Product& p, int64_t index) : scales(load_values(p.scales, p.type, index)) {
-        if (HAS_MINIMUMS) minimums = load_values(p.minimums, p.type, index);
+    GroupScales(const Product& p, int64_t index) : scales(p.scales.at(index)) {
+        if (HAS_MINIMUMS) minimums = p.minimums.at(index);
     }
     void add(floats part, const float& x_part, floats& total) const {
         total = fused(part, scales, total);
@@ -186,8 +186,9 @@ BlockProduct block_product_for(const Product& p) {
 
 template <int U>
 BlockProduct block_product_for(const Product& p, int num_rows) {
-    if (num_rows == 16) return p.minimums ? block_product_for<U, 16, true>(p) : block_product_for<U, 16, false>(p);
-    return p.minimums ? block_product_for<U, 8, true>(p) : block_product_for<U, 8, false>(p);
+    const bool has_minimums = p.minimums.numbers != nullptr;
+    if (num_rows == 16) return has_minimums ? block_product_for<U, 16, true>(p) : block_product_for<U, 16, false>(p);
+    return has_minimums ? block_product_for<U, 8, true>(p) : block_product_for<U, 8, false>(p);
 }
 
 // -- all of a product ----------------------------------------------------------------------------------------------
@@ -195,11 +196,25 @@ BlockProduct block_product_for(const Product& p, int num_rows) {
 // The weights of a tile as signed bytes: [unit][U / 4][columns][4]. Zero points must leave them in 8 bits.
 template <Form F, int U, int NUM_COLUMNS>
 void unpack(const Product& p, const uint8_t* weights, int64_t index, uint8_t* bytes) {
-    constexpr int LINES = NUM_COLUMNS / LANES * U / (F == BYTES ? 4 : 8);  // of 64 bytes that are read for a unit
+    constexpr int LINES = NUM_COLUMNS / LANES * U * bits_of(F) / 32;  // of 64 bytes that are read for a unit
     const int64_t units_in_group = p.group_size / U;
     for (int64_t unit = 0; unit < p.num_units; unit++, weights += LINES * 64) {
         ints zeros = splat_ints(F == NIBBLES ? p.added * 0x01010101 : 0);
         if (F == NIBBLES && p.zeros) zeros = load_zeros<F>(p.zeros, index + unit / units_in_group * LANES) * 0x01010101;
+        if constexpr (has_planes(F)) {
+            static_assert(NUM_COLUMNS == LANES);
+            for (int line = 0; line < LINES; line++) __builtin_prefetch(weights + line * 64 + AHEAD);
+            unrolled<U / 4>([&](auto quad) {
+                constexpr int QUAD = decltype(quad)::value;
+                const ints low = load_ints(weights + (1 + QUAD % (U / 8)) * 64);
+                const ints numbers = joined_planes<F, U, QUAD>(load_ints(weights), low);
+                const ints signed_ones =
+                    (ints)_mm512_sub_epi8((__m512i)numbers, (__m512i)splat_ints(p.added * 0x01010101));
+                std::memcpy(bytes + QUAD * 64, &signed_ones, 64);
+            });
+            bytes += U / 4 * 64;
+            continue;
+        }
         for (int line = 0; line < LINES; line++) {
             __builtin_prefetch(weights + line * 64 + AHEAD);
             const ints read = load_ints(weights + line * 64);
@@ -242,7 +257,7 @@ void product_by_tiles(const Product& p, const TileBlocks& blocks, int8_t* bytes,
     const int64_t index = tile * p.num_groups * NUM_COLUMNS;
     const Scratch unpacked(p.num_units * NUM_COLUMNS * U);
     uint8_t* weights = reinterpret_cast<uint8_t*>(unpacked.bytes);
-    unpack<F, U, NUM_COLUMNS>(p, p.tiles + tile * p.num_units * NUM_COLUMNS * U / (F == BYTES ? 1 : 2), index, weights);
+    unpack<F, U, NUM_COLUMNS>(p, p.tiles + tile * p.num_units * NUM_COLUMNS * U * bits_of(F) / 8, index, weights);
     tiles::Tiles registers;
     int shaped = 0;
     for (int64_t block = 0; block < blocks.count; block++) {
@@ -283,7 +298,7 @@ void run_by_whole_rows(const Product& p, T* out, int num_threads, const Quantize
     const auto put = [&](int64_t row, int64_t column, const int32_t* high, const int32_t* low) {
         const WideSpan& span = spans[row];
         for (int v = 0; v < amx::VECTORS; v++, column += LANES, high += LANES, low += LANES) {
-            const floats scale = load_values(p.scales, p.type, column);
+            const floats scale = p.scales.at(column);
             const auto part = [&](const int32_t* sums, const Span& of) {
                 const ints exact = load_ints(sums) - splat_ints(p.added * of.sum);
                 return fused(scaled(exact, of.scale * p.worth, floats{}), scale, floats{});

@@ -43,6 +43,7 @@ class Packed:
 
     @classmethod
     def pack(cls, matrix: Matrix) -> Packed:
+        matrix = matrix.in_bytes()
         is_short, in_size = matrix.q.dtype == torch.uint8, matrix.q.shape[1]
         num_groups = matrix.scales.shape[1]
         scales = matrix.scales

@@ -3,9 +3,10 @@ PyTorch, which is exact and slow.
 
     w[n, k] = scales[n, k // G] * value(q[n, k]) + offset[n, k // G]
 
-The offset is 0 (symmetric), -zeros * scales, or minimums. Activations are quantized to 8 bits in groups of their own,
-each inside one group of the weights, or to 16 bits with one scale a row. With h over the groups of activations in g,
-the product in fp32 is
+The offset is 0 (symmetric), -zeros * scales, or minimums. Scales and minimums may be signed bytes, each times a factor
+of its block of 256 inputs; the products are exact. Activations are quantized to 8 bits in groups of their own, each
+inside one group of the weights, or to 16 bits with one scale a row. With h over the groups of activations in g, the
+product in fp32 is
 
     part[g]   = sum h: x_scale[h] * (sum k in h: x_q[k] * (value[k] - zero[g]))
     x_part[g] = sum h: x_scale[h] * (sum k in h: x_q[k])
@@ -21,8 +22,8 @@ row's result depends on that row alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Protocol, overload, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ from inferd.kernels.cpu import int_dot, native
 SCALE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GROUP_SIZES = (16, 32, 64, 128)
 """Inputs that may share a scale, unless a row has only one (a channel)."""
+BLOCK_SIZE = 256
+"""Inputs whose scales share a factor, if scales are bytes."""
 X_GROUP_SIZES = (16, 32)
 """Inputs whose activations of 8 bits may share a scale. An outlier spoils no more than its group."""
 
@@ -48,6 +51,8 @@ UNITS = {"centred": 1.0, "e2m1": 0.5, "iq4nl": 1.0}
 """Worth of 1 in a table."""
 
 Offsets = Literal["none", "zeros", "minimums"]
+NARROWED = {5: 32, 6: 16}
+"""Bits between 4 and 8 that numbers may take, and the inputs that share a scale then."""
 
 
 def has_wide_rows(device_type: str) -> bool:
@@ -85,7 +90,7 @@ class Matrix:
     q: Tensor
     """[N, K]: uint8 in 0..15 for 4 bits, int8 for 8 bits."""
     scales: Tensor
-    """[N, K / G] bf16, fp16 or fp32."""
+    """[N, K / G] bf16, fp16 or fp32; int8 with `block_scales`."""
     bias: Tensor | None
     """[N] of any float dtype."""
     zeros: Tensor | None = None
@@ -99,10 +104,17 @@ class Matrix:
     x_group_size: int | None = None
     """Inputs whose activations share a scale: 16, 32, or 0 for all of a row, in 16 bits. None: a row if `has_wide_rows`
     and q has symmetric 8 bits with one scale a row; else as many as the weights' group has, at most 32."""
+    block_scales: Tensor | None = None
+    """[N, K / 256] fp16: the factors of scales in int8."""
+    block_minimums: Tensor | None = None
+    """[N, K / 256] fp16: those of minimums in int8."""
+    narrowed_to: int | None = None
+    """Bits that hold all of q, which is int8: 5 in groups of 32, or 6 in groups of 16. With minimums they have no sign.
+    None: q needs all of its bits. On CPUs q takes so many."""
 
     def __post_init__(self) -> None:
         (out_size, in_size), num_groups = self.q.shape, self.scales.shape[1]
-        assert self.scales.dtype in SCALE_DTYPES and self.scales.shape[0] == out_size, "scales"
+        assert self.scales.shape[0] == out_size, "scales"
         assert num_groups == 1 or (self.group_size in GROUP_SIZES and num_groups * self.group_size == in_size), (
             f"{in_size} inputs in {num_groups} groups: a group has {GROUP_SIZES} inputs or all of them"
         )
@@ -111,6 +123,17 @@ class Matrix:
             assert self.zeros.shape == self.scales.shape and self.minimums is None, "zeros"
         if self.minimums is not None:
             assert self.minimums.shape == self.scales.shape and self.minimums.dtype == self.scales.dtype, "minimums"
+        if self.block_scales is None:
+            assert self.scales.dtype in SCALE_DTYPES and self.block_minimums is None, "scales"
+        else:
+            factors = self.block_scales if self.block_minimums is None else self.block_minimums
+            assert self.scales.dtype == torch.int8 and factors.dtype == self.block_scales.dtype == torch.float16
+            assert factors.shape == self.block_scales.shape == (out_size, in_size // BLOCK_SIZE), "block_scales"
+            assert in_size % BLOCK_SIZE == 0 and BLOCK_SIZE % self.group_size == 0, "block_scales"
+            assert (self.block_minimums is None) == (self.minimums is None), "block_minimums"
+        if self.narrowed_to is not None:
+            assert self.q.dtype == torch.int8 and self.zeros is None, "narrowed_to"
+            assert NARROWED[self.narrowed_to] == self.group_size == self.chosen_x_group_size, "narrowed_to"
         if self.order is not None:
             assert self.order.shape == (in_size,) and self.order.dtype == torch.int32, "order"
         if self.x_group_size == 0:
@@ -127,6 +150,29 @@ class Matrix:
     @property
     def is_symmetric(self) -> bool:
         return self.zeros is None and self.minimums is None
+
+    @property
+    def bits(self) -> int:
+        """Bits of a number on CPUs."""
+        return 4 if self.q.dtype == torch.uint8 else self.narrowed_to or 8
+
+    @property
+    def lowest(self) -> int:
+        """The lowest number of so many bits."""
+        return 0 if self.q.dtype == torch.uint8 or self.minimums is not None else -(1 << (self.bits - 1))
+
+    def in_bytes(self) -> Matrix:
+        """The same matrix without what only the C++ kernels take: factors of blocks, and numbers of 5 and 6 bits."""
+        if self.block_scales is None:
+            return replace(self, narrowed_to=None)
+        return replace(
+            self,
+            scales=_times(self.scales, self.block_scales),
+            minimums=_times(self.minimums, self.block_minimums),
+            block_scales=None,
+            block_minimums=None,
+            narrowed_to=None,
+        )
 
     @property
     def chosen_x_group_size(self) -> int:
@@ -161,6 +207,8 @@ class Matrix:
 
     def dequantized(self) -> Tensor:
         """W in fp64, with columns as q has them."""
+        if self.block_scales is not None:
+            return self.in_bytes().dequantized()
         values = self.values().double().reshape(*self.scales.shape, self.group_size)
         scales = self.scales.double().unsqueeze(2)
         if self.zeros is not None:
@@ -169,7 +217,74 @@ class Matrix:
         return (weight if self.minimums is None else weight + self.minimums.double().unsqueeze(2)).flatten(1)
 
 
+@overload
+def _times(numbers: Tensor, factors: Tensor | None) -> Tensor: ...
+@overload
+def _times(numbers: None, factors: Tensor | None) -> None: ...
+def _times(numbers: Tensor | None, factors: Tensor | None) -> Tensor | None:
+    """Numbers [N, K / G] int8 times the factors [N, K / 256] of their blocks: fp32, and exact."""
+    if numbers is None or factors is None:
+        return None
+    return numbers.to(torch.float32) * factors.to(torch.float32).repeat_interleave(
+        numbers.shape[1] // factors.shape[1], 1
+    )
+
+
+def rows_of(matrix: Matrix, ids: Tensor) -> Tensor:
+    """The rows [T, K] of W in fp32, of a matrix without zero points: scale * value + minimum, each rounded. A row that
+    W lacks is NaN."""
+    assert matrix.zeros is None and matrix.order is None
+    is_known = (ids >= 0) & (ids < len(matrix.q))
+    places = torch.where(is_known, ids, 0)
+
+    def own_rows(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values[places]
+
+    own = replace(
+        matrix,
+        q=matrix.q[places],
+        scales=matrix.scales[places],
+        bias=None,
+        minimums=own_rows(matrix.minimums),
+        block_scales=own_rows(matrix.block_scales),
+        block_minimums=own_rows(matrix.block_minimums),
+    ).in_bytes()
+    values = own.values().to(torch.float32).reshape(*own.scales.shape, own.group_size) * UNITS[own.table]
+    weight = values * own.scales.to(torch.float32).unsqueeze(2)
+    if own.minimums is not None:
+        weight = weight + own.minimums.to(torch.float32).unsqueeze(2)
+    return torch.where(is_known.unsqueeze(1), weight.flatten(1), torch.nan)
+
+
 Apply = Callable[[Tensor], Tensor]
+
+
+@runtime_checkable
+class HasRows(Protocol):
+    """A layer that also gives rows of its matrix."""
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+    def rows(self, ids: Tensor, dtype: torch.dtype, row_dtype: torch.dtype) -> Tensor:
+        """ids [T] int64 -> [T, K] in `dtype`, rounded to `row_dtype` before: scale * value + minimum in fp32. A row
+        that the matrix lacks is NaN."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The layer in plain PyTorch."""
+
+    apply: Callable[[Tensor], Tensor]
+    matrix: Matrix
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.apply(x)
+
+    def rows(self, ids: Tensor, dtype: torch.dtype, row_dtype: torch.dtype) -> Tensor:
+        return rows_of(self.matrix, ids).to(row_dtype).to(dtype)
+
+
 Bind = Callable[[Matrix, torch.dtype], Apply]
 """(matrix, dtype of results: that of activations or float32) -> the layer."""
 
@@ -191,6 +306,7 @@ def refuses_invariant(key: Key) -> str | None:
 def bind(matrix: Matrix, out_dtype: torch.dtype | None = None) -> Apply:
     """The layer in plain PyTorch. Every call walks through the groups in order. Results have the dtype of activations
     by default."""
+    stored, matrix = matrix, matrix.in_bytes()
     values, scales = matrix.values(), matrix.scales.to(torch.float32)
     zeros = None if matrix.zeros is None else matrix.zeros.to(torch.int32)
     minimums = None if matrix.minimums is None else matrix.minimums.to(torch.float32)
@@ -227,4 +343,4 @@ def bind(matrix: Matrix, out_dtype: torch.dtype | None = None) -> Apply:
                 total = int_dot.fma(minimums[:, group], x_part, total)
         return (total if added is None else total + added).to(out_dtype or x.dtype)
 
-    return apply
+    return _Layer(apply, stored)

@@ -31,8 +31,8 @@ from benchmarks.quality.gguf_blocks import (
 from benchmarks.quality.gguf_files import convert, convert_in_parts, write
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
-from inferd.engine.api.memory.planner import stored_quantization
-from inferd.engine.api.memory.precision import stored_as
+from inferd.engine.api.memory.planner import stored_quantization, weight_lines
+from inferd.engine.api.memory.precision import Precision, stored_as
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch import matrix
 from inferd.engine.arch.description import Arch
@@ -47,7 +47,7 @@ from inferd.engine.models.loader import load, recipe_of
 from inferd.engine.quant.checkpoints import gguf
 from inferd.engine.quant.checkpoints.gguf_blocks import dequantize
 from inferd.engine.quant.checkpoints.reader import CheckpointError
-from inferd.kernels.ops.quantized import Matrix
+from inferd.kernels.ops.quantized import Matrix, rows_of
 from tests.cpu.cases import GEMMA3_ROPES, LLAMA3_ROPE, LONG_ROPE, MIXED_LAYERS, OLMO3_ROPES, YARN_ROPE
 from tests.cpu.checkpoints import Case, read_config
 from tests.cpu.paging import prompt_logits
@@ -244,9 +244,10 @@ def test_a_kernel_gets_the_numbers_of_the_blocks(kind: str, heads: int, tmp_path
     layout = LAYOUTS[kind]
     assert ("minimums" in whole) == (layout.offsets == "minimums")
     dtypes = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
-    assert whole["scales"].dtype == dtypes[layout.scale_dtype]
-    packed = Matrix(whole["q"], whole["scales"], None, minimums=whole.get("minimums"), table=layout.table)
-    assert packed.group_size == layout.group_size
+    assert whole["scales" if layout.block_size is None else "block_scales"].dtype == dtypes[layout.scale_dtype]
+    packed = Matrix(bias=None, table=layout.table, narrowed_to=layout.bits if 4 < layout.bits < 8 else None, **whole)
+    assert packed.group_size == layout.group_size and packed.bits == layout.bits
+    assert torch.equal(rows_of(packed, torch.arange(len(expected))), expected)
     found = packed.dequantized()
     if layout.offsets == "none":
         assert torch.equal(found.float(), expected)
@@ -271,8 +272,7 @@ def test_a_model_from_blocks_is_near_that_of_dequantized_weights(pack: Pack, tmp
     assert facts.num_params == ModelFacts.of(Checkpoint.read(file)).num_params
     assert stored_quantization(facts.arch) == ("int4" if "4" in pack.__name__ else "int8")
     types = {found.__name__.removeprefix("as_").upper() for found in (pack, other, as_q8_0)}
-    kept, widened = (", ".join(sorted(found)) for found in (types - {"Q6_K"}, types & {"Q6_K"}))
-    assert facts.blocks == f"{kept} kept" + (f"; {widened} widened to 8 bits" if widened else "")
+    assert facts.blocks == f"{', '.join(sorted(types))} kept"
     assert ModelFacts.of(Checkpoint.read(file)).blocks == f"{', '.join(sorted(types))} dequantized"
     ids = torch.randint(0, 211, (40,)).tolist()
     exact = logits(file, ids)
@@ -287,6 +287,25 @@ def test_a_model_from_blocks_is_near_that_of_dequantized_weights(pack: Pack, tmp
     as_they_lie = [(module, form and dataclasses.replace(form, paired_heads=0)) for module, form in stored.exceptions]
     wrong = dataclasses.replace(stored, exceptions=tuple(as_they_lie))
     assert error(dataclasses.replace(facts.arch, stored=wrong)) > 0.3
+
+
+@pytest.mark.parametrize("pack", [as_q4_k, as_q6_k, as_q8_0], ids=lambda pack: pack.__name__)
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_rows_of_an_embedding_in_blocks_are_those_of_its_values(is_tied: bool, pack: Pack, tmp_path: Path) -> None:
+    """A tied head and its embedding are one matrix; its rows are dropped when the embedding is read once more."""
+    Case("llama", "llama", {**WIDE, "tie_word_embeddings": is_tied}).save(tmp_path)
+    file = convert(tmp_path, tmp_path / "model.gguf", lambda name: pack if name == "token_embd.weight" else as_q8_0)
+    checkpoint = Checkpoint.read(file, keeps_blocks=True)
+    arch = ModelFacts.of(checkpoint).arch
+    assert arch.stored is not None and arch.stored.shares_head == is_tied
+    lines = {line.name for line in weight_lines(arch, Precision("float32"))}
+    assert (matrix.Component.EMBEDDING in lines) != is_tied
+    decoder = Decoder(arch, torch.float32, "cpu", recipe=recipe_of(arch, "none", torch.float32))
+    load(decoder, checkpoint.tensors_of(arch))
+    ids = torch.randint(0, 211, (40,))
+    expected = decoder_of(file).embedded(ids)
+    assert torch.equal(decoder.embedded(ids), expected)
+    assert not torch.equal(decoder.embedded(ids.roll(1)), expected)
 
 
 def test_experts_keep_their_blocks(tmp_path: Path) -> None:

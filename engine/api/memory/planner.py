@@ -92,12 +92,15 @@ def weight_lines(
     """Embedding, attention, MLP, inputs of layers, routers, experts, norms and head, without those that take no memory
     of their own. A draft head has a projection of hidden states too."""
     parameters = [*_parameters(arch, num_ranks)]
+    if device == "cpu" and num_ranks == 1 and arch.stored is not None and arch.stored.shares_head:
+        # Rows of the embedding are read from the head's blocks.
+        parameters = [one for one in parameters if one.of.own != "embed"]
     tied = _tied_head(arch, num_ranks)
-    if arch.tie_embeddings and not (device == "cuda" and _stored_as(arch, precision, tied) is None):
+    if arch.tie_embeddings and not (device == "cuda" and _stored_as(arch, precision, tied, device) is None):
         # A CPU keeps a packed copy of the embedding as the head. A GPU multiplies by the embedding itself.
         parameters.append(tied)
     found = (
-        PlanLine(own, _total(arch, precision, [one for one in parameters if one.of.component is own]))
+        PlanLine(own, _total(arch, precision, [one for one in parameters if one.of.component is own], device))
         for own in Component
     )
     return tuple(line for line in found if line.num_bytes)
@@ -161,11 +164,15 @@ def block_bytes(
     return own if draft is None else own + _kv(draft.arch, draft.precision, term(block_size)).value
 
 
-def _stored_as(arch: Arch, precision: Precision, parameter: ParameterSpec) -> StoredAs | None:
-    """The format of this matrix; None if it is stored in the dtype."""
+def _stored_as(
+    arch: Arch, precision: Precision, parameter: ParameterSpec, device: Literal["cpu", "cuda"] = "cpu"
+) -> StoredAs | None:
+    """The format of this matrix; None if it is stored in the dtype, as the embedding is on a GPU."""
+    if device == "cuda" and parameter.of.component is Component.EMBEDDING:
+        return None
     if arch.stored is None:
         return _quantized_as(parameter, precision.quantization)
-    return None if parameter.layout is None else stored_as(parameter.layout)
+    return None if parameter.layout is None else stored_as(parameter.layout, device)
 
 
 def _quantized_as(parameter: ParameterSpec, quantization: Quantization) -> StoredAs | None:
@@ -194,13 +201,15 @@ def _tied_head(arch: Arch, num_ranks: int) -> ParameterSpec:
     return ParameterSpec(LinearWeight.whole("packed copy of the embedding", Component.HEAD, shape), shape)
 
 
-def _total(arch: Arch, precision: Precision, parameters: Iterable[ParameterSpec]) -> Formula:
+def _total(
+    arch: Arch, precision: Precision, parameters: Iterable[ParameterSpec], device: Literal["cpu", "cuda"]
+) -> Formula:
     """Bytes of these parameters: one layer, or one expert, times the number of equal ones, plus parameters outside of
     layers."""
     groups: dict[str, list[_Member]] = {}
     unit = "layers"
     for parameter in parameters:
-        member = parameter.label, parameter.shape, _stored_as(arch, precision, parameter)
+        member = parameter.label, parameter.shape, _stored_as(arch, precision, parameter, device)
         groups.setdefault(parameter.of.owner, []).append(member)
         unit = "experts" if parameter.of.component is Component.EXPERTS else "layers"
     outside = groups.pop("", [])

@@ -24,7 +24,7 @@ KVPrecision = Literal["auto", "fp8", "int8"]
 class StoredAs:
     """Format of a quantized matrix [out, in]: small numbers, and a scale for each group of them."""
 
-    weights_per_byte: int
+    bits: int
     group_size: int | None
     """Number of inputs that share a scale; None: one scale for each output row."""
     scale_bytes: int
@@ -34,6 +34,10 @@ class StoredAs:
     """Number of output rows that share the scales of their groups."""
     offset_bytes: int = 0
     """Bytes of a group's zero point or minimum."""
+    block_size: int | None = None
+    """Number of inputs whose groups share factors; None: there are none."""
+    block_bytes: int = 0
+    """Bytes of the factors of a block."""
     column_bytes: int = 0
     """Bytes that each column takes once: its place in an order."""
 
@@ -42,12 +46,17 @@ class StoredAs:
     one group."""
 
     def num_bytes(self, rows: int, columns: int) -> Formula:
-        packed = term(columns) // term(self.weights_per_byte) if self.weights_per_byte > 1 else term(columns)
+        packed = term(columns)
+        if self.bits < 8:
+            whole = 8 % self.bits == 0
+            packed = packed // term(8 // self.bits) if whole else packed * term(self.bits) // term(8)
         scales = term(self.scale_bytes + self.offset_bytes)
         if self.group_size is not None:
             is_whole = columns % self.group_size == 0
             num_rest = 1 if self.remainder == "one group" else columns // self.group_size + 1
             scales = (term(columns) // term(self.group_size) if is_whole else term(num_rest)) * scales
+        if self.block_size is not None:
+            scales += term(columns) // term(self.block_size) * term(self.block_bytes)
         if self.group_rows > 1:
             return term(rows) * packed + term(-(-rows // self.group_rows), "blocks") * scales
         order = term(columns) * term(self.column_bytes) if self.column_bytes else NOTHING
@@ -62,13 +71,13 @@ class StoredAs:
         return None
 
 
-FP8 = StoredAs(weights_per_byte=1, group_size=128, scale_bytes=4, remainder="short group")
+FP8 = StoredAs(bits=8, group_size=128, scale_bytes=4, remainder="short group")
 FP8_BLOCKS = replace(FP8, group_rows=128)
 """Format of some checkpoints."""
-FP8_ROWS = StoredAs(weights_per_byte=1, group_size=None, scale_bytes=4)
+FP8_ROWS = StoredAs(bits=8, group_size=None, scale_bytes=4)
 """Format of other checkpoints."""
-INT8 = StoredAs(weights_per_byte=1, group_size=64, scale_bytes=2, max_inputs=65536, remainder="one group")
-INT4 = StoredAs(weights_per_byte=2, group_size=32, scale_bytes=2, offset_bytes=2)
+INT8 = StoredAs(bits=8, group_size=64, scale_bytes=2, max_inputs=65536, remainder="one group")
+INT4 = StoredAs(bits=4, group_size=32, scale_bytes=2, offset_bytes=2)
 _ZERO_BYTES = {4: 1, 8: 2}
 """Bytes of a zero point, by the bits of the weights."""
 _SCALE_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
@@ -95,17 +104,21 @@ SHORT_KV: KVPrecision = "int8"
 """Format that messages offer if memory is short: the nearest to the dtype, and the one that runs everywhere."""
 
 
-def stored_as(layout: Layout) -> StoredAs:
+def stored_as(layout: Layout, device: Literal["cpu", "cuda"] = "cpu") -> StoredAs:
     """Format of a matrix of a quantized checkpoint."""
     if isinstance(layout, Fp8Layout):
         return FP8_BLOCKS if layout.has_blocks else FP8_ROWS
-    scale_bytes = _SCALE_BYTES[layout.scale_dtype]
-    offset_bytes = {"none": 0, "zeros": _ZERO_BYTES[layout.bits], "minimums": scale_bytes}[layout.offsets]
+    layout = layout.on_gpu if device == "cuda" else layout
+    factor_bytes = _SCALE_BYTES[layout.scale_dtype]
+    scale_bytes = factor_bytes if layout.block_size is None else 1
+    offset_bytes = {"none": 0, "zeros": _ZERO_BYTES.get(layout.bits, 0), "minimums": scale_bytes}[layout.offsets]
     return StoredAs(
-        weights_per_byte=8 // layout.bits,
+        bits=layout.bits,
         group_size=layout.group_size,
         scale_bytes=scale_bytes,
         offset_bytes=offset_bytes,
+        block_size=layout.block_size,
+        block_bytes=factor_bytes if layout.offsets == "none" else 2 * factor_bytes,
         column_bytes=4 if layout.has_order else 0,
     )
 

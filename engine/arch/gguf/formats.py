@@ -1,7 +1,7 @@
 """The formats of GGUF matrices: in which layout a kernel multiplies by the blocks of each type.
 
-Blocks of 4 bits and of 8 keep their numbers and their scales. Types between them, and below 4 bits, become integers of
-8 bits, and their scales the product of a block's two: both are exact.
+Blocks of 4, 5, 6 and 8 bits keep their numbers, and all keep their scales. Those of 2 and 3 bits become integers of 4
+bits, which is exact.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from inferd.engine.arch.weights import WeightMap
 LAYOUTS: Mapping[str, IntLayout] = {
     "Q4_0": IntLayout(4, 32, "F16"),
     "Q4_1": IntLayout(4, 32, "F16", "minimums"),
-    "Q4_K": IntLayout(4, 32, "F32", "minimums"),
+    "Q4_K": IntLayout(4, 32, "F16", "minimums", block_size=256),
     "IQ4_NL": IntLayout(4, 32, "F16", table="iq4nl"),
-    "IQ4_XS": IntLayout(4, 32, "F32", table="iq4nl"),
+    "IQ4_XS": IntLayout(4, 32, "F16", table="iq4nl", block_size=256),
     "MXFP4": IntLayout(4, 32, "BF16", table="e2m1"),
     "Q8_0": IntLayout(8, 32, "F16"),
-    "Q2_K": IntLayout(8, 16, "F32", "minimums"),
-    "Q3_K": IntLayout(8, 16, "F32"),
-    "Q5_0": IntLayout(8, 32, "F16"),
-    "Q5_1": IntLayout(8, 32, "F16", "minimums"),
-    "Q5_K": IntLayout(8, 32, "F32", "minimums"),
-    "Q6_K": IntLayout(8, 16, "F32"),
+    "Q2_K": IntLayout(4, 16, "F16", "minimums", block_size=256),
+    "Q3_K": IntLayout(4, 16, "F16", block_size=256),
+    "Q5_0": IntLayout(5, 32, "F16"),
+    "Q5_1": IntLayout(5, 32, "F16", "minimums"),
+    "Q5_K": IntLayout(5, 32, "F16", "minimums", block_size=256),
+    "Q6_K": IntLayout(6, 16, "F16", block_size=256),
 }
 """Layout of each type of blocks. The others hold numbers that are not quantized."""
 
-WIDENED = ("Q2_K", "Q3_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K")
+WIDENED = ("Q2_K", "Q3_K")
 """Types whose numbers take more memory here than in the file."""
 
 
@@ -67,26 +67,30 @@ class GgufBlocks:
 def with_blocks(arch: Arch, matrices: WeightMap, tensors: Mapping[str, PlacedTensor]) -> Arch:
     """`arch` with matrices that keep their blocks. `matrices`: its weights, `tensors` by the original names.
 
-    The head keeps the blocks of the embedding if it is tied, as a matrix of its own; the embedding itself is in the
-    model's dtype.
+    The head keeps the blocks of the embedding if it is tied, and the map has it as a matrix of its own.
     """
     modules = [source.tensor.removesuffix(".weight") for source in matrices.sources if source.may_be_quantized]
     head = _format(tensors.get(EMBEDDING if arch.tie_embeddings else HEAD))
     stored = Stored.of({module: _format(tensors.get(f"{module}.weight")) for module in modules}, head)
     if stored.layers is None and head is None:
         return arch
+    stored = replace(stored, embedding=_format(tensors.get(EMBEDDING)), shares_head=arch.tie_embeddings)
     return replace(arch, stored=stored, tie_embeddings=arch.tie_embeddings and head is None)
 
 
 def in_words(arch: Arch, tensors: Iterable[PlacedTensor]) -> str:
     """The types of blocks in a file, and whether they are kept, widened or dequantized; "" if it has none."""
     stored = arch.stored
-    forms = () if stored is None else (stored.layers, stored.head, *(form for _, form in stored.exceptions))
+    forms = (
+        ()
+        if stored is None
+        else (stored.layers, stored.head, stored.embedding, *(form for _, form in stored.exceptions))
+    )
     served = {form.kind for form in forms if isinstance(form, GgufBlocks)}
     kinds = sorted({placed.tensor.type.name for placed in tensors} & LAYOUTS.keys())
     fates = {
         "kept": [kind for kind in kinds if kind in served and kind not in WIDENED],
-        "widened to 8 bits": [kind for kind in kinds if kind in served and kind in WIDENED],
+        "widened to 4 bits": [kind for kind in kinds if kind in served and kind in WIDENED],
         "dequantized": [kind for kind in kinds if kind not in served],
     }
     return "; ".join(f"{', '.join(own)} {fate}" for fate, own in fates.items() if own)

@@ -53,10 +53,10 @@ def _read(source: QuantizedSource, tensors: Tensors) -> Iterator[Rows]:
     for row in range(0, num_rows, step):
         some = blocks[row : row + step]
         groups = unpack(some.reshape(-1, _BLOCK_BYTES[form.kind]), form.kind)
-        for name, values in zip(("q", "scales", "minimums"), groups, strict=True):
+        for name, values in groups._asdict().items():
             if values is None:
                 continue
-            if name != "q" and not values.isfinite().all():
+            if values.is_floating_point() and not values.isfinite().all():
                 count = int((~values.isfinite()).sum())
                 raise CheckpointError(
                     f"{source.module}.weight must have finite {name}, but {count} of {values.numel()} in some rows "

@@ -24,9 +24,13 @@ class Groups(NamedTuple):
     q: Tensor
     """[n, groups, values of a group]: uint8 in 0..15, or int8."""
     scales: Tensor
-    """[n, groups] fp16, bf16 or fp32."""
+    """[n, groups] fp16 or bf16; int8 if blocks have factors."""
     minimums: Tensor | None = None
     """[n, groups] of the scales' dtype."""
+    block_scales: Tensor | None = None
+    """[n, 1] fp16: the factor of all scales of a block."""
+    block_minimums: Tensor | None = None
+    """[n, 1] fp16: that of its minimums."""
 
 
 def unpack(blocks: Tensor, kind: str) -> Groups:
@@ -38,14 +42,22 @@ def dequantize(blocks: Tensor, kind: str) -> Tensor:
     """Blocks [n, bytes of a block] uint8 of any type -> their values [n, values of a block] fp32."""
     if kind in _FLOATS:
         return blocks.view(_FLOATS[kind]).to(torch.float32)
-    q, scales, minimums = unpack(blocks, kind)
+    q, scales, minimums, block_scales, block_minimums = unpack(blocks, kind)
     numbers, table = q.to(torch.float32), LAYOUTS[kind].table
     if table != "centred":
         numbers = torch.tensor(TABLES[table], dtype=torch.float32, device=q.device)[q.long()] * UNITS[table]
     elif q.dtype == torch.uint8 and minimums is None:
         numbers = numbers - 8
-    values = scales.to(torch.float32).unsqueeze(2) * numbers
-    return (values if minimums is None else values + minimums.to(torch.float32).unsqueeze(2)).flatten(1)
+    values = _times(scales, block_scales).unsqueeze(2) * numbers
+    if minimums is not None:
+        values = values + _times(minimums, block_minimums).unsqueeze(2)
+    return values.flatten(1)
+
+
+def _times(values: Tensor, factors: Tensor | None) -> Tensor:
+    """Values of groups times the factors of their blocks, in fp32. Products of bytes and fp16 are exact."""
+    values = values.to(torch.float32)
+    return values if factors is None else values * factors.to(torch.float32)
 
 
 def _q4_0(blocks: Tensor) -> Groups:
@@ -69,10 +81,9 @@ def _q8_0(blocks: Tensor) -> Groups:
 
 
 def _q2_k(blocks: Tensor) -> Groups:
-    scales = _half(blocks, 80).float() * (blocks[:, :16] & 15).float()
-    minimums = _half(blocks, 82).float() * (blocks[:, :16] >> 4).float()
+    scales, minimums = ((blocks[:, :16] >> shift & 15).view(torch.int8) for shift in (0, 4))
     q = _shifted(blocks[:, 16:80].reshape(-1, 2, 1, 32), (0, 2, 4, 6), 3).reshape(-1, 16, 16)
-    return Groups(q.view(torch.int8), scales, -minimums)
+    return Groups(q, scales, minimums, _half(blocks, 80), -_half(blocks, 82))
 
 
 def _q3_k(blocks: Tensor) -> Groups:
@@ -81,27 +92,26 @@ def _q3_k(blocks: Tensor) -> Groups:
     scales = scales | (_shifted(packed[:, None, 8:], (0, 2, 4, 6), 3).reshape(-1, 16) << 4)
     low = _shifted(blocks[:, 32:96].reshape(-1, 2, 1, 32), (0, 2, 4, 6), 3).reshape(-1, 16, 16)
     high = _shifted(blocks[:, :32].reshape(-1, 1, 1, 32), tuple(range(8)), 1).reshape(-1, 16, 16)
-    # A bit that is not set stands for -4.
-    return Groups((low | (high << 2)).view(torch.int8) - 4, _half(blocks, 108).float() * (scales.float() - 32))
+    # A high bit that is not set stands for -4, and nibbles have 8 added.
+    return Groups((low | (high << 2)) + 4, scales.view(torch.int8) - 32, block_scales=_half(blocks, 108))
 
 
 def _q4_k(blocks: Tensor) -> Groups:
-    scales, minimums = _scales_and_minimums(blocks)
-    return Groups(_shifted(blocks[:, 16:].reshape(-1, 4, 1, 32), (0, 4), 15).reshape(-1, 8, 32), scales, minimums)
+    q = _shifted(blocks[:, 16:].reshape(-1, 4, 1, 32), (0, 4), 15).reshape(-1, 8, 32)
+    return Groups(q, *_scales_and_minimums(blocks))
 
 
 def _q5_k(blocks: Tensor) -> Groups:
-    scales, minimums = _scales_and_minimums(blocks)
     low = _shifted(blocks[:, 48:].reshape(-1, 4, 1, 32), (0, 4), 15).reshape(-1, 8, 32)
     high = _shifted(blocks[:, 16:48].reshape(-1, 1, 1, 32), tuple(range(8)), 1).reshape(-1, 8, 32)
-    return Groups((low | (high << 4)).view(torch.int8), scales, minimums)
+    return Groups((low | (high << 4)).view(torch.int8), *_scales_and_minimums(blocks))
 
 
 def _q6_k(blocks: Tensor) -> Groups:
     low = _shifted(blocks[:, :128].reshape(-1, 2, 1, 64), (0, 4), 15).reshape(-1, 16, 16)
     high = _shifted(blocks[:, 128:192].reshape(-1, 2, 1, 32), (0, 2, 4, 6), 3).reshape(-1, 16, 16)
-    scales = _half(blocks, 208).float() * blocks[:, 192:208].view(torch.int8).float()
-    return Groups((low | (high << 4)).view(torch.int8) - 32, scales)
+    scales = blocks[:, 192:208].view(torch.int8)
+    return Groups((low | (high << 4)).view(torch.int8) - 32, scales, block_scales=_half(blocks, 208))
 
 
 def _iq4_nl(blocks: Tensor) -> Groups:
@@ -114,7 +124,7 @@ def _iq4_xs(blocks: Tensor) -> Groups:
     low = _shifted(blocks[:, 4:8].reshape(-1, 4, 1, 1), (0, 4), 15).reshape(-1, 8)
     scales = low.to(torch.int32) | (((high >> shifts) & 3) << 4)
     q = _shifted(blocks[:, 8:].reshape(-1, 8, 1, 16), (0, 4), 15).reshape(-1, 8, 32)
-    return Groups(q, _half(blocks, 0).float() * (scales.float() - 32))
+    return Groups(q, scales.to(torch.int8) - 32, block_scales=_half(blocks, 0))
 
 
 def _mxfp4(blocks: Tensor) -> Groups:
@@ -150,9 +160,9 @@ def _five_bits(packed: Tensor) -> Tensor:
     return (_nibbles(packed[:, 4:]) | (fifth << 4)).view(torch.int8)
 
 
-def _scales_and_minimums(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """([n, 8], [n, 8]) fp32: the scale and the minimum of each group of 32 of a Q4_K or Q5_K block."""
+def _scales_and_minimums(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(scales, minimums [n, 8] int8, their factors [n, 1] fp16) of the groups of 32 of a Q4_K or Q5_K block."""
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat([first & 63, (third & 15) | ((first >> 2) & 48)], 1)
     minimums = torch.cat([second & 63, (third >> 4) | ((second >> 2) & 48)], 1)
-    return _half(blocks, 0).float() * scales.float(), -(_half(blocks, 2).float() * minimums.float())
+    return scales.view(torch.int8), minimums.view(torch.int8), _half(blocks, 0), -_half(blocks, 2)

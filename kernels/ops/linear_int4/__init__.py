@@ -73,6 +73,8 @@ def linear_int4(
     table: Table = "centred",
     order: Tensor | None = None,
     x_group_size: int | None = None,
+    block_scales: Tensor | None = None,
+    block_minimums: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     is_invariant: bool = False,
 ) -> Apply:
@@ -80,6 +82,6 @@ def linear_int4(
     float32. `is_invariant`: a row's bits must depend on that row alone, on a GPU too. `Matrix` says what the tensors
     hold; q is [out, in] uint8 in 0..15. They are needed during this call only."""
     assert q.dtype == torch.uint8
-    matrix = Matrix(q, scales, bias, zeros, minimums, order, table, x_group_size)
+    matrix = Matrix(q, scales, bias, zeros, minimums, order, table, x_group_size, block_scales, block_minimums)
     key = matrix.key(dtype, is_invariant=is_invariant)
     return LINEAR_INT4.resolve(key)(matrix, out_dtype or dtype)

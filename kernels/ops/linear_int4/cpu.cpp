@@ -1,6 +1,8 @@
 // 4-bit weights: their quantization in groups of 32, and their products in every layout (int_product.h).
 #include "cpu/call.h"
+#include "cpu/int_pack.h"
 #include "cpu/int_product.h"
+#include "cpu/int_rows.h"
 
 namespace {
 
@@ -111,23 +113,54 @@ INFERD_EXPORT(linear_int4_quantize)
 // q [out_size, in_size] in 0..15 -> tiles, with columns up to a multiple of 16.
 static void linear_int4_pack(const uint8_t* q, int64_t out_size, int64_t in_size, int64_t x_group_size, uint8_t* tiles,
                              int64_t num_threads) {
-    pack<NIBBLES>(q, out_size, in_size, x_group_size, COLUMNS, tiles, int(num_threads));
+    pack<NIBBLES>(q, out_size, in_size, x_group_size, COLUMNS, 0, tiles, int(num_threads));
 }
 INFERD_EXPORT(linear_int4_pack)
 
-// out [num_rows, out_size] = x [num_rows, in_size] W^T + bias, both of bf16 or fp32. Scales and minimums are of
-// `scale_type`, zero points bytes; what a layout does not have is null. A table has 16 values in multiples of `worth`.
-static void linear_int4(const void* x, void* out, int64_t num_rows, int64_t is_bf16, int64_t in_size, int64_t out_size,
-                        const uint8_t* tiles, const void* scales, int64_t scale_type, const void* zeros,
-                        const void* minimums, const float* bias, const int32_t* order, int64_t group_size,
-                        int64_t x_group_size, const int8_t* table, double worth, int64_t num_threads) {
-    Product p = product_of(num_rows, in_size, out_size, tiles, scales, scale_type, zeros, minimums, bias, order,
-                           group_size, x_group_size);
+namespace {
+
+Product made(int64_t num_rows, int64_t in_size, int64_t out_size, const uint8_t* tiles, const void* scales,
+             int64_t scale_type, const void* zeros, const void* minimums, const uint16_t* block_scales,
+             const uint16_t* block_minimums, int64_t block_shift, const float* bias, const int32_t* order,
+             int64_t group_size, int64_t x_group_size, const int8_t* table, double worth) {
+    Product p = product_of(num_rows, in_size, out_size, tiles, scales, scale_type, zeros, minimums, block_scales,
+                           block_minimums, block_shift, bias, order, group_size, x_group_size);
     p.added = table ? ADDED : minimums ? 0 : 8, p.worth = float(worth);
     if (table) std::memcpy(p.table.values, table, sizeof p.table.values);
+    return p;
+}
+
+}  // namespace
+
+// out [num_rows, out_size] = x [num_rows, in_size] W^T + bias, both of bf16 or fp32. Scales and minimums are of
+// `scale_type`, zero points bytes; what a layout does not have is null. Scales and minimums of signed bytes have a
+// factor in fp16 for 2^block_shift groups. A table has 16 values in multiples of `worth`.
+static void linear_int4(const void* x, void* out, int64_t num_rows, int64_t is_bf16, int64_t in_size, int64_t out_size,
+                        const uint8_t* tiles, const void* scales, int64_t scale_type, const void* zeros,
+                        const void* minimums, const uint16_t* block_scales, const uint16_t* block_minimums,
+                        int64_t block_shift, const float* bias, const int32_t* order, int64_t group_size,
+                        int64_t x_group_size, const int8_t* table, double worth, int64_t num_threads) {
+    const Product p = made(num_rows, in_size, out_size, tiles, scales, scale_type, zeros, minimums, block_scales,
+                           block_minimums, block_shift, bias, order, group_size, x_group_size, table, worth);
     const auto product = x_group_size == 16 ? table ? run<TABLE, 16, COLUMNS> : run<NIBBLES, 16, COLUMNS>
                          : table            ? run<TABLE, 32, COLUMNS>
                                             : run<NIBBLES, 32, COLUMNS>;
     product(p, x, is_bf16, out, num_threads);
 }
 INFERD_EXPORT(linear_int4)
+
+// out [num_rows, in_size] = the rows of W with these ids; `rounding` as of `write_rows`.
+static void linear_int4_rows(const int64_t* ids, void* out, int64_t num_rows, int64_t is_bf16, int64_t in_size,
+                             int64_t out_size, const uint8_t* tiles, const void* scales, int64_t scale_type,
+                             const void* zeros, const void* minimums, const uint16_t* block_scales,
+                             const uint16_t* block_minimums, int64_t block_shift, const float* bias,
+                             const int32_t* order, int64_t group_size, int64_t x_group_size, const int8_t* table,
+                             double worth, int64_t rounding) {
+    const Product p = made(num_rows, in_size, out_size, tiles, scales, scale_type, zeros, minimums, block_scales,
+                           block_minimums, block_shift, bias, order, group_size, x_group_size, table, worth);
+    const auto write = x_group_size == 16 ? table ? write_row<TABLE, 16> : write_row<NIBBLES, 16>
+                       : table            ? write_row<TABLE, 32>
+                                          : write_row<NIBBLES, 32>;
+    write_rows(p, ids, out, is_bf16, rounding, write);
+}
+INFERD_EXPORT(linear_int4_rows)

@@ -82,6 +82,9 @@ def linear_int8(
     minimums: Tensor | None = None,
     order: Tensor | None = None,
     x_group_size: int | None = None,
+    block_scales: Tensor | None = None,
+    block_minimums: Tensor | None = None,
+    narrowed_to: int | None = None,
     out_dtype: torch.dtype | None = None,
     is_invariant: bool = False,
 ) -> Apply:
@@ -90,6 +93,17 @@ def linear_int8(
     hold; q is [out, in] int8. They are needed during this call only."""
     assert q.dtype == torch.int8
     assert q.shape[1] <= MAX_IN_SIZE, f"{q.shape[1]} inputs; at most {MAX_IN_SIZE} can be summed in 32 bits"
-    matrix = Matrix(q, scales, bias, zeros, minimums, order, x_group_size=x_group_size)
+    matrix = Matrix(
+        q,
+        scales,
+        bias,
+        zeros,
+        minimums,
+        order,
+        x_group_size=x_group_size,
+        block_scales=block_scales,
+        block_minimums=block_minimums,
+        narrowed_to=narrowed_to,
+    )
     key = matrix.key(dtype, is_invariant=is_invariant)
     return LINEAR_INT8.resolve(key)(matrix, out_dtype or dtype)

@@ -1,0 +1,60 @@
+// Tiles of int_product.h as several blocks of rows read them: they are unpacked once for all.
+#pragma once
+
+#include <algorithm>
+
+namespace int_product {
+
+constexpr Form in_bytes(Form f) { return has_planes(f) ? SHORT_BYTES : f; }
+
+// Tiles for several blocks of rows: numbers of 5 and 6 bits in bytes, and scales of bytes in fp32.
+template <Form F, int U>
+class UnpackedTiles {
+    const Product& p;
+    const int64_t num_bytes, num_values;
+    const Scratch scratch;
+
+  public:
+    UnpackedTiles(const Product& p, int64_t count)
+        : p(p),
+          num_bytes(has_planes(F) ? p.num_units * U * COLUMNS : 0),
+          num_values(p.scales.type == INT8 ? p.num_groups * COLUMNS : 0),
+          scratch(std::max<int64_t>(count * (num_bytes + 2 * num_values * int64_t(sizeof(float))), 1)) {}
+
+    Tile unpack(Tile tile, int64_t place) const {
+        int8_t* to = scratch.bytes + place * (num_bytes + 2 * num_values * int64_t(sizeof(float)));
+        if constexpr (has_planes(F)) {
+            unpack_weights(tile.weights, to);
+            tile.weights = reinterpret_cast<const uint8_t*>(to);
+        }
+        if (!num_values) return tile;
+        float* values = reinterpret_cast<float*>(to + num_bytes);
+        for (Values* own : {&tile.scales, &tile.minimums}) {
+            if (!own->numbers) continue;
+            for (int64_t i = 0; i < num_values; i += WIDTH) {
+                const floats value = own->at(tile.index + i);
+                std::memcpy(values + i, &value, sizeof value);
+            }
+            *own = {values, FP32, nullptr, 0}, values += num_values;
+        }
+        tile.index = 0;
+        return tile;
+    }
+
+  private:
+    void unpack_weights(const uint8_t* from, int8_t* to) const {
+        constexpr int LINE = COLUMNS * 4;
+        for (int64_t unit = 0; unit < p.num_units; unit++, from += U * COLUMNS * bits_of(F) / 8, to += U * COLUMNS)
+            for (int byte = 0; byte < LINE; byte += int(sizeof(ints))) {
+                const ints high = load_ints(from + byte);
+                unrolled<U / 4>([&](auto quad) ALWAYS_INLINE {
+                    constexpr int QUAD = decltype(quad)::value;
+                    const ints low = load_ints(from + (1 + QUAD % (U / 8)) * LINE + byte);
+                    const ints numbers = joined_planes<F, U, QUAD>(high, low);
+                    std::memcpy(to + QUAD * LINE + byte, &numbers, sizeof numbers);
+                });
+            }
+    }
+};
+
+}  // namespace int_product
