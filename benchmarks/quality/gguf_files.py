@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.quality import gguf_families
 from benchmarks.quality.gguf_blocks import Pack, Stored, as_f32
 
 ALIGNMENT = 32
@@ -87,12 +88,16 @@ _ARCHITECTURES = {
     "olmo3": "olmo2",
     "qwen3_moe": "qwen3moe",
     "gpt_oss": "gpt-oss",
+    **gguf_families.ARCHITECTURES,
 }
-_WINDOWED = ("exaone4", "gemma2", "gemma3_text", "gpt_oss", "mistral", "olmo3", "phi3", "starcoder2")
-_PERMUTED = ("llama", "smollm3", "granite")
+_WINDOWED = ("exaone4", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "mistral", "olmo3", "phi3", "starcoder2")
+_WITH_HEAD_SIZE = ("llama", "mistral", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss", "seed_oss",
+                   *gguf_families.WITH_HEAD_SIZE)  # fmt: skip
+_PERMUTED = ("llama", "smollm3", "granite", *gguf_families.PERMUTED)
 _OUTSIDE = {
     "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
     "model.norm.bias": "output_norm.bias", "lm_head.weight": "output.weight",
+    **gguf_families.OUTSIDE,
 }  # fmt: skip
 _IN_LAYER = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -102,13 +107,15 @@ _IN_LAYER = {
     "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm", "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
+    **gguf_families.IN_LAYER,
 }  # fmt: skip
+_NEVER_QUANTIZED = ("ffn_gate_inp", "ssm_a", "ssm_d", "ssm_norm", "ssm_conv1d", "shortconv.conv.", "exp_probs_b")
 _EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight")
 _ALTERNATING = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
 _EXPERT_PARTS = {
     "w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "down_proj": "down", "up_proj": "up",
 }  # fmt: skip
-_WITH_POST_NORMS = ("exaone4", "gemma2", "gemma3", "gpt-oss", "olmo2", "seed_oss")
+_WITH_POST_NORMS = ("exaone4", "gemma2", "gemma3", "gpt-oss", "olmo2", "seed_oss", *gguf_families.WITH_POST_NORMS)
 _POST_NORMS = {**_IN_LAYER, "post_attention_layernorm": "post_attention_norm"}
 
 
@@ -125,7 +132,10 @@ def name_of(name: str, architecture: str) -> str:
         return f"blk.{name.split('.')[2]}.attn_sinks.weight"
     _, _, layer, *module, kind = name.split(".")
     names = _POST_NORMS if architecture in _WITH_POST_NORMS else _IN_LAYER
-    return f"blk.{layer}.{names['.'.join(module)]}.{kind}"
+    if architecture == "glm4":
+        names = _IN_LAYER
+    whole = ".".join((*module, kind))
+    return f"blk.{layer}.{names[whole] if whole in names else names['.'.join(module)] + '.' + kind}"
 
 
 def convert(folder: Path, path: Path, pack: Callable[[str], Pack] = lambda _: as_f32) -> Path:
@@ -150,14 +160,14 @@ def content_of(folder: Path, pack: Callable[[str], Pack]) -> tuple[dict[str, Any
     config = json.loads((folder / "config.json").read_text())
     architecture = architecture_of(config)
     tensors: dict[str, Stored] = {}
-    for name, values in with_stacked_experts(load_all(folder)).items():
+    for name, values in with_stacked_experts(gguf_families.in_order(load_all(folder), config)).items():
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         named = name_of(name, architecture)
         converted = _converted(name, values.to(torch.float32), config, architecture)
-        is_matrix = values.dim() > 1 and "ffn_gate_inp" not in named
+        is_matrix = values.dim() > 1 and not any(part in named for part in _NEVER_QUANTIZED)
         _, kind, content = (pack(named) if is_matrix else as_f32)(converted.flatten(0, -2) if is_matrix else converted)
-        tensors[named] = Stored(tuple(values.shape), kind, content)
+        tensors[named] = Stored(tuple(converted.shape), kind, content)
     metadata = {**metadata_of(config), **(tokenizer_metadata(folder) if (folder / "tokenizer.json").exists() else {})}
     return metadata, {**factors_of(config), **tensors}
 
@@ -185,6 +195,7 @@ def load_all(folder: Path) -> dict[str, Tensor]:
 
 
 def _converted(name: str, values: Tensor, config: Mapping[str, Any], architecture: str) -> Tensor:
+    values = gguf_families.converted(name, values, config, architecture)
     if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
         return values + 1
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}.get(name.split(".")[-2])
@@ -217,7 +228,7 @@ def metadata_of(config: Mapping[str, Any]) -> dict[str, Any]:
         found |= {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim}
     if kind == "phi3":
         found["rope.dimension_count"] = int(full.get("partial_rotary_factor", 1.0) * head_dim)
-    if kind in ("llama", "mistral", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss", "seed_oss"):
+    if kind in _WITH_HEAD_SIZE:
         found |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     if config.get("sliding_window") and kind in _WINDOWED:
         found["attention.sliding_window"] = config["sliding_window"]
@@ -230,13 +241,14 @@ def metadata_of(config: Mapping[str, Any]) -> dict[str, Any]:
         found["expert_feed_forward_length"] = config["moe_intermediate_size"]
     if kind == "gpt_oss":
         found["expert_feed_forward_length"] = config["intermediate_size"]
-    found |= _caps_and_scales(config, kind) | _rope_scaling(config, full)
-    return {"general.architecture": architecture} | {f"{architecture}.{key}": item for key, item in found.items()}
+    found |= _caps_and_scales(config, kind) | _rope_scaling(config, full) | gguf_families.keys_of(config)
+    stated = {f"{architecture}.{key}": item for key, item in found.items() if item is not None}
+    return {"general.architecture": architecture, **stated}
 
 
 def _caps_and_scales(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     names = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
-    if kind == "granite":
+    if kind in ("granite", "granitemoehybrid"):
         names = {
             "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
             "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
@@ -266,6 +278,8 @@ def _rope_scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[st
 def factors_of(config: Mapping[str, Any]) -> dict[str, Stored]:
     """The tensors of rope factors."""
     rope = config.get("rope_parameters") or {}
+    if config["model_type"] == "gemma4_text":
+        return {"rope_freqs.weight": as_f32(torch.tensor(gguf_families.gemma4_divisors(config)))}
     match rope.get("rope_type"):
         case "longrope":
             lists = {"rope_factors_long.weight": "long_factor", "rope_factors_short.weight": "short_factor"}

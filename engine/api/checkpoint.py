@@ -70,7 +70,8 @@ class TensorInfo:
         if self.gguf is None:
             return replace(self, shape=shape, num_bytes=num_bytes, part=part)
         tensor = self.gguf.tensor
-        begin = tensor.begin + self.num_bytes // self.shape[0] * part.expert
+        row_bytes = self.num_bytes // (self.shape[0] * self.shape[1])
+        begin = tensor.begin + row_bytes * (self.shape[1] * part.expert + part.first_row)
         placed = replace(self.gguf, tensor=replace(tensor, shape=shape, begin=begin))
         return replace(self, shape=shape, num_bytes=num_bytes, gguf=placed)
 
@@ -140,7 +141,9 @@ class Checkpoint:
             return self.tensors
         shares_head = self.keeps_blocks and not arch.tie_embeddings and HEAD not in self.tensors
         found = {**self.tensors, HEAD: self.tensors[EMBEDDING]} if shares_head else self.tensors
-        return found if arch.experts is None else _of_each_expert(found, tensor_names(arch.architecture))
+        if arch.experts is None:
+            return found
+        return _of_each_expert(found, tensor_names(arch.architecture, splits_matrices=arch.splits_matrices))
 
     @property
     def is_embedded(self) -> bool:

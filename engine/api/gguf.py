@@ -16,11 +16,13 @@ import msgspec
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.kept_content import kept_content
 from inferd.engine.api.pinned_files import is_file, source_of
+from inferd.engine.arch.description import ArchError
 from inferd.engine.arch.gguf import splitters, tokenizer
-from inferd.engine.arch.gguf.config import FACTOR_TENSORS, Metadata, config_of, family_of
+from inferd.engine.arch.gguf.config import config_of, family_of
 from inferd.engine.arch.gguf.header import MAX_HEADER_BYTES, GgufError, GgufTensor, Header, Value, parse_header
-from inferd.engine.arch.gguf.tensors import OriginalNames, PlacedTensor
-from inferd.engine.arch.registry import tensor_names
+from inferd.engine.arch.gguf.metadata import FACTOR_TENSORS, Metadata, num_layers
+from inferd.engine.arch.gguf.tensors import OriginalNames, PlacedTensor, Sizes
+from inferd.engine.arch.registry import describe, tensor_names
 from inferd.engine.arch.shown import shown
 
 SUFFIX = ".gguf"
@@ -90,7 +92,7 @@ def read_gguf(path: Path) -> GgufFile:
         config = config_of(of)
         _check_vocabulary(of, config)
         return GgufFile(path, of.values, config, _by_original_names(of, config, found))
-    except GgufError as error:
+    except (ArchError, GgufError) as error:
         raise ModelError(f"{path}: {error}") from error
 
 
@@ -166,16 +168,18 @@ def _values(tensor: GgufTensor, file: Path) -> tuple[float, ...]:
 def _by_original_names(
     of: Metadata, config: Json, found: Mapping[str, tuple[GgufTensor, Path]]
 ) -> dict[str, PlacedTensor]:
-    names = tensor_names(config["architectures"][0])
+    names = tensor_names(config["architectures"][0], splits_matrices=config.get("splits_matrices", False))
     heads = [config[name] for name in ("num_attention_heads", "num_key_value_heads")]
     if not all(type(count) is int and count > 0 for count in heads):
         raise GgufError(f"{of.architecture}.attention.head_count and head_count_kv must be above 0, but are {heads}")
-    original = OriginalNames(family_of(of), names, *heads)
+    family = family_of(of)
+    recurrent = describe(config).recurrent if family.tiles_value_heads else None
+    original = OriginalNames(family, names, Sizes(num_layers(of), heads[0], heads[1], recurrent))
     tensors: dict[str, PlacedTensor] = {}
     for name, (tensor, file) in found.items():
-        named = original.of(name)
+        named = original.of(tensor)
         if named is not None:
             if named[0] in tensors:
                 raise GgufError(f"{name} and {tensors[named[0]].tensor.name} are both {named[0]}")
-            tensors[named[0]] = PlacedTensor(tensor, file, named[1])
+            tensors[named[0]] = PlacedTensor(named[1], file, named[2])
     return tensors

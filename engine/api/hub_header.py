@@ -17,8 +17,8 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented,
 )
 
 from inferd.engine.api.errors import ModelError
-from inferd.engine.arch.gguf.config import FACTOR_TENSORS
 from inferd.engine.arch.gguf.header import MAX_HEADER_BYTES, GgufError, Header, HeaderCutError, parse_header
+from inferd.engine.arch.gguf.metadata import FACTOR_TENSORS
 
 _FIRST_BYTES = 4 * 2**20
 """Bytes that are read at first. If the header is longer, each further read doubles what is there."""

@@ -193,6 +193,8 @@ class Arch:
     """None if every layer has one MLP."""
     stored: Stored | None = None
     """How the checkpoint is quantized; None if it holds all matrices in `dtype`."""
+    splits_matrices: bool = False
+    """Whether matrices that the family's own checkpoints hold as one lie one by one, as in GGUF files."""
     draft_head: DraftHeadParts | None = None
     """The rest of a draft head, whose layer this is; None for a model that can be served."""
     modelled: Modelled | None = None

@@ -68,10 +68,16 @@ class Family:
 
     describe: Callable[[str, Fields], Arch]
     names: TensorNames = LLAMA_NAMES
+    split_names: TensorNames | None = None
+    """Names of the tensors if matrices that `names` has as one lie one by one (`Arch.splits_matrices`); None if it has
+    none of such."""
     mtp_layers: str = ""
     """Beginning of the names of the tensors of MTP layers; empty if its checkpoints have none of such names."""
     mtp: MTPNames | None = None
     """Names of the first MTP layer's tensors, if it can draft."""
+
+    def names_of(self, splits_matrices: bool) -> TensorNames:
+        return self.split_names if splits_matrices and self.split_names is not None else self.names
 
 
 _FAMILIES: dict[str, Family] = {
@@ -88,7 +94,7 @@ _FAMILIES: dict[str, Family] = {
     "GlmForCausalLM": Family(glm.describe, glm.NAMES),
     "GptOssForCausalLM": Family(gpt_oss.describe, gpt_oss.NAMES),
     "GraniteForCausalLM": Family(granite.describe),
-    "GraniteMoeHybridForCausalLM": Family(granite4.describe, granite4.NAMES),
+    "GraniteMoeHybridForCausalLM": Family(granite4.describe, granite4.NAMES, granite4.SPLIT_NAMES),
     "Lfm2ForCausalLM": Family(lfm2.describe, lfm2.NAMES),
     "Lfm2MoeForCausalLM": Family(lfm2.describe_with_experts, lfm2.NAMES),
     "LlamaForCausalLM": Family(llama.describe),
@@ -105,9 +111,14 @@ _FAMILIES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": Family(qwen3_moe.describe_qwen2),
     "Qwen3ForCausalLM": Family(qwen3.describe),
     "Qwen3MoeForCausalLM": Family(qwen3_moe.describe),
-    "Qwen3NextForCausalLM": Family(qwen3_5.describe_next, qwen3_5.NAMES_OF_NEXT, mtp_layers=qwen3_5.MTP_LAYERS),
-    "Qwen3_5ForCausalLM": Family(qwen3_5.describe),
-    "Qwen3_5MoeForCausalLM": Family(qwen3_5.describe_with_experts),
+    "Qwen3NextForCausalLM": Family(
+        qwen3_5.describe_next,
+        qwen3_5.NAMES_OF_NEXT,
+        qwen3_5.SPLIT_NAMES_OF_NEXT,
+        mtp_layers=qwen3_5.MTP_LAYERS,
+    ),
+    "Qwen3_5ForCausalLM": Family(qwen3_5.describe, mtp_layers=qwen3_5.MTP_LAYERS),
+    "Qwen3_5MoeForCausalLM": Family(qwen3_5.describe_with_experts, mtp_layers=qwen3_5.MTP_LAYERS),
     "SeedOssForCausalLM": Family(seed_oss.describe),
     "SmolLM3ForCausalLM": Family(smollm3.describe),
     "Starcoder2ForCausalLM": Family(starcoder2.describe, starcoder2.NAMES),
@@ -147,7 +158,10 @@ def describe(config: Mapping[str, Any]) -> Arch:
         known = ", ".join((*known_architectures(), *known_wrappers()))
         raise ArchError(f"unknown architecture {shown(architecture)}; known are: {known}")
     fields, family = Fields(config, architecture), _FAMILIES[architecture]
-    return _as_stored(family.describe(architecture, fields), fields, family)
+    arch = family.describe(architecture, fields)
+    if family.split_names is not None:
+        arch = replace(arch, splits_matrices=fields.boolean("splits_matrices", default=False))
+    return _as_stored(arch, fields, family)
 
 
 def describe_modelled(modelled: Modelled) -> Arch:
@@ -177,19 +191,20 @@ def describe_modelled(modelled: Modelled) -> Arch:
 
 def _as_stored(arch: Arch, fields: Fields, family: Family) -> Arch:
     """`arch` with the quantization from config.json. Raises `ArchError` if the weight map cannot place its tensors."""
-    sources = weight_map(arch, family.names).sources if fields.has("quantization_config") else ()
+    names = family.names_of(arch.splits_matrices)
+    sources = weight_map(arch, names).sources if fields.has("quantization_config") else ()
     modules = [source.tensor.removesuffix(".weight") for source in sources if source.may_be_quantized]
     stored = read_quantization(fields, modules, has_own_head=not arch.tie_embeddings)
     if stored is None:
         return arch
     arch = replace(arch, stored=stored)
-    weight_map(arch, family.names)  # refuses shapes that a format cannot hold
+    weight_map(arch, names)  # refuses shapes that a format cannot hold
     return arch
 
 
-def tensor_names(architecture: str) -> TensorNames:
-    """Names of the tensors of a known architecture."""
-    return _FAMILIES[architecture].names
+def tensor_names(architecture: str, *, splits_matrices: bool = False) -> TensorNames:
+    """Names of the tensors of a known architecture. `splits_matrices`: as of `Arch`."""
+    return _FAMILIES[architecture].names_of(splits_matrices)
 
 
 def weights(arch: Arch) -> WeightMap:
@@ -202,7 +217,7 @@ def weights(arch: Arch) -> WeightMap:
             return eagle3_weights(arch)
         return mtp_weights(arch, family.mtp, family.names)
     assert family is not None
-    found = weight_map(arch, family.names)
+    found = weight_map(arch, family.names_of(arch.splits_matrices))
     return replace(
         found,
         unread=(*found.unread, family.mtp_layers) if family.mtp_layers else found.unread,

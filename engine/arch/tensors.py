@@ -80,7 +80,7 @@ class TensorNames:
     """Name in an MLP without a gate."""
     down: str = "down_proj"
     delta_in: tuple[str, ...] = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-    """Names of a Gated DeltaNet's input projections. If they are two, their rows lie by key head."""
+    """Names of a Gated DeltaNet's input projections. Rows of those that hold two of the four lie by key head."""
     recurrent: str = "linear_attn"
     """Name of a Gated DeltaNet, of Mamba-2 or of a short convolution, whose tensors have the names of Qwen's, Mamba's
     or LFM2's."""
@@ -219,9 +219,10 @@ def _reordered(arch: Arch, qkv: Iterable[AnySource], turned: tuple[str, ...]) ->
 def _recurrent(arch: Arch, layer: int, formats: _Formats, names: TensorNames, theirs: str) -> Iterator[AnySource]:
     """A Gated DeltaNet, a Mamba-2 layer, or a short convolution."""
     (before, behind), sizes = recurrent(arch, layer), arch.recurrent
-    if isinstance(sizes, GatedDelta) and len(names.delta_in) == 2:
+    if isinstance(sizes, GatedDelta) and len(names.delta_in) < 4:
         qkv, z, b, a = sizes.in_sizes
-        yield from _by_key_head(sizes, _linear(formats, theirs, names.delta_in, before, (qkv + z, b + a)))
+        own = (qkv + z, b + a) if len(names.delta_in) == 2 else (qkv, z, b + a)
+        yield from _by_key_head(sizes, _linear(formats, theirs, names.delta_in, before, own))
     else:
         in_names = names.delta_in if isinstance(sizes, GatedDelta) else ("in_proj",)
         yield from _linear(formats, theirs, in_names, before)
@@ -232,16 +233,22 @@ def _recurrent(arch: Arch, layer: int, formats: _Formats, names: TensorNames, th
 
 
 def _by_key_head(delta: GatedDelta, projections: Iterable[AnySource]) -> Iterator[AnySource]:
-    """Sources of q, k, v and z in one matrix, and of b and a in another, whose rows lie by key head."""
+    """Sources of q, k, v and z in one matrix or two, and of b and a in another. In one matrix, their rows lie by key
+    head."""
     share = delta.num_value_heads // delta.num_key_heads
     qkvz = ByKeyHead((delta.key_dim, delta.key_dim, share * delta.value_dim, share * delta.value_dim))
-    for source, order in zip(projections, (qkvz, ByKeyHead((share, share))), strict=True):
-        if isinstance(source, QuantizedSource) and is_in_blocks(source.format):
-            raise ArchError(
-                f"{source.module}: its rows lie by head, so FP8 blocks of {BLOCK} rows, which share scales, are not "
-                "supported; give a checkpoint with another format of this matrix"
-            )
-        yield replace(source, row_order=order)
+    *first, ba = projections
+    yield from first if len(first) > 1 else _with_order(first[0], qkvz)
+    yield from _with_order(ba, ByKeyHead((share, share)))
+
+
+def _with_order(source: AnySource, order: ByKeyHead) -> Iterator[AnySource]:
+    if isinstance(source, QuantizedSource) and is_in_blocks(source.format):
+        raise ArchError(
+            f"{source.module}: its rows lie by head, so FP8 blocks of {BLOCK} rows, which share scales, are not "
+            "supported; give a checkpoint with another format of this matrix"
+        )
+    yield replace(source, row_order=order)
 
 
 _RECURRENT = {

@@ -11,9 +11,11 @@ import pytest
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.gguf.config import FAMILIES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Metadata, config_of
+from inferd.engine.arch.gguf.config import config_of
+from inferd.engine.arch.gguf.families import FAMILIES
 from inferd.engine.arch.gguf.header import GgufError, GgufTensor
-from inferd.engine.arch.gguf.tensors import OriginalNames
+from inferd.engine.arch.gguf.metadata import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Metadata
+from inferd.engine.arch.gguf.tensors import OriginalNames, Sizes
 from inferd.engine.arch.gguf.types import TYPES
 from inferd.engine.arch.registry import describe, known_architectures, tensor_names, weights
 from inferd.engine.arch.rotary import LinearScaling, LongRopeScaling, Rope, YarnScaling
@@ -127,6 +129,32 @@ SMALL: Keys = {
 EXPERTS: Keys = {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": 32}
 
 
+DELTA: Keys = {
+    "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 64,
+    "full_attention_interval": 2,
+}  # fmt: skip
+REQUIRED: dict[str, Keys] = {
+    "ernie4_5-moe": {"interleave_moe_layer_step": 1, "expert_shared_count": 1},
+    "gemma4": {"attention.sliding_window": 64, "attention.sliding_window_pattern": (True, False)},
+    "glm4moe": {"expert_shared_count": 1},
+    "gpt-oss": {"attention.sliding_window": 64},
+    "granitehybrid": {
+        **DELTA, "attention.head_count_kv": (0, 2), "expert_shared_feed_forward_length": 64,
+    },
+    "lfm2": {"attention.head_count_kv": (0, 2), "shortconv.l_cache": 3},
+    "lfm2moe": {"attention.head_count_kv": (0, 2), "shortconv.l_cache": 3},
+    **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), DELTA),
+}  # fmt: skip
+"""Keys that only some architectures need."""
+OTHER_TENSORS = ("blk.1.ffn_up_shexp.weight", "blk.1.attn_v.weight", "blk.1.ffn_gate_inp.weight")
+
+
+def small(architecture: str) -> Keys:
+    """The metadata of a small model."""
+    experts = EXPERTS if "expert_count" in FAMILIES[architecture].reads and architecture != "llama" else {}
+    return SMALL | REQUIRED.get(architecture, {}) | experts
+
+
 def tensors_of(rows: int, *others: str) -> dict[str, GgufTensor]:
     """The tensors that a config depends on, and enough others for 64 layers."""
     names = {"token_embd.weight": (rows, 64), **dict.fromkeys(others, (64,))}
@@ -153,47 +181,69 @@ def test_a_published_file_describes_the_published_model(name: str) -> None:
 def test_every_family_has_files() -> None:
     """Files of Mistral and Mixtral state `llama`, and those of OLMo 3 `olmo2`. Some families have no files here."""
     others = {"MistralForCausalLM", "MixtralForCausalLM", "Olmo3ForCausalLM"}
-    unread = {
-        "Ernie4_5ForCausalLM",
-        "Ernie4_5_MoeForCausalLM",
-        "Gemma4ForCausalLM",
-        "Glm4ForCausalLM",
-        "Glm4MoeForCausalLM",
-        "GlmForCausalLM",
-        "GraniteMoeHybridForCausalLM",
-        "Lfm2ForCausalLM",
-        "Lfm2MoeForCausalLM",
-        "MiMoForCausalLM",
-        "MiniMaxM2ForCausalLM",
-        "Ministral3ForCausalLM",
-        "Qwen2MoeForCausalLM",
-        "Qwen3NextForCausalLM",
-        "Qwen3_5ForCausalLM",
-        "Qwen3_5MoeForCausalLM",
-    }
+    unread = {"GlmForCausalLM", "MiMoForCausalLM"}
     assert {family.architecture for family in FAMILIES.values()} == set(known_architectures()) - others - unread
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_tensor_of_a_layer_has_a_name(architecture: str) -> None:
     """No two names in a file are one tensor, and every tensor of the model has one."""
-    window: Keys = {"attention.sliding_window": 128} if architecture == "gpt-oss" else {}
-    experts = EXPERTS | window if "moe" in architecture or window else {}
-    arch = arch_of(architecture, SMALL | experts | {"attention.key_length": 16, "attention.value_length": 16})
-    original = OriginalNames(FAMILIES[architecture], tensor_names(arch.architecture), 4, 2)
+    family, size = FAMILIES[architecture], 32 if architecture == "gemma4" else 16
+    keys = small(architecture) | {"attention.key_length": size, "attention.value_length": size}
+    arch = arch_of(architecture, keys, *OTHER_TENSORS)
+    own = tensor_names(arch.architecture, splits_matrices=arch.splits_matrices)
+    original = OriginalNames(family, own, Sizes(arch.num_layers, 4, 2, arch.recurrent))
     theirs = (
         "attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm", "attn_q", "attn_k", "attn_v", "attn_qkv",
-        "attn_output", "attn_q_norm", "attn_k_norm", "ffn_gate", "ffn_up", "ffn_down",
-        "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "attn_sinks",
+        "attn_output", "attn_q_norm", "attn_k_norm", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_inp", "attn_gate",
+        "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "attn_sinks", "exp_probs_b", "layer_output_scale",
+        "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate_inp_shexp", "ssm_in", "ssm_conv1d", "ssm_dt",
+        "ssm_ba", "ssm_alpha", "ssm_beta", "ssm_norm", "ssm_out", "shortconv.conv", "shortconv.in_proj",
+        "shortconv.out_proj", "inp_gate", "proj", "post_norm", "post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2",
     )  # fmt: skip
-    names = [f"blk.{layer}.{name}.{kind}" for layer in range(2) for name in theirs for kind in ("weight", "bias")]
-    names += ["token_embd.weight", "output_norm.weight", "output_norm.bias", "output.weight"]
-    found = [named[0] for named in map(original.of, names) if named is not None]
+    # The MLP of a dense Granite has the names of the shared expert of the other.
+    unused = {
+        "lfm2": "ssm_",
+        "lfm2moe": "ssm_",
+        "granitehybrid": ("shortconv.", "ffn_gate_s", "ffn_up_s", "ffn_down_s"),
+    }
+    others = tuple(name for name in theirs if not name.startswith(unused.get(architecture, "shortconv.")))
+    kinds = [f"{name}.{kind}" for name in others for kind in ("weight", "bias")]
+    names = [
+        f"blk.{layer}.{name}"
+        for layer in range(arch.num_layers)
+        for name in (*kinds, "ssm_a", "ssm_d", "ffn_gate_inp.scale", "ffn_down_exps.scale")
+    ]
+    names += ["token_embd.weight", "output_norm.bias", "output.weight", "per_layer_token_embd.weight"]
+    names += ["token_embd_norm.weight" if architecture.startswith("lfm2") else "output_norm.weight"]
+    names += ["per_layer_model_proj.weight", "per_layer_proj_norm.weight"]
+    tensors = [GgufTensor(name, TYPES[0], (64, 4), 0) for name in names]
+    found = [named[0] for named in map(original.of, tensors) if named is not None]
     assert len(set(found)) == len(found)
-    own = tensor_names(arch.architecture)
     shapes = ((EXPERTS["expert_count"], 32, 64), (EXPERTS["expert_count"], 32))
     of_experts = {part for name in found for shape in shapes for part, _ in slices(name, shape, own)}
     assert {source.tensor for source in weights(arch).sources} <= set(found) | of_experts
+
+
+def test_every_tensor_of_an_mtp_layer_has_a_name() -> None:
+    """It comes behind the layers of the model."""
+    own = ("eh_proj", "enorm", "hnorm", "shared_head_norm")
+    tensors = [
+        GgufTensor(f"blk.2.{name}.weight", TYPES[0], (64,), 0) for name in (*(f"nextn.{one}" for one in own), "attn_q")
+    ]
+    named = {}
+    for architecture, family in FAMILIES.items():
+        original = OriginalNames(family, tensor_names(family.architecture), Sizes(2, 4, 2))
+        named[architecture] = [found[0] for found in map(original.of, tensors) if found is not None]
+    assert named["qwen35"] == named["qwen35moe"] == named["qwen3next"] == [
+        "mtp.fc.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.norm.weight",
+        "mtp.layers.0.self_attn.q_proj.weight",
+    ]  # fmt: skip
+    assert named["glm4moe"] == [
+        "model.layers.2.eh_proj.weight", "model.layers.2.enorm.weight", "model.layers.2.hnorm.weight",
+        "model.layers.2.shared_head.norm.weight", "model.layers.2.self_attn.q_proj.weight",
+    ]  # fmt: skip
+    assert named["llama"][0] == "blk.2.nextn.eh_proj.weight"  # which no layer has
 
 
 def test_a_scaled_rope_is_read_in_every_form() -> None:
@@ -231,7 +281,7 @@ def test_the_largest_gemmas_scale_scores_by_another_number() -> None:
 @pytest.mark.parametrize(
     ("architecture", "keys", "words"),
     [
-        ("gpt-neox", {}, "unknown architecture 'gpt-neox'; known are: exaone4, gemma2, gemma3, gpt-oss, granite"),
+        ("gpt-neox", {}, "unknown architecture 'gpt-neox'; known are: ernie4_5, ernie4_5-moe, exaone4, gemma2"),
         ("llama", {"block_count": None}, "the metadata lacks llama.block_count"),
         ("llama", {"block_count": 10**9}, r"llama.block_count must be at most the number of tensors, 65, but is 10"),
         ("llama", {"block_count": "two"}, "llama.block_count must be a whole number of at least 1, but is 'two'"),
@@ -274,14 +324,17 @@ HOSTILE: tuple[Any, ...] = (
 def test_no_value_of_any_key_breaks_the_reader(architecture: str) -> None:
     """A value is accepted or refused with an error of ours. No other exception is raised."""
     keys = {key for _, found, _ in FILES.values() for key in found} | set(SMALL)
+    keys |= {key for found in REQUIRED.values() for key in found} | set(EXPERTS)
     keys |= {"rope.scaling.type", "rope.scaling.factor", "rope.scaling.attn_factor", "rope.freq_base_swa",
-             "rope.scaling.yarn_beta_fast", "attention.sliding_window_pattern", "expert_count"}  # fmt: skip
+             "rope.scaling.yarn_beta_fast", "attention.sliding_window_pattern", "expert_gating_func",
+             "attention.temperature_scale", "attention.recurrent_layers", "nextn_predict_layers"}  # fmt: skip
     num_refused = 0
     for key in keys:
         for value in HOSTILE:
-            values = {f"{architecture}.{name}": item for name, item in (SMALL | {key: value}).items()}
+            values = {f"{architecture}.{name}": item for name, item in (small(architecture) | {key: value}).items()}
             for factors in ({}, {LONG_FACTORS: (1.0,) * 8, SHORT_FACTORS: (float("nan"),) * 8}):
-                of = Metadata({"general.architecture": architecture, **values}, tensors_of(512), factors)
+                tensors = tensors_of(512, *OTHER_TENSORS)
+                of = Metadata({"general.architecture": architecture, **values}, tensors, factors)
                 try:
                     ModelFacts.of_config(Path("x"), config_of(of))
                 except (ModelError, GgufError):

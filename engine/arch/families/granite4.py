@@ -22,6 +22,9 @@ NAMES = TensorNames(
     recurrent="mamba",
 )
 
+SPLIT_NAMES = dataclasses.replace(NAMES, gate_up=("gate_linear", "up_linear"), up="up_linear")
+"""The names in GGUF files, in which gate and up lie one by one."""
+
 _IS_RECURRENT = {"mamba": True, "attention": False, "linear_attention": True, "full_attention": False}
 _HAS_ROPE = {"rope": True, "nope": False}
 _NO_LIMIT = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])

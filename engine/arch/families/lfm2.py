@@ -21,6 +21,7 @@ NAMES = TensorNames(
     q_norm="q_layernorm",
     k_norm="k_layernorm",
     gate_up=("w1", "w3"),
+    up="w3",
     down="w2",
     recurrent="conv",
     final_norm="embedding_norm",

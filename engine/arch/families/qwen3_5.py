@@ -20,6 +20,8 @@ from inferd.engine.arch.rope import read_rope
 from inferd.engine.arch.tensors import TensorNames
 
 NAMES_OF_NEXT = TensorNames(delta_in=("in_proj_qkvz", "in_proj_ba"))
+SPLIT_NAMES_OF_NEXT = TensorNames(delta_in=("in_proj_qkv", "in_proj_z", "in_proj_ba"))
+"""The names in GGUF files, in which q, k and v of all heads lie in one matrix, and z in another."""
 MTP_LAYERS = "mtp."
 
 _IS_RECURRENT = {"linear_attention": True, "full_attention": False}

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.gguf.orders import Order, TiledHeads
 from inferd.engine.arch.gguf.tensors import PlacedTensor
 from inferd.engine.arch.stored import IntLayout, Stored, StoredTensor
 from inferd.engine.arch.tensors import EMBEDDING, HEAD
@@ -38,12 +39,13 @@ WIDENED = ("Q2_K", "Q3_K")
 
 @dataclass(frozen=True, slots=True)
 class GgufBlocks:
-    """Blocks of one type. Rows of q and k may lie in pairs."""
+    """Blocks of one type. Rows and columns may have another order than those of the original: see `Conversion`."""
 
     kind: str
     """Name of the type."""
-    paired_heads: int = 0
-    """See `Conversion`."""
+    rows: Order | None = None
+    columns: TiledHeads | None = None
+    """None, or an order of whole groups."""
 
     @property
     def name(self) -> str:
@@ -97,7 +99,12 @@ def in_words(arch: Arch, tensors: Iterable[PlacedTensor]) -> str:
 
 
 def _format(found: PlacedTensor | None) -> GgufBlocks | None:
-    """The format of a matrix; None if it has no blocks, or is missing, which the comparison of names reports."""
+    """The format of a matrix; None if it has no blocks, or its columns have an order that cuts a group. None too if it
+    is missing, which the comparison of names reports."""
     if found is None or found.tensor.type.name not in LAYOUTS:
         return None
-    return GgufBlocks(found.tensor.type.name, found.conversion.paired_heads)
+    kind, columns = found.tensor.type.name, found.conversion.columns
+    group_size = LAYOUTS[kind].group_size
+    if columns is not None and (group_size is None or columns.of_groups(group_size) is None):
+        return None
+    return GgufBlocks(kind, found.conversion.rows, columns)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inferd.engine.api.pinned_files import source_of
 from inferd.engine.arch.gguf.formats import GgufBlocks
-from inferd.engine.arch.gguf.tensors import PlacedTensor
+from inferd.engine.arch.gguf.tensors import Conversion, PlacedTensor
 from inferd.engine.arch.gguf.types import TYPES
 from inferd.engine.arch.weights import QuantizedSource
 from inferd.engine.quant.checkpoints.gguf_blocks import dequantize, unpack
@@ -26,18 +26,27 @@ _BLOCK_BYTES = {kind.name: kind.block_bytes for kind in TYPES.values()}
 def parts(stored: PlacedTensor) -> Iterator[tuple[int, Tensor]]:
     """(first row, values of some rows in fp32) of a tensor, in the order of the original checkpoint. Raises `OSError`
     if the file cannot be read."""
-    shape, kind, num_heads = stored.tensor.shape, stored.tensor.type, stored.conversion.paired_heads
+    shape, kind, conversion = stored.tensor.shape, stored.tensor.type, stored.conversion
+    if len(shape) == 1:
+        values = _original(dequantize(mapped(stored).view(-1, kind.block_bytes), kind.name).view(shape), conversion)
+        yield 0, values if conversion.rows is None else values[conversion.rows.places(len(values))]
+        return
     num_rows, row_values = shape[0], math.prod(shape[1:])
-    head_rows = num_rows // num_heads if num_heads else 1
-    step = _rows_at_once(row_values, head_rows) if len(shape) > 1 else num_rows
-    stored_bytes = mapped(stored)
+    stored_rows, step = mapped(stored).view(num_rows, -1), _rows_at_once(row_values)
+    places = None if conversion.rows is None else conversion.rows.places(num_rows)
+    columns = None if conversion.columns is None else conversion.columns.places(row_values)
     for row in range(0, num_rows, step):
-        end = min(row + step, num_rows)
-        first, last = (at * row_values // kind.block_size * kind.block_bytes for at in (row, end))
-        values = dequantize(stored_bytes[first:last].view(-1, kind.block_bytes), kind.name).view(-1, *shape[1:])
-        if stored.conversion.excess:
-            values = values - stored.conversion.excess
-        yield row, _unpaired(values, head_rows) if num_heads else values
+        some = stored_rows[row : row + step] if places is None else stored_rows[places[row : row + step]]
+        values = _original(dequantize(some.reshape(-1, kind.block_bytes), kind.name), conversion)
+        values = values.view(-1, *shape[1:])
+        yield row, values if columns is None else values[:, columns]
+
+
+def _original(values: Tensor, conversion: Conversion) -> Tensor:
+    """The values of the original tensor."""
+    if conversion.is_decay:
+        return torch.log(-values)
+    return values - conversion.excess if conversion.excess else values
 
 
 def _check(source: QuantizedSource, tensors: Tensors) -> None:
@@ -48,10 +57,10 @@ def _read(source: QuantizedSource, tensors: Tensors) -> Iterator[Rows]:
     form, (num_rows, in_size) = source.format, source.shape
     assert isinstance(form, GgufBlocks)
     blocks = tensors["weight"].view(num_rows, -1)
-    head_rows = num_rows // form.paired_heads if form.paired_heads else 1
-    step = _rows_at_once(in_size, head_rows)
+    places = None if form.rows is None else form.rows.places(num_rows)
+    step = _rows_at_once(in_size)
     for row in range(0, num_rows, step):
-        some = blocks[row : row + step]
+        some = blocks[row : row + step] if places is None else blocks[places[row : row + step]]
         groups = unpack(some.reshape(-1, _BLOCK_BYTES[form.kind]), form.kind)
         for name, values in groups._asdict().items():
             if values is None:
@@ -63,15 +72,24 @@ def _read(source: QuantizedSource, tensors: Tensors) -> Iterator[Rows]:
                     f"are NaN or infinite: {DAMAGED}"
                 )
             own = values.reshape(len(some), -1)
-            yield Rows(name, source.row + row, _unpaired(own, head_rows) if form.paired_heads else own)
+            yield Rows(name, source.row + row, own if form.columns is None else own[:, _columns(form, name, in_size)])
 
 
 READER = Reader(_check, _read)
 
 
-def _rows_at_once(row_values: int, head_rows: int) -> int:
-    """Whole heads, of about `_PART_VALUES` values."""
-    return max(1, _PART_VALUES // (row_values * head_rows)) * head_rows
+def _columns(form: GgufBlocks, name: str, in_size: int) -> list[int]:
+    """The places in a row of the columns of the tensor `name`."""
+    assert form.columns is not None
+    group_size = 1 if name == "q" else form.layout.group_size
+    assert group_size is not None
+    columns = form.columns.of_groups(group_size)
+    assert columns is not None
+    return columns.places(in_size // group_size)
+
+
+def _rows_at_once(row_values: int) -> int:
+    return max(1, _PART_VALUES // row_values)
 
 
 def mapped(stored: PlacedTensor) -> Tensor:
@@ -83,9 +101,3 @@ def mapped(stored: PlacedTensor) -> Tensor:
         # torch wants memory that it may write to. A copy is only made of a page that is written to, and none is.
         pages = mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_COPY, offset=start)
     return torch.frombuffer(pages, dtype=torch.uint8, offset=tensor.begin - start, count=tensor.num_bytes)
-
-
-def _unpaired(values: Tensor, head_rows: int) -> Tensor:
-    """The rows of each head in the original order: first those at even places, then those at odd ones."""
-    halves = values.view(-1, head_rows // 2, 2, *values.shape[1:]).transpose(1, 2)
-    return halves.reshape(values.shape)

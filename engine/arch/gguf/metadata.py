@@ -1,0 +1,119 @@
+"""The metadata of a GGUF file, and what a family's row in the table of families may say. It knows no family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from inferd.engine.arch.gguf.header import GgufError, GgufTensor, Value
+from inferd.engine.arch.shown import shown
+
+LONG_FACTORS, SHORT_FACTORS, ROPE_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight"
+FACTOR_TENSORS = (LONG_FACTORS, SHORT_FACTORS, ROPE_FACTORS)
+"""Tensors that hold a divisor for each rotary frequency. They become fields of the config."""
+
+Config = dict[str, Any]
+
+KEY, VALUE, ROTATED = "attention.key_length", "attention.value_length", "rope.dimension_count"
+"""Sizes of a head of K and of V, and of the part that rope turns."""
+
+
+class Metadata:
+    """The metadata of one file, by keys without the architecture's name, and what its tensors tell about the model."""
+
+    def __init__(
+        self,
+        values: Mapping[str, Value],
+        tensors: Mapping[str, GgufTensor],
+        factors: Mapping[str, tuple[float, ...]],
+    ) -> None:
+        """`factors`: content of `FACTOR_TENSORS`, as far as the file has them."""
+        self.values, self.tensors, self.factors = values, tensors, factors
+        architecture = values.get("general.architecture")
+        if not isinstance(architecture, str):
+            raise GgufError(f"general.architecture must be a text, but is {shown(architecture)}")
+        self.architecture = architecture
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.values.get(f"{self.architecture}.{key}", default)
+
+    def required(self, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            raise GgufError(f"the metadata lacks {self.architecture}.{key}")
+        return value
+
+    def whole(self, key: str) -> int:
+        """A number to compute with. The family file checks the others."""
+        value = self.required(key)
+        if type(value) is not int or value < 1:
+            raise self.refuse(key, "must be a whole number of at least 1")
+        return value
+
+    def refuse(self, key: str, rule: str) -> GgufError:
+        return GgufError(f"{self.architecture}.{key} {rule}, but is {shown(self.get(key))}")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFamily:
+    """How the files of one architecture differ from Llama's."""
+
+    architecture: str
+    """The name in config.json's `architectures`."""
+    fields: Callable[[Metadata], Config] = lambda _: {}
+    """Fields of config.json that only this family has, or has otherwise."""
+    pairs_rows: bool = False
+    """Whether the rows of q and k are stored in pairs: the two that rotary embedding turns together follow one
+    another."""
+    norm_excess: float = 0.0
+    """Number that the file adds to every weight of a norm."""
+    mlp_norm: str = "ffn_norm"
+    """Name of the norm before the MLP."""
+    turns_part: bool = False
+    """Whether rope may turn a part of each head."""
+    tiles_value_heads: bool = False
+    """Whether value heads of a Gated DeltaNet have the order of `TiledHeads`."""
+    mtp: Mapping[str, str] = field(default_factory=dict)
+    """Original names of the tensors that only an MTP layer has, by those behind "nextn."; and by "" the beginning of
+    the names of its others. `{layer}` stands for the number of the layer, and `{mtp}` for its number among MTP layers.
+    Empty: a file with such layers is refused."""
+    reads: frozenset[str] = frozenset()
+    """Keys of `NEUTRAL` that `fields` reads."""
+
+
+def num_layers(of: Metadata) -> int:
+    """The number of layers without MTP layers, at most as many as the file has tensors: some fields are lists with an
+    item a layer."""
+    count = of.whole("block_count")
+    if count > len(of.tensors):
+        raise of.refuse("block_count", f"must be at most the number of tensors, {len(of.tensors)}")
+    num_mtp = of.get("nextn_predict_layers", 0)
+    if type(num_mtp) is not int or not 0 <= num_mtp < count:
+        raise of.refuse("nextn_predict_layers", f"must be a whole number below block_count, {count}")
+    return count - num_mtp
+
+
+def by_layer(of: Metadata, key: str) -> tuple[Any, ...]:
+    """The value of `key` for each layer; a value that is no list holds for all. Of a longer list, MTP layers have the
+    rest."""
+    value, count = of.required(key), num_layers(of)
+    if not isinstance(value, tuple):
+        return (value,) * count
+    if len(value) < count:
+        raise of.refuse(key, f"must have an item for each of {count} layers")
+    return value[:count]
+
+
+def rows_of(of: Metadata, name: str) -> int | None:
+    """The number of rows of the tensor `name` in the first layer that has it; None if no layer has it."""
+    for layer in range(num_layers(of)):
+        tensor = of.tensors.get(f"blk.{layer}.{name}")
+        if tensor is not None:
+            return tensor.shape[0]
+    return None
+
+
+def layers_with(of: Metadata, name: str) -> list[int]:
+    """The layers that have a tensor `name`."""
+    return [layer for layer in range(num_layers(of)) if f"blk.{layer}.{name}" in of.tensors]
