@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
+from tokenizers import models, normalizers
 
 from benchmarks.quality.gguf_blocks import as_bf16
 from benchmarks.quality.gguf_files import content_of, convert, tokenizer_metadata, write
@@ -119,12 +120,59 @@ def test_every_splitter_is_read(metadata: dict[str, Any], pre: str) -> None:
         ("llama-bpe", ["It", "'s", "\u0120", "123", "4", "\u0120+", "\u0120", "5", "\u010a\u010a", "DON", "'T"]),
         ("qwen2", ["It", "'s", "\u0120", "1", "2", "3", "4", "\u0120+", "\u0120", "5", "\u010a\u010a", "DON", "'T"]),
         ("tekken", ["It", "'s", "\u0120", "1", "2", "3", "4", "\u0120+", "\u0120", "5", "\u010a\u010a", "DON", "'T"]),
+        ("qwen35", ["It", "'s", "\u0120", "1", "2", "3", "4", "\u0120+", "\u0120", "5", "\u010a\u010a", "DON", "'T"]),
+        ("glm4", ["It", "'s", "\u0120", "123", "4", "\u0120+", "\u0120", "5", "\u010a\u010a", "DON", "'T"]),
+        ("lfm2", ["It", "'s", "\u0120", "123", "4", "\u0120+", "\u0120", "5", "\u010a\u010a", "DON", "'T"]),
+        ("minimax-m2", ["It's", "\u0120", "123", "4", "\u0120+", "\u0120", "5", "\u010a\u010a", "DON'T"]),
+        ("exaone4", ["It", "'s", "\u01201234", "\u0120+", "\u01205", "\u010a", "\u010a", "DON", "'", "T"]),
+        ("olmo", ["It", "'s", "\u01201234", "\u0120+", "\u01205", "\u010a", "\u010a", "DON", "'", "T"]),
+        (
+            "exaone",
+            ["It", "'s", "\u0120", "1", "2", "3", "4", "\u0120+", "\u0120", "5", "\u010a", "\u010a", "DON", "'", "T"],
+        ),
         ("gpt-4o", ["It's", "\u0120", "123", "4", "\u0120+", "\u0120", "5", "\u010a\u010a", "DON'T"]),
     ],
 )  # fmt: skip
 def test_words_are_cut_as_the_name_says(metadata: dict[str, Any], pre: str, words: list[str]) -> None:
     backend = Backend.from_str(json.dumps(tokenizer_of(with_keys(metadata, pre=pre))))
     assert [word for word, _ in backend.pre_tokenizer.pre_tokenize_str("It's 1234 + 5\n\nDON'T")] == words
+
+
+def test_marks_belong_to_their_letters_in_qwen35(metadata: dict[str, Any]) -> None:
+    """In Devanagari vowels are marks, which NFC does not join to letters."""
+    text = "\u0939\u093f\u0928\u094d\u0926\u0940"
+    counts = {}
+    for pre in ("qwen2", "qwen35"):
+        backend = Backend.from_str(json.dumps(tokenizer_of(with_keys(metadata, pre=pre))))
+        counts[pre] = len(backend.pre_tokenizer.pre_tokenize_str(text))
+    assert counts["qwen35"] == 1 < counts["qwen2"]
+
+
+def test_gemma4s_tokenizer_is_that_of_its_merges() -> None:
+    """The oracle is the library's own model of the same tokens and merges. Marks of tools are read as tokens."""
+    control = ["<pad>", "<eos>", "<bos>", "<unk>", "<turn|>"]
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = [*control, "<|channel>", *byte_tokens, "\u2581", "  ", "a", "b", "ab", "\u2581ab", "\n"]
+    merges = [("a", "b"), ("\u2581", "ab")]
+    values: dict[str, Any] = {
+        "general.architecture": "gemma4",
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": (*[3] * 5, 4, *[6] * 256, *[1] * 7),
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in merges],
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    original = Backend(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    original.normalizer = normalizers.Replace(" ", "\u2581")
+    original.add_special_tokens([*control, "<|channel>"])
+    for text in ("ab ab", " ab<turn|>\nab", "<|channel>a\u00e9", "ba  ab"):
+        assert ids_of(values, text) == [2, *original.encode(text).ids]
+    assert generation_config_of(values)["eos_token_id"] == [1, 4]
 
 
 def test_bos_and_eos_are_added_as_the_file_says(metadata: dict[str, Any]) -> None:

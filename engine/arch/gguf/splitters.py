@@ -15,6 +15,7 @@ _LLAMA3 = (
     r"|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
 _SEED_CODER = _QWEN2.replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -59,15 +60,17 @@ def _named(splitter: Splitter, *names: str) -> dict[str, Splitter]:
 SPLITTERS: dict[str, Splitter] = {
     **_named(
         Splitter((_LLAMA3,), keeps_known_words=True, begins_with_bos=True),
-        "llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0",
+        "llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "lfm2",
     ),
-    **_named(Splitter((_LLAMA3,)), "dbrx", "smaug-bpe"),
+    **_named(Splitter((_LLAMA3,)), "dbrx", "smaug-bpe", "chatglm-bpe"),
+    **_named(Splitter((_LLAMA3,), keeps_known_words=True), "glm4"),
     **_named(Splitter((_QWEN2,), normalizer="NFC"), "qwen2"),
     **_named(Splitter((_QWEN2,)), "deepseek-r1-qwen", "megrez"),
-    **_named(Splitter(has_single_digits=True), "smollm", "starcoder", "refact", "minerva-7b"),
-    **_named(Splitter(), "gpt-2", "phi-2", "mellum", "trillion", "granite-docling"),
+    **_named(Splitter((_QWEN35,), normalizer="NFC"), "qwen35"),
+    **_named(Splitter(has_single_digits=True), "smollm", "starcoder", "refact", "minerva-7b", "exaone"),
+    **_named(Splitter(), "gpt-2", "phi-2", "mellum", "trillion", "granite-docling", "exaone4", "olmo"),
     **_named(Splitter((_TEKKEN,), keeps_known_words=True, begins_with_bos=True), "tekken"),
-    **_named(Splitter((_GPT4O,)), "gpt-4o"),
+    **_named(Splitter((_GPT4O,)), "gpt-4o", "minimax-m2"),
     **_named(Splitter((_SEED_CODER,)), "seed-coder"),
     **_named(Splitter(_DEEPSEEK_CODER), "deepseek-coder"),
 }  # fmt: skip

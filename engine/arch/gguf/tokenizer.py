@@ -1,6 +1,7 @@
 """Turns the metadata of a GGUF file into tokenizer.json, tokenizer_config.json and generation_config.json.
 
-It knows byte-level BPE ("gpt2") and SentencePiece's BPE ("llama"). It knows no tokenizer library.
+It knows byte-level BPE ("gpt2") and SentencePiece's BPE ("llama", and with merges "gemma4"). It knows no tokenizer
+library.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _MAX_MERGED_CHARS = 2**24
 
 _ENDS = frozenset(
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>",
-     "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
+     "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
+     "<|tool_response>", "[e~[", "<\uff5cend\u2581of\u2581sentence\uff5c>")
 )  # fmt: skip
 """Tokens that end an answer. A file states one or two of those that its model uses, so llama.cpp knows them by name."""
 
@@ -134,7 +136,11 @@ class Vocabulary:
 def tokenizer_of(values: Mapping[str, Value]) -> Json:
     """tokenizer.json of the model. Raises `GgufError` for a kind of tokenizer or a splitter that is not known."""
     vocabulary = Vocabulary(values)
-    kinds: dict[str, Callable[[Vocabulary, str], Json]] = {"gpt2": _byte_level, "llama": _sentencepiece}
+    kinds: dict[str, Callable[[Vocabulary, str], Json]] = {
+        "gpt2": _byte_level,
+        "llama": _sentencepiece,
+        "gemma4": _sentencepiece,
+    }
     if vocabulary.kind not in kinds:
         raise GgufError(f"tokenizer.ggml.model must be one of {', '.join(kinds)}, but is {shown(vocabulary.kind)}")
     architecture = str(values.get("general.architecture", ""))
