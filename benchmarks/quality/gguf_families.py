@@ -102,7 +102,7 @@ def _in_parts(name: str, values: Tensor, config: Json) -> dict[str, Tensor]:
         keys, key_dim = config["linear_num_key_heads"], config["linear_key_head_dim"]
         v_size = len(values) // keys // 2 - key_dim
         rows = values.view(keys, -1, values.shape[1])
-        q, k, v, z = torch.split(rows, [key_dim, key_dim, v_size, v_size], dim=1)  # type: ignore[no-untyped-call]
+        q, k, v, z = torch.split(rows, [key_dim, key_dim, v_size, v_size], dim=1)
         qkv = torch.cat([part.flatten(0, 1) for part in (q, k, v)])
         return {f"{layer}.attn_qkv.weight": qkv, f"{layer}.attn_gate.weight": z.flatten(0, 1)}
     if name.endswith(("input_linear.weight", "shared_mlp.output_linear.weight")):

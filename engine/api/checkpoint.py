@@ -17,7 +17,7 @@ from typing import Any
 from inferd.engine.api import smollm2
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.files import open_regular, read_regular
-from inferd.engine.api.gguf import is_gguf, parts_of, read_gguf
+from inferd.engine.api.gguf import is_gguf, parts_of, read_gguf, vision_files
 from inferd.engine.api.pinned_files import exists, files_in, is_file
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.gguf.tensors import PlacedTensor
@@ -91,6 +91,8 @@ class Checkpoint:
     """Architecture of the whole, if the checkpoint has other parts than text; otherwise empty."""
     left_out: dict[str, TensorInfo] = field(default_factory=dict)
     """Tensors of the other parts, which are not read, by their names in the files."""
+    files_left_out: dict[str, int] = field(default_factory=dict)
+    """Bytes of each file of other parts beside a GGUF file, by its name. They are not opened to serve."""
 
     @classmethod
     def read(cls, path: Path, *, keeps_blocks: bool = False) -> Checkpoint:
@@ -132,7 +134,9 @@ class Checkpoint:
             tensors[name] = TensorInfo(
                 tensor.name, kind, tensor.shape, stored.file, tensor.num_bytes, tensor.begin, stored
             )
-        return cls(path, file.config, tensors, keeps_blocks)
+        others = vision_files(path, file.config["hidden_size"])
+        wrapper = file.config["architectures"][0] if others else ""
+        return cls(path, file.config, tensors, keeps_blocks, wrapper, files_left_out=others)
 
     def tensors_of(self, arch: Arch) -> dict[str, TensorInfo]:
         """The tensors that `arch` needs. A head that keeps the blocks of a tied embedding reads the embedding's. Each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import re
 import stat
@@ -15,10 +16,10 @@ import msgspec
 
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.kept_content import kept_content
-from inferd.engine.api.pinned_files import is_file, source_of
+from inferd.engine.api.pinned_files import files_in, is_file, source_of
 from inferd.engine.arch.description import ArchError
 from inferd.engine.arch.gguf import splitters, tokenizer
-from inferd.engine.arch.gguf.config import config_of, family_of
+from inferd.engine.arch.gguf.config import VISION, config_of, family_of
 from inferd.engine.arch.gguf.header import MAX_HEADER_BYTES, GgufError, GgufTensor, Header, Value, parse_header
 from inferd.engine.arch.gguf.metadata import FACTOR_TENSORS, Metadata, num_layers
 from inferd.engine.arch.gguf.tensors import OriginalNames, PlacedTensor, Sizes
@@ -29,6 +30,7 @@ SUFFIX = ".gguf"
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_PARTS = 1000
+_NAMES_SHOWN = 8
 _MAX_FACTORS = 2**12
 
 Json = dict[str, Any]
@@ -111,14 +113,40 @@ def parts_of(path: Path) -> list[Path]:
     part = _PART.fullmatch(path.name)
     if part is None:
         return [path]
-    count = int(part[3])
-    names = [f"{part[1]}-{number:05d}-of-{part[3]}.gguf" for number in range(1, min(count, _MAX_PARTS) + 1)]
-    if count > _MAX_PARTS or names[:1] != [path.name]:
-        raise ModelError(f"{path} is one of {count} parts, 1 to {_MAX_PARTS}: give the first, {part[1]}-00001-...")
+    number, count = int(part[2]), int(part[3])
+    if not 1 <= number <= count <= _MAX_PARTS:
+        raise ModelError(
+            f"{path}: by its name it is part {number} of {count}, but parts are numbered from 1, and there are at most "
+            f"{_MAX_PARTS}: give the first part by the name that it was made with"
+        )
+    names = [f"{part[1]}-{number:05d}-of-{part[3]}.gguf" for number in range(1, count + 1)]
     missing = [name for name in names if not is_file(path.parent / name)]
+    if number != 1:
+        raise ModelError(
+            f"{path} is part {number} of {count} of one model: give its first part, {path.parent / names[0]}"
+            + (f"; missing beside it: {', '.join(missing[:_NAMES_SHOWN])}" if missing else "")
+        )
     if missing:
-        raise ModelError(f"{path} has {count} parts, of which {len(missing)} are missing: {missing[0]}")
+        raise ModelError(
+            f"{path} is part 1 of {count} of one model, and {len(missing)} of the others are missing: "
+            f"{', '.join(missing[:_NAMES_SHOWN])}; put all parts into {path.parent}"
+        )
     return [path.parent / name for name in names]
+
+
+def vision_files(path: Path, hidden_size: object) -> dict[str, int]:
+    """Bytes of each file beside `path`, by its name, that holds the parts of the same model that see or hear. A file
+    that cannot be read is none."""
+    found: dict[str, int] = {}
+    for file in files_in(path.parent, SUFFIX):
+        if "mmproj" not in file.name.lower() or file == path:
+            continue
+        with contextlib.suppress(ModelError):
+            metadata = _header(file).metadata
+            sizes = {metadata.get(f"{VISION}.{part}.projection_dim") for part in ("vision", "audio")}
+            if metadata.get("general.architecture") == VISION and hidden_size in sizes:
+                found[file.name] = file.stat().st_size
+    return found
 
 
 def _check_parts(files: list[Path], headers: list[Header]) -> None:
@@ -126,9 +154,11 @@ def _check_parts(files: list[Path], headers: list[Header]) -> None:
     for index, (file, header) in enumerate(zip(files, headers, strict=True)):
         stated = (header.metadata.get("split.no", 0), header.metadata.get("split.count", 1) or 1)
         if stated != (index, len(files)):
+            own = stated[0] + 1 if type(stated[0]) is int else stated[0]
             raise ModelError(
-                f"{file}: by its metadata it is part {shown(stated[0])} of {shown(stated[1])}, counted from 0; by its "
-                f"name it is part {index} of {len(files)}. All parts must have the names that they were made with"
+                f"{file}: by its metadata it is part {shown(own)} of {shown(stated[1])}; by its name it is part "
+                f"{index + 1} of {len(files)}. All parts must have the names that they were made with, and the first "
+                "is the one to give"
             )
 
 

@@ -53,7 +53,8 @@ class ModelFacts:
     wrapper: str = ""
     """Architecture of a checkpoint of which only the text part is served; otherwise empty."""
     left_out_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of each part that is not loaded, by its name, such as `vision_tower`. Empty if no weights were seen."""
+    """Bytes of each part that is not loaded, by its name, such as `vision_tower`, or by its file's. Empty if no weights
+    were seen."""
 
     @classmethod
     def of(
@@ -103,7 +104,7 @@ class ModelFacts:
         floats = {tensors[source.tensor].dtype for source in weights(arch).sources if len(source.shape) == 2}
         matrix_dtype = _NAMES.get(floats.pop(), "float32") if len(floats) == 1 else "float32"
         blocks = in_words(arch, placed.values())
-        left_out = Counter[str]()
+        left_out = Counter(checkpoint.files_left_out)
         for name, info in checkpoint.left_out.items():
             left_out[part_of(name)] += info.num_bytes
         if arch.is_native and arch.draft_head is None:

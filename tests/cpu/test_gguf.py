@@ -31,7 +31,7 @@ from benchmarks.quality.gguf_blocks import (
 from benchmarks.quality.gguf_files import convert, convert_in_parts, write
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
-from inferd.engine.api.memory.planner import stored_quantization, weight_lines
+from inferd.engine.api.memory.planner import format_bytes, stored_quantization, weight_lines
 from inferd.engine.api.memory.precision import Precision, stored_as
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch import matrix
@@ -134,12 +134,39 @@ def test_parts_of_a_split_file_are_one_model(tmp_path: Path) -> None:
     parts = convert_in_parts(tmp_path, "model", 3)
     ids = torch.randint(0, 211, (20,)).tolist()
     assert torch.equal(logits(parts[0], ids), logits(whole, ids))
-    with pytest.raises(ModelError, match=r"is one of 3 parts, .* give the first, model-00001-"):
+    with pytest.raises(
+        ModelError,
+        match=r"model-00002-of-00003.gguf is part 2 of 3 .*: give its first part, /.*/model-00001-of-00003.gguf$",
+    ):
         Checkpoint.read(parts[1])
-    with pytest.raises(ModelError, match=r"is part 1 of 3, counted from 0; by its name it is part 0 of 1"):
+    with pytest.raises(ModelError, match=r"by its metadata it is part 2 of 3; by its name it is part 1 of 1"):
         Checkpoint.read(parts[1].rename(tmp_path / "other.gguf"))
-    with pytest.raises(ModelError, match=r"has 3 parts, of which 1 are missing: model-00002-of-00003.gguf"):
+    with pytest.raises(
+        ModelError, match=r"part 1 of 3 .* and 1 of the others are missing: model-00002-of-00003.gguf; put all"
+    ):
         Checkpoint.read(parts[0])
+    with pytest.raises(ModelError, match=r"give its first part, .*; missing beside it: model-00002-of-00003.gguf"):
+        Checkpoint.read(parts[2])
+    with pytest.raises(ModelError, match=r"by its name it is part 4 of 3, but parts are numbered from 1"):
+        Checkpoint.read(tmp_path / "model-00004-of-00003.gguf")
+
+
+def test_a_file_of_the_vision_part_beside_is_told(tmp_path: Path) -> None:
+    """It belongs to the model if it projects to its hidden size."""
+    Case("llama", "llama", {"tie_word_embeddings": True}).save(tmp_path)
+    file = convert(tmp_path, tmp_path / "model.gguf")
+    vision = {"general.architecture": "clip", "clip.vision.projection_dim": 32}
+    other = write(tmp_path / "mmproj-F16.gguf", vision, {"v.patch_embd.weight": as_f16(torch.zeros(8, 8))})
+    assert ModelFacts.of(Checkpoint.read(file)).scope == ""
+    vision["clip.vision.projection_dim"] = 64
+    write(other, vision, {"v.patch_embd.weight": as_f16(torch.zeros(8, 512))})
+    facts = ModelFacts.of(Checkpoint.read(file))
+    size = format_bytes(other.stat().st_size)
+    assert facts.scope == f"the text part of LlamaForCausalLM alone; not loaded: mmproj-F16.gguf ({size})"
+    with pytest.raises(ModelError, match="holds the parts of a model that see or hear; give the file of its text part"):
+        Checkpoint.read(other)
+    other.write_bytes(b"damaged")
+    assert ModelFacts.of(Checkpoint.read(file)).scope == ""
 
 
 # -- matrices that keep their blocks -----------------------------------------------------------------------------------

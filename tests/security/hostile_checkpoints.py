@@ -465,10 +465,12 @@ REFUSED: dict[str, Case] = {
     "a GGUF whose template does not parse": Case(gguf_keys(tokenizer__chat_template="{% if %}"), "not parse", GGUF),
     "a GGUF part without the others": Case(
         gguf_part,
-        "has 3 parts, of which 2 are missing",
+        "is part 1 of 3 of one model, and 2 of the others are missing",
         "m-00001-of-00003.gguf",
     ),
-    "a GGUF part of none": Case(gguf_part_of_none, "is one of 0 parts", "m-00001-of-00000.gguf"),
+    "a GGUF part of none": Case(
+        gguf_part_of_none, "by its name it is part 1 of 0, but parts are numbered from 1", "m-00001-of-00000.gguf"
+    ),
 }
 """Checkpoints with which no server may start."""
 

@@ -26,9 +26,14 @@ NEUTRAL: Mapping[str, object] = {
 """Keys that change what a model computes, and the value at which they do not. A family that does not read such a key
 refuses another value."""
 
+VISION = "clip"
+"""Architecture of a file that holds the other parts of a model than text, which is called mmproj."""
+
 
 def family_of(of: Metadata) -> GgufFamily:
     family = FAMILIES.get(of.architecture)
+    if of.architecture == VISION:
+        raise GgufError("this file holds the parts of a model that see or hear; give the file of its text part")
     if family is None:
         raise GgufError(f"unknown architecture {shown(of.architecture)}; known are: {', '.join(FAMILIES)}")
     return family
