@@ -15,13 +15,13 @@ from tests.sim.front import run_front
 from tests.sim.oracle import VOCAB_SIZE, Job, answer_of
 from tests.sim.scenario import Limits, Scenario
 
-NUM_REPLICAS, NUM_CONVERSATIONS, NUM_TURNS = 4, 64, 4
+NUM_REPLICAS, NUM_CONVERSATIONS, NUM_TURNS = 4, 32, 4
 FIRST_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 48, 13, 3
 TICKS_BETWEEN = 10
 """Ticks from one request to the next. The replicas are busy for about half of the time."""
-SCARCE_BLOCKS, AMPLE_BLOCKS = 208, 1000
-"""KV blocks of each replica: for 16 conversations with all their turns, so that the four caches hold the 64 just so, or
-for all 64."""
+SCARCE_BLOCKS, AMPLE_BLOCKS = 104, 500
+"""KV blocks of each replica: for 8 conversations with all their turns, so that the four caches hold the 32 just so, or
+for all 32."""
 LIMITS = Limits(
     num_blocks=SCARCE_BLOCKS,
     block_size=8,
