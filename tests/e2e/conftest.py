@@ -63,7 +63,8 @@ class Daemon:
         program: Sequence[str] = (str(INFERD),),
         may_fork: bool = True,
     ) -> None:
-        """`may_fork`: whether the server may be a fork of a process that has imported its libraries (`forking`)."""
+        """`may_fork`: whether the server may be a fork of a process that has imported its libraries (`forking`). A test
+        of its memory needs one that shares none."""
         self.lines: list[str] = []
         self._ready = threading.Event()
         self.process: subprocess.Popen[str] | forking.Forked

@@ -41,7 +41,7 @@ def test_a_server_takes_what_was_planned(model: str) -> None:
     kv_bytes = KV_BYTES.get(model, 64 * 2**20)
     report = read_models(Settings(model=model, kv_memory=kv_bytes, max_num_seqs=1))[0]
     length = report.config.max_model_len
-    served = Daemon(model, "--kv-memory", str(kv_bytes), "--max-num-seqs", "1")
+    served = Daemon(model, "--kv-memory", str(kv_bytes), "--max-num-seqs", "1", may_fork=False)
     try:
         served.wait_ready()
         body = {

@@ -112,7 +112,7 @@ def num_open(daemon: Daemon, grammar: str) -> int:
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     """One for all tests: they only ask, and compare with the state that they find."""
-    served = Daemon()
+    served = Daemon(may_fork=False)
     try:
         served.wait_ready()
         yield served

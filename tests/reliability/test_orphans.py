@@ -21,6 +21,7 @@ import httpx
 import psutil
 import pytest
 
+from tests import forking
 from tests.e2e.conftest import INFERD, children, free_model, is_engine
 from tests.reliability.conftest import HTTP, wait_until
 from tests.security.hostile_checkpoints import copy_of_tiny, tokenizer_config
@@ -42,12 +43,16 @@ class Server:
     def __init__(self, port: int, home: Path, *arguments: str, is_free: bool) -> None:
         self.url, self.home = f"http://127.0.0.1:{port}", home
         program = free_model(STEP_MS) if is_free else (INFERD,)
-        self.process = subprocess.Popen(
-            [*program, "serve", "--port", str(port), "--log-level", "error", *arguments],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "TMPDIR": str(home), "INFERD_NUM_THREADS": "2"},
-        )
+        command = [*program, "serve", "--port", str(port), "--log-level", "error", *arguments]
+        environment = {"TMPDIR": str(home), "INFERD_NUM_THREADS": "2"}
+        self.process: subprocess.Popen[bytes] | forking.Forked
+        script = forking.script_of(command, environment) if is_free else None
+        if script is not None:
+            self.process = forking.start(script, environment)
+        else:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **environment}
+            )
         self.left: dict[int, str] = {}
         """Child processes at the time of the kill."""
 

@@ -31,7 +31,7 @@ BODY = {"prompt": "Once upon a time", "max_tokens": TOKENS, "ignore_eos": True, 
 
 @contextmanager
 def running() -> Iterator[Daemon]:
-    served = Daemon(WITHOUT_CACHE, "--no-access-log")
+    served = Daemon(WITHOUT_CACHE, "--no-access-log", may_fork=False)
     try:
         served.wait_ready()
         yield served

@@ -33,7 +33,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 def serving(start: Callable[..., Daemon], folder: Path, template: str) -> Daemon:
     """A server of a model with that template, and of the embedded one."""
     tokenizer_config(chat_template=template)(copy_of_tiny(folder / "model"))
-    return start(f"hostile={folder / 'model'}", "tiny", program=free_model(1.0))
+    return start(f"hostile={folder / 'model'}", "tiny", program=free_model(1.0), may_fork=False)
 
 
 def ask(daemon: Daemon, text: str, model: str = "hostile", path: str = "/v1/chat/completions") -> httpx.Response:

@@ -568,7 +568,7 @@ NUM_SLOW, NUM_ASKED = 5_000, 400
 @pytest.mark.long
 def test_s6_thousands_of_slow_connections_leave_others_alone(start: Callable[..., Daemon]) -> None:
     """Heads that never end, at a real server with its own deadlines: their memory, and their effect on others."""
-    daemon = start("--no-access-log")
+    daemon = start("--no-access-log", may_fork=False)
     address = urlsplit(daemon.url)
     process = psutil.Process(daemon.process.pid)
 

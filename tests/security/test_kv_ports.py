@@ -99,7 +99,7 @@ def send_parts(folder: Path) -> tuple[Client, int]:
 
 def test_strangers_cost_no_memory(start: Callable[..., Daemon], tmp_path: Path) -> None:
     events = "--kv-events", f"ipc://{tmp_path}/pub", "--kv-events-replay", f"ipc://{tmp_path}/replay"
-    ports = Ports(start(*events, program=free_model(1)), tmp_path)
+    ports = Ports(start(*events, program=free_model(1), may_fork=False), tmp_path)
     try:
         for attack in (subscribe, send_parts):
             client, num_bytes = ports.attacked(partial(attack, tmp_path))

@@ -111,7 +111,7 @@ class Memory:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    served = Daemon(program=free_model(1.0))
+    served = Daemon(program=free_model(1.0), may_fork=False)
     served.wait_ready()
     yield served
     served.stop()

@@ -36,7 +36,7 @@ MODES = {
 @pytest.mark.skipif(shutil.which("slowhttptest") is None, reason="no slowhttptest: apt-get install slowhttptest")
 @pytest.mark.parametrize("mode", MODES)
 def test_slow_connections_cost_others_nothing_and_leave_nothing(start: Callable[..., Daemon], mode: str) -> None:
-    daemon = start(program=free_model(1.0))
+    daemon = start(program=free_model(1.0), may_fork=False)
     process = psutil.Process(daemon.process.pid)
     daemon.get("/openapi.json")  # made once, and kept
     rss, num_fds, num_tasks = process.memory_info().rss, process.num_fds(), count(daemon, "inferd_asyncio_tasks")
