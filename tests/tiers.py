@@ -1,7 +1,8 @@
 """Run every test tier, each with a budget of processor time, and print what each took.
 
 A tier is a set of folders or files under `tests/`, and one run of pytest. The tiers of a lane run in turn. The lanes
-run beside each other: one computes while the other waits for daemons. A tier over its budget is marked in the report,
+run beside each other: one computes while the other waits for daemons. A lane that has run its tiers takes the last one
+that waits in the other. A tier over its budget is marked in the report,
 but does not fail: sample its large parameter sets then (`@pytest.mark.sampled`). Budgets are of processor time, because
 other programs of the machine hardly change it. `--long` runs all cases, one tier at a time. `--quick` runs one tier
 alone, which finds most mistakes soonest.
@@ -14,9 +15,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -100,6 +103,25 @@ class Took:
     code: int
 
 
+class Waiting:
+    """Tiers that have not started."""
+
+    def __init__(self, tiers: Iterable[Tier]) -> None:
+        self._of_lane: dict[str, deque[Tier]] = {}
+        for tier in tiers:
+            self._of_lane.setdefault(tier.lane, deque()).append(tier)
+        self._taking = Lock()
+
+    def next(self, lane: str) -> Tier | None:
+        """The next tier of this lane, or else the last one of the lane in which most wait. Otherwise one core would be
+        idle at the end."""
+        with self._taking:
+            if self._of_lane[lane]:
+                return self._of_lane[lane].popleft()
+            others = max(self._of_lane.values(), key=len)
+            return others.pop() if others else None
+
+
 def main() -> int:
     options = _options()
     started_s, rows = time.monotonic(), list[Took]()
@@ -112,9 +134,9 @@ def main() -> int:
         rows += _lane(chosen, options, None)
     else:
         LOGS.mkdir(parents=True, exist_ok=True)
-        lanes = [[tier for tier in chosen if tier.lane == lane] for lane in sorted({tier.lane for tier in chosen})]
+        waiting, lanes = Waiting(chosen), sorted({tier.lane for tier in chosen})
         with ThreadPoolExecutor(len(lanes)) as pool:
-            for found in pool.map(lambda lane: _lane(lane, options, LOGS), lanes):
+            for found in pool.map(lambda lane: _lane(iter(partial(waiting.next, lane), None), options, LOGS), lanes):
                 rows += found
     if options.long and not options.only:
         print(f"\n== mutants (budget {MUTANTS_BUDGET_S} s)", flush=True)
@@ -130,7 +152,7 @@ def _folders(tier: Tier) -> list[str]:
     return [f"tests/{folder}" for folder in tier.folders if (ROOT / "tests" / folder).exists()]
 
 
-def _lane(tiers: Sequence[Tier], options: argparse.Namespace, logs: Path | None) -> list[Took]:
+def _lane(tiers: Iterable[Tier], options: argparse.Namespace, logs: Path | None) -> list[Took]:
     """Run the tiers in turn. With a folder for logs, the output of each is printed as a whole, and not mixed with that
     of other lanes."""
     rows = []

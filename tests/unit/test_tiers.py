@@ -58,3 +58,10 @@ def test_lanes_run_beside_each_other_and_any_failure_counts(
     assert all(words in told for words in (f"met {files[0]}", f"met {files[1]}", "third"))
     failed = [line.split()[0] for line in told.splitlines() if "FAILED" in line]
     assert failed == [failing] * bool(failing)
+
+
+def test_a_lane_without_tiers_takes_the_last_of_the_other() -> None:
+    lanes = {"first": "computes", "second": "computes", "third": "computes", "daemons": "waits"}
+    waiting = tiers.Waiting(Tier(name, 10, ("unit",), lane=lane) for name, lane in lanes.items())
+    taken = [waiting.next(lane) for lane in ("computes", "waits", "waits", "computes", "waits", "computes")]
+    assert [tier and tier.name for tier in taken] == ["first", "daemons", "third", "second", None, None]
