@@ -7,6 +7,7 @@ setting says of another.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
@@ -111,8 +112,11 @@ NotEmpty = Annotated[str, AfterValidator(_not_empty)]
 Endpoint = Annotated[str | None, AfterValidator(_endpoint)]
 Keys = Annotated[Secrets, AfterValidator(_keys)]
 
-_MODEL, _SERVER, _ENGINE, _LIMITS, _LOGS = "Model", "Server", "Engine", "Limits", "Logs and metrics"
-_LATENCY, _EVENTS = "Latency", "KV events"
+_model, _server, _engine, _latency, _limits, _logs, _events = (
+    partial(setting, panel=panel)
+    for panel in ("Model", "Server", "Engine", "Latency", "Limits", "Logs and metrics", "KV events")
+)
+"""Each makes a setting of one panel of the help."""
 
 
 class Declared(BaseSettings):
@@ -122,258 +126,205 @@ class Declared(BaseSettings):
         env_prefix=ENV_PREFIX, env_ignore_empty=True, enable_decoding=False, extra="forbid", frozen=True
     )
 
-    model: NotEmpty = setting(
+    model: NotEmpty = _model(
         "tiny",
         "Hub id, directory or GGUF file of the model; tiny (ships with inferd) or smollm2 (fetched once, 98 MB).",
-        panel=_MODEL,
     )
-    models: Entries = setting(
+    models: Entries = _model(
         (),
         "Model to serve beside others, as model or name=model; repeat for each. In the YAML file, an entry may be a "
         "mapping with settings of its own.",
-        panel=_MODEL,
     )
-    revision: str | None = setting(None, "Branch, tag or commit of a Hub model.", panel=_MODEL)
-    served_model_name: Annotated[Names, AfterValidator(_different)] = setting(
-        (), "Model name that clients send; repeat for aliases.", panel=_MODEL
+    revision: str | None = _model(None, "Branch, tag or commit of a Hub model.")
+    served_model_name: Annotated[Names, AfterValidator(_different)] = _model(
+        (), "Model name that clients send; repeat for aliases."
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
-        "auto", "Precision of weights and activations; auto takes the checkpoint's.", panel=_MODEL
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _model(
+        "auto", "Precision of weights and activations; auto takes the checkpoint's."
     )
-    quantization: Literal["auto", "none", "fp8", "int8", "int4"] = setting(
+    quantization: Literal["auto", "none", "fp8", "int8", "int4"] = _model(
         "auto",
         "Format that linear layers store their weights in. auto keeps the checkpoint's; none dequantizes a GGUF file.",
-        panel=_MODEL,
     )
-    model_impl: ModelImpl = setting(
-        "auto",
-        "Code that computes the model: inferd's own (native), or transformers'. auto takes inferd's if it can.",
-        panel=_MODEL,
+    model_impl: ModelImpl = _model(
+        "auto", "Code that computes the model: inferd's own (native), or transformers'. auto takes inferd's if it can."
     )
-    kv_cache_dtype: KVPrecision = setting(
-        "auto", "Format of the KV cache; auto takes the dtype of the activations.", panel=_MODEL
-    )
-    max_model_len: Annotated[int | None, Auto, Number] = setting(
-        None, "Maximum number of tokens of prompt and answer together.", panel=_MODEL, ge=2
+    kv_cache_dtype: KVPrecision = _model("auto", "Format of the KV cache; auto takes the dtype of the activations.")
+    max_model_len: Annotated[int | None, Auto, Number] = _model(
+        None, "Maximum number of tokens of prompt and answer together.", ge=2
     )
     tool_format: Literal[
         "auto", "none", "deepseek_v3", "deepseek_v31", "functools", "gemma4", "glm45", "glm47", "granite", "harmony",
         "hermes", "json", "kimi_k2", "lfm2", "llama3_json", "mistral", "mistral_args", "olmo3", "phi4", "pythonic",
         "qwen3_coder", "seed_oss",
-    ] = setting("auto", "Format in which the model writes tool calls; auto detects it.", panel=_MODEL)  # fmt: skip
-    reasoning_format: Literal["auto", "none", "gemma4", "granite", "harmony", "mistral", "seed_oss", "think"] = setting(
-        "auto", "Format in which the model writes its reasoning; auto detects it.", panel=_MODEL
+    ] = _model("auto", "Format in which the model writes tool calls; auto detects it.")  # fmt: skip
+    reasoning_format: Literal["auto", "none", "gemma4", "granite", "harmony", "mistral", "seed_oss", "think"] = _model(
+        "auto", "Format in which the model writes its reasoning; auto detects it."
     )
-    trust_special_tokens: bool = setting(
+    trust_special_tokens: bool = _model(
         False,
         "Read special tokens that callers write in messages and tools as special tokens; otherwise they are text.",
-        panel=_MODEL,
     )
 
-    host: NotEmpty = setting("127.0.0.1", "Address to listen on.", panel=_SERVER)
-    port: Annotated[int, Number, BeforeValidator(_no_service_link)] = setting(
-        8000, "Port to listen on; 0 takes a free one.", panel=_SERVER, ge=0, le=65535
+    host: NotEmpty = _server("127.0.0.1", "Address to listen on.")
+    port: Annotated[int, Number, BeforeValidator(_no_service_link)] = _server(
+        8000, "Port to listen on; 0 takes a free one.", ge=0, le=65535
     )
-    root_path: Annotated[str, AfterValidator(_path_prefix)] = setting(
-        "", "Path prefix that a reverse proxy removes, such as /llm.", panel=_SERVER
+    root_path: Annotated[str, AfterValidator(_path_prefix)] = _server(
+        "", "Path prefix that a reverse proxy removes, such as /llm."
     )
-    api_key: Keys = setting((), "API key that clients must send; repeat for more keys.", panel=_SERVER)
-    admin_key: Keys = setting((), "Key for the admin routes, such as /config; repeat for more keys.", panel=_SERVER)
-    keys_file: str | None = setting(
-        None, "YAML or JSON file of keys, tenants and quotas. Changes apply without a restart.", panel=_SERVER
+    api_key: Keys = _server((), "API key that clients must send; repeat for more keys.")
+    admin_key: Keys = _server((), "Key for the admin routes, such as /config; repeat for more keys.")
+    keys_file: str | None = _server(
+        None, "YAML or JSON file of keys, tenants and quotas. Changes apply without a restart."
     )
-    admin_host: NotEmpty = setting("127.0.0.1", "Address that the admin port listens on.", panel=_SERVER)
-    admin_port: Annotated[int | None, NoneAllowed, Number] = setting(
-        None, "Serve admin routes on this port only, instead of on --port.", panel=_SERVER, ge=0, le=65535
+    admin_host: NotEmpty = _server("127.0.0.1", "Address that the admin port listens on.")
+    admin_port: Annotated[int | None, NoneAllowed, Number] = _server(
+        None, "Serve admin routes on this port only, instead of on --port.", ge=0, le=65535
     )
-    allow_unauthenticated: bool = setting(
-        False, "Serve other machines although no key is set: anybody who reaches the port may call.", panel=_SERVER
+    allow_unauthenticated: bool = _server(
+        False, "Serve other machines although no key is set: anybody who reaches the port may call."
     )
-    otlp_traces_endpoint: str | None = setting(
-        None,
-        "URL of an OpenTelemetry collector, such as http://127.0.0.1:4318/v1/traces. It gets a span a request.",
-        panel=_SERVER,
+    otlp_traces_endpoint: str | None = _server(
+        None, "URL of an OpenTelemetry collector, such as http://127.0.0.1:4318/v1/traces. It gets a span a request."
     )
-    allowed_origins: Annotated[Names, AfterValidator(_web_origins)] = setting(
+    allowed_origins: Annotated[Names, AfterValidator(_web_origins)] = _server(
         (),
         "Origin of web pages that may call from a browser, such as https://app.example, or * for any; repeat for more.",
-        panel=_SERVER,
     )
-    allowed_hosts: Annotated[Names, AfterValidator(_host_names)] = setting(
+    allowed_hosts: Annotated[Names, AfterValidator(_host_names)] = _server(
         (),
         "Host name that requests may use when no key is set, besides this machine's own, or * for any; "
         "repeat for more.",
-        panel=_SERVER,
     )
-    playground: bool = setting(True, "Serve a page at / to chat with the model and to watch the engine.", panel=_SERVER)
-    unknown_fields: Literal["refuse", "warn"] = setting(
-        "refuse",
-        "Answer to a request with an unknown field. warn serves it with a warning header, refuse answers 400.",
-        panel=_SERVER,
+    playground: bool = _server(True, "Serve a page at / to chat with the model and to watch the engine.")
+    unknown_fields: Literal["refuse", "warn"] = _server(
+        "refuse", "Answer to a request with an unknown field. warn serves it with a warning header, refuse answers 400."
     )
 
-    device: Literal["auto", "cpu", "cuda"] = setting("auto", "Device that the model runs on.", panel=_ENGINE)
-    deterministic: Annotated[bool | None, Auto] = setting(
-        None,
-        "Give a request the same tokens whatever other requests run beside it. A CPU always does.",
-        panel=_ENGINE,
+    device: Literal["auto", "cpu", "cuda"] = _engine("auto", "Device that the model runs on.")
+    deterministic: Annotated[bool | None, Auto] = _engine(
+        None, "Give a request the same tokens whatever other requests run beside it. A CPU always does."
     )
-    attention_libs: bool = setting(
-        True,
-        "Let FlashAttention or cuDNN compute attention on a GPU, if installed. Never if deterministic.",
-        panel=_ENGINE,
+    attention_libs: bool = _engine(
+        True, "Let FlashAttention or cuDNN compute attention on a GPU, if installed. Never if deterministic."
     )
-    num_threads: Annotated[int | None, Auto, Number] = setting(
-        None, "Number of compute threads; auto takes one per available core.", panel=_ENGINE, ge=1, le=1024
+    num_threads: Annotated[int | None, Auto, Number] = _engine(
+        None, "Number of compute threads; auto takes one per available core.", ge=1, le=1024
     )
-    tensor_parallel_size: Annotated[int, Number] = setting(
-        1,
-        "Number of processes that share the model, each with a part of its weights and KV cache.",
-        panel=_ENGINE,
-        ge=1,
-        le=128,
+    tensor_parallel_size: Annotated[int, Number] = _engine(
+        1, "Number of processes that share the model, each with a part of its weights and KV cache.", ge=1, le=128
     )
-    replicas: Annotated[int, Number] = setting(
+    replicas: Annotated[int, Number] = _engine(
         1,
         "Number of engines, each with the whole model and with its own GPUs or its part of the cores. If one dies, the "
         "others take its requests over at once.",
-        panel=_ENGINE,
         ge=1,
         le=64,
     )
-    kv_memory: Annotated[Size | None, Auto] = setting(
-        None, "Memory for the KV cache, of each replica.", panel=_ENGINE, ge=1024**2
+    kv_memory: Annotated[Size | None, Auto] = _engine(None, "Memory for the KV cache, of each replica.", ge=1024**2)
+    block_size: Annotated[BlockSize | None, Auto] = _engine(None, "Number of tokens in a KV block.")
+    prefix_caching: bool = _engine(True, "Reuse the KV cache of prompts that begin alike.")
+    weight_cache: bool = _engine(
+        True, "On a CPU, keep packed weights in the user's cache: later starts map them, and engines share them."
     )
-    block_size: Annotated[BlockSize | None, Auto] = setting(None, "Number of tokens in a KV block.", panel=_ENGINE)
-    prefix_caching: bool = setting(True, "Reuse the KV cache of prompts that begin alike.", panel=_ENGINE)
-    weight_cache: bool = setting(
-        True,
-        "On a CPU, keep packed weights in the user's cache: later starts map them, and engines share them.",
-        panel=_ENGINE,
+    max_num_seqs: Annotated[int | None, Auto, Number] = _engine(
+        None, "Maximum number of sequences in one step.", ge=1, le=65536
     )
-    max_num_seqs: Annotated[int | None, Auto, Number] = setting(
-        None, "Maximum number of sequences in one step.", panel=_ENGINE, ge=1, le=65536
+    max_num_batched_tokens: Annotated[int | None, Auto, Number] = _engine(
+        None, "Maximum number of tokens in one step.", ge=1
     )
-    max_num_batched_tokens: Annotated[int | None, Auto, Number] = setting(
-        None, "Maximum number of tokens in one step.", panel=_ENGINE, ge=1
-    )
-    speculative: str = setting(
+    speculative: str = _engine(
         "none",
         "Guess tokens from what a request repeats of itself (ngram), and of recent answers too (suffix), or let a "
         "draft model or draft head make them too: its directory, GGUF file or Hub id, or mtp for the model's own MTP "
         "layer. Steps verify them: they change no token. auto is suffix on a CPU, and none on a GPU.",
-        panel=_ENGINE,
     )
-    lora: Annotated[Names, AfterValidator(_adapters)] = setting(
-        (), "LoRA adapter to serve under a name of its own, as name=directory; repeat for more.", panel=_ENGINE
+    lora: Annotated[Names, AfterValidator(_adapters)] = _engine(
+        (), "LoRA adapter to serve under a name of its own, as name=directory; repeat for more."
     )
-    max_loras: Annotated[int | None, Auto, Number] = setting(
+    max_loras: Annotated[int | None, Auto, Number] = _engine(
         None,
         "Number of LoRA adapters that there is memory for; auto is 8 if --lora is given, otherwise 0.",
-        panel=_ENGINE,
         ge=0,
         le=MAX_ADAPTERS,
     )
-    max_lora_rank: Annotated[int | None, Auto, Number] = setting(
-        None,
-        "Largest rank of a LoRA adapter; auto is 16, or the largest of those given.",
-        panel=_ENGINE,
-        ge=1,
-        le=MAX_RANK,
+    max_lora_rank: Annotated[int | None, Auto, Number] = _engine(
+        None, "Largest rank of a LoRA adapter; auto is 16, or the largest of those given.", ge=1, le=MAX_RANK
     )
-    idle_unload: Annotated[Duration | None, NoneAllowed] = setting(
+    idle_unload: Annotated[Duration | None, NoneAllowed] = _engine(
         None,
         "Time without a request after which a model's engine is stopped and its memory freed. The next request loads "
         "it again.",
-        panel=_ENGINE,
         ge=1,
         le=604_800,
     )
-    standby: bool = setting(
-        False, "Keep a second engine process ready, which replaces the first if that dies.", panel=_ENGINE
-    )
+    standby: bool = _engine(False, "Keep a second engine process ready, which replaces the first if that dies.")
 
-    ttft_target: Annotated[Duration | None, NoneAllowed] = setting(
+    ttft_target: Annotated[Duration | None, NoneAllowed] = _latency(
         None,
         "Target for the time to first token. A request that cannot meet it gets a 429.",
-        panel=_LATENCY,
         ge=MIN_TARGET_S,
         le=MAX_TARGET_S,
     )
-    tpot_target: Annotated[Duration | None, NoneAllowed] = setting(
+    tpot_target: Annotated[Duration | None, NoneAllowed] = _latency(
         None,
         "Target for the mean time per output token after the first. Prompts are computed in smaller chunks to keep it.",
-        panel=_LATENCY,
         ge=MIN_TARGET_S,
         le=MAX_TARGET_S,
     )
-    e2e_target: Annotated[Duration | None, NoneAllowed] = setting(
+    e2e_target: Annotated[Duration | None, NoneAllowed] = _latency(
         None,
         "Target for the time to the last token. Metrics count it; the scheduler ignores it.",
-        panel=_LATENCY,
         ge=MIN_TARGET_S,
         le=86_400,
     )
 
-    max_connections: Annotated[int, Number] = setting(
-        8192, "Maximum number of open connections; one more gets a 503.", panel=_LIMITS, ge=1, le=1_000_000
+    max_connections: Annotated[int, Number] = _limits(
+        8192, "Maximum number of open connections; one more gets a 503.", ge=1, le=1_000_000
     )
-    max_waiting: Annotated[int, Number] = setting(
-        2048, "Maximum number of requests that wait for the engine; one more gets a 503.", panel=_LIMITS, ge=1, le=10**6
+    max_waiting: Annotated[int, Number] = _limits(
+        2048, "Maximum number of requests that wait for the engine; one more gets a 503.", ge=1, le=10**6
     )
-    max_wait: Duration = setting(
+    max_wait: Duration = _limits(
         600.0,
         "Maximum time that all waiting prompts may take to compute; a prompt beyond it gets a 503.",
-        panel=_LIMITS,
         ge=MIN_TARGET_S,
         le=MAX_TARGET_S,
     )
-    max_body_bytes: Size = setting(16 * 1024**2, "Maximum size of a request body.", panel=_LIMITS, ge=1024)
-    stored_responses: Size = setting(
-        256 * 1024**2, "Memory for the answers that /v1/responses stores; 0 stores none.", panel=_LIMITS, ge=0
+    max_body_bytes: Size = _limits(16 * 1024**2, "Maximum size of a request body.", ge=1024)
+    stored_responses: Size = _limits(
+        256 * 1024**2, "Memory for the answers that /v1/responses stores; 0 stores none.", ge=0
     )
-    stored_responses_ttl_s: Annotated[float, Number] = setting(
-        86_400.0, "Maximum time that /v1/responses stores an answer.", panel=_LIMITS, ge=1, le=31_536_000
+    stored_responses_ttl_s: Annotated[float, Number] = _limits(
+        86_400.0, "Maximum time that /v1/responses stores an answer.", ge=1, le=31_536_000
     )
-    shutdown_timeout_s: Annotated[float, Number] = setting(
-        30.0, "Time that running requests have to finish after SIGTERM.", panel=_LIMITS, ge=0, le=3600
+    shutdown_timeout_s: Annotated[float, Number] = _limits(
+        30.0, "Time that running requests have to finish after SIGTERM.", ge=0, le=3600
     )
-    shutdown_delay_s: Annotated[float | None, Auto, Number] = setting(
+    shutdown_delay_s: Annotated[float | None, Auto, Number] = _limits(
         None,
         "Part of that time in which new requests are still accepted while /ready answers 503. "
         "auto is 5, or 0 on a loopback host.",
-        panel=_LIMITS,
         ge=0,
         le=3600,
     )
 
-    log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "Least severe level that is logged.", panel=_LOGS
-    )
-    log_format: Literal["text", "json"] = setting(
-        "text", "Format of log lines: text for people, json for machines.", panel=_LOGS
-    )
-    access_log: bool = setting(True, "Log one line per request.", panel=_LOGS)
-    metrics_compat: Literal["none", "vllm"] = setting(
-        "none", "Export the main metrics under vLLM's names too.", panel=_LOGS
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = _logs("info", "Least severe level that is logged.")
+    log_format: Literal["text", "json"] = _logs("text", "Format of log lines: text for people, json for machines.")
+    access_log: bool = _logs(True, "Log one line per request.")
+    metrics_compat: Literal["none", "vllm"] = _logs("none", "Export the main metrics under vLLM's names too.")
 
-    kv_events: Endpoint = setting(
+    kv_events: Endpoint = _events(
         None,
         "ZeroMQ endpoint to publish KV events at, in vLLM's format, such as tcp://*:5557. Replicas add their index to "
         "the port.",
-        panel=_EVENTS,
     )
-    kv_events_replay: Endpoint = setting(
-        None, "ZeroMQ endpoint that sends past KV events again, such as tcp://*:5558.", panel=_EVENTS
-    )
-    kv_events_topic: str = setting("", "Topic of the KV events.", panel=_EVENTS)
-    kv_events_buffer: Size = setting(
-        64 * 1024**2, "Memory of each replica for KV events to send again.", panel=_EVENTS, ge=64 * 1024
-    )
-    kv_events_private: bool = setting(
+    kv_events_replay: Endpoint = _events(None, "ZeroMQ endpoint that sends past KV events again, such as tcp://*:5558.")
+    kv_events_topic: str = _events("", "Topic of the KV events.")
+    kv_events_buffer: Size = _events(64 * 1024**2, "Memory of each replica for KV events to send again.", ge=64 * 1024)
+    kv_events_private: bool = _events(
         False,
         "Publish prefixes of requests with a key or a cache_salt too, with their token ids. Otherwise they have no "
         "KV events.",
-        panel=_EVENTS,
     )

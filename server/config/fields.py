@@ -69,20 +69,9 @@ class Unit:
     metavar: str = "SIZE"
 
 
-def _size_text(value: object) -> object:
-    return parse_bytes(value) if isinstance(value, str) else value
-
-
-def _duration_text(value: object) -> object:
-    return parse_duration(value) if isinstance(value, str) else value
-
-
-def _none_is_none(value: object) -> object:
-    return None if value == "none" else value
-
-
-def _auto_is_none(value: object) -> object:
-    return None if value == "auto" else value
+def _read_by(read: Callable[[str], object]) -> BeforeValidator:
+    """Reads a text by this function, and leaves every other value as it is."""
+    return BeforeValidator(lambda value: read(value) if isinstance(value, str) else value)
 
 
 def _no_switch(value: object) -> object:
@@ -91,30 +80,25 @@ def _no_switch(value: object) -> object:
     return value
 
 
-def _digits(value: object) -> object:
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+_DIGITS = _read_by(lambda text: int(text) if text.isascii() and text.isdigit() else text)
+_COMMA_LIST = _read_by(lambda text: tuple(part.strip() for part in text.split(",")))
 
-
-def _comma_list(value: object) -> object:
-    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
-
-
-Auto = BeforeValidator(_auto_is_none)
+Auto = _read_by(lambda text: None if text == "auto" else text)
 """Reads the text "auto" as None: the start decides, and says what it decided."""
 
 Number = BeforeValidator(_no_switch)
 """Refuses booleans, so that YAML's `yes` does not become the number 1."""
 
-NoneAllowed = BeforeValidator(_none_is_none)
+NoneAllowed = _read_by(lambda text: None if text == "none" else text)
 """Reads the text "none" as None: the setting is off."""
 
-Duration = Annotated[float, Number, BeforeValidator(_duration_text), Unit("a duration", "DURATION")]
-Size = Annotated[int, Number, BeforeValidator(_size_text), Unit("a size")]
-BlockSize = Annotated[Literal[16, 32, 64, 128], BeforeValidator(_digits)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_comma_list)]
-Entries = Annotated[tuple[str | dict[str, Any], ...], BeforeValidator(_comma_list)]
+Duration = Annotated[float, Number, _read_by(parse_duration), Unit("a duration", "DURATION")]
+Size = Annotated[int, Number, _read_by(parse_bytes), Unit("a size")]
+BlockSize = Annotated[Literal[16, 32, 64, 128], _DIGITS]
+Names = Annotated[tuple[str, ...], _COMMA_LIST]
+Entries = Annotated[tuple[str | dict[str, Any], ...], _COMMA_LIST]
 """Texts, or in the YAML file mappings."""
-Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_comma_list)]
+Secrets = Annotated[tuple[SecretStr, ...], _COMMA_LIST]
 
 
 def setting(default: object, help_line: str, *, panel: str, ge: float | None = None, le: float | None = None) -> Any:
