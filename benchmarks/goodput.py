@@ -19,8 +19,8 @@ from inferd.engine.core.loop import EngineCore
 from inferd.engine.sched.latency.step_time import PriorCosts
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import StepPlan
-from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.sched.scheduler import Scheduler
+from inferd.engine.sched.step_planner import PlanBuilder
 from inferd.engine.worker.executor import Executor
 
 BLOCK_SIZE = 32
@@ -141,8 +141,8 @@ class PrefillFirst(Scheduler):
         builder = PlanBuilder(self.latency.for_step([], now))
         for entry in list(self._running):
             if entry.request.num_pending > 1:
-                self._continue(entry, entry.request.num_pending, builder)
-        self._admit_waiting(builder, now)
+                self._planner._continue(entry, entry.request.num_pending, builder)
+        self._planner._admit_waiting(builder, now)
         if not builder.rows:
             return super().schedule(now)
         plan = builder.finish(self._num_steps)

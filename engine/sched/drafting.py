@@ -23,7 +23,7 @@ from inferd.engine.sched.entry import Entry, State
 from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.latency.step_time import StepLoad, StepTimeModel
 from inferd.engine.sched.plan import Row
-from inferd.engine.sched.plan_builder import PlanBuilder
+from inferd.engine.sched.step_planner import PlanBuilder
 from inferd.engine.speculation.ports import MOST_DRAFTS, NO_GUESS, Guess, Guesser
 
 _LEAST_GAIN = 1.03

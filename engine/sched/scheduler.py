@@ -1,20 +1,17 @@
 """Continuous batching: each step gives every request some of the tokens that it still has to compute.
 
 `schedule` makes the next plan while an earlier one may still run; `apply` takes the results of plans in launch order.
-Decodes go first, then prompts in order, until the step's budget of tokens and time is used. Tenants take turns. Pure:
-no clock, no randomness, no tensors and no threads. Does not know why a generation ends.
+`step_planner` decides which requests are in a plan. Pure: no clock, no randomness, no tensors and no threads. Does not
+know why a generation ends.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from math import inf
 from typing import NamedTuple
 
-from inferd.engine.cache.prefix import GONE
-from inferd.engine.cache.table import KVCache, PrefixMatch
+from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.drafting import Drafting
 from inferd.engine.sched.entry import NO_SLOT, Entry, State, order_key_of
@@ -25,12 +22,13 @@ from inferd.engine.sched.latency.policy import LatencyPolicy, Pace, Timing
 from inferd.engine.sched.latency.step_time import UNKNOWN, PriorCosts, StepLoad
 from inferd.engine.sched.latency.ttft_estimate import too_late
 from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
-from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StateCopy, StepPlan, StepResult
-from inferd.engine.sched.plan_builder import PlanBuilder
+from inferd.engine.sched.plan import Row, RowResult, RowStatus, StepPlan, StepResult
 from inferd.engine.sched.shared_prefix import Branches, SharedPrefixGroups, prefix_key_of
 from inferd.engine.sched.slot_table import SlotTable, Watermark
-from inferd.engine.sched.suspects import SuspectQueue, num_to_clear
-from inferd.engine.speculation.ports import MOST_DRAFTS, Guesser
+from inferd.engine.sched.stats import SchedulerStats
+from inferd.engine.sched.step_planner import StepPlanner
+from inferd.engine.sched.suspects import SuspectQueue
+from inferd.engine.speculation.ports import Guesser
 
 
 class AppliedRow(NamedTuple):
@@ -39,32 +37,6 @@ class AppliedRow(NamedTuple):
     request: Request
     row: Row
     result: RowResult
-
-
-@dataclass(slots=True)
-class SchedulerStats:
-    """Counters since the start."""
-
-    num_prompt_tokens: int = 0
-    """Prompt positions computed, including those computed again after a preemption."""
-    prefix_query_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    """Hits of first admissions only: a resumed request that finds its own blocks is not counted."""
-    prefix_stateless_tokens: int = 0
-    """Prompt tokens whose KV first admissions found, with no recurrent state behind them."""
-    num_shed: int = 0
-    """Requests refused because their first token would have come too late."""
-    num_draft_rows: int = 0
-    """Rows with drafts."""
-    num_drafts: int = 0
-    accepted_drafts: list[int] = field(default_factory=lambda: [0] * MOST_DRAFTS)
-    """Accepted drafts, by their place in the row."""
-
-    def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
-        self.num_draft_rows += 1
-        self.num_drafts += num_drafts
-        for place in range(num_accepted):
-            self.accepted_drafts[place] += 1
 
 
 class Scheduler:
@@ -79,7 +51,7 @@ class Scheduler:
             assert config.max_num_batched_tokens <= cache.step_tokens, "steps carry more than the cache counts with"
         self.config = config
         self.stats = SchedulerStats()
-        self._cache = cache
+        self.cache = cache
         self.latency = LatencyPolicy(config.max_num_batched_tokens, config.chunk_split, prior)
         self._drafting = None
         if guesser is not None:
@@ -103,9 +75,12 @@ class Scheduler:
         self._launched: deque[tuple[StepPlan, list[Entry]]] = deque()
         self._num_added = 0
         self._num_steps = 0
-        self._watermark = Watermark(cache.pool, config.watermark)
+        watermark = Watermark(cache.pool, config.watermark)
+        self._planner = StepPlanner(
+            cache, self.stats, self.latency, self._shares, self._waiting, self._slots, self._suspects, watermark
+        )
         self._forecast = Forecast(
-            self.latency, self._shares, self._waiting, self._running, self._watermark, self._slots.free_slots
+            self.latency, self._shares, self._waiting, self._running, watermark, self._slots.free_slots
         )
 
     # -- what the caller may ask ------------------------------------------------------------------------------------
@@ -133,10 +108,6 @@ class Scheduler:
         return self._slots.num_preemptions
 
     @property
-    def cache(self) -> KVCache:
-        return self._cache
-
-    @property
     def num_tokens_waiting(self) -> int:
         """Prompt tokens of the requests in the queue."""
         return self._waiting.num_tokens
@@ -148,8 +119,8 @@ class Scheduler:
     def add(self, request: Request, now: float | None = None) -> None:
         """Queue a request. Raises `Refusal` if it can never fit. If `now` is given, also raises it if the first token
         would miss its target."""
-        check_fits(request, self.config.max_model_len, self._cache.max_tokens)
-        scheduling, table = request.scheduling, self._cache.open(request)
+        check_fits(request, self.config.max_model_len, self.cache.max_tokens)
+        scheduling, table = request.scheduling, self.cache.open(request)
         self._shares.arrive(scheduling.tenant, scheduling.weight, self._now if now is None else now)
         order_key = order_key_of(scheduling, self._num_added, self.config.ageing_s)
         entry = Entry(request, table, order_key, prefix_key=prefix_key_of(scheduling, table))
@@ -157,14 +128,14 @@ class Scheduler:
             self._estimate(entry, now)
         except Refusal:
             self._shares.leave(scheduling.tenant)
-            self._cache.close(table)
+            self.cache.close(table)
             self.stats.num_shed += 1
             raise
         self._num_added += 1
         self._entries[request] = entry
         self._prefix_groups.add(entry)
         if self._branches is not None:
-            self._branches.add(entry, self._cache.block_size)
+            self._branches.add(entry, self.cache.block_size)
         self.latency.num_timed += scheduling.has_target
         if scheduling.alone_until:
             self._suspects.add(entry)
@@ -176,7 +147,7 @@ class Scheduler:
         late."""
         request, group = entry.request, self._prefix_groups.of(entry.prefix_key)
         scheduling, target_s = request.scheduling, request.scheduling.ttft_target_s
-        num_shared = entry.table.num_hittable * self._cache.block_size if group else 0
+        num_shared = entry.table.num_hittable * self.cache.block_size if group else 0
         entry.num_to_compute = request.total - num_shared
         if target_s is None:
             return
@@ -250,12 +221,11 @@ class Scheduler:
             return None
         self._now = self._shares.now_s = now
         if suspect is not None:
-            builder = PlanBuilder(self.latency.for_step((), now))
-            if suspect.state is not State.FINISHED and suspect.request.scheduled < num_to_clear(suspect.request):
-                self._continue(suspect, suspect.request.num_pending, builder)
-            has_prompts = None
+            builder, has_prompts = self._planner.plan_suspect(suspect, now), None
         else:
-            builder, has_prompts = self._schedule_others(now)
+            builder, has_prompts = self._planner.plan(now)
+        if self._drafting is not None and has_prompts is not None:
+            self._drafting.add(builder, may_take_blocks=self._slots.claimant is None)
         if not builder.rows:
             return None
         plan = builder.finish(self._num_steps)
@@ -263,69 +233,6 @@ class Scheduler:
         self._num_steps += 1
         self._launched.append((plan, builder.entries))
         return plan
-
-    def _schedule_others(self, now: float) -> tuple[PlanBuilder, bool | None]:
-        """Plan a step of all requests but suspects. Also returns whether a request has, or waits with, more than one
-        token to compute.
-
-        If a suspect's turn has come, this is its first step, and None.
-        """
-        if self._suspects.is_due:
-            # Without decodes, so without their TPOT targets: all other requests wait for the suspect.
-            alone = PlanBuilder(self.latency.for_step((), now))
-            if self._start_suspect(alone, now):
-                return alone, None
-        decodes: list[Entry] = []
-        prompts: list[Entry] = []
-        for entry in self._running:
-            num_pending = entry.request.num_pending
-            if num_pending == 1:
-                decodes.append(entry)
-            elif num_pending > 1:
-                prompts.append(entry)
-        not_held = self._not_held(decodes, prompts, now)
-        builder = self._build_rows(not_held, prompts, now)
-        if not builder.rows and len(not_held) < len(decodes):  # what the held ones wait for cannot go on either
-            builder = self._build_rows(decodes, prompts, now)
-        self._suspects.others_had_their_turn()
-        if self._drafting is not None:
-            self._drafting.add(builder, may_take_blocks=self._slots.claimant is None)
-        return builder, bool(prompts or len(self._waiting))
-
-    def _not_held(self, decodes: list[Entry], prompts: list[Entry], now: float) -> list[Entry]:
-        """The decodes that do not wait. After an engine's death, streams that already go on wait a little, so that the
-        last one goes on sooner. If the step ends later than a stream may wait, the stream is in it."""
-        if not any(entry.request.num_output for entry in prompts):
-            return decodes
-        num_tokens = sum([entry.request.num_pending for entry in prompts]) + self._waiting.num_tokens
-        ends_s = now + self.latency.launched_s + self.latency.prompts_s(num_tokens, prompts[0].request.scheduled)
-        return [entry for entry in decodes if not entry.may_be_held(ends_s)]
-
-    def _build_rows(self, decodes: list[Entry], prompts: list[Entry], now: float) -> PlanBuilder:
-        """A step of these decodes and prompts, and of requests that start."""
-        builder = self._build_decodes(decodes, now)
-        # A due suspect that did not start waits for memory. No other request may take that memory first.
-        may_start = not self._suspects.is_due
-        if not self._shares.has_one_tenant:
-            self._take_turns(prompts, builder, now, may_start=may_start)
-        else:
-            for entry in prompts:
-                self._continue(entry, entry.request.num_pending, builder)
-            if may_start:
-                self._admit_waiting(builder, now)
-        return builder
-
-    def _build_decodes(self, decodes: list[Entry], now: float) -> PlanBuilder:
-        """A step in which each of these draws its next token, if memory allows."""
-        builder = PlanBuilder(self.latency.for_step(decodes, now))
-        for entry in decodes if self._shares.has_one_tenant else self._shares.in_order(decodes):
-            self._continue(entry, 1, builder)
-        if len(builder.rows) < len(decodes):
-            # An entry that is short of memory draws no token in this step. Its target must not slow down the entries
-            # that will free memory for it.
-            num_tokens, builder.budget = builder.budget.num_tokens, self.latency.for_step(builder.entries, now)
-            builder.budget.num_tokens = num_tokens
-        return builder
 
     def apply(self, result: StepResult, timing: Timing | None = None) -> list[AppliedRow]:
         """Take the results of the oldest plan not yet applied. Returns the rows of requests that have not ended, in
@@ -355,7 +262,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove that queue, running set, slots, tables and pool agree. Raises `AssertionError`."""
-        self._cache.check()
+        self.cache.check()
         self._slots.check(self.config.max_num_seqs)
         self._suspects.check()
         states = [entry.state for entry in self._entries.values()]
@@ -372,136 +279,6 @@ class Scheduler:
             entry.request.check()
             assert (entry.slot == NO_SLOT) == (entry.state in (State.WAITING, State.AWAITING_PREFIX, State.SUSPECT))
             assert (entry.table.capacity == 0) == (entry.slot == NO_SLOT)
-
-    # -- admission ---------------------------------------------------------------------------------------------------
-
-    def _admit_waiting(self, builder: PlanBuilder, now: float) -> None:
-        while builder.budget.num_tokens > 0 and self._slots.free_slots:
-            entry = self._waiting.first()
-            if entry is None or not self._admit(entry, builder, now):
-                return
-
-    def _take_turns(self, prompts: list[Entry], builder: PlanBuilder, now: float, *, may_start: bool) -> None:
-        """Give the rest of the step to tenants, least served first. Within a tenant, running prompts go before waiting
-        ones.
-
-        An entry for which others are preempted goes before all turns, and nothing starts until it has its blocks.
-        Otherwise the preempted entry could take the same blocks back, for ever: it is not charged for what it computes
-        again, so its tenant's turn would come each time.
-        """
-        num_charged = 0
-        claimant = self._slots.claimant
-        if claimant is not None and claimant in prompts:
-            prompts = [entry for entry in prompts if entry is not claimant]
-            self._continue(claimant, claimant.request.num_pending, builder)
-            may_start = may_start and self._slots.claimant is None
-        begun: dict[str, deque[Entry]] = {}
-        for entry in prompts:
-            begun.setdefault(entry.request.scheduling.tenant, deque()).append(entry)
-        while True:
-            # The decodes are charged at the first turn. While they were planned, no counter moved, so the order of
-            # preemption stayed the same.
-            for i in range(num_charged, len(builder.rows)):
-                self._shares.charge(builder.entries[i], builder.rows[i])
-            num_charged = len(builder.rows)
-            if builder.budget.num_tokens == 0:
-                return
-            num_free = len(self._slots.free_slots) if may_start else 0
-            tenant = self._shares.turn(begun, num_free)
-            if tenant is None:
-                return
-            if tenant in begun:
-                entry = begun[tenant].popleft()
-                self._continue(entry, entry.request.num_pending, builder)
-                if not begun[tenant]:
-                    del begun[tenant]
-                continue
-            head = self._waiting.by_tenant[tenant].first()
-            assert head is not None, "a tenant waits with nothing"
-            # If it has no room, nothing else starts, so that the room stays free for it.
-            may_start = self._admit(head, builder, now)
-
-    def _admit(self, entry: Entry, builder: PlanBuilder, now: float) -> bool:
-        """Start an entry, or set it aside to wait for another. False if it, and so all behind it, has to wait."""
-        if self._watermark.is_short(entry, in_use=self._slots.in_use):
-            return False
-        match = entry.table.match()
-        awaited = self._key_to_await(entry, match)
-        if awaited is not None:
-            self._waiting.remove(entry)
-            entry.state = State.AWAITING_PREFIX
-            self._slots.sharing.wait(entry, awaited)
-            self._slots.sharing.want_checkpoint(awaited)
-            return True
-        if not builder.budget.chunk(match.num_tokens, entry.request.total - match.num_tokens):
-            return False
-        num_blocks = entry.table.num_free_needed(match, entry.request.total)
-        if not self._watermark.has(entry, num_blocks, in_use=self._slots.in_use):
-            return False
-        admitted = entry.table.admit(match, entry.request.total)
-        assert admitted
-        self._waiting.remove(entry)
-        self._start(entry, match, builder, now)
-        return True
-
-    def _key_to_await(self, entry: Entry, match: PrefixMatch) -> bytes | None:
-        """Key of the last block that an entry should wait for, because another one computes it now; None if there is
-        none. Known blocks with no state behind them may be computed again to leave one."""
-        num_matched, num_known = len(match.nodes), match.num_known // self._cache.block_size
-        firsts = (num_known, num_known - 1, num_matched) if num_known > num_matched else (num_matched,)
-        for first in firsts:
-            keys = entry.table.keys(first, entry.table.num_hittable)
-            awaited = self._slots.sharing.key_to_await(entry, keys)
-            if awaited is not None:
-                return awaited
-        return None
-
-    def _start_suspect(self, builder: PlanBuilder, now: float) -> bool:
-        """Admit the first suspect with all the memory that it needs alone. False if that is not free now."""
-        assert not self._launched, "a suspect is not alone"
-        entry = self._suspects.first()
-        match, num_tokens = entry.table.match(), max(entry.request.total, num_to_clear(entry.request))
-        num_needed = entry.table.num_free_to_end(match, num_tokens)
-        reserve = self._watermark.reserve(in_use=self._slots.in_use)
-        if not self._slots.free_slots or num_needed + reserve > self._cache.pool.num_free:
-            return False
-        admitted = entry.table.admit(match, num_tokens)
-        assert admitted
-        self._suspects.begin()
-        self._start(entry, match, builder, now)
-        return True
-
-    def _start(self, entry: Entry, match: PrefixMatch, builder: PlanBuilder, now: float) -> None:
-        request, num_cached = entry.request, match.num_tokens
-        if request.num_cached_tokens is None and entry.table.takes_hits:
-            self.stats.prefix_query_tokens += request.num_prompt
-            self.stats.prefix_hit_tokens += min(num_cached, request.num_prompt)
-            self.stats.prefix_stateless_tokens += max(0, min(match.num_known, request.num_prompt) - num_cached)
-        request.admit(num_cached, now, match.num_known)
-        entry.start_by_s, entry.draft_start = inf, 0
-        self._slots.take(entry, num_cached)
-        ids = tuple(request.ids)
-        builder.admissions.append(Admission(entry.slot, request.request_id, ids, request.num_prompt, request.params))
-        if match.checkpoint_id != GONE:
-            builder.state_loads.append(StateCopy(entry.slot, match.checkpoint_id))
-        builder.add(entry, entry.table.chunk(num_cached, builder.budget.chunk(num_cached, request.num_pending)))
-
-    # -- running -----------------------------------------------------------------------------------------------------
-
-    def _continue(self, entry: Entry, num_pending: int, builder: PlanBuilder) -> None:
-        """Let a running entry compute as much as the budget allows, and as its blocks take if it gets no more."""
-        num_tokens = builder.budget.chunk(entry.request.scheduled, num_pending)
-        if num_tokens == 0 or entry.state is not State.RUNNING:
-            return
-        request, table = entry.request, entry.table
-        num_tokens = table.chunk(request.scheduled, num_tokens)
-        end = request.scheduled + num_tokens
-        if end > table.capacity and not self._slots.grow(entry, end):
-            num_tokens = table.capacity - request.scheduled  # what its own blocks still take
-        if num_tokens > 0:
-            builder.add(entry, num_tokens)
-
-    # -- after a step ------------------------------------------------------------------------------------------------
 
     def _apply_row(self, entry: Entry, row: Row, result: RowResult) -> None:
         request = entry.request

@@ -7,8 +7,8 @@ from inferd.engine.cache.prefix import Change, Node, PrefixIndex
 from inferd.engine.cache.table import BlockTable, KVCache, PrefixMatch
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry
-from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.sched.scheduler import Scheduler
+from inferd.engine.sched.step_planner import PlanBuilder
 from tests.sim.planting import Patch, Plants
 
 plant = Plants()

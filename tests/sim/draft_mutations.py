@@ -14,9 +14,9 @@ from inferd.engine.sched.entry import Entry
 from inferd.engine.sched.fairness.fair import Shares
 from inferd.engine.sched.latency.budget import TimedBudget
 from inferd.engine.sched.plan import Row, RowResult, StateCopy
-from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.sched.slot_table import SlotTable
+from inferd.engine.sched.step_planner import PlanBuilder, StepPlanner
 from tests.sim.oracle import next_state
 from tests.sim.planting import Patch, Plants
 from tests.sim.states import States
@@ -221,14 +221,14 @@ def draft_model_lacks_the_last_accepted_draft(patch: Patch) -> None:
 
 def _start_drafting_at(patch: Patch, first: Callable[[Entry, int], int]) -> None:
     """`first`: from the entry and its position before it began."""
-    begin = Scheduler._start
+    begin = StepPlanner._start
 
-    def wrong(self: Scheduler, entry: Entry, *rest: Any) -> None:
+    def wrong(self: StepPlanner, entry: Entry, *rest: Any) -> None:
         before = entry.draft_start
         begin(self, entry, *rest)
         entry.draft_start = first(entry, before)
 
-    patch.setattr(Scheduler, "_start", wrong)
+    patch.setattr(StepPlanner, "_start", wrong)
 
 
 @plant

@@ -14,7 +14,7 @@ from inferd.engine.cache.pool import BlockPool
 from inferd.engine.cache.prefix import GONE, Node, PrefixIndex
 from inferd.engine.cache.table import BlockTable, KVCache
 from inferd.engine.sched.entry import Entry
-from inferd.engine.sched.plan_builder import PlanBuilder
+from inferd.engine.sched.step_planner import PlanBuilder
 from tests.sim.planting import Patch, Plants
 
 plant = Plants()

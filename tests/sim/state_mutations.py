@@ -10,7 +10,7 @@ from inferd.engine.cache.prefix import GONE, Node, PrefixIndex
 from inferd.engine.cache.state_checkpoints import Boundaries, StateCheckpoints
 from inferd.engine.cache.table import BlockTable, KVCache, PrefixMatch
 from inferd.engine.sched.plan import StepPlan
-from inferd.engine.sched.plan_builder import PlanBuilder
+from inferd.engine.sched.step_planner import PlanBuilder
 from tests.sim.planting import Patch, Plants
 
 plant = Plants()

@@ -15,8 +15,8 @@ from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.latency.step_time import Coefficients, PriorCosts, StepLoad
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import Row, RowResult, StepPlan, StepResult
-from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.sched.scheduler import Scheduler
+from inferd.engine.sched.step_planner import PlanBuilder
 from inferd.engine.speculation.ports import NO_GUESS, Guess
 
 MEMORY_BOUND = Coefficients(10e-3, 0.5e-3, 0.0)
@@ -198,7 +198,7 @@ def test_a_request_that_was_preempted_in_the_same_step_verifies_nothing(is_preem
     finish(scheduler, planned(scheduler))
     given.guesses["a"] = sure(11, 12, 13)
     builder, entry = PlanBuilder(StepBudget(64)), scheduler._entries[request]
-    scheduler._continue(entry, 1, builder)
+    scheduler._planner._continue(entry, 1, builder)
     if is_preempted:
         scheduler._slots.preempt(entry)
     assert scheduler._drafting is not None
