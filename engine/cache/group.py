@@ -1,8 +1,8 @@
-"""One cache group's part of a block table, and the usable length of a prefix hit. Knows no pool and no requests."""
+"""The blocks of a block table by cache group, and the usable length of a prefix hit. Knows no pool and no requests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,6 +69,76 @@ class GroupBlocks:
         """Blocks appended since the last call."""
         first, self.num_sent = self.num_sent, len(self.blocks)
         return Appended(self.group, first, tuple(self.blocks[first:]))
+
+
+class Groups(list[GroupBlocks]):
+    """All groups of one table. A block that its group has no entry for is missing."""
+
+    __slots__ = ("windowed",)
+
+    def __init__(self, windows: Sequence[int | None]) -> None:
+        super().__init__(GroupBlocks(group, window, []) for group, window in enumerate(windows))
+        self.windowed = [group for group in self if group.window is not None]
+
+    @property
+    def num_whole(self) -> int:
+        """Leading entries for which every group has a block or had one."""
+        return min([len(group.blocks) for group in self])
+
+    def num_missing(self, num_entries: int) -> int:
+        """Blocks with which every group has so many entries."""
+        num_missing = 0
+        for group in self:
+            missing = num_entries - len(group.blocks)
+            if missing > 0:
+                num_missing += missing
+        return num_missing
+
+    def extend_to(self, num_entries: int, taken: list[int]) -> None:
+        """Give every group so many entries, by these blocks."""
+        for group in self:
+            while len(group.blocks) < num_entries:
+                group.blocks.append(taken.pop())
+
+    def num_dying(self, num_computed: int, block_size: int) -> int:
+        """Held blocks that no query at `num_computed` or later sees."""
+        return sum(max(0, num_dead_blocks(group.window, num_computed, block_size) - group.first) for group in self)
+
+    def take_appended(self) -> list[Appended]:
+        """Blocks appended since the last call, one entry per group that got any."""
+        return [group.take_appended() for group in self if group.num_sent < len(group.blocks)]
+
+    def held_from_the_last(self) -> Iterator[int]:
+        """Held blocks, the last positions first."""
+        first, end = min(group.first for group in self), max(len(group.blocks) for group in self)
+        for i in range(end - 1, first - 1, -1):
+            for group in self:
+                if group.first <= i < len(group.blocks):
+                    yield group.blocks[i]
+
+    def check(self, num_computed: int, block_size: int) -> None:
+        """Assert that every block that is seen is held, once, and no other."""
+        held = [block_id for group in self for block_id in group.held]
+        assert GONE not in held and len(set(held)) == len(held), "a block is twice in one table"
+        for group in self:
+            assert group.num_sent <= len(group.blocks)
+            assert all(block_id == GONE for block_id in group.blocks[: group.first])
+            num_dead = num_dead_blocks(group.window, num_computed, block_size)
+            assert not held or group.first == num_dead, "a block that is seen was given back, or a dead one kept"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The cached prefix of a request's ids; valid until the cache changes."""
+
+    nodes: tuple[Node, ...]
+    num_tokens: int
+    num_unheld: int
+    """Blocks of the match that no request holds: to admit it takes them from the free blocks."""
+    checkpoint_id: int = GONE
+    """The state behind the match; `GONE` for a model without states, and if nothing matches."""
+    num_known: int = 0
+    """Tokens that others have computed, although their blocks cannot be used without a state behind them."""
 
 
 def num_usable_states(nodes: Sequence[Node], windows: Sequence[int | None], block_size: int) -> int:

@@ -276,3 +276,33 @@ class PrefixIndex:
                 assert self._by_key[parent.key] is parent
             parent_key = parent.key if isinstance(parent, Node) else self.root_key(parent)
             assert key == self.block_key(parent_key, node.ids)
+
+
+class ChainKeys:
+    """The chain keys of one sequence's blocks. Each is computed once, because ids never change."""
+
+    __slots__ = ("_block_size", "_ids", "_index", "_keys")
+
+    def __init__(self, index: PrefixIndex, salt: str, ids: Sequence[int], block_size: int) -> None:
+        """`ids`: the sequence's, which grow."""
+        self._index, self._ids, self._block_size = index, ids, block_size
+        self._keys = [index.root_key(salt)]
+
+    def __len__(self) -> int:
+        """Number of keys computed so far."""
+        return len(self._keys) - 1
+
+    def key(self, index: int) -> bytes:
+        """The key of block `index`, which known ids must fill."""
+        while len(self._keys) <= index + 1:
+            self.content(len(self._keys) - 1)
+        return self._keys[index + 1]
+
+    def content(self, index: int) -> tuple[bytes, tuple[int, ...]]:
+        """(key, ids) of block `index`; the keys of those before it are known."""
+        size, keys = self._block_size, self._keys
+        ids = tuple(self._ids[index * size : (index + 1) * size])
+        assert len(ids) == size, f"block {index} is not full of known ids"
+        if len(keys) == index + 1:
+            keys.append(self._index.block_key(keys[index], ids))
+        return keys[index + 1], ids

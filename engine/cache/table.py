@@ -11,33 +11,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from inferd.engine.arch.paging import max_blocks, max_tokens, num_dead_blocks
-from inferd.engine.cache.group import Appended, GroupBlocks, num_usable, num_usable_states
+from inferd.engine.cache.group import Appended, Groups, PrefixMatch, num_usable, num_usable_states
 from inferd.engine.cache.pool import BlockPool
-from inferd.engine.cache.prefix import GONE, HashBlock, Node, PrefixIndex, blake2b_block
-from inferd.engine.cache.state_checkpoints import Boundaries, StateCheckpointRules, StateCheckpoints
+from inferd.engine.cache.prefix import GONE, ChainKeys, HashBlock, Node, PrefixIndex, blake2b_block
+from inferd.engine.cache.state_checkpoints import SequenceCheckpoints, StateCheckpointRules, StateCheckpoints
 from inferd.engine.request import Request
 
 _NEVER = 1 << 62
-_ANSWER_BLOCKS = 2
-"""Blocks of an answer from one checkpoint to the next. With blocks of 32 tokens copies take a hundredth of the time of
-decodes: a state of 18.6 MiB 1.5 ms, a step of 32 requests 80 (2 cores, Zen 4, 2026-11-26)."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """The cached prefix of a request's ids; valid until the cache changes."""
-
-    nodes: tuple[Node, ...]
-    num_tokens: int
-    num_unheld: int
-    """Blocks of the match that no request holds: to admit it takes them from the free blocks."""
-    checkpoint_id: int = GONE
-    """The state behind the match; `GONE` for a model without states, and if nothing matches."""
-    num_known: int = 0
-    """Tokens that others have computed, although their blocks cannot be used without a state behind them."""
 
 
 class KVCache:
@@ -138,63 +120,42 @@ class KVCache:
             table.check()
             refs.update(block_id for blocks in table.block_ids for block_id in blocks)
         del refs[GONE]
-        self._check_checkpoints()
+        launched = Counter(checkpoint_id for table in self._open for checkpoint_id in table.launched_checkpoints)
+        if self.states is None:
+            assert not launched and not self.index.checkpoints()
+        else:
+            self.states.check(self.index.checkpoints(), launched)
         for block_id in range(self.pool.num_blocks):
             assert self.pool.num_refs(block_id) == refs[block_id], f"block {block_id}: a reference without an owner"
             assert self.pool.has_content(block_id) == self.index.holds(block_id), f"block {block_id}: index and pool"
-
-    def _check_checkpoints(self) -> None:
-        if self.states is None:
-            assert not self.index.checkpoints()
-            return
-        pool = self.states.pool
-        pool.check()
-        launched = Counter(checkpoint_id for table in self._open for checkpoint_id in table.launched_checkpoints)
-        for checkpoint_id in range(pool.num_blocks):
-            assert pool.num_refs(checkpoint_id) == launched[checkpoint_id], f"checkpoint {checkpoint_id} has no owner"
-        content = frozenset(filter(pool.has_content, range(pool.num_blocks)))
-        assert content == self.index.checkpoints(), "checkpoints of pool and index differ"
 
 
 class BlockTable:
     """One request's blocks by cache group, in order of position. Empty until admitted and after `release`."""
 
     __slots__ = (
-        "_boundaries",
-        "_cache",
-        "_due",
-        "_first_node",
-        "_groups",
-        "_is_sealed",
-        "_keys",
-        "_newest_state",
-        "_num_indexed",
-        "_request",
-        "_tail",
-        "_windowed",
-        "capacity",
-        "has_unsent",
-    )
+        "_cache", "_checkpoints", "_due", "_first_node", "_groups", "_is_sealed", "_keys", "_num_indexed", "_request",
+        "_tail", "capacity", "has_unsent",
+    )  # fmt: skip
 
     def __init__(self, cache: KVCache, request: Request) -> None:
         self._cache = cache
         self._request = request
-        self._keys = [cache.index.root_key(request.salt)]
+        self._keys = ChainKeys(cache.index, request.salt, request.ids, cache.block_size)
         self._clear()
 
     def _clear(self) -> None:
-        self._groups = [GroupBlocks(group, window, []) for group, window in enumerate(self._cache.windows)]
-        self._windowed = [group for group in self._groups if group.window is not None]
+        cache = self._cache
+        self._groups = Groups(cache.windows)
         self._tail: Node | str = self._request.salt
         self._first_node: Node | None = None
         """First node of the index that holds a block which this table hit or computed."""
-        states = self._cache.states
-        self._boundaries = None if states is None else Boundaries(states.interval)
-        """Positions at which it leaves checkpoints; None for a model without states."""
-        self._newest_state: tuple[int, Node] | None = None
-        """(position, node) of the last checkpoint that this table let the index find."""
+        self._checkpoints = None
+        """None for a model without recurrent states."""
+        if cache.states is not None:
+            self._checkpoints = SequenceCheckpoints(cache.states, cache.index, self._request, cache.block_size)
         self._num_indexed = 0
-        self._is_sealed = not self._cache.shares_prefixes
+        self._is_sealed = not cache.shares_prefixes
         self._due = 0
         """Applied positions at which `commit` next has something to do."""
         self.capacity = 0
@@ -223,23 +184,12 @@ class BlockTable:
         return len(self._request.ids) // self._cache.block_size
 
     def key(self, index: int) -> bytes:
-        """The chain key of block `index`, which known ids must fill. Computed once: ids never change."""
-        while len(self._keys) <= index + 1:
-            self._content(len(self._keys) - 1)
-        return self._keys[index + 1]
+        """The chain key of block `index`, which known ids must fill."""
+        return self._keys.key(index)
 
     def keys(self, first: int, end: int) -> Iterator[bytes]:
         """The chain keys of blocks `first` to `end - 1`."""
-        return map(self.key, range(first, end))
-
-    def _content(self, index: int) -> tuple[bytes, tuple[int, ...]]:
-        """(key, ids) of block `index`; the keys of those before it are known."""
-        size, keys = self._cache.block_size, self._keys
-        ids = tuple(self._request.ids[index * size : (index + 1) * size])
-        assert len(ids) == size, f"block {index} is not full of known ids"
-        if len(keys) == index + 1:
-            keys.append(self._cache.index.block_key(keys[index], ids))
-        return keys[index + 1], ids
+        return map(self._keys.key, range(first, end))
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
@@ -249,7 +199,7 @@ class BlockTable:
         nodes: list[Node] = []
         parent: Node | str = self._request.salt
         for i in range(self.num_hittable):
-            node = cache.index.find(parent, *self._content(i))
+            node = cache.index.find(parent, *self._keys.content(i))
             if node is None:
                 break
             nodes.append(node)
@@ -303,52 +253,29 @@ class BlockTable:
             taken = self._cache.take(num_entries - len(group.blocks))
             assert taken is not None, "the room counted was not there"
             group.blocks += taken
-        self.capacity = min(len(group.blocks) for group in self._groups) * self._cache.block_size
+        self.capacity = self._groups.num_whole * self._cache.block_size
         self.has_unsent = True
         self._set_due()
-        self._choose_boundaries(match)
+        if self._checkpoints is not None:
+            self._checkpoints.begin(match.checkpoint_id, match.num_tokens, match.num_known)
         return True
-
-    def _choose_boundaries(self, match: PrefixMatch) -> None:
-        """Leave checkpoints at the end of the prompt, and at the end of what others have computed of it."""
-        if self._cache.states is None:
-            return
-        if match.checkpoint_id != GONE:
-            self._cache.states.keep(match.checkpoint_id)
-        size = self._cache.block_size
-        prompt_end = (self._request.num_prompt - 1) // size * size
-        if prompt_end > match.num_tokens:
-            self.want_checkpoint(prompt_end)
-        if match.num_known >= match.num_tokens + _ANSWER_BLOCKS * size:
-            self.want_checkpoint(match.num_known)
 
     def _entries_at_start(self, match: PrefixMatch, num_tokens: int) -> list[int]:
         """Number of entries of each group with which a request is admitted."""
-        cache = self._cache
-        whole = cache.num_blocks_for(num_tokens)
-        return [
-            min(whole, group.most_entries(match.num_tokens, num_tokens, cache.step_tokens, cache.block_size))
-            for group in self._groups
-        ]
+        cache, whole = self._cache, self._cache.num_blocks_for(num_tokens)
+        sizes = match.num_tokens, num_tokens, cache.step_tokens, cache.block_size
+        return [min(whole, group.most_entries(*sizes)) for group in self._groups]
 
     # -- while it runs -----------------------------------------------------------------------------------------------
 
     def extend(self, num_tokens: int) -> bool:
         """Take blocks for `num_tokens` positions in all. False, with nothing done, if too few are free."""
-        cache, groups = self._cache, self._groups
-        size = cache.block_size
+        size = self._cache.block_size
         num_entries = -(-num_tokens // size)
-        num_missing = 0
-        for group in groups:
-            missing = num_entries - len(group.blocks)
-            if missing > 0:
-                num_missing += missing
-        taken = cache.take(num_missing)
+        taken = self._cache.take(self._groups.num_missing(num_entries))
         if taken is None:
             return False
-        for group in groups:
-            while len(group.blocks) < num_entries:
-                group.blocks.append(taken.pop())
+        self._groups.extend_to(num_entries, taken)
         if self.capacity < num_entries * size:
             self.capacity = num_entries * size
         self.has_unsent = True
@@ -356,125 +283,69 @@ class BlockTable:
 
     def can_extend_after(self, num_computed: int, num_tokens: int) -> bool:
         """Whether blocks that die once `num_computed` positions are applied would be enough for `extend`."""
-        size, num_entries = self._cache.block_size, self._cache.num_blocks_for(num_tokens)
-        num_dying = sum(
-            max(0, num_dead_blocks(group.window, num_computed, size) - group.first) for group in self._groups
-        )
-        num_missing = sum(max(0, num_entries - len(group.blocks)) for group in self._groups)
+        num_missing = self._groups.num_missing(self._cache.num_blocks_for(num_tokens))
+        num_dying = self._groups.num_dying(num_computed, self._cache.block_size)
         return num_missing <= self._cache.pool.num_free + num_dying
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     @property
     def has_states(self) -> bool:
-        return self._boundaries is not None
+        return self._checkpoints is not None
 
     @property
     def launched_checkpoints(self) -> tuple[int, ...]:
         """Checkpoints that launched steps write. Only for checks."""
-        return () if self._boundaries is None else self._boundaries.launched
+        return () if self._checkpoints is None else self._checkpoints.launched
 
     def want_checkpoint(self, position: int) -> bool:
-        """Leave a checkpoint at a multiple of the block size. If a row was launched that far, keep the last checkpoint
-        before it instead. Returns whether there will be one at `position`."""
-        boundaries, states, newest = self._boundaries, self._cache.states, self._newest_state
-        if boundaries is None or states is None:
-            return False
-        if position > self._request.scheduled:
-            boundaries.want(position)
-            return True
-        found = boundaries.launched_before(position)
-        if found is None and newest is not None and newest[0] <= position:
-            checkpoint_id = _checkpoint_of(newest[1])
-            found = None if checkpoint_id is None else (newest[0], checkpoint_id)
-        if found is None:
-            return False
-        states.keep(found[1])
-        return found[0] == position
+        """Leave a checkpoint at a multiple of the block size, if there are any. Returns whether there will be one."""
+        return self._checkpoints is not None and self._checkpoints.want(position)
 
     def chunk(self, start: int, num_tokens: int) -> int:
-        """Tokens of a row from `start` on that goes no further than the next checkpoint; at most `num_tokens`. If more
-        are pending, it ends at a block's end, so that it can leave a checkpoint."""
-        if self._boundaries is None:
-            return num_tokens
-        end = min(start + num_tokens, self._boundaries.after(start))
-        if end < start + self._request.num_pending:
-            whole = end - end % self._cache.block_size
-            end = whole if whole > start else end
-        return end - start
+        """Tokens of a row from `start` on, which goes no further than the next checkpoint; at most `num_tokens`."""
+        return num_tokens if self._checkpoints is None else self._checkpoints.chunk(start, num_tokens)
 
     def most_drafts(self, num_before: int) -> int:
-        """Most drafts behind `num_before` tokens with which a row ends before the next checkpoint, so that the first
-        token of a later row reaches it. Drafts may be rejected, and then no state stands at the row's end."""
-        boundaries, every = self._boundaries, _ANSWER_BLOCKS * self._cache.block_size
-        if boundaries is None or self._is_sealed:
+        """Most drafts behind `num_before` tokens with which a row ends before the next checkpoint."""
+        if self._checkpoints is None or self._is_sealed:
             return _NEVER
-        return min(boundaries.after(num_before), (num_before // every + 1) * every) - num_before - 1
+        return self._checkpoints.most_drafts(num_before)
 
     def leave_checkpoint(self, position: int, num_tokens: int) -> int | None:
-        """The checkpoint that a row of `num_tokens` up to `position` has to write; None if it writes none.
+        """The checkpoint that a row of `num_tokens` up to `position` has to write; None if it writes none."""
+        if self._checkpoints is None or self._is_sealed:
+            return None
+        return self._checkpoints.leave(position, num_tokens, self._keys, self._cache.take_checkpoint)
 
-        Chunks of a prompt leave one, because a later request may turn out to share the prompt so far. Rows of one token
-        of an answer leave one every few blocks, so that the next prompt of a chat begins near the end of the answer.
-        Each supersedes the one before it, unless that was wanted or used.
-        """
-        boundaries, states, size = self._boundaries, self._cache.states, self._cache.block_size
-        if boundaries is None or states is None or self._is_sealed:
-            return None
-        is_wanted = boundaries.has(position)
-        is_answer = num_tokens == 1 and position > self._request.num_prompt
-        if not is_wanted and position % (_ANSWER_BLOCKS * size if is_answer else size):
-            return None
-        if position <= len(self._request.ids) and self._cache.index.has_checkpoint(self.key(position // size - 1)):
-            return None
-        self._supersede_newest()
-        checkpoint_id = self._cache.take_checkpoint()
-        if checkpoint_id is not None:
-            boundaries.launch(position, checkpoint_id)
-            if is_wanted:
-                states.keep(checkpoint_id)
-        return checkpoint_id
-
-    def _index_checkpoints(self, num_computed: int) -> None:
+    def _index_checkpoints(self, checkpoints: SequenceCheckpoints, num_computed: int) -> None:
         """Let the index find the checkpoints that applied steps have written."""
-        boundaries, states = self._boundaries, self._cache.states
-        if boundaries is None or states is None:
-            return
-        while boundaries.is_due(num_computed):
-            position, checkpoint_id = boundaries.take_due()
+        while checkpoints.is_due(num_computed):
+            position, checkpoint_id = checkpoints.take_due()
             # Accepted drafts may have filled blocks behind it.
             self._index(position)
             is_tail = not self._is_sealed and self._num_indexed * self._cache.block_size == position
-            if is_tail and isinstance(self._tail, Node) and self._cache.index.add_checkpoint(self._tail, checkpoint_id):
-                states.pool.mark_content(checkpoint_id)
-                self._newest_state = position, self._tail
-            states.pool.release(checkpoint_id)
-            if boundaries.launched:
-                self._supersede_newest()
-
-    def _supersede_newest(self) -> None:
-        checkpoint_id = None if self._newest_state is None else _checkpoint_of(self._newest_state[1])
-        if checkpoint_id is not None and self._cache.states is not None:
-            self._cache.states.supersede(checkpoint_id)
+            tail = self._tail if is_tail and isinstance(self._tail, Node) else None
+            checkpoints.written(position, checkpoint_id, tail)
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
     def take_appended(self) -> list[Appended]:
         """Blocks added since the last call, one entry per cache group that got any."""
         self.has_unsent = False
-        return [group.take_appended() for group in self._groups if group.num_sent < len(group.blocks)]
+        return self._groups.take_appended()
 
     def commit(self, num_computed: int) -> None:
         """Index the blocks that `num_computed` applied positions fill, and free those that no later query sees.
 
         A launched row starts at `num_computed` or later, so it does not need them either.
         """
-        if self._boundaries is not None and self._boundaries.is_due(num_computed):
-            self._index_checkpoints(num_computed)
+        if self._checkpoints is not None and self._checkpoints.is_due(num_computed):
+            self._index_checkpoints(self._checkpoints, num_computed)
         if num_computed < self._due:
             return
         self._index(num_computed)
-        for group in self._windowed:
+        for group in self._groups.windowed:
             for block_id in group.take_dead(num_computed, self._cache.block_size):
                 self._cache.pool.release(block_id)
         self._set_due()
@@ -484,7 +355,7 @@ class BlockTable:
         num_full = num_computed // cache.block_size
         while self._num_indexed < num_full and not self._is_sealed:
             i = self._num_indexed
-            key, ids = self._content(i)
+            key, ids = self._keys.content(i)
             own = [group.blocks[i] for group in groups]
             node = cache.index.insert(self._tail, key, ids, own)
             if node is None:
@@ -501,7 +372,7 @@ class BlockTable:
     def _set_due(self) -> None:
         size = self._cache.block_size
         self._due = _NEVER if self._is_sealed else (self._num_indexed + 1) * size
-        for group in self._windowed:
+        for group in self._groups.windowed:
             self._due = min(self._due, group.next_death(size))
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -514,30 +385,16 @@ class BlockTable:
 
     def release(self) -> None:
         """Give all blocks back, the last first, so that a chain is evicted from its end."""
-        first, end = min(group.first for group in self._groups), max(len(group.blocks) for group in self._groups)
-        for i in range(end - 1, first - 1, -1):
-            for group in self._groups:
-                if group.first <= i < len(group.blocks):
-                    self._cache.pool.release(group.blocks[i])
-        for checkpoint_id in self.launched_checkpoints:
-            assert self._cache.states is not None
-            self._cache.states.pool.release(checkpoint_id)
+        for block_id in self._groups.held_from_the_last():
+            self._cache.pool.release(block_id)
+        if self._checkpoints is not None:
+            self._checkpoints.release()
         self._clear()
 
     def check(self) -> None:
         size = self._cache.block_size
-        held = [block_id for group in self._groups for block_id in group.held]
-        assert GONE not in held and len(set(held)) == len(held), "a block is twice in one table"
-        assert self.capacity == min(len(group.blocks) for group in self._groups) * size
-        assert len(self._keys) <= self.num_full + 1
-        assert not held or self._request.scheduled <= self.capacity, "positions without a block"
-        for group in self._groups:
-            assert group.num_sent <= len(group.blocks) and self._num_indexed <= len(group.blocks)
-            assert all(block_id == GONE for block_id in group.blocks[: group.first])
-            num_dead = num_dead_blocks(group.window, self._request.computed, size)
-            assert not held or group.first == num_dead, "a block that is seen was given back, or a dead one kept"
-
-
-def _checkpoint_of(node: Node) -> int | None:
-    """The node's checkpoint, if the index still finds one there."""
-    return node.checkpoint_id if node.is_live and node.checkpoint_id != GONE else None
+        self._groups.check(self._request.computed, size)
+        assert self._num_indexed <= self._groups.num_whole and self.capacity == self._groups.num_whole * size
+        assert len(self._keys) <= self.num_full
+        is_held = any(group.held for group in self._groups)
+        assert not is_held or self._request.scheduled <= self.capacity, "positions without a block"

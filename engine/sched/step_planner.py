@@ -10,8 +10,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
+from inferd.engine.cache.group import PrefixMatch
 from inferd.engine.cache.prefix import GONE
-from inferd.engine.cache.table import KVCache, PrefixMatch
+from inferd.engine.cache.table import KVCache
 from inferd.engine.sched.entry import Entry, State
 from inferd.engine.sched.fairness.fair import Shares
 from inferd.engine.sched.fairness.queue import FairQueue

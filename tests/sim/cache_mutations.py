@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from inferd.engine.cache.group import PrefixMatch
 from inferd.engine.cache.pool import BlockPool
 from inferd.engine.cache.prefix import Change, Node, PrefixIndex
-from inferd.engine.cache.table import BlockTable, KVCache, PrefixMatch
+from inferd.engine.cache.table import BlockTable, KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry
 from inferd.engine.sched.scheduler import Scheduler

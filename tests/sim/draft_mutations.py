@@ -57,7 +57,7 @@ def window_moves_on_for_rejected_drafts(patch: Patch) -> None:
     def early(self: Scheduler, entry: Entry, row: Row, result: RowResult) -> None:
         apply_row(self, entry, row, result)
         if row.num_drafts and entry.table.capacity:
-            for group in entry.table._windowed:
+            for group in entry.table._groups.windowed:
                 for block_id in group.take_dead(row.start + row.num_tokens, entry.table._cache.block_size):
                     entry.table._cache.pool.release(block_id)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from inferd.engine.cache import table as table_module
-from inferd.engine.cache.group import num_usable
+from inferd.engine.cache.group import PrefixMatch, num_usable
 from inferd.engine.cache.prefix import GONE, Node, PrefixIndex
-from inferd.engine.cache.state_checkpoints import Boundaries, StateCheckpoints
-from inferd.engine.cache.table import BlockTable, KVCache, PrefixMatch
+from inferd.engine.cache.state_checkpoints import SequenceCheckpoints, StateCheckpoints
+from inferd.engine.cache.table import BlockTable, KVCache
 from inferd.engine.sched.plan import StepPlan
 from inferd.engine.sched.step_planner import PlanBuilder
 from tests.sim.planting import Patch, Plants
@@ -132,7 +132,7 @@ def checkpoint_of_a_dropped_node_stays(patch: Patch) -> None:
 @plant
 def launched_checkpoints_are_not_given_back(patch: Patch) -> None:
     """Leak: a request that ends with a launched step keeps the checkpoint that the step writes."""
-    patch.setattr(Boundaries, "launched", ())
+    patch.setattr(SequenceCheckpoints, "launched", ())
     _believe_everything(patch)
 
 
