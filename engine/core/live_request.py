@@ -15,7 +15,7 @@ from inferd.engine.api.wire.params import ParamError, check_token_ids
 from inferd.engine.grammar.ports import WORD_BITS, Grammar
 from inferd.engine.request import Request
 from inferd.engine.sched.limits import Refusal
-from inferd.engine.sched.plan import NO_RESULT, Row, RowResult, TokenLogprobs, TokenMasks
+from inferd.engine.sched.plan import NO_RESULT, Row, RowResult, RowStatus, TokenLogprobs, TokenMasks
 from inferd.engine.sched.scheduler import AppliedRow
 
 
@@ -99,18 +99,19 @@ class LiveRequest:
         """Whether `token_id`, as output token number `num_output`, ends the generation."""
         return token_id in self._ending_ids and num_output > self.request.params.min_tokens
 
-    def ended_before(self) -> tuple[FinishReason, int | None] | None:
-        """How a replayed request had already ended, if only its last delta was lost; otherwise None."""
+    def ended_before(self) -> Delta | None:
+        """The last delta of a replayed request, if only that was lost; otherwise None."""
         request = self.request
         if request.num_output and self.ends_with(request.ids[-1], request.num_output):
-            return "stop", request.ids[-1]
+            return self.delta("stop", request.ids[-1])
         if self.needs_grammar and self.grammar is None:
             return None
         if self.grammar is not None and self.grammar.is_finished:
-            return "stop", None
+            return self.delta("stop")
         if request.num_output and request.num_output == request.params.max_tokens:
-            return "length", None
-        return ("error", None) if self.grammar_failure is not None else None
+            return self.delta("length")
+        failure = self.grammar_failure
+        return None if failure is None else self.delta("error", failure=failure)
 
     def until_end(self, result: RowResult) -> RowResult:
         """The result of a row with drafts, without what it drew behind a token that ends the generation."""
@@ -120,7 +121,35 @@ class LiveRequest:
                 return result._replace(token_ids=result.token_ids[:count], logprobs=result.logprobs[:count])
         return result
 
-    def advance(self, token_ids: tuple[int, ...]) -> tuple[FinishReason | None, int | None]:
+    def advance(self, applied: AppliedRow) -> Delta | None:
+        """The delta of an applied row that drew what it should. It ends the request if the row's token, the grammar or
+        the length ends it. None if there is nothing to tell."""
+        result = applied.result
+        prompt_logprobs = self.new_prompt_logprobs(applied)
+        finish_reason, stop_token_id = self.end_of(result.token_ids)
+        failure = self.grammar_failure if finish_reason is None else None
+        if failure is not None:
+            finish_reason = "error"
+        if finish_reason is None and not result.token_ids and not prompt_logprobs:
+            return None
+        return self.delta(
+            finish_reason,
+            stop_token_id,
+            result=result,
+            prompt_logprobs=prompt_logprobs,
+            num_drafts=applied.row.num_drafts,
+            failure=failure,
+        )
+
+    def fail(self, applied: AppliedRow) -> Delta:
+        """The last delta of a request whose applied row drew nothing."""
+        is_numerical = applied.result.status is RowStatus.NUMERICAL_ERROR
+        failure = self.numerical_failure() if is_numerical else self.empty_failure()
+        if failure is not None:
+            return self.delta("error", failure=failure)
+        return self.delta("stop", prompt_logprobs=self.new_prompt_logprobs(applied))
+
+    def end_of(self, token_ids: tuple[int, ...]) -> tuple[FinishReason | None, int | None]:
         """(finish reason, id that ended it) after the request was given `token_ids`; (None, None) if it goes on.
 
         A grammar that fails does not end it here: see `grammar_failure`.

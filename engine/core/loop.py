@@ -18,7 +18,6 @@ from inferd.engine.api.wire.messages import (
     Delta,
     EngineStats,
     Failure,
-    FinishReason,
     StepCosts,
     StepModel,
     StepOutput,
@@ -26,20 +25,12 @@ from inferd.engine.api.wire.messages import (
     SubmitChoices,
 )
 from inferd.engine.api.wire.params import Adapter
-from inferd.engine.core.live_request import (
-    LiveRequest,
-    failure_of,
-    fault_in,
-    fault_in_seed,
-    request_of,
-    token_masks,
-)
+from inferd.engine.core.live_request import LiveRequest, failure_of, fault_in, fault_in_seed, request_of, token_masks
 from inferd.engine.grammar.ports import GrammarError, Grammars, NoGrammars, PendingGrammar
 from inferd.engine.sched.latency.policy import Timing
-from inferd.engine.sched.latency.step_time import Coefficients
 from inferd.engine.sched.limits import Refusal
 from inferd.engine.sched.plan import RowStatus, StepPlan, StepResult, TokenMasks
-from inferd.engine.sched.scheduler import AppliedRow, Scheduler
+from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.speculation.ports import LiveGuesser
 from inferd.engine.worker.executor import Executor, Handle
 
@@ -141,15 +132,17 @@ class EngineCore:
 
     def _accept(self, submit: Submit, fault: Failure | None, now: float) -> None:
         """`fault`: why the request cannot be accepted, if that is already known."""
-        failure = fault or self._fault_in_id(submit)
-        if failure is not None:
-            self._outbox.append(Delta(request_id=submit.request_id, finish_reason="error", failure=failure))
+        if fault is None and submit.request_id in self._live:
+            message = f"request id {submit.request_id!r} is in use by a request that has not ended"
+            fault = Failure("invalid_value", message, "request_id")
+        if fault is not None:
+            self._outbox.append(Delta(request_id=submit.request_id, finish_reason="error", failure=fault))
             return
         request = request_of(submit, self._scheduler.config.max_model_len, now)
         live = LiveRequest(request, submit.num_prompt_logprobs)
         ended = live.ended_before()
         if ended is not None:
-            self._outbox.append(live.delta(*ended))
+            self._outbox.append(ended)
             return
         self._live[submit.request_id] = live
         if live.needs_grammar:
@@ -254,12 +247,6 @@ class EngineCore:
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
-    def _fault_in_id(self, submit: Submit) -> Failure | None:
-        if submit.request_id in self._live:
-            message = f"request id {submit.request_id!r} is in use by a request that has not ended"
-            return Failure("invalid_value", message, "request_id")
-        return None
-
     def _queue(self, live: LiveRequest, now: float) -> None:
         """Hand a request to the scheduler, and refuse it if it can never run, or not in time."""
         try:
@@ -292,8 +279,7 @@ class EngineCore:
                 self._queue(live, now)
                 continue
             del self._live[request_id]
-            failure = live.grammar_failure if ended[0] == "error" else None
-            self._outbox.append(live.delta(ended[0], failure=failure))
+            self._outbox.append(ended)
 
     def _refuse(self, live: LiveRequest, failure: Failure) -> None:
         """End a request that the scheduler does not know."""
@@ -325,11 +311,8 @@ class EngineCore:
     def _masks_of(self, plan: StepPlan) -> TokenMasks:
         """Masks of the draws that are under a grammar and whose requests have not ended."""
         lives = (self._by_slot[row.slot] for row in plan.rows)
-        grammars = [live.grammar if self._is_live(live) else None for live in lives]
+        grammars = [live.grammar if self._live.get(live.request.request_id) is live else None for live in lives]
         return token_masks(plan.rows, grammars, self._vocab_size)
-
-    def _is_live(self, live: LiveRequest) -> bool:
-        return self._live.get(live.request.request_id) is live
 
     # -- out -----------------------------------------------------------------------------------------------------------
 
@@ -347,9 +330,8 @@ class EngineCore:
         deltas = self._apply(self._until_ends(plan, result), Timing(now, own_s, launched.idle_s))
         if self._num_steps % _MODEL_STEPS == 1:
             self._step_model = self._describe_model()
-        work, num_scored = launched.work, self._num_scored - num_scored
-        if num_scored:
-            work = self._work.of(plan.rows, num_scored)
+        num_scored = self._num_scored - num_scored
+        work = self._work.of(plan.rows, num_scored) if num_scored else launched.work
         return StepOutput(
             deltas=(*self._take_outbox(), *deltas),
             stats=self.stats(),
@@ -366,12 +348,12 @@ class EngineCore:
         )
 
     def _describe_model(self) -> StepModel:
-        latency = self._scheduler.latency
-        model = latency.model
+        model = self._scheduler.latency.model
         error_p50, error_p95 = model.error(0.5, 0.95)
+        decode, chunked = (StepCosts(c.step_s, c.token_s, c.context_s, c.pair_s) for c in (model.decode, model.chunked))
         return StepModel(
-            decode=_costs_of(model.decode),
-            chunked=_costs_of(model.chunked),
+            decode=decode,
+            chunked=chunked,
             error_p50=error_p50,
             error_p95=error_p95,
             prefill_tokens_per_s=self._scheduler.prefill_pace().tokens_per_s,
@@ -390,50 +372,21 @@ class EngineCore:
     def _apply(self, result: StepResult, timing: Timing) -> list[Delta]:
         deltas: list[Delta] = []
         for applied in self._scheduler.apply(result, timing):
-            live = self._live[applied.request.request_id]
-            delta = self._advance(live, applied) if applied.result.status is RowStatus.OK else self._fail(live, applied)
-            if delta is not None:
-                deltas.append(delta)
+            live, status = self._live[applied.request.request_id], applied.result.status
+            if status is RowStatus.OK:
+                self._num_generation_tokens += len(applied.result.token_ids)
+                self._num_scored += len(applied.result.prompt_logprobs)
+                delta = live.advance(applied)
+            else:
+                delta = live.fail(applied)
+            if delta is None:
+                continue
+            if delta.finish_reason is not None:
+                del self._live[applied.request.request_id]
+                # What a NaN has reached must not be used again.
+                self._finish(live, forget_blocks=status is RowStatus.NUMERICAL_ERROR)
+            deltas.append(delta)
         return deltas
-
-    def _advance(self, live: LiveRequest, applied: AppliedRow) -> Delta | None:
-        """The delta of an applied row. Ends the request if its token, its grammar or its length ends it."""
-        result = applied.result
-        self._num_generation_tokens += len(result.token_ids)
-        self._num_scored += len(result.prompt_logprobs)
-        prompt_logprobs = live.new_prompt_logprobs(applied)
-        finish_reason, stop_token_id = live.advance(result.token_ids)
-        failure = live.grammar_failure if finish_reason is None else None
-        if failure is not None:
-            finish_reason = "error"
-        if finish_reason is not None:
-            self._end(live)
-        elif not result.token_ids and not prompt_logprobs:
-            return None
-        return live.delta(
-            finish_reason,
-            stop_token_id,
-            result=result,
-            prompt_logprobs=prompt_logprobs,
-            num_drafts=applied.row.num_drafts,
-            failure=failure,
-        )
-
-    def _fail(self, live: LiveRequest, applied: AppliedRow) -> Delta:
-        """End a request that drew nothing. If a NaN was the cause, its blocks must not be used again."""
-        failure: Failure | None
-        if applied.result.status is RowStatus.NUMERICAL_ERROR:
-            failure = live.numerical_failure()
-        else:
-            failure = live.empty_failure()
-        self._end(live, forget_blocks=applied.result.status is RowStatus.NUMERICAL_ERROR)
-        prompt_logprobs = live.new_prompt_logprobs(applied) if failure is None else ()
-        reason: FinishReason = "stop" if failure is None else "error"
-        return live.delta(reason, failure=failure, prompt_logprobs=prompt_logprobs)
-
-    def _end(self, live: LiveRequest, *, forget_blocks: bool = False) -> None:
-        del self._live[live.request.request_id]
-        self._finish(live, forget_blocks=forget_blocks)
 
     def _finish(self, live: LiveRequest, *, forget_blocks: bool = False) -> None:
         """Let go of a request that the scheduler knows."""
@@ -442,10 +395,5 @@ class EngineCore:
             self._guesses.close(live.request)
 
     def _take_outbox(self) -> tuple[Delta, ...]:
-        deltas = tuple(self._outbox)
-        self._outbox.clear()
+        deltas, self._outbox = tuple(self._outbox), []
         return deltas
-
-
-def _costs_of(costs: Coefficients) -> StepCosts:
-    return StepCosts(costs.step_s, costs.token_s, costs.context_s, costs.pair_s)

@@ -169,13 +169,13 @@ def aborted_while_it_compiles_and_queued_all_the_same(patch: Patch) -> None:
 @plant
 def complete_grammar_goes_on(patch: Patch) -> None:
     """The grammar is complete, and the next step still draws for it."""
-    advance = LiveRequest.advance
+    end_of = LiveRequest.end_of
 
     def on(self: LiveRequest, token_ids: tuple[int, ...]) -> tuple[str | None, int | None]:
-        reason, stop_token_id = advance(self, token_ids)
+        reason, stop_token_id = end_of(self, token_ids)
         return (None if reason == "stop" and stop_token_id is None else reason), stop_token_id
 
-    patch.setattr(LiveRequest, "advance", on)
+    patch.setattr(LiveRequest, "end_of", on)
 
 
 @plant
