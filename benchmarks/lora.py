@@ -41,7 +41,7 @@ def measure(model: Path, precision: str, rank: int, modules: str, num_rows: int)
     from inferd.engine.api.resolve import resolve  # noqa: PLC0415
     from inferd.engine.api.wire.params import Adapter, SamplingParams  # noqa: PLC0415
     from inferd.engine.arch.registry import weights  # noqa: PLC0415
-    from inferd.engine.lora.files import Update  # noqa: PLC0415
+    from inferd.engine.lora.adapters import Update  # noqa: PLC0415
     from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate  # noqa: PLC0415
     from inferd.engine.worker.load import load_worker  # noqa: PLC0415
 

@@ -23,8 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import tables
 from benchmarks.daemon import running
 from benchmarks.stacks import read_stacks, sample_into, shares
-from inferd.server.commands.bench.lengths import Fixed
-from inferd.server.commands.bench.options import LoadOptions
+from inferd.server.commands.bench.options import Fixed, LoadOptions
 from inferd.server.commands.bench.report import summarize
 from inferd.server.commands.bench.session import measure
 

@@ -31,9 +31,8 @@ from benchmarks.daemon import Daemon, running
 from benchmarks.machine import describe, measure_machine
 from benchmarks.roofline import Load
 from benchmarks.scenario_results import Measurement, Results, Start, as_json, render
-from inferd.server.commands.bench.lengths import Fixed
 from inferd.server.commands.bench.load import LoadRun
-from inferd.server.commands.bench.options import LoadOptions
+from inferd.server.commands.bench.options import Fixed, LoadOptions
 from inferd.server.commands.bench.report import BenchReport, failures, summarize, warnings
 from inferd.server.commands.bench.session import measure
 

@@ -48,7 +48,7 @@ from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.load import load_worker
 from inferd.kernels.cpu import library, native
 from inferd.server.structured.language import json_value
-from inferd.server.text.token_bytes import TokenBytes
+from inferd.server.text.detokenizer import TokenBytes
 
 ROOT = Path(__file__).resolve().parents[1]
 _TEXT_BYTES = 400_000

@@ -65,8 +65,7 @@ def _served(bench: Bench, model: str, load: Load) -> Trial:
     import fastapi  # noqa: F401, PLC0415
 
     from benchmarks.daemon import running  # noqa: PLC0415
-    from inferd.server.commands.bench.lengths import Fixed  # noqa: PLC0415
-    from inferd.server.commands.bench.options import LoadOptions  # noqa: PLC0415
+    from inferd.server.commands.bench.options import Fixed, LoadOptions  # noqa: PLC0415
     from inferd.server.commands.bench.report import failures, summarize  # noqa: PLC0415
     from inferd.server.commands.bench.session import measure  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
-"""Holds files open for the life of a server, and says what identifies their content.
+"""Holds files open for the life of a server, those of a checkpoint too, and says what identifies their content.
 
 Only the server imports this. It opens the files before it reads them, and looks afterwards whether their names still
-lead to them. So everything that it read, and every engine reads, is of the same files. Knows no checkpoint.
+lead to them. So everything that it read, and every engine reads, is of the same files.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from inferd.engine.api.checkpoint import CONFIG_FILES, INDEX_FILE, Checkpoint, weight_files
 from inferd.engine.api.errors import ModelError
-from inferd.engine.api.pinned_files import OPEN_FLAGS, PinnedFile, digest_of
+from inferd.engine.api.gguf import is_gguf
+from inferd.engine.api.pinned_files import OPEN_FLAGS, PinnedFile, digest_of, digest_of_all, documents_among
 
 _MAX_COVERED_BYTES = 16 * 2**20
 """A file of up to so many bytes is covered completely, which takes 10 ms (AMD EPYC, Zen 4, 2026-11-28)."""
@@ -94,3 +96,55 @@ def _covered(num_bytes: int, tensors: Iterable[tuple[int, int]], most: int) -> t
     first = min([begin for begin, _ in places] or [num_bytes])
     step = -(-len(places) // max(most, 1))
     return min(first, _MAX_FIRST_BYTES), tuple(begin + size // 2 for begin, size in places[:: max(step, 1)])
+
+
+ENGINE_FILES = (*CONFIG_FILES, INDEX_FILE, "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+"""Files beside the weights that engines read."""
+_SERVER_FILES = (
+    "chat_template.jinja", "chat_template.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "tokenizer.model", "tiktoken.model", "tekken.json",
+)  # fmt: skip
+"""Files that only the server reads, once. They belong to what the fingerprint covers."""
+_TEMPLATES = "additional_chat_templates"
+
+
+class HeldCheckpoint:
+    """The files of one checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        """A checkpoint that cannot be read has none, and its reader says why."""
+        weights: list[Path] = []
+        with contextlib.suppress(ModelError, OSError):
+            weights = weight_files(path)
+        is_folder = not is_gguf(path)
+        self._engine = HeldFiles([*(path / name for name in ENGINE_FILES if is_folder), *weights])
+        texts = [*(path / name for name in _SERVER_FILES), *sorted((path / _TEMPLATES).glob("*.jinja"))]
+        self._server = HeldFiles(texts if is_folder else ())
+        self.texts_digest = ""
+        """Digest of `documents` and of what only the server reads, once `pin` was called."""
+
+    def __len__(self) -> int:
+        return len(self._engine)
+
+    @property
+    def pinned(self) -> tuple[PinnedFile, ...]:
+        """The files that engines read, once `pin` was called."""
+        return self._engine.pinned
+
+    @property
+    def documents(self) -> tuple[PinnedFile, ...]:
+        """Those of them that are no safetensors: what a tokenizer is made from, and all of a GGUF file."""
+        return documents_among(self.pinned)
+
+    def pin(self, checkpoint: Checkpoint) -> None:
+        """Call this when all was read. Raises `ModelError` if a file changed since it was opened."""
+        begins: dict[Path, list[tuple[int, int]]] = {}
+        for info in (*checkpoint.tensors.values(), *checkpoint.left_out.values()):
+            begins.setdefault(info.file, []).append((info.begin, info.num_bytes))
+        for file in begins:
+            if file not in self._engine:
+                raise ModelError(f"{file} cannot be held open: raise the limit on open files (ulimit -n)")
+        self._engine.pin(begins)
+        self._server.pin()
+        self.texts_digest = digest_of_all((*self.documents, *self._server.pinned))
+        self._server = HeldFiles(())

@@ -1,5 +1,5 @@
 """A residual branch: attention or the MLP of a layer. It begins with norm and projection, and ends with projection and
-add.
+add. The MLP is here, with a gate or without.
 
 The stream of hidden states between layers is held as (x, residual). It is their sum, which the next norm's kernel adds
 on its way; if residual is None, it is x alone. A linear layer may have one kernel that fuses norm and projection, or
@@ -14,13 +14,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from inferd.engine.arch.description import Arch
-from inferd.engine.arch.matrices import of_layer
+from inferd.engine.arch.description import Activation, Arch
+from inferd.engine.arch.matrices import mlp, of_layer
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import NoNorm, Norm, RMSNorm, Scale, Step, stream_norm
 from inferd.engine.layers.placement import Placement
+from inferd.kernels.ops.gated_mul import gelu_mul, silu_mul
+from inferd.kernels.ops.gelu import gelu
 from inferd.kernels.ops.linear.fused import Gate
-from inferd.kernels.ops.quantize_fp8 import MAX_NORM_SIZE, Quantized
+from inferd.kernels.ops.quantize_fp8 import MAX_NORM_SIZE, MAX_SIZE, Quantized, gelu_mul_fp8, silu_mul_fp8
 from inferd.kernels.ops.scaled_add import added
 
 
@@ -79,3 +81,34 @@ class Branch:
         if isinstance(self.after, NoNorm) and isinstance(x, Tensor) and linear.fuses_add(x):
             return linear.add_to(stream, x), None
         return self.after(linear(x)), stream
+
+
+GATES = {
+    Activation.SILU: Act(silu_mul, "silu", silu_mul_fp8),
+    Activation.GELU_TANH: Act(gelu_mul, "gelu", gelu_mul_fp8),
+}
+"""The activations of MLPs with a gate."""
+
+
+class MLP:
+    """down(activation(gate(x)) * up(x)) with gate and up in one matrix; in a family without a gate down(gelu(up(x))).
+    x is [T, hidden]."""
+
+    def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
+        assert arch.has_gate or arch.activation is Activation.GELU_TANH
+        before, down = mlp(arch, layer)
+        self._act = GATES[arch.activation] if arch.has_gate else Act(gelu)
+        self._branch, self._ranks, self._size = branch, place.ranks, down.num_inputs
+        self._in, self._down = Linear(before, place), Linear(down, place, gather=place.ranks.outputs)
+        own = place.ranks.own
+        self._gathers_inputs = own.count > 1 and not own.splits_inputs
+        """Then the inputs of `down` are quantized when all are there."""
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The stream (x, residual), [T, hidden] each, with this branch's result added."""
+        has_groups = self._down.groups_of(x.shape[0])
+        if has_groups is None or self._act.run_fp8 is None or self._size > MAX_SIZE or self._gathers_inputs:
+            hidden, stream = self._branch.enter(self._in, x, residual, self._act)
+            return self._branch.leave(self._down, self._ranks.inputs(hidden, self._size), stream)
+        projected, stream = self._branch.enter(self._in, x, residual)
+        return self._branch.leave(self._down, self._act.run_fp8(projected, has_groups), stream)

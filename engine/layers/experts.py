@@ -21,9 +21,8 @@ from inferd.engine.arch.matrices import (
     shared_gate,
 )
 from inferd.engine.arch.matrix import LinearWeight
-from inferd.engine.layers.branch import Act, Branch
+from inferd.engine.layers.branch import GATES, MLP, Act, Branch
 from inferd.engine.layers.linear import Linear
-from inferd.engine.layers.mlp import GATES, MLP
 from inferd.engine.layers.norm import RMSNorm
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.ops.experts import Products, Router, Routing, add_up, bind_experts, route

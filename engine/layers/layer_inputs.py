@@ -8,8 +8,8 @@ from torch import Tensor
 
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.matrices import layer_embedding, layer_input, layer_projection, of_layer
+from inferd.engine.layers.branch import GATES
 from inferd.engine.layers.linear import Linear
-from inferd.engine.layers.mlp import GATES
 from inferd.engine.layers.norm import rms_norm_of, stream_norm
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.ops.embed import embed

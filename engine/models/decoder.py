@@ -17,7 +17,7 @@ from inferd.engine.arch.matrices import head
 from inferd.engine.arch.recurrent import GatedDelta, Mamba2, ShortConv
 from inferd.engine.arch.sharding import ONE_RANK, Rank
 from inferd.engine.layers.attention import Attention, Context
-from inferd.engine.layers.branch import Branch
+from inferd.engine.layers.branch import MLP, Branch
 from inferd.engine.layers.collectives import ALONE, Ranks
 from inferd.engine.layers.embedding import Embedding
 from inferd.engine.layers.experts import ExpertsBesideMLP, MixtureOfExperts
@@ -25,7 +25,6 @@ from inferd.engine.layers.gated_delta import GatedDeltaNet
 from inferd.engine.layers.layer_inputs import LayerInput, LayerInputs
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mamba2 import Mamba2Layer
-from inferd.engine.layers.mlp import MLP
 from inferd.engine.layers.norm import LayerScalar, stream_norm
 from inferd.engine.layers.placement import NO_LORAS, Lora, Placement
 from inferd.engine.layers.recurrent import RecurrentLayer, StateContext, States

@@ -16,9 +16,8 @@ from inferd.engine.arch.matrices import embedding, of_layer, state_projection, t
 from inferd.engine.arch.matrices import head as head_matrix
 from inferd.engine.arch.sharding import ONE_RANK
 from inferd.engine.layers.attention import Attention, Context
-from inferd.engine.layers.branch import Act, Branch
+from inferd.engine.layers.branch import MLP, Act, Branch
 from inferd.engine.layers.linear import Linear
-from inferd.engine.layers.mlp import MLP
 from inferd.engine.layers.norm import NoNorm, RMSNorm, rms_norm_of
 from inferd.engine.layers.placement import Placement
 from inferd.engine.layers.rotary import cos_sin_table

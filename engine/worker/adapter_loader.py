@@ -11,8 +11,7 @@ from inferd.engine.api.errors import ChangedError, ModelError, StartError
 from inferd.engine.api.pinned_files import adapter_pinned
 from inferd.engine.api.wire.messages import AdapterLoaded, LoadAdapter
 from inferd.engine.arch.description import Arch
-from inferd.engine.lora.adapters import Adapters
-from inferd.engine.lora.files import read_updates
+from inferd.engine.lora.adapters import Adapters, read_updates
 from inferd.engine.worker.executor import WorkerThread
 from inferd.engine.worker.step import Step, StepPart
 

@@ -35,11 +35,9 @@ from inferd.engine.worker.adapter_loader import AdaptedSlots
 from inferd.engine.worker.device import Device, HostCopy
 from inferd.engine.worker.drafter import Drafter
 from inferd.engine.worker.followers import Followers
-from inferd.engine.worker.graphs import StepGraphs, run_layers, uses_adapters
+from inferd.engine.worker.graphs import MixedGraphs, StepGraphs, run_layers, uses_adapters
 from inferd.engine.worker.loaded import LoadedModel
-from inferd.engine.worker.mixed_graphs import MixedGraphs
-from inferd.engine.worker.pooling import Pooler
-from inferd.engine.worker.prompt_logprobs import PromptLogprobs, entries_of
+from inferd.engine.worker.pooling import Pooler, PromptLogprobs, entries_of
 from inferd.engine.worker.ranks import SentPlans
 from inferd.engine.worker.slots import Batch
 from inferd.engine.worker.states import RecurrentStates

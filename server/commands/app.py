@@ -1,7 +1,8 @@
 """The subcommands of `inferd`. The flags of `serve` are made from the settings model.
 
-Each command imports its code only when it runs, so that `--help` answers at once. This file knows no engine and no
-HTTP. `cli` runs it, and prints a user's error.
+Each command imports its code only when it runs, so that `--help` answers at once. `inferd keys new` is here. It makes a
+key, shows it once, and writes its entry, in which only its SHA-256 is stored. This file knows no engine and no HTTP.
+`cli` runs it, and prints a user's error.
 """
 
 from __future__ import annotations
@@ -19,10 +20,61 @@ import typer
 from inferd.engine.api.process import garbage
 from inferd.server.commands.bench.command import bench_app, first_key
 from inferd.server.commands.cache import cache_app
-from inferd.server.commands.keys import keys_app
 from inferd.server.config.fields import Setting
 from inferd.server.config.names import split_name
 from inferd.server.config.settings import SETTINGS, Settings
+
+keys_app = typer.Typer(name="keys", help="Make API keys for clients.", no_args_is_help=True)
+
+
+@keys_app.callback()
+def _group() -> None:
+    """Make API keys for clients."""
+
+
+@keys_app.command("new")
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the key in logs.", show_default=False)],
+    file: Annotated[
+        Path | None, typer.Option(help="Keys file to add the key to. It is created if it is missing.", metavar="FILE")
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Tenant of the key. Keys of one tenant share its caches and its fair share.")
+    ] = None,
+    weight: Annotated[float, typer.Option(help="Weight of the tenant's fair share of the machine.")] = 1.0,
+    concurrent_requests: Annotated[
+        int | None, typer.Option(help="Maximum number of requests at the same time.", metavar="N")
+    ] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(help="Maximum number of requests per minute.", metavar="N")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Maximum number of tokens per minute, prompts and answers together.", metavar="N")
+    ] = None,
+) -> None:
+    """Make a key and show it once. A running server accepts it within a second.
+
+    Without --file the entry is shown too, so that it can be added to a keys file by hand.
+    """
+    from inferd.server.auth.keys_file import append_entry, digest_of, entry_of, entry_text, new_key  # noqa: PLC0415
+
+    key = new_key()
+    entry = entry_of(
+        sha256=digest_of(key).hex(),
+        name=name,
+        tenant=tenant,
+        weight=weight,
+        concurrent_requests=concurrent_requests,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+    )
+    if file is None:
+        typer.echo(f"keys:\n{entry_text(entry)}", err=True)
+    else:
+        append_entry(file, entry)
+        typer.echo(f"added {name} to {file}; serve with --keys-file {file}", err=True)
+    typer.echo(key)
+
 
 app = typer.Typer(
     name="inferd",

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from inferd.engine.api.errors import ConfigError
 from inferd.server.text.template import ChatTemplate
-from inferd.server.tools.derived.found import Derived
-from inferd.server.tools.detect import Clues, detect
+from inferd.server.tools.detect import Clues, Derived, detect
 from inferd.server.tools.fallback import ToolSupport
 from inferd.server.tools.format import DERIVED, Format
 

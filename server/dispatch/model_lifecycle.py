@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 
+from msgspec import Raw
+
 from inferd.engine.api.errors import RequestError
+from inferd.engine.api.wire.messages import Phase
 from inferd.server.errors import messages as errors
 
 
@@ -144,3 +148,24 @@ class ModelLifecycle:
         """Refuse new requests from now on; accepted ones continue."""
         self._shutdown = Shutdown.DRAINING
         self.draining.set()
+
+
+@dataclass(slots=True)
+class Hooks:
+    """The router's calls to the owner of a model's engines. Each is None until the owner sets it."""
+
+    on_wanted: Callable[[], None] | None = None
+    """Called once when unloaded engines are to start."""
+    on_unload: Callable[[], Awaitable[None]] | None = None
+    """Stops the engines."""
+    on_recovered: Callable[[int, float], None] | None = None
+    """Called with (requests sent again, seconds for which no engine computed them)."""
+    on_phase: Callable[[int, Phase], None] | None = None
+    """Called with a replica and a phase of its start that has ended."""
+    on_kv_events: Callable[[int, Raw], None] | None = None
+    """Called with a replica and KV events of its cache."""
+
+    def report_cache(self, index: int, events: Raw) -> None:
+        """Publish KV events of a replica's cache, if somebody subscribes."""
+        if self.on_kv_events is not None:
+            self.on_kv_events(index, events)

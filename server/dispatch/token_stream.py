@@ -19,7 +19,7 @@ from msgspec import structs
 from inferd.engine.api.process.flight_recorder import tag_of
 from inferd.engine.api.wire.messages import Delta, FinishReason, Submit
 from inferd.server.observability.request_record import RequestRecord, current_trace
-from inferd.server.schema.json_bytes import exact
+from inferd.server.schema.strict_json import exact
 
 _MANY_DELTAS, _MANY_SCORED = 64, 8
 """So many waiting deltas are merged into one: a delta of one token takes 400 bytes, the token in it 8. Its five best

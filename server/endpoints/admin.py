@@ -21,7 +21,7 @@ from inferd.server.endpoints.service import Service
 from inferd.server.errors import messages as errors
 from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from inferd.server.schema.answers.operation import Done
-from inferd.server.schema.json_bytes import any_json
+from inferd.server.schema.strict_json import any_json
 
 logger = logging.getLogger(__name__)
 

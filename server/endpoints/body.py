@@ -1,10 +1,12 @@
-"""Reads an HTTP body into a request type: checks the content type, parses strict JSON, then reads the model's fields.
+"""Reads an HTTP body or the query of a URL into a request type, which `schema` checks.
 
-Long bodies are read on a thread, in a way that lets other threads run: see `strict_json`.
+A body has its content type checked and its strict JSON parsed first. Long bodies are read on a thread, in a way that
+lets other threads run: see `strict_json`. A query has the same types as JSON, but written as text.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any, TypeVar
 
 from fastapi import Depends
@@ -14,8 +16,10 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.endpoints.service import Service
 from inferd.server.errors import messages as errors
 from inferd.server.schema import strict_json
-from inferd.server.schema.model import RequestModel, read
+from inferd.server.schema.json_schema import schema_of, types_of
+from inferd.server.schema.model import RequestModel, option, read
 from inferd.server.schema.notices import Notice
+from inferd.server.schema.values import Text
 from inferd.server.transport.sse import ClientGoneError, unless_disconnected
 
 R = TypeVar("R", bound=RequestModel)
@@ -93,3 +97,52 @@ def _malformed(reason: str) -> RequestError:
 def _ignored_words(ignored: list[str]) -> str:
     names = (errors.clip(name, 64) for name in ignored[:10])
     return "Unknown parameters were ignored: " + ", ".join(f"'{name}'" for name in names)
+
+
+class ModelQuery(RequestModel):
+    """Query of a route that is about one model. `Services.of_query` reads it."""
+
+    model: Text | None = option("A name of the model, or of an adapter of it.", unset="the first model")
+
+
+MAX_PARAMETERS = 64
+"""Maximum number of parameters of a URL, counted before any is read."""
+
+_WORDS: dict[str, object] = {"true": True, "false": False}
+
+
+@functools.cache
+def _types(model: type[RequestModel]) -> dict[str, tuple[str, ...]]:
+    """The JSON types of each parameter."""
+    return {name: tuple(types_of(schema)) for name, schema in schema_of(model)["properties"].items()}
+
+
+def query_of(model: type[R]) -> Any:
+    """A FastAPI dependency that reads the query by `read_query`."""
+
+    async def parsed(request: Request) -> R:
+        return read_query(request, model)
+
+    return Depends(parsed)
+
+
+def read_query(request: Request, model: type[R]) -> R:
+    """Read the query. A list repeats its name, with or without `[]` after it. Raises `RequestError`."""
+    num_given = request.scope["query_string"].count(b"&") + 1
+    if num_given > MAX_PARAMETERS:
+        raise errors.too_many_properties("query", MAX_PARAMETERS, num_given)
+    types = _types(model)
+    values: dict[str, object] = {}
+    lists: dict[str, list[str]] = {}
+    for given, text in request.query_params.multi_items():
+        name = given.removesuffix("[]")
+        if "array" in types.get(name, ()):
+            values[name] = lists.setdefault(name, [])
+            lists[name].append(text)
+        elif "integer" in types.get(name, ()) and text.isascii() and text.isdigit() and len(text) <= 10:
+            values[name] = int(text)
+        elif "boolean" in types.get(name, ()):
+            values[name] = _WORDS.get(text.lower(), text)
+        else:
+            values[name] = text
+    return read(model, values)

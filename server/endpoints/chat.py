@@ -7,12 +7,13 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.endpoints.answer import AnswerOptions, ChunkRendering, head, usage_of
+from inferd.server.endpoints.answer import AnswerOptions, ChunkRendering, chat_logprobs, head, prompt_logprobs, usage_of
 from inferd.server.endpoints.body import body_of
-from inferd.server.endpoints.logprobs import chat_logprobs, prompt_logprobs
 from inferd.server.endpoints.respond import Services, admit, options_of, respond, while_asked
 from inferd.server.endpoints.service import Service
 from inferd.server.generate.events import (
+    CalledTool,
+    ChoiceResult,
     Event,
     Finished,
     PromptRead,
@@ -22,8 +23,7 @@ from inferd.server.generate.events import (
     ToolCallStart,
 )
 from inferd.server.generate.request import GenerateRequest
-from inferd.server.generate.results import CalledTool, ChoiceResult
-from inferd.server.schema.answers.chat import (
+from inferd.server.schema.answers.generation import (
     ChatChoice,
     ChatChunkChoice,
     ChatChunkHead,
@@ -34,11 +34,12 @@ from inferd.server.schema.answers.chat import (
     ChatPrompt,
     CustomToolCall,
     CustomToolCallDelta,
+    EndReason,
+    Extra,
     FunctionDelta,
     ToolCall,
     ToolCallDelta,
 )
-from inferd.server.schema.answers.generation import EndReason, Extra
 from inferd.server.schema.chat import ChatRequest
 
 

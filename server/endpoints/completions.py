@@ -8,13 +8,13 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.endpoints.answer import AnswerOptions, ChunkRendering, head, usage_of
+from inferd.server.endpoints.answer import AnswerOptions, ChunkRendering, head, prompt_logprobs, text_logprobs, usage_of
 from inferd.server.endpoints.body import body_of
-from inferd.server.endpoints.logprobs import prompt_logprobs, text_logprobs
 from inferd.server.endpoints.long_lists import Chained
 from inferd.server.endpoints.respond import Services, admit, options_of, respond, while_asked
 from inferd.server.endpoints.service import Service
 from inferd.server.generate.events import (
+    ChoiceResult,
     Event,
     Finished,
     PromptRead,
@@ -25,9 +25,14 @@ from inferd.server.generate.events import (
     ToolCallStart,
 )
 from inferd.server.generate.request import GenerateRequest
-from inferd.server.generate.results import ChoiceResult
-from inferd.server.schema.answers.completions import Completion, TextChoice, TextChunkChoice, TextHead
-from inferd.server.schema.answers.generation import Extra, TextLogprobs
+from inferd.server.schema.answers.generation import (
+    Completion,
+    Extra,
+    TextChoice,
+    TextChunkChoice,
+    TextHead,
+    TextLogprobs,
+)
 from inferd.server.schema.completions import CompletionRequest
 
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.endpoints.routes import DOCS_FILES
-from inferd.server.transport.page_headers import page_headers
+from inferd.server.playground.page import page_headers
 
 _PACKAGE = "fastapi_swagger"
 """Carries the files of swagger-ui-dist. Only its files are used."""

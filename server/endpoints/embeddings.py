@@ -17,7 +17,7 @@ from inferd.server.endpoints.respond import Services, admit, while_asked
 from inferd.server.generate.embed import EmbedIntake, embed
 from inferd.server.schema.answers.tokens import Embedding, Embeddings
 from inferd.server.schema.embeddings import EmbeddingRequest
-from inferd.server.schema.json_bytes import exact
+from inferd.server.schema.strict_json import exact
 
 _COMPONENT_BYTES = 4
 

@@ -17,10 +17,8 @@ from inferd.server.endpoints.answer import AnswerOptions
 from inferd.server.endpoints.body import body_of
 from inferd.server.endpoints.respond import Services, admit, respond, while_asked
 from inferd.server.errors import table as errors
-from inferd.server.generate.events import Event, Finished, TextDelta
-from inferd.server.generate.request import GenerateRequest
-from inferd.server.generate.results import ChoiceResult, ResultBuilder
-from inferd.server.generate.sampling import choice_seed
+from inferd.server.generate.events import ChoiceResult, Event, Finished, ResultBuilder, TextDelta
+from inferd.server.generate.request import GenerateRequest, choice_seed
 from inferd.server.schema.answers.generation import Extra, RequestTiming
 from inferd.server.schema.answers.infill import (
     Infill,

@@ -33,7 +33,6 @@ from inferd.server.endpoints.routes import (
 from inferd.server.endpoints.service import Service
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
-from inferd.server.schema.json_bytes import exact
 from inferd.server.schema.json_schema import Schema, schema_of, schemas_of_answers
 from inferd.server.schema.latency import (
     MAX_TARGET_MS,
@@ -45,6 +44,7 @@ from inferd.server.schema.latency import (
     TTFT_HEADER,
 )
 from inferd.server.schema.model import RequestModel
+from inferd.server.schema.strict_json import exact
 from inferd.server.transport.middleware import WARNING_HEADER
 
 _ANY_REQUEST = (400, 405, 408, 413, 415, 431, 500)

@@ -21,10 +21,9 @@ from inferd.server.schema import (
     anthropic_parts,
     anthropic_tools,
     chat,
-    kinds,
     messages,
+    model,
     notices,
-    response_choice,
     response_items,
     response_options,
     response_parts,
@@ -174,11 +173,11 @@ def _offered(types: dict[str, type[RequestModel]]) -> str:
     return _names("Note", types, lambda fields: {name: f"Not used: {about}." for name, about in fields.offered.items()})
 
 
-def _of_kinds(name: str, rows: Mapping[str, kinds.Row]) -> str:
+def _of_kinds(name: str, rows: Mapping[str, model.Row]) -> str:
     return _table((name, "Kind", "What the server does"), ((f"`{t}`", row.kind, row.about) for t, row in rows.items()))
 
 
-def _by_place(column: str, places: Mapping[str, Mapping[str, kinds.Row]]) -> str:
+def _by_place(column: str, places: Mapping[str, Mapping[str, model.Row]]) -> str:
     """One row for a type, or one for each of the places that take it differently."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for place, types in places.items():
@@ -190,7 +189,7 @@ def _by_place(column: str, places: Mapping[str, Mapping[str, kinds.Row]]) -> str
     return _table(("Type", column, "Kind", "What the server does"), cells)
 
 
-_CHAT_PLACES: Mapping[str, Mapping[str, kinds.Row]] = {
+_CHAT_PLACES: Mapping[str, Mapping[str, model.Row]] = {
     "`tools`": chat.TOOLS_TAKEN,
     "`format` of a custom tool": chat.TEXT_FORMATS,
     "`tool_choice`": tool_choice.CHOICES,
@@ -199,10 +198,10 @@ _CHAT_PLACES: Mapping[str, Mapping[str, kinds.Row]] = {
 }
 
 
-_RESPONSE_PLACES: Mapping[str, Mapping[str, kinds.Row]] = {
+_RESPONSE_PLACES: Mapping[str, Mapping[str, model.Row]] = {
     "`environment` of `shell`": response_tools.ENVIRONMENTS,
     "`format` of a custom tool": chat.TEXT_FORMATS,
-    "`tool_choice`": response_choice.CHOICES,
+    "`tool_choice`": response_options.CHOICES,
     "`text.format`": response_options.FORMATS,
     "`include`": response_options.INCLUDES,
     **response_parts.PARTS,
@@ -290,7 +289,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "nested-without-effect": _nested_without_effect,
     "refused": lambda: _refused(_GENERATING | _EMBEDDING),
     "offered": lambda: _offered(_GENERATING | _EMBEDDING),
-    "kinds": lambda: _table(("Kind", "What it means"), ((kind, about) for kind, about in kinds.ABOUT.items())),
+    "kinds": lambda: _table(("Kind", "What it means"), ((kind, about) for kind, about in model.ABOUT.items())),
     "response-tools": lambda: _of_kinds("Type of tool", response_tools.TOOLS),
     "response-items": lambda: _of_kinds("Type of item", response_items.ITEMS),
     "response-types": lambda: _by_place("Place", _RESPONSE_PLACES),

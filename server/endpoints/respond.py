@@ -24,14 +24,13 @@ from inferd.server.endpoints.answer import AnswerOptions
 from inferd.server.endpoints.long_lists import dumps, pieces
 from inferd.server.endpoints.service import Service
 from inferd.server.errors import messages as errors
-from inferd.server.generate.deadline import Deadline, until, within
 from inferd.server.generate.events import Event, PromptRead, TextDelta
-from inferd.server.generate.request import Caller, GenerateRequest
+from inferd.server.generate.request import Caller, Deadline, GenerateRequest, until, within
 from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.answers.generation import Extra
 from inferd.server.schema.generation import GenerationFields, StreamOptions
-from inferd.server.schema.json_bytes import exact
 from inferd.server.schema.latency import TIMEOUT_HEADER, targets_of, timeout_of
+from inferd.server.schema.strict_json import exact
 from inferd.server.text.text_threads import TextThreads
 from inferd.server.transport import sse
 

@@ -11,19 +11,10 @@ from typing import Any, Literal
 
 from starlette.routing import compile_path
 
-from inferd.server.endpoints.query import ModelQuery
+from inferd.server.endpoints.body import ModelQuery
 from inferd.server.errors.table import Error
 from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from inferd.server.schema.answers import (
-    anthropic,
-    chat,
-    completions,
-    infill,
-    operation,
-    response_events,
-    responses,
-    tokens,
-)
+from inferd.server.schema.answers import anthropic, generation, infill, operation, response_events, responses, tokens
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
@@ -86,9 +77,9 @@ CHAT = Route(
     Access.KEY,
     _GENERATE,
     "Answer a conversation, as a whole or as a stream.",
-    chat.ChatCompletion,
+    generation.ChatCompletion,
     ChatRequest,
-    events=chat.ChatCompletionChunk | Error,
+    events=generation.ChatCompletionChunk | Error,
 )
 CHAT_RENDER = Route(
     "POST",
@@ -105,9 +96,9 @@ COMPLETIONS = Route(
     Access.KEY,
     _GENERATE,
     "Continue one text or several.",
-    completions.Completion,
+    generation.Completion,
     CompletionRequest,
-    events=completions.CompletionChunk | Error,
+    events=generation.CompletionChunk | Error,
 )
 COMPLETIONS_RENDER = Route(
     "POST",

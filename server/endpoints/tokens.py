@@ -23,8 +23,8 @@ from inferd.server.generate.request import Caller, GenerateRequest
 from inferd.server.schema.answers.tokens import RenderedPrompt, Tokenized
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
-from inferd.server.schema.json_bytes import exact
 from inferd.server.schema.notices import Notice
+from inferd.server.schema.strict_json import exact
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from inferd.server.text.template import conversation_of
 

@@ -19,16 +19,15 @@ from inferd.server.generate.events import (
     SCORED_PROMPT,
     Event,
     Finished,
+    Packed,
     PromptRead,
     ScoredToken,
 )
-from inferd.server.generate.packed import Packed
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.observability.server_instruments import Repair
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.structured.bounds import refusal
-from inferd.server.text.detokenizer import Detokenizer
-from inferd.server.text.token_bytes import TokenBytes
+from inferd.server.text.detokenizer import Detokenizer, TokenBytes
 
 _UNNAMED = Failure("engine_error", "The engine could not serve this request.")
 

@@ -31,8 +31,7 @@ from inferd.server.generate.answer_rules import (
 )
 from inferd.server.generate.gaps import Gap, GapReader
 from inferd.server.generate.prompts import CheckSize, Encoded, PromptReader
-from inferd.server.generate.request import Caller, GenerateRequest, Prompt
-from inferd.server.generate.sampling import choose_seed, sampling_params
+from inferd.server.generate.request import Caller, GenerateRequest, Prompt, choose_seed, sampling_params
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.generation import GenerationFields, is_sane_id

@@ -1,25 +1,158 @@
-"""A caller, a valid request, and the submits that it becomes. Only the intake makes a valid request."""
+"""A caller, a valid request with its deadline, and the submits that it becomes. Only the intake makes a valid request.
+
+Work that is not done by its deadline is cancelled, and its request gets an error. Times are of `time.monotonic`, so
+that a change of the wall clock ends nothing early. The engine's `SamplingParams` come from wire fields and defaults,
+seeds included. Order of precedence: caller, checkpoint, OpenAI.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Submit
-from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
+from inferd.engine.api.wire.params import MAX_SEED, SamplingParams, SchedulingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
-from inferd.server.generate.deadline import Deadline
-from inferd.server.generate.sampling import choice_seed
 from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import GenerationFields
 from inferd.server.schema.latency import NO_TARGETS, Targets
 from inferd.server.schema.notices import Notice
 from inferd.server.schema.repetition import RepetitionRule
+from inferd.server.text.model import ServedModel
 from inferd.server.text.stops import StopTables
 from inferd.server.tools.parser_config import ParserConfig
+
+
+class Deadline(NamedTuple):
+    """The time at which an answer must be complete."""
+
+    at_s: float
+    timeout_s: float
+    """The request's timeout, which the error names."""
+
+    @classmethod
+    def after(cls, arrival_s: float, timeout_s: float | None) -> Deadline | None:
+        """The deadline of a request; None if it has no timeout."""
+        return None if timeout_s is None else cls(arrival_s + timeout_s, timeout_s)
+
+
+async def within(deadline: Deadline | None, work: Awaitable[T]) -> T:
+    """The result of `work`. At the deadline, cancels `work` and raises `RequestError`. None waits without end."""
+    if deadline is None:
+        return await work
+    limit = asyncio.timeout(deadline.at_s - time.monotonic())
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():
+            raise
+    finally:
+        del limit
+    # Raised without the TimeoutError and without `limit`, because both refer to the task that this error ends: the
+    # error would keep itself alive.
+    message = (
+        f"The answer was not complete within the request's timeout of {deadline.timeout_s:g} s. Ask for fewer tokens, "
+        "or set a longer timeout."
+    )
+    raise RequestError("deadline_exceeded", message)
+
+
+def until(deadline: Deadline | None, events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """Yields `events`. Raises `RequestError` at the deadline. Always closes `events`."""
+    return events if deadline is None else _until(deadline, events)
+
+
+async def _until(deadline: Deadline, events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    try:
+        while True:
+            # The limit is never open across a yield, so that it does not cancel work of the reader.
+            try:
+                event = await within(deadline, anext(events))
+            except StopAsyncIteration:
+                return
+            yield event
+    finally:
+        await events.aclose()
+
+
+T = TypeVar("T")
+
+
+def sampling_params(
+    wire: GenerationFields,
+    model: ServedModel,
+    seed: int,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    bad_words: tuple[tuple[int, ...], ...],
+    grammar: str,
+) -> SamplingParams:
+    """The parameters of choice 0, not yet checked against the model's bounds. `seed` is the caller's."""
+    defaults = model.defaults
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=engine_seed(seed),
+        min_tokens=wire.min_tokens or 0,
+        temperature=_first(wire.temperature, defaults.temperature),
+        # -1 is another spelling of "off".
+        top_k=max(0, _first(wire.top_k, defaults.top_k)),
+        top_p=_first(wire.top_p, defaults.top_p),
+        min_p=_first(wire.min_p, defaults.min_p),
+        repetition_penalty=_first(wire.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=wire.presence_penalty or 0.0,
+        frequency_penalty=wire.frequency_penalty or 0.0,
+        logit_bias=wire.logit_bias or (),
+        allowed_token_ids=tuple(dict.fromkeys(wire.allowed_token_ids or ())),
+        bad_words=bad_words,
+        eos_token_ids=() if wire.ignore_eos else model.eos_token_ids,
+        stop_token_ids=tuple(dict.fromkeys(wire.stop_token_ids or ())),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
+    )
+
+
+def _first(given: T | None, default: T) -> T:
+    return default if given is None else given
+
+
+def engine_seed(seed: int) -> int:
+    """The engine's seed for a caller's signed 64-bit one: the same from 0 to `MAX_SEED`, else 53 bits of its hash.
+
+    The hash is the low 53 bits of BLAKE2b with an 8-byte digest over the seed as an 8-byte little-endian integer (two's
+    complement), read little-endian.
+    """
+    if 0 <= seed <= MAX_SEED:
+        return seed
+    digest = hashlib.blake2b(seed.to_bytes(8, "little", signed=True), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & MAX_SEED
+
+
+def choose_seed() -> int:
+    """A seed for a request that names none. The answer carries it, so that it can be reproduced."""
+    return secrets.randbelow(MAX_SEED + 1)
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of a choice: `seed` itself for choice 0, else the low 53 bits of a hash of (seed, choice).
+
+    The hash is BLAKE2b with an 8-byte digest over the two numbers as 8-byte little-endian integers, read little-endian.
+    """
+    if choice == 0:
+        return seed
+    digest = hashlib.blake2b(seed.to_bytes(8, "little") + choice.to_bytes(8, "little"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & MAX_SEED
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from inferd.server.generate.events import Event
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.answers.generation import RequestTiming
-from inferd.server.text.token_bytes import TokenBytes
+from inferd.server.text.detokenizer import TokenBytes
 
 _SHED = frozenset({"rate_limit_exceeded", "server_is_overloaded"})
 """Codes of a choice that was refused or given up: prompts that the engine has not begun are then not charged."""

@@ -14,7 +14,7 @@ import msgspec
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
-from inferd.engine.api.held_checkpoint import HeldCheckpoint
+from inferd.engine.api.held_files import HeldCheckpoint
 from inferd.engine.api.locate import locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from inferd.engine.api.adapter import NUM_FILES, AdapterFiles
 from inferd.engine.api.config import EngineConfig
-from inferd.engine.api.held_checkpoint import HeldCheckpoint
+from inferd.engine.api.held_files import HeldCheckpoint
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS
 from inferd.engine.api.model import ModelFacts

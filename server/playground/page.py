@@ -1,7 +1,9 @@
 """The page at /, and its files under /playground/. All of them come from this package, and none from another host.
 
 The page is static: its scripts call the same routes as any client. It needs no key, and asks its reader for one if a
-route does. This file knows no engine.
+route does. All pages of the server have the headers that are made here, and a browser enforces them. No page may load
+anything from another host, and no site may show a page in a frame: it could lay something over its buttons, and have a
+visitor press them unknowingly. This file knows no engine.
 """
 
 from __future__ import annotations
@@ -14,7 +16,25 @@ from pathlib import Path, PurePosixPath
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.transport.page_headers import page_headers
+
+def policy(*scripts: str) -> str:
+    """The Content-Security-Policy of a page. `scripts`: hashes of its inline scripts, as the policy writes them."""
+    allowed = " ".join(("'self'", *scripts))
+    return (
+        f"default-src 'none'; script-src {allowed}; worker-src 'self'; style-src 'self'; "
+        "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def page_headers(*scripts: str) -> dict[str, str]:
+    """All headers of a page. `scripts` as in `policy`."""
+    return {
+        "Content-Security-Policy": policy(*scripts),
+        "X-Frame-Options": "DENY",  # for browsers that do not read frame-ancestors
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+
 
 STATIC = Path(__file__).parent / "static"
 _MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}

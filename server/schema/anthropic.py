@@ -7,10 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from inferd.server.schema.anthropic_conversation import Turns
+from inferd.server.schema.anthropic_conversation import System, Turns
 from inferd.server.schema.anthropic_parts import ContextManagement, JsonFormat, OutputConfig, ThinkingField
 from inferd.server.schema.anthropic_tools import ToolsField, ToolUseField
-from inferd.server.schema.anthropic_turns import System
 from inferd.server.schema.generation import (
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,

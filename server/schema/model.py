@@ -1,7 +1,8 @@
 """Base classes and value types of the pydantic models that requests are read into.
 
-`read` makes a model of a parsed JSON object and is the only reader. JSON null means "not given" everywhere. Knows no
-particular field.
+`read` makes a model of a parsed JSON object and is the only reader. JSON null means "not given" everywhere. Each file
+of this package that reads a union of types has a table of them. A `Row` says what the server does with a tool, a block,
+an item or a key. The reader, the documentation and the tests share it. Knows no particular field.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
@@ -18,9 +19,34 @@ from pydantic.fields import FieldInfo
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import messages as errors
 from inferd.server.errors import validation
-from inferd.server.schema.kinds import Kind
 from inferd.server.schema.notices import Name, Notice
 from inferd.server.schema.strict_json import Counts
+
+Kind = Literal["enforced", "hint", "offer", "demand"]
+
+ABOUT: Mapping[Kind, str] = {
+    "enforced": "The server does it.",
+    "hint": "It can change speed, cost or bookkeeping, not the answer. It is accepted in silence.",
+    "offer": "It lets the model do something that this server does not have. It is accepted, the model does not see "
+    "it, and a notice says so.",
+    "demand": "The caller relies on it, and the server cannot do it. The request is refused by name, with the way out.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One type of a union, or one key of an object."""
+
+    kind: Kind
+    about: str
+    """A sentence that says what the server does with it; for a demand it is the way out."""
+
+
+def key_of(rows: Mapping[str, Row], name: str) -> str | None:
+    """The key of a name's row: the name itself, or the key that ends in `*` and begins it, for types with a version."""
+    if name in rows:
+        return name
+    return next((key for key in rows if key.endswith("*") and name.startswith(key[:-1])), None)
 
 
 def option(

@@ -7,13 +7,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from inferd.server.schema.json_bytes import check_writable
-from inferd.server.schema.kinds import Kind
 from inferd.server.schema.messages import MAX_MESSAGES
-from inferd.server.schema.model import Part
-from inferd.server.schema.response_parts import ITEM_WITHOUT_EFFECT, Content, ItemPart, NotEmpty, shown_content
-from inferd.server.schema.response_texts import Item
+from inferd.server.schema.model import Kind, Part
+from inferd.server.schema.response_parts import ITEM_WITHOUT_EFFECT, Content, Item, ItemPart, NotEmpty, shown_content
 from inferd.server.schema.response_tools import GivenTools
+from inferd.server.schema.strict_json import check_writable
 from inferd.server.schema.values import JsonObject, Many, Text, Whole
 
 _Count = Annotated[Whole, Field(ge=-(2**53), le=2**53)]

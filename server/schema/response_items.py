@@ -12,14 +12,21 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Tag, ValidationInfo, WrapValidator
 
 from inferd.server.errors import messages as errors
-from inferd.server.schema.json_bytes import check_writable
-from inferd.server.schema.kinds import Kind, Row
 from inferd.server.schema.messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, text_or_parts
-from inferd.server.schema.model import Part, tell
+from inferd.server.schema.model import Kind, Part, Row, tell
 from inferd.server.schema.response_calls import CALL_ITEMS
-from inferd.server.schema.response_parts import Content, ItemPart, NotEmpty, shown_content, shown_text, unread_parts
-from inferd.server.schema.response_texts import Item, unsealed
+from inferd.server.schema.response_parts import (
+    Content,
+    Item,
+    ItemPart,
+    NotEmpty,
+    shown_content,
+    shown_text,
+    unread_parts,
+    unsealed,
+)
 from inferd.server.schema.response_tools import GivenTools
+from inferd.server.schema.strict_json import check_writable
 from inferd.server.schema.unread import NOUNS, SAY_IT, left_out
 from inferd.server.schema.values import Converted, JsonObject, Kept, Many, Text, Typed, form, typed_object, union_of
 

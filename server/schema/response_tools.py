@@ -24,9 +24,8 @@ from inferd.server.schema.chat import (
     FunctionName,
     GrammarText,
 )
-from inferd.server.schema.json_bytes import check_repeated, check_writable
-from inferd.server.schema.kinds import Row
-from inferd.server.schema.model import Part, tell
+from inferd.server.schema.model import Part, Row, tell
+from inferd.server.schema.strict_json import check_repeated, check_writable
 from inferd.server.schema.values import Flag, JsonObject, Kept, Many, Text, typed_object, union_of
 
 BESIDE_TYPE = "Put its keys beside 'type': objects are flat here, other than in chat."

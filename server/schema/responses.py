@@ -11,9 +11,8 @@ from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.schema.chat import MAX_THINKING_TOKENS
 from inferd.server.schema.generation import CUT, OUTPUT, PROMPT, REQUEST, STOPPING, TOOLS, SharedFields
 from inferd.server.schema.model import RequestModel, option, required, tell
-from inferd.server.schema.response_choice import ToolChoiceOption
 from inferd.server.schema.response_items import Items
-from inferd.server.schema.response_options import Included, Metadata, ReasoningOption, TextField
+from inferd.server.schema.response_options import Included, Metadata, ReasoningOption, TextField, ToolChoiceOption
 from inferd.server.schema.response_tools import GivenTools
 from inferd.server.schema.values import Besides, Flag, JsonObject, Only, Text, Whole
 

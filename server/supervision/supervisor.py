@@ -23,8 +23,7 @@ from inferd.engine.api.process.engine_process import EarlyProcess
 from inferd.engine.api.process.logs import LogStyle, counted
 from inferd.engine.api.wire.messages import UseThreads
 from inferd.server.dispatch.router import Router
-from inferd.server.supervision.engine_handle import EngineHandle
-from inferd.server.supervision.standby import Standby
+from inferd.server.supervision.engine_handle import EngineHandle, Standby
 
 logger = logging.getLogger("inferd")
 

@@ -2,15 +2,163 @@
 
 The text is the joined bytes of the ids, decoded as UTF-8, after those of the prompt. It does not depend on how the ids
 were cut into deltas. Bytes that are no UTF-8 become U+FFFD once that is certain: an incomplete character waits for its
-remaining bytes until `finish`. Knows nothing of stop strings.
+remaining bytes until `finish`.
+
+A table of the bytes that each id adds is computed once from the tokenizer's decoder. Streams, log probabilities and
+offsets use it instead of calling `decode` on a window of ids. Decoders that do not work token by token (WordPiece, CTC)
+are refused by name when the tokenizer is loaded. Knows nothing of stop strings.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
-from inferd.server.text.token_bytes import TokenBytes
+from tokenizers import Tokenizer
+
+from inferd.engine.api.byte_alphabet import BYTE_OF_CHAR
+from inferd.engine.api.errors import ModelError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+_JOINED_AT_ONCE = 2**15
+
+_Piece = str | bytes
+_Step = Callable[[_Piece], _Piece]
+
+
+class TokenBytes:
+    """The bytes of every id. Ids without a token (padding rows of the embedding) have none."""
+
+    __slots__ = ("_known", "_special_ids", "_step", "_strip", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises `ModelError` for a decoder that cannot be read token by token."""
+        decoder = tokenizer.decoder
+        if decoder is None:
+            raise ModelError("the tokenizer has no decoder, so its tokens cannot be turned into text")
+        steps, self._strip = _steps_of(json.loads(decoder.__getstate__()))
+        self._step = _compose(steps)
+        self._tokenizer = tokenizer
+        self._special_ids = frozenset(
+            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+        self._known: dict[int, bytes] = {}
+
+    def of(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text. Special tokens have bytes too."""
+        known = self._known.get(token_id)
+        if known is None:
+            token = self._tokenizer.id_to_token(token_id)
+            known = b"" if token is None else _as_bytes(self._step(token))
+            self._known[token_id] = known
+        return known
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids
+
+    def join(self, token_ids: Iterable[int], skip_special: bool) -> bytes:
+        """The bytes of a text that begins with these ids."""
+        special = self._special_ids if skip_special else frozenset()
+        pieces = (self.of(token_id) for token_id in token_ids if token_id not in special)
+        # Some at a time: joining two million pieces in one call holds the interpreter lock for 40 ms.
+        parts: list[bytes] = []
+        while some := tuple(islice(pieces, _JOINED_AT_ONCE)):
+            parts.append(b"".join(some))
+        return self.strip_start(b"".join(parts))
+
+    def strip_start(self, text: bytes) -> bytes:
+        """`text` without the space that some tokenizers put before the first word of a text."""
+        for _ in range(self._strip):
+            text = text.removeprefix(b" ")
+        return text
+
+
+def _as_bytes(piece: _Piece) -> bytes:
+    return piece if isinstance(piece, bytes) else piece.encode("utf-8", "replace")
+
+
+def _compose(steps: list[_Step]) -> _Step:
+    def run(piece: _Piece) -> _Piece:
+        for step in steps:
+            piece = step(piece)
+        return piece
+
+    return run
+
+
+def _steps_of(decoder: dict[str, object]) -> tuple[list[_Step], int]:
+    """(steps applied to each token, number of spaces stripped from the start of the text)."""
+    kind = decoder.get("type")
+    if kind == "Sequence":
+        return _sequence(decoder["decoders"])
+    if kind == "ByteLevel":
+        return [_byte_level], 0
+    if kind == "ByteFallback":
+        return [_byte_fallback], 0
+    if kind == "Fuse":
+        return [], 0
+    if kind == "Replace":
+        return [_replace(decoder)], 0
+    if kind == "Metaspace":
+        mark = str(decoder.get("replacement", "\u2581"))
+        steps: list[_Step] = [_on_text(lambda text: text.replace(mark, " "))]
+        return steps, 0 if decoder.get("prepend_scheme") == "never" else 1
+    if kind == "Strip" and decoder.get("content") == " " and decoder.get("stop") == 0:
+        start = decoder.get("start")
+        assert isinstance(start, int)
+        return [], start
+    raise ModelError(
+        f"the tokenizer's decoder {kind!r} cannot be read token by token; known are ByteLevel, ByteFallback, "
+        "Metaspace, Replace, Strip (at the start) and Fuse"
+    )
+
+
+def _sequence(decoders: object) -> tuple[list[_Step], int]:
+    assert isinstance(decoders, list)
+    steps: list[_Step] = []
+    strip, is_fused = 0, False
+    for decoder in decoders:
+        new_steps, new_strip = _steps_of(decoder)
+        if (new_strip and not is_fused and decoder["type"] == "Strip") or (new_steps and is_fused):
+            raise ModelError(
+                f"the tokenizer's decoder applies {decoder['type']!r} where it cannot be read token by token"
+            )
+        is_fused = is_fused or decoder["type"] == "Fuse"
+        steps += new_steps
+        strip += new_strip
+    return steps, strip
+
+
+def _on_text(change: Callable[[str], str]) -> _Step:
+    """A step that changes text and leaves bytes as they are."""
+    return lambda piece: piece if isinstance(piece, bytes) else change(piece)
+
+
+def _replace(decoder: dict[str, object]) -> _Step:
+    pattern, content = decoder["pattern"], str(decoder["content"])
+    assert isinstance(pattern, dict)
+    if "String" not in pattern:
+        raise ModelError("the tokenizer's decoder replaces by a regular expression, which is not read token by token")
+    old = str(pattern["String"])
+    return _on_text(lambda text: text.replace(old, content))
+
+
+def _byte_fallback(piece: _Piece) -> _Piece:
+    match = _BYTE_TOKEN.fullmatch(piece) if isinstance(piece, str) else None
+    return piece if match is None else bytes((int(match[1], 16),))
+
+
+def _byte_level(piece: _Piece) -> _Piece:
+    if isinstance(piece, bytes):
+        return piece
+    values = [BYTE_OF_CHAR.get(char) for char in piece]
+    # An added token may hold characters that stand for no byte. Then its text is meant literally.
+    return piece if None in values else bytes(value for value in values if value is not None)
+
 
 _MAX_UTF8 = 4
 _MAX_TAIL_IDS = 256

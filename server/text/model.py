@@ -14,7 +14,7 @@ from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.api.process.written_once import WrittenOnce
 from inferd.server.errors import messages as errors
-from inferd.server.schema.json_bytes import any_json
+from inferd.server.schema.strict_json import any_json
 from inferd.server.text.control_tokens import Begun, ControlTokens, control_tokens_of
 from inferd.server.text.fill_in import FillIn
 from inferd.server.text.pretrained import pretrained_of
@@ -22,8 +22,7 @@ from inferd.server.text.render_workers import OvertimeError, RenderError
 from inferd.server.text.template import ChatTemplate
 from inferd.server.text.tokenizer import Tokenizer
 from inferd.server.tools.builtin import PLAIN_SYNTAX
-from inferd.server.tools.derived.found import Derived
-from inferd.server.tools.detect import AUTO, NO_FORMAT, Clues, detect
+from inferd.server.tools.detect import AUTO, NO_FORMAT, Clues, Derived, detect
 from inferd.server.tools.fallback import Fallback, ToolSupport
 from inferd.server.tools.format import Format
 

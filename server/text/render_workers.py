@@ -1,7 +1,7 @@
 """The server's side of the processes that render chat templates: starts them and asks them.
 
 There is one process that forks (`RenderProcess`) in a server. A worker (`RenderWorker`) renders nothing but one
-checkpoint's template. `render_pool` has the workers of a checkpoint. All calls block, so they belong on threads. Knows
+checkpoint's template. `RenderPool` has the workers of a checkpoint. All calls block, so they belong on threads. Knows
 no messages.
 """
 

@@ -21,9 +21,8 @@ from tokenizers.models import BPE
 
 from inferd.engine.api.byte_alphabet import BYTE_OF_CHAR
 from inferd.engine.api.errors import ModelError
-from inferd.server.text.detokenizer import Detokenizer
+from inferd.server.text.detokenizer import Detokenizer, TokenBytes
 from inferd.server.text.split_points import MAX_PART, PART, Span, split_points_of
-from inferd.server.text.token_bytes import TokenBytes
 
 MAX_WHOLE = 2**20
 """Most characters of a text for a tokenizer without split points: they take up to 600 MiB, one text at a time."""

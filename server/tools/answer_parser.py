@@ -21,15 +21,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import Enum, auto
 
-from inferd.server.tools.answer_text import AnswerText
 from inferd.server.tools.argument_schema import schemas_of
 from inferd.server.tools.call_regions import JsonRegion, WholeRegion
 from inferd.server.tools.calls_in_reasoning import BehindCall, UncertainCall
 from inferd.server.tools.format import Region
-from inferd.server.tools.json_calls import BLANK, JsonCalls
+from inferd.server.tools.json_calls import JsonCalls
 from inferd.server.tools.parser_config import ParserConfig
 from inferd.server.tools.patterns import TAG
-from inferd.server.tools.pieces import CallBegun, CallEnded, Piece, first_calls, joined
+from inferd.server.tools.pieces import BLANK, AnswerText, CallBegun, CallEnded, Piece, first_calls, joined
 from inferd.server.tools.watch import Seen, Watch, Watched, first
 
 _SHORTEST_CUT_MARKER = 3

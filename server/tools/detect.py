@@ -6,12 +6,46 @@ A setting overrides both. Two formats that do not fit together are refused by na
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from inferd.engine.api.errors import ModelError
-from inferd.server.tools.builtin import CALLS, HARMONY, NONE, PLAIN, PLAIN_SYNTAX, REASONING, START_ANCHORS, CallFormat
-from inferd.server.tools.derived.found import NOTHING, Derived
+from inferd.server.tools.builtin import (
+    CALLS,
+    HARMONY,
+    NONE,
+    PLAIN,
+    PLAIN_SYNTAX,
+    REASONING,
+    START_ANCHORS,
+    CallFormat,
+    Field,
+    ReasoningFormat,
+)
 from inferd.server.tools.format import DERIVED, OWN, CallSyntax, Format, ReasoningSyntax
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """Formats derived from a template, as far as it shows them."""
+
+    calls: CallFormat | None = None
+    why_no_calls: str = ""
+    """Why there is no format of calls; empty if there is one."""
+    readable: frozenset[str] | None = None
+    """Names of the formats written by hand that read the template's calls; None if it shows none, or if theirs was
+    derived."""
+    reasoning: ReasoningFormat | None = None
+    why_no_reasoning: str = ""
+    """Fault of the format of reasoning that was found; empty if it has none."""
+    others: Mapping[str, Field] = field(default_factory=dict)
+    """Fields of the content, if it has markers, and of the end of a turn."""
+    anchors: tuple[str, ...] = ()
+    """Texts that begin an assistant's turn."""
+    num_rendered: int = 0
+
+
+NOTHING = Derived()
+
 
 AUTO = "auto"
 """Setting that takes the format from the checkpoint."""

@@ -13,9 +13,7 @@ from enum import Enum, auto
 
 from inferd.server.tools.format import USUAL_KEYS, JsonKeys
 from inferd.server.tools.json_span import JsonSpan
-from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Piece
-
-BLANK = " \t\r\n"
+from inferd.server.tools.pieces import BLANK, CallArguments, CallBegun, CallEnded, Piece
 
 _WRAPPER = "function"
 """Key of an object that holds name and arguments, in calls as requests have them."""

@@ -23,9 +23,16 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
-from inferd.server.transport.limits import ConnectionLimits
-from inferd.server.transport.request_head import ambiguity, framing_headers, head_too_large, head_too_slow, malformed
-from inferd.server.transport.timers import IdleTimer, StallTimer
+from inferd.server.transport.limits import (
+    ConnectionLimits,
+    IdleTimer,
+    StallTimer,
+    ambiguity,
+    framing_headers,
+    head_too_large,
+    head_too_slow,
+    malformed,
+)
 
 logger = logging.getLogger("inferd.server")
 

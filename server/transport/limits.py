@@ -1,15 +1,19 @@
-"""The limits of HTTP connections, and how many connections fit the process's limit on open files.
+"""The limits of HTTP connections: how many fit the process's limit on open files, the timers of each, and what the head
+of a request may be.
 
-This file knows no HTTP and no uvicorn, so that `inferd doctor` can ask it too.
+One timer is for input that comes too slowly, one for a client that does not take its answer. This file knows no
+uvicorn, so that `inferd doctor` can ask it too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import resource
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from inferd.engine.api.errors import ConfigError
+from inferd.engine.api.errors import ConfigError, RequestError
 
 logger = logging.getLogger("inferd.server")
 
@@ -84,3 +88,133 @@ def fit_open_files(limits: ConnectionLimits, num_held: int = 0) -> ConnectionLim
         "the server accepts %d connections instead of %d: %s, or set --max-connections %d", num, asked, reason, num
     )
     return replace(limits, max_connections=num)
+
+
+class IdleTimer:
+    """Calls `late` once if nothing came for too long, or if the whole took too long.
+
+    One timer serves both limits, and input does not restart it: when it fires, it looks whether something came in the
+    meantime. It holds `late` only while it runs, so that a connection and its timer do not keep each other alive.
+    """
+
+    __slots__ = ("_began_s", "_idle_s", "_late", "_loop", "_seen_s", "_timer", "_total_s")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._late: Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._began_s = self._seen_s = self._idle_s = self._total_s = 0.0
+
+    def start(self, idle_s: float, total_s: float, late: Callable[[], None]) -> None:
+        self.stop()
+        self._late = late
+        self._began_s = self._seen_s = self._loop.time()
+        self._idle_s, self._total_s = idle_s, total_s
+        self._set()
+
+    def start_once(self, idle_s: float, total_s: float, late: Callable[[], None]) -> None:
+        """Start the timer unless it runs."""
+        if self._timer is None:
+            self.start(idle_s, total_s, late)
+
+    def seen(self) -> None:
+        """Input came."""
+        if self._timer is not None:
+            self._seen_s = self._loop.time()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._late = None
+
+    def _set(self) -> None:
+        self._timer = self._loop.call_at(self._due_s, self._check)
+
+    @property
+    def _due_s(self) -> float:
+        return min(self._seen_s + self._idle_s, self._began_s + self._total_s)
+
+    def _check(self) -> None:
+        self._timer = None
+        if self._loop.time() < self._due_s:
+            self._set()
+        elif (late := self._late) is not None:
+            self._late = None
+            late()
+
+
+class StallTimer:
+    """Calls `late` if a write buffer does not get smaller for `stall_s` seconds. Stops when the buffer is empty."""
+
+    __slots__ = ("_loop", "_stall_s", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, stall_s: float) -> None:
+        self._loop, self._stall_s = loop, stall_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._timer is not None
+
+    def start(self, transport: asyncio.WriteTransport, late: Callable[[], None]) -> None:
+        self.stop()
+        num_bytes = transport.get_write_buffer_size()
+        self._timer = self._loop.call_later(self._stall_s, self._check, transport, num_bytes, late)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check(self, transport: asyncio.WriteTransport, num_bytes_before: int, late: Callable[[], None]) -> None:
+        self._timer = None
+        num_bytes = transport.get_write_buffer_size()
+        if num_bytes >= num_bytes_before:
+            late()
+        elif num_bytes:
+            self.start(transport, late)
+
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+def ambiguity(http_version: str, headers: Headers) -> str:
+    """Why a proxy may understand this head differently, although the parser accepts it; empty if it is clear."""
+    if http_version not in ("1.0", "1.1"):
+        return f"HTTP version {http_version} is not supported"
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or (not hosts and http_version == "1.1"):
+        return f"it has {len(hosts)} Host headers instead of one"
+    encodings = [value for name, value in headers if name == b"transfer-encoding"]
+    if encodings and (http_version == "1.0" or encodings[0].strip().lower() != b"chunked"):
+        return "the only supported Transfer-Encoding is chunked, in HTTP/1.1"
+    return ""
+
+
+def framing_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """The headers that say where the body ends. None if there is no body."""
+    return [
+        (name, value)
+        for name, value in headers
+        if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" 0"))
+    ]
+
+
+def malformed(reason: str) -> RequestError:
+    return RequestError("malformed_http", f"We could not understand your request: {reason}.")
+
+
+def head_too_large(limits: ConnectionLimits) -> RequestError:
+    message = (
+        "The head of the request is too large: request line and headers may have at most "
+        f"{limits.max_head_bytes} bytes and {limits.max_headers} headers."
+    )
+    return RequestError("head_too_large", message)
+
+
+def head_too_slow(limits: ConnectionLimits) -> RequestError:
+    message = (
+        f"The head of the request did not arrive in time: at most {limits.head_idle_s:g} s may pass between two of its "
+        f"bytes, and {limits.head_s:g} s in total."
+    )
+    return RequestError("deadline_exceeded", message)

@@ -19,8 +19,7 @@ import pytest
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
-from inferd.server.schema.kinds import Kind, Row
-from inferd.server.schema.model import Part, RequestModel
+from inferd.server.schema.model import Kind, Part, RequestModel, Row
 
 Body = dict[str, Any]
 Place = Callable[[Body], Body]

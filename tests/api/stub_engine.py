@@ -31,7 +31,7 @@ from inferd.engine.api.wire.messages import (
     decode_to_engine,
     encode,
 )
-from inferd.engine.api.wire.split_output import parts_of
+from inferd.engine.process.main import parts_of
 
 TOKEN = 300
 """An ordinary token of the embedded model's tokenizer."""

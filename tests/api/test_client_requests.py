@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from inferd.server.generate.sampling import engine_seed
+from inferd.server.generate.request import engine_seed
 from inferd.server.schema.unread import left_out
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import app_settings

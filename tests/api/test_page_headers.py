@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from inferd.server.endpoints.routes import PAGE, ROUTES
-from inferd.server.transport.page_headers import page_headers
+from inferd.server.playground.page import page_headers
 from tests.api.conftest import app_settings
 
 KEY = "right"

@@ -11,8 +11,7 @@ import pytest
 
 from inferd.server.config.settings import Settings
 from inferd.server.endpoints.routes import PAGE, PLAYGROUND_FILES
-from inferd.server.playground.page import STATIC
-from inferd.server.transport.page_headers import page_headers, policy
+from inferd.server.playground.page import STATIC, page_headers, policy
 from tests.api.conftest import app_settings
 
 MAX_BYTES = 200_000

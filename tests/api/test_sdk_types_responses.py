@@ -11,10 +11,9 @@ from openai.types.responses.response_create_params import ResponseCreateParamsNo
 from openai.types.responses.response_includable import ResponseIncludable
 
 from inferd.server.schema.chat import TEXT_FORMATS
-from inferd.server.schema.kinds import Row
-from inferd.server.schema.response_choice import CHOICES
+from inferd.server.schema.model import Row
 from inferd.server.schema.response_items import ITEMS, WITHIN
-from inferd.server.schema.response_options import FORMATS, INCLUDES
+from inferd.server.schema.response_options import CHOICES, FORMATS, INCLUDES
 from inferd.server.schema.response_parts import PARTS
 from inferd.server.schema.response_tools import ENVIRONMENTS, TOOLS, hosted_type
 from inferd.server.schema.responses import ResponsesRequest

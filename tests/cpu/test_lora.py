@@ -19,8 +19,7 @@ from inferd.engine.api.wire.messages import Submit
 from inferd.engine.api.wire.params import Adapter
 from inferd.engine.arch.registry import describe
 from inferd.engine.core.loop import EngineCore
-from inferd.engine.lora.adapters import Adapters
-from inferd.engine.lora.files import read_updates
+from inferd.engine.lora.adapters import Adapters, read_updates
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load
 from inferd.kernels.ops.lora.weights import PANEL

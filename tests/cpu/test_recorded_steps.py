@@ -14,13 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from inferd.engine.api.wire.params import Adapter, SamplingParams
 from inferd.engine.arch.registry import describe, weights
-from inferd.engine.lora.adapters import Adapters
-from inferd.engine.lora.files import Update
+from inferd.engine.lora.adapters import Adapters, Update
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.draft_head import EagleHead
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, RowStatus, StepPlan, StepResult, TableUpdate
-from inferd.engine.worker import graphs, mixed_graphs, runner
+from inferd.engine.worker import graphs, runner
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.draft_heads import HeadDrafts
 from inferd.engine.worker.draft_model import DraftModel
@@ -489,7 +488,7 @@ def test_a_step_of_any_number_of_tokens_is_the_step(monkeypatch: pytest.MonkeyPa
 
 
 def test_prompts_whose_padding_had_a_slot_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixed_graphs, "_PADDING", 1)
+    monkeypatch.setattr(graphs, "_PADDING", 1)
     with pytest.raises(AssertionError):
         test_a_step_of_any_number_of_tokens_is_the_step(monkeypatch)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.engine.worker.staging import Staging
+from inferd.engine.worker.cuda import Staging
 
 
 class Queue:

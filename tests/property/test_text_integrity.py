@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from inferd.server.text.detokenizer import TokenBytes
 from inferd.server.text.model import ServedModel
-from inferd.server.text.token_bytes import TokenBytes
 from tests.api.conftest import MODEL_PATH, Script, ScriptedRouter, app_settings, serving
 
 LIBRARY = Tokenizer.from_file(str(Path(MODEL_PATH) / "tokenizer.json"))

@@ -23,13 +23,13 @@ from inferd.engine.api.process import heartbeat as heartbeat_module
 from inferd.engine.api.process.flight_recorder import tag_of
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.wire import client as client_module
-from inferd.engine.api.wire import split_output as parts_module
 from inferd.engine.api.wire.client import from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.wire.messages import Submit, SubmitChoices, ToEngine
+from inferd.engine.process import main as parts_module
 from inferd.server.dispatch import recovery as recovery_module
 from inferd.server.dispatch import router as router_module
 from inferd.server.dispatch.admission import QueueBounds
-from inferd.server.dispatch.quarantine import Quarantine
+from inferd.server.dispatch.recovery import Quarantine
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.supervision import engine_handle as life_module
 from inferd.server.supervision import supervisor as supervisor_module

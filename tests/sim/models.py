@@ -19,7 +19,7 @@ import pytest
 from inferd.engine.api.errors import EngineDeadError, RequestError, StartError
 from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.model_lifecycle import State
-from inferd.server.dispatch.quarantine import Quarantine
+from inferd.server.dispatch.recovery import Quarantine
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.lifecycle import engines as engines_module
 from inferd.server.lifecycle.engines import Engines

@@ -34,7 +34,7 @@ from inferd.engine.api.wire.messages import (
     decode_to_engine,
     encode,
 )
-from inferd.engine.api.wire.split_output import parts_of
+from inferd.engine.process.main import parts_of
 from inferd.engine.process.step_watch import StepWatch
 from inferd.engine.sched.plan import StepPlan
 from tests.sim.engine import SimulatedEngine, make_engine

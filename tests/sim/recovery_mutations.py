@@ -17,8 +17,8 @@ from inferd.engine.api.wire import messages as messages_module
 from inferd.engine.api.wire.client import EngineClient
 from inferd.engine.api.wire.messages import Envelope, Submit
 from inferd.engine.process import step_watch as watch_module
-from inferd.server.dispatch import quarantine as quarantine_module
-from inferd.server.dispatch.quarantine import Quarantine
+from inferd.server.dispatch import recovery as quarantine_module
+from inferd.server.dispatch.recovery import Quarantine
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.supervision import watchdog as watchdog_module

@@ -11,8 +11,7 @@ from inferd.server.dispatch import token_stream as stream_module
 from inferd.server.dispatch.admission import Backlog
 from inferd.server.dispatch.live_streams import LiveStreams
 from inferd.server.dispatch.model_lifecycle import ModelLifecycle, State
-from inferd.server.dispatch.quarantine import Quarantine
-from inferd.server.dispatch.recovery import Recovery
+from inferd.server.dispatch.recovery import Quarantine, Recovery
 from inferd.server.dispatch.replica import Replica
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.server.dispatch.load_balancer import LoadBalancer
+from inferd.server.dispatch.replica import LoadBalancer
 from tests.sim.faults import Caller, FrontScenario
 from tests.sim.front import run_front
 from tests.sim.oracle import VOCAB_SIZE, Job, answer_of

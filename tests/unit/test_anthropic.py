@@ -9,8 +9,7 @@ import pytest
 from inferd.engine.api.errors import RequestError
 from inferd.server.endpoints.anthropic.chat_request import shown_tools
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
-from inferd.server.schema.anthropic_conversation import ConversationReader, joined
-from inferd.server.schema.anthropic_turns import Turn
+from inferd.server.schema.anthropic_conversation import ConversationReader, Turn, joined
 from inferd.server.schema.caller_tool import functions
 from inferd.server.schema.model import read
 from inferd.server.schema.notices import Notice

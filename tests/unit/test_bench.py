@@ -28,9 +28,8 @@ from inferd.server.commands.bench import session
 from inferd.server.commands.bench.answer import Outcome, StreamReader
 from inferd.server.commands.bench.client import Client, ClientError
 from inferd.server.commands.bench.command import bench_app
-from inferd.server.commands.bench.lengths import Fixed, LogNormal, Uniform, parse_lengths
 from inferd.server.commands.bench.load import LoadRun, arrival_offsets, closed_loop, open_loop
-from inferd.server.commands.bench.options import LoadOptions
+from inferd.server.commands.bench.options import Fixed, LoadOptions, LogNormal, Uniform, parse_lengths
 from inferd.server.commands.bench.prompts import PAGE, IdPrompts, WordPrompts, load_requests, make_prompts
 from inferd.server.commands.bench.report import failures, goodput_line, quantile, summarize, warnings
 from inferd.server.commands.bench.session import run_bench

@@ -14,12 +14,11 @@ from typer.testing import CliRunner
 
 from inferd.engine.api.errors import ConfigError
 from inferd.server.commands.bench.answer import Outcome
-from inferd.server.commands.bench.charts import histogram, line_chart
 from inferd.server.commands.bench.command import bench_app
 from inferd.server.commands.bench.compare import compare
 from inferd.server.commands.bench.load import LoadRun
 from inferd.server.commands.bench.options import LoadOptions
-from inferd.server.commands.bench.page import run_page
+from inferd.server.commands.bench.page import histogram, line_chart, run_page
 from inferd.server.commands.bench.report import as_json, summarize
 from inferd.server.commands.bench.slo import parse_objective
 

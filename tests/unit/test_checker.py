@@ -31,9 +31,8 @@ from inferd.engine.api.wire.grammar_check import (
 from inferd.engine.grammar.check import _Check, _verdict_of
 from inferd.server.errors import table as errors
 from inferd.server.structured import checker as checker_module
-from inferd.server.structured.checker import GrammarChecker
+from inferd.server.structured.checker import GrammarChecker, TenantTurns
 from inferd.server.structured.language import Language, lark, pattern
-from inferd.server.structured.turns import TenantTurns
 from tests.sim.loop import VirtualLoop
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"

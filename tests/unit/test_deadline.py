@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.generate.deadline import Deadline, until, within
+from inferd.server.generate.request import Deadline, until, within
 
 NO_END_S = 60.0
 

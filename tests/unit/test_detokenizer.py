@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from inferd.engine.api.errors import ModelError
-from inferd.server.text.detokenizer import Detokenizer
-from inferd.server.text.token_bytes import TokenBytes
+from inferd.server.text.detokenizer import Detokenizer, TokenBytes
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 METASPACE = "\u2581"

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from inferd.engine.api.errors import RequestError
 from inferd.server.generate.answer_rules import answer_rules, template_kwargs, tools_shown
 from inferd.server.generate.choice import Choice
-from inferd.server.generate.results import ChoiceResult, ResultBuilder
+from inferd.server.generate.events import ChoiceResult, ResultBuilder
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.model import read
 from inferd.server.text.model import ServedModel

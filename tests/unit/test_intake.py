@@ -14,8 +14,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.params import MAX_SEED, SchedulingParams
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.prompts import PromptReader
-from inferd.server.generate.request import Caller, GenerateRequest
-from inferd.server.generate.sampling import choice_seed
+from inferd.server.generate.request import Caller, GenerateRequest, choice_seed
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.model import read

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from inferd.server.schema.json_bytes import exact
+from inferd.server.schema.strict_json import exact
 
 OBJECT_BYTES = 96
 """Most bytes that a bytes object takes beside its content."""

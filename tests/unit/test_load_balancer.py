@@ -10,8 +10,7 @@ import pytest
 
 from inferd.engine.api.wire.messages import Delta, Submit
 from inferd.engine.api.wire.params import Adapter, SamplingParams, SchedulingParams
-from inferd.server.dispatch.load_balancer import STREAM_TOKENS, LoadBalancer
-from inferd.server.dispatch.replica import Replica, Replicas
+from inferd.server.dispatch.replica import STREAM_TOKENS, LoadBalancer, Replica, Replicas
 from inferd.server.dispatch.token_stream import TokenStream
 
 BLOCK = 16

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from inferd.engine.api.cost.roofline import Peaks
-from inferd.engine.api.wire import split_output as parts_module
 from inferd.engine.api.wire.messages import (
     Abort,
     Delta,
@@ -29,7 +28,8 @@ from inferd.engine.api.wire.messages import (
     encode,
 )
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
-from inferd.engine.api.wire.split_output import parts_of
+from inferd.engine.process import main as parts_module
+from inferd.engine.process.main import parts_of
 from inferd.server.dispatch.token_stream import merge
 
 TO_ENGINE: list[ToEngine] = [

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferd.engine.api.wire.messages import WireLogprobs
-from inferd.server.generate.events import SCORED_PROMPT, ScoredToken
-from inferd.server.generate.packed import Packed
+from inferd.server.generate.events import SCORED_PROMPT, Packed, ScoredToken
 
 TOKENS = [
     ScoredToken(WireLogprobs(i, -1.5, 1, tuple((i + j, -1.5 - j / 7) for j in range(20))), 3 * i) for i in range(1_000)

@@ -20,8 +20,7 @@ from msgspec import structs
 from inferd.engine.api import held_files, pinned_files
 from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint, Documents
 from inferd.engine.api.errors import ChangedError, ModelError, StartError
-from inferd.engine.api.held_checkpoint import HeldCheckpoint
-from inferd.engine.api.held_files import HeldFiles
+from inferd.engine.api.held_files import HeldCheckpoint, HeldFiles
 from inferd.engine.api.numerics import Numerics, check_numerics
 from inferd.engine.api.pinned_files import (
     PAGE_BYTES,

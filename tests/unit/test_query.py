@@ -11,8 +11,8 @@ import pytest
 from starlette.requests import Request
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.endpoints import query
-from inferd.server.endpoints.query import MAX_PARAMETERS, read_query
+from inferd.server.endpoints import body
+from inferd.server.endpoints.body import MAX_PARAMETERS, read_query
 from inferd.server.schema.responses import InputItemsQuery, RetrieveQuery
 
 
@@ -59,7 +59,7 @@ def test_more_parameters_than_any_route_has_are_refused_before_they_are_read(nam
 @pytest.mark.parametrize("name", ["include", "include[]", "after", "a"])
 def test_reading_takes_time_in_proportion_to_length(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the bound on its length, which would hide how the work grows."""
-    monkeypatch.setattr(query, "MAX_PARAMETERS", 10_000)
+    monkeypatch.setattr(body, "MAX_PARAMETERS", 10_000)
 
     def work(num: int) -> int:
         given = request("&".join([f"{name}=x"] * num))

@@ -26,10 +26,9 @@ from inferd.server.errors import table as errors
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.text import render_workers, rendering
 from inferd.server.text.model import ServedModel
-from inferd.server.text.render_pool import RenderPool
 from inferd.server.text.render_wire import Limits, RenderQuestion, frame_of, read_question
 from inferd.server.text.render_workers import OvertimeError, RenderError, RenderProcess, render_process
-from inferd.server.text.template import SLOW, ChatTemplate, Conversation
+from inferd.server.text.template import SLOW, ChatTemplate, Conversation, RenderPool
 from inferd.server.text.text_threads import TextThreads
 from tests.security.hostile_templates import CALM, HOSTILE
 from tests.unit.test_harmony import TEMPLATE as HARMONY
@@ -236,7 +235,7 @@ def test_a_worker_that_cannot_be_started_is_started_after_a_pause(
             process._command = command
 
     command, process._command = process._command, ("/no/such/command",)
-    monkeypatch.setattr("inferd.server.text.render_pool.time.sleep", pause)
+    monkeypatch.setattr("inferd.server.text.template.time.sleep", pause)
     assert rendered_by(process, "done")() == "done"
     assert len(pauses) == 2 and min(pauses) > 0.0
 
@@ -301,7 +300,7 @@ def test_messages_that_take_too_long_to_render_are_refused_and_others_are_render
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """No process that renders can be started."""
     process = RenderProcess(("/no/such/command",))
-    monkeypatch.setattr("inferd.server.text.render_pool.render_process", lambda: process)
+    monkeypatch.setattr("inferd.server.text.template.render_process", lambda: process)
 
 
 def test_a_fault_of_the_server_is_no_fault_of_the_messages(

@@ -13,8 +13,8 @@ from inferd.server.endpoints.responses.conversation import MAX_REFERRED_BYTES, c
 from inferd.server.endpoints.responses.store import Stored
 from inferd.server.endpoints.responses.toolset import toolset_of
 from inferd.server.schema.model import read
-from inferd.server.schema.response_choice import AskedChoice, ToolName
-from inferd.server.schema.response_texts import sealed
+from inferd.server.schema.response_options import AskedChoice, ToolName
+from inferd.server.schema.response_parts import sealed
 from inferd.server.schema.responses import ResponsesRequest
 
 

@@ -25,14 +25,12 @@ from inferd.server.dispatch.token_stream import TokenStream, merge
 from inferd.server.generate import answer_events
 from inferd.server.generate import stream as stream_module
 from inferd.server.generate.choice import Choice
-from inferd.server.generate.events import Event, Finished, TextDelta
-from inferd.server.generate.request import GenerateRequest, Prompt
-from inferd.server.generate.results import ChoiceResult, ResultBuilder
-from inferd.server.generate.sampling import choice_seed
+from inferd.server.generate.events import ChoiceResult, Event, Finished, ResultBuilder, TextDelta
+from inferd.server.generate.request import GenerateRequest, Prompt, choice_seed
 from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.repetition import RepetitionRule
+from inferd.server.text.detokenizer import TokenBytes
 from inferd.server.text.stops import StopTables
-from inferd.server.text.token_bytes import TokenBytes
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.parser_config import ParserConfig
 

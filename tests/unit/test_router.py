@@ -42,7 +42,7 @@ from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.dispatch.token_stream import TokenStream, merge
 from inferd.server.observability.metrics import Metrics
 from inferd.server.observability.request_record import RequestRecord
-from inferd.server.schema import json_bytes
+from inferd.server.schema import strict_json
 
 READY = Ready(
     num_blocks=8, block_size=16, max_model_len=64, vocab_size=32, weights_bytes=1, kv_bytes=1, planned_weights_bytes=1,
@@ -306,7 +306,7 @@ def test_log_probabilities_that_nobody_reads_are_packed() -> None:
             scored = WireLogprobs(3, -i / 7, 1, ((3, -i / 7), (4, -i / 3)))
             stream.push(Delta(request_id="a", token_ids=(3,), logprobs=(scored,)))
         # What other threads of the test process took meanwhile does not count.
-        own = [tracemalloc.Filter(True, file) for file in (__file__, token_stream.__file__, json_bytes.__file__)]
+        own = [tracemalloc.Filter(True, file) for file in (__file__, token_stream.__file__, strict_json.__file__)]
         traces = tracemalloc.take_snapshot().filter_traces(own).traces
         assert sum(trace.size for trace in traces) < 80 * 1_000
     finally:

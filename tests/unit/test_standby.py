@@ -10,9 +10,8 @@ import pytest
 
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.wire.messages import STANDBY, Failed, FromEngine, Phase
-from inferd.server.supervision import standby as standby_module
-from inferd.server.supervision.engine_handle import EngineHandle
-from inferd.server.supervision.standby import Standby
+from inferd.server.supervision import engine_handle as standby_module
+from inferd.server.supervision.engine_handle import EngineHandle, Standby
 from tests.unit.scenes import play, settled
 
 READ = Phase("libraries", 1.0, "read")

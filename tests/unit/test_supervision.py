@@ -26,7 +26,7 @@ from inferd.engine.api.wire.messages import Delta, Failed, Submit, UseThreads
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.process.step_watch import StepWatch
 from inferd.server.dispatch.model_lifecycle import State
-from inferd.server.dispatch.quarantine import REFUSED_S, Quarantine
+from inferd.server.dispatch.recovery import REFUSED_S, Quarantine
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.observability.metrics import Metrics

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.server.lifecycle.systemd import Systemd
+from inferd.server.lifecycle.serve import Systemd
 
 
 @pytest.fixture(params=["path", "abstract"])

@@ -8,8 +8,14 @@ from typing import Annotated, Literal
 import typer
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.commands.bench.lengths import SPELLINGS, parse_lengths
-from inferd.server.commands.bench.options import DEFAULT_CONCURRENCY, DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN, LoadOptions
+from inferd.server.commands.bench.options import (
+    DEFAULT_CONCURRENCY,
+    DEFAULT_INPUT_LEN,
+    DEFAULT_OUTPUT_LEN,
+    SPELLINGS,
+    LoadOptions,
+    parse_lengths,
+)
 from inferd.server.commands.bench.slo import SPELLING, parse_objective
 
 bench_app = typer.Typer(name="bench", help="Measure a running server.", no_args_is_help=True)

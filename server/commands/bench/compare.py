@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.commands.bench.charts import line_chart
-from inferd.server.commands.bench.page import document, html_table
+from inferd.server.commands.bench.page import document, html_table, line_chart
 
 _FIGURES = {
     "requests/s": ("requests_per_s", 1.0),

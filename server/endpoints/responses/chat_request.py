@@ -14,7 +14,7 @@ from inferd.server.schema.generation import SharedFields
 from inferd.server.schema.messages import Message, arguments_of
 from inferd.server.schema.response_items import CALLS, ITEMS
 from inferd.server.schema.response_options import LOGPROBS
-from inferd.server.schema.response_texts import Item, called, text_of
+from inferd.server.schema.response_parts import Item, called, text_of
 from inferd.server.schema.responses import ResponsesRequest
 from inferd.server.schema.strict_json import Counts
 

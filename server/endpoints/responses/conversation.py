@@ -14,10 +14,10 @@ from inferd.server.endpoints.responses.store import Stored
 from inferd.server.errors import messages as errors
 from inferd.server.schema.answers.responses import ResponseObject
 from inferd.server.schema.chat import ChatRequest
-from inferd.server.schema.json_bytes import exact
-from inferd.server.schema.response_texts import Item
+from inferd.server.schema.response_parts import Item
 from inferd.server.schema.response_tools import shown_tool
 from inferd.server.schema.responses import ResponsesRequest
+from inferd.server.schema.strict_json import exact
 
 _PREFIXES = {
     "message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco",

@@ -1,6 +1,6 @@
 """The items of a response's output while they grow, and the stream's events about each: messages and reasoning.
 
-An item knows nothing of its neighbours: `output` opens and closes it. `output_calls` has the items of calls.
+An item knows nothing of its neighbours: `output` opens and closes it, and has the items of calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from inferd.server.schema.answers.responses import (
     SealedReasoning,
 )
 from inferd.server.schema.caller_tool import CallerTool
-from inferd.server.schema.response_texts import sealed
+from inferd.server.schema.response_parts import sealed
 
 Scored = tuple[ScoredToken, ...]
 Ending = Literal["completed", "incomplete"]

@@ -12,8 +12,7 @@ from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.endpoints.answer import AnswerOptions
-from inferd.server.endpoints.body import body_of
-from inferd.server.endpoints.query import query_of
+from inferd.server.endpoints.body import body_of, query_of
 from inferd.server.endpoints.respond import Services, admit, respond, while_asked
 from inferd.server.endpoints.responses.background import Job
 from inferd.server.endpoints.responses.chat_request import callers_words, check, in_callers_words
@@ -22,12 +21,11 @@ from inferd.server.endpoints.responses.open_response import OpenResponse, Respon
 from inferd.server.endpoints.responses.store import Stored
 from inferd.server.endpoints.service import Service
 from inferd.server.errors import messages as errors
-from inferd.server.generate.deadline import until
-from inferd.server.generate.request import Caller, GenerateRequest
+from inferd.server.generate.request import Caller, GenerateRequest, until
 from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.answers.responses import DeletedResponse, InputItem, InputItemList, ResponseObject
-from inferd.server.schema.json_bytes import exact
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
+from inferd.server.schema.strict_json import exact
 
 logger = logging.getLogger("inferd.server")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import messages as errors
 from inferd.server.schema.caller_tool import CallerTool, ToolKind, custom_tool
-from inferd.server.schema.response_choice import AskedChoice, ToolName
-from inferd.server.schema.response_texts import Item
+from inferd.server.schema.response_options import AskedChoice, ToolName
+from inferd.server.schema.response_parts import Item
 from inferd.server.schema.response_tools import hosted_type, is_callable
 from inferd.server.schema.tool_choice import ToolChoice
 from inferd.server.structured.language import Syntax, TextFormat
