@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self, TypedDict, get_args
+from typing import TypedDict, get_args
 
-from inferd.engine.api.adapter import AUTO_ADAPTERS, AUTO_RANK, MAX_ADAPTERS, MAX_RANK, adapter_space, check_adapters
+from inferd.engine.api.adapter import AUTO_ADAPTERS, AUTO_RANK, adapter_space, check_adapters
 from inferd.engine.api.checkpoint import CONFIG_FILES, Checkpoint, read_config, read_json
 from inferd.engine.api.draft import read_draft
 from inferd.engine.api.errors import ConfigError
@@ -26,12 +26,10 @@ from inferd.engine.api.memory import division
 from inferd.engine.api.memory.activations import AdapterSpace, Draft, Workload
 from inferd.engine.api.memory.capacity import longest_context, of_each_rank, options, plan_sequences, shortage, ways_out
 from inferd.engine.api.memory.planner import refusal
-from inferd.engine.api.memory.precision import DTYPE_BYTES, SHORT_KV, KVPrecision, Precision, Quantization
+from inferd.engine.api.memory.precision import DTYPE_BYTES, SHORT_KV, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.modelling import ModelImpl
-from inferd.engine.api.resolve import AUTO_BLOCK_SIZE, BLOCK_SIZES, auto_step_tokens
+from inferd.engine.api.resolve import AUTO_BLOCK_SIZE, auto_step_tokens
 from inferd.engine.api.served import (
-    DeviceKind,
     auto_dtype,
     check_quantization,
     check_ranks,
@@ -53,89 +51,37 @@ from inferd.server.config.settings import Settings
 _OVERHEAD = re.compile(r"(\d{1,3}(?:\.\d+)?)(?:-(\d{1,3}(?:\.\d+)?))?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
-    """The options of the command line. `build` checks them."""
+def build(
+    asked: Settings, machine: Machine, batch: int = 1, context: int | None = None, overhead: str = "10-20"
+) -> PlanReport:
+    """Compute the report of a model with these settings. It is about each of its engines and ranks.
 
-    model: str
-    revision: str | None = None
-    device: DeviceKind = "auto"
-    dtype: str = "auto"
-    quantization: str = "auto"
-    kv_cache_dtype: str = "auto"
-    batch: int = 1
-    """Number of sequences that run at the same time."""
-    context: int | None = None
-    """Number of tokens of each sequence; None takes `max_model_len`."""
-    max_model_len: int | None = None
-    """Most tokens of a sequence that the server accepts; None takes the model's maximum."""
-    overhead: str = "10-20"
-    """Percentage of weights and KV, as one number or a range."""
-    block_size: int = AUTO_BLOCK_SIZE
-    standby: bool = False
-    tensor_parallel_size: int = 1
-    """Number of ranks that share the model. The report is about each of them."""
-    replicas: int = 1
-    """Number of engines that share the machine. The report is about each of them."""
-    speculative: str = "none"
-    """Source of guessed tokens, or a draft model or head. Steps that verify them draw more tokens, whose logits take
-    memory."""
-    max_loras: int = 0
-    """Number of LoRA adapters to have memory for."""
-    max_lora_rank: int = AUTO_RANK
-    """Largest rank of an adapter."""
-    model_impl: str = "auto"
-
-    @classmethod
-    def of(cls, settings: Settings, batch: int, context: int | None, overhead: str) -> Self:
-        """The options of a model with these settings."""
-        adapters = max(AUTO_ADAPTERS, len(settings.lora)) if settings.lora else 0
-        return cls(
-            model=settings.model,
-            revision=settings.revision,
-            device=settings.device,
-            dtype=settings.dtype,
-            quantization=settings.quantization,
-            kv_cache_dtype=settings.kv_cache_dtype,
-            batch=batch,
-            context=settings.max_model_len if context is None else context,
-            max_model_len=settings.max_model_len,
-            overhead=overhead,
-            block_size=settings.block_size or AUTO_BLOCK_SIZE,
-            standby=settings.standby,
-            tensor_parallel_size=settings.tensor_parallel_size,
-            replicas=settings.replicas,
-            speculative=settings.speculative,
-            max_loras=adapters if settings.max_loras is None else settings.max_loras,
-            max_lora_rank=settings.max_lora_rank or AUTO_RANK,
-            model_impl=settings.model_impl,
-        )
-
-
-def build(asked: PlanOptions, machine: Machine) -> PlanReport:
-    """Compute the report. Raises `ModelError` if the model cannot be read, and `ConfigError` for a wrong option."""
-    overhead = _overhead(asked.overhead)
+    `batch`: number of sequences that run at the same time. `context`: number of tokens of each sequence; None takes
+    `max_model_len`, or else the model's maximum. `overhead`: percentage of weights and KV, as one number or a range.
+    Raises `ModelError` if the model cannot be read, and `ConfigError` for a wrong option.
+    """
+    shares = _overhead(overhead)
     found = _read(asked)
     facts = found.facts
     check_served(facts.arch)
     check_ranks(asked.tensor_parallel_size, facts.arch)
     precision = _precision(asked, facts)
     device, _ = served_device(asked.device, precision.quantization, machine, facts.arch)
-    check_replica_places(asked.replicas, max(asked.tensor_parallel_size, 1), device, machine)
-    machine = machine.on(device).shared_by(max(asked.tensor_parallel_size, 1) * asked.replicas)
-    work = _workload(asked, facts, machine)
+    check_replica_places(asked.replicas, asked.tensor_parallel_size, device, machine)
+    machine = machine.on(device).shared_by(asked.tensor_parallel_size * asked.replicas)
+    work = _workload(asked, batch, asked.max_model_len if context is None else context, facts, machine)
     dtype, why = served_dtype(precision.dtype, machine)
     served = replace(precision, dtype=dtype, weights_dtype=served_weights_dtype(dtype, facts, machine)[0])
     if dtype == precision.dtype:
         precision = served
     draft = _draft(asked, facts, replace(precision, dtype=dtype), work, machine)
     work = replace(work, draft=draft, adapters=_adapters(asked, facts, served, machine))
-    plan = plan_sequences(facts.arch, precision, work, asked.batch)
+    plan = plan_sequences(facts.arch, precision, work, batch)
     fits, verdict = _verdict(facts, served, work, machine)
     limit = asked.max_model_len or facts.arch.max_positions
     rows = tuple(replace(row, max_context=min(row.max_context, limit)) for row in _rows(found, served, work, machine))
     return PlanReport(
-        asked.model, facts, found.files, precision, work, plan, overhead, rows, machine, served, why, fits, verdict,
+        asked.model, facts, found.files, precision, work, plan, shares, rows, machine, served, why, fits, verdict,
         deterministic_on(None, machine.device), asked.replicas,
     )  # fmt: skip
 
@@ -202,12 +148,12 @@ class _Found:
     """The facts of a GGUF file without its blocks, if `facts` keep them."""
 
 
-def _read(asked: PlanOptions) -> _Found:
+def _read(asked: Settings) -> _Found:
     """Read the headers of the weights if they are on disk, otherwise config.json. A Hub model's is downloaded alone. Of
     a GGUF file of the Hub, the header is read."""
     found = None if asked.model == EMBEDDED_NAME else local_path(asked.model)
     if found is not None and found.is_file() and not is_gguf(found):
-        return _Found(ModelFacts.of_config(found, read_json(found), _impl(asked)))
+        return _Found(ModelFacts.of_config(found, read_json(found), asked.model_impl))
     repo_id, files = gguf_to_download(asked.model, asked.revision)
     if files:
         with without_weights(repo_id, files) as path:
@@ -215,25 +161,16 @@ def _read(asked: PlanOptions) -> _Found:
     path = locate(asked.model, asked.revision, files=CONFIG_FILES)
     is_hub = asked.model != EMBEDDED_NAME and found is None
     if not is_gguf(path) and (is_hub or not any(path.glob("*.safetensors*"))):
-        return _Found(ModelFacts.of_config(path, read_config(path), _impl(asked)))
+        return _Found(ModelFacts.of_config(path, read_config(path), asked.model_impl))
     return _of_headers(path, asked)
 
 
-def _impl(asked: PlanOptions) -> ModelImpl:
-    """Raises `ConfigError`."""
-    kinds: tuple[ModelImpl, ...] = get_args(ModelImpl)
-    found = next((kind for kind in kinds if kind == asked.model_impl), None)
-    if found is None:
-        raise ConfigError(f"--model-impl must be one of {', '.join(kinds)}, but got {asked.model_impl!r}")
-    return found
-
-
-def _of_headers(path: Path, asked: PlanOptions) -> _Found:
+def _of_headers(path: Path, asked: Settings) -> _Found:
     checkpoint = Checkpoint.read(path, keeps_blocks=asked.quantization == "auto")
     by_dtype = Counter[str]()
     for info in checkpoint.tensors.values():
         by_dtype[info.dtype] += info.num_bytes
-    facts = ModelFacts.of(checkpoint, _impl(asked))
+    facts = ModelFacts.of(checkpoint, asked.model_impl)
     dequantized = None
     if checkpoint.keeps_blocks and facts.arch.stored is not None:
         dequantized = ModelFacts.of(replace(checkpoint, keeps_blocks=False))
@@ -248,48 +185,36 @@ def _overhead(text: str) -> tuple[float, float]:
     return low / 100, high / 100
 
 
-def _precision(asked: PlanOptions, facts: ModelFacts) -> Precision:
-    if asked.dtype not in ("auto", *DTYPE_BYTES):
-        raise ConfigError(f"--dtype must be one of auto, {', '.join(DTYPE_BYTES)}, but got {asked.dtype!r}")
-    kinds: tuple[Quantization, ...] = get_args(Quantization)
-    name = "none" if asked.quantization == "auto" else asked.quantization
-    quantization = next((kind for kind in kinds if kind == name), None)
-    if quantization is None:
-        raise ConfigError(f"--quantization must be one of auto, {', '.join(kinds)}, but got {asked.quantization!r}")
-    caches: tuple[KVPrecision, ...] = get_args(KVPrecision)
-    kv_cache = next((kind for kind in caches if kind == asked.kv_cache_dtype), None)
-    if kv_cache is None:
-        raise ConfigError(f"--kv-cache-dtype must be one of {', '.join(caches)}, but got {asked.kv_cache_dtype!r}")
+def _precision(asked: Settings, facts: ModelFacts) -> Precision:
+    quantization: Quantization = "none" if asked.quantization == "auto" else asked.quantization
     check_quantization(quantization, facts.arch)
     dtype = auto_dtype(facts)[0] if asked.dtype == "auto" else asked.dtype
-    return Precision(dtype, quantization_of(quantization, facts.arch), kv_cache)
+    return Precision(dtype, quantization_of(quantization, facts.arch), asked.kv_cache_dtype)
 
 
-def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Workload:
+def _workload(asked: Settings, batch: int, context: int | None, facts: ModelFacts, machine: Machine) -> Workload:
     positions = facts.arch.max_positions
-    context = positions if asked.context is None else asked.context
+    context = positions if context is None else context
     length = "--context and --max-model-len"  # the second is the first's default
-    for flag, value, limit in (("--batch", asked.batch, 65536), (length, context, positions)):
+    for flag, value, limit in (("--batch", batch, 65536), (length, context, positions)):
         if not 1 <= value <= limit:
             raise ConfigError(f"{flag} must be from 1 to {limit} for this model, but got {value}")
-    if asked.block_size not in BLOCK_SIZES:
-        raise ConfigError(f"--block-size must be one of {BLOCK_SIZES}, but got {asked.block_size}")
     kind = speculative_on(machine.device)[0] if asked.speculative == "auto" else asked.speculative
     return Workload(
-        num_seqs=asked.batch,
+        num_seqs=batch,
         max_model_len=context,
         step_tokens=auto_step_tokens(machine.device),
-        block_size=asked.block_size,
+        block_size=asked.block_size or AUTO_BLOCK_SIZE,
         device=machine.device,
         num_threads=max(machine.num_cpus // asked.tensor_parallel_size, 1),  # one replica may use the cores of all
         has_standby=asked.standby,
         num_ranks=asked.tensor_parallel_size,
         speculates=kind != "none",
-        num_checkpoints=asked.batch if facts.arch.recurrent is not None else 0,
+        num_checkpoints=batch if facts.arch.recurrent is not None else 0,
     )
 
 
-def _draft(asked: PlanOptions, facts: ModelFacts, served: Precision, work: Workload, machine: Machine) -> Draft | None:
+def _draft(asked: Settings, facts: ModelFacts, served: Precision, work: Workload, machine: Machine) -> Draft | None:
     """The draft model or head beside a model in the precision `served`. Raises `ConfigError` if it does not suit."""
     found = read_draft(asked.speculative, facts.path, keeps_blocks=asked.quantization == "auto")
     if found is None:
@@ -300,16 +225,14 @@ def _draft(asked: PlanOptions, facts: ModelFacts, served: Precision, work: Workl
     return Draft(draft.arch, draft_precision(served, asked.quantization, draft, machine))
 
 
-def _adapters(asked: PlanOptions, facts: ModelFacts, served: Precision, machine: Machine) -> AdapterSpace | None:
+def _adapters(asked: Settings, facts: ModelFacts, served: Precision, machine: Machine) -> AdapterSpace | None:
     """Memory for adapters of a model in the precision `served`. Raises `ConfigError` if it cannot have any."""
-    for flag, value, low, high in (
-        ("--max-loras", asked.max_loras, 0, MAX_ADAPTERS), ("--max-lora-rank", asked.max_lora_rank, 1, MAX_RANK)
-    ):  # fmt: skip
-        if not low <= value <= high:
-            raise ConfigError(f"{flag} must be from {low} to {high}, but got {value}")
-    if asked.max_loras:
+    num_adapters = asked.max_loras
+    if num_adapters is None:
+        num_adapters = max(AUTO_ADAPTERS, len(asked.lora)) if asked.lora else 0
+    if num_adapters:
         check_adapters(facts.arch, asked.tensor_parallel_size)
-    return adapter_space(asked.max_loras, asked.max_lora_rank, machine.device, served)
+    return adapter_space(num_adapters, asked.max_lora_rank or AUTO_RANK, machine.device, served)
 
 
 def _precisions(facts: ModelFacts, served: Precision, machine: Machine) -> tuple[Precision, ...]:

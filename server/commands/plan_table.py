@@ -20,7 +20,7 @@ from inferd.engine.api.memory.activations import PlanLine
 from inferd.engine.api.memory.capacity import of_each_rank
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS
-from inferd.server.commands.plan import PlanOptions, Serving, Share, build, divide
+from inferd.server.commands.plan import Serving, Share, build, divide
 from inferd.server.commands.plan_report import BLOCKS, PlanReport, PlanRow, to_json
 from inferd.server.config.models import Asked, named, settings_of_models
 from inferd.server.config.settings import Settings
@@ -57,7 +57,7 @@ def run(settings: Settings, batch: int, context: int | None, overhead: str, *, a
     reports, all_asked = [], []
     for own in each:
         with named(own, each):
-            reports.append(build(PlanOptions.of(own, batch, context, overhead), machine))
+            reports.append(build(own, machine, batch, context, overhead))
             all_asked.append(Asked.of(own, reports[-1].facts))
     together: dict[str, Share] = {}
     served: list[Serving] = []

@@ -18,7 +18,7 @@ import pytest
 from benchmarks.quality.measure import NUM_ANSWER_TOKENS
 from inferd.engine.api.checkpoint import Documents
 from inferd.engine.api.machine.cpu import Machine
-from inferd.server.commands.plan import PlanOptions, build
+from inferd.server.commands.plan import build
 from inferd.server.commands.plan_report import PlanRow
 from inferd.server.config.settings import Settings
 from inferd.server.lifecycle.models import read_models
@@ -130,7 +130,7 @@ def test_llama_cpp_cuts_the_text_alike_and_answers_much_the_same(llama_cpp: str,
 def test_blocks_are_kept_unless_another_format_is_asked_for(
     asked: Literal["auto", "none", "int8"], quantization: str, gguf: Path
 ) -> None:
-    assert Settings().quantization == PlanOptions(model=str(gguf)).quantization == "auto"
+    assert Settings().quantization == "auto"
     config = read_models(Settings(model=str(gguf), quantization=asked, device="cpu"))[0].config
     assert (config.keeps_blocks, config.quantization) == (asked == "auto", quantization)
 
@@ -146,7 +146,7 @@ def test_sampling_is_that_of_the_model_card_unless_a_request_says_otherwise(gguf
 
 def test_plan_shows_the_blocks_beside_what_they_can_be_dequantized_to(gguf: Path) -> None:
     def rows(quantization: str) -> dict[str, PlanRow]:
-        report = build(PlanOptions(model=str(gguf), quantization=quantization), Machine.detect().on("cpu"))
+        report = build(Settings(model=str(gguf), quantization=quantization), Machine.detect().on("cpu"))
         assert report.plan == next(row.plan for row in report.rows if row.name == report.chosen)
         return {row.name: row for row in report.rows}
 

@@ -17,7 +17,8 @@ from inferd.engine.api.speculation import check_draft, check_draft_length, check
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.draft_heads import layers_read_by
 from inferd.engine.arch.registry import as_found, describe, describe_mtp_layer, weights
-from inferd.server.commands.plan import PlanOptions, build
+from inferd.server.commands.plan import build
+from inferd.server.config.settings import Settings
 from tests.arch.test_describe import LLAMA
 
 SERVED = describe(LLAMA)
@@ -184,7 +185,7 @@ def test_mtp_is_refused_by_name_without_such_a_layer(tmp_path: Path) -> None:
 def test_an_mtp_layer_is_planned_by_config_json_alone(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MIMO))
     for path in (tmp_path, tmp_path / "config.json"):
-        report = build(PlanOptions(model=str(path), speculative="mtp", context=1024), Machine(2, 2**36, 2**36, True))
+        report = build(Settings(model=str(path), speculative="mtp"), Machine(2, 2**36, 2**36, True), context=1024)
         sizes = {part.name: part.num_bytes for part in report.plan.weights}
         assert sizes["draft attention"] * 36 == sizes["attention"]
         assert sizes["draft projection"] == 4096 * 8192 * 2 and "draft head" not in sizes

@@ -21,8 +21,9 @@ from inferd.engine.api import hub_header
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.machine.cpu import Machine
-from inferd.server.commands.plan import PlanOptions, build
+from inferd.server.commands.plan import build
 from inferd.server.commands.plan_report import PlanReport
+from inferd.server.config.settings import Settings
 
 COMMIT = "a" * 40
 LLAMA3 = {
@@ -112,7 +113,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def planned(model: str) -> PlanReport:
-    return build(PlanOptions(model=model, revision="v1", context=64), Machine(2, 2**36, 2**36, False))
+    return build(Settings(model=model, revision="v1"), Machine(2, 2**36, 2**36, False), context=64)
 
 
 def test_the_plan_is_that_of_the_whole_file(hub: Hub) -> None:

@@ -24,9 +24,10 @@ from inferd.engine.api.memory.precision import KV_FORMATS
 from inferd.engine.api.resolve import auto_step_tokens
 from inferd.engine.api.served import DeviceKind
 from inferd.engine.api.speculation import check_draft_length
-from inferd.server.commands.plan import PlanOptions, build
+from inferd.server.commands.plan import build
 from inferd.server.commands.plan_report import PlanReport, to_json
 from inferd.server.commands.plan_table import show
+from inferd.server.config.settings import Settings
 from tests.arch.test_families import PUBLISHED
 
 GIB = 2**30
@@ -50,8 +51,15 @@ def machine(gib: float = 64, has_bf16_matmul: bool = True) -> Machine:
     return Machine(2, int(gib * GIB), int(gib * GIB), has_bf16_matmul)
 
 
-def report(model: str, gib: float = 64, **asked: Any) -> PlanReport:
-    return build(PlanOptions(model=model, **asked), machine(gib))
+def report(
+    model: str,
+    gib: float = 64,
+    batch: int = 1,
+    context: int | None = None,
+    overhead: str = "10-20",
+    **asked: Any,
+) -> PlanReport:
+    return build(Settings(model=model, **asked), machine(gib), batch, context, overhead)
 
 
 def shown(said: PlanReport, width: int = 100) -> str:
@@ -287,18 +295,17 @@ def test_kv_in_8_bits(mistral: str, kv_cache: str) -> None:
 
 def test_a_gpu_that_cannot_convert_to_8_bits_is_told_so(mistral: str) -> None:
     ampere = Accelerator("A100", (8, 0), 80 * GIB, 80 * GIB)
-    said = build(PlanOptions(model=mistral, kv_cache_dtype="fp8"), replace(machine(), accelerator=ampere))
+    said = build(Settings(model=mistral, kv_cache_dtype="fp8"), replace(machine(), accelerator=ampere))
     reason = "K and V in fp8 need compute capability 8.9 or higher, and A100 has 8.0"
     assert (said.fits, said.verdict) == (False, f"not possible: {reason}; give --kv-cache-dtype int8 or auto")
     assert {row.refusal for row in said.rows} == {reason}
-    assert build(
-        PlanOptions(model=mistral, context=4096, kv_cache_dtype="int8"), replace(machine(), accelerator=ampere)
-    ).fits
+    asked = Settings(model=mistral, kv_cache_dtype="int8")
+    assert build(asked, replace(machine(), accelerator=ampere), context=4096).fits
 
 
 def test_a_gpus_plan_names_what_only_a_gpu_holds(mistral: str) -> None:
     gpu = Accelerator("H200", (9, 0), 141 * GIB, 140 * GIB)
-    said = build(PlanOptions(model=mistral, context=4096), replace(machine(), accelerator=gpu))
+    said = build(Settings(model=mistral), replace(machine(), accelerator=gpu), context=4096)
     parts = {part.name: part for part in said.plan.working}
     assert parts["partial sums"].formula.text == "2 kinds of steps x 268,435,456 B"
     assert "recorded steps" in parts
@@ -310,10 +317,10 @@ def test_the_plan_is_of_the_device_that_serve_would_take(mistral: str) -> None:
     gpu = replace(machine(), accelerator=Accelerator("H200", (9, 0), 141 * GIB, 140 * GIB))
     expected: dict[DeviceKind, Literal["cpu", "cuda"]] = {"auto": "cuda", "cuda": "cuda", "cpu": "cpu"}
     for asked, device in expected.items():
-        said = build(PlanOptions(model=mistral, context=4096, device=asked), gpu)
+        said = build(Settings(model=mistral, device=asked), gpu, context=4096)
         assert (said.machine.device, said.work.step_tokens) == (device, auto_step_tokens(device))
     with pytest.raises(ConfigError, match="it is a test; give --device cpu, or auto"):
-        build(PlanOptions(model=mistral, device="cuda"), replace(machine(), no_accelerator="it is a test"))
+        build(Settings(model=mistral, device="cuda"), replace(machine(), no_accelerator="it is a test"))
 
 
 def test_it_says_whether_results_are_deterministic_here(mistral: str) -> None:
@@ -413,11 +420,6 @@ def test_a_hub_model_is_planned_without_its_weights(mistral: str, monkeypatch: p
     [
         ({"batch": 0}, "--batch must be from 1 to 65536 for this model, but got 0"),
         ({"context": 32769}, "--context and --max-model-len must be from 1 to 32768 for this model, but got 32769"),
-        ({"dtype": "fp8"}, "--dtype must be one of auto, float32, bfloat16, float16, but got 'fp8'"),
-        ({"kv_cache_dtype": "int4"}, "--kv-cache-dtype must be one of auto, fp8, int8, but got 'int4'"),
-        ({"quantization": "int2"}, "--quantization must be one of auto, none, fp8, int8, int4, but got 'int2'"),
-        ({"model_impl": "vllm"}, "--model-impl must be one of auto, native, transformers, but got 'vllm'"),
-        ({"block_size": 48}, "--block-size must be one of (16, 32, 64, 128), but got 48"),
         (
             {"overhead": "20-10"},
             "--overhead must be a percentage from 0 to 100, or a range such as 10-20, but got '20-10'",
@@ -518,8 +520,5 @@ def test_memory_for_adapters_is_a_part_of_the_plan(mistral: str) -> None:
     assert part.num_bytes == 8 * 16 * 32 * numbers * 2
     assert "8 adapters x rank 16 x" in part.formula.text
     assert "adapters" in shown(said)
-    for asked in ({"max_loras": 257}, {"max_loras": 1, "max_lora_rank": 65}):
-        with pytest.raises(ConfigError, match="must be from"):
-            report(mistral, **asked)
     with pytest.raises(ConfigError, match="adapters are served by one process, but tensor_parallel_size is 2"):
         report(mistral, max_loras=1, tensor_parallel_size=2)

@@ -26,7 +26,7 @@ from inferd.engine.api.wire.messages import Ready
 from inferd.engine.arch.matrix import Component
 from inferd.engine.arch.modelled import Modelled, ModelledTensor
 from inferd.engine.arch.registry import describe_modelled
-from inferd.server.commands.plan import PlanOptions, build
+from inferd.server.commands.plan import build
 from inferd.server.commands.plan_report import to_json
 from inferd.server.commands.plan_table import show
 from inferd.server.config.settings import Settings
@@ -124,7 +124,7 @@ def test_the_parts_that_are_not_served_are_said(tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         assert f"\n  {words}\n" in ready_card([(report, READY)], listener, 1.0)
-    plan = build(PlanOptions(model=model), Machine.detect())
+    plan = build(Settings(model=model), Machine.detect())
     told = to_json(plan)
     assert (told["wrapper"], told["left_out_bytes"]) == ("InternVLForConditionalGeneration", {"vision_tower": 2 * MIB})
     assert told["files"]["bytes"] == 2 * plan.facts.num_params
