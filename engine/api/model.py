@@ -17,14 +17,7 @@ from inferd.engine.api.tied_head import is_stored_twice
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.gguf.formats import in_words, with_blocks
 from inferd.engine.arch.modelled import Modelled
-from inferd.engine.arch.registry import (
-    as_found,
-    describe,
-    describe_modelled,
-    describe_mtp_layer,
-    is_known,
-    weights,
-)
+from inferd.engine.arch.registry import as_found, describe, describe_modelled, describe_mtp_layer, is_known, weights
 from inferd.engine.arch.tensors import EMBEDDING, HEAD
 from inferd.engine.arch.weights import KV_SCALE_SUFFIXES
 from inferd.engine.arch.wrappers import part_of, text_config, wrapper_of

@@ -33,14 +33,7 @@ from inferd.engine.api.memory.capacity import (
     shortage,
     ways_out,
 )
-from inferd.engine.api.memory.planner import (
-    MemoryPlan,
-    block_bytes,
-    blocks_per_seq,
-    format_bytes,
-    plan_memory,
-    pool_of,
-)
+from inferd.engine.api.memory.planner import MemoryPlan, block_bytes, blocks_per_seq, format_bytes, plan_memory, pool_of
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.memory.states import checkpoint_interval, most_slots, num_checkpoints, state_bytes
 from inferd.engine.api.model import ModelFacts
@@ -90,10 +83,7 @@ class _Auto:
     """Share of the memory left beside the weights that the KV cache gets."""
 
 
-_AUTO = {
-    "cpu": _Auto(128, AUTO_MAX_NUM_BATCHED_TOKENS, 4 * 2**30, 0.6),
-    "cuda": _Auto(256, 4096, None, 0.95),
-}
+_AUTO = {"cpu": _Auto(128, AUTO_MAX_NUM_BATCHED_TOKENS, 4 * 2**30, 0.6), "cuda": _Auto(256, 4096, None, 0.95)}
 """Other programs need a CPU's memory too, while a GPU is there to serve. The chunk of 4,096 tokens is calculated from
 the rates of an H200 and 8 billion weights: reading the weights takes a twentieth of the time of multiplying by them,
 and the chunk delays decodes by less than 0.1 s."""

@@ -151,9 +151,7 @@ def _yarn_attention_factor(section: Fields) -> float:
 def _longrope(section: Fields, fields: Fields, theta: float, rotary_dim: int) -> Rope:
     original = _original_max_positions(section, fields)
     scaling = LongRopeScaling(
-        original,
-        section.positives("short_factor", rotary_dim // 2),
-        section.positives("long_factor", rotary_dim // 2),
+        original, section.positives("short_factor", rotary_dim // 2), section.positives("long_factor", rotary_dim // 2)
     )
     factor = section.positive("factor", fields.integer("max_position_embeddings") / original)
     default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))

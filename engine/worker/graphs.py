@@ -68,12 +68,7 @@ class Recordings:
     """The recordings of `run(size)` for some of `sizes`, which ascend. A step runs that of the next size."""
 
     def __init__(
-        self,
-        what: str,
-        sizes: Sequence[int],
-        device: Device,
-        run: Callable[[int], Tensor],
-        refusal: str | None = None,
+        self, what: str, sizes: Sequence[int], device: Device, run: Callable[[int], Tensor], refusal: str | None = None
     ) -> None:
         """`what` names the steps in messages, with a place for the size: "decode steps of {} rows". `refusal`: why
         nothing is recorded, if that is known."""

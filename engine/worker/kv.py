@@ -32,13 +32,7 @@ class KVPool:
 
     @classmethod
     def allocate(
-        cls,
-        arch: Arch,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: Device,
-        rank: Rank = ONE_RANK,
+        cls, arch: Arch, num_blocks: int, block_size: int, dtype: torch.dtype, device: Device, rank: Rank = ONE_RANK
     ) -> KVPool:
         """A pool of `num_blocks` for requests, and one more block if the device pads steps. K and V are in `dtype`."""
         num_planes = max(group.num_planes for group in arch.cache_groups)

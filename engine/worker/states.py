@@ -38,13 +38,7 @@ class StatePool:
 
     @classmethod
     def allocate(
-        cls,
-        arch: Arch,
-        num_slots: int,
-        num_checkpoints: int,
-        dtype: torch.dtype,
-        device: Device,
-        max_drafted: int = 0,
+        cls, arch: Arch, num_slots: int, num_checkpoints: int, dtype: torch.dtype, device: Device, max_drafted: int = 0
     ) -> StatePool | None:
         """The pool of a model with recurrent layers; None for another. `max_drafted`: most drafts of a step."""
         recurrent = arch.recurrent

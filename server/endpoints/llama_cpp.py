@@ -20,14 +20,7 @@ from inferd.server.errors import table as errors
 from inferd.server.generate.events import ChoiceResult, Event, Finished, ResultBuilder, TextDelta
 from inferd.server.generate.request import GenerateRequest, choice_seed
 from inferd.server.schema.answers.generation import Extra, RequestTiming
-from inferd.server.schema.answers.infill import (
-    Infill,
-    InfillChunk,
-    InfillHead,
-    InfillSettings,
-    InfillTimings,
-    Props,
-)
+from inferd.server.schema.answers.infill import Infill, InfillChunk, InfillHead, InfillSettings, InfillTimings, Props
 from inferd.server.schema.infill import InfillRequest
 from inferd.server.transport import sse
 

@@ -188,11 +188,7 @@ def options_of(wire: GenerationFields, name: str) -> AnswerOptions:
 
 
 async def respond(
-    request: Request,
-    service: Service,
-    accepted: GenerateRequest,
-    options: AnswerOptions,
-    rendering: Rendering,
+    request: Request, service: Service, accepted: GenerateRequest, options: AnswerOptions, rendering: Rendering
 ) -> Response:
     """Generate and answer. Raises `RequestError` and `EngineDeadError` if the router takes no request, or until the
     response has begun, and `ClientGoneError`."""

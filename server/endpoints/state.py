@@ -97,10 +97,7 @@ def _model(service: Service) -> ModelState:
         **_load(stats, ready),
         "last_minute": {phase: _phase(summaries.get(phase)) for phase in PHASES},
         "newest_steps": [_step(step) for step in service.metrics.efficiency.newest()],
-        "latencies": {
-            "ttft": _latency(service.metrics.recent_ttft),
-            "tpot": _latency(service.metrics.recent_tpot),
-        },
+        "latencies": {"ttft": _latency(service.metrics.recent_ttft), "tpot": _latency(service.metrics.recent_tpot)},
         "speculation": _speculation(stats),
         "targets": _targets(service),
         "step_model": _step_model(stats, summaries),

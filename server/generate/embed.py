@@ -54,10 +54,7 @@ class EmbedRequest:
         """One submit for each input, in order."""
         for i, token_ids in enumerate(self.inputs):
             yield Submit(
-                request_id=f"{self.engine_id}-{i}",
-                prompt_ids=token_ids,
-                params=self.params,
-                scheduling=self.scheduling,
+                request_id=f"{self.engine_id}-{i}", prompt_ids=token_ids, params=self.params, scheduling=self.scheduling
             )
 
 

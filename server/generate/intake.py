@@ -93,11 +93,7 @@ class Intake:
         return served.adapter
 
     async def read_chat(
-        self,
-        wire: ChatRequest,
-        notices: list[Notice],
-        check_size: CheckSize | None = None,
-        kept: int | None = None,
+        self, wire: ChatRequest, notices: list[Notice], check_size: CheckSize | None = None, kept: int | None = None
     ) -> Encoded:
         """The conversation as the model's token ids, whether it fits the context or not. `notices` gets what was
         changed in it. Raises `RequestError`."""
@@ -112,11 +108,7 @@ class Intake:
             wire.documents,
         )
         return await self._prompts.render(
-            conversation,
-            add_special=bool(wire.add_special_tokens),
-            check_size=check_size,
-            kept=kept,
-            notices=notices,
+            conversation, add_special=bool(wire.add_special_tokens), check_size=check_size, kept=kept, notices=notices
         )
 
     def _check_size(self, wire: GenerationFields, param: str) -> CheckSize:

@@ -63,10 +63,7 @@ class Metrics(ServerInstruments):
     """All instruments of one model and its server, with one method per event, and the page that shows them."""
 
     def __init__(
-        self,
-        model_name: str,
-        compat: Literal["none", "vllm"] = "none",
-        clock: Callable[[], float] = time.monotonic,
+        self, model_name: str, compat: Literal["none", "vllm"] = "none", clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(model_name, clock)
         self._stats: dict[int, EngineStats] = {}

@@ -128,10 +128,7 @@ def show_engine_names(seen: ServerInstruments) -> Export:
         "tenant",
     )
     page.gauge(
-        "inferd_tenant_requests_waiting",
-        "Number of a tenant's sequences in the queue.",
-        seen.tenant_waiting,
-        "tenant",
+        "inferd_tenant_requests_waiting", "Number of a tenant's sequences in the queue.", seen.tenant_waiting, "tenant"
     )
     return page
 
@@ -247,10 +244,7 @@ def show_server_names(seen: ServerInstruments) -> Export:
         seen.key_age,
     )
     page.counter(
-        "inferd_keys_file_readings",
-        "Number of readings of the keys file, by outcome.",
-        seen.key_readings,
-        "outcome",
+        "inferd_keys_file_readings", "Number of readings of the keys file, by outcome.", seen.key_readings, "outcome"
     )
     page.gauge("inferd_asyncio_tasks", "Number of tasks in the server's event loop.", seen.tasks)
     return page

@@ -165,9 +165,7 @@ class ChatRequest(GenerationFields):
 
     messages: Messages = required("The conversation to continue.", area=PROMPT)
     max_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, None)] = option(
-        'Most tokens to generate; -1 is "not given". ' + CUT,
-        unset=_MAX_TOKENS,
-        area=STOPPING,
+        'Most tokens to generate; -1 is "not given". ' + CUT, unset=_MAX_TOKENS, area=STOPPING
     )
     max_completion_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, None)] = option(
         "The newer name of `max_tokens`. If both are given, this one counts.", unset="`max_tokens`", area=STOPPING

@@ -293,17 +293,13 @@ class GenerationFields(SharedFields):
         area=OUTPUT,
     )
     max_tokens: Annotated[Whole | None, Field(ge=0), Besides(-1, None)] = option(
-        'Most tokens to generate; 0 scores the prompt alone, -1 is "not given". ' + CUT,
-        unset="16",
-        area=STOPPING,
+        'Most tokens to generate; 0 scores the prompt alone, -1 is "not given". ' + CUT, unset="16", area=STOPPING
     )
     max_completion_tokens: Annotated[Whole | None, Field(ge=0), Besides(-1, None)] = option(
         "The newer name of `max_tokens`. If both are given, this one counts.", unset="`max_tokens`", area=STOPPING
     )
     spaces_between_special_tokens: Flag | None = option(
-        "No tokenizer served here puts spaces between special tokens.",
-        area=OUTPUT,
-        has_effect=False,
+        "No tokenizer served here puts spaces between special tokens.", area=OUTPUT, has_effect=False
     )
     prompt_logprobs: Whole | None = option(
         "Add the log probabilities of every prompt token, with this many alternatives. Such a request uses no cached "

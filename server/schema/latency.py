@@ -40,8 +40,7 @@ class Targets:
     def over(self, others: Targets) -> Targets:
         """These targets. A target that is not set is taken from `others`."""
         return Targets(
-            others.ttft_s if self.ttft_s is None else self.ttft_s,
-            others.tpot_s if self.tpot_s is None else self.tpot_s,
+            others.ttft_s if self.ttft_s is None else self.ttft_s, others.tpot_s if self.tpot_s is None else self.tpot_s
         )
 
 

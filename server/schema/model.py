@@ -219,10 +219,7 @@ R = TypeVar("R", bound=RequestModel)
 
 
 def read(
-    model: type[R],
-    body: Mapping[str, object],
-    ignored: list[str] | None = None,
-    notices: list[Notice] | None = None,
+    model: type[R], body: Mapping[str, object], ignored: list[str] | None = None, notices: list[Notice] | None = None
 ) -> R:
     """Make a model of a JSON object. Raises `RequestError` for the first field that is wrong.
 

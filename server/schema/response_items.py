@@ -113,8 +113,7 @@ class _ReasoningPart(Part):
 class _Reasoning(ItemPart):
     type: Literal["reasoning"]
     content: Annotated[
-        tuple[Annotated[_ReasoningPart, Typed(("reasoning_text",))], ...],
-        Many(max_length=MAX_MESSAGES),
+        tuple[Annotated[_ReasoningPart, Typed(("reasoning_text",))], ...], Many(max_length=MAX_MESSAGES)
     ] = ()
     encrypted_content: Annotated[Text, AfterValidator(_own_seal)] | None = None
     summary: Annotated[tuple[object, ...], Many(max_length=MAX_MESSAGES)] = ()

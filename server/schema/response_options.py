@@ -124,8 +124,7 @@ INCLUDES: Mapping[str, Row] = {
 }
 """Name in `include` -> what is done with it."""
 Included = Annotated[
-    tuple[Literal["message.output_text.logprobs", "reasoning.encrypted_content", _OfHosted], ...],
-    Many(max_length=16),
+    tuple[Literal["message.output_text.logprobs", "reasoning.encrypted_content", _OfHosted], ...], Many(max_length=16)
 ]
 
 

@@ -9,21 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo, model_validator
 
-from inferd.server.schema.chat import (
-    MAX_TOOLS,
-    TEXT_FORMATS,
-    TOOL_WITHOUT_EFFECT,
-    AnyText,
-    FunctionName,
-    GrammarText,
-)
+from inferd.server.schema.chat import MAX_TOOLS, TEXT_FORMATS, TOOL_WITHOUT_EFFECT, AnyText, FunctionName, GrammarText
 from inferd.server.schema.model import Part, Row, tell
 from inferd.server.schema.strict_json import check_repeated, check_writable
 from inferd.server.schema.values import Flag, JsonObject, Kept, Many, Text, typed_object, union_of
@@ -225,8 +213,7 @@ def _as_given(given: list[JsonObject], checked: object, where: str) -> tuple[Jso
 
 
 GivenTools = Annotated[
-    tuple[JsonObject, ...],
-    Kept(Annotated[tuple[_AnyTool, ...], Many(max_length=MAX_TOOLS)], _as_given),
+    tuple[JsonObject, ...], Kept(Annotated[tuple[_AnyTool, ...], Many(max_length=MAX_TOOLS)], _as_given)
 ]
 """Tools as the client wrote them."""
 

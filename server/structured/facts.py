@@ -9,19 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from inferd.server.structured.trees import (
-    SPECIAL,
-    Alt,
-    Both,
-    Char,
-    Lexeme,
-    Name,
-    Node,
-    Not,
-    Repeat,
-    Seq,
-    names_in,
-)
+from inferd.server.structured.trees import SPECIAL, Alt, Both, Char, Lexeme, Name, Node, Not, Repeat, Seq, names_in
 
 _MOST_LEVELS = 100
 

@@ -93,13 +93,7 @@ class _Reader:
         return self._readers[kind](value, where, depth)
 
     def triggered(
-        self,
-        triggers: list[str],
-        tags: list[tuple[str, Language]],
-        where: str,
-        num_least: int,
-        *,
-        is_single: bool,
+        self, triggers: list[str], tags: list[tuple[str, Language]], where: str, num_least: int, *, is_single: bool
     ) -> Language:
         """Free text in which the rest of a tag follows each trigger that the tag begins with."""
         rests: dict[str, list[Language]] = {trigger: [] for trigger in triggers}

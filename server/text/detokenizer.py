@@ -173,11 +173,7 @@ class Detokenizer:
     __slots__ = ("_decoder", "_is_start", "_is_text_start", "_kept_ids", "_skip_special", "_table")
 
     def __init__(
-        self,
-        table: TokenBytes,
-        prompt_ids: Sequence[int],
-        skip_special: bool,
-        kept_ids: frozenset[int] = frozenset(),
+        self, table: TokenBytes, prompt_ids: Sequence[int], skip_special: bool, kept_ids: frozenset[int] = frozenset()
     ) -> None:
         """If the prompt ends inside a character, an output that completes it begins with the whole character.
 

@@ -229,10 +229,7 @@ class ChatTemplate:
         deadline = time.monotonic() + DERIVING_S
 
         def render(
-            messages: Sequence[Message],
-            tools: Sequence[Tool] | None,
-            is_prompt: bool,
-            kwargs: Mapping[str, object],
+            messages: Sequence[Message], tools: Sequence[Tool] | None, is_prompt: bool, kwargs: Mapping[str, object]
         ) -> str | None:
             if time.monotonic() > deadline:
                 raise OvertimeError(f"all probes took longer than {DERIVING_S:g} s together")

@@ -63,11 +63,7 @@ _PROBE_TOOL: Tool = {
     },
 }
 # Some templates accept only ids of nine letters and digits.
-_CALL: Message = {
-    "type": "function",
-    "id": "probe7f3a",
-    "function": {"name": _NAME, "arguments": {"city": _CITY}},
-}
+_CALL: Message = {"type": "function", "id": "probe7f3a", "function": {"name": _NAME, "arguments": {"city": _CITY}}}
 _OTHER_CALL: Message = {
     "type": "function",
     "id": "probe7f3b",

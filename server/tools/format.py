@@ -198,12 +198,7 @@ class Format:
 
     @classmethod
     def of_template(
-        cls,
-        spec: Mapping[str, object],
-        tool_name: str,
-        reasoning_name: str,
-        source: str,
-        keys: JsonKeys = USUAL_KEYS,
+        cls, spec: Mapping[str, object], tool_name: str, reasoning_name: str, source: str, keys: JsonKeys = USUAL_KEYS
     ) -> Self:
         """Raises `ModelError` for a response template that transformers refuses."""
         try:

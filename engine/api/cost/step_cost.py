@@ -126,9 +126,7 @@ class WorkModel:
             head_bytes=parts.get(Component.HEAD, 0),
             attention=tuple(
                 AttentionCost(
-                    window,
-                    sum(4 * arch.heads(layer).q_size for layer in own),
-                    sum(kv_bytes[layer] for layer in own),
+                    window, sum(4 * arch.heads(layer).q_size for layer in own), sum(kv_bytes[layer] for layer in own)
                 )
                 for window, own in _by_window(arch, max_model_len).items()
             ),

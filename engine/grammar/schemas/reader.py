@@ -12,12 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from inferd.engine.api.grammars import (
-    ANNOTATIONS,
-    COMBINING_KEYWORDS,
-    NUMBER_KEYWORDS,
-    TYPE_KEYWORDS,
-)
+from inferd.engine.api.grammars import ANNOTATIONS, COMBINING_KEYWORDS, NUMBER_KEYWORDS, TYPE_KEYWORDS
 from inferd.engine.grammar.schemas.numbers import number_of
 from inferd.engine.grammar.schemas.regexes import PatternNames, fault
 from inferd.engine.grammar.schemas.shapes import (

@@ -28,14 +28,7 @@ from inferd.engine.grammar.schemas.shapes import (
     SchemaError,
     Strings,
 )
-from inferd.engine.grammar.schemas.strings import (
-    CHARACTER,
-    FORMATS,
-    PLAIN_CHARACTER,
-    all_spellings,
-    quoted,
-    repeated,
-)
+from inferd.engine.grammar.schemas.strings import CHARACTER, FORMATS, PLAIN_CHARACTER, all_spellings, quoted, repeated
 
 _PUNCTUATION = {
     "OPEN": rf"/\{{{BLANK}/",

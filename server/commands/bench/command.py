@@ -56,8 +56,7 @@ def bench_serve(
         int, typer.Option("--num-requests", "-n", help="Number of requests to measure.", rich_help_panel="Requests")
     ] = 64,
     input_len: Annotated[
-        str,
-        typer.Option(help=f"Number of prompt tokens: {SPELLINGS}.", metavar="LENGTHS", rich_help_panel="Requests"),
+        str, typer.Option(help=f"Number of prompt tokens: {SPELLINGS}.", metavar="LENGTHS", rich_help_panel="Requests")
     ] = str(DEFAULT_INPUT_LEN),
     output_len: Annotated[
         str,
