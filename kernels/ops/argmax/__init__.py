@@ -35,13 +35,7 @@ def cpp(logits: Tensor) -> tuple[Tensor, Tensor]:
     rows, size = logits.shape
     ids, is_none = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
     native.function("inferd_argmax")(
-        logits.data_ptr(),
-        ids.data_ptr(),
-        is_none.data_ptr(),
-        rows,
-        size,
-        logits.stride(0),
-        torch.get_num_threads(),
+        logits.data_ptr(), ids.data_ptr(), is_none.data_ptr(), rows, size, logits.stride(0), torch.get_num_threads()
     )
     return ids, is_none
 

@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from inferd.kernels.gpu import DTYPES, Shipped, recurrent
 from inferd.kernels.gpu.recurrent import softplus
-from inferd.kernels.ops.gated_delta.reference import NORM_EPS, Gates
+from inferd.kernels.ops.gated_delta import NORM_EPS, Gates
 from inferd.kernels.ops.states import StateRows, num_groups
 
 _EPS = tl.constexpr(NORM_EPS)

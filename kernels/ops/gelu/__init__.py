@@ -36,7 +36,7 @@ def cpp(x: Tensor) -> Tensor:
 
 
 def reference(x: Tensor) -> Tensor:
-    """Composed of tanh: a row's bits depend on the number of rows with torch's own (see `gated_mul/reference.py`)."""
+    """Composed of tanh: a row's bits depend on the number of rows with torch's own (see `gated_mul`)."""
     return wide_gelu(x.to(torch.float32)).to(x.dtype)
 
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from inferd.kernels import gpu
 from inferd.kernels.cpu import native
-from inferd.kernels.ops.head_gate import cpu, reference
 from inferd.kernels.registry import ROWS_SHARE_SUMS, Deferred, Implementation, Op, always
 
 _MAX_TRITON_SIZE = 32768
@@ -43,36 +42,103 @@ def _refuses_triton(key: Key) -> str | None:
     return gpu.refuses(key.device_type, key.dtype)
 
 
+def reference_sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    return (x.to(torch.float32) / _opened(gate.to(torch.float32))).to(x.dtype)
+
+
+def reference_norm_silu_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.to(torch.float32)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
+    opened = gate.to(torch.float32)
+    return (normed * (opened / _opened(opened))).to(x.dtype)
+
+
+def reference_silu_gate_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    opened = gate.to(torch.float32)
+    gated = x * (opened / _opened(opened))
+    return (gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + eps) * weight).to(gate.dtype)
+
+
+def reference_add_gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    opened = y.to(torch.float32) / _opened(gate)
+    return (x.to(torch.float32) + opened).to(x.dtype)
+
+
+def _opened(gate: Tensor) -> Tensor:
+    """1 / sigmoid(gate), composed of exp, whose bits do not depend on the number of elements (`gated_mul`)."""
+    return torch.neg(gate).exp_().add_(1.0)
+
+
+def cpp_sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    return _run("inferd_head_gate", x, gate, None, 0.0)
+
+
+def cpp_norm_silu_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _run("inferd_head_gate", x, gate, weight, eps)
+
+
+def cpp_silu_gate_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _run("inferd_silu_gate_norm", x, gate, weight, eps)
+
+
+def cpp_add_gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype)
+    native.function("inferd_add_gated")(
+        x.data_ptr(),
+        y.data_ptr(),
+        gate.data_ptr(),
+        out.data_ptr(),
+        *x.shape,
+        native.DTYPE_CODES[x.dtype],
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def _run(name: str, x: Tensor, gate: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    out = torch.empty(x.shape, dtype=gate.dtype)
+    native.function(name)(
+        x.data_ptr(),
+        gate.data_ptr(),
+        0 if weight is None else weight.data_ptr(),
+        out.data_ptr(),
+        *x.shape,
+        gate.stride(0),
+        gate.stride(1),
+        eps,
+        native.DTYPE_CODES[gate.dtype],
+        torch.get_num_threads(),
+    )
+    return out
+
+
 SIGMOID_GATE: Op[Key, Callable[[Tensor, Tensor], Tensor]] = Op(
     "sigmoid_gate",
     [
-        Implementation("cpp", cpu.sigmoid_gate, _refuses_cpp),
+        Implementation("cpp", cpp_sigmoid_gate, _refuses_cpp),
         Implementation("triton", Deferred(f"{__name__}.triton", "sigmoid_gate"), _refuses_triton),
-        Implementation("reference", reference.sigmoid_gate, always),
+        Implementation("reference", reference_sigmoid_gate, always),
     ],
 )
 NORM_SILU_GATE: Op[Key, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = Op(
     "norm_silu_gate",
     [
-        Implementation("cpp", cpu.norm_silu_gate, _refuses_cpp),
+        Implementation("cpp", cpp_norm_silu_gate, _refuses_cpp),
         Implementation("triton", Deferred(f"{__name__}.triton", "norm_silu_gate"), _refuses_triton),
-        Implementation("reference", reference.norm_silu_gate, always, varies=ROWS_SHARE_SUMS),
+        Implementation("reference", reference_norm_silu_gate, always, varies=ROWS_SHARE_SUMS),
     ],
 )
 SILU_GATE_NORM: Op[Key, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = Op(
     "silu_gate_norm",
     [
-        Implementation("cpp", cpu.silu_gate_norm, _refuses_cpp),
+        Implementation("cpp", cpp_silu_gate_norm, _refuses_cpp),
         Implementation("triton", Deferred(f"{__name__}.triton", "silu_gate_norm"), _refuses_triton),
-        Implementation("reference", reference.silu_gate_norm, always, varies=ROWS_SHARE_SUMS),
+        Implementation("reference", reference_silu_gate_norm, always, varies=ROWS_SHARE_SUMS),
     ],
 )
 ADD_GATED: Op[Key, Callable[[Tensor, Tensor, Tensor], Tensor]] = Op(
     "add_gated",
-    [
-        Implementation("cpp", cpu.add_gated, _refuses_cpp),
-        Implementation("reference", reference.add_gated, always),
-    ],
+    [Implementation("cpp", cpp_add_gated, _refuses_cpp), Implementation("reference", reference_add_gated, always)],
 )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
-from inferd.kernels.ops.lora import cpu, reference
+from inferd.kernels.cpu import native
 from inferd.kernels.ops.lora.weights import LoraWeights
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
@@ -35,12 +35,67 @@ def _refuses_triton(key: Key) -> str | None:
     return gpu.refuses(key.device_type, key.dtype)
 
 
+def reference(y: Tensor, x: Tensor, weights: LoraWeights, slots: Tensor, adapters: Tensor) -> None:
+    """Row by row, so that other rows cannot change how torch sums."""
+    slots_of, panels = slots.tolist(), weights.panels.tolist()
+    for row, slot in enumerate(slots_of):
+        adapter = int(adapters[slot]) if slot >= 0 else -1
+        if adapter < 0:
+            continue
+        ranks, scales = weights.ranks[adapter].tolist(), weights.scales[adapter].tolist()
+        shrunk = [
+            (weights.down[adapter, part, :rank].float() * x[row].float()).sum(1) * scale
+            for part, (rank, scale) in enumerate(zip(ranks, scales, strict=True))
+        ]
+        for index, (first, count, part) in enumerate(panels):
+            if not ranks[part]:
+                continue
+            up = weights.up[adapter, index, : ranks[part], :count].float()
+            goal = y[row, first : first + count]
+            goal.copy_((goal.float() + (up * shrunk[part][:, None]).sum(0)).to(y.dtype))
+
+
+def _refuses_cpp(key: Key) -> str | None:
+    reason = native.refuses(*key)
+    if reason is None and key.dtype == torch.bfloat16 and key.weight_dtype != key.dtype:
+        return f"multiplies bfloat16 by bfloat16, not by {key.weight_dtype}"
+    return reason
+
+
+def cpp(y: Tensor, x: Tensor, weights: LoraWeights, slots: Tensor, adapters: Tensor) -> None:
+    x = x if x.stride(1) == 1 else x.contiguous()
+    _, num_parts, rank, in_size = weights.down.shape
+    shrunk = torch.empty((x.shape[0], num_parts, rank), dtype=torch.float32)
+    native.function("inferd_lora")(
+        x.data_ptr(),
+        y.data_ptr(),
+        weights.down.data_ptr(),
+        weights.up.data_ptr(),
+        weights.panels.data_ptr(),
+        weights.ranks.data_ptr(),
+        weights.scales.data_ptr(),
+        slots.data_ptr(),
+        adapters.data_ptr(),
+        shrunk.data_ptr(),
+        x.shape[0],
+        x.stride(0),
+        in_size,
+        y.shape[1],
+        num_parts,
+        weights.panels.shape[0],
+        rank,
+        native.DTYPE_CODES[y.dtype],
+        native.DTYPE_CODES[weights.down.dtype],
+        torch.get_num_threads(),
+    )
+
+
 LORA: Op[Key, Callable[[Tensor, Tensor, LoraWeights, Tensor, Tensor], None]] = Op(
     "lora",
     [
-        Implementation("cpp", cpu.add_lora, lambda key: cpu.refuses(*key)),
+        Implementation("cpp", cpp, _refuses_cpp),
         Implementation("triton", Deferred(f"{__name__}.triton", "add_lora"), _refuses_triton),
-        Implementation("reference", reference.add_lora, always),
+        Implementation("reference", reference, always),
     ],
 )
 

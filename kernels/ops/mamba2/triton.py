@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from inferd.kernels.gpu import DTYPES, Shipped, recurrent
 from inferd.kernels.gpu.recurrent import softplus
-from inferd.kernels.ops.mamba2.reference import Weights
+from inferd.kernels.ops.mamba2 import Weights
 from inferd.kernels.ops.states import StateRows, num_groups
 
 

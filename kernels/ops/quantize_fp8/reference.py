@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd.kernels.ops.gated_mul.reference import gelu_mul, silu_mul
-from inferd.kernels.ops.rms_norm.reference import add_rms_norm, rms_norm
+from inferd.kernels.ops.gated_mul import reference_gelu_mul, reference_silu_mul
+from inferd.kernels.ops.rms_norm import reference_add_rms_norm, reference_rms_norm
 
 E4M3_MAX = 448.0
 GROUP = 128
@@ -34,19 +34,19 @@ def cast(wide: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float, has_groups: bool) -> Quantized:
-    return quantize_fp8(rms_norm(x, weight, eps), has_groups)
+    return quantize_fp8(reference_rms_norm(x, weight, eps), has_groups)
 
 
 def add_rms_norm_fp8(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, has_groups: bool
 ) -> tuple[Quantized, Tensor]:
-    normed, total = add_rms_norm(x, residual, weight, eps)
+    normed, total = reference_add_rms_norm(x, residual, weight, eps)
     return quantize_fp8(normed, has_groups), total
 
 
 def silu_mul_fp8(gate_up: Tensor, has_groups: bool) -> Quantized:
-    return quantize_fp8(silu_mul(gate_up), has_groups)
+    return quantize_fp8(reference_silu_mul(gate_up), has_groups)
 
 
 def gelu_mul_fp8(gate_up: Tensor, has_groups: bool) -> Quantized:
-    return quantize_fp8(gelu_mul(gate_up), has_groups)
+    return quantize_fp8(reference_gelu_mul(gate_up), has_groups)

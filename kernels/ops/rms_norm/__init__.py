@@ -15,7 +15,6 @@ from torch import Tensor
 
 from inferd.kernels import gpu
 from inferd.kernels.cpu import native
-from inferd.kernels.ops.rms_norm import cpu, reference
 from inferd.kernels.registry import ROWS_SHARE_SUMS, Deferred, Implementation, Op, always
 
 _MAX_TRITON_SIZE = 32768
@@ -36,22 +35,69 @@ def _refuses_triton(key: Key) -> str | None:
     return reason or gpu.refuses(key.device_type, key.dtype, key.weight_dtype)
 
 
+def reference_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Sums in fp32, one rounding at the end."""
+    wide = x.to(torch.float32)
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (wide * scale * weight.to(torch.float32)).to(x.dtype)
+
+
+def reference_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return reference_rms_norm(total, weight, eps), total
+
+
+def cpp_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype)
+    _run(_rows(x), None, weight, None, out, eps)
+    return out
+
+
+def cpp_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    out, total = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
+    _run(_rows(x), residual.contiguous(), weight, total, out, eps)
+    return out, total
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+
+
+def _run(rows: Tensor, residual: Tensor | None, weight: Tensor, total: Tensor | None, out: Tensor, eps: float) -> None:
+    assert weight.dtype in (rows.dtype, torch.float32) and weight.is_contiguous()
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    native.function("inferd_rms_norm")(
+        rows.data_ptr(),
+        0 if residual is None else residual.data_ptr(),
+        weight.data_ptr(),
+        0 if total is None else total.data_ptr(),
+        out.data_ptr(),
+        rows.shape[0],
+        rows.stride(0),
+        rows.shape[1],
+        eps,
+        native.DTYPE_CODES[rows.dtype],
+        native.DTYPE_CODES[weight.dtype],
+        torch.get_num_threads(),
+    )
+
+
 RMS_NORM: Op[Key, Callable[[Tensor, Tensor, float], Tensor]] = Op(
     "rms_norm",
     [
-        Implementation("cpp", cpu.rms_norm, lambda key: native.refuses(key.device_type, key.dtype, key.weight_dtype)),
+        Implementation("cpp", cpp_rms_norm, lambda key: native.refuses(key.device_type, key.dtype, key.weight_dtype)),
         Implementation("triton", Deferred(f"{__name__}.triton", "rms_norm"), _refuses_triton),
-        Implementation("reference", reference.rms_norm, always, varies=ROWS_SHARE_SUMS),
+        Implementation("reference", reference_rms_norm, always, varies=ROWS_SHARE_SUMS),
     ],
 )
 ADD_RMS_NORM: Op[Key, Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]] = Op(
     "add_rms_norm",
     [
         Implementation(
-            "cpp", cpu.add_rms_norm, lambda key: native.refuses(key.device_type, key.dtype, key.weight_dtype)
+            "cpp", cpp_add_rms_norm, lambda key: native.refuses(key.device_type, key.dtype, key.weight_dtype)
         ),
         Implementation("triton", Deferred(f"{__name__}.triton", "add_rms_norm"), _refuses_triton),
-        Implementation("reference", reference.add_rms_norm, always, varies=ROWS_SHARE_SUMS),
+        Implementation("reference", reference_add_rms_norm, always, varies=ROWS_SHARE_SUMS),
     ],
 )
 

@@ -49,9 +49,7 @@ ROPE_AND_CACHE: Op[Key, Run] = Op(
     "rope_and_cache",
     [
         Implementation(
-            "cpp",
-            cpu.rope_and_cache,
-            lambda key: cpu.refuses(key.device_type, key.dtype, key.kv_dtype, key.head_dim),
+            "cpp", cpu.rope_and_cache, lambda key: cpu.refuses(key.device_type, key.dtype, key.kv_dtype, key.head_dim)
         ),
         Implementation("triton", Deferred(f"{__name__}.triton", "rope_and_cache"), _refuses_triton),
         Implementation("reference", reference.rope_and_cache, always, varies=ROWS_SHARE_SUMS),

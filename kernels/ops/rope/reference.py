@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels.ops.kv_format import quantize_heads
-from inferd.kernels.ops.rms_norm.reference import rms_norm
+from inferd.kernels.ops.rms_norm import reference_rms_norm
 
 
 def rope_and_cache(
@@ -25,9 +25,10 @@ def rope_and_cache(
 ) -> Tensor:
     dtype = q.dtype
     if q_norm is not None and k_norm is not None:
-        q, k = rms_norm(q.to(torch.float32), q_norm, eps), rms_norm(k.to(torch.float32), k_norm, eps)
+        q = reference_rms_norm(q.to(torch.float32), q_norm, eps)
+        k = reference_rms_norm(k.to(torch.float32), k_norm, eps)
     if norms_v:
-        v = rms_norm(v.to(torch.float32), v.new_ones(v.shape[-1], dtype=torch.float32), eps)
+        v = reference_rms_norm(v.to(torch.float32), v.new_ones(v.shape[-1], dtype=torch.float32), eps)
     cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
     if not k.shape[1]:
         return _rotate(q, cos, sin).to(dtype)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from inferd.kernels import gpu
 from inferd.kernels.cpu import native
-from inferd.kernels.ops.short_conv import cpu, reference
 from inferd.kernels.ops.states import StateRows
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
@@ -47,12 +46,74 @@ def _refuses_triton(key: Key) -> str | None:
     return _refuses_width(key) or gpu.refuses(key.device_type, key.dtype)
 
 
+def reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gates: tuple[Tensor, Tensor] | None,
+    state: Tensor,
+    rows: StateRows,
+    has_silu: bool,
+) -> Tensor:
+    """Products in fp32, added from the oldest input to the newest. Silu is composed of exp, whose bits do
+    not depend on the number of elements (`kernels/ops/gated_mul`)."""
+    x = x if gates is None else x * gates[0]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    width = weight.shape[0]
+    for tokens, slot, begins, num_kept in rows.spans():
+        history = torch.zeros_like(state[slot]) if begins else state[slot]
+        inputs = torch.cat([history, x[tokens]])
+        num_tokens = inputs.shape[0] - width + 1
+        wide = inputs.to(torch.float32)
+        total = wide[:num_tokens] * weight[0]
+        for place in range(1, width):
+            total = total + wide[place : place + num_tokens] * weight[place]
+        total = total if bias is None else total + bias
+        total = total / torch.neg(total).exp_().add_(1.0) if has_silu else total
+        out[tokens] = (total if gates is None else total * gates[1][tokens].to(torch.float32)).to(x.dtype)
+        state[slot] = inputs[num_kept : num_kept + width - 1]
+    return out
+
+
+def cpp(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gates: tuple[Tensor, Tensor] | None,
+    state: Tensor,
+    rows: StateRows,
+    has_silu: bool,
+) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype)
+    native.function("inferd_short_conv")(
+        x.data_ptr(),
+        *((0, 0) if gates is None else (gate.data_ptr() for gate in gates)),
+        weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        state.data_ptr(),
+        rows.query_start.data_ptr(),
+        rows.positions.data_ptr(),
+        rows.slots.data_ptr(),
+        rows.kept_address,
+        out.data_ptr(),
+        rows.slots.shape[0],
+        x.shape[0],
+        x.shape[1],
+        x.stride(0),
+        weight.shape[0],
+        int(has_silu),
+        native.DTYPE_CODES[x.dtype],
+        torch.get_num_threads(),
+    )
+    return out
+
+
 SHORT_CONV: Op[Key, Callable[[Tensor, Tensor, Tensor | None, Gates, Tensor, StateRows, bool], Tensor]] = Op(
     "short_conv",
     [
-        Implementation("cpp", cpu.short_conv, _refuses_cpp),
+        Implementation("cpp", cpp, _refuses_cpp),
         Implementation("triton", Deferred(f"{__name__}.triton", "short_conv"), _refuses_triton),
-        Implementation("reference", reference.short_conv, always),
+        Implementation("reference", reference, always),
     ],
 )
 

@@ -16,25 +16,86 @@ from torch import Tensor
 
 from inferd.kernels import gpu
 from inferd.kernels.cpu import native
-from inferd.kernels.ops.step_inputs import cpu, reference
-from inferd.kernels.ops.step_inputs.reference import StepInputs
 from inferd.kernels.registry import Deferred, Implementation, Op, always
-
-__all__ = ["StepInputs", "step_inputs", "write_drawn"]
 
 
 class Key(NamedTuple):
     device_type: str
 
 
+class StepInputs(NamedTuple):
+    """The inputs of a decode step of R rows, on the device."""
+
+    token_ids: Tensor
+    """[R] int64: the id that each row computes; 0 for padding."""
+    write_slots: Tensor
+    """[G, R] int64, by cache group: block_id * block_size + offset of each token's K and V."""
+    seq_lens: Tensor
+    """[R] int32: KV length of each row, this step's token included."""
+    block_tables: Tensor
+    """[G, R, B] int32: the rows' tables. Entries behind a row's last block may be anything."""
+
+
+def reference_step_inputs(
+    slots: Tensor, positions: Tensor, token_ids: Tensor, block_tables: Tensor, block_size: int, padding_block: int
+) -> StepInputs:
+    is_padding, sources = slots < 0, slots.clamp(min=0)
+    tables = block_tables.index_select(1, sources)
+    tables[:, :, 0].masked_fill_(is_padding, padding_block)
+    entries = (positions // block_size).expand(tables.shape[0], -1).unsqueeze(-1)
+    blocks = tables.gather(2, entries).squeeze(-1).to(torch.int64)
+    return StepInputs(
+        token_ids=token_ids[sources, positions].masked_fill_(is_padding, 0),
+        write_slots=blocks * block_size + positions % block_size,
+        seq_lens=(positions + 1).to(torch.int32),
+        block_tables=tables,
+    )
+
+
+def reference_write_drawn(drawn: Tensor, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+    places = slots.clamp(min=0), positions + 1
+    # Add each id's change, which is 0 for padding: padding may add to the place of another row.
+    token_ids.index_put_(places, (drawn - token_ids[places]).masked_fill_(slots < 0, 0), accumulate=True)
+
+
+def cpp_step_inputs(
+    slots: Tensor, positions: Tensor, token_ids: Tensor, block_tables: Tensor, block_size: int, padding_block: int
+) -> StepInputs:
+    assert slots.is_contiguous() and positions.is_contiguous()
+    assert token_ids.stride(1) == block_tables.stride(2) == 1
+    num_groups, num_rows, width = block_tables.shape[0], slots.shape[0], block_tables.shape[2]
+    made = StepInputs(
+        token_ids=torch.empty(num_rows, dtype=torch.int64),
+        write_slots=torch.empty((num_groups, num_rows), dtype=torch.int64),
+        seq_lens=torch.empty(num_rows, dtype=torch.int32),
+        block_tables=torch.empty((num_groups, num_rows, width), dtype=torch.int32),
+    )
+    native.function("inferd_step_inputs")(
+        slots.data_ptr(),
+        positions.data_ptr(),
+        token_ids.data_ptr(),
+        block_tables.data_ptr(),
+        *(tensor.data_ptr() for tensor in made),
+        num_rows,
+        num_groups,
+        width,
+        token_ids.stride(0),
+        block_tables.stride(0),
+        block_tables.stride(1),
+        block_size,
+        padding_block,
+    )
+    return made
+
+
 STEP_INPUTS: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor, int, int], StepInputs]] = Op(
     "step_inputs",
     [
-        Implementation("cpp", cpu.step_inputs, lambda key: native.refuses(key.device_type)),
+        Implementation("cpp", cpp_step_inputs, lambda key: native.refuses(key.device_type)),
         Implementation(
             "triton", Deferred(f"{__name__}.triton", "step_inputs"), lambda key: gpu.refuses(key.device_type)
         ),
-        Implementation("reference", reference.step_inputs, always),
+        Implementation("reference", reference_step_inputs, always),
     ],
 )
 WRITE_DRAWN: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor], None]] = Op(
@@ -43,7 +104,7 @@ WRITE_DRAWN: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor], None]] = Op(
         Implementation(
             "triton", Deferred(f"{__name__}.triton", "write_drawn"), lambda key: gpu.refuses(key.device_type)
         ),
-        Implementation("reference", reference.write_drawn, always),
+        Implementation("reference", reference_write_drawn, always),
     ],
 )
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inferd.kernels.gpu import Shipped
-from inferd.kernels.ops.step_inputs.reference import StepInputs
+from inferd.kernels.ops.step_inputs import StepInputs
 
 _BLOCK, _NUM_WARPS = 1024, 4
 _ROWS = 128
