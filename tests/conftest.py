@@ -57,7 +57,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_CACHE_HOME"] = str(CACHE_HOME)
-    os.environ["INFERD_WEIGHT_CACHE"] = "false"  # each test has files of its own, which no later start reads
     NO_AUTHORITIES.mkdir(parents=True, exist_ok=True)
     os.environ.pop("SSL_CERT_FILE", None)
     os.environ["SSL_CERT_DIR"] = str(NO_AUTHORITIES)

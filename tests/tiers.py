@@ -55,7 +55,10 @@ TIERS = (
     Tier("cpu models in plain PyTorch", 1200, ("cpu",), workers=0, options=("--kernels", "reference"), is_long=True),
     Tier("kernels + aot", 110, ("kernels", "aot")),
     Tier("api + page + deploy + benchmarks", 180, ("api", "page", "deploy", "benchmarks"), options=("-rs",)),
-    Tier("real model + e2e", 200, ("real", "e2e", "prometheus"), lane="waits", by="loadfile", options=("-rs",)),
+    Tier(
+        "real model + e2e", 200, ("real", "real_models", "e2e", "prometheus"), lane="waits", by="loadfile",
+        options=("-rs",),
+    ),
     # Engines with two threads each would compete for the cores.
     Tier(
         "reliability + security", 300, ("reliability", "security"), lane="waits", workers=3, engine_threads=1,

@@ -106,7 +106,8 @@ class Settings(Declared):
         if self.model.endswith(".gguf"):
             return (Path(self.model).stem,)
         is_path = self.model.startswith(("/", "./", "../", "~"))
-        return (Path(self.model).expanduser().resolve().name if is_path else self.model,)
+        # `local_path` refuses the home of a user who has none.
+        return (Path(os.path.expanduser(self.model)).resolve().name if is_path else self.model,)
 
     @property
     def loras(self) -> dict[str, Path]:

@@ -65,6 +65,8 @@ class Daemon:
     ) -> None:
         """`may_fork`: whether the server may be a fork of a process that has imported its libraries (`forking`). A test
         of its memory needs one that shares none."""
+        # Files of tests are read by no later start, so their weights are not kept.
+        env = {"INFERD_WEIGHT_CACHE": "false", **(env or {})}
         self.lines: list[str] = []
         self._ready = threading.Event()
         self.process: subprocess.Popen[str] | forking.Forked
@@ -78,7 +80,7 @@ class Daemon:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env={**os.environ, **(env or {})},
+                env={**os.environ, **env},
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
