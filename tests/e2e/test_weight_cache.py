@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
-from inferd.kernels.cpu import native
+from inferd.kernels.cpu import library
 from tests.e2e.conftest import INFERD, Daemon
 
 KEPT = "packed weights are kept for later starts"
@@ -27,7 +27,7 @@ QUESTION: dict[str, Any] = {"prompt": "The capital of France", "max_tokens": 40,
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    if not native.has_compiler():
+    if not library.has_compiler():
         pytest.skip("only C++ kernels pack weights")
     copied = Path(shutil.copytree(EMBEDDED_PATH, tmp_path / "model"))
     os.utime(copied / "model.safetensors")  # a file of another time has an entry of its own
