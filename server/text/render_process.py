@@ -124,6 +124,7 @@ class _Forker:
                     os.kill(key.data, signal.SIGKILL)
                     self._ready.unregister(key.fileobj)
                 elif key.fileobj is self._control and not self._fork_next():
+                    signal.set_wakeup_fd(-1)  # workers end now, and the descriptor is closed with this object
                     return
 
     def _fork_next(self) -> bool:
@@ -156,6 +157,7 @@ class _Forker:
 
     def _close_all(self, status: int) -> None:
         """Runs in a new worker: it keeps no descriptor that is not its own."""
+        signal.set_wakeup_fd(-1)
         self._ready.close()
         for end in (self._control, self._woken, self._wakes):
             end.close()
@@ -183,7 +185,6 @@ class _Forker:
 
 def _prepare(parent: int) -> None:
     """Runs in a new worker: no signal of its parent's, and bounds on what it may do."""
-    signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     _die_with_parent(signal.SIGKILL)
