@@ -203,8 +203,10 @@ ORDERS = {
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_a_kernel_gets_the_numbers_of_the_blocks(kind: str, order: str, tmp_path: Path) -> None:
-    conversion = ORDERS[order]
-    stored = random_blocks(kind)(torch.empty(2_100 * 4 if conversion.rows else 70, 512))
+    conversion, width = ORDERS[order], 512
+    if conversion.columns is not None and LAYOUTS[kind].block_size is not None:
+        conversion, width = Conversion(columns=TiledHeads(2, 2, 256)), 1024  # whole blocks
+    stored = random_blocks(kind)(torch.empty(2_100 * 4 if conversion.rows else 70, width))
     file = write(tmp_path / "x.gguf", {}, {"w": stored})
     tensor = parse_header(file.read_bytes(), file.stat().st_size).tensors[0]
     placed = PlacedTensor(tensor, file, conversion)

@@ -45,7 +45,7 @@ class GgufBlocks:
     """Name of the type."""
     rows: Order | None = None
     columns: TiledHeads | None = None
-    """None, or an order of whole groups."""
+    """None, or an order of whole groups, and of whole blocks that share a factor."""
 
     @property
     def name(self) -> str:
@@ -104,7 +104,7 @@ def _format(found: PlacedTensor | None) -> GgufBlocks | None:
     if found is None or found.tensor.type.name not in LAYOUTS:
         return None
     kind, columns = found.tensor.type.name, found.conversion.columns
-    group_size = LAYOUTS[kind].group_size
+    group_size = LAYOUTS[kind].block_size or LAYOUTS[kind].group_size
     if columns is not None and (group_size is None or columns.of_groups(group_size) is None):
         return None
     return GgufBlocks(kind, found.conversion.rows, columns)

@@ -81,7 +81,7 @@ READER = Reader(_check, _read)
 def _columns(form: GgufBlocks, name: str, in_size: int) -> list[int]:
     """The places in a row of the columns of the tensor `name`."""
     assert form.columns is not None
-    group_size = 1 if name == "q" else form.layout.group_size
+    group_size = 1 if name == "q" else form.layout.block_size if "block" in name else form.layout.group_size
     assert group_size is not None
     columns = form.columns.of_groups(group_size)
     assert columns is not None
