@@ -1,8 +1,9 @@
 """Packed weights in files of the user's cache: a later start maps them, and packs nothing.
 
 An entry is named by a digest of all that its content follows from. Entries appear whole, and processes that share the
-folder wait for the one that packs the same weights. A file has a header with the digest of itself, and checksums of all
-that follows. The bytes are checked at each start. The folder is bounded: entries that nobody used for longest go first.
+folder wait for the one that packs the same weights. A file ends with an index, which has a digest of itself and
+checksums of all before it. All bytes are checked at each start. The folder is bounded: entries that nobody used for
+longest go first.
 This file knows no tensors.
 """
 

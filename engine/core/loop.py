@@ -383,7 +383,7 @@ class EngineCore:
                 continue
             if delta.finish_reason is not None:
                 del self._live[applied.request.request_id]
-                # What a NaN has reached must not be used again.
+                # Nobody may use again what a NaN has reached.
                 self._finish(live, forget_blocks=status is RowStatus.NUMERICAL_ERROR)
             deltas.append(delta)
         return deltas

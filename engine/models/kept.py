@@ -157,7 +157,7 @@ class Kept:
             for own in self._contents.parameters:
                 if own.name not in parameters:
                     raise NotKeptError(f"there is no parameter {own.name}")
-                give = self._without_values if own.piece is None else partial(self._with_values, own.piece)
+                give = self._without_values if own.piece is None else partial(self._piece, own.piece)
                 parameters[own.name].give(give)
         if self._next != self._contents.num_packed:
             raise NotKeptError(f"{self._next} of {self._contents.num_packed} packed tensors were asked for")
@@ -173,9 +173,6 @@ class Kept:
 
     def scratch(self, like: pages.Like, fill: Callable[..., object], device: torch.device) -> list[Tensor]:
         return [self._without_values(shape, dtype) for shape, dtype in like]
-
-    def _with_values(self, piece: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return self._piece(piece, shape, dtype)
 
     def _without_values(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor that nothing may read. All of them share memory that is never touched, so it takes no page."""

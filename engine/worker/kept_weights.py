@@ -53,7 +53,8 @@ class KeptWeights:
         self._name = name_of((*map(repr, facts), native.library_name(), str(torch.__version__)))
         self._files = tuple(files)
         as_rank = f", rank {rank.index} of {rank.count}" if rank.count > 1 else ""
-        own = f"{config.quantization}, {config.dtype}{as_rank}"
+        # An MTP layer lies in the served model's own files.
+        own = f"{role}, {config.quantization}, {config.dtype}{as_rank}"
         self._label = f"{config.model_path}, {own} (inferd {version('inferd')})"
         self._entry: Entry | None = None
         self._num_threads = config.num_threads
