@@ -10,7 +10,7 @@ with the last hidden states.
 A device may record few numbers of rows, and pad steps of other numbers. A padding row has no slot, writes its KV to a
 block of its own, and its result is not read. The caller runs all other steps, and models that cannot be recorded.
 
-For steps with prompts only the layers are recorded, by number of tokens: Python makes one call in place of eight a layer.
+For steps with prompts only the layers are recorded, by number of tokens: Python makes one call, not eight a layer.
 A step's rows and tokens are copied to a fixed tensor. The recording ends with the last hidden states, and the caller
 chooses the rows whose logits it wants. The number of rows of a recording is the most that its tokens can have: rows
 without tokens cost nothing. Padding tokens belong to no row. Only devices that record whole steps record these: on

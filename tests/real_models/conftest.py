@@ -6,7 +6,6 @@ A test of a model whose file is not there is skipped, and says so: `make real` f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,7 @@ import torch
 from benchmarks.quality.material import Material
 from benchmarks.quality.measure import Model
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.kernels.cpu import native
-from tests.conftest import KERNEL_CACHE
-from tests.real.conftest import Chat, Recording, Window
+from tests.real.conftest import Chat, Recording, Window, kernels, without_gradients  # noqa: F401 (fixtures)
 from tests.real_models.files import MODELS, RealModel, wanted
 
 FOLDER = Path(__file__).parent
@@ -45,17 +42,6 @@ def recording(real: RealModel) -> Recording:
 @pytest.fixture(scope="session")
 def material(real: RealModel, recording: Recording) -> Material:
     return Material.of(real.path, num_chats=len(recording.chats))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def kernels() -> None:
-    native.prepare(KERNEL_CACHE)
-
-
-@pytest.fixture(autouse=True)
-def without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="session")
