@@ -6,14 +6,15 @@ one row, 1.2 to 1.4 times as fast as oneDNN's packed product. It is about as fas
 bfloat16, 2 cores of an AMD EPYC (Zen 4), 2026-11-21.
 
 With AVX2 in float32 it is 1.7 to 2.1 times as fast as oneDNN for one row. For 32 to 128 rows it is 1.06 to 1.45 times
-as fast (2 cores of an AMD Zen 3, 2026-11-23).
+as fast (2 cores of an AMD Zen 3, 2026-11-23). bfloat16 is widened in registers: 1.9 to 4.3 times as fast as F.linear
+for 1 to 512 rows, whose bits there depend on the number of rows (the same machine, 2026-11-29).
 
 With AMX bfloat16 is multiplied in tiles (`amx_product.h`): 1.1 to 1.5 times as fast as oneDNN for 1 to 32 rows, 0.95 to
 1.5 for 128 and 512. Without tiles the same Intel Xeon does a tenth of that for 512 rows (2026-11-23).
 
-On other CPUs, and for bfloat16 without AVX-512 BF16, oneDNN packs the weight. A row's bits are then the same for any
-number of rows from two up (measured: torch 2.13, SSE 4.1 to AVX-512, fp32 and bf16, an Intel Xeon, 2026-11-22), so a
-lone row is padded to two. F.linear in fp32 has no such property.
+On other CPUs, and for bfloat16 with AVX-512 but without AVX-512 BF16, oneDNN packs the weight. A row's bits are then
+the same for any number of rows from two up (measured: torch 2.13, SSE 4.1 to AVX-512, fp32 and bf16, an Intel Xeon,
+2026-11-22), so a lone row is padded to two. F.linear in fp32 has no such property.
 
 On a GPU a kernel of our own multiplies few rows, and the vendor's library many (`cuda.py`). The library's bits may
 depend on the number of rows; `Choices.is_invariant` takes one kernel for any number instead.

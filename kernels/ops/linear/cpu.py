@@ -25,8 +25,8 @@ def refuses(device_type: str, dtype: torch.dtype, weight_dtype: torch.dtype, out
     level = native.level()
     if level == "portable":
         return "needs AVX2; these kernels are compiled for any processor"
-    if dtype == torch.bfloat16 and level not in ("amx", "avx512_bf16"):
-        return f"needs AVX-512 BF16 for bfloat16; these kernels are compiled for {level}"
+    if dtype == torch.bfloat16 and level == "avx512_vnni":
+        return f"needs AVX-512 BF16, or AVX2 without AVX-512, for bfloat16; these kernels are compiled for {level}"
     return None
 
 
