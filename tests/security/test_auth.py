@@ -25,7 +25,7 @@ from tests.e2e.conftest import Daemon, free_model, start
 __all__ = ["model", "start"]
 
 KEY, OTHER, ADMIN = "first-key-4f1d", "second-key-93ab", "admin-key-77c0"
-WAIT_S = 20.0
+WAIT_S = 60.0
 HOST = b"Host: x\r\n"
 RIGHT = b"Authorization: Bearer " + KEY.encode() + b"\r\n"
 WRONG = b"Authorization: Bearer wrong\r\n"

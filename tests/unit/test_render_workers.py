@@ -38,7 +38,7 @@ TINY = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 SAY = {"role": "user", "content": "hi"}
 BUSY = "{% for a in range(60) %}{% for b in range(50000) %}{% endfor %}{% endfor %}done"
 """Takes about 0.1 s."""
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def question(*messages: dict[str, Any], **fields: Any) -> RenderQuestion:
