@@ -97,16 +97,9 @@ def load(
     Returns (library, its path, seconds of compiling). `before_compiling` is called before a compilation. Appends to
     `rejected` why a library is not used. Raises `NativeError`.
     """
-    name = f"{_name(level)}.so"
-    for path in (BUNDLED_DIR / name, cache_dir / name):
-        try:
-            _refuse_others(path)
-            if path.exists():
-                return _open(path), path, 0.0
-            if path.parent == BUNDLED_DIR and BUNDLED_DIR.exists():
-                rejected.append(f"{BUNDLED_DIR} has no library for {level} from these sources")
-        except OSError as error:
-            rejected.append(f"{path} does not load: {error.strerror or error}")
+    found = load_built(cache_dir, level, rejected)
+    if found is not None:
+        return *found, 0.0
     if before_compiling is not None and has_compiler():
         before_compiling()
     path, compile_s = build(cache_dir, level)
@@ -114,6 +107,22 @@ def load(
         return _open(path), path, compile_s
     except OSError as error:
         raise NativeError(f"{path} does not load: {error}") from error
+
+
+def load_built(cache_dir: Path, level: str, rejected: list[str]) -> tuple[ctypes.CDLL, Path] | None:
+    """The image's library, else the cached one, and its path; None if neither is there or loads. Appends to `rejected`
+    why a library is not used. Raises `NativeError`."""
+    name = f"{_name(level)}.so"
+    for path in (BUNDLED_DIR / name, cache_dir / name):
+        try:
+            _refuse_others(path)
+            if path.exists():
+                return _open(path), path
+            if path.parent == BUNDLED_DIR and BUNDLED_DIR.exists():
+                rejected.append(f"{BUNDLED_DIR} has no library for {level} from these sources")
+        except OSError as error:
+            rejected.append(f"{path} does not load: {error.strerror or error}")
+    return None
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inferd.kernels.cpu.library import PORTABLE, NativeError, load, runnable_levels
+from inferd.kernels.cpu.library import PORTABLE, NativeError, load, load_built, runnable_levels
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 """Number of each accepted dtype in the kernels' C interface."""
@@ -71,6 +71,22 @@ def prepare(cache_dir: Path, level: str | None = None, before_compiling: Callabl
         leave_out("; ".join([*rejected, str(error)]))
         return Build(level, None, _missing, 0.0, tuple(rejected))
     return Build(level, path, "", compile_s, tuple(rejected))
+
+
+def prepare_built(cache_dir: Path) -> str | None:
+    """Load the kernels if they are built. Returns why they are not used; None if they are."""
+    global _library, _library_name, _missing, _level
+    _functions.clear()
+    _level = runnable_levels()[0]
+    rejected: list[str] = []
+    try:
+        found = load_built(cache_dir, _level, rejected)
+    except NativeError as error:
+        return str(error)
+    if found is None:
+        return "; ".join(rejected) or "none are built yet"
+    _library, _library_name, _missing = found[0], found[1].stem, ""
+    return None
 
 
 def leave_out(reason: str) -> None:

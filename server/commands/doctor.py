@@ -49,12 +49,15 @@ print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads
 """Program of a child process. It prints one line of JSON."""
 
 KERNELS_PROBE = """
-import json
-from inferd.kernels.cpu import library, native
-build = native.prepare(library.default_cache_dir())
-print(json.dumps({"level": build.level, "path": str(build.path or ""), "reason": build.reason}))
+import json, torch
+from inferd.kernels.cpu import library, native, product_rates
+reason = native.prepare_built(library.default_cache_dir())
+threads = torch.get_num_threads()
+rates = {} if reason else product_rates.measure(threads)
+print(json.dumps({"level": native.level(), "name": native.library_name(), "reason": reason, "threads": threads,
+                  "rates": rates}))
 """
-"""The same, for a machine without a compiler: it loads the kernels of the image or of the cache, and builds none."""
+"""The same: it loads the kernels of the image or of the cache, and builds none."""
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -94,7 +97,7 @@ def examine() -> Iterator[Check]:
     yield check_port(settings.host, settings.port)
     yield check_open_files(settings.max_connections)
     looks = (check_python, check_packages, check_torch, check_cpu, check_memory, check_cache, check_kept)
-    for look in (*looks, check_compiler, check_gpu):
+    for look in (*looks, check_compiler, check_products, check_gpu):
         yield look()
 
 
@@ -271,11 +274,22 @@ def check_compiler() -> Check:
     if found is not None:
         return Check("compiler", "ok", f"{found}; kernels are cached under XDG_CACHE_HOME or ~/.cache")
     kernels = probe(KERNELS_PROBE)
-    if not isinstance(kernels, str) and kernels["path"]:
-        return Check("compiler", "ok", f"none is needed: the kernels for {kernels['level']} are at {kernels['path']}")
+    if not isinstance(kernels, str) and not kernels["reason"]:
+        return Check("compiler", "ok", f"none is needed: there is {kernels['name']}")
     why = kernels if isinstance(kernels, str) else kernels["reason"]
     way_out = "install g++ 11 or newer: without it inferd computes in plain PyTorch, which is several times slower"
-    return Check("compiler", "warn", f"no C++ compiler for the CPU kernels, and none are built: {why}", way_out)
+    return Check("compiler", "warn", f"no C++ compiler for the CPU kernels, and none to load: {why}", way_out)
+
+
+def check_products() -> Check:
+    """Says what this processor's products give if every operand is in a register, which bounds what prompts take."""
+    found = probe(KERNELS_PROBE)
+    if isinstance(found, str):
+        return Check("products", "warn", found, "reinstall torch, which the line `torch` is about")
+    if found["reason"]:
+        return Check("products", "ok", f"not measured: {found['reason']}; the first start builds the kernels")
+    rates = ", ".join(f"{rate / 1e9:,.0f} in {kind}" for kind, rate in found["rates"].items())
+    return Check("products", "ok", f"10^9 operations a second from registers: {rates} ({found['threads']} threads)")
 
 
 def check_gpu() -> Check:

@@ -163,11 +163,24 @@ def test_no_compiler_is_a_warning_unless_the_kernels_are_there(tmp_path: Path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     check = doctor.check_compiler()
     assert (check.status, doctor.check_gpu().status) == ("warn", "ok")
-    assert check.found.endswith("there is no C++ compiler (g++, c++) to build the kernels with")
-    said = """print('{"level": "avx2", "path": "/built/x.so", "reason": ""}')"""
+    assert check.found.endswith("and none to load: none are built yet")
+    assert list(tmp_path.iterdir()) == []
+    said = """print('{"name": "kernels-avx2-1", "reason": ""}')"""
     monkeypatch.setattr(doctor, "KERNELS_PROBE", said)
-    found = "none is needed: the kernels for avx2 are at /built/x.so"
-    assert doctor.check_compiler() == Check("compiler", "ok", found)
+    assert doctor.check_compiler() == Check("compiler", "ok", "none is needed: there is kernels-avx2-1")
+
+
+def test_products_are_said_if_the_kernels_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"reason": "", "threads": 2, "rates": {"float32": 101.4e9, "8 bits": 1_150e9}}
+    monkeypatch.setattr(doctor, "KERNELS_PROBE", f"print({json.dumps(said)!r})")
+    found = "10^9 operations a second from registers: 101 in float32, 1,150 in 8 bits (2 threads)"
+    assert doctor.check_products() == Check("products", "ok", found)
+    said = {"reason": "none are built yet"}
+    monkeypatch.setattr(doctor, "KERNELS_PROBE", f"print({json.dumps(said)!r})")
+    check = doctor.check_products()
+    assert (check.status, check.found) == ("ok", "not measured: none are built yet; the first start builds the kernels")
+    monkeypatch.setattr(doctor, "KERNELS_PROBE", "raise SystemExit('no torch')")
+    assert doctor.check_products().status == "warn"
 
 
 def _smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
