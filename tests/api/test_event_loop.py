@@ -309,8 +309,8 @@ def test_r13_nor_does_a_long_one(large: Served, name: str) -> None:
 
 
 def answer_of(server: Served, raw: bytes) -> bytes:
-    """The answer. On a busy machine a grammar may take longer than the server lets a request wait for it, which then is
-    told to come again."""
+    """The answer. On a busy machine a grammar may take longer than the server lets a request wait for it. The server
+    then tells the client to come again."""
     for _ in range(10):
         answer = server.send(raw)
         if not answer.startswith(b"HTTP/1.1 429 "):
