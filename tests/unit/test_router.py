@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 import tracemalloc
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from inferd.engine.api.wire.messages import (
     Phase,
     Ready,
     ResetPrefixCache,
+    StepModel,
     StepOutput,
     Submit,
     SubmitChoices,
@@ -662,8 +665,32 @@ def test_room_is_asked_for_with_the_callers_own_target() -> None:
         router.check_queue("t", 1, 2.0)
         with pytest.raises(RequestError, match="target leaves"):
             router.check_queue("t", 1, 0.5)
+        now_s = time.monotonic()
+        for name, arrival_s, target_s, is_taken in (
+            ("in time", now_s, 2.0, True), ("too short", now_s, 0.5, False), ("too late", now_s - 60.0, 60.5, False)
+        ):  # fmt: skip
+            scheduling = SchedulingParams(tenant="t", arrival_s=arrival_s, ttft_target_s=target_s)
+            with contextlib.nullcontext() if is_taken else pytest.raises(RequestError, match="target leaves"):
+                router.submit(structs.replace(submit(name), scheduling=scheduling))
 
     play(scenario)
+
+
+def test_room_is_asked_for_the_prompt_tokens_of_all_pieces() -> None:
+    """At 1,000 tokens a second a queue of one second has room for 1,000 prompt tokens."""
+
+    async def scenario(router: Router, client: FakeClient) -> None:
+        stats = EngineStats(num_blocks=8, step_model=StepModel(prefill_tokens_per_s=1_000.0))
+        client.inbox.put_nowait(structs.replace(step(), stats=stats))
+        await until(lambda: router.replicas[0].stats == stats)
+        router.submit(structs.replace(submit("first"), prompt_ids=(1,) * 900))
+        with pytest.raises(RequestError, match="prompt tokens"):
+            router.submit(structs.replace(submit("long"), prompt_ids=(1,) * 200))
+        with pytest.raises(RequestError, match="prompt tokens"):
+            router.submit_choices((submit("piece"),), num_tokens=200)
+        router.submit(structs.replace(submit("short"), prompt_ids=(1,) * 90))
+
+    play(scenario, options=RouterOptions(QueueBounds(seconds=1.0)))
 
 
 def test_an_id_in_use_is_refused() -> None:
