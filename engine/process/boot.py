@@ -25,6 +25,7 @@ from typing import Any
 
 from inferd.engine.api.errors import CapacityError, shortage
 from inferd.engine.api.process import garbage
+from inferd.engine.models import meta_tensors
 
 logger = logging.getLogger("inferd")
 
@@ -41,6 +42,7 @@ _MAX_TRIES, _TRY_S = 50, 0.1
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C, and lets running requests finish
+    meta_tensors.leave_out()
     source = _Input()
     line = source.lines.get()
     if line == b"\n":  # the server will know the configuration later

@@ -17,6 +17,7 @@ import sys
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.logs import configure
+from inferd.engine.models import meta_tensors
 from inferd.engine.process.boot import import_engine
 from inferd.engine.worker.followers import LAUNCHES, PLANS, Joins, Link, NotLoaded
 
@@ -31,6 +32,7 @@ def main(descriptor: int, parent_pid: int, is_urgent: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C
     _end_with(parent_pid)
     link = Link(socket.socket(fileno=descriptor))
+    meta_tensors.leave_out()
     worker = import_engine(_WORKER, is_urgent=bool(is_urgent))
     with contextlib.suppress(OSError):  # rank 0 is gone, and `receive` says so
         link.send_encoded(b"")

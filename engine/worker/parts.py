@@ -31,6 +31,7 @@ from inferd.engine.arch.sharding import ONE_RANK, Rank
 from inferd.engine.layers.collectives import ALONE, Ranks
 from inferd.engine.layers.placement import NO_LORAS
 from inferd.engine.lora.adapters import Adapters
+from inferd.engine.models import meta_tensors
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.draft_head import DraftHead, EagleHead, MTPLayer, draft_head_of
 from inferd.engine.models.loader import Progress, load, recipe_of
@@ -62,6 +63,7 @@ def open_device(config: EngineConfig, index: int) -> Device:
     """The device of rank `index`, for this thread."""
     if config.device == "cpu":
         return CpuDevice(config.num_threads // config.tensor_parallel_size)
+    meta_tensors.bring_in()
     if not torch.cuda.is_available():
         raise ModelError(
             f"device cuda was asked for, but torch {torch.__version__} finds no GPU: give --device cpu, or install "
@@ -189,6 +191,7 @@ def build_decoder(
 
 def _transformers_decoder(config: EngineConfig, arch: Arch, device: Device, recipe: Recipe) -> Decoder:
     """A decoder of transformers' own code, whose imports no native model needs."""
+    meta_tensors.bring_in()
     made = Deferred("inferd.engine.models.transformers_decoder", "TransformersDecoder").load()
     fields = Checkpoint.read(Path(config.model_path)).config
     decoder: Decoder = made(arch, fields, getattr(torch, config.dtype), device.torch_device, recipe)

@@ -20,11 +20,17 @@ import jinja2
 import msgspec
 import pydantic_core
 from jinja2 import nodes
-from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from inferd.engine.api.errors import ModelError
 from inferd.server.text.render_wire import MAX_RENDERED_CHARS, Program, RenderAnswer, RenderQuestion, mark, unmarked
 from inferd.server.text.turn_order import forms_of, late_system_texts
+from inferd.server.tools.single_files import single_files
+
+try:
+    with single_files("transformers", "transformers.utils"):
+        from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
+except ImportError:  # another version's file needs its packages: the same, but a slower start
+    from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 # Errors that a template raises for messages it was not written for: its own, or Python's.
 TEMPLATE_ERRORS = (

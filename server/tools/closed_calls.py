@@ -11,12 +11,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from transformers.utils.chat_parsing.response_parser import ResponseParser
-from transformers.utils.chat_parsing.response_templates import ResponseTemplate
-
 from inferd.server.tools.argument_schema import ArgumentSchema, value_of
 from inferd.server.tools.format import Region
 from inferd.server.tools.python_calls import python_calls
+from inferd.server.tools.response_templates import ResponseTemplateField, process_field
 from inferd.server.tools.scanned_calls import arguments_of, calls_in
 
 _NO_SCHEMA = ArgumentSchema()
@@ -38,20 +36,27 @@ def calls_of(
         return None if arguments is None else _normal([{"name": name, "arguments": arguments}])
     if _leaves_text(region, body) or _repeats_argument(region, body):
         return None
-    field = region.field
-    # The anchor separates a prompt from an answer, and there is no prompt here.
-    alone = ResponseTemplate(defaults={}, fields={field.name: field}, start_anchor_re=None)
     try:
-        parser = ResponseParser(alone, prefix="")
-        parser.feed(opening + body + closing)
-        message, _ = parser.finalize()
+        found = _parsed(region.field, opening + body + closing)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
-    found = message.get(field.name)
+    if not found:
+        return None
     calls = found if isinstance(found, list) else [found]
     for call in calls:
         _convert(call, region, body, schemas)
     return _normal(calls)
+
+
+def _parsed(field: ResponseTemplateField, text: str) -> object:
+    """The field's value in `text`, from its opening marker to its closing one; None if it has no opening marker."""
+    opened = field.open_re.search(text)
+    if opened is None:
+        return None
+    closed = None if field.close_re is None else field.close_re.search(text, opened.end())
+    captures = {name: value for name, value in opened.groupdict().items() if value is not None}
+    value: object = process_field(text[opened.end() : None if closed is None else closed.start()], field, captures)
+    return [value] if field.repeats else value
 
 
 def _convert(call: object, region: Region, body: str, schemas: Mapping[str, ArgumentSchema]) -> None:

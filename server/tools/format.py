@@ -10,15 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Self, cast
 
-from transformers.utils.chat_parsing.response_templates import (
-    ResponseTemplate,
-    ResponseTemplateField,
-    load_response_template,
-)
-
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.grammars import PROPERTY
 from inferd.server.tools.markers import Marker, recompiled
+from inferd.server.tools.response_templates import ResponseTemplate, ResponseTemplateField, load_response_template
 
 OWN = "own"
 """Name of a format that the checkpoint itself declares in its response_template."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from transformers.utils.chat_parsing.response_templates import load_response_template
+from inferd.server.tools.response_templates import load_response_template
 
 MAX_MARKER_CHARS = 512
 """A longer match is text. This bounds the text that is held back for a marker and searched again with each token."""

@@ -55,12 +55,14 @@ RULES: dict[str, tuple[str, ...]] = {
     ),
     "engine.process.boot": (
         "inferd.engine.process.main", "inferd.engine.api.process.garbage", "inferd.engine.api.errors",
+        "inferd.engine.models.meta_tensors",
     ),
     "engine.process.step_watch": ("inferd.engine.api",),
     "engine.process.standby": ("inferd.engine.api",),
     "engine.process": (
         "inferd.engine.core", "inferd.engine.grammar", "inferd.engine.api", "inferd.engine.sched",
-        "inferd.engine.cache", "inferd.engine.worker", "inferd.engine.speculation", "msgspec", "zmq",
+        "inferd.engine.cache", "inferd.engine.worker", "inferd.engine.speculation", "inferd.engine.models.meta_tensors",
+        "msgspec", "zmq",
     ),
     "engine.worker.executor": ("inferd.engine.sched.plan",),
     "engine.worker.followers": ("inferd.engine.sched.plan", "inferd.engine.api", "msgspec"),
@@ -69,6 +71,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "inferd.engine.sample", "inferd.engine.sched.plan",
         "inferd.engine.api", "inferd.engine.arch", "inferd.kernels", "torch",
     ),
+    "engine.models.meta_tensors": (),
     "engine.models": (
         "inferd.engine.api.checkpoint", "inferd.engine.api.pinned_files", "inferd.engine.api.weight_cache",
         "inferd.engine.arch", "inferd.engine.layers", "inferd.engine.quant",

@@ -356,7 +356,7 @@ def test_quick_conversations_pass_slow_ones_and_the_end_waits_for_none() -> None
 def test_the_forking_process_imports_little() -> None:
     """It starts beside the server and the engine, and every worker has what it imported."""
     code = (
-        "from inferd.server.text import render_process as process; process._skip_code_of_packages();"
+        "from inferd.server.tools.single_files import skip_code_of; skip_code_of('transformers', 'transformers.utils');"
         "import inferd.server.text.rendering, sys; print(*sys.modules)"
     )
     run = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
