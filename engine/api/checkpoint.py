@@ -17,7 +17,7 @@ from typing import Any
 from inferd.engine.api import smollm2
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.files import open_regular, read_regular
-from inferd.engine.api.gguf import is_gguf, parts_of, read_gguf, vision_files
+from inferd.engine.api.gguf import GgufFile, is_gguf, parts_of, read_gguf, vision_files
 from inferd.engine.api.pinned_files import exists, files_in, is_file
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.gguf.tensors import PlacedTensor
@@ -93,6 +93,8 @@ class Checkpoint:
     """Tensors of the other parts, which are not read, by their names in the files."""
     files_left_out: dict[str, int] = field(default_factory=dict)
     """Bytes of each file of other parts beside a GGUF file, by its name. They are not opened to serve."""
+    gguf: GgufFile | None = field(default=None, compare=False, repr=False)
+    """Content of the GGUF file, if it is one."""
 
     @classmethod
     def read(cls, path: Path, *, keeps_blocks: bool = False) -> Checkpoint:
@@ -136,7 +138,7 @@ class Checkpoint:
             )
         others = vision_files(path, file.config["hidden_size"])
         wrapper = file.config["architectures"][0] if others else ""
-        return cls(path, file.config, tensors, keeps_blocks, wrapper, files_left_out=others)
+        return cls(path, file.config, tensors, keeps_blocks, wrapper, files_left_out=others, gguf=file)
 
     def tensors_of(self, arch: Arch) -> dict[str, TensorInfo]:
         """The tensors that `arch` needs. A head that keeps the blocks of a tied embedding reads the embedding's. Each
@@ -185,13 +187,19 @@ class Documents:
     """The JSON files of a checkpoint's folder, or what a GGUF file has in their place. A GGUF file is read once, and
     config.json, generation_config.json, tokenizer.json and tokenizer_config.json are made from its metadata."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises `ModelError`."""
+    def __init__(self, path: Path, gguf: GgufFile | None = None) -> None:
+        """`gguf`: content of the GGUF file, if it was read already. Raises `ModelError`."""
         self._path = path
-        self._gguf = read_gguf(path) if is_gguf(path) else None
+        self._gguf = read_gguf(path) if gguf is None and is_gguf(path) else gguf
+        self._read: dict[str, dict[str, Any] | None] = {}
 
     def __call__(self, name: str) -> dict[str, Any] | None:
         """The content of the file `name`; None if the checkpoint has no such file. Raises `ModelError`."""
+        if name not in self._read:
+            self._read[name] = self._content(name)
+        return self._read[name]
+
+    def _content(self, name: str) -> dict[str, Any] | None:
         path = self._path
         if self._gguf is None:
             found = read_json(path / name) if exists(path / name) else None

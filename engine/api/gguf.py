@@ -20,7 +20,7 @@ from inferd.engine.api.pinned_files import files_in, is_file, source_of
 from inferd.engine.arch.description import ArchError
 from inferd.engine.arch.gguf import splitters, tokenizer
 from inferd.engine.arch.gguf.config import VISION, config_of, family_of
-from inferd.engine.arch.gguf.header import MAX_HEADER_BYTES, GgufError, GgufTensor, Header, Value, parse_header
+from inferd.engine.arch.gguf.header import MAX_HEADER_BYTES, GgufError, GgufTensor, Header, Value, Values, parse_header
 from inferd.engine.arch.gguf.metadata import FACTOR_TENSORS, Metadata, num_layers
 from inferd.engine.arch.gguf.tensors import OriginalNames, PlacedTensor, Sizes
 from inferd.engine.arch.registry import describe, tensor_names
@@ -41,7 +41,7 @@ class GgufFile:
     """The content of one file, or of all parts of a split one, without the weights."""
 
     path: Path
-    metadata: Mapping[str, Value]
+    metadata: Values
     config: Json
     tensors: Mapping[str, PlacedTensor]
     """Tensors by the names of the original checkpoint."""
@@ -57,7 +57,7 @@ class GgufFile:
 
     def tokenizer_text(self) -> bytes:
         """tokenizer.json, which is kept from start to start (`kept_content`). Raises `ModelError`."""
-        used = {key: value for key, value in self.metadata.items() if key.startswith(_TOKENIZER_KEYS)}
+        used = {key: self.metadata.written(key) for key in self.metadata if key.startswith(_TOKENIZER_KEYS)}
         made_from, made_by = (b"tokenizer.json", msgspec.msgpack.encode(used)), (tokenizer.__name__, splitters.__name__)
         return kept_content(made_from, made_by, lambda: msgspec.json.encode(self.document("tokenizer.json")))
 
@@ -92,19 +92,19 @@ def read_gguf(path: Path) -> GgufFile:
     try:
         of = Metadata(headers[0].metadata, {name: tensor for name, (tensor, _) in found.items()}, factors)
         config = config_of(of)
-        _check_vocabulary(of, config)
-        return GgufFile(path, of.values, config, _by_original_names(of, config, found))
+        _check_vocabulary(headers[0].metadata, config)
+        return GgufFile(path, headers[0].metadata, config, _by_original_names(of, config, found))
     except (ArchError, GgufError) as error:
         raise ModelError(f"{path}: {error}") from error
 
 
-def _check_vocabulary(of: Metadata, config: Json) -> None:
+def _check_vocabulary(metadata: Values, config: Json) -> None:
     """Refuse more tokens than the embedding has rows, before anything is made of them."""
-    tokens, rows = of.values.get("tokenizer.ggml.tokens", ()), config["vocab_size"]
-    if isinstance(tokens, list | tuple) and len(tokens) > rows:
+    num_tokens, rows = metadata.num_items("tokenizer.ggml.tokens"), config["vocab_size"]
+    if num_tokens > rows:
         raise GgufError(
             f"tokenizer.ggml.tokens must have at most {rows} items, one for each row of the embedding, but has "
-            f"{len(tokens)}"
+            f"{num_tokens}"
         )
 
 

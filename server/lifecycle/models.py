@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferd.engine.api.checkpoint import Checkpoint
+from inferd.engine.api.checkpoint import Checkpoint, Documents
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.held_files import HeldCheckpoint
@@ -102,6 +102,7 @@ def _report(read: _Read, settled: Settled) -> StartupReport:
         tool_format=settings.tool_format,
         reasoning_format=settings.reasoning_format,
         trusts_special_tokens=settings.trust_special_tokens,
+        documents=Documents(facts.path, read.checkpoint.gguf),
     )
     if model.template is not None and model.template.lacks_tools:
         logger.info("%s, and reads calls as %s", LACKS_TOOLS, model.format.tool_name)

@@ -87,13 +87,15 @@ class ServedModel:
         tool_format: str = AUTO,
         reasoning_format: str = AUTO,
         trusts_special_tokens: bool = False,
+        documents: Documents | None = None,
     ) -> Self:
         """Read the tokenizer and generation_config.json of a checkpoint folder, or those in a GGUF file. Raises
         `ModelError`.
 
+        `documents`: those of the checkpoint, if they were read already.
         `trusts_special_tokens`: whether control tokens in callers' messages are control tokens, not text.
         """
-        read = Documents(path)
+        read = documents or Documents(path)
         pretrained = pretrained_of(path, read)
         tokenizer = Tokenizer(pretrained.backend, pretrained.special_tokens, pretrained.eos_token_id)
         # Checkpoints that also see have had their template in a file of its own.

@@ -42,6 +42,20 @@ def test_what_was_written_is_read(tmp_path: Path, alignment: int) -> None:
     assert all(tensor.begin % alignment == 0 for tensor in header.tensors)
 
 
+def test_texts_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+    texts = ["x" * 50_000, "caf\u00e9", "", "\u2581" * 99]
+    metadata = parsed(write(tmp_path / "x.gguf", {"a": texts, "b": [1, 2]}, {}).read_bytes()).metadata
+    assert (metadata.num_items("a"), metadata.num_items("b"), metadata.num_items("c")) == (4, 2, 0)
+    assert metadata["a"] == metadata["a"] == texts
+
+
+def test_a_text_of_an_array_must_be_utf8() -> None:
+    """It ends in the middle of a character, and the length behind it looks like the rest."""
+    metadata = parsed(array(8, 2, struct.pack("<Q", 1) + b"\xe2" + struct.pack("<Q", 0x80BF) + b"x" * 0x80BF)).metadata
+    with pytest.raises(GgufError, match=r"k must be UTF-8, but holds b'.xe2'"):
+        _ = metadata["k"]
+
+
 def test_a_number_in_32_bits_is_the_one_that_was_meant(tmp_path: Path) -> None:
     for meant in (1e-5, 1e-6, 0.1, 1e6, 0.0, -0.25, 3.3):
         content = write(tmp_path / "x.gguf", {"a": meant}, {}).read_bytes()

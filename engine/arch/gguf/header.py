@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from mmap import mmap
 
@@ -64,8 +64,57 @@ class GgufTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class _Texts:
+    """An array of texts as the file has them: each behind its length."""
+
+    raw: bytes
+    count: int
+    what: str
+
+    def decoded(self) -> list[str]:
+        """Raises `GgufError` for a text that is no UTF-8."""
+        raw, at, found = self.raw, 0, []
+        for _ in range(self.count):
+            begin = at + 8
+            at = begin + int.from_bytes(raw[at:begin], "little")
+            found.append(raw[begin:at])
+        return [_decoded(text, self.what) for text in found]
+
+
+class Values(Mapping[str, Value]):
+    """The metadata by key. Arrays of texts are decoded when they are first read: most starts read no merges, and
+    engines read no tokens."""
+
+    def __init__(self, found: dict[str, Value | _Texts]) -> None:
+        self._found = found
+        self._raw = {key: value.raw for key, value in found.items() if isinstance(value, _Texts)}
+
+    def __getitem__(self, key: str) -> Value:
+        """Raises `GgufError` for a text of an array that is no UTF-8."""
+        value = self._found[key]
+        if isinstance(value, _Texts):
+            value = self._found[key] = value.decoded()
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def num_items(self, key: str) -> int:
+        """Number of items of an array; 0 if there is no such array."""
+        value = self._found.get(key)
+        return value.count if isinstance(value, _Texts) else len(value) if isinstance(value, list | tuple) else 0
+
+    def written(self, key: str) -> bytes | Value:
+        """The value, or of an array of texts the bytes in the file."""
+        return self._raw.get(key) or self[key]
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
-    metadata: Mapping[str, Value]
+    metadata: Values
     tensors: tuple[GgufTensor, ...]
 
 
@@ -121,7 +170,7 @@ class _Cursor:
             raise GgufError(f"{what} must have at most {most_bytes} bytes, but has {num_bytes}")
         return _decoded(self.take(num_bytes, what), what)
 
-    def array(self, what: str) -> list[str] | tuple[int | float | bool, ...]:
+    def array(self, what: str) -> _Texts | tuple[int | float | bool, ...]:
         kind, count = self.number(_TYPE, f"the type of {what}"), self.number(_COUNT, f"the length of {what}")
         self._num_items += count
         if self._num_items > _MAX_ITEMS:
@@ -133,19 +182,18 @@ class _Cursor:
         form = _SCALARS[kind].format[-1]
         return struct.unpack(f"<{count}{form}", self.take(count * _SCALARS[kind].size, what))
 
-    def _texts(self, count: int, what: str) -> list[str]:
-        """Written as one loop over local names: it runs half a million times for a large vocabulary."""
+    def _texts(self, count: int, what: str) -> _Texts:
+        """Reads the lengths alone, in one loop over local names: it runs 300,000 times for a large vocabulary."""
         self._check(count * _COUNT.size, what)
-        data, at, end = self._data, self.at, self._end
-        found = []
-        for _ in range(count):
-            begin = at + 8
-            at = begin + int.from_bytes(data[at:begin], "little")
-            if at > end:
-                self._check(at - self.at, what)
-            found.append(data[begin:at])
-        self.at = at
-        return [_decoded(text, what) for text in found]
+        data, at, end, length_at = self._data, self.at, self._end, _COUNT.unpack_from
+        try:
+            for _ in range(count):
+                at += 8 + length_at(data, at)[0]
+        except (struct.error, IndexError, OverflowError):  # the next length, or a part of it, is behind the end
+            at = max(at, end) + 8
+        if at > end:
+            self._check(at - self.at, what)
+        return _Texts(self.take(at - self.at, what), count, what)
 
     def _check(self, num_bytes: int, what: str) -> None:
         left = self._end - self.at
@@ -162,17 +210,17 @@ def _decoded(text: bytes, what: str) -> str:
         raise GgufError(f"{what} must be UTF-8, but holds {text[:40]!r}") from error
 
 
-def _metadata(cursor: _Cursor, num_keys: int) -> dict[str, Value]:
-    metadata: dict[str, Value] = {}
+def _metadata(cursor: _Cursor, num_keys: int) -> Values:
+    metadata: dict[str, Value | _Texts] = {}
     for _ in range(num_keys):
         key = cursor.text("a metadata key", _MAX_KEY_BYTES)
         if key in metadata:
             raise GgufError(f"the metadata key {shown(key)} appears twice")
         metadata[key] = _value(cursor, key[:200])
-    return metadata
+    return Values(metadata)
 
 
-def _value(cursor: _Cursor, key: str) -> Value:
+def _value(cursor: _Cursor, key: str) -> Value | _Texts:
     kind = cursor.number(_TYPE, f"the type of {key}")
     if kind == _STRING:
         return cursor.text(key)
