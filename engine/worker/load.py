@@ -72,7 +72,9 @@ _PLAIN = "reference"
 _NAMED_OPS, _MOST_OF_A_REASON = 3, 200
 """How many of the ops that plain PyTorch computes the log names, and most characters of each reason. Without a compiler
 it computes all of them."""
-_WARM_UP_TOKENS = 16
+_WARM_UP_TOKENS = 4
+"""Enough for every kernel. 16 tokens of a model of 1.5 billion parameters take a second (2 busy cores, AMD EPYC Zen 3,
+2026-11-29)."""
 _WARM_UP_DRAFTS = 4
 """Most drafts of a row in warm-up. A CPU records their steps then. Otherwise the first measured steps would take
 several times as long as later ones, and drafts would seem too slow."""

@@ -67,7 +67,7 @@ def start(config: EngineConfig) -> None:
 
 def test_a_processor_runs_a_prompt_and_a_token(config: EngineConfig, spans: list[tuple[int, int]]) -> None:
     start(config)
-    assert spans == [(0, 16), (16, 1)]
+    assert spans == [(0, 4), (4, 1)]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_gpu_runs_prompts_of_all_lengths(
 ) -> None:
     """No length is more than twice the one before it."""
     start(msgspec.structs.replace(config, device="cuda", **changed))
-    assert spans[:2] == [(0, 16), (16, 1)]
+    assert spans[:2] == [(0, 4), (4, 1)]
     lengths = [num_tokens for position, num_tokens in spans[2:] if position == 0]
     assert len(lengths) == len(spans) - 2
     assert (lengths[0], lengths[-1]) == (1, longest)
