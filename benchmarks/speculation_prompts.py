@@ -9,7 +9,7 @@ from typing import Any
 
 from examples.tiny.corpus import read_topics
 from examples.tiny.tasks import TASKS, draw
-from inferd.engine.api.locate import EMBEDDED_NAME
+from inferd.engine.api.checkpoint import EMBEDDED_NAME
 
 NUM_EACH = 20
 _CHATS = Path(__file__).with_name("quality") / "chats.txt"

@@ -28,6 +28,8 @@ from inferd.engine.arch.stored import FLOATS
 from inferd.engine.arch.tensors import EMBEDDING, HEAD, TensorNames, named_in_full
 from inferd.engine.arch.wrappers import is_tied, text_config, text_tensors, wrapper_of
 
+EMBEDDED_NAME = "tiny"
+"""Name of the embedded model on the command line."""
 EMBEDDED_PATH = Path(__file__).resolve().parents[1] / "tiny" / "model"
 
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}

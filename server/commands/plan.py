@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TypedDict, get_args
 
 from inferd.engine.api.adapter import AUTO_ADAPTERS, AUTO_RANK, adapter_space, check_adapters
-from inferd.engine.api.checkpoint import CONFIG_FILES, Checkpoint, read_config, read_json
+from inferd.engine.api.checkpoint import CONFIG_FILES, EMBEDDED_NAME, Checkpoint, read_config, read_json
 from inferd.engine.api.draft import read_draft
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.gguf import is_gguf
+from inferd.engine.api.hub import gguf_to_download
 from inferd.engine.api.hub_header import without_weights
-from inferd.engine.api.locate import EMBEDDED_NAME, gguf_to_download, local_path, locate
+from inferd.engine.api.locate import local_path, locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory import division
 from inferd.engine.api.memory.activations import AdapterSpace, Draft, Workload
@@ -154,7 +155,7 @@ def _read(asked: Settings) -> _Found:
     found = None if asked.model == EMBEDDED_NAME else local_path(asked.model)
     if found is not None and found.is_file() and not is_gguf(found):
         return _Found(ModelFacts.of_config(found, read_json(found), asked.model_impl))
-    repo_id, files = gguf_to_download(asked.model, asked.revision)
+    repo_id, files = ("", []) if found is not None else gguf_to_download(asked.model, asked.revision)
     if files:
         with without_weights(repo_id, files) as path:
             return _of_headers(path, asked)

@@ -29,7 +29,7 @@ import inferd.engine.process.main
 """
 
 NOT_IMPORTED = {
-    "server": (SERVER, ("torch", "transformers", "transformers.utils", "transformers.utils.hub")),
+    "server": (SERVER, ("torch", "transformers", "transformers.utils", "huggingface_hub.hf_api", "httpx2")),
     "renders": (RENDERS, ("torch", "fastapi", "pydantic", "httpx", "tokenizers", "transformers.utils.hub")),
     "engine": (ENGINE, ("torch._refs", "torch._decomp", "torch._prims", "sympy", "torch._dynamo", "transformers")),
 }

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferd.engine.api.checkpoint import Checkpoint
+from inferd.engine.api.checkpoint import EMBEDDED_NAME, Checkpoint
 from inferd.engine.api.config import AskedConfig, EngineConfig
 from inferd.engine.api.errors import ModelError
-from inferd.engine.api.locate import EMBEDDED_NAME, locate
+from inferd.engine.api.locate import locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.resolve import resolve

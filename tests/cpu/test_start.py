@@ -12,10 +12,10 @@ import msgspec
 import pytest
 import torch
 
-from inferd.engine.api.checkpoint import Checkpoint
+from inferd.engine.api.checkpoint import EMBEDDED_NAME, Checkpoint
 from inferd.engine.api.config import AskedConfig, EngineConfig, longest_beside_weights, plan_of
 from inferd.engine.api.errors import CapacityError
-from inferd.engine.api.locate import EMBEDDED_NAME, locate
+from inferd.engine.api.locate import locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.model import ModelFacts

@@ -206,7 +206,7 @@ def test_a_hub_out_of_reach_is_not_called_offline(monkeypatch: pytest.MonkeyPatc
         raise LocalEntryNotFoundError("x")
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("inferd.engine.api.locate.snapshot_download", unreachable)
+    monkeypatch.setattr("inferd.engine.api.hub.snapshot_download", unreachable)
     with pytest.raises(ModelError, match="the hub cannot be reached: download it on") as caught:
         locate("organisation/never-downloaded")
     assert "HF_HUB_OFFLINE" not in str(caught.value)

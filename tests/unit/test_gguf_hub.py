@@ -31,7 +31,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         patterns.append(options["allow_patterns"])
         return str(tmp_path)
 
-    monkeypatch.setattr("inferd.engine.api.locate.snapshot_download", snapshot)
+    monkeypatch.setattr("inferd.engine.api.hub.snapshot_download", snapshot)
     return patterns
 
 
@@ -65,12 +65,12 @@ def test_a_cached_file_is_found_without_the_hub(tmp_path: Path, monkeypatch: pyt
             raise DryRunError("no network")
         return str(tmp_path)
 
-    monkeypatch.setattr("inferd.engine.api.locate.snapshot_download", snapshot)
+    monkeypatch.setattr("inferd.engine.api.hub.snapshot_download", snapshot)
     assert locate("org/Model-GGUF:Q8_0") == tmp_path / "Model-Q8_0.gguf"
 
 
 def test_a_repository_of_gguf_files_asks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferd.engine.api.locate.snapshot_download", lambda *_, **__: str(tmp_path))
+    monkeypatch.setattr("inferd.engine.api.hub.snapshot_download", lambda *_, **__: str(tmp_path))
     with pytest.raises(ModelError, match=r"has no config.json; one of its GGUF files is served as org/Model-GGUF:"):
         locate("org/Model-GGUF")
 

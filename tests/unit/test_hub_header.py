@@ -101,7 +101,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     for number, part in enumerate(in_parts):
         own = {"split.no": number, "split.count": 2, "split.tensors.count": len(tensors)}
         write(hub.folder / f"Model-F32-0000{number + 1}-of-00002.gguf", (metadata if number == 0 else {}) | own, part)
-    monkeypatch.setattr("inferd.engine.api.locate.snapshot_download", hub.snapshot)
+    monkeypatch.setattr("inferd.engine.api.hub.snapshot_download", hub.snapshot)
     monkeypatch.setattr(hub_header, "_FIRST_BYTES", 4096)
     with ThreadingHTTPServer(("127.0.0.1", 0), hub.handler()) as server:
         hub.url = f"http://127.0.0.1:{server.server_port}"

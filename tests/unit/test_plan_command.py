@@ -404,7 +404,7 @@ def test_a_hub_model_is_planned_without_its_weights(mistral: str, monkeypatch: p
         asked.append({"repo_id": repo_id, **options})
         return mistral
 
-    monkeypatch.setattr("inferd.engine.api.locate.snapshot_download", snapshot)
+    monkeypatch.setattr("inferd.engine.api.hub.snapshot_download", snapshot)
     assert report("some/model", revision="v1").facts.num_params == 7_241_732_096
     not_needed = ["consolidated*.safetensors"]
     assert asked == [

