@@ -6,7 +6,7 @@ Both run in the daemon's decoder. `tests/real` compares its float32 with transfo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from inferd.engine.models.loader import load, recipe_of
 from inferd.engine.quant.recipe import Recipe
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
+from inferd.kernels.ops.kv_format import is_smoothed
 from inferd.kernels.ops.paged_attention import AttentionBatch
 
 NUM_ANSWER_TOKENS = 64
@@ -50,7 +51,13 @@ class Model:
         recipe = quantization if isinstance(quantization, Recipe) else recipe_of(arch, quantization, dtype)
         decoder = Decoder(arch, dtype, "cpu", recipe=recipe)
         load(decoder, checkpoint.tensors_of(arch))
-        return cls(decoder, kv_dtype or dtype)
+        return cls(decoder, dtype).with_kv(kv_dtype or dtype)
+
+    def with_kv(self, kv_dtype: torch.dtype) -> Model:
+        """The same decoder with K and V in this dtype."""
+        if is_smoothed(kv_dtype):
+            self.decoder.smooth_keys()
+        return replace(self, kv_dtype=kv_dtype)
 
     def hidden(self, token_ids: Sequence[int]) -> Tensor:
         """Final hidden states [T, hidden] of a sequence without context."""

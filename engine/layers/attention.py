@@ -15,6 +15,7 @@ from torch import Tensor
 from inferd.engine.arch.description import Arch, QKNorm
 from inferd.engine.arch.matrices import attention, of_layer, sinks
 from inferd.engine.arch.sharding import Span
+from inferd.engine.layers import smoothing
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import RMSNorm, rms_norm_of
@@ -44,12 +45,14 @@ class Attention:
     """Attention of a step's tokens x [T, hidden] to themselves and to earlier tokens, whose KV lies in the pool."""
 
     def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
-        self._arch, self._window, self._branch = arch, arch.windows[layer], branch
+        self._arch, self._layer, self._place = arch, layer, place
+        self._window, self._branch = arch.windows[layer], branch
         self._ranks, own, self._heads = place.ranks, place.ranks.own, arch.heads(layer)
         heads, (qkv, o) = self._heads, attention(arch, layer)
         self._sizes = [end - start for start, end in own.rows(qkv)]
         self._qkv, self._o = Linear(qkv, place), Linear(o, place, gather=place.ranks.outputs)
         self._sinks: Tensor | None = None
+        self._smoothing: Tensor | None = None
         if arch.has_sinks:
             place.take(sinks(arch, layer), self._take_sinks, torch.float32)
 
@@ -67,6 +70,28 @@ class Attention:
 
     def _take_sinks(self, scores: Tensor) -> None:
         self._sinks = scores
+
+    def smooth_keys(self, source: Attention | None = None) -> None:
+        """Find the factors of channels (`smoothing`) for K and V in int8, once the weights are loaded. A layer that
+        reads K of another one has the factors of that layer, `source`.
+
+        They are found from the layer's keys for noise. Its LoRA adapters are left out, and so is the division by the
+        RMS of all heads, which is the same for all channels.
+        """
+        if source is not None:
+            self._smoothing = source._smoothing
+            return
+        size, rope = attention(self._arch, self._layer)[0].num_inputs, self._arch.ropes[self._layer]
+        x = self._branch.norm(smoothing.noise(size, self._place.dtype, self._place.device))
+        parts = torch.split(self._qkv.bound(x), self._sizes, dim=1)
+        k = parts[min(1, len(parts) - 1)]
+        if self._projection_norms is not None:
+            first, end = (head * self._heads.head_dim for head in self._ranks.own.kv_heads(self._heads))
+            k = k * self._projection_norms[1].weight[first:end]
+        k = k.reshape(k.shape[0], -1, self._heads.head_dim)
+        if self._head_norms is not None:
+            k = self._head_norms[1](k)
+        self._smoothing = smoothing.factors(k, 0 if rope is None else rope.rotary_dim)
 
     def __call__(self, x: Tensor, residual: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
         """The stream (x, residual), [T, hidden] each, with this branch's result added."""
@@ -107,7 +132,7 @@ class Attention:
         def rotate(cos_sin: Tensor) -> Tensor:
             return rope_and_cache(
                 q, k, v, cos_sin, batch.positions, batch.write_slots, kv, q_norm, k_norm, self._arch.norm_eps,
-                kv_scales, norms_v=self._arch.has_v_norm,
+                kv_scales, norms_v=self._arch.has_v_norm, smoothing=self._smoothing,
             )  # fmt: skip
 
         if context.query_cos_sin is None:

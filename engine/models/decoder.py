@@ -99,6 +99,11 @@ class DecoderLayer:
         self._mlp = _mlp_of(arch, layer, place, self._mlp_branch)
         self._input = LayerInput(arch, layer, place) if arch.layer_input_size else None
 
+    def smooth_keys(self, source: DecoderLayer | None = None) -> None:
+        """As of `Attention`. A recurrent layer has no keys."""
+        assert isinstance(self._mixer, Attention)
+        self._attention.smooth_keys(None if source is None else source._attention)
+
     @property
     def expert_loads(self) -> Tensor | None:
         """Number of tokens that each expert has had; None without experts."""
@@ -184,6 +189,12 @@ class Decoder:
     def expert_loads(self) -> dict[int, Tensor]:
         """Number of tokens that each expert has had [experts] int64, by layer."""
         return {layer: found.expert_loads for layer, found in enumerate(self._layers) if found.expert_loads is not None}
+
+    def smooth_keys(self) -> None:
+        """Make the layers ready for K and V in int8, once the weights are loaded. It may be called again."""
+        for index in self.arch.attention_layers:
+            source = self.arch.heads(index).kv_layer
+            self._layers[index].smooth_keys(None if source is None else self._layers[source])
 
     def forward(
         self,

@@ -85,6 +85,10 @@ class EagleHead:
         if head.maps_tokens:
             place.take(token_offsets(head.num_tokens), self._take_offsets, torch.int64)
 
+    def smooth_keys(self) -> None:
+        """As of a decoder."""
+        self._attention.smooth_keys()
+
     def read(self, states: Tensor) -> Tensor:
         """[T, states * hidden of the served model], the hidden states side by side -> [T, hidden]."""
         return self._fc(states)
@@ -145,6 +149,10 @@ class MTPLayer:
         self.parameters = place.parameters
         self._embedding_norm, self._state_norm, self._norm = _norms(arch, place)
         self._cos_sin = cos_sin_table(arch.ropes[0], num_positions, place.device, num_positions)
+
+    def smooth_keys(self) -> None:
+        """As of a decoder."""
+        self._layer.smooth_keys()
 
     def read(self, states: Tensor) -> Tensor:
         """[T, hidden], the final hidden states of the served model, as they are."""

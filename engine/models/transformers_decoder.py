@@ -139,6 +139,9 @@ class TransformersDecoder(Decoder):
             return f"the bits of a row depend on the other rows of a step: {measured}"
         return None
 
+    def smooth_keys(self) -> None:
+        """Nothing: its code rotates q and k, and does not say which channels rotate against each other."""
+
     def _computed(self, ids: Tensor, counts: Sequence[int], kv: Tensor, kv_scales: Tensor | None) -> Tensor:
         """Logits of a prompt in steps of `counts` tokens. Cache groups have the first blocks, one behind the other."""
         parts, start, block_size = [], 0, kv.shape[4]

@@ -51,6 +51,7 @@ from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
 from inferd.kernels.cpu import library, native
 from inferd.kernels.ops.gather import MemoryExchange
+from inferd.kernels.ops.kv_format import is_smoothed
 from inferd.kernels.ops.linear import Choices, cpu
 from inferd.kernels.registry import Deferred, KernelError
 
@@ -261,8 +262,11 @@ def log_progress(text_of: Callable[[int, int], str]) -> Progress:
 
 
 def allocate_pool(config: EngineConfig, decoder: Decoder | DraftHead, planned: MemoryPlan, device: Device) -> KVPool:
+    """The KV pool of a decoder, which is made ready for it. Raises `CapacityError`."""
     arch, form = decoder.arch, KV_FORMATS.get(precision_of(config).kv_cache)
     dtype = getattr(torch, config.dtype if form is None else form.dtype)
+    if is_smoothed(dtype):
+        decoder.smooth_keys()
     try:
         return KVPool.allocate(arch, config.num_blocks, config.block_size, dtype, device, decoder.rank)
     except RuntimeError as error:

@@ -32,6 +32,12 @@ class KVFormat:
 KV_FORMATS = {torch.float8_e4m3fn: KVFormat(1, 448.0), torch.int8: KVFormat(2, 127.0, is_integer=True)}
 
 
+def is_smoothed(dtype: torch.dtype) -> bool:
+    """Whether a pool of this dtype gains from channels of K that are alike in size. Integers do. Floats lose: their
+    error is a share of each number, except of the largest of a group, which is nearly exact. It is better kept so."""
+    return dtype in KV_FORMATS and KV_FORMATS[dtype].is_integer
+
+
 def kv_code(dtype: torch.dtype) -> int:
     """Number of a pool's dtype in the kernels' C interface; 0 is the dtype of the queries."""
     return KV_FORMATS[dtype].code if dtype in KV_FORMATS else 0

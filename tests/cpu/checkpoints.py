@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,15 +127,17 @@ def random_decoder(
     recipe: Recipe = UNQUANTIZED,
     ranks: Ranks = ALONE,
     loras: Mapping[str, Lora] = NO_LORAS,
+    change: Callable[[str, Tensor], Tensor] = lambda _, weight: weight,
 ) -> Decoder:
-    """A decoder of the case's shape with random weights, made without a checkpoint."""
+    """A decoder of the case's shape with random weights, made without a checkpoint. `change` gets each parameter's name
+    and values, and returns those to load."""
     decoder = Decoder(describe(case.config_json()), dtype, "cpu", recipe=recipe, ranks=ranks, loras=loras)
     generator = torch.Generator().manual_seed(2)
     for parameter_name, parameter in decoder.parameters.items():
         is_factor = (
             parameter_name.endswith(("norm.weight", "scalar.weight")) and decoder.arch.norm is not NormKind.RMS_ONE_PLUS
         )
-        weight = _random_weight(parameter_name, parameter.shape, generator)
+        weight = change(parameter_name, _random_weight(parameter_name, parameter.shape, generator))
         parameter.write(0, parameter.cut(weight + 1.0 if is_factor else weight))
     return decoder
 

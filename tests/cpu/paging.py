@@ -14,6 +14,7 @@ from torch import Tensor
 from inferd.engine.arch.paging import num_dead_blocks
 from inferd.engine.layers.recurrent import States
 from inferd.engine.models.decoder import Decoder
+from inferd.kernels.ops.kv_format import is_smoothed
 from inferd.kernels.ops.paged_attention import AttentionBatch
 from inferd.kernels.ops.states import StateRows
 from tests.kernels.pools import nan_scales
@@ -58,6 +59,8 @@ class Pool:
         self.decoder, self.block_size, self.table_width = decoder, block_size, table_width
         self.kv = torch.full(shape, float("nan")).to(kv_dtype or decoder.dtype)
         self.kv_scales = nan_scales(self.kv)
+        if is_smoothed(self.kv.dtype):
+            decoder.smooth_keys()
         self.free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
         self.never_written = self.free.pop()
         self.states: States | None = None

@@ -34,16 +34,28 @@ class Step:
         heads = (torch.randn(sum(counts), count, HEAD_DIM) for count in (4, NUM_KV_HEADS, NUM_KV_HEADS))
         self.q, self.k, self.v = (part.to(torch.bfloat16) for part in heads)
         self.k, self.v = self.k * size, self.v * size
+        self.scale = HEAD_DIM**-0.5 / float(self.k.abs().mean())
+        self.smoothing: Tensor | None = None
         angles = torch.randn(100, HEAD_DIM // 2)
         self.cos_sin = torch.cat([angles.cos(), angles.sin()], 1)
+
+    def enlarge_keys(self) -> None:
+        """Have one channel in 16 of K 32 times as large as the others, and those of q as small."""
+        self.k[..., ::16] *= 32
+        self.q[..., ::16] /= 32
+        pairs = torch.arange(HEAD_DIM) % (HEAD_DIM // 2) % 16 == 0
+        powers = torch.where(pairs, 1.0, 2.0**-5).expand(NUM_KV_HEADS, HEAD_DIM)
+        self.smoothing = torch.stack([powers, 1 / powers])
 
     def attend(self, dtype: torch.dtype, change: Callable[[Tensor], Tensor] = lambda scales: scales) -> Tensor:
         kv = torch.full((12, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM), float("nan")).to(dtype)
         scales = nan_scales(kv)
         slots = self.batch.write_slots
-        q = rope_and_cache(self.q, self.k, self.v, self.cos_sin, self.batch.positions, slots, kv, kv_scales=scales)
-        scale = HEAD_DIM**-0.5 / float(self.k.abs().mean())
-        return paged_attention(q, kv, self.batch, scale, None, None, None if scales is None else change(scales))
+        q = rope_and_cache(
+            self.q, self.k, self.v, self.cos_sin, self.batch.positions, slots, kv, kv_scales=scales,
+            smoothing=self.smoothing,
+        )  # fmt: skip
+        return paged_attention(q, kv, self.batch, self.scale, None, None, None if scales is None else change(scales))
 
     def error(self, dtype: torch.dtype, change: Callable[[Tensor], Tensor] = lambda scales: scales) -> float:
         exact = self.attend(torch.bfloat16).double()
@@ -72,6 +84,16 @@ def test_it_is_near_a_pool_of_16_bits_whatever_the_size_of_its_numbers(dtype: to
 )
 def test_the_bound_sees_wrong_scales(dtype: torch.dtype, change: Callable[[Tensor], Tensor]) -> None:
     assert Step(1.0).error(dtype, change) > BOUNDS[dtype]
+
+
+@pytest.mark.sampled(keep=1, of="triton")
+def test_smoothing_keeps_small_channels_beside_large_ones() -> None:
+    step = Step(1.0)
+    step.enlarge_keys()
+    smoothing, step.smoothing = step.smoothing, None
+    plain = step.error(torch.int8)
+    step.smoothing = smoothing
+    assert step.error(torch.int8) < plain / 4
 
 
 @pytest.mark.parametrize("head_dim", [16, 40, 64, 96, 128, 256])

@@ -3,7 +3,7 @@ pool."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -41,6 +41,7 @@ class Case:
     kv_dtype: torch.dtype | None = None
     """Dtype of the pool; None: that of the heads."""
     norms_v: bool = False
+    smoothing: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.q = torch.randn(self.num_tokens, self.num_heads, self.head_dim).to(self.dtype)
@@ -62,7 +63,7 @@ class Case:
         q, k, v = self.q.clone(), self.k.clone(), self.v.clone()
         return rope_and_cache(
             q, k, v, self.cos_sin, self.positions, self.slots, self.kv, *self.norms, EPS, self.kv_scales,
-            norms_v=self.norms_v,
+            norms_v=self.norms_v, smoothing=self.smoothing,
         )  # fmt: skip
 
     def stored(self, plane: int) -> tuple[Tensor, Tensor]:
@@ -168,6 +169,67 @@ def test_an_8_bit_pool_holds_the_nearest_numbers_times_scales(
     alike = Case(9, 3, head_dim, rotary_dim, dtype, has_norm)
     alike.q, alike.k, alike.positions, alike.norms = case.q, case.k, case.positions, case.norms
     assert torch.equal(alike.run(), q)
+
+
+def random_powers(num_kv_heads: int, head_dim: int, rotary_dim: int) -> Tensor:
+    """[G, D] powers of two; channels that rotate against each other have the same."""
+    powers, half = 2.0 ** torch.randint(-10, 1, (num_kv_heads, head_dim)), rotary_dim // 2
+    powers[:, half:rotary_dim] = powers[:, :half]
+    return powers
+
+
+@pytest.mark.sampled(keep=4, of="triton")
+@pytest.mark.parametrize("kv_dtype", [None, *KV_FORMATS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "rotary_dim"), [(6, 3, 64, 64), (9, 9, 24, 24), (10, 1, 40, 16), (2, 1, 256, 256)]
+)
+def test_smoothing_has_the_bits_of_smoothed_inputs(
+    heads: int, kv_heads: int, head_dim: int, rotary_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None
+) -> None:
+    plain = Case(heads, kv_heads, head_dim, rotary_dim, dtype, has_norm=False, kv_dtype=kv_dtype)
+    powers = random_powers(kv_heads, head_dim, rotary_dim)
+    smoothed = replace(plain, smoothing=torch.stack([powers, 1 / powers]))
+    smoothed.q, smoothed.k, smoothed.v = plain.q.clone(), plain.k.clone(), plain.v
+    smoothed.positions, smoothed.slots = plain.positions, plain.slots
+    plain.q *= powers.repeat_interleave(heads // kv_heads, 0).to(dtype)
+    plain.k /= powers.to(dtype)
+    assert torch.equal(smoothed.run(), plain.run())
+    assert same_bits(smoothed.kv, plain.kv)
+    if kv_dtype is not None:
+        assert smoothed.kv_scales is not None and plain.kv_scales is not None
+        assert same_bits(smoothed.kv_scales, plain.kv_scales)
+
+
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    """Whether both hold the same bytes, NaN included."""
+    return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
+
+
+@pytest.mark.sampled(keep=2, of="triton")
+@pytest.mark.parametrize("rotary_dim", [64, 16])
+def test_smoothing_comes_after_the_norm(rotary_dim: int) -> None:
+    plain = Case(4, 1, 64, rotary_dim, torch.float32, has_norm=True, kv_dtype=torch.int8)
+    powers = random_powers(1, 64, rotary_dim)
+    smoothed = replace(plain, smoothing=torch.stack([powers, 1 / powers]))
+    smoothed.q, smoothed.k, smoothed.v = plain.q, plain.k, plain.v
+    smoothed.positions, smoothed.slots, smoothed.norms = plain.positions, plain.slots, plain.norms
+    q_norm, k_norm = plain.norms
+    assert q_norm is not None and k_norm is not None
+    plain.norms = q_norm * powers[0], k_norm / powers[0]
+    assert torch.equal(smoothed.run(), plain.run())
+    assert same_bits(smoothed.kv, plain.kv)
+
+
+def test_q_alone_is_smoothed_for_the_keys_of_another_layer() -> None:
+    case = Case(6, 2, 64, 64, torch.bfloat16, has_norm=True)
+    powers = random_powers(2, 64, 64)
+    case.smoothing = torch.stack([powers, 1 / powers])
+    expected = case.run()
+    case.k = case.v = case.k[:, :0]
+    assert torch.equal(case.run(), expected)
+    case.smoothing = None
+    assert not torch.equal(case.run(), expected)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")

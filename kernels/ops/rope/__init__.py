@@ -41,7 +41,7 @@ def _refuses_triton(key: Key) -> str | None:
 Run = Callable[
     [
         Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float, Tensor | None,
-        bool,
+        bool, Tensor | None,
     ],
     Tensor,
 ]  # fmt: skip
@@ -71,6 +71,7 @@ def rope_and_cache(
     kv_scales: Tensor | None = None,
     *,
     norms_v: bool = False,
+    smoothing: Tensor | None = None,
 ) -> Tensor:
     """Rotate q and return it; rotate k and write it, with v, into `kv`.
 
@@ -84,6 +85,10 @@ def rope_and_cache(
     Exactly a pool of 8 bits (`kv_format`) has `kv_scales` [blocks, 2, G, block_size, groups], written in place. A
     group's scale is its largest magnitude divided by the format's largest number, rounded to bfloat16. The group's
     elements are divided by the rounded scale, and then rounded.
+
+    `smoothing` [2, KV heads that q reads, D] fp32, powers of two: rotated q is multiplied by the first half, each head
+    by the numbers of the KV head that it reads, and rotated k by the second half. So elements of a group can be made
+    alike in size.
     """
     assert k.shape == v.shape and q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1]
     assert cos_sin.dtype == torch.float32 and cos_sin.shape[-1] % 2 == 0 and cos_sin.shape[-1] <= q.shape[-1]
@@ -92,5 +97,9 @@ def rope_and_cache(
     assert kv.is_contiguous() or kv[0].is_contiguous()
     assert (q_norm is None) == (k_norm is None)
     check_scales(kv, kv_scales)
+    if smoothing is not None:
+        assert smoothing.dtype == torch.float32 and smoothing.is_contiguous()
+        assert smoothing.shape[0] == 2 and smoothing.shape[2] == q.shape[2] and q.shape[1] % smoothing.shape[1] == 0
+        assert not k.shape[1] or smoothing.shape[1] == k.shape[1]
     run = ROPE_AND_CACHE.resolve(Key(q.device.type, q.dtype, kv.dtype, q.shape[-1], q_norm is not None, norms_v))
-    return run(q, k, v, cos_sin, positions, write_slots, kv, q_norm, k_norm, eps, kv_scales, norms_v)
+    return run(q, k, v, cos_sin, positions, write_slots, kv, q_norm, k_norm, eps, kv_scales, norms_v, smoothing)

@@ -75,7 +75,10 @@ struct Problem {
     bf16* kv_scales;  // [blocks, 2, G, block_size, groups], or null: the pool has the heads' dtype
     void* out;
     const void *q_norm, *k_norm;
-    int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, block_size;
+    const float* smoothing;  // factors of q and then of k, [2, KV heads that q reads, D], or null
+    int64_t num_tokens, num_heads, num_kv_heads;
+    int64_t num_sharing;  // heads of q that share a KV head; only with smoothing
+    int64_t head_dim, rotary_dim, block_size;
     int64_t q_stride, k_stride, v_stride;  // elements from token to token
     int64_t q_head_stride;                 // elements from head to head; those of k and v lie side by side
     int64_t kv_stride, scale_stride;       // elements from block to block
@@ -147,6 +150,17 @@ void widen_value(const Problem& p, const T* from, float* to, int64_t size) {
     for (int64_t i = 0; i < size; i++) to[i] *= scale;
 }
 
+// Multiplies a head by powers of two, so the order of this and a rounding does not matter.
+template <class T>
+void smooth(T* head, const float* factors, int64_t size) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) store(head + i, load(head + i) * load(factors + i));
+    if (i < size) {
+        const int left = int(size - i);
+        store_part(head + i, load_part(head + i, left) * load_part(factors + i, left), left);
+    }
+}
+
 // N: vectors in a head; 0 for heads of any size.
 template <int N, class T, class W>
 void run_token(const Problem& p, int64_t token) {
@@ -163,8 +177,11 @@ void run_token(const Problem& p, int64_t token) {
     const int64_t block = p.write_slots[token] / p.block_size, offset = p.write_slots[token] % p.block_size;
     const T* k = static_cast<const T*>(p.k) + token * p.k_stride;
     const T* v = static_cast<const T*>(p.v) + token * p.v_stride;
-    turn(static_cast<const T*>(p.q) + token * p.q_stride, static_cast<T*>(p.out) + token * p.num_heads * size,
-         p.num_heads, p.q_head_stride, size, p.q_norm);
+    T* out = static_cast<T*>(p.out) + token * p.num_heads * size;
+    turn(static_cast<const T*>(p.q) + token * p.q_stride, out, p.num_heads, p.q_head_stride, size, p.q_norm);
+    if (p.smoothing)
+        for (int64_t h = 0; h < p.num_heads; h++)
+            smooth(out + h * size, p.smoothing + h / p.num_sharing * size, size);
     const int64_t plane = p.block_size * size, heads = p.num_kv_heads, place = block * p.kv_stride + offset * size;
     float head[MAX_HEAD_DIM];
     if (!p.kv_format) {
@@ -172,6 +189,7 @@ void run_token(const Problem& p, int64_t token) {
         T* values = keys + heads * plane;
         turn(k, keys, heads, size, plane, p.k_norm);
         for (int64_t h = 0; h < heads; h++) {
+            if (p.smoothing) smooth(keys + h * plane, p.smoothing + (heads + h) * size, size);
             if (p.norms_v) {
                 widen_value(p, v + h * size, head, size);
                 narrow_head(head, values + h * plane, size);
@@ -183,8 +201,10 @@ void run_token(const Problem& p, int64_t token) {
     }
     const int64_t num_scales = num_kv_groups(size), scales = block * p.scale_stride + offset * num_scales;
     for (int64_t h = 0; h < 2 * heads; h++) {
-        if (h < heads) turn(k + h * size, head, 1, size, size, p.k_norm);
-        else widen_value(p, v + (h - heads) * size, head, size);
+        if (h < heads) {
+            turn(k + h * size, head, 1, size, size, p.k_norm);
+            if (p.smoothing) smooth(head, p.smoothing + (heads + h) * size, size);
+        } else widen_value(p, v + (h - heads) * size, head, size);
         QUANTIZE[p.kv_format](head, static_cast<char*>(p.kv) + place + h * plane,
                               p.kv_scales + scales + h * p.block_size * num_scales, size);
     }
@@ -215,13 +235,13 @@ void run(const Problem& p, int64_t num_threads) {
 // Arguments as in the Python signature; dtypes 0: fp32, 1: bfloat16. kv_format 0: that of q; else as in kv_numbers.h.
 static void rope_and_cache(const void* q, const void* k, const void* v, const float* cos_sin,
                            const int64_t* positions, const int64_t* write_slots, void* kv, void* kv_scales, void* out,
-                           const void* q_norm, const void* k_norm, int64_t num_tokens, int64_t num_heads,
-                           int64_t num_kv_heads, int64_t head_dim, int64_t rotary_dim, int64_t block_size,
+                           const void* q_norm, const void* k_norm, const float* smoothing, int64_t num_tokens,
+                           int64_t num_heads, int64_t num_kv_heads, int64_t num_sharing, int64_t head_dim, int64_t rotary_dim, int64_t block_size,
                            int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t q_head_stride,
                            int64_t kv_stride, int64_t scale_stride, float eps, int64_t norms_v, int64_t dtype,
                            int64_t norm_dtype, int64_t kv_format, int64_t num_threads) {
     Problem p{q, k, v, cos_sin, positions, write_slots, kv, static_cast<bf16*>(kv_scales), out, q_norm, k_norm,
-              num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, block_size,
+              smoothing, num_tokens, num_heads, num_kv_heads, num_sharing, head_dim, rotary_dim, block_size,
               q_stride, k_stride, v_stride, q_head_stride, kv_stride, scale_stride, eps, norms_v, kv_format};
     if (dtype == 0)
         run<float, float>(p, num_threads);

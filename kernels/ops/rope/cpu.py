@@ -32,6 +32,7 @@ def rope_and_cache(
     eps: float,
     kv_scales: Tensor | None,
     norms_v: bool,
+    smoothing: Tensor | None,
 ) -> Tensor:
     k, v = (_with_heads_together(heads) for heads in (k, v))
     assert q.stride(2) == 1
@@ -51,9 +52,11 @@ def rope_and_cache(
         out.data_ptr(),
         0 if q_norm is None else q_norm.data_ptr(),
         0 if k_norm is None else k_norm.data_ptr(),
+        0 if smoothing is None else smoothing.data_ptr(),
         q.shape[0],
         q.shape[1],
         k.shape[1],
+        1 if smoothing is None else q.shape[1] // smoothing.shape[1],
         q.shape[2],
         cos_sin.shape[1],
         kv.shape[3],

@@ -22,6 +22,7 @@ def rope_and_cache(
     eps: float,
     kv_scales: Tensor | None,
     norms_v: bool,
+    smoothing: Tensor | None,
 ) -> Tensor:
     dtype = q.dtype
     if q_norm is not None and k_norm is not None:
@@ -30,17 +31,21 @@ def rope_and_cache(
     if norms_v:
         v = reference_rms_norm(v.to(torch.float32), v.new_ones(v.shape[-1], dtype=torch.float32), eps)
     cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+    rotated, keys = _rotate(q, cos, sin), _rotate(k, cos, sin)
+    if smoothing is not None:
+        rotated = rotated * smoothing[0].repeat_interleave(q.shape[1] // smoothing.shape[1], 0)
+        keys = keys * smoothing[1] if k.shape[1] else keys
     if not k.shape[1]:
-        return _rotate(q, cos, sin).to(dtype)
+        return rotated.to(dtype)
     block_size = kv.shape[3]
     block_ids, offsets = write_slots // block_size, write_slots % block_size
-    for plane, heads in enumerate((_rotate(k, cos, sin), v)):
+    for plane, heads in enumerate((keys, v)):
         if kv_scales is None:
             kv[block_ids, plane, :, offsets] = heads.to(kv.dtype)
         else:
             numbers, scales = quantize_heads(heads, kv.dtype)
             kv[block_ids, plane, :, offsets], kv_scales[block_ids, plane, :, offsets] = numbers, scales
-    return _rotate(q, cos, sin).to(dtype)
+    return rotated.to(dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

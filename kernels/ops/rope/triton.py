@@ -55,9 +55,11 @@ def _rotate(
     scale_stride,
     weight,
     cos_sin,
+    smoothing,
     first_head,
     num_heads,
     eps,
+    NUM_SHARING: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
@@ -67,7 +69,8 @@ def _rotate(
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Rotate heads first_head .. first_head + HEADS of a token at `source`, head h to target + h * target_stride."""
+    """Rotate heads first_head .. first_head + HEADS of a token at `source`, head h to target + h * target_stride. If
+    `NUM_SHARING` is not 0, each so many heads are multiplied by a row of `smoothing`."""
     heads = first_head + tl.arange(0, HEADS)
     is_head = (heads < num_heads)[:, None]
     column = tl.arange(0, BLOCK_HALF)
@@ -95,6 +98,13 @@ def _rotate(
             rest = rest * scale * tl.load(weight + column_rest, mask=rest_mask, other=0.0).to(tl.float32)[None, :]
     turned_first = first * cos - second * sin
     turned_second = second * cos + first * sin
+    if NUM_SHARING > 0:
+        factors = smoothing + (heads // NUM_SHARING)[:, None] * HEAD_DIM + column[None, :]
+        turned_first *= tl.load(factors, mask=is_turned, other=0.0)
+        turned_second *= tl.load(factors + HALF, mask=is_turned, other=0.0)
+        if 2 * HALF < HEAD_DIM:
+            factors_rest = smoothing + (heads // NUM_SHARING)[:, None] * HEAD_DIM + column_rest[None, :]
+            rest *= tl.load(factors_rest, mask=is_rest, other=0.0)
     dtype: tl.constexpr = target.dtype.element_ty
     if dtype.primitive_bitwidth == 8:
         goal_scales = target_scales + heads.to(tl.int64) * scale_stride
@@ -166,12 +176,14 @@ def _rope_and_cache(
     out,
     q_norm,
     k_norm,
+    smoothing,
     q_stride,
     k_stride,
     v_stride,
     eps,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
+    NUM_SHARING: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
     PAGE: tl.constexpr,
@@ -190,13 +202,14 @@ def _rope_and_cache(
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     NUM_Q_PARTS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    KEYS_SHARE: tl.constexpr = min(NUM_SHARING, 1)
     NUM_KV_PARTS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
     angles = cos_sin + tl.load(positions + token) * (2 * HALF)
     if part < NUM_Q_PARTS:
         goal = out + token * (NUM_HEADS * HEAD_DIM)
         _rotate(
-            q + token * q_stride, goal, HEAD_DIM, kv_scales, 0, q_norm, angles, part * HEADS, NUM_HEADS, eps,
-            HEAD_DIM, HALF, HAS_NORM, MOST, GROUP, HEADS, BLOCK_HALF, BLOCK_REST,
+            q + token * q_stride, goal, HEAD_DIM, kv_scales, 0, q_norm, angles, smoothing, part * HEADS,
+            NUM_HEADS, eps, NUM_SHARING, HEAD_DIM, HALF, HAS_NORM, MOST, GROUP, HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     else:
         slot = tl.load(write_slots + token)
@@ -207,7 +220,8 @@ def _rope_and_cache(
         if part < NUM_Q_PARTS + NUM_KV_PARTS:
             _rotate(
                 k + token * k_stride, keys, plane, key_scales, PAGE * NUM_SCALES, k_norm, angles,
-                (part - NUM_Q_PARTS) * HEADS, NUM_KV_HEADS, eps, HEAD_DIM, HALF, HAS_NORM, MOST, GROUP, HEADS,
+                smoothing + NUM_KV_HEADS * HEAD_DIM, (part - NUM_Q_PARTS) * HEADS, NUM_KV_HEADS, eps,
+                KEYS_SHARE, HEAD_DIM, HALF, HAS_NORM, MOST, GROUP, HEADS,
                 BLOCK_HALF, BLOCK_REST,
             )  # fmt: skip
         else:
@@ -233,6 +247,7 @@ def rope_and_cache(
     eps: float,
     kv_scales: Tensor | None,
     norms_v: bool,
+    smoothing: Tensor | None,
 ) -> Tensor:
     q, k, v = (_with_heads_together(heads) for heads in (q, k, v))
     assert kv.is_contiguous() and not norms_v
@@ -255,11 +270,13 @@ def rope_and_cache(
         out,
         q if q_norm is None else q_norm,
         k if k_norm is None else k_norm,
+        cos_sin if smoothing is None else smoothing,
         q.stride(0),
         k.stride(0),
         v.stride(0),
         eps,
         **constants,
+        NUM_SHARING=0 if smoothing is None else num_heads // smoothing.shape[1],
         HAS_NORM=q_norm is not None,
         **dependent_options(),
         num_warps=num_warps,
@@ -329,14 +346,19 @@ def shipped() -> Iterator[Shipped]:
                     signature={
                         **dict.fromkeys(("q", "k", "v", "out"), f"*{DTYPES[dtype]}"),
                         **dict.fromkeys(("q_norm", "k_norm"), f"*{DTYPES[norm_dtype]}"),
-                        "cos_sin": "*fp32",
+                        **dict.fromkeys(("cos_sin", "smoothing"), "*fp32"),
                         "kv_scales": f"*{DTYPES[KV_SCALE_DTYPE if kv_dtype in KV_FORMATS else torch.float32]}",
                         **dict.fromkeys(("positions", "write_slots"), "*i64"),
                         "kv": f"*{DTYPES[kv_dtype]}",
                         **dict.fromkeys(("q_stride", "k_stride", "v_stride"), "i32"),
                         "eps": "fp32",
                     },
-                    constants={**constants, "HAS_NORM": has_norm, "IS_DEPENDENT": False},
+                    constants={
+                        **constants,
+                        "NUM_SHARING": shape[0] // shape[1] if kv_dtype == torch.int8 else 0,
+                        "HAS_NORM": has_norm,
+                        "IS_DEPENDENT": False,
+                    },
                     num_warps=num_warps,
                     is_streaming=dtype != torch.float32,
                     multiples=("q_stride", "k_stride", "v_stride"),
