@@ -17,17 +17,17 @@ from inferd.engine.arch.draft_heads import num_read
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.sharding import Rank
 
-_BASE_BYTES = 288 * 2**20
-"""Anonymous memory of the processes with a vocabulary of a few tokens: engine 158 MiB with torch imported, server 80,
+_BASE_BYTES = 270 * 2**20
+"""Anonymous memory of the processes with a vocabulary of a few tokens: engine 140 MiB with torch imported, server 80,
 two processes that render chat templates 16 each, and one that checks grammars 18 (measured: torch 2.13 for CPUs, Python
-3.11, 2 cores of an AMD EPYC Zen 4, 2026-11-29)."""
+3.11, 2 cores of an AMD EPYC Zen 3, 2026-11-29)."""
 _TOKEN_BYTES = 1536
 """Memory of a token of the vocabulary in all processes, after the first request with a grammar. It has three parts: the
 server's tokenizer, and the vocabulary for grammars in the engine and in the process that checks them. The plans of Qwen
 2.5 (151,936 tokens) and Gemma 3 (262,144) are within 2.2% of their servers with it (measured as above)."""
 _GPU_BASE_BYTES = 256 * 2**20
 """Allowance for the memory that CUDA and its libraries take on a GPU for themselves. Nobody has measured it."""
-STANDBY_BYTES = 164 * 2**20
+STANDBY_BYTES = 146 * 2**20
 """Anonymous memory of a standby, which has its libraries imported and waits (measured as above)."""
 
 PROCESSES = "processes"
