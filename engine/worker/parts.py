@@ -84,7 +84,9 @@ def prepare_kernels(first: Numerics | None) -> str:
         return "plain PyTorch, as in the first engine of this server"
     built = native.prepare(
         library.default_cache_dir(),
-        before_compiling=lambda: logger.info("compiling the C++ kernels, once: half a minute on two fast cores, some minutes on slow or busy ones"),
+        before_compiling=lambda: logger.info(
+            "compiling the C++ kernels, once: half a minute, or minutes on a busy machine"
+        ),
     )
     if first is not None and native.library_name() != first.library:
         raise other_numerics("library", first.library, native.library_name(), built.reason)
