@@ -15,9 +15,9 @@ from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from inferd.engine.api.process.garbage import collector_paused
 from tests import forking
 from tests.records import RECORDS
+from tests.tiers import CACHE_HOME
 
 ROOT = Path(__file__).resolve().parents[1]
-CACHE_HOME = ROOT / "build" / "cache"
 KERNEL_CACHE = CACHE_HOME / "inferd" / "kernels"
 """Folder of the compiled C++ kernels, for tests and for the servers that they start."""
 

@@ -24,6 +24,8 @@ from pathlib import Path
 from threading import Lock
 
 ROOT = Path(__file__).resolve().parents[1]
+CACHE_HOME = ROOT / "build" / "cache"
+"""XDG_CACHE_HOME of all tests and of the servers that they start."""
 LOGS = ROOT / "build" / "tiers"
 """The output of each tier, while lanes run beside each other. It is printed when the tier ends."""
 
@@ -85,12 +87,17 @@ MUTANTS = ("-m", "tests.mutants.run", "--most", "2000", "--minutes", "60")
 MUTANTS_BUDGET_S = 8000
 """With `--long` only. This reports the mutants that survive, and fails only if it could judge none."""
 INSTALL_BUDGET_S = 90
+KERNELS = ("-m", "inferd.kernels.cpu.library", "--here")
+KERNELS_BUDGET_S = 120
+"""The C++ kernels are compiled before any lane starts. Beside two lanes that takes minutes, and the servers of some
+tests would not be ready in time."""
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "passive",
     # Otherwise every process would compile its tests anew, and every daemon the server.
     "PYTHONDONTWRITEBYTECODE": "",
+    "XDG_CACHE_HOME": str(CACHE_HOME),
 }
 PRINTING = Lock()
 
@@ -132,6 +139,7 @@ def main() -> int:
         rows.append(_timed("install", INSTALL_BUDGET_S, [*options.make.split(), "--no-print-directory", "install"], {}))
         if rows[-1].code:
             return _report(rows, started_s)
+    rows.append(_timed("kernels compiled", KERNELS_BUDGET_S, [options.python, *KERNELS], {}))
     chosen = [QUICK] if options.quick else [tier for tier in TIERS if _is_chosen(tier, options)]
     if options.long or len({tier.lane for tier in chosen}) < 2:
         rows += _lane(chosen, options, None)

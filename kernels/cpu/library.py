@@ -312,7 +312,23 @@ def _check_all() -> None:
         print(f"{path.name}: {'loads' if is_runnable else 'is intact; this processor cannot run it'}")
 
 
-if __name__ == "__main__":
+def _build_for_this_machine() -> None:
+    """Build what the first server here would build, unless it is there. Without a compiler this does nothing."""
+    if has_compiler():
+        path, compile_s = load(default_cache_dir(), runnable_levels()[0], None, [])[1:]
+        print(f"{path.name}: {compile_s:.1f} s")
+
+
+def _main() -> None:
     parser = argparse.ArgumentParser(description="Build the C++ kernels of an image, for every instruction set.")
     parser.add_argument("--check", action="store_true", help="only load what was built, as this user")
-    _check_all() if parser.parse_args().check else _build_all()
+    parser.add_argument("--here", action="store_true", help="build for this processor, into the cache of servers")
+    chosen = parser.parse_args()
+    if chosen.here:
+        _build_for_this_machine()
+    else:
+        _check_all() if chosen.check else _build_all()
+
+
+if __name__ == "__main__":
+    _main()

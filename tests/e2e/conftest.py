@@ -114,8 +114,9 @@ class Daemon:
         return next(pid for pid, command in children(self.process.pid).items() if is_engine(command))
 
     def wait_ready(self) -> None:
-        """Raises if the daemon is not ready in time. In a fresh checkout it compiles the kernels first."""
-        assert self._ready.wait(180), self.output
+        """Raises if the daemon is not ready in time. In a fresh checkout it compiles the kernels first, which takes
+        minutes on a busy machine."""
+        assert self._ready.wait(280), self.output
         assert self.process.poll() is None, self.output
 
     def client(self, **options: object) -> OpenAI:

@@ -99,6 +99,25 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(tmp_path: Path, monkeypa
     assert not list(tmp_path.glob("*.so")) and not list(tmp_path.glob(f"{library._SCRATCH}*"))
 
 
+@pytest.mark.skipif(not library.has_compiler(), reason="no C++ compiler")
+def test_the_kernels_of_this_machine_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = native.prepare(KERNEL_CACHE).path
+    assert whole is not None
+    content, linked = whole.read_bytes()[: -library._DIGEST_BYTES], []
+
+    def made(command: list[str], _: str) -> None:
+        Path(command[-1]).write_bytes(content)
+        if command[-1].endswith(".so"):
+            linked.append(command)
+
+    monkeypatch.setattr(library, "_compile", made)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for _ in range(2):
+        library._build_for_this_machine()
+    assert len(linked) == 1
+    assert native.prepare_built(library.default_cache_dir()) is None
+
+
 @pytest.fixture
 def bundled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The output of `python -m inferd.kernels.cpu.library` under a strict umask, in a folder that every user can reach.

@@ -51,7 +51,7 @@ def test_lanes_run_beside_each_other_and_any_failure_counts(
     monkeypatch.setattr(tiers, "_command", lambda tier, _: ["sh", "-c", scripts[tier.name]])
     monkeypatch.setattr(
         tiers, "_options",
-        lambda: argparse.Namespace(python="", make=None, long=False, quick=False, only=None),
+        lambda: argparse.Namespace(python="true", make=None, long=False, quick=False, only=None),
     )  # fmt: skip
     assert tiers.main() == int(bool(failing))
     told = capsys.readouterr().out
