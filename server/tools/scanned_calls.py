@@ -27,6 +27,9 @@ _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
 _NAME = r"(?P<name>[\w.\-]{1,128})"
 _BLANKS = r"\s{0,64}"
 _MAX_DEPTH = 32
+_MAX_WASTED = 256
+"""Keys in one call that may be read in vain, as those of values in tags that turn out to be none. Without a bound each
+level of tags would read what follows once more for each of its keys: 221 characters took a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +100,10 @@ def calls_in(
 class _Scan:
     """Reads the arguments of calls in a text."""
 
-    def __init__(self, text: str, tags: Tags, closing: str) -> None:
-        """`closing`: pattern of the end of a call."""
+    def __init__(self, text: str, tags: Tags, closing: str, wasted: list[int] | None = None) -> None:
+        """`closing`: pattern of the end of a call. `wasted`: one number, which the scans of a call share."""
         self._text, self._tags = text, tags
+        self._wasted = [0] if wasted is None else wasted
         # Whether a string is all of the text up to a marker. Otherwise it may be in quotes, which are not part of it.
         self._is_exact = tags.is_raw and not tags.string_end and tags.end.strip() not in ("", "'", '"')
         patterns = _patterns_of(tags)
@@ -113,6 +117,7 @@ class _Scan:
     def arguments(self, at: int, schema_of: SchemaOf) -> tuple[dict[str, object], int] | None:
         """(the arguments from `at` on, index at which the end of the call begins)."""
         found: dict[str, object] = {}
+        self._wasted[0] = 0
         while self._closing.match(self._text, at) is None:
             begun = (self._further if found else self._first).match(self._text, at)
             if begun is None or begun["key"] in found:
@@ -169,22 +174,22 @@ class _Scan:
         self, end: re.Pattern[str], key: str, start: int, schema: ArgumentSchema, depth: int
     ) -> tuple[object, int] | None:
         """An object or a list in tags of its own, and the index behind the end of its value."""
-        if depth > _MAX_DEPTH or self._first.match(self._text, start) is None:
+        if depth > _MAX_DEPTH or self._wasted[0] > _MAX_WASTED or self._first.match(self._text, start) is None:
             return None
         item, types = self._tags.item, schema.types
-        inner = _Scan(self._text, self._tags, f"{_BLANKS}{_bounded(self._tags.end.replace(KEY, key))}")
+        inner = _Scan(self._text, self._tags, f"{_BLANKS}{_bounded(self._tags.end.replace(KEY, key))}", self._wasted)
         pairs: list[tuple[str, object]] = []
-        at = start
-        while (begun := self._first.match(self._text, at)) is not None:
+        at: int | None = start
+        while at is not None and (begun := self._first.match(self._text, at)) is not None:
             is_item = begun["key"] == item and "object" not in types
             read = inner._value(begun, schema.items if is_item else schema.part(begun["key"]), depth + 1)
-            if read is None:
-                return None
-            pairs.append((begun["key"], read[0]))
-            at = read[1]
-        closed = end.match(self._text, at)
+            at = None if read is None else read[1]
+            if read is not None:
+                pairs.append((begun["key"], read[0]))
+        closed = None if at is None else end.match(self._text, at)
         keys = {name for name, _ in pairs}
         if closed is None:
+            self._wasted[0] += 1 + len(pairs)
             return None
         if keys == {item} and "object" not in types:
             return [value for _, value in pairs], closed.end("end")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from inferd.server.tools.argument_schema import ArgumentSchema
 from inferd.server.tools.format import KEY, CallSyntax, Tags
-from inferd.server.tools.scanned_calls import arguments_of, calls_in
+from inferd.server.tools.scanned_calls import _Scan, arguments_of, calls_in
 
 TYPES = {
     "text": "string", "count": "integer", "share": "number", "flag": "boolean", "list": "array", "map": "object",
@@ -50,6 +51,21 @@ def schema_of(key: str) -> ArgumentSchema:
 )
 def test_values_end_where_the_next_one_begins(tags: Tags, text: str, arguments: Mapping[str, object]) -> None:
     assert arguments_of(text, tags, schema_of) == arguments
+
+
+@pytest.mark.parametrize("times", [50, 1000])
+def test_tags_that_look_nested_cost_no_more_than_they_are_long(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each value could be the text up to the next end, or hold all that follows as values in tags."""
+    read, num_read = _Scan._value, 0
+
+    def counted(*arguments: Any) -> tuple[object, int] | None:
+        nonlocal num_read
+        num_read += 1
+        return read(*arguments)
+
+    monkeypatch.setattr(_Scan, "_value", counted)
+    assert arguments_of("~<map>" + "~<a>~<a>1~</a>" * times + "~</map>", NESTED, schema_of) is not None
+    assert num_read < 40 * times + 3000
 
 
 @pytest.mark.parametrize(
