@@ -75,6 +75,8 @@ class HeldFiles:
                     opened=opened,
                     num_bytes=num_bytes,
                     mtime_ns=about.st_mtime_ns,
+                    inode=about.st_ino,
+                    ctime_ns=about.st_ctime_ns,
                     num_first_bytes=num_first,
                     pages=pages,
                     digest=found,

@@ -42,6 +42,9 @@ class PinnedFile(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the server's open descriptor of it."""
     num_bytes: int
     mtime_ns: int
+    inode: int
+    ctime_ns: int
+    """When the file or what is told of it changed last. No program can set this."""
     num_first_bytes: int
     """Number of bytes at the beginning that `digest` covers."""
     pages: tuple[int, ...] = ()

@@ -17,6 +17,7 @@ import mmap
 import os
 import shutil
 import stat
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -45,7 +46,8 @@ _WRITTEN_AT_ONCE = 2**24
 _MAX_INDEX_BYTES = 2**28
 _TAIL_BYTES = 8 + 32 + len(_MAGIC)
 _WAIT_S = 0.1
-_LONGEST_WAIT_S = 600.0
+_LONGEST_WAIT_S = 240.0
+"""Less than half of what an engine may sleep for while it loads, because a rank may wait for another that waits."""
 _ROOTS = ("engine", "kernels")
 
 
@@ -130,12 +132,13 @@ class Entry:
         self._num_threads = num_threads
         self._lock: int | None = None
 
-    def open(self) -> Mapped | None:
+    def open(self, num_bytes: int = 0, *, may_wait: bool = True) -> Mapped | None:
         """The entry, whole and checked. None if there is none: then this process may `write` it, and others that want
-        it wait. Raises `OSError` if the folder cannot be used."""
+        it wait. Without `may_wait` it is None too if another process writes it now. `num_bytes`: about those that a new
+        one would have. Raises `OSError` if the folder cannot be used, or has no room for so many."""
         refuse_others(self._folder)
         found = self._mapped()
-        if found is None and self._take_lock():
+        if found is None and self._take_lock(num_bytes, may_wait):
             found = self._mapped()  # another process may have written it since
             if found is not None:
                 self.release()
@@ -145,11 +148,12 @@ class Entry:
     def may_write(self) -> bool:
         return self._lock is not None
 
-    def _take_lock(self) -> bool:
+    def _take_lock(self, num_bytes: int, may_wait: bool) -> bool:
         """Whether this process alone may write the entry now. Waits for another process that does. The lock ends with
         the process."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         refuse_others(self._folder)
+        _check_room(self._folder, num_bytes)
         deadline_s, has_told = time.monotonic() + _LONGEST_WAIT_S, False
         while True:
             descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -157,7 +161,7 @@ class Entry:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(descriptor)
-                if time.monotonic() > deadline_s or self._path.exists():
+                if not may_wait or time.monotonic() > deadline_s or self._path.exists():
                     return self._path.exists()
                 if not has_told:
                     logger.info("another process packs the same weights: waiting until they can be shared")
@@ -206,6 +210,8 @@ class Entry:
         try:
             _check_room(self._folder, sum(piece.nbytes for piece in pieces))
             num_bytes = _write(self._lock, contents, pieces, self._num_threads)
+            if not _is_same_file(self._part, self._lock):
+                raise OSError(errno.ENOENT, "the file was removed while it was written", str(self._part))
             os.rename(self._part, self._path)
         finally:
             self.release()
@@ -238,7 +244,7 @@ def _index_of(descriptor: int) -> _Index:
     end = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, _TAIL_BYTES, max(end - _TAIL_BYTES, 0))
     size = int.from_bytes(tail[:8], "little")
-    if tail[-len(_MAGIC) :] != _MAGIC or size > min(end, _MAX_INDEX_BYTES):
+    if tail[-len(_MAGIC) :] != _MAGIC or size > min(end - _TAIL_BYTES, _MAX_INDEX_BYTES):
         raise DamagedError("its end is missing")
     encoded = os.pread(descriptor, size, end - _TAIL_BYTES - size)
     if hashlib.sha256(encoded).digest() != tail[8 : -len(_MAGIC)]:
@@ -252,11 +258,11 @@ def _index_of(descriptor: int) -> _Index:
 def _read(descriptor: int, num_threads: int) -> Mapped:
     """Raises `DamagedError`."""
     index = _index_of(descriptor)
+    if _checksums(descriptor, index.num_bytes, num_threads) != index.checksums:
+        raise DamagedError("a checksum is wrong")
     # torch wants memory that it may write to. A page would be copied if it were written to, and none is. (To populate
     # such memory at once would copy all pages.)
     pages = mmap.mmap(descriptor, index.num_bytes, access=mmap.ACCESS_COPY)
-    if _checksums(pages, num_threads) != index.checksums:
-        raise DamagedError("a checksum is wrong")
     return Mapped(index.contents, pages, index.offsets, index.num_bytes)
 
 
@@ -269,8 +275,7 @@ def _write(descriptor: int, contents: Contents, pieces: Sequence[memoryview], nu
         _write_all(descriptor, piece, end)
         end = -(-(end + piece.nbytes) // _ALIGNMENT) * _ALIGNMENT
     os.ftruncate(descriptor, end)
-    with mmap.mmap(descriptor, end, access=mmap.ACCESS_READ) as pages:
-        checksums = _checksums(pages, num_threads)
+    checksums = _checksums(descriptor, end, num_threads)
     index = _Index(contents=contents, offsets=tuple(offsets), num_bytes=end, checksums=checksums)
     encoded = msgspec.msgpack.encode(index)
     tail = len(encoded).to_bytes(8, "little") + hashlib.sha256(encoded).digest() + _MAGIC
@@ -284,10 +289,24 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
         data, offset = data[written:], offset + written
 
 
-def _checksums(pages: mmap.mmap, num_threads: int) -> tuple[int, ...]:
-    """CRC-32 of each MiB. Threads compute it beside each other, because zlib lets other threads run."""
-    with memoryview(pages) as whole, ThreadPoolExecutor(num_threads) as pool:
-        return tuple(pool.map(lambda at: zlib.crc32(whole[at : at + _PIECE_BYTES]), range(0, len(whole), _PIECE_BYTES)))
+def _checksums(descriptor: int, num_bytes: int, num_threads: int) -> tuple[int, ...]:
+    """CRC-32 of each MiB. Threads compute it beside each other, because the system and zlib let other threads run. The
+    file is read and not mapped: an unreadable page of a mapped file would end the process. Raises `DamagedError`."""
+    own = threading.local()
+
+    def checksum(at: int) -> int:
+        if not hasattr(own, "piece"):
+            own.piece = memoryview(bytearray(_PIECE_BYTES))
+        size = min(_PIECE_BYTES, num_bytes - at)
+        if os.preadv(descriptor, [own.piece[:size]], at) != size:
+            raise DamagedError("it was cut")
+        return zlib.crc32(own.piece[:size])
+
+    try:
+        with ThreadPoolExecutor(num_threads) as pool:
+            return tuple(pool.map(checksum, range(0, num_bytes, _PIECE_BYTES)))
+    except OSError as error:
+        raise error if isinstance(error, DamagedError) else DamagedError(f"it cannot be read: {error}") from error
 
 
 def _check_room(folder: Path, num_bytes: int) -> None:

@@ -47,25 +47,37 @@ class KeptWeights:
 
     def __init__(self, config: EngineConfig, files: Sequence[PinnedFile], rank: Rank, role: str) -> None:
         """`files`: those that the weights follow from. `role`: what the model is here, as "served" or "draft"."""
-        contents = sorted((Path(file.path).name, file.digest, file.mtime_ns) for file in files)
+        # The digest of a large file covers some pages of it alone. Another file may have the same time of writing.
+        contents = sorted((Path(f.path).name, f.digest, f.mtime_ns, f.inode, f.ctime_ns) for f in files)
         settings = (config.quantization, config.keeps_blocks, config.dtype, config.weights_dtype, config.deterministic)
         facts = (contents, settings, (rank.index, rank.count, rank.splits_inputs), role)
         self._name = name_of((*map(repr, facts), native.library_name(), str(torch.__version__)))
         self._files = tuple(files)
-        as_rank = f", rank {rank.index} of {rank.count}" if rank.count > 1 else ""
-        # An MTP layer lies in the served model's own files.
-        own = f"{role}, {config.quantization}, {config.dtype}{as_rank}"
-        self._label = f"{config.model_path}, {own} (inferd {version('inferd')})"
+        # All that the name follows from but files and code, whose older entries go when a new one is written.
+        parts = [
+            role,  # an MTP layer lies in the served model's own files
+            "blocks" if config.keeps_blocks else config.quantization,
+            config.dtype if config.weights_dtype == config.dtype else f"{config.dtype} from {config.weights_dtype}",
+            native.level(),
+            *(["deterministic"] if config.deterministic else []),
+            *([f"rank {rank.index} of {rank.count}"] if rank.count > 1 else []),
+            *(["inputs split"] if rank.splits_inputs else []),
+        ]
+        self._label = f"{config.model_path}, {', '.join(parts)} (inferd {version('inferd')})"
+        self._may_wait = config.numerics is None
+        """A later engine of a server packs the weights itself: streams wait for it."""
         self._entry: Entry | None = None
         self._num_threads = config.num_threads
         self._recording: Recording | None = None
         self.is_mapped = False
         """Whether the weights are those that an earlier start packed."""
 
-    def load(self, build: Callable[[], AnyDecoder], load: Callable[[AnyDecoder], None]) -> tuple[AnyDecoder, int]:
+    def load(
+        self, build: Callable[[], AnyDecoder], load: Callable[[AnyDecoder], None], planned_bytes: int
+    ) -> tuple[AnyDecoder, int]:
         """A decoder that `build` made, with its weights: those that were kept, or as `load` reads them. Returns the
-        bytes that are mapped too."""
-        mapped = self._open()
+        bytes that are mapped too. `planned_bytes`: those of the weights."""
+        mapped = self._open(planned_bytes)
         if mapped is not None:
             decoder = build()
             try:
@@ -85,10 +97,10 @@ class KeptWeights:
             load(decoder)
         return decoder, 0
 
-    def _open(self) -> Mapped | None:
+    def _open(self, planned_bytes: int) -> Mapped | None:
         try:
             self._entry = Entry(self._name, self._num_threads)
-            return self._entry.open()
+            return self._entry.open(planned_bytes, may_wait=self._may_wait)
         except OSError as error:
             self._entry = None
             logger.warning("packed weights cannot be kept: %s; %s", error, _WITHOUT)

@@ -227,7 +227,9 @@ def load_and_measure(
             decoder = build()
             _load_weights(decoder, checkpoint, device)
         else:
-            decoder, mapped_bytes = kept.load(build, lambda decoder: _load_weights(decoder, checkpoint, device))
+            decoder, mapped_bytes = kept.load(
+                build, lambda decoder: _load_weights(decoder, checkpoint, device), planned.weights_bytes
+            )
     except torch.OutOfMemoryError as error:
         raise CapacityError(
             f"the weights of {format_bytes(planned.weights_bytes)} do not fit into the GPU's free memory ({error}): "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -185,3 +186,55 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 def test_the_name_follows_from_all_parts() -> None:
     assert len({name_of(parts) for parts in (("a", "b"), ("ab", ""), ("a", "c"), ("b", "a"), ("a",))}) == 5
     assert name_of(("a",)) == name_of(("a",))
+
+
+def test_no_room_is_said_before_anything_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise others would wait for an entry that never appears."""
+    monkeypatch.setattr(weight_cache, "MAX_BYTES", 1000)
+    with pytest.raises(OSError, match="free there"):
+        Entry("a", 1).open(1001)
+    entry = Entry("a", 1)
+    assert entry.open(1000) is None
+    assert entry.may_write
+    entry.release()
+
+
+def test_one_that_may_not_wait_packs_for_itself() -> None:
+    first, second = Entry("a", 1), Entry("a", 1)
+    assert first.open() is None
+    assert second.open(may_wait=False) is None
+    assert not second.may_write
+    first.release()
+
+
+def test_a_name_that_was_removed_meanwhile_is_not_renamed() -> None:
+    """Another process would have written a file of the same name since."""
+    entry = Entry("a", 1)
+    assert entry.open() is None
+    part = cache_folder("weights") / "a.part"
+    part.unlink()
+    part.write_bytes(b"of another")
+    with pytest.raises(OSError, match="was removed"):
+        entry.write(contents(), [memoryview(piece) for piece in PIECES])
+    assert part.read_bytes() == b"of another" and not part.with_suffix(".weights").exists()
+
+
+def test_a_size_that_leaves_no_place_for_the_index_is_damage() -> None:
+    path = write()
+    whole = bytearray(path.read_bytes())
+    place = len(whole) - weight_cache._TAIL_BYTES
+    whole[place : place + 8] = (len(whole) - 20).to_bytes(8, "little")
+    path.write_bytes(whole)
+    assert read() is None and not path.exists()
+
+
+def test_an_unreadable_page_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, preadv = write(), os.preadv
+
+    def unreadable(descriptor: int, buffers: Any, offset: int) -> int:
+        if offset:
+            raise OSError(errno.EIO, "Input/output error")
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", unreadable)
+    assert read() is None and not path.exists()
