@@ -37,7 +37,7 @@ def found_in(decoder: Decoder) -> dict[int, Tensor]:
 
 def random_factors(keys: Tensor, rotary_dim: int) -> Tensor:
     """As of `factors`, for keys of any size: those of a random model are all alike."""
-    own, half = 2.0 ** torch.randint(-9, 1, keys.shape[1:]), rotary_dim // 2
+    own, half = 2.0 ** torch.randint(0, 9, keys.shape[1:]), rotary_dim // 2
     own[:, half:rotary_dim] = own[:, :half]
     return torch.stack([own, 1 / own])
 
