@@ -90,16 +90,24 @@ def default_cache_dir() -> Path:
 
 
 def load(
-    cache_dir: Path, level: str, before_compiling: Callable[[], None] | None, rejected: list[str]
+    cache_dir: Path,
+    level: str,
+    before_compiling: Callable[[], None] | None,
+    rejected: list[str],
+    *,
+    may_build: bool = True,
 ) -> tuple[ctypes.CDLL, Path, float]:
-    """Take the image's library, else the cached one, else build one. A library that does not load is built again.
+    """Take the image's library, else the cached one, else build one if `may_build`. A library that does not load is
+    built again.
 
     Returns (library, its path, seconds of compiling). `before_compiling` is called before a compilation. Appends to
     `rejected` why a library is not used. Raises `NativeError`.
     """
-    found = load_built(cache_dir, level, rejected)
+    found = _load_built(cache_dir, level, rejected)
     if found is not None:
         return *found, 0.0
+    if not may_build:
+        raise NativeError("none are built yet")
     if before_compiling is not None and has_compiler():
         before_compiling()
     path, compile_s = build(cache_dir, level)
@@ -109,7 +117,7 @@ def load(
         raise NativeError(f"{path} does not load: {error}") from error
 
 
-def load_built(cache_dir: Path, level: str, rejected: list[str]) -> tuple[ctypes.CDLL, Path] | None:
+def _load_built(cache_dir: Path, level: str, rejected: list[str]) -> tuple[ctypes.CDLL, Path] | None:
     """The image's library, else the cached one, and its path; None if neither is there or loads. Appends to `rejected`
     why a library is not used. Raises `NativeError`."""
     name = f"{_name(level)}.so"

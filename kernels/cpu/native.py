@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inferd.kernels.cpu.library import PORTABLE, NativeError, load, load_built, runnable_levels
+from inferd.kernels.cpu.library import PORTABLE, NativeError, load, runnable_levels
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 """Number of each accepted dtype in the kernels' C interface."""
@@ -52,9 +52,15 @@ _recorder: Recorder | None = None
 _missing = "the C++ kernels were not prepared in this process"
 
 
-def prepare(cache_dir: Path, level: str | None = None, before_compiling: Callable[[], None] | None = None) -> Build:
-    """Load the kernels for this processor, and compile them if `cache_dir` does not have them. Never raises for a
-    failure.
+def prepare(
+    cache_dir: Path,
+    level: str | None = None,
+    before_compiling: Callable[[], None] | None = None,
+    *,
+    may_build: bool = True,
+) -> Build:
+    """Load the kernels for this processor, and compile them if `cache_dir` does not have them and `may_build`. Never
+    raises for a failure.
 
     `before_compiling` is called before a compilation, which takes half a minute on two cores. Call `prepare` once,
     before any op gets its first key: an op keeps the implementation that it has chosen.
@@ -65,28 +71,12 @@ def prepare(cache_dir: Path, level: str | None = None, before_compiling: Callabl
     _level = level = level or best
     rejected: list[str] = []
     try:
-        _library, path, compile_s = load(cache_dir, level, before_compiling, rejected)
+        _library, path, compile_s = load(cache_dir, level, before_compiling, rejected, may_build=may_build)
         _library_name, _missing = path.stem, ""
     except NativeError as error:
         leave_out("; ".join([*rejected, str(error)]))
         return Build(level, None, _missing, 0.0, tuple(rejected))
     return Build(level, path, "", compile_s, tuple(rejected))
-
-
-def prepare_built(cache_dir: Path) -> str | None:
-    """Load the kernels if they are built. Returns why they are not used; None if they are."""
-    global _library, _library_name, _missing, _level
-    _functions.clear()
-    _level = runnable_levels()[0]
-    rejected: list[str] = []
-    try:
-        found = load_built(cache_dir, _level, rejected)
-    except NativeError as error:
-        return str(error)
-    if found is None:
-        return "; ".join(rejected) or "none are built yet"
-    _library, _library_name, _missing = found[0], found[1].stem, ""
-    return None
 
 
 def leave_out(reason: str) -> None:

@@ -51,7 +51,7 @@ print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads
 KERNELS_PROBE = """
 import json, torch
 from inferd.kernels.cpu import library, native, product_rates
-reason = native.prepare_built(library.default_cache_dir())
+reason = native.prepare(library.default_cache_dir(), may_build=False).reason
 threads = torch.get_num_threads()
 rates = {} if reason else product_rates.measure(threads)
 print(json.dumps({"level": native.level(), "name": native.library_name(), "reason": reason, "threads": threads,

@@ -41,7 +41,7 @@ def test_operations_are_counted_for_all_threads() -> None:
 
 
 def test_built_kernels_are_loaded_and_none_are_built(tmp_path: Path) -> None:
-    assert native.prepare_built(tmp_path / "none") == "none are built yet"
+    assert native.prepare(tmp_path / "none", may_build=False).reason == "none are built yet"
     assert not (tmp_path / "none").exists()
-    assert native.prepare_built(KERNEL_CACHE) is None
+    assert native.prepare(KERNEL_CACHE, may_build=False).path is not None
     assert native.missing() is None
