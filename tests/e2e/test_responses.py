@@ -109,9 +109,11 @@ def test_a_tool_is_called_and_its_output_read(daemon: Daemon) -> None:
 def test_a_cancelled_response_gives_its_blocks_back(daemon: Daemon) -> None:
     client = daemon.client()
     long: Any = {"model": "tiny", "input": "Count.", "background": True, "extra_body": {"ignore_eos": True}}
-    running = [client.responses.create(**long).id for _ in range(4)]
-    assert {client.responses.cancel(one).status for one in running[:2]} == {"cancelled"}
-    for one in running[2:]:
-        client.responses.delete(one)
+    for _ in range(2):
+        client.responses.delete(client.responses.create(**long).id)
+    for _ in range(10):  # on a busy machine an answer may be complete before the next request arrives
+        cancelled = client.responses.cancel(client.responses.create(**long).id)
+        if cancelled.status == "cancelled":
+            break
     wait_idle(daemon)
-    assert client.responses.retrieve(running[0]).status == "cancelled"
+    assert client.responses.retrieve(cancelled.id).status == "cancelled"
