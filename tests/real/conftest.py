@@ -42,6 +42,16 @@ class Window:
 class Recording:
     windows: list[Window]
     chats: list[Chat]
+    adapted_nll: float
+    """Of the first window, if the matrices of all layers have `record.adapter` added."""
+    long: Window | None
+    """A long text, of which the last tokens alone are scored."""
+
+    @classmethod
+    def read(cls, file: Path) -> Recording:
+        read = json.loads(file.read_text(encoding="utf-8"))
+        windows, chats = [Window(**each) for each in read["windows"]], [Chat(**each) for each in read["chats"]]
+        return cls(windows, chats, read["adapted_nll"], Window(**read["long"]) if read["long"] else None)
 
 
 @pytest.fixture(scope="session")
@@ -54,8 +64,7 @@ def gguf() -> Path:
 
 @pytest.fixture(scope="session")
 def recording() -> Recording:
-    read = json.loads(RECORDING.read_text(encoding="utf-8"))
-    return Recording([Window(**window) for window in read["windows"]], [Chat(**chat) for chat in read["chats"]])
+    return Recording.read(RECORDING)
 
 
 @pytest.fixture(scope="session", autouse=True)

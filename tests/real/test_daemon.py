@@ -25,7 +25,9 @@ from inferd.server.lifecycle.models import read_models
 from inferd.server.text.model import ServedModel
 from tests.conftest import ROOT
 from tests.e2e.conftest import Daemon
+from tests.real.adapted import NAME, served_nll, write_adapter
 from tests.real.conftest import Recording
+from tests.real.test_transformers import TOLERANCE
 from tests.reliability.conftest import wait_until
 
 LLAMA_SERVER = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
@@ -39,8 +41,10 @@ CITY: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def daemon(gguf: Path) -> Iterator[Daemon]:
-    served = Daemon("smollm2", "--dtype", "float32", "--quantization", "none", "--kv-memory", "256MiB")
+def daemon(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    adapted = write_adapter(tmp_path_factory.mktemp("adapter"), gguf)
+    exact = ("--dtype", "float32", "--quantization", "none")
+    served = Daemon("smollm2", *exact, "--kv-memory", "256MiB", "--lora", adapted)
     served.wait_ready()
     yield served
     served.process.terminate()
@@ -65,6 +69,14 @@ def test_greedy_answers_are_those_of_transformers(daemon: Daemon, gguf: Path, re
     assert [choice["message"]["content"] for choice in found] == expected
     ended = [one.answer[-1] in model.eos_token_ids for one in recording.chats]
     assert [choice["finish_reason"] == "stop" for choice in found] == ended
+
+
+def test_an_adapter_adds_its_products(daemon: Daemon, recording: Recording) -> None:
+    """The file holds rows of q and k in another order than the adapter."""
+    window = recording.windows[0]
+    assert served_nll(daemon.url, NAME, window.ids) == pytest.approx(recording.adapted_nll, rel=TOLERANCE)
+    assert served_nll(daemon.url, "smollm2", window.ids) == pytest.approx(window.nll, rel=TOLERANCE)
+    assert abs(recording.adapted_nll - window.nll) > 100 * TOLERANCE * window.nll
 
 
 def test_an_answer_follows_its_schema(daemon: Daemon) -> None:

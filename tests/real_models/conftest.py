@@ -5,7 +5,6 @@ A test of a model whose file is not there is skipped, and says so: `make real` f
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import torch
 from benchmarks.quality.material import Material
 from benchmarks.quality.measure import Model
 from inferd.engine.api.checkpoint import Checkpoint
-from tests.real.conftest import Chat, Recording, Window, kernels, without_gradients  # noqa: F401 (fixtures)
+from tests.real.conftest import Recording, kernels, without_gradients  # noqa: F401 (fixtures)
 from tests.real_models.files import MODELS, RealModel, wanted
 
 FOLDER = Path(__file__).parent
@@ -35,8 +34,7 @@ def recording(real: RealModel) -> Recording:
     file = FOLDER / f"{real.name}.json"
     if not file.exists():
         pytest.skip(f"{real.title} has no recording: tests/real/record.py makes one")
-    read = json.loads(file.read_text(encoding="utf-8"))
-    return Recording([Window(**window) for window in read["windows"]], [Chat(**chat) for chat in read["chats"]])
+    return Recording.read(file)
 
 
 @pytest.fixture(scope="session")

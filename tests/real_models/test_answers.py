@@ -11,7 +11,9 @@ import torch
 from benchmarks.quality.material import Material
 from benchmarks.quality.measure import Model
 from inferd.engine.api.checkpoint import Checkpoint
+from inferd.engine.api.model import ModelFacts
 from tests.real.conftest import Recording
+from tests.real.record import NUM_SCORED
 from tests.real.test_transformers import TOLERANCE, nll
 from tests.real_models.files import RealModel
 
@@ -37,6 +39,29 @@ def test_another_norm_would_show(real: RealModel, recording: Recording) -> None:
     wrong = replace(checkpoint, config={**checkpoint.config, "rms_norm_eps": 3 * eps})
     window = recording.windows[0]
     assert nll(Model.load(wrong, torch.float32), window.ids) != pytest.approx(window.nll, rel=TOLERANCE)
+
+
+def test_the_end_of_a_long_text_is_as_likely(exact: Model, recording: Recording) -> None:
+    assert recording.long is not None
+    found = end_nll(exact, recording.long.ids)
+    print(f"{found:.6f}, transformers {recording.long.nll:.6f}")
+    assert found == pytest.approx(recording.long.nll, rel=TOLERANCE)
+
+
+def test_another_window_would_show(real: RealModel, recording: Recording) -> None:
+    checkpoint = Checkpoint.read(real.path)
+    if not any(ModelFacts.of(checkpoint).arch.windows):
+        pytest.skip(f"{real.title} has no layers with windows")
+    wrong = replace(checkpoint, config={**checkpoint.config, "sliding_window": checkpoint.config["sliding_window"] + 1})
+    assert recording.long is not None
+    ids = recording.long.ids
+    assert end_nll(Model.load(wrong, torch.float32), ids) != pytest.approx(recording.long.nll, rel=TOLERANCE)
+
+
+def end_nll(model: Model, ids: list[int]) -> float:
+    """Mean negative log probability of the last tokens of a text."""
+    hidden = model.hidden(ids)[-NUM_SCORED - 1 : -1]
+    return -float(torch.cat(list(model.log_probs(hidden))).gather(1, torch.tensor(ids[-NUM_SCORED:])[:, None]).mean())
 
 
 def test_greedy_answers_are_the_same(exact: Model, material: Material, recording: Recording) -> None:
