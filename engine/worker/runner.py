@@ -1,4 +1,5 @@
-"""Runs a step plan: prepares the step, runs the layers, draws tokens, and copies the results to the host.
+"""Runs a step plan: has its parts prepare the step, runs the layers, has tokens drawn, and copies the results to the
+host.
 
 Every tensor is built from the plan's rows in their order, so row i of a result is row i of the plan. Features take part
 by `StepPart`, and `Runner._parts_of` alone names them. Knows no scheduling.
@@ -9,7 +10,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -19,134 +19,23 @@ from inferd.engine.arch.description import Arch
 from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import Progress
-from inferd.engine.sample.logprobs import Logprobs
-from inferd.engine.sample.sampler import EMPTY, FAILED, Masks
-from inferd.engine.sched.plan import (
-    NO_MASKS,
-    Row,
-    RowResult,
-    RowStatus,
-    StepPlan,
-    StepResult,
-    TokenLogprobs,
-    TokenMasks,
-)
+from inferd.engine.sched.plan import NO_MASKS, RowResult, StepPlan, StepResult, TokenMasks
 from inferd.engine.worker.adapter_loader import AdaptedSlots
 from inferd.engine.worker.device import Device, HostCopy
 from inferd.engine.worker.drafter import Drafter
+from inferd.engine.worker.drawing import Drawing
 from inferd.engine.worker.followers import Followers
 from inferd.engine.worker.graphs import MixedGraphs, StepGraphs, run_layers, uses_adapters
 from inferd.engine.worker.loaded import LoadedModel
-from inferd.engine.worker.pooling import Pooler, PromptLogprobs, entries_of
+from inferd.engine.worker.pooling import Pooler, PromptLogprobs
 from inferd.engine.worker.ranks import SentPlans
 from inferd.engine.worker.slots import Batch
 from inferd.engine.worker.states import RecurrentStates
 from inferd.engine.worker.step import Report, Step, StepPart
 from inferd.kernels.cpu import native
-from inferd.kernels.gpu import from_host
 
 _PEAK_STEPS = 64
 """The loads of experts are looked at once in so many steps."""
-_FAULTS = {FAILED: RowStatus.NUMERICAL_ERROR, EMPTY: RowStatus.NOTHING_TO_DRAW}
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """Tokens that the S sampling rows of a step drew, on the device."""
-
-    rows: Sequence[Row]
-    """All rows of the step."""
-    drafts: Tensor | None
-    """`Step.drafts`, which the host does not know yet."""
-    outcomes: Tensor
-    """[S] int64: `SampleResult.outcomes`."""
-    logprobs: Logprobs | None = None
-    logprob_rows: Sequence[int] = ()
-    """Index within the S rows that each entry of `logprobs` belongs to."""
-
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        ids = [self.outcomes] if self.drafts is None else [self.outcomes, self.drafts]
-        return ids if self.logprobs is None else [*ids, *self.logprobs.columns]
-
-    def add(self, tensors: Iterator[Tensor], results: list[RowResult]) -> None:
-        """As of `Report`. Rows that do not sample give no id. A row whose logits hold a NaN fails alone."""
-        by_row, logprobs, place = self._by_row(tensors), dict[int, TokenLogprobs](), 0
-        if self.logprobs is not None:
-            entries = entries_of(self.logprobs.with_columns(tensors))
-            logprobs = dict(zip(self.logprob_rows, entries, strict=True))
-        for index, (row, drawn) in enumerate(by_row):
-            if row.samples:
-                end = place + len(drawn)
-                results[index] = _result_of(row, drawn, [logprobs[i] for i in range(place, end) if i in logprobs])
-                place = end
-
-    def accepted(self) -> Sequence[int]:
-        """Number of accepted drafts of each row."""
-        return [max(_num_given(row, drawn) - 1, 0) for row, drawn in self._by_row(iter(self.tensors))]
-
-    def _by_row(self, tensors: Iterator[Tensor]) -> list[tuple[Row, Sequence[int]]]:
-        """Each row with the ids of its drafts, and what it drew."""
-        outcomes: list[int] = next(tensors).tolist()
-        drafts: list[int] = [] if self.drafts is None else next(tensors).tolist()
-        found, place, first_draft = list[tuple[Row, Sequence[int]]](), 0, 0
-        for row in self.rows:
-            if row.num_to_draft:
-                row = row._replace(draft_ids=tuple(drafts[first_draft : first_draft + row.num_to_draft]))
-                first_draft += row.num_to_draft
-            found.append((row, outcomes[place : place + row.num_draws]))
-            place += row.num_draws
-        assert place == len(outcomes), f"{len(outcomes)} drawn, {place} planned"
-        return found
-
-
-class _Drawing(StepPart):
-    """Draws the tokens of steps."""
-
-    def __init__(self, model: LoadedModel) -> None:
-        self._slots, self._sampler, self._device = model.slots, model.sampler, model.device
-
-    def before_layers(self, step: Step) -> None:
-        for admission in step.plan.admissions:
-            self._sampler.admit(admission.slot, admission.params, admission.token_ids, admission.num_prompt)
-
-    def draw(self, step: Step, token_masks: TokenMasks) -> _Drawn | None:
-        """Draw the sampling rows that the step did not draw itself, and write the ids to their slots. Returns None if
-        no row samples."""
-        rows, logits, outcomes = step.plan.rows, step.logits, step.outcomes
-        if logits is None:
-            return None
-        draws, masks = _draws_of(rows), self._masks_of(token_masks)
-        if outcomes is None:
-            return _Drawn(rows, step.drafts, *self._sample(draws, logits, masks))
-        special = [index for index, (slot, _) in enumerate(draws) if not self._sampler.is_plain(slot)]
-        if not special:
-            return _Drawn(rows, step.drafts, outcomes)
-        chosen = self._device.to_device(special)
-        masks = None if masks is None else masks.among(special)
-        drawn, logprobs, logprob_rows = self._sample(
-            [draws[index] for index in special], logits.index_select(0, chosen), masks
-        )
-        outcomes.index_copy_(0, chosen, drawn)
-        return _Drawn(rows, step.drafts, outcomes, logprobs, [special[place] for place in logprob_rows])
-
-    def _masks_of(self, masks: TokenMasks) -> Masks | None:
-        """The masks on the device."""
-        if not masks.draws:
-            return None
-        words = torch.frombuffer(masks.words, dtype=torch.int32).view(len(masks.draws), -1)
-        return Masks(masks.draws, from_host(words, self._device.torch_device))
-
-    def _sample(
-        self, draws: Sequence[tuple[int, int]], logits: Tensor, masks: Masks | None
-    ) -> tuple[Tensor, Logprobs | None, Sequence[int]]:
-        slots, positions = [slot for slot, _ in draws], [position for _, position in draws]
-        places = self._slots.on_device(draws)
-        # A row's drafts lie in the places of its tokens.
-        drafts = self._slots.gather_ids(*places)
-        drawn = self._sampler.sample(logits, slots, positions, masks, drafts)
-        self._slots.write_ids(*places, drawn.token_ids)
-        return drawn.outcomes, drawn.logprobs, drawn.logprob_rows
 
 
 class _ExpertPeaks(StepPart):
@@ -206,7 +95,7 @@ class Runner:
         self.model, self._followers, self._drafter = model, followers or Followers(), drafter
         self._graphs = StepGraphs(model, max_draws=max_draws)
         self._mixed = MixedGraphs(model, max_step_tokens)
-        self._drawing = _Drawing(model)
+        self._drawing = Drawing(model)
         self._parts = tuple(self._parts_of(model))
 
     def _parts_of(self, model: LoadedModel) -> Iterator[StepPart]:
@@ -337,24 +226,3 @@ class Runner:
         num_kept = [row.num_tokens - row.num_drafts for row in plan.rows] if plan.has_drafts else None
         batch = Batch.of_spans(self.model.slots, spans, is_deterministic=self.model.is_deterministic, num_kept=num_kept)
         return run_layers(self.model, batch, has_adapters=uses_adapters(self.model, (row.slot for row in plan.rows)))
-
-
-def _draws_of(rows: Sequence[Row]) -> list[tuple[int, int]]:
-    """(slot, position) of each token that a step draws, in the order of its rows."""
-    firsts = [row.start + row.num_tokens - row.num_drafts for row in rows]
-    return [(row.slot, first + n) for row, first in zip(rows, firsts, strict=True) for n in range(row.num_draws)]
-
-
-def _num_given(row: Row, drawn: Sequence[int]) -> int:
-    """Number of tokens that a row gives. A draw that failed behind accepted drafts is made again by the next step, so
-    that it fails alone."""
-    count = next((place for place, outcome in enumerate(drawn) if outcome in _FAULTS), len(drawn))
-    return row.accepted(drawn[:count])
-
-
-def _result_of(row: Row, drawn: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> RowResult:
-    """The result of a row's draws."""
-    if drawn[0] in _FAULTS:
-        return RowResult(status=_FAULTS[drawn[0]])
-    count = _num_given(row, drawn)
-    return RowResult(tuple(drawn[:count]), logprobs=tuple(logprobs[:count]))

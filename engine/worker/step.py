@@ -1,7 +1,8 @@
 """One step while it runs, and the protocol by which features take part in it.
 
-The runner computes the layers and draws tokens. All else that a step does is done by its parts, one class a feature:
-recurrent states, adapters, drafts, pooling. Imports none of them.
+The runner computes the layers. All else that a step does is done by its parts, one class a feature: slots, recurrent
+states, adapters, drafts, pooling. One of them, `Drawing`, also draws the tokens. The runner calls its `draw` by name,
+once the masks of grammars are there, and gives what it drew to all parts. Imports none of them.
 """
 
 from __future__ import annotations
