@@ -17,7 +17,7 @@ from torch import Tensor
 from inferd.engine.models.loader import Progress
 from inferd.engine.sched.plan import Row
 from inferd.engine.worker.drafter import Drafter
-from inferd.engine.worker.graphs import StepGraphs, run_layers
+from inferd.engine.worker.graphs import StepGraphs, compute_layers
 from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.slots import Batch, Span
 
@@ -92,4 +92,4 @@ class DraftModel(Drafter):
     def _forward(self, spans: Sequence[Span]) -> Tensor:
         """Final hidden states [T, hidden] of these positions, call by call."""
         batch = Batch.of_spans(self._slots, spans, is_deterministic=self._model.is_deterministic)
-        return run_layers(self._model, batch)
+        return compute_layers(self._model, batch)

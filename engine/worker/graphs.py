@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 Draw = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(logits [R, V], slots [R], positions [R]) -> (ids, outcomes), [R] int64 each, from tensors alone."""
 _PADDING = -1
-"""Slot of a padding row; its position is 0."""
+"""Slot of a padding row, and of a padding token; its position is 0."""
 
 
 def _width(bucket: int) -> int:
@@ -149,13 +149,13 @@ def uses_adapters(model: LoadedModel, slots: Iterable[int]) -> bool:
     return model.adapters is not None and model.adapters.has_any(slots)
 
 
-def run_layers(model: LoadedModel, batch: Batch, *, has_adapters: bool = False) -> Tensor:
+def compute_layers(model: LoadedModel, batch: Batch, *, has_adapters: bool = False) -> Tensor:
     """The layers of a step, call by call, or while they are recorded: see `Decoder.forward`. `has_adapters`: whether a
     row has an adapter."""
     if has_adapters:
         assert model.adapters is not None
         with model.adapters.used_by(batch.token_slots):
-            return run_layers(model, batch)
+            return compute_layers(model, batch)
     states = None if model.states is None else model.states.of(batch.state_rows)
     return model.decoder.forward(batch.token_ids, batch.attention, model.kv.data, model.kv.scales, states)
 
@@ -266,7 +266,7 @@ class StepGraphs:
         # Without a padding block the device does not pad.
         padding_block, rows = model.kv.padding_block or 0, (slots, positions, self._query_start[: bucket + 1])
         batch = Batch.of_decodes(model.slots, rows, padding_block, state_rows, is_deterministic=model.is_deterministic)
-        states = run_layers(model, batch, has_adapters=has_adapters)
+        states = compute_layers(model, batch, has_adapters=has_adapters)
         if not self._device.records_all:
             return states
         hidden, read = model.decoder.parts(states)
@@ -280,9 +280,6 @@ class StepGraphs:
         token_ids, outcomes = self._draw(logits, slots, positions + 1)
         write_drawn(token_ids, slots, positions, model.slots.token_ids)
         return outcomes
-
-
-"""Slot of padding tokens, at position 0."""
 
 
 class MixedGraphs:
@@ -352,4 +349,4 @@ class MixedGraphs:
             model.kv.padding_block,
             is_deterministic=model.is_deterministic,
         )
-        return run_layers(model, batch, has_adapters=has_adapters)
+        return compute_layers(model, batch, has_adapters=has_adapters)

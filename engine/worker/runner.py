@@ -25,7 +25,7 @@ from inferd.engine.worker.device import Device, HostCopy
 from inferd.engine.worker.drafter import Drafter
 from inferd.engine.worker.drawing import Drawing
 from inferd.engine.worker.followers import Followers
-from inferd.engine.worker.graphs import MixedGraphs, StepGraphs, run_layers, uses_adapters
+from inferd.engine.worker.graphs import MixedGraphs, StepGraphs, compute_layers, uses_adapters
 from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.pooling import Pooler, PromptLogprobs
 from inferd.engine.worker.ranks import SentPlans
@@ -225,4 +225,6 @@ class Runner:
         spans = [(row.slot, row.start, row.num_tokens) for row in plan.rows]
         num_kept = [row.num_tokens - row.num_drafts for row in plan.rows] if plan.has_drafts else None
         batch = Batch.of_spans(self.model.slots, spans, is_deterministic=self.model.is_deterministic, num_kept=num_kept)
-        return run_layers(self.model, batch, has_adapters=uses_adapters(self.model, (row.slot for row in plan.rows)))
+        return compute_layers(
+            self.model, batch, has_adapters=uses_adapters(self.model, (row.slot for row in plan.rows))
+        )
