@@ -69,8 +69,8 @@ class Paged:
     def batch(self, is_deterministic: bool, *, is_recorded: bool = False) -> AttentionBatch:
         """A new batch: a graph needs one that no other call used. A recorded step has lengths on the device alone."""
         batch = AttentionBatch.build(self.rows, self.tables, BLOCK_SIZE, self.tables.device)
-        kv_lens = None if is_recorded else batch.kv_lens
-        return replace(batch, is_deterministic=is_deterministic, kv_lens=kv_lens)
+        lens = None if is_recorded else batch.host_seq_lens
+        return replace(batch, is_deterministic=is_deterministic, host_seq_lens=lens)
 
     def attend(self, batch: AttentionBatch, layer: int) -> Tensor:
         index = layer % len(self.layers)

@@ -176,7 +176,7 @@ def _attention_library(name: str) -> Make:
                     rows[chosen], tables[chosen], block, q.device, is_deterministic=False
                 )
                 if q.dtype != torch.float32:
-                    batch = dataclasses.replace(batch, kv_lens=None)
+                    batch = dataclasses.replace(batch, host_seq_lens=None)
                 result: Tensor = paged.paged_attention(q[: batch.num_tokens], kv, batch, size**-0.5, window)
                 return result
 

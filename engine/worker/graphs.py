@@ -341,10 +341,10 @@ class MixedGraphs:
         """The step that is recorded. A run to record it changes nothing that it reads, because it has padding alone."""
         model, sizes = self._model, [self._num_rows(size)] * 3 + [size] * 2
         assert model.kv.padding_block is not None, "a device that records whole steps pads them"
-        row_slots, kv_lens, ends, token_slots, positions = torch.split(self._numbers[: sum(sizes)], sizes)
+        row_slots, seq_lens, ends, token_slots, positions = torch.split(self._numbers[: sum(sizes)], sizes)
         batch = Batch.of_tokens(
             model.slots,
-            (row_slots, kv_lens, ends),
+            (row_slots, seq_lens, ends),
             (token_slots, positions),
             model.kv.padding_block,
             is_deterministic=model.is_deterministic,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -150,9 +150,18 @@ class Batch:
         int64, first tokens [R + 1] int32). `state_rows`: as recurrent layers see them, if a slot has several rows."""
         (row_slots, positions, starts), size = rows, slots.block_size
         made = step_inputs(row_slots, positions, slots.token_ids, slots.block_tables, size, padding_block)
-        lens, counts = made.seq_lens, (1,) * row_slots.shape[0]
         attention = [
-            AttentionBatch(starts, lens, tables, positions, write_slots, size, counts, None, is_deterministic)
+            AttentionBatch(
+                query_start=starts,
+                seq_lens=made.seq_lens,
+                block_tables=tables,
+                positions=positions,
+                write_slots=write_slots,
+                block_size=size,
+                query_lens=(1,) * row_slots.shape[0],
+                host_seq_lens=None,
+                is_deterministic=is_deterministic,
+            )
             for tables, write_slots in zip(made.block_tables, made.write_slots, strict=True)
         ]
         return cls(made.token_ids, attention, row_slots, state_rows or StateRows(starts, positions, row_slots))
@@ -169,18 +178,29 @@ class Batch:
     ) -> Batch:
         """Rows of any tokens that the device alone knows. rows: (slots, KV lengths, ends among the tokens), [R] int64
         each. tokens: (slots, negative for padding, positions), [T] int64 each."""
-        (row_slots, kv_lens, ends), (token_slots, positions), size = rows, tokens, slots.block_size
+        (row_slots, seq_lens, ends), (token_slots, positions), size = rows, tokens, slots.block_size
         sources, is_padding = token_slots.clamp(min=0), token_slots < 0
-        starts, lens = torch.nn.functional.pad(ends, (1, 0)).to(torch.int32), kv_lens.to(torch.int32)
+        starts, lens = torch.nn.functional.pad(ends, (1, 0)).to(torch.int32), seq_lens.to(torch.int32)
         # However the tokens are shared out, rows have no more blocks of queries than these.
         counts = (positions.shape[0],) + (1,) * (row_slots.shape[0] - 1)
         attention = []
         for of_slots in slots.block_tables:
             tables = of_slots.index_select(0, row_slots)
             blocks = of_slots[sources, positions // size].to(torch.int64).masked_fill_(is_padding, padding_block)
-            write_slots = blocks * size + positions % size
-            known = AttentionBatch(starts, lens, tables, positions, write_slots, size, counts, None, is_deterministic)
-            attention.append(replace(known, knows_query_lens=False))
+            attention.append(
+                AttentionBatch(
+                    query_start=starts,
+                    seq_lens=lens,
+                    block_tables=tables,
+                    positions=positions,
+                    write_slots=blocks * size + positions % size,
+                    block_size=size,
+                    query_lens=counts,
+                    host_seq_lens=None,
+                    is_deterministic=is_deterministic,
+                    knows_query_lens=False,
+                )
+            )
         return cls(
             slots.gather_ids(sources, positions), attention, token_slots, StateRows(starts, positions, row_slots)
         )

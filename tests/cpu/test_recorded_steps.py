@@ -233,7 +233,7 @@ def test_attention_of_recorded_steps_may_vary_if_the_engine_may(
     run_layers = Decoder.run_layers
 
     def noted(decoder: Decoder, hidden: torch.Tensor, batches: Sequence[AttentionBatch], *others: Any) -> torch.Tensor:
-        asked.update((batch.is_deterministic, batch.knows_query_lens, batch.kv_lens) for batch in batches)
+        asked.update((batch.is_deterministic, batch.knows_query_lens, batch.host_seq_lens) for batch in batches)
         return run_layers(decoder, hidden, batches, *others)
 
     monkeypatch.setattr(Decoder, "run_layers", noted)

@@ -86,7 +86,7 @@ def recorded(batch: AttentionBatch, num_idle: int, size: int) -> AttentionBatch:
         block_tables=torch.cat([batch.block_tables, batch.block_tables[:1].expand(num_idle, -1)]),
         positions=torch.nn.functional.pad(batch.positions, (0, size - batch.num_tokens)),
         query_lens=(size,) + (1,) * (num_rows - 1),
-        kv_lens=None,
+        host_seq_lens=None,
         is_deterministic=False,
         knows_query_lens=False,
     )
@@ -138,7 +138,7 @@ def test_decodes_alone(library: Library, window: int | None) -> None:
     sequences = Sequences(DECODES, 2, 64, 32, DTYPE)
     plain = sequences.batch(range(len(DECODES)))
     q = queries(len(DECODES), 8, 64)
-    result = library.attend(q, sequences, replace(plain, kv_lens=None), window, None)
+    result = library.attend(q, sequences, replace(plain, host_seq_lens=None), window, None)
     expected = reference.paged_attention(q, sequences.kv, plain, SCALE, window, None, None)
     assert (result - expected).abs().max() < TOLERANCE[DTYPE]
     given = library.kept.calls[0]

@@ -386,4 +386,4 @@ def test_metadata() -> None:
     assert batch.query_start.tolist() == [0, 4, 6]
     assert batch.positions.tolist() == [30, 31, 32, 33, 0, 1]
     assert batch.write_slots.tolist() == [4 * 32 + 30, 4 * 32 + 31, 2 * 32, 2 * 32 + 1, 9 * 32, 9 * 32 + 1]
-    assert (batch.query_lens, batch.kv_lens, batch.seq_lens.tolist()) == ((4, 2), (34, 2), [34, 2])
+    assert (batch.query_lens, batch.host_seq_lens, batch.seq_lens.tolist()) == ((4, 2), (34, 2), [34, 2])

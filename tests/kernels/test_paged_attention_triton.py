@@ -526,7 +526,7 @@ def test_rows_without_queries_and_lengths_that_the_host_does_not_know() -> None:
         block_tables=sequences.tables[[0, 1, 2, 2]],
         positions=torch.tensor([200, 40, 0, 0]),
         query_lens=(1, 1, 1, 1),
-        kv_lens=(1, 1, 1, 1),
+        host_seq_lens=(1, 1, 1, 1),
     )
     result = paged_attention(q, sequences.kv, padded, SCALE)
     for token, row in ((0, 0), (1, 2)):

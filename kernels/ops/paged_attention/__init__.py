@@ -35,7 +35,7 @@ class Key(NamedTuple):
     has_window: bool
     has_softcap: bool
     is_recorded: bool
-    """Whether the step is recorded, so that only the device knows its lengths."""
+    """As of `AttentionBatch`."""
     is_invariant: bool
     """Whether a row's bits must depend on its own sequence alone."""
     has_sinks: bool = False
@@ -180,7 +180,7 @@ def paged_attention(
         batch.block_size,
         window is not None,
         softcap is not None,
-        batch.kv_lens is None,
+        batch.is_recorded,
         batch.is_deterministic,
         sinks is not None,
     )

@@ -66,13 +66,18 @@ class AttentionBatch:
     query_lens: tuple[int, ...]
     """Queries of each row, if the host knows them. Else numbers of queries for which as many blocks must be launched as
     for those in `query_start`, or more."""
-    kv_lens: tuple[int, ...] | None
-    """KV length of each row; None if only the device knows them, by `seq_lens`."""
+    host_seq_lens: tuple[int, ...] | None
+    """The same on the host; None if only the device knows them, as of a step that is recorded."""
     is_deterministic: bool = True
     """Whether a row's bits must depend on its own sequence alone. If they need not, a GPU adds up a sequence's keys in
     fewer parts, which the other rows of the step decide (`parts.py`)."""
     knows_query_lens: bool = True
     """Whether `query_lens` are the rows' own or bounds of them."""
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the step is recorded, so that only the device knows its lengths."""
+        return self.host_seq_lens is None
 
     @cached_property
     def prepared(self) -> dict[Hashable, Any]:
@@ -90,9 +95,10 @@ class AttentionBatch:
     def groups(self) -> tuple[QueryGroup, ...]:
         """Groups of queries, made at the first request: only the plain PyTorch reference needs them. Raises
         `NotRecordableError` if the host does not know the lengths."""
-        if self.kv_lens is None:
+        if self.host_seq_lens is None:
             raise NotRecordableError("attention in plain PyTorch needs lengths that only the device knows")
-        rows = [(end - num_tokens, num_tokens) for end, num_tokens in zip(self.kv_lens, self.query_lens, strict=True)]
+        lens = zip(self.host_seq_lens, self.query_lens, strict=True)
+        rows = [(seq_len - num_tokens, num_tokens) for seq_len, num_tokens in lens]
         starts = [0, *accumulate(self.query_lens)]
         return _group(rows, starts, self.block_tables, self.block_size)
 
@@ -120,13 +126,13 @@ class AttentionBatch:
         starts = [start for start, _ in rows]
         lens = [num_tokens for _, num_tokens in rows]
         assert min(starts) >= 0 and min(lens) >= 1
-        kv_lens = [start + num_tokens for start, num_tokens in rows]
-        assert max(kv_lens) <= block_tables.shape[1] * block_size, "a row is longer than its block table"
+        host_seq_lens = [start + num_tokens for start, num_tokens in rows]
+        assert max(host_seq_lens) <= block_tables.shape[1] * block_size, "a row is longer than its block table"
         query_start = torch.zeros(len(rows) + 1, dtype=torch.int64)
         torch.cumsum(torch.tensor(lens), 0, out=query_start[1:])
         row_of_token = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lens), output_size=sum(lens))
         positions = torch.arange(len(row_of_token)) + (torch.tensor(starts) - query_start[:-1])[row_of_token]
-        parts = (positions, query_start, torch.tensor(kv_lens), row_of_token)
+        parts = (positions, query_start, torch.tensor(host_seq_lens), row_of_token)
         positions, query_start, seq_lens, row_of_token = _on_device(parts, torch.device(device))
         block_ids = block_tables[row_of_token, positions // block_size].to(torch.int64)
         return cls(
@@ -137,7 +143,7 @@ class AttentionBatch:
             write_slots=block_ids * block_size + positions % block_size,
             block_size=block_size,
             query_lens=tuple(lens),
-            kv_lens=tuple(kv_lens),
+            host_seq_lens=tuple(host_seq_lens),
             is_deterministic=is_deterministic,
         )
 
