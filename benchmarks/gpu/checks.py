@@ -246,7 +246,7 @@ class _Steps:
         self._sampler = Sampler(num_slots, arch.vocab_size, decoder.device)
         for slot in range(num_slots):
             params = SamplingParams(max_tokens=1, seed=slot, temperature=float(slot % 2))
-            self._sampler.admit(slot, params, [0], num_prompt=1)
+            self._sampler.fill(slot, params, [0], num_prompt=1)
         pool = KVPool(self._pages.kv, padding_block=self._pages.padding_block)
         self.recorded = StepGraphs(LoadedModel(decoder, pool, self._slots, self._sampler, device))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from inferd.engine.arch.description import Activation, Arch
 from inferd.engine.arch.matrices import mlp, of_layer
 from inferd.engine.layers.linear import Linear
-from inferd.engine.layers.norm import NoNorm, Norm, RMSNorm, Scale, Step, stream_norm
+from inferd.engine.layers.norm import NoNorm, Norm, RMSNorm, Scale, Transform, stream_norm
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.ops.gated_mul import gelu_mul, silu_mul
 from inferd.kernels.ops.gelu import gelu
@@ -38,10 +38,10 @@ class Act:
 
 
 class Branch:
-    """The norm before a branch of a layer, and the step that its result passes before it is added to the stream."""
+    """The norm before a branch of a layer, and the transform that its result passes before the add to the stream."""
 
     norm: Norm
-    after: Step
+    after: Transform
 
     def __init__(
         self, arch: Arch, layer: int, place: Placement, before: str, after: str, norm: Norm | None = None

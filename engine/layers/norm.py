@@ -17,13 +17,13 @@ from inferd.kernels.ops.rms_norm import add_rms_norm, rms_norm
 from inferd.kernels.ops.scaled_add import added, scaled
 
 
-class Step(Protocol):
+class Transform(Protocol):
     """[T, hidden] -> [T, hidden]."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
-class Norm(Step, Protocol):
+class Norm(Transform, Protocol):
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm of x + residual, x + residual)."""
         ...

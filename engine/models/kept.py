@@ -1,4 +1,4 @@
-"""Packed weights across starts: `Recording` sees how a decoder's weights are packed, `Kept` gives them back.
+"""Packed weights across starts: `PackedWatch` sees how a decoder's weights are packed, `Kept` gives them back.
 
 A layer packs its weights when the last of its parameters is complete. In a later start it is given parameters of the
 right shape without their values, runs the same code, and finds every packed tensor filled. Only parameters that it
@@ -58,7 +58,7 @@ def _of_storage(storage: torch.UntypedStorage, seen: _Seen) -> Tensor:
     return flat.view(seen.shape)
 
 
-class Recording:
+class PackedWatch:
     """Sees a decoder's weights while they are packed."""
 
     def __init__(self) -> None:

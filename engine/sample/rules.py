@@ -33,7 +33,7 @@ _NEVER = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class SlotRequest:
     """A request as it enters a slot: its parameters, and its ids so far (prompt and output)."""
 
     params: SamplingParams
@@ -75,7 +75,7 @@ class SlotRules:
         self._many_words: dict[int, ManyWords] = {}
         """Words that the state has no space for, by slot."""
 
-    def admit(self, slot: int, request: Admitted, *, is_recorded: bool) -> None:
+    def fill(self, slot: int, request: SlotRequest, *, is_recorded: bool) -> None:
         """Fill a slot. A recorded step applies its rules if `is_recorded` and `can_record`. Else it leaves the row to
         the caller."""
         self._many_words.pop(slot, None)
@@ -136,7 +136,7 @@ class SlotRules:
             bias.index_fill_(0, self._tensor(forbidden), _NEVER)
         return True
 
-    def _has_marks(self, slot: int, request: Admitted) -> bool:
+    def _has_marks(self, slot: int, request: SlotRequest) -> bool:
         """Write penalties and the row of marks. False if there are neither penalties nor `min_tokens`."""
         params, num_prompt = request.params, request.num_prompt
         asked = params.repetition_penalty, params.presence_penalty, params.frequency_penalty

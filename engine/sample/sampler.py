@@ -22,7 +22,7 @@ from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
-from inferd.engine.sample.rules import Admitted, SlotRules, can_record
+from inferd.engine.sample.rules import SlotRequest, SlotRules, can_record
 from inferd.kernels.gpu import from_host
 from inferd.kernels.ops.argmax import argmax
 from inferd.kernels.ops.decode_draw import draw
@@ -92,7 +92,7 @@ class _SlotOptions:
         self.cuts = _cuts_in(self._numbers[1:])
         """By slot. A greedy slot has none."""
 
-    def admit(self, slot: int, params: SamplingParams) -> None:
+    def fill(self, slot: int, params: SamplingParams) -> None:
         """Fill a slot."""
         temperature = params.temperature
         self.temperatures[slot] = max(temperature, _LEAST_TEMPERATURE) if temperature else 0.0
@@ -109,11 +109,11 @@ class Sampler:
         self._options = _SlotOptions(num_slots, self._device)
         self._rules = SlotRules(num_slots, vocab_size, self._device)
 
-    def admit(self, slot: int, params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> None:
+    def fill(self, slot: int, params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> None:
         """Fill a slot. `token_ids` holds the prompt, and the output so far if the request resumes."""
         self._params[slot] = params
-        self._options.admit(slot, params)
-        self._rules.admit(slot, Admitted(params, token_ids, num_prompt), is_recorded=is_plain(params))
+        self._options.fill(slot, params)
+        self._rules.fill(slot, SlotRequest(params, token_ids, num_prompt), is_recorded=is_plain(params))
 
     def has_rules(self, slot: int) -> bool:
         """Whether tokens before a draw change its logits, or options do."""

@@ -81,7 +81,7 @@ class Drawing(StepPart):
 
     def before_layers(self, step: Step) -> None:
         for admission in step.plan.admissions:
-            self._sampler.admit(admission.slot, admission.params, admission.token_ids, admission.num_prompt)
+            self._sampler.fill(admission.slot, admission.params, admission.token_ids, admission.num_prompt)
 
     def draw(self, step: Step, token_masks: TokenMasks) -> Drawn | None:
         """Draw the sampling rows that the step did not draw itself, and write the ids to their slots. Returns None if

@@ -25,7 +25,7 @@ from inferd.engine.api.weight_cache import Entry, Mapped, name_of
 from inferd.engine.arch.sharding import Rank
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.draft_head import DraftHead
-from inferd.engine.models.kept import Kept, NotKeptError, Recording
+from inferd.engine.models.kept import Kept, NotKeptError, PackedWatch
 from inferd.kernels.cpu import native
 
 logger = logging.getLogger("inferd.engine")
@@ -68,7 +68,7 @@ class KeptWeights:
         """A later engine of a server packs the weights itself: streams wait for it."""
         self._entry: Entry | None = None
         self._num_threads = config.num_threads
-        self._recording: Recording | None = None
+        self._watch: PackedWatch | None = None
         self.is_mapped = False
         """Whether the weights are those that an earlier start packed."""
 
@@ -92,8 +92,8 @@ class KeptWeights:
         if self._entry is None or not self._entry.may_write:
             load(decoder)
             return decoder, 0
-        self._recording = Recording()
-        with self._recording.watching(decoder.parameters):
+        self._watch = PackedWatch()
+        with self._watch.watching(decoder.parameters):
             load(decoder)
         return decoder, 0
 
@@ -108,21 +108,21 @@ class KeptWeights:
 
     def write(self) -> None:
         """Write what this start has packed, on a thread of its own, so that later starts map it."""
-        if self._recording is not None:
+        if self._watch is not None:
             threading.Thread(target=self._write, name="weight-cache", daemon=True).start()
 
     def _write(self) -> None:
-        entry, recording, self._recording = self._entry, self._recording, None
-        assert entry is not None and recording is not None
+        entry, watch, self._watch = self._entry, self._watch, None
+        assert entry is not None and watch is not None
         with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _WRITER_NICENESS)
         started_s = time.monotonic()
         try:
-            if recording.failure:
-                logger.error("the packed weights cannot be kept, please report it: %s", recording.failure)
+            if watch.failure:
+                logger.error("the packed weights cannot be kept, please report it: %s", watch.failure)
                 return
             check_pinned(self._files)  # one may have been written to while it was read
-            num_bytes = entry.write(*recording.contents(self._label))
+            num_bytes = entry.write(*watch.contents(self._label))
             text = "packed weights are kept for later starts: %s, written in %.1f s"
             logger.info(text, format_bytes(num_bytes), time.monotonic() - started_s)
         except (OSError, StartError) as error:

@@ -87,7 +87,7 @@ class FollowingSampler(Sampler):
         super().__init__(0, vocab_size, device)
         self._ranks, self._plain_slots = ranks, set[int]()
 
-    def admit(self, slot: int, params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> None:
+    def fill(self, slot: int, params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> None:
         if is_plain(params):
             self._plain_slots.add(slot)
         else:

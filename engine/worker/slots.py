@@ -48,7 +48,7 @@ class Slots(StepPart):
 
     def before_layers(self, step: Step) -> None:
         for admission in step.plan.admissions:
-            self.admit(admission)
+            self.fill(admission)
         for update in step.plan.table_updates:
             self.extend_table(update)
         self.write_drafts(step.plan.rows)
@@ -57,7 +57,7 @@ class Slots(StepPart):
     def num_slots(self) -> int:
         return len(self._admissions)
 
-    def admit(self, admission: Admission) -> None:
+    def fill(self, admission: Admission) -> None:
         """Fill a slot with a new request."""
         self._admissions[admission.slot] = admission
         self.token_ids[admission.slot, : len(admission.token_ids)] = self.device.to_device(admission.token_ids)

@@ -19,7 +19,7 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.weight_cache import Entry
 from inferd.engine.layers.linear import Linear
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.kept import Kept, NotKeptError, Recording
+from inferd.engine.models.kept import Kept, NotKeptError, PackedWatch
 from inferd.engine.models.loader import load, recipe_of
 from inferd.kernels.cpu import native
 from inferd.kernels.ops.linear_int8 import cpu as int8
@@ -53,12 +53,12 @@ def builder(directory: Path, quantization: str, dtype: str) -> tuple[Callable[[]
 
 def recorded(build: Callable[[], Decoder], checkpoint: Checkpoint) -> Decoder:
     """A decoder whose packed weights are written."""
-    entry, recording, decoder = Entry("model", 1), Recording(), build()
+    entry, watch, decoder = Entry("model", 1), PackedWatch(), build()
     assert entry.open() is None
-    with recording.watching(decoder.parameters):
+    with watch.watching(decoder.parameters):
         load(decoder, checkpoint.tensors_of(decoder.arch))
-    assert not recording.failure
-    entry.write(*recording.contents("model"))
+    assert not watch.failure
+    entry.write(*watch.contents("model"))
     return decoder
 
 
@@ -163,10 +163,10 @@ def test_what_reads_computed_weights_cannot_be_recorded(monkeypatch: pytest.Monk
         return q, scales + 0
 
     monkeypatch.setattr("inferd.kernels.ops.linear_int8.QUANTIZE_INT8.resolve", lambda _: eager, raising=False)
-    recording, decoder = Recording(), build()
-    with recording.watching(decoder.parameters):
+    watch, decoder = PackedWatch(), build()
+    with watch.watching(decoder.parameters):
         load(decoder, checkpoint.tensors_of(decoder.arch))
-    assert "reads what was computed from weights" in recording.failure
+    assert "reads what was computed from weights" in watch.failure
 
 
 def test_a_kernel_that_is_called_with_weights_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

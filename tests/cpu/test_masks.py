@@ -22,7 +22,7 @@ def words_of(*allowed: set[int]) -> Tensor:
 def draw(logits: Tensor, params: list[SamplingParams], masks: Masks | None, position: int = 7) -> SampleResult:
     sampler = Sampler(len(params), VOCAB, "cpu")
     for slot, asked in enumerate(params):
-        sampler.admit(slot, asked, (1, 2, 3), 3)
+        sampler.fill(slot, asked, (1, 2, 3), 3)
     return sampler.sample(logits, range(len(params)), [position] * len(params), masks)
 
 
@@ -87,6 +87,6 @@ def test_bits_beyond_the_vocabulary_say_nothing() -> None:
 
 def test_a_grammar_row_is_never_a_plain_one() -> None:
     sampler = Sampler(2, VOCAB, "cpu")
-    sampler.admit(0, bound(), (1,), 1)
-    sampler.admit(1, SamplingParams(max_tokens=9, seed=5), (1,), 1)
+    sampler.fill(0, bound(), (1,), 1)
+    sampler.fill(1, SamplingParams(max_tokens=9, seed=5), (1,), 1)
     assert [sampler.is_plain(0), sampler.is_plain(1)] == [False, True]

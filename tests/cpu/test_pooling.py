@@ -254,7 +254,7 @@ def mean_of(states: Tensor, chunks: Sequence[int]) -> Tensor:
     """Mean by a `Pooler` of its own."""
     slots = Slots(1, 4096, BLOCK, CpuDevice(1))
     params = SamplingParams(max_tokens=0, seed=0, pooling=Pooling("mean", is_normalized=False))
-    slots.admit(admission(0, [0] * states.shape[0], params))
+    slots.fill(admission(0, [0] * states.shape[0], params))
     pooler, start = Pooler(slots), 0
     for count in chunks:
         step = Step(StepPlan(0, (), (), (Row(0, start, count, samples=False),)))

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.sample.rules import Admitted, SlotRules, can_record
+from inferd.engine.sample.rules import SlotRequest, SlotRules, can_record
 
 VOCAB = 50
 NEVER = float("-inf")
@@ -26,7 +26,7 @@ def params(**options: Any) -> SamplingParams:
 def rules_for(options: SamplingParams, ids: Sequence[int], num_prompt: int, *, is_recorded: bool = False) -> SlotRules:
     """The rules in slot 1 of 2, beside a slot whose state may be anything."""
     rules = SlotRules(2, VOCAB, torch.device("cpu"))
-    rules.admit(1, Admitted(options, tuple(ids), num_prompt), is_recorded=is_recorded)
+    rules.fill(1, SlotRequest(options, tuple(ids), num_prompt), is_recorded=is_recorded)
     return rules
 
 

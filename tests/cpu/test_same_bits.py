@@ -111,7 +111,7 @@ class Company:
             frequency_penalty=self._random.choice((0.0, 1.0)),
             logprobs=self._random.choice((None, 0, 5)),
         )
-        self._sampler.admit(slot, params, ids, len(ids))
+        self._sampler.fill(slot, params, ids, len(ids))
         return Request(ids)
 
     def rows(self) -> list[tuple[Request, int]]:
@@ -144,7 +144,7 @@ class Run:
         self.target = Request(list(ids))
         if prefix is not None:
             self.target.blocks, self.target.computed = prefix.blocks[: CACHED_LEN // BLOCK], CACHED_LEN
-        self.sampler.admit(0, self.params, ids, num_prompt)
+        self.sampler.fill(0, self.params, ids, num_prompt)
 
     def advance(self, count: int) -> None:
         """One step: `count` tokens of the target in a row among the others. It draws when it reaches its last token."""

@@ -23,7 +23,7 @@ def params(**options: Any) -> SamplingParams:
 def sampler_of(*rows: SamplingParams, prompt: tuple[int, ...] = (1, 2)) -> Sampler:
     sampler = Sampler(len(rows), VOCAB, "cpu")
     for slot, row in enumerate(rows):
-        sampler.admit(slot, row, prompt, len(prompt))
+        sampler.fill(slot, row, prompt, len(prompt))
     return sampler
 
 
@@ -83,9 +83,9 @@ def test_a_slot_that_is_filled_again_starts_anew() -> None:
     logits[:, 5], logits[:, 6] = 1.0, 0.9
     sampler = sampler_of(params(presence_penalty=0.5))
     assert draw(sampler, logits) == [5]
-    sampler.admit(0, params(presence_penalty=0.5), (5, 1), 2)
+    sampler.fill(0, params(presence_penalty=0.5), (5, 1), 2)
     assert draw(sampler, logits) == [5]
-    sampler.admit(0, params(presence_penalty=0.5), (1, 2, 5), 2)
+    sampler.fill(0, params(presence_penalty=0.5), (1, 2, 5), 2)
     assert draw(sampler, logits, position=3) == [6]
 
 
