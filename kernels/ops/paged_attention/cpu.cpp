@@ -42,9 +42,9 @@ struct Products<bf16> {
 #endif
 
 template <class T>
-class Worker {
+class Attention {
   public:
-    Worker(const Problem& problem, Scratch& scratch)
+    Attention(const Problem& problem, Scratch& scratch)
         : p_(problem), s_(scratch), t_(problem, scratch), few_(t_), many_(t_) {}
 
     static int64_t partial_size(const Problem& p) { return (p.head_dim + LANES - 1) / LANES * LANES + 2; }
@@ -252,14 +252,14 @@ template <class T>
 void attend_all(const Problem& p, int num_threads) {
     num_threads = int(std::min<int64_t>(num_threads, 1 + work(p) / KEYS_A_THREAD));
     const Schedule schedule = plan(p, num_threads);
-    std::vector<float> partials(schedule.num_partials * Worker<T>::partial_size(p));
+    std::vector<float> partials(schedule.num_partials * Attention<T>::partial_size(p));
     const int team = int(std::min<int64_t>(num_threads, int64_t(schedule.items.size())));
     parallel_for_dynamic(int64_t(schedule.items.size()), team, [&](int64_t i) {
-        Worker<T>(p, own_scratch()).run(schedule.items[i], partials.data());
+        Attention<T>(p, own_scratch()).run(schedule.items[i], partials.data());
     });
     parallel_for_dynamic(int64_t(schedule.cut.size()), team, [&](int64_t i) {
         const auto& [item, num_tiles] = schedule.cut[i];
-        Worker<T>(p, own_scratch()).combine(item, num_tiles, partials.data());
+        Attention<T>(p, own_scratch()).combine(item, num_tiles, partials.data());
     });
 }
 
