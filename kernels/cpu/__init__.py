@@ -1,1 +1,2 @@
-"""The parts that C++ kernels share: headers, threads, their build (`native`), and recorded calls (`tape`)."""
+"""The parts that C++ kernels share: headers, threads, their build (`library`), calls (`native`) and recorded calls
+(`tape`), and the memory of packed weights (`pages`). Imports no op."""

@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
-from inferd.kernels.cpu import int_dot, native
+from inferd.kernels.cpu import native
+from inferd.kernels.ops import int_dot
 
 SCALE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GROUP_SIZES = (16, 32, 64, 128)

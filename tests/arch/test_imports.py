@@ -85,7 +85,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine.quant": ("inferd.engine.api.pinned_files", "inferd.engine.arch", "inferd.kernels", "torch"),
     "engine.sample": ("inferd.kernels", "inferd.engine.api.wire.params", "torch"),
     "kernels.registry": (),
-    "kernels.cpu": ("inferd.kernels.ops.quantized", "torch"),
+    "kernels.cpu": ("torch",),
     "kernels.gpu": ("inferd.kernels.ops", "torch", "triton"),
     "kernels.ops": (
         "inferd.kernels.cpu", "inferd.kernels.gpu", "inferd.kernels.registry",

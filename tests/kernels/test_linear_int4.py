@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.cpu import int_dot
-from inferd.kernels.ops import quantized
+from inferd.kernels.ops import int_dot, quantized
 from inferd.kernels.ops.linear_int4 import GROUP_SIZE, LINEAR_INT4, linear_int4
 from inferd.kernels.ops.quantized import Key, Matrix
 

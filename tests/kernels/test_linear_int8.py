@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.cpu import int_dot
+from inferd.kernels.ops import int_dot, quantized
 from inferd.kernels.ops import linear_int8 as op
-from inferd.kernels.ops import quantized
 from inferd.kernels.ops.linear_int8 import LINEAR_INT8
 from inferd.kernels.ops.quantized import Key, Matrix
 

@@ -17,7 +17,7 @@ from inferd.engine.quant.fp8 import Fp8
 from inferd.engine.quant.integer import Int8
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
 from inferd.engine.quant.scheme import Apply, Dense, giving
-from inferd.kernels.cpu import int_dot
+from inferd.kernels.ops import int_dot
 from inferd.kernels.ops.linear_int4 import quantize_int4
 from inferd.kernels.ops.linear_int8 import linear_int8
 from inferd.kernels.ops.quantized import Matrix

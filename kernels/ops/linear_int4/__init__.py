@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from inferd.kernels.cpu import int_product, native
-from inferd.kernels.ops import quantized
+from inferd.kernels.cpu import native
+from inferd.kernels.ops import int_product, quantized
 from inferd.kernels.ops.linear_int4 import cpu, reference
 from inferd.kernels.ops.quantized import Apply, Bind, Key, Matrix, Table
 from inferd.kernels.registry import Deferred, Implementation, Op, always

@@ -1,4 +1,4 @@
-"""Calls the C++ products of `int_product.h`, which both `linear_int4` and `linear_int8` have."""
+"""Calls the C++ products of `kernels/cpu/int_product.h`, which both `linear_int4` and `linear_int8` have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`int_dot.h` in plain PyTorch: quantization of activations, and exact integer products.
+"""`kernels/cpu/int_dot.h` in plain PyTorch: quantization of activations, and exact integer products.
 
 The results equal those of the C++ bit for bit: every floating point operation is the same, in the same order.
 """
