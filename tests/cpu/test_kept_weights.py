@@ -22,7 +22,7 @@ from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.kept import Kept, NotKeptError, PackedWatch
 from inferd.engine.models.loader import load, recipe_of
 from inferd.kernels.cpu import native
-from inferd.kernels.ops.linear_int8 import cpu as int8
+from inferd.kernels.ops.linear_int8 import quantize as int8
 from tests.cpu.cases import CASES, HYBRIDS
 from tests.cpu.checkpoints import Case
 from tests.cpu.paging import prompt_logits
@@ -143,7 +143,7 @@ def test_weights_that_were_not_kept_are_never_read(monkeypatch: pytest.MonkeyPat
         changed.setattr(Linear, "_take", lambda self, name, tensor: whole(self, name, tensor * 2))
         with pytest.raises(NotKeptError, match="mul"):
             given(build)
-    quantize = int8.quantize
+    quantize = int8.cpp
 
     def eager(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
         q, scales = quantize(weight, group_size)
@@ -156,7 +156,7 @@ def test_weights_that_were_not_kept_are_never_read(monkeypatch: pytest.MonkeyPat
 
 def test_what_reads_computed_weights_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     build, checkpoint = saved(tmp_path)
-    quantize = int8.quantize
+    quantize = int8.cpp
 
     def eager(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
         q, scales = quantize(weight, group_size)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.ops.linear_int4 import GROUP_SIZE, quantize_int4, reference
+from inferd.kernels.ops.linear_int4 import GROUP_SIZE, quantize, quantize_int4
 from inferd.kernels.ops.quantized import Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -43,7 +43,7 @@ def test_equals_the_reference(dtype: torch.dtype, out_size: int, in_size: int) -
     weight = (torch.randn(out_size, in_size) + torch.randn(out_size, 1)).to(dtype)
     weight[0, :32] = 0
     weight[-1, -32:] = 0.3
-    for found, expected in zip(quantize_int4(weight), reference.quantize(weight), strict=True):
+    for found, expected in zip(quantize_int4(weight), quantize.reference(weight), strict=True):
         assert found.dtype == expected.dtype and torch.equal(found, expected)
 
 

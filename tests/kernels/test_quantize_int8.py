@@ -9,7 +9,7 @@ from torch import Tensor
 
 from inferd.kernels.cpu import native
 from inferd.kernels.ops import quantized
-from inferd.kernels.ops.linear_int8 import group_size, quantize_int8, reference
+from inferd.kernels.ops.linear_int8 import group_size, quantize, quantize_int8
 from inferd.kernels.ops.quantized import Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -29,7 +29,7 @@ def test_equals_the_reference(dtype: torch.dtype, out_size: int, in_size: int) -
     weight = torch.randn(out_size, in_size).to(dtype)
     weight[0, :64] = 0
     size = in_size if in_size % 64 else 64
-    found, expected = quantize_int8(weight, size), reference.quantize(weight, size)
+    found, expected = quantize_int8(weight, size), quantize.reference(weight, size)
     assert all(same_bits(a, b) for a, b in zip(found, expected, strict=True))
 
 

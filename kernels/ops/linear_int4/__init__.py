@@ -16,11 +16,11 @@ from torch import Tensor
 
 from inferd.kernels.cpu import native
 from inferd.kernels.ops import int_product, quantized
-from inferd.kernels.ops.linear_int4 import cpu, reference
+from inferd.kernels.ops.linear_int4 import quantize
 from inferd.kernels.ops.quantized import Apply, Bind, Key, Matrix, Table
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
-GROUP_SIZE = reference.GROUP_SIZE
+GROUP_SIZE = quantize.GROUP_SIZE
 """Inputs that share a scale and a minimum in what `quantize_int4` makes."""
 
 Quantize = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -28,8 +28,8 @@ Quantize = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 QUANTIZE_INT4: Op[Key, Quantize] = Op(
     "quantize_int4",
     [
-        Implementation("cpp", cpu.quantize, lambda key: native.refuses(key.device_type, key.dtype)),
-        Implementation("reference", reference.quantize, always),
+        Implementation("cpp", quantize.cpp, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", quantize.reference, always),
     ],
 )
 LINEAR_INT4: Op[Key, Bind] = Op(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from inferd.kernels.cpu import native
 from inferd.kernels.ops import int_product, quantized
-from inferd.kernels.ops.linear_int8 import cpu, reference
+from inferd.kernels.ops.linear_int8 import quantize
 from inferd.kernels.ops.quantized import Apply, Bind, Key, Matrix
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
@@ -33,8 +33,8 @@ Quantize = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 QUANTIZE_INT8: Op[Key, Quantize] = Op(
     "quantize_int8",
     [
-        Implementation("cpp", cpu.quantize, lambda key: native.refuses(key.device_type, key.dtype)),
-        Implementation("reference", reference.quantize, always),
+        Implementation("cpp", quantize.cpp, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", quantize.reference, always),
     ],
 )
 LINEAR_INT8: Op[Key, Bind] = Op(

@@ -1,9 +1,11 @@
-"""The quantization of weights to 4 bits in plain PyTorch, with the bits of the C++."""
+"""The quantization of weights to 4 bits: in C++ (`cpu.cpp`), and in plain PyTorch with the same bits."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from inferd.kernels.cpu import native, pages
 
 GROUP_SIZE = 32
 LOWEST, HIGHEST = (0.0, 0.5), (15.0, 15.5)
@@ -13,7 +15,27 @@ _SMALLEST = 1e-30
 _ROWS_AT_ONCE = 1024
 
 
-def quantize(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def cpp(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    (out_size, in_size), num_threads = weight.shape, torch.get_num_threads()
+
+    def fill(q: Tensor, scales: Tensor, minimums: Tensor) -> None:
+        own = weight.contiguous()
+        native.function("inferd_linear_int4_quantize")(
+            own.data_ptr(),
+            native.DTYPE_CODES[own.dtype],
+            scales.numel(),
+            q.data_ptr(),
+            scales.data_ptr(),
+            minimums.data_ptr(),
+            num_threads,
+        )
+
+    groups = (out_size, in_size // GROUP_SIZE), torch.float16
+    q, scales, minimums = pages.scratch([((out_size, in_size), torch.uint8), groups, groups], fill)
+    return q, scales, minimums
+
+
+def reference(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     parts = [_quantize(rows) for rows in torch.split(weight, _ROWS_AT_ONCE)]
     q, scales, minimums = (torch.cat(each) for each in zip(*parts, strict=True))
     return q, scales, minimums
