@@ -1,8 +1,8 @@
 """One request as ids and counters: tokens that exist, positions that are launched, positions that are computed.
 
-Scheduling has no phases, only counters that catch up: `0 <= cached <= computed <= scheduled <= total`. They are
-asserted in `check()` and nowhere else. Knows no blocks, no slots, no queue and no clock. Does not know why a generation
-ends.
+Scheduling has no phases, only counters that catch up: `0 <= cached <= computed <= scheduled <= total`. `check()`
+asserts all of that, and `launch` and `apply` the part that they can break. Knows no blocks, no slots, no queue and no
+clock. Does not know why a generation ends.
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
 """A linear layer: its parameters and their shapes. The scheme of its placement stores the weight and multiplies.
 
+`Recipe.scheme_of` gives the matrix its `Scheme`. Once its tensors are there, `Scheme.bind` gives them to an op in
+`kernels/ops`, such as `linear` or `linear_int4`. The op resolves which implementation binds them: in C++ `linear/cpu`
+or `int_product`. That one returns a `Product` of `kernels/cpu/native`. A call of this layer calls it, and
+`Product.run` calls the C++ function.
+
 A rank has some of the layer's outputs. It may gather the others' at once, or leave that to the caller.
 """
 

@@ -115,7 +115,7 @@ def refuses(device_type: str, *dtypes: torch.dtype) -> str | None:
 
 def function(name: str) -> Callable[..., None]:
     """The C++ kernel `name`. The last lines of its `cpu.cpp` list its arguments: addresses (0 for none), integers and
-    numbers."""
+    numbers. A macro makes its name there: `inferd_linear` is `INFERD_EXPORT(linear)`."""
     found = _functions.get(name)
     if found is not None:
         return found

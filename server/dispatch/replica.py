@@ -29,7 +29,8 @@ from inferd.server.dispatch.token_stream import TokenStream
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One replica. The router alone changes it."""
+    """One replica. The router and its parts (`Loading`, `AdapterLoading`, `Recovery`, `LiveStreams`) change it. Its
+    supervisor sets `lends_cores`, `failure` and `on_up`."""
 
     index: int
     client: EngineClient | None = None

@@ -149,8 +149,9 @@ class Router:
                 self._balancer.forget(replica)
 
     async def run(self, index: int = 0) -> NoReturn:
-        """Receive from a replica's engine until cancelled. Raises `EngineDeadError` if the engine's messages cannot be
-        trusted, and `StartError` if it cannot start.
+        """Receive from a replica's engine until cancelled. The replica's `Supervisor` runs it beside each engine, and
+        cancels it at the engine's end. Raises `EngineDeadError` if the engine's messages cannot be trusted, and
+        `StartError` if it cannot start.
         """
         replica = self.replicas[index]
         assert replica.client is not None, "no engine was attached"

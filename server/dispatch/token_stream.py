@@ -165,7 +165,7 @@ class TokenStream:
             self._abort(self.request_id)
 
     def push(self, delta: Delta) -> None:
-        """Called by the router alone."""
+        """Called by `LiveStreams` alone."""
         assert not self._closed, f"{self.request_id}: a delta after the terminal one"
         if delta.prompt_logprobs and self._pending:
             # Each by itself: all in one turn would hold the event loop.

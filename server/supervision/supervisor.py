@@ -1,7 +1,7 @@
 """The supervisor starts an engine, notices when it dies or hangs, and starts the next one. Requests continue there.
 
-Only this module knows both the engine processes and the router. The restart policy says how soon to start the next
-engine, and when to stop trying.
+It knows both the engine processes and the router, as `server/lifecycle/engines` does, which runs the supervisors. The
+restart policy says how soon to start the next engine, and when to stop trying.
 """
 
 from __future__ import annotations

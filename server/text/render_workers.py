@@ -1,8 +1,8 @@
 """The server's side of the processes that render chat templates: starts them and asks them.
 
 There is one process that forks (`RenderProcess`) in a server. A worker (`RenderWorker`) renders nothing but one
-checkpoint's template. `RenderPool` has the workers of a checkpoint. All calls block, so they belong on threads. Knows
-no messages.
+checkpoint's template. `RenderPool` in `template` has the workers of a checkpoint. All calls block, so they belong on
+threads. Knows no messages.
 """
 
 from __future__ import annotations

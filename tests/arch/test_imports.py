@@ -190,8 +190,8 @@ def test_packages_of_the_server_form_no_import_cycle() -> None:
 
 
 def test_packages_export_nothing() -> None:
-    """`engine.api.params` loads without pyzmq, and so on: packages export nothing but an op's own signature, and what
-    all Triton kernels need to list their forms."""
+    """`engine.api.wire.params` loads without pyzmq, and so on: packages export nothing but an op's own signature, and
+    what all Triton kernels need to list their forms."""
     for module, path in modules():
         if path.name == "__init__.py" and not module.startswith("kernels.ops.") and module != "kernels.gpu":
             assert list(imported(path)) == [], f"{module} imports in its __init__"
