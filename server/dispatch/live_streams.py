@@ -1,7 +1,7 @@
 """The streams that have not ended: which wait for an engine, what each was given, and the accounts of its end.
 
-Every stream gets exactly one terminal delta, and leaves the queue, its replica and its adapter then. Knows no wire and
-no lifecycle.
+Every stream gets exactly one terminal delta, and leaves the queue, its replica and its adapter then. Knows no socket
+and no lifecycle.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from inferd.server.dispatch.admission import Backlog
 from inferd.server.dispatch.replica import Replicas
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.observability.metrics import Metrics
+
+ROUTER_LOG = "inferd.server.dispatch.router"
+"""Name of the logger of the router and its parts, as it is in the log lines of operators."""
 
 
 class LiveStreams:

@@ -1,26 +1,20 @@
-"""Loads and unloads a model, and ends it: what becomes of its streams, its replicas and its state. Loads LoRA adapters.
+"""Loads and unloads a model, and ends it: what becomes of its streams, its replicas and its state.
 
-One adapter is loaded at run time, and all of them into each engine before its first request. Requests may name an
-adapter when every engine that takes requests has loaded it. The owner of the engines starts and stops the processes,
-see `Hooks`. Knows no wire and no HTTP.
+The owner of the engines starts and stops the processes, see `Hooks`. Knows no socket and no HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 
-from inferd.engine.api.adapter import AdapterFiles
-from inferd.engine.api.errors import ModelError, RequestError
 from inferd.engine.api.process.logs import counted
 from inferd.engine.api.wire.kv_events import CLEARED
-from inferd.engine.api.wire.messages import AdapterLoaded, Failure, LoadAdapter, Ready
-from inferd.engine.api.wire.params import Adapter
-from inferd.server.dispatch.adapter_places import AdapterPlaces, ServedAdapter
+from inferd.engine.api.wire.messages import Failure
+from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.live_streams import LiveStreams
 from inferd.server.dispatch.model_lifecycle import Hooks, ModelLifecycle, State
-from inferd.server.dispatch.replica import LoadBalancer, Replica, Replicas
+from inferd.server.dispatch.replica import LoadBalancer, Replicas
 from inferd.server.errors import messages as errors
 from inferd.server.observability.metrics import Metrics
 
@@ -134,71 +128,3 @@ class Loading:
         for served in tuple(self._adapters):
             if not served.settled.is_set() and not served.is_from_start:
                 self._adapters.settle(served, "the engine stopped while it was loaded")
-
-
-logger = logging.getLogger("inferd.server.dispatch.router")
-"""The router's logger, whose name is in the log lines of operators."""
-
-
-class AdapterLoading:
-    """The adapters of one model, on their way into its engines."""
-
-    def __init__(
-        self,
-        adapters: AdapterPlaces,
-        lifecycle: ModelLifecycle,
-        replicas: Replicas,
-        streams: LiveStreams,
-        loading: Loading,
-    ) -> None:
-        self._adapters, self._lifecycle, self._replicas = adapters, lifecycle, replicas
-        self._streams, self._loading = streams, loading
-
-    async def load(self, name: str, files: AdapterFiles) -> None:
-        """Have the engine load an adapter, also each later engine. Raises `RequestError` if it cannot be loaded."""
-        self._lifecycle.check_alive()
-        served = self._adapters.add(name, files)
-        for replica in self._replicas:
-            if replica.is_up or replica.starting is not None:
-                replica.awaited.append(served.adapter)
-                replica.try_send(_loading(served))
-        self._loading.want()
-        await self._loading.unless_draining(served.settled)
-        self._streams.idle_since_s = time.monotonic()
-        if served.error:
-            raise RequestError("invalid_value", served.error, "lora_path")
-
-    def load_all(self, replica: Replica, ready: Ready) -> None:
-        """An engine can take requests: before those, it gets every adapter that one of them may use."""
-        replica.starting, replica.awaited = ready, [served.adapter for served in self._adapters]
-        for served in self._adapters:
-            replica.send(_loading(served))
-
-    def settle(self, replica: Replica, loaded: AdapterLoaded) -> None:
-        """An engine has loaded an adapter, or cannot. Raises `ModelError` if one is missing at the start."""
-        replica.awaited.remove(loaded.adapter)
-        served = self._adapters.find(loaded.adapter)
-        if served is None:
-            return  # it was unloaded meanwhile
-        if not loaded.error:
-            self.settle_if_loaded(loaded.adapter)
-            return
-        if served.is_from_start and not self._lifecycle.has_served:
-            raise ModelError(f"--lora {served.name}: {loaded.error}")
-        logger.error("the adapter %s is no longer served: %s", served.name, loaded.error)
-        self._adapters.settle(served, loaded.error)
-        reason = loaded.error.replace(str(served.path), served.name)  # clients learn no path of this machine
-        # Those that another replica computes go on.
-        for stream in tuple(self._streams.unsent.values()):
-            if stream.submit.params.adapter == loaded.adapter:
-                self._streams.fail(stream, Failure("engine_error", f"The adapter could not be loaded again: {reason}"))
-
-    def settle_if_loaded(self, adapter: Adapter) -> None:
-        """Let requests name an adapter, if every engine that takes requests has loaded it."""
-        served = self._adapters.find(adapter)
-        if served is not None and not any(adapter in replica.awaited for replica in self._replicas):
-            self._adapters.settle(served, "")
-
-
-def _loading(served: ServedAdapter) -> LoadAdapter:
-    return LoadAdapter(served.adapter, str(served.path), served.name, served.held.pinned)

@@ -26,12 +26,14 @@ from msgspec import structs
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.kv_events import CLEARED
 from inferd.engine.api.wire.messages import EngineStats, Failure, Ready, Submit
-from inferd.server.dispatch.live_streams import LiveStreams
-from inferd.server.dispatch.loading import AdapterLoading
+from inferd.server.dispatch.adapter_loading import AdapterLoading
+from inferd.server.dispatch.live_streams import ROUTER_LOG, LiveStreams
 from inferd.server.dispatch.model_lifecycle import Hooks, ModelLifecycle, State
 from inferd.server.dispatch.replica import LoadBalancer, Replica, Replicas
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.observability.metrics import Metrics
+
+logger = logging.getLogger(ROUTER_LOG)
 
 ALONE_AFTER = 2
 """Deaths in a row after which a suspect runs alone. After one death already, 64 short answers resumed seconds later."""
@@ -107,9 +109,6 @@ def _digest(submit: Submit) -> bytes:
     repeated = submit.prompt_ids, structs.replace(submit.params, seed=0)
     return hashlib.blake2b(msgspec.msgpack.encode(repeated), digest_size=16).digest()
 
-
-logger = logging.getLogger("inferd.server.dispatch.router")
-"""The router's logger, whose name is in the log lines of operators."""
 
 _REPLAYED_AT_ONCE = 2**17
 """Ids of requests sent again before other tasks of the event loop run (some milliseconds)."""

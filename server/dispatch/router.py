@@ -30,10 +30,11 @@ from inferd.engine.api.wire.messages import (
     Submit,
     SubmitChoices,
 )
+from inferd.server.dispatch.adapter_loading import AdapterLoading
 from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.admission import Backlog, QueueBounds
 from inferd.server.dispatch.live_streams import LiveStreams
-from inferd.server.dispatch.loading import AdapterLoading, Loading
+from inferd.server.dispatch.loading import Loading
 from inferd.server.dispatch.model_lifecycle import Hooks, ModelLifecycle, State
 from inferd.server.dispatch.recovery import Quarantine, Recovery
 from inferd.server.dispatch.replica import LoadBalancer, Replica, Replicas
