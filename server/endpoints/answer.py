@@ -18,7 +18,7 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import WireLogprobs
 from inferd.server.endpoints.long_lists import LongList, dumps
 from inferd.server.endpoints.service import Service
-from inferd.server.errors import table as errors
+from inferd.server.errors import table
 from inferd.server.generate.events import ChoiceResult, Event, ResultBuilder, ScoredToken, TextDelta
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.schema.answers.generation import (
@@ -173,7 +173,7 @@ class ChunkRendering:
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
         """The error as the last event, without [DONE]."""
-        return sse.event(orjson.dumps(errors.body_of(error)))
+        return sse.event(orjson.dumps(table.body_of(error)))
 
     def add(self, event: Event) -> None:
         self._builder.add(event)
@@ -199,12 +199,12 @@ LEAST_LOGPROB = -9999.0
 """OpenAI's value for "very unlikely", because JSON has no infinity."""
 
 
-def chat_logprobs(table: TokenBytes, scored: Collection[ScoredToken]) -> ChatLogprobs:
-    return {"content": _list(scored, lambda token: _chat_token(table, token.logprobs)), "refusal": None}
+def chat_logprobs(token_bytes: TokenBytes, scored: Collection[ScoredToken]) -> ChatLogprobs:
+    return {"content": _list(scored, lambda token: _chat_token(token_bytes, token.logprobs)), "refusal": None}
 
 
 def text_logprobs(
-    table: TokenBytes, scored: Collection[ScoredToken | None], num_top: int, first_id: int | None = None
+    token_bytes: TokenBytes, scored: Collection[ScoredToken | None], num_top: int, first_id: int | None = None
 ) -> TextLogprobs:
     """Four lists of one length. The entry None stands for the prompt's first token, `first_id`, which has no score."""
 
@@ -212,17 +212,17 @@ def text_logprobs(
         return _list(scored, lambda token: first if token is None else show(token))
 
     # Only the prompt's first token has no log probability, so an answer without a prompt does not need its text.
-    first_text = "" if first_id is None else _legacy_text(table, first_id)
+    first_text = "" if first_id is None else _legacy_text(token_bytes, first_id)
     return {
-        "tokens": column(lambda token: _legacy_text(table, token.logprobs.token_id), first_text),
+        "tokens": column(lambda token: _legacy_text(token_bytes, token.logprobs.token_id), first_text),
         "token_logprobs": column(lambda token: _finite(token.logprobs.logprob), None),
-        "top_logprobs": column(lambda token: _top_texts(table, token.logprobs, num_top), None),
+        "top_logprobs": column(lambda token: _top_texts(token_bytes, token.logprobs, num_top), None),
         "text_offset": column(lambda token: token.offset, 0),
     }
 
 
-def prompt_logprobs(table: TokenBytes, scored: Collection[ScoredToken | None], num_top: int) -> PromptLogprobs:
-    return _list(scored, lambda token: None if token is None else _ranked(table, token.logprobs, num_top))
+def prompt_logprobs(token_bytes: TokenBytes, scored: Collection[ScoredToken | None], num_top: int) -> PromptLogprobs:
+    return _list(scored, lambda token: None if token is None else _ranked(token_bytes, token.logprobs, num_top))
 
 
 def _list(items: Collection[T], show: Callable[[T], R]) -> Sequence[R]:
@@ -230,37 +230,41 @@ def _list(items: Collection[T], show: Callable[[T], R]) -> Sequence[R]:
     return [show(item) for item in items] if len(items) < _LONG else cast("list[R]", LongList(items, show))
 
 
-def _chat_token(table: TokenBytes, logprobs: WireLogprobs) -> TokenLogprob:
-    top = [_entry(table, token_id, logprob) for token_id, logprob in logprobs.top]
-    return {**_entry(table, logprobs.token_id, logprobs.logprob), "top_logprobs": top}
+def _chat_token(token_bytes: TokenBytes, logprobs: WireLogprobs) -> TokenLogprob:
+    top = [_entry(token_bytes, token_id, logprob) for token_id, logprob in logprobs.top]
+    return {**_entry(token_bytes, logprobs.token_id, logprobs.logprob), "top_logprobs": top}
 
 
-def _entry(table: TokenBytes, token_id: int, logprob: float) -> TopLogprob:
-    return {"token": token_text(table, token_id), "logprob": _finite(logprob), "bytes": list(table.of(token_id))}
+def _entry(token_bytes: TokenBytes, token_id: int, logprob: float) -> TopLogprob:
+    return {
+        "token": token_text(token_bytes, token_id),
+        "logprob": _finite(logprob),
+        "bytes": list(token_bytes.of(token_id)),
+    }
 
 
-def _top_texts(table: TokenBytes, logprobs: WireLogprobs, num_top: int) -> dict[str, float]:
+def _top_texts(token_bytes: TokenBytes, logprobs: WireLogprobs, num_top: int) -> dict[str, float]:
     top: dict[str, float] = {}
     # If two ids have one text, the likelier one keeps it. The chosen token is always in the list.
     for token_id, logprob in (*logprobs.top[:num_top], (logprobs.token_id, logprobs.logprob)):
-        top.setdefault(_legacy_text(table, token_id), _finite(logprob))
+        top.setdefault(_legacy_text(token_bytes, token_id), _finite(logprob))
     return top
 
 
-def _legacy_text(table: TokenBytes, token_id: int) -> str:
+def _legacy_text(token_bytes: TokenBytes, token_id: int) -> str:
     """The token's text. A token that is part of a character becomes "bytes:\\xe2\\x96", as in OpenAI's older API."""
-    data = table.of(token_id)
+    data = token_bytes.of(token_id)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _ranked(table: TokenBytes, logprobs: WireLogprobs, num_top: int) -> dict[str, RankedLogprob]:
+def _ranked(token_bytes: TokenBytes, logprobs: WireLogprobs, num_top: int) -> dict[str, RankedLogprob]:
     chosen = (logprobs.token_id, logprobs.logprob, logprobs.rank)
     ranks = [(token_id, logprob, i + 1) for i, (token_id, logprob) in enumerate(logprobs.top[:num_top])]
     return {
-        str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": token_text(table, token_id)}
+        str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": token_text(token_bytes, token_id)}
         for token_id, logprob, rank in (chosen, *ranks)
     }
 

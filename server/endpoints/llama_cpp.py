@@ -16,7 +16,7 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.endpoints.answer import AnswerOptions
 from inferd.server.endpoints.body import body_of
 from inferd.server.endpoints.respond import Services, admit, respond, while_asked
-from inferd.server.errors import table as errors
+from inferd.server.errors import table
 from inferd.server.generate.events import ChoiceResult, Event, Finished, ResultBuilder, TextDelta
 from inferd.server.generate.request import GenerateRequest, choice_seed
 from inferd.server.schema.answers.generation import Extra, RequestTiming
@@ -110,7 +110,7 @@ class InfillRendering:
         return b"".join(sse.event(orjson.dumps(end)) for end in ends)
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
-        return sse.event(orjson.dumps(errors.body_of(error)))
+        return sse.event(orjson.dumps(table.body_of(error)))
 
     def add(self, event: Event) -> None:
         assert isinstance(event, TextDelta | Finished), "a filled gap is one text"

@@ -32,7 +32,7 @@ from inferd.server.endpoints.routes import (
 )
 from inferd.server.endpoints.service import Service
 from inferd.server.errors import anthropic as anthropic_errors
-from inferd.server.errors import table as errors
+from inferd.server.errors import table
 from inferd.server.schema.json_schema import Schema, schema_of, schemas_of_answers
 from inferd.server.schema.latency import (
     MAX_TARGET_MS,
@@ -210,7 +210,7 @@ def _answer_schemas() -> tuple[dict[tuple[Route, str], Schema], dict[str, Schema
         bodies = {_MEDIA.get(route, _JSON): route.answer, _STREAM: route.events}
         places += [(route, media, kind) for media, kind in bodies.items() if kind is not None]
     kinds = [kind for *_, kind in places]
-    schemas, objects = schemas_of_answers([*kinds, errors.Error, anthropic_errors.AnthropicError], _SCHEMAS + "{model}")
+    schemas, objects = schemas_of_answers([*kinds, table.Error, anthropic_errors.AnthropicError], _SCHEMAS + "{model}")
     answers = {(route, media): schema for (route, media, _), schema in zip(places, schemas, strict=False)}
     streams = {place: {"description": _EVENT, **schema} for place, schema in answers.items() if place[1] == _STREAM}
     return answers | streams, objects
@@ -223,7 +223,7 @@ def _refused(statuses: Iterable[int], envelope: str) -> dict[int | str, Any]:
 def _refusals() -> dict[str, Any]:
     """One response for each status and error shape, with its possible codes."""
     found: dict[str, Any] = {}
-    for row in errors.ROWS.values():
+    for row in table.ROWS.values():
         status = row.status
         overloaded = anthropic_errors.OVERLOADED if status == 503 else status
         for envelope, seen in (("Error", status), ("AnthropicError", overloaded)):

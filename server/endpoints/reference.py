@@ -14,7 +14,7 @@ from typing import Any
 from inferd.server.endpoints import routes
 from inferd.server.endpoints.schema_words import fields_within, options_of, rule_of
 from inferd.server.errors import anthropic as anthropic_errors
-from inferd.server.errors import table as errors
+from inferd.server.errors import table
 from inferd.server.observability.metrics import Metrics
 from inferd.server.schema import (
     anthropic_blocks,
@@ -220,7 +220,7 @@ def _aliases() -> str:
 def _errors() -> str:
     rows = sorted(
         (str(row.status), f"`{row.type}`", f"`{row.wire_code}`" if row.wire_code else "null", row.about)
-        for row in errors.ROWS.values()
+        for row in table.ROWS.values()
     )
     return _table(("HTTP", "`type`", "`code`", "When"), rows)
 

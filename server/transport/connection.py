@@ -22,7 +22,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.errors import table as errors
+from inferd.server.errors import table
 from inferd.server.transport.limits import (
     ConnectionLimits,
     IdleTimer,
@@ -373,7 +373,7 @@ class Connection(HttpToolsProtocol):
             self._on_refused(499)
             self.transport.abort()
             return
-        response = errors.response_of(error)
+        response = table.response_of(error)
         self._on_refused(response.status_code)
         close = (b"connection", b"close")
         headers = dict.fromkeys((*self.server_state.default_headers, *response.raw_headers, close))

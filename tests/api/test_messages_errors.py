@@ -14,7 +14,7 @@ from inferd.engine.api.wire.messages import Failure
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.errors import anthropic as anthropic_errors
-from inferd.server.errors import table as errors
+from inferd.server.errors import table
 from tests.api.conftest import app_settings
 
 from .test_error_table import EXPECTED, check_headers
@@ -65,7 +65,7 @@ def check(response: httpx.Response, status: int, kind: str) -> str:
 
 
 def test_every_row_has_its_type() -> None:
-    assert set(anthropic_errors.TYPES) == {row.status for row in errors.ROWS.values()}
+    assert set(anthropic_errors.TYPES) == {row.status for row in table.ROWS.values()}
 
 
 @pytest.mark.parametrize("code", WIRE)

@@ -18,7 +18,7 @@ import pytest
 from inferd.server.endpoints import routes
 from inferd.server.endpoints.routes import ROUTES, Access
 from inferd.server.errors import anthropic as anthropic_errors
-from inferd.server.errors import table as errors
+from inferd.server.errors import table
 from inferd.server.schema.json_schema import schema_of, types_of
 from inferd.server.schema.model import RequestModel
 
@@ -148,7 +148,7 @@ def check_error(body: bytes, answer: bytes) -> None:
     error = json.loads(answer)["error"]
     assert set(error) == {"message", "type", "param", "code"}, body[:300]
     assert error["message"]
-    assert any((row.type, row.wire_code) == (error["type"], error["code"]) for row in errors.ROWS.values()), error
+    assert any((row.type, row.wire_code) == (error["type"], error["code"]) for row in table.ROWS.values()), error
     assert len(answer) < 2_500
 
 

@@ -29,7 +29,7 @@ from inferd.engine.api.wire.grammar_check import (
     read_verdict,
 )
 from inferd.engine.grammar.check import _Check, _verdict_of
-from inferd.server.errors import table as errors
+from inferd.server.errors import table
 from inferd.server.structured import checker as checker_module
 from inferd.server.structured.checker import GrammarChecker, TenantTurns
 from inferd.server.structured.language import Language, lark, pattern
@@ -152,7 +152,7 @@ def test_a_busy_machine_makes_no_grammar_invalid(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(checker_module, "_MAX_RUN_S", 0.05)
         error = await refusal(checker, ENDLESS)
         assert error.code == "rate_limit_exceeded" and "It may be valid" in error.message
-        assert errors.headers_of(error)["Retry-After"]
+        assert table.headers_of(error)["Retry-After"]
         assert len(checker._kept) == 1, "nothing is remembered of it"
         monkeypatch.setattr(checker_module, "_MAX_RUN_S", 60.0)
         assert (await checker.check(pattern("b").text(), "here")).text

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.engine.api.errors import RequestError, StartError
-from inferd.server.errors import table as errors
+from inferd.server.errors import table
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.text import render_workers, rendering
 from inferd.server.text.model import ServedModel
@@ -311,8 +311,8 @@ def test_a_fault_of_the_server_is_no_fault_of_the_messages(
     async def work(prompts: PromptReader) -> None:
         with pytest.raises(RequestError, match="no process can be started for it") as caught:
             await prompts.render(Conversation([SAY]), add_special=False)
-        assert errors.row_of(caught.value).status == 503
-        assert "Retry-After" in errors.headers_of(caught.value)
+        assert table.row_of(caught.value).status == 503
+        assert "Retry-After" in table.headers_of(caught.value)
 
     async def run() -> None:
         model = ServedModel.load(TINY, ("tiny",), max_model_len=64, vocab_size=3_072)

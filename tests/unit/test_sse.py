@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.errors import table as errors
+from inferd.server.errors import table
 from inferd.server.transport import sse
 
 Sent = list[dict[str, Any]]
@@ -56,7 +56,7 @@ class Words:
     keep_alive = sse.KEEP_ALIVE
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
-        return sse.event(orjson.dumps(errors.body_of(error)), "error")
+        return sse.event(orjson.dumps(table.body_of(error)), "error")
 
 
 class Closing:

@@ -17,7 +17,7 @@ from inferd.server.endpoints.answer import Counts, chat_logprobs, fingerprint
 from inferd.server.endpoints.responses.output import Output
 from inferd.server.endpoints.responses.output_items import Style
 from inferd.server.endpoints.service import Service
-from inferd.server.errors import table as errors
+from inferd.server.errors import table
 from inferd.server.generate.events import Event, TextDelta
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.schema.answers.generation import Extra
@@ -58,10 +58,10 @@ class OpenResponse:
         """Whether it is stored, or will be."""
         self._accepted = accepted
         self._counts = Counts(accepted.num_prompt_tokens)
-        table = service.model.tokenizer.bytes
+        token_bytes = service.model.tokenizer.bytes
         self._output = Output(
             Style(
-                logprobs=lambda scored: chat_logprobs(table, scored)["content"],
+                logprobs=lambda scored: chat_logprobs(token_bytes, scored)["content"],
                 seals_reasoning=SEALED_REASONING in (wire.include or ()),
                 numbers=self.numbers,
                 tools=accepted.tools,
@@ -87,9 +87,9 @@ class OpenResponse:
     def fail(self, error: RequestError | EngineDeadError) -> None:
         self._output.stop()
         self.status = "failed"
-        detail = errors.body_of(error)["error"]
+        detail = table.body_of(error)["error"]
         # OpenAI's clients know few codes here. More precise values stand beside the code.
-        status = errors.row_of(error).status
+        status = table.row_of(error).status
         self._error = {
             "code": "rate_limit_exceeded" if status == 429 else "invalid_prompt" if status == 400 else "server_error",
             "message": detail["message"],
@@ -162,7 +162,7 @@ class ResponsesRendering:
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
         """Two events, because some clients read the one and some the other."""
-        detail = errors.body_of(error)["error"]
+        detail = table.body_of(error)["error"]
         begun = self.begin()
         event: ErrorEvent = {
             "type": "error",
