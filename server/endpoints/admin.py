@@ -16,8 +16,8 @@ from starlette.responses import Response
 from inferd.engine.api.errors import ModelError, RequestError
 from inferd.server.config.names import NAME_RULE, is_name
 from inferd.server.endpoints.body import body_of
-from inferd.server.endpoints.respond import Services, check_ready
-from inferd.server.endpoints.service import Service
+from inferd.server.endpoints.respond import check_ready
+from inferd.server.endpoints.service import Service, Services
 from inferd.server.errors import messages as errors
 from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from inferd.server.schema.answers.operation import Done

@@ -39,12 +39,11 @@ from inferd.server.endpoints.health import HealthApi
 from inferd.server.endpoints.llama_cpp import LlamaCppApi
 from inferd.server.endpoints.models import ModelsApi
 from inferd.server.endpoints.openapi import OpenApi, operation_of
-from inferd.server.endpoints.respond import Services
 from inferd.server.endpoints.responses.background import Background
 from inferd.server.endpoints.responses.routes import ResponsesApi
 from inferd.server.endpoints.responses.store import ResponseStore
 from inferd.server.endpoints.routes import Access, Route
-from inferd.server.endpoints.service import Service
+from inferd.server.endpoints.service import Service, Services
 from inferd.server.endpoints.state import StateApi
 from inferd.server.endpoints.tokens import RenderApi, TokensApi
 from inferd.server.endpoints.wrong_paths import way_out

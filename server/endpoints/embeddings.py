@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.server.endpoints.body import body_of
-from inferd.server.endpoints.respond import Services, admit, while_asked
+from inferd.server.endpoints.respond import admit, while_asked
+from inferd.server.endpoints.service import Services
 from inferd.server.generate.embed import EmbedIntake, embed
 from inferd.server.schema.answers.tokens import Embedding, Embeddings
 from inferd.server.schema.embeddings import EmbeddingRequest

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from inferd.engine.api.wire.messages import Ready
 from inferd.server.dispatch.replica import Replica
-from inferd.server.endpoints.respond import Services
+from inferd.server.endpoints.service import Services
 from inferd.server.schema.answers.operation import Load, Loads, ModelInfo, ServerInfo
 
 

@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.endpoints.cached_answer import CachedAnswer, asks_for_fresh
-from inferd.server.endpoints.respond import Services, check_ready
+from inferd.server.endpoints.respond import check_ready
+from inferd.server.endpoints.service import Services
 from inferd.server.endpoints.state import status_of
 from inferd.server.errors import messages as errors
 from inferd.server.observability.metrics import Page

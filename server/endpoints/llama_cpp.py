@@ -15,7 +15,8 @@ from starlette.responses import Response
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.endpoints.answer import AnswerOptions
 from inferd.server.endpoints.body import body_of
-from inferd.server.endpoints.respond import Services, admit, respond, while_asked
+from inferd.server.endpoints.respond import admit, respond, while_asked
+from inferd.server.endpoints.service import Services
 from inferd.server.errors import table
 from inferd.server.generate.events import ChoiceResult, Event, Finished, ResultBuilder, TextDelta
 from inferd.server.generate.request import GenerateRequest, choice_seed

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.server.dispatch.model_lifecycle import State
-from inferd.server.endpoints.respond import Services, while_asked
-from inferd.server.endpoints.service import Service
+from inferd.server.endpoints.respond import while_asked
+from inferd.server.endpoints.service import Service, Services
 from inferd.server.endpoints.state import status_of
 from inferd.server.errors import messages as errors
 from inferd.server.schema.answers.operation import Model, ModelList

@@ -1,14 +1,14 @@
 """Turns a valid request into a response. Every generating route takes this path, for a stream or a plain answer.
 
-`Services` finds the model that a request names. A family of routes supplies a `Rendering`. This file submits the
-request, watches the client, and aborts the request if the client has gone.
+A family of routes supplies a `Rendering`. This file submits the request, watches the client, and aborts the request if
+the client has gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -40,56 +40,6 @@ _LARGE_ANSWER = 10_000
 """Number of log probabilities (about 1 us each) from which on a thread renders a plain answer, or a stream's prompt.
 An event of a plain answer counts as one, a choice as `_CHOICE_SIZE`."""
 _CHOICE_SIZE = 20
-
-
-class Services:
-    """The services of all models. A request that names no model is for the first."""
-
-    def __init__(self, services: Sequence[Service]) -> None:
-        self._all = tuple(services)
-        self.first = self._all[0]
-
-    def __iter__(self) -> Iterator[Service]:
-        return iter(self._all)
-
-    @property
-    def are_several(self) -> bool:
-        return len(self._all) > 1
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of all models and adapters."""
-        return tuple(name for service in self._all for name in service.names)
-
-    @property
-    def names_of_models(self) -> tuple[str, ...]:
-        return tuple(name for service in self._all for name in service.model.names)
-
-    def of(self, name: str | None) -> Service:
-        """The service of the model, or of the adapter's model, with that name. Raises `RequestError` if there is none.
-
-        If there is one model alone, its intake checks the name.
-        """
-        if name is None or len(self._all) == 1:
-            return self.first
-        found = next((service for service in self._all if name in service.names), None)
-        if found is None:
-            raise errors.model_not_found(name, self.names)
-        return found
-
-    def named(self, name: str) -> Service:
-        """The service of the model, or of the adapter's model, with that name. Raises `RequestError` if there is none,
-        also if there is one model alone."""
-        service = self.of(name)
-        if name not in service.names:
-            raise errors.model_not_found(name, self.names)
-        return service
-
-    def of_query(self, request: Request) -> Service:
-        """The service of the name in `?model=`, and without it the first. Other parameters are ignored. Raises
-        `RequestError` for a name that is not served."""
-        name = request.query_params.get("model")
-        return self.first if name is None else self.named(name)
 
 
 class Rendering(Protocol):

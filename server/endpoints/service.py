@@ -1,14 +1,17 @@
-"""The objects that all handlers of one model share. `create_app` makes them once."""
+"""The objects that all handlers of one model share, and those of all models. `create_app` makes them once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+from starlette.requests import Request
 
 from inferd.server.dispatch.router import Router
 from inferd.server.endpoints.responses.background import Background
 from inferd.server.endpoints.responses.store import ResponseStore
+from inferd.server.errors import messages as errors
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.observability.metrics import Metrics
@@ -46,3 +49,53 @@ class Service:
     def names(self) -> tuple[str, ...]:
         """The names of the model and of its adapters."""
         return (*self.model.names, *self.router.adapters.named)
+
+
+class Services:
+    """The services of all models. A request that names no model is for the first."""
+
+    def __init__(self, services: Sequence[Service]) -> None:
+        self._all = tuple(services)
+        self.first = self._all[0]
+
+    def __iter__(self) -> Iterator[Service]:
+        return iter(self._all)
+
+    @property
+    def are_several(self) -> bool:
+        return len(self._all) > 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all models and adapters."""
+        return tuple(name for service in self._all for name in service.names)
+
+    @property
+    def names_of_models(self) -> tuple[str, ...]:
+        return tuple(name for service in self._all for name in service.model.names)
+
+    def of(self, name: str | None) -> Service:
+        """The service of the model, or of the adapter's model, with that name. Raises `RequestError` if there is none.
+
+        If there is one model alone, its intake checks the name.
+        """
+        if name is None or len(self._all) == 1:
+            return self.first
+        found = next((service for service in self._all if name in service.names), None)
+        if found is None:
+            raise errors.model_not_found(name, self.names)
+        return found
+
+    def named(self, name: str) -> Service:
+        """The service of the model, or of the adapter's model, with that name. Raises `RequestError` if there is none,
+        also if there is one model alone."""
+        service = self.of(name)
+        if name not in service.names:
+            raise errors.model_not_found(name, self.names)
+        return service
+
+    def of_query(self, request: Request) -> Service:
+        """The service of the name in `?model=`, and without it the first. Other parameters are ignored. Raises
+        `RequestError` for a name that is not served."""
+        name = request.query_params.get("model")
+        return self.first if name is None else self.named(name)

@@ -18,8 +18,7 @@ from inferd.engine.api.wire.messages import EngineStats, Ready, StepCosts
 from inferd.server.dispatch.model_lifecycle import ModelLifecycle, State
 from inferd.server.dispatch.replica import Replica, Replicas
 from inferd.server.endpoints.cached_answer import CachedAnswer, asks_for_fresh
-from inferd.server.endpoints.respond import Services
-from inferd.server.endpoints.service import Service
+from inferd.server.endpoints.service import Service, Services
 from inferd.server.observability.efficiency import PHASES, MeasuredStep, PhaseSummary
 from inferd.server.observability.instruments import LastMinute
 from inferd.server.schema.answers.operation import (

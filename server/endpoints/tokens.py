@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.endpoints.body import body_of
-from inferd.server.endpoints.respond import Services, caller_of, while_asked
-from inferd.server.endpoints.service import Service
+from inferd.server.endpoints.respond import caller_of, while_asked
+from inferd.server.endpoints.service import Service, Services
 from inferd.server.errors import messages as errors
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.request import Caller, GenerateRequest

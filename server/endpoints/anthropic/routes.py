@@ -28,7 +28,8 @@ from inferd.server.endpoints.anthropic.chat_request import (
     prompt_of,
 )
 from inferd.server.endpoints.body import body_of
-from inferd.server.endpoints.respond import Services, admit, caller_of, respond, while_asked
+from inferd.server.endpoints.respond import admit, caller_of, respond, while_asked
+from inferd.server.endpoints.service import Services
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.generate.events import (
     Event,

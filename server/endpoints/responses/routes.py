@@ -13,13 +13,13 @@ from starlette.responses import Response
 from inferd.engine.api.errors import RequestError
 from inferd.server.endpoints.answer import AnswerOptions
 from inferd.server.endpoints.body import body_of, query_of
-from inferd.server.endpoints.respond import Services, admit, respond, while_asked
+from inferd.server.endpoints.respond import admit, respond, while_asked
 from inferd.server.endpoints.responses.background import Job
 from inferd.server.endpoints.responses.chat_request import callers_words, check, in_callers_words
 from inferd.server.endpoints.responses.conversation import ResponseContext, conversation_of, stored_of
 from inferd.server.endpoints.responses.open_response import OpenResponse, ResponsesRendering
 from inferd.server.endpoints.responses.store import Stored
-from inferd.server.endpoints.service import Service
+from inferd.server.endpoints.service import Service, Services
 from inferd.server.errors import messages as errors
 from inferd.server.generate.request import Caller, GenerateRequest, until
 from inferd.server.generate.stream import ChoiceStreams
