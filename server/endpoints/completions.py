@@ -8,8 +8,8 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.endpoints.answer import AnswerOptions, ChunkRendering, head, prompt_logprobs, text_logprobs, usage_of
 from inferd.server.endpoints.body import body_of
+from inferd.server.endpoints.chunks import AnswerOptions, ChunkRendering, head, prompt_logprobs, text_logprobs, usage_of
 from inferd.server.endpoints.long_lists import Chained
 from inferd.server.endpoints.respond import admit, options_of, respond, while_asked
 from inferd.server.endpoints.service import Service, Services

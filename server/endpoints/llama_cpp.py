@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.endpoints.answer import AnswerOptions
 from inferd.server.endpoints.body import body_of
+from inferd.server.endpoints.chunks import AnswerOptions
 from inferd.server.endpoints.respond import admit, respond, while_asked
 from inferd.server.endpoints.service import Services
 from inferd.server.errors import table

@@ -20,7 +20,7 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.auth.keyring import Holder
 from inferd.server.auth.quotas import UNLIMITED
 from inferd.server.dispatch.model_lifecycle import ModelLifecycle, State
-from inferd.server.endpoints.answer import AnswerOptions
+from inferd.server.endpoints.chunks import AnswerOptions
 from inferd.server.endpoints.long_lists import dumps, pieces
 from inferd.server.endpoints.service import Service
 from inferd.server.errors import messages as errors

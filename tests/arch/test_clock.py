@@ -17,7 +17,7 @@ DATES = {
     "server/observability/metrics.py": "the value of `vllm:lora_requests_info`",
     "server/observability/tracing.py": "the times of spans",
     "server/endpoints/gateways.py": "the `timestamp` of /v1/loads",
-    "server/endpoints/answer.py": "an answer's `created`",
+    "server/endpoints/chunks.py": "an answer's `created`",
     "server/endpoints/responses/open_response.py": "an answer's `created_at` and `completed_at`",
     "server/commands/cache.py": "when a file was last used, for people",
     "server/commands/bench/report.py": "the date of a report",

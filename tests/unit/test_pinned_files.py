@@ -34,7 +34,7 @@ from inferd.engine.api.wire.messages import LoadAdapter
 from inferd.engine.api.wire.params import Adapter
 from inferd.engine.worker.adapter_loader import AdapterLoader
 from inferd.server.config.settings import Settings
-from inferd.server.endpoints.answer import fingerprint
+from inferd.server.endpoints.chunks import fingerprint
 from inferd.server.lifecycle.models import opened_anew, read_models
 
 LARGE_BYTES = 40 * PAGE_BYTES

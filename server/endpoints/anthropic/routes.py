@@ -19,7 +19,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.endpoints.answer import AnswerOptions, Counts, fingerprint
 from inferd.server.endpoints.anthropic.chat_request import (
     anthropic_words,
     chat_of,
@@ -28,6 +27,7 @@ from inferd.server.endpoints.anthropic.chat_request import (
     prompt_of,
 )
 from inferd.server.endpoints.body import body_of
+from inferd.server.endpoints.chunks import AnswerOptions, Counts, fingerprint
 from inferd.server.endpoints.respond import admit, caller_of, respond, while_asked
 from inferd.server.endpoints.service import Services
 from inferd.server.errors import anthropic as anthropic_errors

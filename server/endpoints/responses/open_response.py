@@ -13,7 +13,7 @@ from typing import cast
 import orjson
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.endpoints.answer import Counts, chat_logprobs, fingerprint
+from inferd.server.endpoints.chunks import Counts, chat_logprobs, fingerprint
 from inferd.server.endpoints.responses.output import Output
 from inferd.server.endpoints.responses.output_items import Style
 from inferd.server.endpoints.service import Service

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.endpoints.answer import AnswerOptions
 from inferd.server.endpoints.body import body_of, query_of
+from inferd.server.endpoints.chunks import AnswerOptions
 from inferd.server.endpoints.respond import admit, respond, while_asked
 from inferd.server.endpoints.responses.background import Job
 from inferd.server.endpoints.responses.chat_request import callers_words, check, in_callers_words

@@ -1,6 +1,7 @@
-"""The common parts of chat and text answers: the head, the usage, the bytes of a chunk, and log probabilities.
+"""The chunks of chat and text streams: their bytes, and the parts that plain answers and other protocols have too.
 
-These have OpenAI's form for chat, its older form for text, and vLLM's form for prompts.
+Such parts are the head, the usage, and log probabilities, in OpenAI's form for chat, its older form for text, and
+vLLM's form for prompts.
 """
 
 from __future__ import annotations
