@@ -32,13 +32,7 @@ from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
-from inferd.engine.worker.determinism import refuse_varying
-from inferd.engine.worker.device import Device
-from inferd.engine.worker.followers import Followers, RankLaunch, RankLoaded
-from inferd.engine.worker.kept_weights import KeptWeights
-from inferd.engine.worker.kv import KVPool
-from inferd.engine.worker.loaded import LoadedModel
-from inferd.engine.worker.parts import (
+from inferd.engine.worker.build import (
     DraftParts,
     allocate_adapters,
     allocate_pool,
@@ -55,6 +49,12 @@ from inferd.engine.worker.parts import (
     read_draft_parts,
     recipe_for,
 )
+from inferd.engine.worker.determinism import refuse_varying
+from inferd.engine.worker.device import Device
+from inferd.engine.worker.followers import Followers, RankLaunch, RankLoaded
+from inferd.engine.worker.kept_weights import KeptWeights
+from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.peaks import measure
 from inferd.engine.worker.ranks import FollowingSampler, LeadingSampler, SharedRanks
 from inferd.engine.worker.runner import Runner

@@ -21,7 +21,7 @@ from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.resolve import resolve
 from inferd.engine.api.wire.messages import Phase, Ready
-from inferd.engine.worker import load, parts
+from inferd.engine.worker import build, load
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.tuning import Tuning
 from inferd.kernels import registry
@@ -45,18 +45,18 @@ class Start:
         self.phases: list[Phase] = []
         self.choices: list[Choices] = []
         self.attention: list[bool] = []
-        self.config, recipe_of, build = config, parts.recipe_of, AttentionBatch.build
+        self.config, recipe_of, build_batch = config, build.recipe_of, AttentionBatch.build
 
         def recipe(arch: Any, quantization: str, dtype: Any, choices: Choices, narrow: Any) -> Any:
             self.choices.append(choices)
             return recipe_of(arch, quantization, dtype, choices, narrow)
 
         def built(*given: Any, **options: Any) -> AttentionBatch:
-            batch = build(*given, **options)
+            batch = build_batch(*given, **options)
             self.attention.append(batch.is_deterministic)
             return batch
 
-        monkeypatch.setattr(parts, "recipe_of", recipe)
+        monkeypatch.setattr(build, "recipe_of", recipe)
         monkeypatch.setattr(AttentionBatch, "build", built)
         monkeypatch.setattr(load, "open_device", lambda *_: CpuDevice(1))
         monkeypatch.setattr(Tuning, "open", lambda *_: tuning)

@@ -20,7 +20,7 @@ from inferd.engine.api.resolve import resolve
 from inferd.engine.models.draft_head import EagleHead
 from inferd.engine.sched.plan import Row
 from inferd.engine.speculation.ports import MOST_DRAFTS
-from inferd.engine.worker import parts
+from inferd.engine.worker import build
 from inferd.engine.worker.draft_heads import HeadDrafts
 from tests.cpu import eagle
 from tests.cpu.eagle import DEFAULT_READ, PlainGlmLayer, PlainHead, PlainMTPLayer
@@ -96,7 +96,7 @@ def test_a_head_with_a_fault_is_seen(fault: str, served: Path, tmp_path: Path, m
     """Answers stay right, and the drafts are not those of plain PyTorch."""
     head = eagle.speculators(tmp_path)
     read = {"a layer too late": (1, 4, 6), "the last layers first": (6, 4, 0)}.get(fault, (0, 4, 6))
-    monkeypatch.setattr(parts, "layers_read_by", lambda head, num_layers: read)
+    monkeypatch.setattr(build, "layers_read_by", lambda head, num_layers: read)
     engine, oracle = Drafted(served, head, dtype="float32"), PlainHead.load(head, served, (0, 4, 6))
     if fault == "the token before":
         forward = EagleHead.forward

@@ -39,9 +39,9 @@ from inferd.engine.models.decoder import Decoder
 from inferd.engine.quant.recipe import RECIPES
 from inferd.engine.quant.scheme import QuantizationError
 from inferd.engine.sample.rules import SlotRules
+from inferd.engine.worker.build import load_and_measure
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
-from inferd.engine.worker.parts import load_and_measure
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
 from inferd.kernels.ops.paged_attention import ATTENTION_SPLIT, passes

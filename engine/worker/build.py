@@ -1,7 +1,8 @@
-"""The parts of a worker: its device, the kernels, the other ranks, the decoder with its weights, the KV pool and slots,
-and those of a draft model.
+"""Builds the objects of a worker: its device, the kernels, the other ranks, the decoder with its weights, the KV pool
+and slots, and those of a draft model.
 
 Each is made from resolved settings. If one cannot be made, the error says what would work. `load` puts them together.
+Parts of steps are elsewhere: each `StepPart` stands beside its feature.
 """
 
 from __future__ import annotations
