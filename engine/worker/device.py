@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.process.logs import counted
-from inferd.kernels.cpu.tape import Buffers, record
+from inferd.kernels.cpu import tape
 
 _MAX_CPU_ROWS = 64
 """Most rows of a recorded step: recordings of more would hold memory for little gain. At 32 rows calls from Python took
@@ -104,7 +104,7 @@ class CpuDevice:
         self.name = f"cpu, {counted(num_threads, 'thread')}, {instructions}"
         self.processor = f"cpu, {instructions}"
         self.torch_device = torch.device("cpu")
-        self._buffers = Buffers()
+        self._buffers = tape.Buffers()
 
     def empty_pool(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Pages of memory that the system allocates only when a block is first written."""
@@ -127,7 +127,7 @@ class CpuDevice:
         num_threads = torch.get_num_threads()
         torch.set_num_threads(self._num_threads)
         try:
-            return record(run, self._buffers)
+            return tape.record(run, self._buffers)
         finally:
             torch.set_num_threads(num_threads)
 

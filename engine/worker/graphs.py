@@ -10,11 +10,9 @@ with the last hidden states.
 A device may record few numbers of rows, and pad steps of other numbers. A padding row has no slot, writes its KV to a
 block of its own, and its result is not read. The caller runs all other steps, and models that cannot be recorded.
 
-For steps with prompts only the layers are recorded, by number of tokens: Python makes one call, not eight a layer.
-A step's rows and tokens are copied to a fixed tensor. The recording ends with the last hidden states, and the caller
-chooses the rows whose logits it wants. The number of rows of a recording is the most that its tokens can have: rows
-without tokens cost nothing. Padding tokens belong to no row. Only devices that record whole steps record these: on
-others, arithmetic takes the time of such steps.
+Two things happen here. To record a step, `_run` computes it once, call by call, while the device watches. To repeat it,
+`Recordings.output` calls `Recording.replay`: a CUDA graph, or a `Tape` of `kernels/cpu/tape`. `mixed_graphs` records
+steps with prompts.
 """
 
 from __future__ import annotations
@@ -23,14 +21,12 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from inferd.engine.models.loader import Progress
-from inferd.engine.sched.plan import Row
 from inferd.engine.worker.device import Device, Recording
 from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.slots import Batch
@@ -42,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 Draw = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(logits [R, V], slots [R], positions [R]) -> (ids, outcomes), [R] int64 each, from tensors alone."""
-_PADDING = -1
+PADDING_SLOT = -1
 """Slot of a padding row, and of a padding token; its position is 0."""
 
 
@@ -246,7 +242,7 @@ class StepGraphs:
 
     def _write(self, rows: Sequence[tuple[int, int]], bucket: int) -> None:
         num_padding = _width(bucket) - len(rows)
-        slots = [slot for slot, _ in rows] + [_PADDING] * num_padding
+        slots = [slot for slot, _ in rows] + [PADDING_SLOT] * num_padding
         positions = [position for _, position in rows] + [0] * num_padding
         self._device.write(self._rows[: 2 * _width(bucket)], slots + positions)
         if self._has_drafts:
@@ -280,73 +276,3 @@ class StepGraphs:
         token_ids, outcomes = self._draw(logits, slots, positions + 1)
         write_drawn(token_ids, slots, positions, model.slots.token_ids)
         return outcomes
-
-
-class MixedGraphs:
-    """The layers of one decoder over one KV pool and the slots of its requests, for steps of up to `max_tokens`."""
-
-    def __init__(self, model: LoadedModel, max_tokens: int) -> None:
-        self._model, device = model, model.device
-        sizes = [size for size in device.token_buckets if size < max_tokens]
-        sizes += [size for size in device.token_buckets if size >= max_tokens][:1]
-        self._recordings = recordings_of(model, "steps with prompts of {} tokens", sizes, self._run)
-        most = max(sizes, default=0)
-        self._numbers = torch.zeros(2 * most + 3 * self._num_rows(most), dtype=torch.int64, device=device.torch_device)
-
-    @property
-    def recorded_tokens(self) -> tuple[int, ...]:
-        """Numbers of tokens that steps were recorded for."""
-        return self._recordings[False].recorded
-
-    def record_all(self, progress: Progress | None = None) -> None:
-        """Record every number of tokens, all of them padding."""
-        for recordings in self._recordings.values():
-            recordings.record_all(lambda size: self._write((), size), progress)
-
-    def forward(self, rows: Sequence[Row]) -> Tensor | None:
-        """Final hidden states [T, hidden] of the rows' tokens, valid until the next step; None, with nothing computed,
-        if such a step is not recorded."""
-        recordings = self._recordings[uses_adapters(self._model, (row.slot for row in rows))]
-        if not recordings.is_complete:
-            self.record_all()
-        num_tokens = sum(row.num_tokens for row in rows)
-        size = recordings.size_for(num_tokens)
-        if size is None:
-            return None
-        self._write(rows, size)
-        output = recordings.output(size)
-        return None if output is None else output[:num_tokens]
-
-    def _num_rows(self, size: int) -> int:
-        """Most rows of a step of `size` tokens, rounded up to even: Triton compiles a kernel anew if an address is no
-        longer a multiple of 16."""
-        most = min(size, self._model.slots.num_slots)
-        return most + most % 2
-
-    def _write(self, rows: Sequence[Row], size: int) -> None:
-        ends = list(accumulate(row.num_tokens for row in rows))
-        num_tokens, num_idle = ends[-1] if ends else 0, self._num_rows(size) - len(rows)
-        numbers = [row.slot for row in rows] + [0] * num_idle
-        numbers += [row.start + row.num_tokens for row in rows] + [0] * num_idle
-        numbers += ends + [num_tokens] * num_idle
-        for row in rows:
-            numbers += [row.slot] * row.num_tokens
-        numbers += [_PADDING] * (size - num_tokens)
-        for row in rows:
-            numbers += range(row.start, row.start + row.num_tokens)
-        numbers += [0] * (size - num_tokens)
-        self._model.device.write(self._numbers[: len(numbers)], numbers)
-
-    def _run(self, has_adapters: bool, size: int) -> Tensor:
-        """The step that is recorded. A run to record it changes nothing that it reads, because it has padding alone."""
-        model, sizes = self._model, [self._num_rows(size)] * 3 + [size] * 2
-        assert model.kv.padding_block is not None, "a device that records whole steps pads them"
-        row_slots, seq_lens, ends, token_slots, positions = torch.split(self._numbers[: sum(sizes)], sizes)
-        batch = Batch.of_tokens(
-            model.slots,
-            (row_slots, seq_lens, ends),
-            (token_slots, positions),
-            model.kv.padding_block,
-            is_deterministic=model.is_deterministic,
-        )
-        return compute_layers(model, batch, has_adapters=has_adapters)

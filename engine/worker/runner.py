@@ -25,8 +25,9 @@ from inferd.engine.worker.device import Device, HostCopy
 from inferd.engine.worker.drafter import Drafter
 from inferd.engine.worker.drawing import Drawing
 from inferd.engine.worker.followers import Followers
-from inferd.engine.worker.graphs import MixedGraphs, StepGraphs, compute_layers, uses_adapters
+from inferd.engine.worker.graphs import StepGraphs, compute_layers, uses_adapters
 from inferd.engine.worker.loaded import LoadedModel
+from inferd.engine.worker.mixed_graphs import MixedGraphs
 from inferd.engine.worker.pooling import Pooler, PromptLogprobs
 from inferd.engine.worker.ranks import SentPlans
 from inferd.engine.worker.slots import Batch

@@ -19,7 +19,7 @@ from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.draft_head import EagleHead
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, RowStatus, StepPlan, StepResult, TableUpdate
-from inferd.engine.worker import graphs, runner
+from inferd.engine.worker import graphs, mixed_graphs, runner
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.draft_heads import HeadDrafts
 from inferd.engine.worker.draft_model import DraftModel
@@ -488,14 +488,14 @@ def test_a_step_of_any_number_of_tokens_is_the_step(monkeypatch: pytest.MonkeyPa
 
 
 def test_prompts_whose_padding_had_a_slot_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "_PADDING", 1)
+    monkeypatch.setattr(mixed_graphs, "PADDING_SLOT", 1)
     with pytest.raises(AssertionError):
         test_a_step_of_any_number_of_tokens_is_the_step(monkeypatch)
 
 
 def test_padding_that_had_a_slot_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison notices a padding row that is taken for the request in slot 0."""
-    monkeypatch.setattr(graphs, "_PADDING", 0)
+    monkeypatch.setattr(graphs, "PADDING_SLOT", 0)
     with pytest.raises(AssertionError):
         test_a_replayed_step_is_the_step(WINDOWED, torch.bfloat16, PLAIN)
 
