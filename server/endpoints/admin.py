@@ -67,11 +67,11 @@ class AdminApi:
         return Response(orjson.dumps(answer), media_type="application/json")
 
     async def load_adapter(
-        self, request: Request, wire: Annotated[LoadAdapterRequest, body_of(LoadAdapterRequest)]
+        self, request: Request, body: Annotated[LoadAdapterRequest, body_of(LoadAdapterRequest)]
     ) -> Response:
         """Answers when the adapter can be used. Raises `RequestError` if it cannot be loaded."""
         del request
-        service, name, path = self._base(wire.base_model_name), wire.lora_name, wire.lora_path
+        service, name, path = self._base(body.base_model_name), body.lora_name, body.lora_path
         check_ready(service.router.lifecycle, service.model.names[0])
         others = (each for each in self._services if each is not service)
         if not is_name(name):
@@ -88,11 +88,11 @@ class AdminApi:
         return Response(f"Success: LoRA adapter '{name}' added successfully.", media_type="text/plain")
 
     async def unload_adapter(
-        self, request: Request, wire: Annotated[UnloadAdapterRequest, body_of(UnloadAdapterRequest)]
+        self, request: Request, body: Annotated[UnloadAdapterRequest, body_of(UnloadAdapterRequest)]
     ) -> Response:
         """Raises `RequestError` if there is no such adapter."""
         del request
-        name = wire.lora_name
+        name = body.lora_name
         found = (service.router.adapters for service in self._services if name in service.router.adapters.named)
         adapters = next(found, None)
         if adapters is None:

@@ -42,10 +42,10 @@ async def read_body(request: Request, service: Service, request_type: type[R]) -
         ignored: list[str] | None = [] if service.unknown_fields == "warn" else None
         fields = parse_object(raw)
         request.state.model = fields.get("model")
-        wire = read(request_type, fields, ignored, notices)
+        body = read(request_type, fields, ignored, notices)
         if ignored:
             notices.append(Notice("unknown_parameter", _ignored_words(ignored)))
-        return wire
+        return body
 
     if len(raw) <= _INLINE_BYTES:
         return work()

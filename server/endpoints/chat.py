@@ -49,12 +49,12 @@ class ChatApi:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def create(self, request: Request, wire: Annotated[ChatRequest, body_of(ChatRequest)]) -> Response:
+    async def create(self, request: Request, body: Annotated[ChatRequest, body_of(ChatRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._services.of(wire.model)
-        options = options_of(wire, service.intake.check_model(wire.model))
-        caller = admit(request, service, wire.timeout, wire.n or 1)
-        accepted = await while_asked(request, caller.deadline, service.intake.chat(wire, caller))
+        service = self._services.of(body.model)
+        options = options_of(body, service.intake.check_model(body.model))
+        caller = admit(request, service, body.timeout, body.n or 1)
+        accepted = await while_asked(request, caller.deadline, service.intake.chat(body, caller))
         service.metrics.request_arrived("chat")
         return await respond(request, service, accepted, options, ChatRendering(service, accepted, options))
 

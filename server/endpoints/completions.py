@@ -43,13 +43,13 @@ class CompletionsApi:
         self._services = services
 
     async def create(
-        self, request: Request, wire: Annotated[CompletionRequest, body_of(CompletionRequest)]
+        self, request: Request, body: Annotated[CompletionRequest, body_of(CompletionRequest)]
     ) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._services.of(wire.model)
-        options = options_of(wire, service.intake.check_model(wire.model))
-        caller = admit(request, service, wire.timeout, len(wire.prompt) * (wire.n or 1))
-        accepted = await while_asked(request, caller.deadline, service.intake.completion(wire, caller))
+        service = self._services.of(body.model)
+        options = options_of(body, service.intake.check_model(body.model))
+        caller = admit(request, service, body.timeout, len(body.prompt) * (body.n or 1))
+        accepted = await while_asked(request, caller.deadline, service.intake.completion(body, caller))
         service.metrics.request_arrived("completions")
         return await respond(request, service, accepted, options, TextRendering(service, accepted, options))
 

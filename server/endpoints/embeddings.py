@@ -29,20 +29,20 @@ class EmbeddingsApi:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def create(self, request: Request, wire: Annotated[EmbeddingRequest, body_of(EmbeddingRequest)]) -> Response:
+    async def create(self, request: Request, body: Annotated[EmbeddingRequest, body_of(EmbeddingRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._services.of(wire.model)
-        name = service.intake.check_model(wire.model)
+        service = self._services.of(body.model)
+        name = service.intake.check_model(body.model)
         # The server sends inputs as places in the queue become free, so one free place is enough to begin.
-        caller = admit(request, service, wire.timeout, num_choices=1, has_target=False)
+        caller = admit(request, service, body.timeout, num_choices=1, has_target=False)
         hidden_size = service.router.replicas.ready.hidden_size
-        adapter = service.intake.adapter_of(wire.model)
-        work = EmbedIntake(service.prompts).take(wire, caller, hidden_size, adapter)
+        adapter = service.intake.adapter_of(body.model)
+        work = EmbedIntake(service.prompts).take(body, caller, hidden_size, adapter)
         accepted = await while_asked(request, caller.deadline, work)
-        add_special = wire.add_special_tokens is not False
-        request.state.notices += service.prompts.second_bos(wire.input, add_special=add_special)
+        add_special = body.add_special_tokens is not False
+        request.state.notices += service.prompts.second_bos(body.input, add_special=add_special)
         service.metrics.request_arrived("embeddings")
-        is_base64 = wire.encoding_format == "base64"
+        is_base64 = body.encoding_format == "base64"
 
         async def answer() -> bytes:
             vectors = await embed(service.router, accepted)

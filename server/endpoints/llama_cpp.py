@@ -32,23 +32,23 @@ class LlamaCppApi:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def infill(self, request: Request, wire: Annotated[InfillRequest, body_of(InfillRequest)]) -> Response:
+    async def infill(self, request: Request, body: Annotated[InfillRequest, body_of(InfillRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._services.of(wire.model)
-        name = service.intake.check_model(wire.model)
-        caller = admit(request, service, wire.timeout, wire.n_cmpl or 1)
-        accepted, is_cut = await while_asked(request, caller.deadline, service.intake.infill(wire, caller))
+        service = self._services.of(body.model)
+        name = service.intake.check_model(body.model)
+        caller = admit(request, service, body.timeout, body.n_cmpl or 1)
+        accepted, is_cut = await while_asked(request, caller.deadline, service.intake.infill(body, caller))
         service.metrics.request_arrived("infill")
         options = AnswerOptions(
             name=name,
-            is_stream=bool(wire.stream),
+            is_stream=bool(body.stream),
             include_usage=False,
             continuous_usage=False,
-            return_token_ids=bool(wire.return_tokens),
+            return_token_ids=bool(body.return_tokens),
             num_prompt_logprobs=None,
             include_metrics=True,
         )
-        rendering = InfillRendering(accepted, options, wire, is_cut=is_cut)
+        rendering = InfillRendering(accepted, options, body, is_cut=is_cut)
         return await respond(request, service, accepted, options, rendering)
 
     async def props(self, request: Request) -> Response:
@@ -84,9 +84,9 @@ class InfillRendering:
 
     keep_alive = sse.KEEP_ALIVE
 
-    def __init__(self, accepted: GenerateRequest, options: AnswerOptions, wire: InfillRequest, *, is_cut: bool) -> None:
+    def __init__(self, accepted: GenerateRequest, options: AnswerOptions, body: InfillRequest, *, is_cut: bool) -> None:
         """`is_cut`: whether the prompt leaves a part of the caller's texts out."""
-        self._accepted, self._options, self._wire, self._is_cut = accepted, options, wire, is_cut
+        self._accepted, self._options, self._body, self._is_cut = accepted, options, body, is_cut
         self._builder = ResultBuilder(accepted)
         self._num_output = [0] * accepted.num_choices
 
@@ -153,7 +153,7 @@ class InfillRendering:
             "tokens_cached": accepted.num_prompt_tokens + max(0, num_output - 1),
             "timings": timing and _timings(accepted.num_prompt_tokens, result.num_cached_tokens, num_output, timing),
         }
-        names = self._wire.response_fields
+        names = self._body.response_fields
         return picked(answer, names) if names else answer
 
     def _settings(self, index: int) -> InfillSettings:
@@ -169,8 +169,8 @@ class InfillRendering:
             "repeat_penalty": params.repetition_penalty,
             "presence_penalty": params.presence_penalty,
             "frequency_penalty": params.frequency_penalty,
-            "stop": self._wire.stop or (),
-            "ignore_eos": bool(self._wire.ignore_eos),
+            "stop": self._body.stop or (),
+            "ignore_eos": bool(self._body.ignore_eos),
             "stream": self._options.is_stream,
         }
 

@@ -124,16 +124,16 @@ def check_ready(lifecycle: ModelLifecycle, name: str) -> None:
         raise RequestError("server_is_overloaded", message)
 
 
-def options_of(wire: GenerationFields, name: str) -> AnswerOptions:
-    stream = wire.stream_options or StreamOptions()
+def options_of(body: GenerationFields, name: str) -> AnswerOptions:
+    stream = body.stream_options or StreamOptions()
     return AnswerOptions(
         name=name,
-        is_stream=bool(wire.stream),
+        is_stream=bool(body.stream),
         include_usage=stream.include_usage,
         continuous_usage=stream.include_usage and stream.continuous_usage_stats,
-        return_token_ids=bool(wire.return_token_ids),
-        num_prompt_logprobs=wire.prompt_logprobs,
-        include_metrics=bool(wire.include_metrics),
+        return_token_ids=bool(body.return_token_ids),
+        num_prompt_logprobs=body.prompt_logprobs,
+        include_metrics=bool(body.include_metrics),
     )
 
 

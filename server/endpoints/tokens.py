@@ -42,15 +42,15 @@ class TokensApi:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def tokenize(self, request: Request, wire: Annotated[TokenizeRequest, body_of(TokenizeRequest)]) -> Response:
+    async def tokenize(self, request: Request, body: Annotated[TokenizeRequest, body_of(TokenizeRequest)]) -> Response:
         """Raises `RequestError`."""
-        service = self._services.of(wire.model)
-        service.intake.check_model(wire.model)
-        token_ids = await while_asked(request, None, self._ids(service, wire, request.state.notices))
+        service = self._services.of(body.model)
+        service.intake.check_model(body.model)
+        token_ids = await while_asked(request, None, self._ids(service, body, request.state.notices))
 
         def work() -> bytes:
             token = service.model.tokenizer.token
-            strings = [token(token_id) for token_id in token_ids] if wire.return_token_strs else None
+            strings = [token(token_id) for token_id in token_ids] if body.return_token_strs else None
             answer: Tokenized = {
                 "count": len(token_ids),
                 "max_model_len": service.model.max_model_len,
@@ -63,25 +63,25 @@ class TokensApi:
         return Response(data, media_type="application/json")
 
     async def detokenize(
-        self, request: Request, wire: Annotated[DetokenizeRequest, body_of(DetokenizeRequest)]
+        self, request: Request, body: Annotated[DetokenizeRequest, body_of(DetokenizeRequest)]
     ) -> Response:
         """Raises `RequestError`."""
-        service = self._services.of(wire.model)
-        service.intake.check_model(wire.model)
+        service = self._services.of(body.model)
+        service.intake.check_model(body.model)
 
         def work() -> bytes:
-            service.prompts.check_ids(wire.tokens, "tokens")
+            service.prompts.check_ids(body.tokens, "tokens")
             table = service.model.tokenizer.bytes
-            num_bytes = sum(len(table.of(token_id)) for token_id in wire.tokens)
+            num_bytes = sum(len(table.of(token_id)) for token_id in body.tokens)
             if num_bytes > MAX_TEXT_BYTES:
                 rule = f"Their text has {num_bytes} bytes. Expected at most {MAX_TEXT_BYTES}; send fewer ids."
-                raise errors.invalid_value("tokens", f"{len(wire.tokens)} ids", rule)
-            text = service.model.tokenizer.decode(wire.tokens, skip_special=False)
+                raise errors.invalid_value("tokens", f"{len(body.tokens)} ids", rule)
+            text = service.model.tokenizer.decode(body.tokens, skip_special=False)
             # No other thread runs while orjson encodes. 9 MB would take 20 ms.
             parts = (orjson.dumps(text[start : start + _PART])[1:-1] for start in range(0, len(text), _PART))
             return exact(b'{"prompt":"' + b"".join(parts) + b'"}')
 
-        data = await service.threads.run(work, len(wire.tokens))
+        data = await service.threads.run(work, len(body.tokens))
         return Response(data, media_type="application/json")
 
     async def info(self, request: Request) -> Response:
@@ -89,26 +89,26 @@ class TokensApi:
         `RequestError`."""
         return Response(self._services.of_query(request).model.tokenizer_info, media_type="application/json")
 
-    async def _ids(self, service: Service, wire: TokenizeRequest, notices: list[Notice]) -> tuple[int, ...]:
+    async def _ids(self, service: Service, body: TokenizeRequest, notices: list[Notice]) -> tuple[int, ...]:
         """`notices` gets what was changed in the text. Raises `RequestError`."""
         prompts = service.prompts
-        if wire.messages is not None and wire.prompt is not None:
+        if body.messages is not None and body.prompt is not None:
             raise RequestError("invalid_value", "Only one of 'prompt' and 'messages' can be given.", "prompt")
-        if wire.messages is None:
-            if wire.prompt is None:
+        if body.messages is None:
+            if body.prompt is None:
                 raise errors.missing("prompt", "Send either 'prompt' or 'messages'.")
-            add_special = wire.add_special_tokens is not False
-            notices += prompts.second_bos((wire.prompt,), add_special=add_special)
-            return await prompts.encode(wire.prompt, add_special=add_special)
+            add_special = body.add_special_tokens is not False
+            notices += prompts.second_bos((body.prompt,), add_special=add_special)
+            return await prompts.encode(body.prompt, add_special=add_special)
         conversation = conversation_of(
-            wire.messages,
-            [tool.shown for tool in wire.tools] if wire.tools else None,
-            wire.add_generation_prompt,
-            wire.continue_final_message,
-            wire.chat_template_kwargs,
-            wire.documents,
+            body.messages,
+            [tool.shown for tool in body.tools] if body.tools else None,
+            body.add_generation_prompt,
+            body.continue_final_message,
+            body.chat_template_kwargs,
+            body.documents,
         )
-        add_special = bool(wire.add_special_tokens)
+        add_special = bool(body.add_special_tokens)
         token_ids, text = await prompts.render(conversation, add_special=add_special, notices=notices)
         notices += prompts.second_bos((text,), add_special=add_special)
         return token_ids
@@ -120,28 +120,28 @@ class RenderApi:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def chat(self, request: Request, wire: Annotated[ChatRequest, body_of(ChatRequest)]) -> Response:
+    async def chat(self, request: Request, body: Annotated[ChatRequest, body_of(ChatRequest)]) -> Response:
         """`{"token_ids": [...]}`. Raises `RequestError`, as for a chat, and `ClientGoneError`."""
-        return await self._render(request, wire, Intake.chat, is_list=False)
+        return await self._render(request, body, Intake.chat, is_list=False)
 
     async def completions(
-        self, request: Request, wire: Annotated[CompletionRequest, body_of(CompletionRequest)]
+        self, request: Request, body: Annotated[CompletionRequest, body_of(CompletionRequest)]
     ) -> Response:
         """One `{"token_ids": [...]}` for each prompt. Raises the same errors."""
-        return await self._render(request, wire, Intake.completion, is_list=True)
+        return await self._render(request, body, Intake.completion, is_list=True)
 
     async def _render(
         self,
         request: Request,
-        wire: R,
+        body: R,
         take: Callable[[Intake, R, Caller], Awaitable[GenerateRequest]],
         *,
         is_list: bool,
     ) -> Response:
-        service = self._services.of(wire.model)
-        service.intake.check_model(wire.model)
-        caller = caller_of(request, wire.timeout)
-        accepted = await while_asked(request, caller.deadline, take(service.intake, wire, caller))
+        service = self._services.of(body.model)
+        service.intake.check_model(body.model)
+        caller = caller_of(request, body.timeout)
+        accepted = await while_asked(request, caller.deadline, take(service.intake, body, caller))
         request.state.notices += accepted.notices
         data = await self._written(service, accepted, is_list=is_list)
         return Response(data, media_type="application/json")

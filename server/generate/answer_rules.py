@@ -62,15 +62,15 @@ class AnswerRules:
     """None: any text is allowed."""
 
 
-def asks_for_format(wire: GenerationFields) -> bool:
+def asks_for_format(body: GenerationFields) -> bool:
     """Whether any field constrains the answer."""
-    return any(getattr(wire, name, None) is not None for name in _FORMATS)
+    return any(getattr(body, name, None) is not None for name in _FORMATS)
 
 
-def answer_language(wire: GenerationFields, tokens: Tokens) -> AnswerLanguage | None:
+def answer_language(body: GenerationFields, tokens: Tokens) -> AnswerLanguage | None:
     """The language of the answer; None for free text. Raises `RequestError` if two fields constrain it."""
     given: dict[str, AnswerFormat] = {
-        name: wanted for name in _FORMATS if (wanted := getattr(wire, name, None)) is not None
+        name: wanted for name in _FORMATS if (wanted := getattr(body, name, None)) is not None
     }
     if len(given) > 1:
         first, second, *_ = given
@@ -82,39 +82,39 @@ def answer_language(wire: GenerationFields, tokens: Tokens) -> AnswerLanguage | 
     return None
 
 
-def check_tools(wire: ChatRequest) -> None:
+def check_tools(body: ChatRequest) -> None:
     """Check the fields about tools together. Raises `RequestError`."""
-    choice = wire.tool_choice
+    choice = body.tool_choice
     for name, is_given in (
         ("tool_choice", choice is not None and choice.mode != "none"),
-        ("parallel_tool_calls", wire.parallel_tool_calls is False),
+        ("parallel_tool_calls", body.parallel_tool_calls is False),
     ):
-        if is_given and not wire.tools:
+        if is_given and not body.tools:
             raise RequestError(
                 "invalid_value", f"The '{name}' parameter is only allowed when 'tools' are specified.", name
             )
-    known = dict.fromkeys(tool.name for tool in wire.tools or ())
+    known = dict.fromkeys(tool.name for tool in body.tools or ())
     for name, where in (choice.names if choice is not None else None) or ():
         if name not in known:
             raise errors.not_among(where, name, list(known)[:10])
 
 
-def tools_of(wire: ChatRequest) -> tuple[CallerTool, ...]:
+def tools_of(body: ChatRequest) -> tuple[CallerTool, ...]:
     """The tools that the model is shown."""
-    return () if _choice(wire).mode == "none" else wire.tools or ()
+    return () if _choice(body).mode == "none" else body.tools or ()
 
 
-def tools_shown(wire: ChatRequest) -> tuple[Mapping[str, object], ...] | None:
+def tools_shown(body: ChatRequest) -> tuple[Mapping[str, object], ...] | None:
     """The same tools as the template is given them."""
-    return tuple(tool.shown for tool in tools_of(wire)) or None
+    return tuple(tool.shown for tool in tools_of(body)) or None
 
 
-def template_kwargs(wire: ChatRequest, template: str) -> Mapping[str, object] | None:
+def template_kwargs(body: ChatRequest, template: str) -> Mapping[str, object] | None:
     """`chat_template_kwargs`, with `reasoning_effort` under the template's name for it. Raises `RequestError`."""
-    effort, name = _effort(wire), _switch(template)
+    effort, name = _effort(body), _switch(template)
     if effort is None or not name:
-        return wire.chat_template_kwargs
-    given = wire.chat_template_kwargs or {}
+        return body.chat_template_kwargs
+    given = body.chat_template_kwargs or {}
     level = "xhigh" if effort == "max" else effort  # the highest level that templates know
     value: object = level if name == "reasoning_effort" else effort != "none"
     if name in given:
@@ -123,25 +123,25 @@ def template_kwargs(wire: ChatRequest, template: str) -> Mapping[str, object] | 
     return {**given, name: value}
 
 
-def notices_of(wire: ChatRequest, model: ServedModel) -> tuple[Notice, ...]:
+def notices_of(body: ChatRequest, model: ServedModel) -> tuple[Notice, ...]:
     """Fields that have no effect with this model, or not the usual one."""
     template = "" if model.template is None else model.template.source
     found: list[Notice] = []
-    if _effort(wire) is not None and not _switch(template):
+    if _effort(body) is not None and not _switch(template):
         text = "'reasoning_effort' has no effect: this model's chat template has no switch for reasoning"
         found.append(Notice("no_effect", text))
-    if wire.verbosity not in (None, "medium"):
+    if body.verbosity not in (None, "medium"):
         text = "'verbosity' has no effect: say in the prompt how long the answer should be"
         found.append(Notice("no_effect", text))
-    unread = [name for name in wire.chat_template_kwargs or () if name not in _words(template)]
+    unread = [name for name in body.chat_template_kwargs or () if name not in _words(template)]
     if unread:
         text = (
             f"'chat_template_kwargs' has no effect for {_listed(unread)}: this model's chat template does not read it"
         )
         found.append(Notice("no_effect", text))
-    if tools_of(wire) and model.template is not None and model.template.lacks_tools:
+    if tools_of(body) and model.template is not None and model.template.lacks_tools:
         found.append(Notice("tools_as_text", LACKS_TOOLS))
-    lone = _lone_results(wire.messages)
+    lone = _lone_results(body.messages)
     if lone:
         text = (
             f"The model reads a tool's result without its call, for {_listed(lone)}: send the call too, in 'messages'"
@@ -176,11 +176,11 @@ def _lone_results(messages: Sequence[Message]) -> list[str]:
     return lone
 
 
-def _effort(wire: ChatRequest) -> str | None:
+def _effort(body: ChatRequest) -> str | None:
     """The requested effort of reasoning; the first of its two field names wins."""
-    if wire.reasoning_effort is not None or wire.reasoning is None:
-        return wire.reasoning_effort
-    return wire.reasoning.effort
+    if body.reasoning_effort is not None or body.reasoning is None:
+        return body.reasoning_effort
+    return body.reasoning.effort
 
 
 def _switch(template: str) -> str:
@@ -188,18 +188,18 @@ def _switch(template: str) -> str:
     return next((name for name in ("reasoning_effort", *_SWITCHES) if name in template), "")
 
 
-def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: AnswerLanguage | None) -> AnswerRules:
+def answer_rules(body: ChatRequest, model: ServedModel, prompt: str, answer: AnswerLanguage | None) -> AnswerRules:
     """The rules for the answer. `prompt`: the rendered text. `answer`: the language that other fields ask for.
 
     Raises `RequestError` if a rule cannot be enforced.
     """
     form, tokens, special_ids = model.format, model.tokenizer.added_tokens, model.tokenizer.special_ids
-    budget = wire.thinking_token_budget
+    budget = body.thinking_token_budget
     if budget is not None and not (form.reads_reasoning and can_bound(form.reasoning_syntax, tokens)):
         rule = "This model's reasoning ends with no token that could be forced; bound the answer with 'max_tokens'."
         raise errors.unsupported_parameter("thinking_token_budget", rule)
-    choice, tools = _choice(wire), tools_of(wire)
-    rules = _rules(choice, tools, wire)
+    choice, tools = _choice(body), tools_of(body)
+    rules = _rules(choice, tools, body)
     is_enforced = bool(tools) and (
         rules.is_required
         or choice.names is not None
@@ -226,8 +226,8 @@ def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: Ans
         content_is_last=answer is not None,
         call_ends_reasoning=not is_enforced and answer is None,
         offer=offer,
-        stops_reasoning=bool(wire.stop_in_reasoning),
-        shows_reasoning=wire.include_reasoning is not False and (wire.reasoning is None or wire.reasoning.is_shown),
+        stops_reasoning=bool(body.stop_in_reasoning),
+        shows_reasoning=body.include_reasoning is not False and (body.reasoning is None or body.reasoning.is_shown),
         kept_ids=frozenset(special_ids[marker] for marker in markers),
         names_function=choice.is_single,
     )
@@ -244,12 +244,12 @@ def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: Ans
     return AnswerRules(with_prefill_parsed(config) if is_read else None, answer)
 
 
-def _rules(choice: ToolChoice, tools: tuple[CallerTool, ...], wire: ChatRequest) -> CallRules:
+def _rules(choice: ToolChoice, tools: tuple[CallerTool, ...], body: ChatRequest) -> CallRules:
     names = None if choice.names is None else {name for name, _ in choice.names}
     return CallRules(
         tuple(tool for tool in tools if names is None or tool.name in names),
         is_required=choice.mode == "required",
-        is_single=choice.is_single or wire.parallel_tool_calls is False,
+        is_single=choice.is_single or body.parallel_tool_calls is False,
     )
 
 
@@ -286,6 +286,6 @@ def _before(config: ParserConfig, tokens: Mapping[str, int], budget: int | None)
     return reasoning(syntax, tokens, is_open=is_open, is_done=is_done, budget=budget), opening
 
 
-def _choice(wire: ChatRequest) -> ToolChoice:
+def _choice(body: ChatRequest) -> ToolChoice:
     """The request's choice, or OpenAI's default: the model decides."""
-    return wire.tool_choice or ToolChoice("auto")
+    return body.tool_choice or ToolChoice("auto")

@@ -65,19 +65,19 @@ class EmbedIntake:
         self._prompts = prompts
 
     async def take(
-        self, wire: EmbeddingRequest, caller: Caller, hidden_size: int, adapter: Adapter | None = None
+        self, body: EmbeddingRequest, caller: Caller, hidden_size: int, adapter: Adapter | None = None
     ) -> EmbedRequest:
         """`hidden_size`: components of the model's vectors; 0: it gives none. Raises `RequestError`."""
         if hidden_size == 0:
             message = "This server's engine gives no hidden states that embeddings could be made of."
             raise RequestError("not_implemented", message)
-        if wire.dimensions is not None and wire.dimensions > hidden_size:
-            raise errors.above_max("dimensions", hidden_size, wire.dimensions)
-        add_special = wire.add_special_tokens is not False
-        kept = self._prompts.kept(wire.truncate_prompt_tokens, 0, None)
+        if body.dimensions is not None and body.dimensions > hidden_size:
+            raise errors.above_max("dimensions", hidden_size, body.dimensions)
+        add_special = body.add_special_tokens is not False
+        kept = self._prompts.kept(body.truncate_prompt_tokens, 0, None)
         check_size = partial(self._prompts.check_least, "input") if kept is None else None
         all_encoded = await self._prompts.encode_all(
-            wire.input,
+            body.input,
             add_special=add_special,
             param="input",
             check_size=check_size,
@@ -89,13 +89,13 @@ class EmbedIntake:
             for i, encoded in enumerate(all_encoded)
         )
         pooling = Pooling(
-            wire.pooling or "last", wire.dimensions or hidden_size, is_normalized=wire.normalize is not False
+            body.pooling or "last", body.dimensions or hidden_size, is_normalized=body.normalize is not False
         )
         return EmbedRequest(
             engine_id=f"embd-{secrets.token_hex(8)}",
             inputs=inputs,
             params=SamplingParams(max_tokens=0, seed=0, pooling=pooling, adapter=adapter),
-            scheduling=caller.scheduling(wire),
+            scheduling=caller.scheduling(body),
             account=caller.account,
         )
 

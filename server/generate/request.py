@@ -1,8 +1,8 @@
 """A caller, a valid request with its deadline, and the submits that it becomes. Only the intake makes a valid request.
 
 Work that is not done by its deadline is cancelled, and its request gets an error. Times are of `time.monotonic`, so
-that a change of the wall clock ends nothing early. The engine's `SamplingParams` come from wire fields and defaults,
-seeds included. Order of precedence: caller, checkpoint, OpenAI.
+that a change of the wall clock ends nothing early. The engine's `SamplingParams` come from fields of the body and
+defaults, seeds included. Order of precedence: caller, checkpoint, OpenAI.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ T = TypeVar("T")
 
 
 def sampling_params(
-    wire: GenerationFields,
+    body: GenerationFields,
     model: ServedModel,
     seed: int,
     max_tokens: int,
@@ -103,20 +103,20 @@ def sampling_params(
     return SamplingParams(
         max_tokens=max_tokens,
         seed=engine_seed(seed),
-        min_tokens=wire.min_tokens or 0,
-        temperature=_first(wire.temperature, defaults.temperature),
+        min_tokens=body.min_tokens or 0,
+        temperature=_first(body.temperature, defaults.temperature),
         # -1 is another spelling of "off".
-        top_k=max(0, _first(wire.top_k, defaults.top_k)),
-        top_p=_first(wire.top_p, defaults.top_p),
-        min_p=_first(wire.min_p, defaults.min_p),
-        repetition_penalty=_first(wire.repetition_penalty, defaults.repetition_penalty),
-        presence_penalty=wire.presence_penalty or 0.0,
-        frequency_penalty=wire.frequency_penalty or 0.0,
-        logit_bias=wire.logit_bias or (),
-        allowed_token_ids=tuple(dict.fromkeys(wire.allowed_token_ids or ())),
+        top_k=max(0, _first(body.top_k, defaults.top_k)),
+        top_p=_first(body.top_p, defaults.top_p),
+        min_p=_first(body.min_p, defaults.min_p),
+        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=body.logit_bias or (),
+        allowed_token_ids=tuple(dict.fromkeys(body.allowed_token_ids or ())),
         bad_words=bad_words,
-        eos_token_ids=() if wire.ignore_eos else model.eos_token_ids,
-        stop_token_ids=tuple(dict.fromkeys(wire.stop_token_ids or ())),
+        eos_token_ids=() if body.ignore_eos else model.eos_token_ids,
+        stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         grammar=grammar,
@@ -173,13 +173,13 @@ class Caller:
     """The account that its tokens are charged to."""
 
     def scheduling(
-        self, wire: GenerationFields | EmbeddingRequest, cache_salt: str | None = None, defaults: Targets = NO_TARGETS
+        self, body: GenerationFields | EmbeddingRequest, cache_salt: str | None = None, defaults: Targets = NO_TARGETS
     ) -> SchedulingParams:
         """How a request of this caller shares the engine with others. `defaults`: targets of a caller that has none."""
         targets = self.targets.over(defaults)
         return SchedulingParams(
             arrival_s=self.arrival_s,
-            priority=wire.priority or 0,
+            priority=body.priority or 0,
             cache_salt=f"{self.tenant}/{cache_salt}" if cache_salt else self.tenant,
             tenant=self.tenant,
             weight=self.weight,

@@ -55,8 +55,8 @@ def prompts(min_chars: int) -> ReadBy:
     text = Annotated[Text, Field(min_length=min_chars)] if min_chars else Text
     many_texts = Annotated[list[text], Field(min_length=1, max_length=MAX_PROMPTS)]  # type: ignore[valid-type]
     many_ids = Annotated[list[_TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
-    wire = text | _TokenIds | many_texts | many_ids
-    return ReadBy(lambda value, where: read_prompts(value, where, min_chars), wire)
+    sent = text | _TokenIds | many_texts | many_ids
+    return ReadBy(lambda value, where: read_prompts(value, where, min_chars), sent)
 
 
 class CompletionRequest(GenerationFields):

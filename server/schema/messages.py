@@ -1,4 +1,4 @@
-"""The messages of a conversation: read from the wire into the plain mappings that chat templates expect.
+"""The messages of a conversation: read from a body into the plain mappings that chat templates expect.
 
 Roles and parts are checked here. What a role looks like to the model is the template's business, not this file's. What
 a model wrote is taken back as it is, and what it cannot read is left out of results and of older messages.

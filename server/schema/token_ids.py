@@ -65,8 +65,8 @@ def _whole(value: object, where: str) -> int:
 
 def token_ids(min_length: int, max_length: int) -> ReadBy:
     """A list of token ids, as an annotation."""
-    wire = Annotated[list[TokenId], Field(min_length=min_length, max_length=max_length)]
-    return ReadBy(lambda value, where: read_token_ids(value, where, min_length, max_length), wire)
+    sent = Annotated[list[TokenId], Field(min_length=min_length, max_length=max_length)]
+    return ReadBy(lambda value, where: read_token_ids(value, where, min_length, max_length), sent)
 
 
 def read_logit_bias(value: object, where: str) -> tuple[tuple[int, float], ...]:

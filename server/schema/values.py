@@ -91,14 +91,14 @@ def _is_same(value: object, known: object) -> bool:
 class AsGiven:
     """An object that is checked, and passed on as the client wrote it, nulls included, but without further keys."""
 
-    wire: type[Part]
+    sent: type[Part]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_wrap_validator_function(self._read, handler.generate_schema(self.wire))
+        return core_schema.no_info_wrap_validator_function(self._read, handler.generate_schema(self.sent))
 
     def _read(self, value: Any, read: Callable[[object], object]) -> dict[str, object]:
         read(value)
-        return _kept(self.wire, value)
+        return _kept(self.sent, value)
 
 
 def _kept(model: type[Part], value: Mapping[str, object]) -> dict[str, object]:
@@ -129,17 +129,18 @@ class Besides:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Converted:
-    """The client sends a `wire`, and the model holds what `convert` makes of it and of the field's name.
+    """The client sends a value of the type `sent`, and the model holds what `convert` makes of it and of the field's
+    name.
 
     `convert` may raise `RequestError`.
     """
 
-    wire: Any
+    sent: Any
     convert: Callable[[Any, str], object]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_info_after_validator_function(
-            _refusing(self.convert), handler.generate_schema(self.wire)
+            _refusing(self.convert), handler.generate_schema(self.sent)
         )
 
 
@@ -147,11 +148,11 @@ class Converted:
 class Kept:
     """As `Converted`, with a `convert` that is also given the value as the client wrote it, before the other two."""
 
-    wire: Any
+    sent: Any
     convert: Callable[[Any, Any, str], object]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.with_info_wrap_validator_function(self._read, handler.generate_schema(self.wire))
+        return core_schema.with_info_wrap_validator_function(self._read, handler.generate_schema(self.sent))
 
     def _read(self, value: object, read: Callable[[object], object], info: ValidationInfo) -> object:
         checked = read(value)
@@ -163,11 +164,11 @@ class Telling:
     """As `Converted`, with a `convert` that is given the validator's `info`, so that it may tell notices and read the
     fields before."""
 
-    wire: Any
+    sent: Any
     convert: Callable[[Any, ValidationInfo], object]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.with_info_after_validator_function(self._read, handler.generate_schema(self.wire))
+        return core_schema.with_info_after_validator_function(self._read, handler.generate_schema(self.sent))
 
     def _read(self, value: object, info: ValidationInfo) -> object:
         try:
@@ -180,16 +181,16 @@ class Telling:
 class ReadBy:
     """A value that `read` checks and converts, given the field's name: long lists, in slices.
 
-    pydantic holds the interpreter lock while it checks a list, but not while it calls Python. `wire` is what the
+    pydantic holds the interpreter lock while it checks a list, but not while it calls Python. `sent` is what the
     documentation says of the value. `read` may raise `RequestError`.
     """
 
     read: Callable[[Any, str], object]
-    wire: Any
+    sent: Any
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_info_plain_validator_function(
-            _refusing(self.read), json_schema_input_schema=handler.generate_schema(self.wire)
+            _refusing(self.read), json_schema_input_schema=handler.generate_schema(self.sent)
         )
 
 

@@ -1,4 +1,4 @@
-"""Structured outputs: from typed wire fields to the text of a llguidance grammar that an answer must follow.
+"""Structured outputs: from typed fields of a request to the text of a llguidance grammar that an answer must follow.
 
 - `language`: a `Language` is a set of texts. Pure functions compose languages; `Language.text()` is the whole grammar
   for the engine (`SamplingParams.grammar`). `generate/answer_rules` combines the fields that constrain an answer, and

@@ -1,8 +1,8 @@
 """Languages (sets of texts) and their composition, written as Lark grammars for llguidance.
 
 Pure functions take and return a `Language`; `Language.text` is for the engine. A grammar is as long as its parts
-together: a part that is used twice becomes a rule (`shared`). Knows no wire fields. The compiler, not this file, finds
-malformed grammars.
+together: a part that is used twice becomes a rule (`shared`). Knows no fields of requests. The compiler, not this
+file, finds malformed grammars.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A caller's grammar of free texts, for texts that a model writes inside a string of JSON.
 
 The quoted grammar matches `json.dumps(text, ensure_ascii=False)[1:-1]` exactly for the texts that the grammar itself
-matches. Knows no wire fields.
+matches. Knows no fields of requests.
 """
 
 from __future__ import annotations

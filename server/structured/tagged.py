@@ -3,7 +3,7 @@
 The lexer of llguidance takes as much as a terminal matches, so a terminal of any text would take the marker too, and
 never end. Therefore no lexeme may hold the marker, and a lexeme that might begin to take it is also written together
 with it.
-Knows no wire fields.
+Knows no fields of requests.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def parts_in(hint: Any) -> Iterator[type[Part]]:
     if isinstance(hint, type) and issubclass(hint, Part):
         yield hint
     inner = (hint.annotation, *hint.metadata) if isinstance(hint, FieldInfo) else get_args(hint)
-    for one in (*inner, *([hint.wire] if hasattr(hint, "wire") else ())):
+    for one in (*inner, *([hint.sent] if hasattr(hint, "sent") else ())):
         yield from parts_in(one)
 
 

@@ -26,55 +26,55 @@ _NAMES = {
 """Chat's name of a field -> Anthropic's, for fields that are checked after the translation."""
 
 
-def shown_tools(wire: CountTokensRequest) -> tuple[CallerTool, ...]:
+def shown_tools(body: CountTokensRequest) -> tuple[CallerTool, ...]:
     """The tools that the model is shown, in the order of the request: one that is loaded later changes no text before
     it."""
-    tools, conversation = wire.tools or AnthropicTools(), wire.messages
+    tools, conversation = body.tools or AnthropicTools(), body.messages
     defined = {tool.name: tool for tool in conversation.defined}
     known = (*(tool for tool in tools.callable if tool.name not in defined), *defined.values())
     hidden = () if tools.is_searched else tools.deferred
     return tuple(tool for tool in known if conversation.is_shown.get(tool.name, tool.name not in hidden))
 
 
-def prompt_of(wire: CountTokensRequest, model: ServedModel) -> ChatRequest:
+def prompt_of(body: CountTokensRequest, model: ServedModel) -> ChatRequest:
     """The part of the chat request that determines the prompt. Raises `RequestError`."""
-    messages, continues = _turns(wire.messages.messages)
-    if wire.system:
-        messages = joined([{"role": "system", "content": wire.system}, *messages[:1]]) + messages[1:]
-    thinking, tools = wire.thinking, shown_tools(wire)
-    use = _use(wire, tools)
+    messages, continues = _turns(body.messages.messages)
+    if body.system:
+        messages = joined([{"role": "system", "content": body.system}, *messages[:1]]) + messages[1:]
+    thinking, tools = body.thinking, shown_tools(body)
+    use = _use(body, tools)
     return ChatRequest.model_construct(
-        model=wire.model,
+        model=body.model,
         messages=messages,
         continue_final_message=continues or None,
         tools=tools or None,
         tool_choice=use.choice if use else None,
         parallel_tool_calls=False if use and not use.is_parallel else None,
-        chat_template_kwargs=_switches(wire, model) or None,
+        chat_template_kwargs=_switches(body, model) or None,
         thinking_token_budget=thinking.budget if thinking and _bounds_thinking(model) else None,
         include_reasoning=thinking.is_shown if thinking else None,
-        response_format=_format(wire),
+        response_format=_format(body),
     )
 
 
-def chat_of(wire: MessagesRequest, model: ServedModel) -> ChatRequest:
+def chat_of(body: MessagesRequest, model: ServedModel) -> ChatRequest:
     """The whole chat request, without a positive `max_tokens`, which is only an upper bound. Raises `RequestError`."""
     update = {
-        "max_tokens": None if wire.max_tokens else 0,
-        "stop": wire.stop_sequences,
-        "stream": wire.stream,
-        "temperature": wire.temperature,
-        "top_k": wire.top_k,
-        "top_p": wire.top_p,
-        "seed": wire.seed,
+        "max_tokens": None if body.max_tokens else 0,
+        "stop": body.stop_sequences,
+        "stream": body.stream,
+        "temperature": body.temperature,
+        "top_k": body.top_k,
+        "top_p": body.top_p,
+        "seed": body.seed,
     }
-    return prompt_of(wire, model).model_copy(update=update)
+    return prompt_of(body, model).model_copy(update=update)
 
 
-def notices_of(wire: CountTokensRequest, model: ServedModel) -> list[Notice]:
+def notices_of(body: CountTokensRequest, model: ServedModel) -> list[Notice]:
     """Notices about what the translation leaves out or does otherwise."""
     found: list[tuple[Name, str]] = []
-    thinking, reasons = wire.thinking, model.format.reads_reasoning
+    thinking, reasons = body.thinking, model.format.reads_reasoning
     if thinking and thinking.is_on and not (reasons or _switch(model)):
         found.append(("no_effect", "'thinking' has no effect: this model does not reason"))
     if thinking and not thinking.is_on and reasons and not _switch(model):
@@ -83,7 +83,7 @@ def notices_of(wire: CountTokensRequest, model: ServedModel) -> list[Notice]:
     if thinking and thinking.budget and reasons and not _bounds_thinking(model):
         text = "'thinking.budget_tokens' has no effect: this model's reasoning ends with no token that could be forced"
         found.append(("no_effect", text))
-    if _effort(wire) and not _reads_effort(model):
+    if _effort(body) and not _reads_effort(model):
         text = "'output_config.effort' has no effect: this model's chat template has no levels of reasoning"
         found.append(("no_effect", text))
     return [Notice(name, text) for name, text in found]
@@ -118,28 +118,28 @@ def _turns(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], bool]:
     return messages[:-1], False
 
 
-def _use(wire: CountTokensRequest, tools: tuple[CallerTool, ...]) -> ToolUse | None:
+def _use(body: CountTokensRequest, tools: tuple[CallerTool, ...]) -> ToolUse | None:
     """The choice among the tools that the model is shown. Raises `RequestError` if it needs another one."""
-    use = wire.tool_choice
+    use = body.tool_choice
     if use is None:
         return None
     for name, where in use.choice.names or ():
         if name not in [tool.name for tool in tools]:
-            raise _not_shown(wire, name, where, tools)
+            raise _not_shown(body, name, where, tools)
     if tools:
         return use
-    if use.choice.mode == "required" and wire.tools:
+    if use.choice.mode == "required" and body.tools:
         rule = "The model is shown none of the tools. Add one that you run yourself, or leave the choice to 'auto'."
         raise errors.invalid_value("tool_choice.type", "any", rule)
     return use if use.choice.mode == "required" else None
 
 
-def _not_shown(wire: CountTokensRequest, name: str, where: str, tools: tuple[CallerTool, ...]) -> RequestError:
-    given = wire.tools or AnthropicTools()
+def _not_shown(body: CountTokensRequest, name: str, where: str, tools: tuple[CallerTool, ...]) -> RequestError:
+    given = body.tools or AnthropicTools()
     if name in given.hidden:
         way_out = "Choose a tool that you run yourself, or 'auto'."
         return errors.unsupported_value(where, name, f"{given.hidden[name]}. {way_out}")
-    if any(tool.name == name for tool in (*given.callable, *wire.messages.defined)):
+    if any(tool.name == name for tool in (*given.callable, *body.messages.defined)):
         rule = "This tool is not loaded. Leave out its 'defer_loading', or load it by a 'tool_reference' first."
         return errors.invalid_value(where, name, rule)
     if not tools:
@@ -158,9 +158,9 @@ def _switch(model: ServedModel) -> str | None:
     return next((name for name in _THINKING_SWITCHES if name in _template(model)), None)
 
 
-def _effort(wire: CountTokensRequest) -> str | None:
+def _effort(body: CountTokensRequest) -> str | None:
     """The effort of a turn of the system counts more than that of the request."""
-    return wire.messages.effort or (wire.output_config.effort if wire.output_config else None)
+    return body.messages.effort or (body.output_config.effort if body.output_config else None)
 
 
 def _reads_effort(model: ServedModel) -> bool:
@@ -172,20 +172,20 @@ def _bounds_thinking(model: ServedModel) -> bool:
     return form.reads_reasoning and can_bound(form.reasoning_syntax, model.tokenizer.added_tokens)
 
 
-def _switches(wire: CountTokensRequest, model: ServedModel) -> dict[str, object]:
+def _switches(body: CountTokensRequest, model: ServedModel) -> dict[str, object]:
     """The chat template's variables about reasoning, if it has any."""
     switches: dict[str, object] = {}
-    switch, effort = _switch(model), _effort(wire)
-    if wire.thinking and switch:
-        switches[switch] = wire.thinking.is_on
+    switch, effort = _switch(model), _effort(body)
+    if body.thinking and switch:
+        switches[switch] = body.thinking.is_on
     if effort and _reads_effort(model):
         switches["reasoning_effort"] = "xhigh" if effort == "max" else effort
     return switches
 
 
-def _format(wire: CountTokensRequest) -> AnswerFormat | None:
-    newer = wire.output_config.format if wire.output_config else None
-    if newer is not None and wire.output_format is not None:
+def _format(body: CountTokensRequest) -> AnswerFormat | None:
+    newer = body.output_config.format if body.output_config else None
+    if newer is not None and body.output_format is not None:
         message = "Only one of 'output_config.format' and 'output_format' can be given."
         raise RequestError("invalid_value", message, "output_format")
-    return newer or wire.output_format
+    return newer or body.output_format

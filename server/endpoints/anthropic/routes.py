@@ -257,29 +257,29 @@ class MessagesApi:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def create(self, request: Request, wire: Annotated[MessagesRequest, body_of(MessagesRequest)]) -> Response:
+    async def create(self, request: Request, body: Annotated[MessagesRequest, body_of(MessagesRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._services.of(wire.model)
-        name = service.intake.check_model(wire.model)
+        service = self._services.of(body.model)
+        name = service.intake.check_model(body.model)
         caller = admit(request, service, None, num_choices=1)
-        request.state.notices += notices_of(wire, service.model)
-        chat = chat_of(wire, service.model)
-        work = service.intake.chat(chat, caller, prefix="msg_", most=wire.max_tokens)
+        request.state.notices += notices_of(body, service.model)
+        chat = chat_of(body, service.model)
+        work = service.intake.chat(chat, caller, prefix="msg_", most=body.max_tokens)
         accepted = (await _in_anthropic_words(while_asked(request, caller.deadline, work))).in_words(anthropic_words)
         service.metrics.request_arrived("messages")
         prints = fingerprint(service, accepted)
-        rendering = MessageRendering(accepted, name, wire.max_tokens, request.state.request_id, prints)
-        return await respond(request, service, accepted, _options(name, wire), rendering)
+        rendering = MessageRendering(accepted, name, body.max_tokens, request.state.request_id, prints)
+        return await respond(request, service, accepted, _options(name, body), rendering)
 
     async def count_tokens(
-        self, request: Request, wire: Annotated[CountTokensRequest, body_of(CountTokensRequest)]
+        self, request: Request, body: Annotated[CountTokensRequest, body_of(CountTokensRequest)]
     ) -> Response:
         """The count, even if it exceeds the context. Needs no engine. Raises `RequestError`."""
-        service = self._services.of(wire.model)
-        service.intake.check_model(wire.model)
+        service = self._services.of(body.model)
+        service.intake.check_model(body.model)
         caller = caller_of(request)
-        request.state.notices += notices_of(wire, service.model)
-        work = service.intake.read_chat(prompt_of(wire, service.model), request.state.notices)
+        request.state.notices += notices_of(body, service.model)
+        work = service.intake.read_chat(prompt_of(body, service.model), request.state.notices)
         token_ids, _ = await _in_anthropic_words(while_asked(request, caller.deadline, work))
         answer: TokenCount = {"input_tokens": len(token_ids)}
         return Response(orjson.dumps(answer), media_type="application/json")
@@ -296,10 +296,10 @@ async def _in_anthropic_words(work: Awaitable[T]) -> T:
         del reworded  # it refers to this frame, and would keep itself alive
 
 
-def _options(name: str, wire: MessagesRequest) -> AnswerOptions:
+def _options(name: str, body: MessagesRequest) -> AnswerOptions:
     return AnswerOptions(
         name=name,
-        is_stream=bool(wire.stream),
+        is_stream=bool(body.stream),
         include_usage=False,
         continuous_usage=False,
         return_token_ids=False,

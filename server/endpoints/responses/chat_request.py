@@ -25,41 +25,41 @@ Placed = tuple[Item, str]
 """(item, path of the field that it came from)."""
 
 
-def chat_request(wire: ResponsesRequest, items: Iterable[Placed]) -> ChatRequest:
+def chat_request(body: ResponsesRequest, items: Iterable[Placed]) -> ChatRequest:
     """The chat request. `items` is the whole conversation without references. Raises `RequestError`."""
     placed = list(items)
-    toolset = toolset_of(wire.tools or (), placed)
-    messages = (*_instructions(wire.instructions), *messages_of(placed, toolset))
-    shows_logprobs = LOGPROBS in (wire.include or ())
-    choice = toolset.choice(wire.tool_choice)
+    toolset = toolset_of(body.tools or (), placed)
+    messages = (*_instructions(body.instructions), *messages_of(placed, toolset))
+    shows_logprobs = LOGPROBS in (body.include or ())
+    choice = toolset.choice(body.tool_choice)
     has_choice = choice is not None and (bool(toolset.tools) or choice.mode == "required")
     return ChatRequest.model_construct(
-        **{name: getattr(wire, name) for name in SharedFields.model_fields},
+        **{name: getattr(body, name) for name in SharedFields.model_fields},
         messages=messages,
-        max_completion_tokens=wire.max_output_tokens,
-        response_format=wire.text.means if wire.text is not None else None,
+        max_completion_tokens=body.max_output_tokens,
+        response_format=body.text.means if body.text is not None else None,
         logprobs=shows_logprobs or None,
-        top_logprobs=wire.top_logprobs,
+        top_logprobs=body.top_logprobs,
         tools=toolset.tools or None,
         tool_choice=choice if has_choice else None,
-        parallel_tool_calls=wire.parallel_tool_calls if toolset.tools else None,
-        reasoning_effort=wire.reasoning.effort if wire.reasoning is not None else None,
-        thinking_token_budget=wire.thinking_token_budget,
-        stop_in_reasoning=wire.stop_in_reasoning,
-        chat_template_kwargs=wire.chat_template_kwargs,
-        verbosity=wire.text.verbosity if wire.text is not None else None,
+        parallel_tool_calls=body.parallel_tool_calls if toolset.tools else None,
+        reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
+        thinking_token_budget=body.thinking_token_budget,
+        stop_in_reasoning=body.stop_in_reasoning,
+        chat_template_kwargs=body.chat_template_kwargs,
+        verbosity=body.text.verbosity if body.text is not None else None,
     )
 
 
-def check(wire: ResponsesRequest) -> None:
+def check(body: ResponsesRequest) -> None:
     """Raises `RequestError` if fields contradict each other."""
     for param, other, is_wrong in (
-        ("background", "'stream' is disabled", bool(wire.background and wire.stream)),
-        ("background", "'store' is enabled", bool(wire.background and wire.store is False)),
+        ("background", "'stream' is disabled", bool(body.background and body.stream)),
+        ("background", "'store' is enabled", bool(body.background and body.store is False)),
         (
             "top_logprobs",
             f"'include' has '{LOGPROBS}'",
-            bool(wire.top_logprobs) and LOGPROBS not in (wire.include or ()),
+            bool(body.top_logprobs) and LOGPROBS not in (body.include or ()),
         ),
     ):
         if is_wrong:

@@ -47,14 +47,14 @@ class ResponseContext:
 
 
 def conversation_of(
-    wire: ResponsesRequest, previous: Stored | None, with_item: Callable[[str], Stored | None]
+    body: ResponsesRequest, previous: Stored | None, with_item: Callable[[str], Stored | None]
 ) -> ResponseContext:
     """`with_item` finds the stored response that has an item. Raises `RequestError`."""
-    placed = [*_history(previous), *_resolved(wire.input, with_item)]
+    placed = [*_history(previous), *_resolved(body.input, with_item)]
     items = [_with_id(item) for item, _ in placed]
     item_ids = tuple(dict.fromkeys(str(item["id"]) for item in items))
-    tools = _array(map(shown_tool, wire.tools or ()))
-    return ResponseContext(chat_request(wire, placed), _array(items), item_ids, tools)
+    tools = _array(map(shown_tool, body.tools or ()))
+    return ResponseContext(chat_request(body, placed), _array(items), item_ids, tools)
 
 
 def _array(values: Iterable[object]) -> bytes:

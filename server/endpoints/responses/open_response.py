@@ -47,14 +47,14 @@ class OpenResponse:
     """A response, from `queued` or `in_progress` to its final status."""
 
     def __init__(
-        self, service: Service, wire: ResponsesRequest, accepted: GenerateRequest, model: str, tools: bytes
+        self, service: Service, body: ResponsesRequest, accepted: GenerateRequest, model: str, tools: bytes
     ) -> None:
         """`tools`: those of the request as the response repeats them, as JSON."""
-        self.status: ResponseStatus = "queued" if wire.background else "in_progress"
+        self.status: ResponseStatus = "queued" if body.background else "in_progress"
         self.id = accepted.response_id
         self.numbers = count()
         """The numbers of the stream's events."""
-        self.is_kept = wire.store is not False
+        self.is_kept = body.store is not False
         """Whether it is stored, or will be."""
         self._accepted = accepted
         self._counts = Counts(accepted.num_prompt_tokens)
@@ -62,14 +62,14 @@ class OpenResponse:
         self._output = Output(
             Style(
                 logprobs=lambda scored: chat_logprobs(token_bytes, scored)["content"],
-                seals_reasoning=SEALED_REASONING in (wire.include or ()),
+                seals_reasoning=SEALED_REASONING in (body.include or ()),
                 numbers=self.numbers,
                 tools=accepted.tools,
             )
         )
         self._error: ResponseFailure | None = None
         self._completed_at: int | None = None
-        self._asked = _asked(wire, accepted, model, tools, fingerprint(service, accepted))
+        self._asked = _asked(body, accepted, model, tools, fingerprint(service, accepted))
 
     def feed(self, event: Event) -> Iterator[OutputEvent]:
         """The stream's events for an event of the choice. Must be read to its end."""
@@ -199,34 +199,34 @@ class ResponsesRendering:
 
 
 def _asked(
-    wire: ResponsesRequest, accepted: GenerateRequest, model: str, tools: bytes, fingerprint: str
+    body: ResponsesRequest, accepted: GenerateRequest, model: str, tools: bytes, fingerprint: str
 ) -> ResponseRequest:
-    reasoning, text = wire.reasoning, wire.text or TextOption({"type": "text"}, None)
+    reasoning, text = body.reasoning, body.text or TextOption({"type": "text"}, None)
     return {
         "created_at": int(time.time()),
         "model": model,
-        "background": bool(wire.background),
-        "instructions": wire.instructions,
-        "max_output_tokens": None if wire.max_output_tokens is None else min(wire.max_output_tokens, _MAX_SHOWN),
+        "background": bool(body.background),
+        "instructions": body.instructions,
+        "max_output_tokens": None if body.max_output_tokens is None else min(body.max_output_tokens, _MAX_SHOWN),
         "max_tool_calls": None,
-        "metadata": wire.metadata or {},
-        "parallel_tool_calls": wire.parallel_tool_calls is not False,
-        "previous_response_id": wire.previous_response_id,
-        "prompt_cache_key": wire.prompt_cache_key,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {
             "effort": reasoning.effort if reasoning is not None else None,
             "summary": reasoning.summary if reasoning is not None else None,
         },
-        "safety_identifier": wire.safety_identifier,
+        "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "temperature": accepted.params.temperature,
         "text": {"format": text.format, "verbosity": text.verbosity},
-        "tool_choice": wire.tool_choice.given if wire.tool_choice is not None else "auto",
+        "tool_choice": body.tool_choice.given if body.tool_choice is not None else "auto",
         "tools": cast("list[Mapping[str, object]]", orjson.Fragment(tools)),
-        "top_logprobs": wire.top_logprobs or 0,
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": accepted.params.top_p,
-        "truncation": wire.truncation or "disabled",
-        "user": wire.user,
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
         "seed": accepted.seed,
         "system_fingerprint": fingerprint,
     }

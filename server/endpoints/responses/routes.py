@@ -43,24 +43,24 @@ class ResponsesApi:
         self._services, first = services, services.first
         self._store, self._background, self._threads = first.responses, first.background, first.threads
 
-    async def create(self, request: Request, wire: Annotated[ResponsesRequest, body_of(ResponsesRequest)]) -> Response:
+    async def create(self, request: Request, body: Annotated[ResponsesRequest, body_of(ResponsesRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._services.of(wire.model)
-        model = service.intake.check_model(wire.model)
-        caller = admit(request, service, wire.timeout, num_choices=1)
-        check(wire)
+        service = self._services.of(body.model)
+        model = service.intake.check_model(body.model)
+        caller = admit(request, service, body.timeout, num_choices=1)
+        check(body)
         num_bytes = len(await request.body())
         conversation, accepted = await while_asked(
-            request, caller.deadline, self._read(service, wire, caller, num_bytes)
+            request, caller.deadline, self._read(service, body, caller, num_bytes)
         )
         service.metrics.request_arrived("responses")
-        response = OpenResponse(service, wire, accepted, model, conversation.tools)
-        if wire.background:
+        response = OpenResponse(service, body, accepted, model, conversation.tools)
+        if body.background:
             request.state.notices += accepted.notices
             shown = await self._start(service, response, accepted, caller, conversation, num_bytes)
             return _json(exact(orjson.dumps(shown)))
         rendering = ResponsesRendering(response, partial(self._keep, caller.tenant, conversation))
-        options = AnswerOptions(model, bool(wire.stream), False, False, False, None)
+        options = AnswerOptions(model, bool(body.stream), False, False, False, None)
         return await respond(request, service, accepted, options, rendering)
 
     async def get(self, request: Request, query: Annotated[RetrieveQuery, query_of(RetrieveQuery)]) -> Response:
@@ -93,28 +93,28 @@ class ResponsesApi:
         return _json(work() if size < _LONG else await self._threads.run(work, size))
 
     async def _read(
-        self, service: Service, wire: ResponsesRequest, caller: Caller, num_bytes: int
+        self, service: Service, body: ResponsesRequest, caller: Caller, num_bytes: int
     ) -> tuple[ResponseContext, GenerateRequest]:
         """`num_bytes`: size of the request. Raises `RequestError`."""
-        conversation = await self._conversation(wire, caller.tenant, num_bytes)
+        conversation = await self._conversation(body, caller.tenant, num_bytes)
         with in_callers_words():
             accepted = await service.intake.chat(conversation.chat, caller, prefix="resp_")
         return conversation, accepted.in_words(callers_words)
 
-    async def _conversation(self, wire: ResponsesRequest, tenant: str, num_bytes: int) -> ResponseContext:
+    async def _conversation(self, body: ResponsesRequest, tenant: str, num_bytes: int) -> ResponseContext:
         """Raises `RequestError`, also if a response or an item is not stored."""
         previous = None
-        if wire.previous_response_id is not None:
-            previous = self._background.get(tenant, wire.previous_response_id)
-            previous = previous or self._store.get(tenant, wire.previous_response_id)
+        if body.previous_response_id is not None:
+            previous = self._background.get(tenant, body.previous_response_id)
+            previous = previous or self._store.get(tenant, body.previous_response_id)
             if previous is None:
-                message = f"Previous response with id '{errors.shown(wire.previous_response_id)}' not found."
+                message = f"Previous response with id '{errors.shown(body.previous_response_id)}' not found."
                 raise RequestError("previous_response_not_found", message, "previous_response_id")
-        work = partial(conversation_of, wire, previous, partial(self._store.with_item, tenant))
+        work = partial(conversation_of, body, previous, partial(self._store.with_item, tenant))
         if previous is not None:
             num_bytes += len(previous.context) + len(previous.response)
         # The size of responses that items refer to is known only when they are read.
-        is_short = num_bytes < _LONG and all(item["type"] != "item_reference" for item in wire.input)
+        is_short = num_bytes < _LONG and all(item["type"] != "item_reference" for item in body.input)
         return work() if is_short else await self._threads.run(work, num_bytes)
 
     async def _start(
