@@ -16,7 +16,7 @@ from inferd.engine.request import Request
 from inferd.engine.sched.drafting import Drafting
 from inferd.engine.sched.entry import NO_SLOT, Entry, State, order_key_of
 from inferd.engine.sched.fairness.fair import Shares
-from inferd.engine.sched.fairness.queue import FairQueue
+from inferd.engine.sched.fairness.queue import FairQueue, SuspectQueue
 from inferd.engine.sched.latency.forecast import Forecast
 from inferd.engine.sched.latency.policy import LatencyPolicy, Pace, Timing
 from inferd.engine.sched.latency.step_time import UNKNOWN, PriorCosts, StepLoad
@@ -27,7 +27,6 @@ from inferd.engine.sched.shared_prefix import Branches, SharedPrefixGroups, pref
 from inferd.engine.sched.slot_table import SlotTable, Watermark
 from inferd.engine.sched.stats import SchedulerStats
 from inferd.engine.sched.step_planner import StepPlanner
-from inferd.engine.sched.suspects import SuspectQueue
 from inferd.engine.speculation.ports import Guesser
 
 

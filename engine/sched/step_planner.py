@@ -15,13 +15,12 @@ from inferd.engine.cache.prefix import GONE
 from inferd.engine.cache.table import KVCache
 from inferd.engine.sched.entry import Entry, State
 from inferd.engine.sched.fairness.fair import Shares
-from inferd.engine.sched.fairness.queue import FairQueue
+from inferd.engine.sched.fairness.queue import FairQueue, SuspectQueue, num_to_clear
 from inferd.engine.sched.latency.budget import StepBudget
 from inferd.engine.sched.latency.policy import LatencyPolicy
 from inferd.engine.sched.plan import Admission, Row, StateCopy, StepPlan, TableUpdate
 from inferd.engine.sched.slot_table import SlotTable, Watermark
 from inferd.engine.sched.stats import SchedulerStats
-from inferd.engine.sched.suspects import SuspectQueue, num_to_clear
 
 
 @dataclass(slots=True)

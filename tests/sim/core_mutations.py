@@ -8,10 +8,10 @@ from inferd.engine.api.wire.messages import Delta, WireLogprobs
 from inferd.engine.core.live_request import LiveRequest, wire_logprobs
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
+from inferd.engine.sched.fairness.queue import SuspectQueue
 from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.plan import StepPlan, StepResult, TokenMasks
 from inferd.engine.sched.scheduler import AppliedRow, Scheduler
-from inferd.engine.sched.suspects import SuspectQueue
 from tests.sim.grammar import SimulatedGrammars
 from tests.sim.planting import Patch, Plants
 

@@ -8,8 +8,15 @@ from random import Random
 
 import pytest
 
-from inferd.engine.sched.latency.least_squares import LeastSquares, solve
-from inferd.engine.sched.latency.step_time import UNKNOWN, Coefficients, PriorCosts, StepLoad, StepTimeModel
+from inferd.engine.sched.latency.step_time import (
+    UNKNOWN,
+    Coefficients,
+    LeastSquares,
+    PriorCosts,
+    StepLoad,
+    StepTimeModel,
+    solve,
+)
 from inferd.engine.sched.plan import Row
 
 PLANTED = PriorCosts(Coefficients(4e-3, 2e-5, 3e-8), Coefficients(6e-3, 3e-5, 4e-8, 4e-10))
