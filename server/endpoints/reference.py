@@ -21,7 +21,7 @@ from inferd.server.schema import (
     anthropic_parts,
     anthropic_tools,
     chat,
-    messages,
+    chat_messages,
     model,
     notices,
     response_items,
@@ -72,13 +72,13 @@ _EMBEDDING: dict[str, type[RequestModel]] = {"embeddings": EmbeddingRequest}
 _READING: dict[str, type[RequestModel]] = {"/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest}
 _QUERIES: dict[str, type[RequestModel]] = {"/v1/responses/{id}": RetrieveQuery, "input_items": InputItemsQuery}
 _NESTED_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
-    "messages[]": messages.MESSAGE_WITHOUT_EFFECT,
-    "messages[].content[]": messages.PART_WITHOUT_EFFECT,
-    "messages[].tool_calls[]": messages.CALL_WITHOUT_EFFECT,
-    "messages[].tool_calls[].function": messages.CALLED_FUNCTION_WITHOUT_EFFECT,
+    "messages[]": chat_messages.MESSAGE_WITHOUT_EFFECT,
+    "messages[].content[]": chat_messages.PART_WITHOUT_EFFECT,
+    "messages[].tool_calls[]": chat_messages.CALL_WITHOUT_EFFECT,
+    "messages[].tool_calls[].function": chat_messages.CALLED_FUNCTION_WITHOUT_EFFECT,
     "tools[]": TOOL_WITHOUT_EFFECT,
     "input[]": response_parts.ITEM_WITHOUT_EFFECT,
-    "input[].content[]": messages.PART_WITHOUT_EFFECT,
+    "input[].content[]": chat_messages.PART_WITHOUT_EFFECT,
 }
 _ANSWERS: dict[str, Any] = {
     "chat": routes.CHAT.answer, "chat stream": routes.CHAT.events, "completions": routes.COMPLETIONS.answer,
@@ -194,7 +194,7 @@ _CHAT_PLACES: Mapping[str, Mapping[str, model.Row]] = {
     "`format` of a custom tool": chat.TEXT_FORMATS,
     "`tool_choice`": tool_choice.CHOICES,
     "`response_format`": structured.FORMATS,
-    "`tool_calls` of a message": messages.CALLS,
+    "`tool_calls` of a message": chat_messages.CALLS,
 }
 
 

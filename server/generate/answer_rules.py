@@ -15,8 +15,8 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.errors import messages as errors
 from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import ChatRequest
+from inferd.server.schema.chat_messages import Message
 from inferd.server.schema.generation import GenerationFields
-from inferd.server.schema.messages import Message
 from inferd.server.schema.notices import Notice
 from inferd.server.schema.structured import AnswerFormat
 from inferd.server.schema.tool_choice import ToolChoice

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Tag, ValidationInfo, WrapValidator
 
 from inferd.server.errors import messages as errors
-from inferd.server.schema.messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, text_or_parts
+from inferd.server.schema.chat_messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, text_or_parts
 from inferd.server.schema.model import Kind, Part, Row, tell
 from inferd.server.schema.response_calls import CALL_ITEMS
 from inferd.server.schema.response_parts import (

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, Tag
 
 from inferd.server.schema.caller_tool import TEXT_KEY
-from inferd.server.schema.messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, text_or_parts
+from inferd.server.schema.chat_messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, text_or_parts
 from inferd.server.schema.model import Part, Row
 from inferd.server.schema.unread import NOUNS, SAY_IT, UnreadPart, omitted, part_tag
 from inferd.server.schema.values import JsonObject, Many, Text, form

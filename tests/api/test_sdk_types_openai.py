@@ -12,8 +12,8 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 from openai.types.completion_create_params import CompletionCreateParamsNonStreaming as CompletionParams
 
 from inferd.server.schema.chat import TEXT_FORMATS, TOOLS_TAKEN, ChatRequest
+from inferd.server.schema.chat_messages import CALLS
 from inferd.server.schema.completions import CompletionRequest
-from inferd.server.schema.messages import CALLS
 from inferd.server.schema.model import Row
 from inferd.server.schema.structured import FORMATS
 from inferd.server.schema.tool_choice import CHOICES

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from inferd.server.schema.messages import arguments_of
+from inferd.server.schema.chat_messages import arguments_of
 from inferd.server.schema.strict_json import MAX_ARRAYS, MAX_DEPTH, Counts
 from tests.api.conftest import (
     ScriptedRouter,

@@ -9,7 +9,7 @@ from inferd.server.schema.anthropic_conversation import joined
 from inferd.server.schema.anthropic_tools import AnthropicTools, ToolUse
 from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import ChatRequest
-from inferd.server.schema.messages import Message
+from inferd.server.schema.chat_messages import Message
 from inferd.server.schema.notices import Name, Notice
 from inferd.server.schema.structured import AnswerFormat
 from inferd.server.text.model import ServedModel

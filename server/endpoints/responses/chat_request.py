@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from inferd.engine.api.errors import RequestError
 from inferd.server.endpoints.responses.toolset import Toolset, toolset_of
 from inferd.server.schema.chat import ChatRequest
+from inferd.server.schema.chat_messages import Message, arguments_of
 from inferd.server.schema.generation import SharedFields
-from inferd.server.schema.messages import Message, arguments_of
 from inferd.server.schema.response_items import CALLS, ITEMS
 from inferd.server.schema.response_options import LOGPROBS
 from inferd.server.schema.response_parts import Item, called, text_of
