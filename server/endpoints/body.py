@@ -17,8 +17,8 @@ from inferd.server.endpoints.service import Service
 from inferd.server.errors import messages as errors
 from inferd.server.schema import strict_json
 from inferd.server.schema.json_schema import schema_of, types_of
-from inferd.server.schema.model import RequestModel, option, read
 from inferd.server.schema.notices import Notice
+from inferd.server.schema.request_model import RequestModel, option, read
 from inferd.server.schema.values import Text
 from inferd.server.transport.sse import ClientGoneError, unless_disconnected
 

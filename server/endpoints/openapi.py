@@ -43,7 +43,7 @@ from inferd.server.schema.latency import (
     TPOT_HEADER,
     TTFT_HEADER,
 )
-from inferd.server.schema.model import RequestModel
+from inferd.server.schema.request_model import RequestModel
 from inferd.server.schema.strict_json import exact
 from inferd.server.transport.middleware import WARNING_HEADER
 

@@ -22,8 +22,8 @@ from inferd.server.schema import (
     anthropic_tools,
     chat,
     chat_messages,
-    model,
     notices,
+    request_model,
     response_items,
     response_options,
     response_parts,
@@ -41,7 +41,7 @@ from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
 from inferd.server.schema.infill import InfillRequest
 from inferd.server.schema.json_schema import Schema, inlined, schema_of, schemas_of_answers
-from inferd.server.schema.model import RequestModel
+from inferd.server.schema.request_model import RequestModel
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -173,11 +173,11 @@ def _offered(types: dict[str, type[RequestModel]]) -> str:
     return _names("Note", types, lambda fields: {name: f"Not used: {about}." for name, about in fields.offered.items()})
 
 
-def _of_kinds(name: str, rows: Mapping[str, model.Row]) -> str:
+def _of_kinds(name: str, rows: Mapping[str, request_model.Row]) -> str:
     return _table((name, "Kind", "What the server does"), ((f"`{t}`", row.kind, row.about) for t, row in rows.items()))
 
 
-def _by_place(column: str, places: Mapping[str, Mapping[str, model.Row]]) -> str:
+def _by_place(column: str, places: Mapping[str, Mapping[str, request_model.Row]]) -> str:
     """One row for a type, or one for each of the places that take it differently."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for place, types in places.items():
@@ -189,7 +189,7 @@ def _by_place(column: str, places: Mapping[str, Mapping[str, model.Row]]) -> str
     return _table(("Type", column, "Kind", "What the server does"), cells)
 
 
-_CHAT_PLACES: Mapping[str, Mapping[str, model.Row]] = {
+_CHAT_PLACES: Mapping[str, Mapping[str, request_model.Row]] = {
     "`tools`": chat.TOOLS_TAKEN,
     "`format` of a custom tool": chat.TEXT_FORMATS,
     "`tool_choice`": tool_choice.CHOICES,
@@ -198,7 +198,7 @@ _CHAT_PLACES: Mapping[str, Mapping[str, model.Row]] = {
 }
 
 
-_RESPONSE_PLACES: Mapping[str, Mapping[str, model.Row]] = {
+_RESPONSE_PLACES: Mapping[str, Mapping[str, request_model.Row]] = {
     "`environment` of `shell`": response_tools.ENVIRONMENTS,
     "`format` of a custom tool": chat.TEXT_FORMATS,
     "`tool_choice`": response_options.CHOICES,
@@ -289,7 +289,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "nested-without-effect": _nested_without_effect,
     "refused": lambda: _refused(_GENERATING | _EMBEDDING),
     "offered": lambda: _offered(_GENERATING | _EMBEDDING),
-    "kinds": lambda: _table(("Kind", "What it means"), ((kind, about) for kind, about in model.ABOUT.items())),
+    "kinds": lambda: _table(("Kind", "What it means"), ((kind, about) for kind, about in request_model.ABOUT.items())),
     "response-tools": lambda: _of_kinds("Type of tool", response_tools.TOOLS),
     "response-items": lambda: _of_kinds("Type of item", response_items.ITEMS),
     "response-types": lambda: _by_place("Place", _RESPONSE_PLACES),

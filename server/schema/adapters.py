@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferd.server.schema.model import RequestModel, option, required
+from inferd.server.schema.request_model import RequestModel, option, required
 from inferd.server.schema.values import Text
 
 

@@ -21,7 +21,7 @@ from inferd.server.schema.generation import (
     TOOLS,
     Seed,
 )
-from inferd.server.schema.model import RequestModel, option, required
+from inferd.server.schema.request_model import RequestModel, option, required
 from inferd.server.schema.values import Flag, JsonObject, Many, Number, Only, Text, Whole
 
 _RECOMMENDED = "the checkpoint's, else "

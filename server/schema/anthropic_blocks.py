@@ -9,7 +9,7 @@ from pydantic import Field, Tag
 
 from inferd.server.schema.anthropic_tools import Tool
 from inferd.server.schema.chat_messages import text_or_parts
-from inferd.server.schema.model import Part, Row
+from inferd.server.schema.request_model import Part, Row
 from inferd.server.schema.values import JsonObject, Many, Text, form, typed_object, union_of
 
 _PLACED = (

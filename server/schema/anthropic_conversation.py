@@ -37,7 +37,7 @@ from inferd.server.schema.anthropic_tools import AnthropicTools, read_tool
 from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import MAX_TOOLS
 from inferd.server.schema.chat_messages import MAX_MESSAGES, Message
-from inferd.server.schema.model import Part, tell
+from inferd.server.schema.request_model import Part, tell
 from inferd.server.schema.unread import SAY_IT, left_out, omitted
 from inferd.server.schema.values import Converted, Many, Telling
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo
 
 from inferd.server.schema.chat import MAX_THINKING_TOKENS
-from inferd.server.schema.model import Part, Row, tell
+from inferd.server.schema.request_model import Part, Row, tell
 from inferd.server.schema.structured import AnswerFormat
 from inferd.server.schema.values import Converted, JsonObject, Many, Telling, Whole, typed_object, union_of
 from inferd.server.structured.schema import read_schema

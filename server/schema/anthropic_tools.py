@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, WithJsonSchema
 
 from inferd.server.schema.caller_tool import CallerTool, function_tool
 from inferd.server.schema.chat import MAX_TOOLS
-from inferd.server.schema.model import Part, Row, key_of, tell
+from inferd.server.schema.request_model import Part, Row, key_of, tell
 from inferd.server.schema.tool_choice import Mode, ToolChoice
 from inferd.server.schema.values import (
     Converted,

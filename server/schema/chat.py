@@ -12,7 +12,7 @@ from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.schema.caller_tool import CallerTool, custom_tool, function_tool
 from inferd.server.schema.chat_messages import Messages
 from inferd.server.schema.generation import CUT, OUTPUT, PROMPT, STOPPING, TOOLS, GenerationFields
-from inferd.server.schema.model import Part, Row, option, required
+from inferd.server.schema.request_model import Part, Row, option, required
 from inferd.server.schema.tool_choice import ToolChoiceField
 from inferd.server.schema.values import (
     AsGiven,

@@ -16,7 +16,7 @@ from inferd.server.errors import messages as errors
 from inferd.server.errors import validation
 from inferd.server.schema import strict_json
 from inferd.server.schema.caller_tool import TEXT_KEY
-from inferd.server.schema.model import Kind, Part, RequestContext, Row, tell
+from inferd.server.schema.request_model import Kind, Part, RequestContext, Row, tell
 from inferd.server.schema.strict_json import Counts
 from inferd.server.schema.unread import NOUNS, SAY_IT, UnreadPart, left_out, omitted, part_tag
 from inferd.server.schema.values import Converted, Many, Text, form

@@ -10,7 +10,7 @@ from pydantic import Field
 from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.errors import messages as errors
 from inferd.server.schema.generation import MAX_PROMPTS, OUTPUT, PROMPT, GenerationFields
-from inferd.server.schema.model import option, required
+from inferd.server.schema.request_model import option, required
 from inferd.server.schema.token_ids import TokenId, check_array, is_whole, read_token_ids
 from inferd.server.schema.values import Flag, ReadBy, Text, Whole
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from inferd.server.schema.completions import Prompt, prompts
 from inferd.server.schema.generation import MAX_PRIORITY
 from inferd.server.schema.latency import MAX_TIMEOUT_S, MIN_TIMEOUT_S
-from inferd.server.schema.model import RequestModel, option, required
+from inferd.server.schema.request_model import RequestModel, option, required
 from inferd.server.schema.values import Besides, Flag, Number, Text, Whole
 
 

@@ -12,8 +12,8 @@ from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.errors import messages as errors
 from inferd.server.errors import validation
 from inferd.server.schema.latency import MAX_TIMEOUT_S, MIN_TIMEOUT_S
-from inferd.server.schema.model import Kind, Part, RequestModel, option, tell
 from inferd.server.schema.repetition import RepetitionDetection
+from inferd.server.schema.request_model import Kind, Part, RequestModel, option, tell
 from inferd.server.schema.structured import Grammar, Regex, ResponseFormat, StructuredOutputs
 from inferd.server.schema.token_ids import MAX_LISTED_IDS, LogitBias, token_ids
 from inferd.server.schema.values import Besides, Converted, Flag, JsonObject, Many, Number, Only, Text, Whole, form

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.generation import MAX_CHOICES, OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, SharedFields
-from inferd.server.schema.model import Kind, Part, option, tell
+from inferd.server.schema.request_model import Kind, Part, option, tell
 from inferd.server.schema.values import Besides, Converted, Flag, Many, Number, Only, Text, Whole
 
 _TEMPERATURE = 0.8

@@ -11,7 +11,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 from typing_extensions import get_original_bases, is_typeddict
 
-from inferd.server.schema.model import Part, RequestModel
+from inferd.server.schema.request_model import Part, RequestModel
 
 Schema = dict[str, Any]
 """JSON schema (draft 2020-12) of a value."""

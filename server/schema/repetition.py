@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from inferd.server.errors import messages as errors
-from inferd.server.schema.model import Part
+from inferd.server.schema.request_model import Part
 from inferd.server.schema.values import Converted, Whole
 
 MAX_PATTERN_SIZE = 256

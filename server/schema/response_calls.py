@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from inferd.server.schema.chat_messages import MAX_MESSAGES
-from inferd.server.schema.model import Kind, Part
+from inferd.server.schema.request_model import Kind, Part
 from inferd.server.schema.response_parts import ITEM_WITHOUT_EFFECT, Content, Item, ItemPart, NotEmpty, shown_content
 from inferd.server.schema.response_tools import GivenTools
 from inferd.server.schema.strict_json import check_writable

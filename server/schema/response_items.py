@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Tag, ValidationInfo, WrapValidator
 
 from inferd.server.errors import messages as errors
 from inferd.server.schema.chat_messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, text_or_parts
-from inferd.server.schema.model import Kind, Part, Row, tell
+from inferd.server.schema.request_model import Kind, Part, Row, tell
 from inferd.server.schema.response_calls import CALL_ITEMS
 from inferd.server.schema.response_parts import (
     Content,

@@ -17,7 +17,7 @@ from inferd.server.errors import messages as errors
 from inferd.server.errors import validation
 from inferd.server.schema import structured, tool_choice
 from inferd.server.schema.chat import ReasoningEffort, Verbosity
-from inferd.server.schema.model import Kind, Part, Row, tell
+from inferd.server.schema.request_model import Kind, Part, Row, tell
 from inferd.server.schema.response_tools import BESIDE_TYPE, CALLED, TOOLS, hosted_type
 from inferd.server.schema.strict_json import NOT_WRITABLE, check_repeated, is_writable
 from inferd.server.schema.structured import AnswerFormat, NamedSchema, PlainFormat, format_of

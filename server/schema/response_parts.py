@@ -15,7 +15,7 @@ from pydantic import Field, Tag
 
 from inferd.server.schema.caller_tool import TEXT_KEY
 from inferd.server.schema.chat_messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, text_or_parts
-from inferd.server.schema.model import Part, Row
+from inferd.server.schema.request_model import Part, Row
 from inferd.server.schema.unread import NOUNS, SAY_IT, UnreadPart, omitted, part_tag
 from inferd.server.schema.values import JsonObject, Many, Text, form
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, model_validator
 
 from inferd.server.schema.chat import MAX_TOOLS, TEXT_FORMATS, TOOL_WITHOUT_EFFECT, AnyText, FunctionName, GrammarText
-from inferd.server.schema.model import Part, Row, tell
+from inferd.server.schema.request_model import Part, Row, tell
 from inferd.server.schema.strict_json import check_repeated, check_writable
 from inferd.server.schema.values import Flag, JsonObject, Kept, Many, Text, typed_object, union_of
 

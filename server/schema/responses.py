@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.schema.chat import MAX_THINKING_TOKENS
 from inferd.server.schema.generation import CUT, OUTPUT, PROMPT, REQUEST, STOPPING, TOOLS, SharedFields
-from inferd.server.schema.model import RequestModel, option, required, tell
+from inferd.server.schema.request_model import RequestModel, option, required, tell
 from inferd.server.schema.response_items import Items
 from inferd.server.schema.response_options import Included, Metadata, ReasoningOption, TextField, ToolChoiceOption
 from inferd.server.schema.response_tools import GivenTools

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, WithJsonSchema
 from inferd.server.errors import messages as errors
 from inferd.server.errors import validation
 from inferd.server.schema import strict_json
-from inferd.server.schema.model import Kind, Part, Row
+from inferd.server.schema.request_model import Kind, Part, Row
 from inferd.server.schema.values import Converted, Flag, JsonObject, Many, Matching, Text, union_of
 from inferd.server.structured.language import Language, json_value, lark, one_of, pattern
 from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_CHARS, OR_NOT_STRICT, read_schema

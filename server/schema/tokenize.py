@@ -6,7 +6,7 @@ from typing import Annotated
 
 from inferd.server.schema.chat import MAX_DOCUMENTS, Tools
 from inferd.server.schema.chat_messages import Messages
-from inferd.server.schema.model import RequestModel, option, required
+from inferd.server.schema.request_model import RequestModel, option, required
 from inferd.server.schema.token_ids import TokenId, read_token_ids
 from inferd.server.schema.values import Flag, JsonObject, Many, ReadBy, Text
 

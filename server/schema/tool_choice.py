@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, Tag
 
-from inferd.server.schema.model import Part, Row
+from inferd.server.schema.request_model import Part, Row
 from inferd.server.schema.values import Converted, Many, Text, by_type, form, union_of
 
 Mode = Literal["none", "auto", "required"]

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import ValidationInfo
 
-from inferd.server.schema.model import Part, Row
+from inferd.server.schema.request_model import Part, Row
 
 NOUNS: Mapping[str, str] = {
     "image_url": "image", "input_image": "image", "image": "image",

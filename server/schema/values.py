@@ -27,7 +27,7 @@ from pydantic_core import CoreSchema, core_schema
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import messages as errors
 from inferd.server.errors import validation
-from inferd.server.schema.model import Part, Row, key_of
+from inferd.server.schema.request_model import Part, Row, key_of
 
 __all__ = [
     "Besides", "Converted", "Flag", "JsonObject", "Many", "Number", "Only", "ReadBy", "Telling", "Text", "Whole",

@@ -19,7 +19,7 @@ import pytest
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
-from inferd.server.schema.model import Kind, Part, RequestModel, Row
+from inferd.server.schema.request_model import Kind, Part, RequestModel, Row
 
 Body = dict[str, Any]
 Place = Callable[[Body], Body]

@@ -18,7 +18,7 @@ from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
 from inferd.server.schema.infill import InfillRequest
 from inferd.server.schema.json_schema import Schema, schema_of, types_of
-from inferd.server.schema.model import RequestModel, read
+from inferd.server.schema.request_model import RequestModel, read
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 

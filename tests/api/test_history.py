@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from inferd.server.schema.chat import ChatRequest
-from inferd.server.schema.model import read
+from inferd.server.schema.request_model import read
 from inferd.server.schema.unread import NOUNS, omitted
 
 from .conftest import ScriptedRouter

@@ -29,7 +29,7 @@ from inferd.server.schema.anthropic_conversation import Turn
 from inferd.server.schema.anthropic_parts import EDITS, THINKING, THOUGHTS
 from inferd.server.schema.anthropic_tools import CALLER_TOOLS, CHOICES, TOOLS, USES
 from inferd.server.schema.json_schema import schema_of
-from inferd.server.schema.model import Kind, Part, Row, key_of
+from inferd.server.schema.request_model import Kind, Part, Row, key_of
 from inferd.server.schema.unread import SAY_IT
 
 from .sdk_types import example, fields_of, hint_of, members, named_tests, types_of, value_of

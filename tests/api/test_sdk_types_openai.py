@@ -14,7 +14,7 @@ from openai.types.completion_create_params import CompletionCreateParamsNonStrea
 from inferd.server.schema.chat import TEXT_FORMATS, TOOLS_TAKEN, ChatRequest
 from inferd.server.schema.chat_messages import CALLS
 from inferd.server.schema.completions import CompletionRequest
-from inferd.server.schema.model import Row
+from inferd.server.schema.request_model import Row
 from inferd.server.schema.structured import FORMATS
 from inferd.server.schema.tool_choice import CHOICES
 from inferd.server.schema.unread import CHAT_PARTS

@@ -11,7 +11,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsNo
 from openai.types.responses.response_includable import ResponseIncludable
 
 from inferd.server.schema.chat import TEXT_FORMATS
-from inferd.server.schema.model import Row
+from inferd.server.schema.request_model import Row
 from inferd.server.schema.response_items import ITEMS, WITHIN
 from inferd.server.schema.response_options import CHOICES, FORMATS, INCLUDES
 from inferd.server.schema.response_parts import PARTS

@@ -20,7 +20,7 @@ from inferd.server.endpoints.routes import ROUTES, Access
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table
 from inferd.server.schema.json_schema import schema_of, types_of
-from inferd.server.schema.model import RequestModel
+from inferd.server.schema.request_model import RequestModel
 
 from .conftest import Daemon
 from .test_client import wait_idle

@@ -15,7 +15,7 @@ from typing import Any
 
 from inferd.server.endpoints.routes import ROUTES, Route
 from inferd.server.schema.json_schema import schema_of
-from inferd.server.schema.model import RequestModel
+from inferd.server.schema.request_model import RequestModel
 from tests.e2e.test_boundaries import BASES
 
 MAX_TOKENS = 4

@@ -11,8 +11,8 @@ from inferd.server.endpoints.anthropic.chat_request import shown_tools
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.anthropic_conversation import ConversationReader, Turn, joined
 from inferd.server.schema.caller_tool import functions
-from inferd.server.schema.model import read
 from inferd.server.schema.notices import Notice
+from inferd.server.schema.request_model import read
 from inferd.server.schema.tool_choice import ToolChoice
 
 ASK = {"role": "user", "content": "hi"}

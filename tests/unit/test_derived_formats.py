@@ -14,7 +14,7 @@ from inferd.engine.grammar.compiler import normal_form
 from inferd.server.commands.template_report import run
 from inferd.server.generate.answer_rules import answer_rules
 from inferd.server.schema.chat import ChatRequest
-from inferd.server.schema.model import read as read_request
+from inferd.server.schema.request_model import read as read_request
 from inferd.server.text.model import ServedModel
 from inferd.server.text.render_workers import OvertimeError
 from inferd.server.text.template import ChatTemplate

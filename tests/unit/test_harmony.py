@@ -16,7 +16,7 @@ from inferd.server.generate.answer_rules import answer_rules, template_kwargs, t
 from inferd.server.generate.choice import Choice
 from inferd.server.generate.events import ChoiceResult, ResultBuilder
 from inferd.server.schema.chat import ChatRequest
-from inferd.server.schema.model import read
+from inferd.server.schema.request_model import read
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import Conversation
 from tests.unit.test_results import MODEL_PATH, deltas, request

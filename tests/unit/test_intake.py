@@ -17,7 +17,7 @@ from inferd.server.generate.prompts import PromptReader
 from inferd.server.generate.request import Caller, GenerateRequest, choice_seed
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
-from inferd.server.schema.model import read
+from inferd.server.schema.request_model import read
 from inferd.server.text.model import GenerationDefaults, ServedModel
 from inferd.server.text.template import conversation_of
 from inferd.server.text.text_threads import TextThreads

@@ -13,7 +13,7 @@ from inferd.server.schema.anthropic import MessagesRequest
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.json_schema import schema_of
-from inferd.server.schema.model import RequestModel, read
+from inferd.server.schema.request_model import RequestModel, read
 from inferd.server.schema.responses import ResponsesRequest
 from inferd.server.schema.tokenize import TokenizeRequest
 

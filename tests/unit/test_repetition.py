@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from inferd.engine.api.errors import RequestError
 from inferd.server.generate.choice import RepetitionDetector
 from inferd.server.schema.completions import CompletionRequest
-from inferd.server.schema.model import read
 from inferd.server.schema.repetition import RepetitionRule
+from inferd.server.schema.request_model import read
 
 
 def ends_in_copies(ids: Sequence[int], rule: RepetitionRule) -> bool:

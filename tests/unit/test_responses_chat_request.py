@@ -12,7 +12,7 @@ from inferd.server.endpoints.responses.chat_request import chat_request, in_call
 from inferd.server.endpoints.responses.conversation import MAX_REFERRED_BYTES, conversation_of
 from inferd.server.endpoints.responses.store import Stored
 from inferd.server.endpoints.responses.toolset import toolset_of
-from inferd.server.schema.model import read
+from inferd.server.schema.request_model import read
 from inferd.server.schema.response_options import AskedChoice, ToolName
 from inferd.server.schema.response_parts import sealed
 from inferd.server.schema.responses import ResponsesRequest

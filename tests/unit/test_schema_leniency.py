@@ -16,7 +16,7 @@ from inferd.engine.grammar.compiler import compile_grammar
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.server.generate.answer_rules import answer_rules
 from inferd.server.schema.chat import ChatRequest
-from inferd.server.schema.model import read
+from inferd.server.schema.request_model import read
 from inferd.server.structured.schema import LEAVE_OUT, OR_NOT_STRICT, read_schema
 from inferd.server.text.model import ServedModel
 

@@ -17,7 +17,7 @@ from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.server.generate.answer_rules import answer_language
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
-from inferd.server.schema.model import read
+from inferd.server.schema.request_model import read
 from inferd.server.structured.language import Language
 from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, read_schema
 

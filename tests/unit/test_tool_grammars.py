@@ -25,7 +25,7 @@ from inferd.server.generate.answer_rules import (
 )
 from inferd.server.schema.caller_tool import CallerTool
 from inferd.server.schema.chat import ChatRequest
-from inferd.server.schema.model import read
+from inferd.server.schema.request_model import read
 from inferd.server.schema.tool_choice import ToolChoice
 from inferd.server.structured.language import Language, json_value
 from inferd.server.text.model import ServedModel
