@@ -29,7 +29,7 @@ from inferd.engine.models import meta_tensors
 
 logger = logging.getLogger("inferd")
 
-_ENGINE = "inferd.engine.process.main"
+ENGINE = "inferd.engine.process.main"
 _RANKS = "inferd.engine.worker.followers"
 _NICE = 10
 """Nice value of the thread that imports a standby's libraries. Beside busy threads it gets a tenth of a core, and does
@@ -46,12 +46,12 @@ def main() -> int:
     source = _Input()
     line = source.lines.get()
     if line == b"\n":  # the server will know the configuration later
-        import_engine(_ENGINE, is_urgent=True)
+        import_engine(ENGINE, is_urgent=True)
         line = source.lines.get()
     launch = json.loads(line)
     is_standby: bool = launch["is_standby"]
     ranks = () if launch["config"]["tensor_parallel_size"] == 1 else _start_ranks(line)
-    code: int = import_engine(_ENGINE, is_urgent=not is_standby).main(line, source.promoted, *ranks)
+    code: int = import_engine(ENGINE, is_urgent=not is_standby).main(line, source.promoted, *ranks)
     return code
 
 

@@ -178,11 +178,11 @@ def serve(
     settings = _load(models, config, flags)
 
     with garbage.collector_paused():
-        from inferd.engine.api.process.engine_process import EarlyProcess  # noqa: PLC0415
+        from inferd.engine.api.process.engine_forks import EngineForks  # noqa: PLC0415
         from inferd.server.text.render_workers import render_process  # noqa: PLC0415
 
     # These processes import their libraries side by side: each takes a second or more.
-    with contextlib.closing(EarlyProcess()) as early, contextlib.closing(render_process()) as renders:
+    with contextlib.closing(EngineForks()) as forks, contextlib.closing(render_process()) as renders:
         renders.start()
         with garbage.collector_paused():
             from inferd.engine.api.process.logs import LogStyle, configure  # noqa: PLC0415
@@ -191,7 +191,7 @@ def serve(
         configure(LogStyle(settings.log_level, settings.log_format))
         for warning in settings.warnings:
             logging.getLogger("inferd").warning(warning)
-        raise typer.Exit(run_server(settings, early))
+        raise typer.Exit(run_server(settings, forks))
 
 
 @app.command()

@@ -15,7 +15,7 @@ from typing import NoReturn, TypeVar
 from inferd.engine.api.adapter import hold_adapter
 from inferd.engine.api.config import EngineConfig, replicas_of
 from inferd.engine.api.errors import EngineDeadError, StartError
-from inferd.engine.api.process.engine_process import EarlyProcess
+from inferd.engine.api.process.engine_forks import EngineForks
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.wire.endpoint import is_bound
 from inferd.engine.api.wire.kv_publisher import KVPublisher, PublisherOptions
@@ -48,12 +48,12 @@ class Engines:
         router: Router,
         metrics: Metrics,
         on_failed: Callable[[Engines, StartError | EngineDeadError], None],
-        early: EarlyProcess | None = None,
+        forks: EngineForks | None = None,
         *,
         is_alone: bool = True,
         open_anew: Callable[[StartupReport], Awaitable[StartupReport]] = _opened_on_a_thread,
     ) -> None:
-        """`on_failed` is called with why none can start. `early` becomes the first engine. `is_alone`: whether the
+        """`on_failed` is called with why none can start. `forks` gives engine processes. `is_alone`: whether the
         server has no other model, so that log lines need no name. `open_anew` gives a model that never served the
         weights that its files have now."""
         settings = report.settings
@@ -63,7 +63,7 @@ class Engines:
         self._wanted = asyncio.Event()
         self.router.hooks.on_wanted = self._wanted.set
         self._on_failed = on_failed
-        self._early, self.label = early, "" if is_alone else f"{self.name}: "
+        self._forks, self.label = forks, "" if is_alone else f"{self.name}: "
         self._is_tried_again, self._open_anew = False, open_anew
         self._until_end = contextlib.AsyncExitStack()
         """Contexts that `run` ends."""
@@ -164,14 +164,12 @@ class Engines:
         self._log_phase(0, phase)
 
     def _supervisor(self, index: int, config: EngineConfig) -> EngineSupervisor:
-        """The supervisor of one replica. The process that was started early is the first one's."""
-        settings, early = self.report.settings, None
-        if index == 0:
-            early, self._early = self._early, None
+        """The supervisor of one replica."""
+        settings = self.report.settings
         style = LogStyle(settings.log_level, settings.log_format)
         on_standby = partial(self._standby_changed, index)
         for_clients = partial(without_paths, self.report)
-        return EngineSupervisor(self.router, config, style, on_standby, early, index, self.label, for_clients)
+        return EngineSupervisor(self.router, config, style, on_standby, self._forks, index, self.label, for_clients)
 
     def _standby_changed(self, index: int, is_warm: bool) -> None:
         self._warm = self._warm | {index} if is_warm else self._warm - {index}
@@ -186,7 +184,7 @@ class Engines:
 def engines_of(
     report: StartupReport,
     on_failed: Callable[[Engines, StartError | EngineDeadError], None],
-    early: EarlyProcess | None,
+    forks: EngineForks | None,
     *,
     is_alone: bool,
 ) -> Engines:
@@ -194,7 +192,7 @@ def engines_of(
     settings = report.settings
     metrics = Metrics(model_name=settings.served_names[0], compat=settings.metrics_compat)
     router = Router(None, metrics, router_options(settings), adapters=_adapters(report))
-    return Engines(report, router, metrics, on_failed, early, is_alone=is_alone)
+    return Engines(report, router, metrics, on_failed, forks, is_alone=is_alone)
 
 
 def router_options(settings: Settings) -> RouterOptions:

@@ -24,7 +24,7 @@ import uvloop
 
 from inferd.engine.api.errors import ChangedError, ConfigError, EngineDeadError, StartError
 from inferd.engine.api.process import garbage
-from inferd.engine.api.process.engine_process import EarlyProcess
+from inferd.engine.api.process.engine_forks import EngineForks
 from inferd.engine.api.process.logs import counted
 from inferd.engine.api.wire.messages import Phase
 from inferd.server.config.settings import Settings, is_loopback
@@ -84,10 +84,10 @@ _STAT_STARTTIME = 19
 """Index of field 22 of that file, counted after the name in parentheses."""
 
 
-def serve(settings: Settings, early: EarlyProcess | None = None) -> int:
+def serve(settings: Settings, forks: EngineForks | None = None) -> int:
     """Serve until a signal ends the server. Returns the exit code. Raises `StartError` if the server cannot start.
 
-    `early` becomes the engine process.
+    `forks` gives engine processes that have their libraries imported.
     """
     started_s, entered_s = _process_started_s(), time.monotonic()
     if sys.platform == "linux" and not _PROC.exists():
@@ -108,7 +108,7 @@ def serve(settings: Settings, early: EarlyProcess | None = None) -> int:
             *(Phase("checkpoint", time.monotonic() - entered_s, describe_start(report)) for report in reports),
         )
         try:
-            return uvloop.run(_Service(settings, reports, limits, listener, admin, started_s, early).run(phases))
+            return uvloop.run(_Service(settings, reports, limits, listener, admin, started_s, forks).run(phases))
         finally:
             # The loop has put Python's handler back, whose exception would come up while the interpreter ends.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -152,7 +152,7 @@ class _Service:
         listener: socket.socket,
         admin: socket.socket | None,
         started_s: float,
-        early: EarlyProcess | None,
+        forks: EngineForks | None,
     ) -> None:
         """`settings`: of the whole server. `admin`: the socket that serves admin routes in place of `listener`, or
         None."""
@@ -164,10 +164,7 @@ class _Service:
             started_s,
         )
         is_alone = len(reports) == 1
-        self._models = tuple(
-            engines_of(report, self._model_failed, None if i else early, is_alone=is_alone)
-            for i, report in enumerate(reports)
-        )
+        self._models = tuple(engines_of(report, self._model_failed, forks, is_alone=is_alone) for report in reports)
         self._systemd = Systemd(os.environ)
         self._is_stopping = False
         """Whether the server ends the engines, so that their end is no failure."""

@@ -17,7 +17,8 @@ from typing import Any, Self
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import CapacityError, EngineDeadError, StartError
-from inferd.engine.api.process.engine_process import EarlyProcess, EngineProcess, describe_exit
+from inferd.engine.api.process.engine_forks import EarlyProcess
+from inferd.engine.api.process.engine_process import EngineProcess, describe_exit
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.processor_time import ProcessorTime
 from inferd.engine.api.wire.client import EngineClient

@@ -7,6 +7,7 @@ restart policy says how soon to start the next engine, and when to stop trying.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -19,7 +20,7 @@ import msgspec
 from inferd.engine.api.config import EngineConfig, lendable_threads
 from inferd.engine.api.errors import CapacityError, ChangedError, EngineDeadError, StartError
 from inferd.engine.api.machine.cpu import num_cpus
-from inferd.engine.api.process.engine_process import EarlyProcess
+from inferd.engine.api.process.engine_forks import EarlyProcess, EngineForks
 from inferd.engine.api.process.logs import LogStyle, counted
 from inferd.engine.api.wire.messages import UseThreads
 from inferd.server.dispatch.router import Router
@@ -86,14 +87,14 @@ class EngineSupervisor:
         config: EngineConfig,
         log_style: LogStyle,
         on_standby: Callable[[bool], None],
-        early: EarlyProcess | None = None,
+        forks: EngineForks | None = None,
         index: int = 0,
         label: str = "",
         for_clients: Callable[[str], str] = str,
     ) -> None:
-        """`on_standby` is called with whether a standby waits to be promoted. `early` becomes the first engine.
-        `index`: the router's replica that the engines serve. `label` begins its log lines. `for_clients` leaves of a
-        reason what clients may read."""
+        """`on_standby` is called with whether a standby waits to be promoted. `forks` gives engine processes that have
+        their libraries imported. `index`: the router's replica that the engines serve. `label` begins its log lines.
+        `for_clients` leaves of a reason what clients may read."""
         self._router, self._config, self._log_style = router, config, log_style
         self._replicas, self._replica, self._lifecycle = router.replicas, router.replicas[index], router.lifecycle
         self._label, self._for_clients = label, for_clients
@@ -101,7 +102,7 @@ class EngineSupervisor:
         self._restart_policy = RestartPolicy()
         self._served_s, self._serves_since_s = 0.0, math.inf
         self._standby = Standby(lambda epoch: self._begin(epoch, is_standby=True), on_standby)
-        self._epoch, self._early = 0, early
+        self._epoch, self._forks = 0, forks
         self._moved: frozenset[str] = frozenset()
         """Requests that the last engine computed when it ended."""
         self._refusal: ChangedError | None = None
@@ -213,12 +214,13 @@ class EngineSupervisor:
 
     async def _next(self) -> EngineHandle:
         """The standby if it can be promoted, else a newly started process. Raises `StartError`."""
-        handle, early = await self._standby.take(), self._early
-        self._early = None
+        handle = await self._standby.take()
         # An engine that starts beside serving ones imports its libraries at low priority, as a standby does.
         is_standby = handle is not None or self._replicas.is_up
         if handle is None:
-            handle = self._begin(self._epoch, is_standby=is_standby, early=early)
+            early = await self._forks.next() if self._forks is not None else None
+            with contextlib.closing(early) if early is not None else contextlib.nullcontext():
+                handle = self._begin(self._epoch, is_standby=is_standby, early=early)
         else:
             logger.info("%sthe standby is promoted", self._name)
         self._share_cores(is_lent=False)

@@ -57,6 +57,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "inferd.engine.process.main", "inferd.engine.api.process.garbage", "inferd.engine.api.errors",
         "inferd.engine.models.meta_tensors",
     ),
+    "engine.process.forker": ("inferd.engine.process.boot", "inferd.engine.models.meta_tensors"),
     "engine.process.step_watch": ("inferd.engine.api",),
     "engine.process.standby": ("inferd.engine.api",),
     "engine.process": (

@@ -59,7 +59,7 @@ def test_a_standby_reads_its_libraries_nicely_and_serves_as_any(is_urgent: bool,
 EARLY = """
 import sys
 from inferd.engine.process import boot
-boot._ENGINE = "what_is_read"
+boot.ENGINE = "what_is_read"
 sys.exit(boot.main())
 """
 EARLY_MODULE = """

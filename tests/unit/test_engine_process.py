@@ -19,7 +19,8 @@ import zmq
 import zmq.asyncio
 
 from inferd.engine.api.errors import StartError
-from inferd.engine.api.process.engine_process import IMPORT_FIRST, EarlyProcess, EngineProcess, describe_exit
+from inferd.engine.api.process.engine_forks import EarlyProcess
+from inferd.engine.api.process.engine_process import IMPORT_FIRST, EngineProcess, describe_exit
 from inferd.engine.api.process.flight_recorder import flight_bytes
 from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, HeartbeatReader, Pulse
 from inferd.engine.api.process.shared_memory import allocate, open_map
@@ -339,7 +340,7 @@ def test_an_early_process_becomes_the_engine(stub: list[str], tmp_path: Path) ->
         "sys.stdin.read()"
     )
     before = os.listdir("/proc/self/fd")
-    early = EarlyProcess()
+    early = EarlyProcess.start()
     process = EngineProcess(engine_config(max_num_seqs=5), early=early)
     early.close()  # does nothing, because the process was taken over
     process.spawn()
@@ -353,7 +354,7 @@ def test_an_early_process_becomes_the_engine(stub: list[str], tmp_path: Path) ->
 def test_an_early_process_that_nobody_takes_over_is_killed(stub: list[str]) -> None:
     stub[0] = STUBBORN
     before = os.listdir("/proc/self/fd")
-    early = EarlyProcess()
+    early = EarlyProcess.start()
     process = early._process
     assert process is not None and is_alive(process.pid)
     early.close()
@@ -364,7 +365,7 @@ def test_an_early_process_that_nobody_takes_over_is_killed(stub: list[str]) -> N
 def test_an_early_process_ends_with_the_engine_process_that_has_no_memory(
     stub: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    early = EarlyProcess()
+    early = EarlyProcess.start()
     process = early._process
     assert process is not None
 

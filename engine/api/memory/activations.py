@@ -17,10 +17,11 @@ from inferd.engine.arch.draft_heads import num_read
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.sharding import Rank
 
-_BASE_BYTES = 270 * 2**20
+_BASE_BYTES = 286 * 2**20
 """Anonymous memory of the processes with a vocabulary of a few tokens: engine 140 MiB with torch imported, server 80,
-two processes that render chat templates 16 each, and one that checks grammars 18 (measured: torch 2.13 for CPUs, Python
-3.11, 2 cores of an AMD EPYC Zen 3, 2026-11-29)."""
+two processes that render chat templates 16 each, and one that checks grammars 18. The process that forks engines has 16
+that it does not share with one (measured: torch 2.13 for CPUs, Python 3.11, 2 cores of an AMD EPYC Zen 3,
+2026-11-29)."""
 _TOKEN_BYTES = 1536
 """Memory of a token of the vocabulary in all processes, after the first request with a grammar. It has three parts: the
 server's tokenizer, and the vocabulary for grammars in the engine and in the process that checks them. The plans of Qwen

@@ -18,10 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from math import inf
 from pathlib import Path
+from typing import IO, Any, Protocol
 
 import msgspec
 
@@ -46,6 +47,7 @@ _ENVIRONMENT = {
     "MALLOC_TOP_PAD_": str(16 * 2**20),
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "OPENBLAS_NUM_THREADS": "1",
 }
 """How the engine's libraries wait and allocate. The user's environment takes precedence. Measured on 2 cores of an AMD
 EPYC (Zen 4), torch 2.13, GNU OpenMP and libc, 2026-11-21:
@@ -63,6 +65,7 @@ EPYC (Zen 4), torch 2.13, GNU OpenMP and libc, 2026-11-21:
 - GLIBC_TUNABLES, large pages for all other memory: a killed engine is gone after 14 instead of 25 ms (example model,
   idle; Zen 4, 2026-11-26), because the system frees its memory first.
 - CUDA_DEVICE_ORDER: GPUs are numbered as the driver numbers them, because their memory was counted by that number.
+- OPENBLAS_NUM_THREADS: numpy, which torch imports, starts threads otherwise, and a fork would lack them.
 """
 
 ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.process.boot")
@@ -96,38 +99,27 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """Whether to import the libraries at low priority and then wait to be promoted."""
 
 
-class EarlyProcess:
-    """An engine process that imports its libraries while the server still reads the checkpoint. Then an `EngineProcess`
-    takes it over."""
+class ChildProcess(Protocol):
+    """An engine's process as its parent sees it: `subprocess.Popen`, or like it."""
 
-    def __init__(self) -> None:
-        """Raises `StartError` if the system cannot start a process."""
-        self._shared: list[int] = []
-        self._process: subprocess.Popen[bytes] | None = None
-        try:
-            self._shared = [create(), create()]
-            self._process = _start(self._shared)
-        except OSError as error:
-            self.close()
-            raise StartError(f"cannot start the engine process: {error.strerror or error}") from error
-        _write(self._process, IMPORT_FIRST)
+    pid: int
+    stdin: IO[bytes] | None
+    returncode: Any
+    """Exit code, or minus the signal that killed it; None before `poll` or `wait` has seen its end."""
 
-    def take(self) -> tuple[subprocess.Popen[bytes] | None, list[int]]:
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+class StartedEarly(Protocol):
+    """A process that was started before its configuration was known (`engine_forks.EarlyProcess`)."""
+
+    def take(self) -> tuple[ChildProcess | None, list[int]]:
         """The process, and descriptors of the shared memory that it inherited. From now on they are the caller's."""
-        taken = self._process, self._shared
-        self._process, self._shared = None, []
-        return taken
-
-    def close(self) -> None:
-        """Kill the process, unless it was taken over."""
-        process, shared = self.take()
-        for descriptor in shared:
-            os.close(descriptor)
-        if process is not None:
-            assert process.stdin is not None
-            process.kill()
-            process.wait()
-            process.stdin.close()
+        ...
 
 
 class EngineProcess:
@@ -140,7 +132,7 @@ class EngineProcess:
         epoch: int = 0,
         log_style: LogStyle = DEFAULT_STYLE,
         is_standby: bool = False,
-        early: EarlyProcess | None = None,
+        early: StartedEarly | None = None,
     ) -> None:
         """`early` becomes the engine process. Raises `StartError` if the run directory or shared memory cannot be
         created."""
@@ -247,15 +239,15 @@ class EngineProcess:
             is_standby=self._is_standby,
         )
         try:
-            self._process = self._process or _start(self._shared)
+            self._process = self._process or start_child(ENGINE_COMMAND, self._shared)
         except OSError as error:
             raise StartError(f"cannot start the engine process: {error.strerror or error}") from error
         self._close_shared()
-        _write(self._process, msgspec.json.encode(launch) + b"\n")
+        write_line(self._process, msgspec.json.encode(launch) + b"\n")
 
     def promote(self) -> None:
         """Make a standby load the model and serve."""
-        _write(self._started(), b"\n")
+        write_line(self._started(), b"\n")
 
     def _close_shared(self) -> None:
         while self._shared:
@@ -291,7 +283,8 @@ class EngineProcess:
             with contextlib.suppress(TimeoutError), _told_of_exit(process, gone.set) as longest_s:
                 async with asyncio.timeout(longest_s):
                     await gone.wait()
-        return process.returncode
+        code: int = process.returncode
+        return code
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> int:
         """End the child: close its input, wait, send SIGTERM, then SIGKILL. Removes the run directory."""
@@ -329,40 +322,40 @@ class EngineProcess:
             self._process.wait()
             self._close_input()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> ChildProcess:
         if self._process is None:
             raise RuntimeError("the engine was never started")
         return self._process
 
 
-def _start(shared: list[int]) -> subprocess.Popen[bytes]:
+def start_child(command: Sequence[str], shared: Sequence[int]) -> subprocess.Popen[bytes]:
     """Start a child that inherits the descriptors `shared`. Raises `OSError`."""
     return subprocess.Popen(
-        ENGINE_COMMAND,
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         bufsize=0,  # otherwise closing the pipe to a dead child would try to write what is left
         env=_ENVIRONMENT | os.environ,
         start_new_session=True,
-        pass_fds=shared,
+        pass_fds=tuple(shared),
     )
 
 
-def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
+def write_line(process: ChildProcess, line: bytes) -> None:
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # the child is dead already, and `wait` returns its exit code
         while line:  # a signal may cut a write short
             line = line[process.stdin.write(line) :]
 
 
-def _send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _send(process: ChildProcess, number: signal.Signals) -> None:
     """Send a signal to a process that `poll` has not seen dead, and to those that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # to macOS nobody may signal the dead
         os.killpg(process.pid, number)
 
 
 @contextlib.contextmanager
-def _told_of_exit(process: subprocess.Popen[bytes], tell: Callable[[], None]) -> Iterator[float]:
+def _told_of_exit(process: ChildProcess, tell: Callable[[], None]) -> Iterator[float]:
     """Call `tell` when the process is gone. Gives the seconds after which the caller must look for itself."""
     try:
         descriptor = os.pidfd_open(process.pid)
