@@ -17,7 +17,7 @@ from typing import Any
 from inferd.engine.api import smollm2
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.files import open_regular, read_regular
-from inferd.engine.api.gguf import GgufFile, is_gguf, parts_of, read_gguf, vision_files
+from inferd.engine.api.gguf import GgufFile, GgufTexts, is_gguf, parts_of, read_gguf, vision_files
 from inferd.engine.api.pinned_files import exists, files_in, is_file
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.gguf.tensors import PlacedTensor
@@ -194,6 +194,7 @@ class Documents:
         self._path = path
         self._gguf = read_gguf(path) if gguf is None and is_gguf(path) else gguf
         self._read: dict[str, dict[str, Any] | None] = {}
+        self._texts: GgufTexts | None = None
 
     def __call__(self, name: str) -> dict[str, Any] | None:
         """The content of the file `name`; None if the checkpoint has no such file. Raises `ModelError`."""
@@ -206,13 +207,26 @@ class Documents:
         if self._gguf is None:
             found = read_json(path / name) if exists(path / name) else None
             return _text_config(path, found) if name == "config.json" and found is not None else found
-        found = self._gguf.document(name)
-        is_completed = name == "generation_config.json" and smollm2.is_this(path)
-        return {**smollm2.SAMPLING, **(found or {})} if is_completed else found
+        if name == "config.json":
+            return self._gguf.config
+        if name == "tokenizer_config.json":
+            return self._made_texts(self._gguf).tokenizer_config
+        if name == "generation_config.json":
+            recommended = smollm2.SAMPLING if smollm2.is_this(path) else {}
+            return {**recommended, **self._made_texts(self._gguf).generation_config}
+        if name == "tokenizer.json":
+            made: dict[str, Any] = json.loads(self._made_texts(self._gguf).tokenizer)
+            return made
+        return None
 
     def made_tokenizer(self) -> bytes | None:
         """tokenizer.json of a GGUF file as JSON; None for a folder, which has the file itself. Raises `ModelError`."""
-        return None if self._gguf is None else self._gguf.tokenizer_text()
+        return None if self._gguf is None else self._made_texts(self._gguf).tokenizer
+
+    def _made_texts(self, gguf: GgufFile) -> GgufTexts:
+        if self._texts is None:
+            self._texts = gguf.texts()
+        return self._texts
 
 
 def _text_config(path: Path, config: dict[str, Any]) -> dict[str, Any]:

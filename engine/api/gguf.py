@@ -7,7 +7,7 @@ import mmap
 import re
 import stat
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from inferd.engine.api.pinned_files import files_in, is_file, source_of
 from inferd.engine.arch.description import ArchError
 from inferd.engine.arch.gguf import splitters, tokenizer
 from inferd.engine.arch.gguf.config import VISION, config_of, family_of
-from inferd.engine.arch.gguf.header import MAX_HEADER_BYTES, GgufError, GgufTensor, Header, Value, Values, parse_header
+from inferd.engine.arch.gguf.header import MAX_HEADER_BYTES, GgufError, GgufTensor, Header, Values, parse_header
 from inferd.engine.arch.gguf.metadata import FACTOR_TENSORS, Metadata, num_layers
 from inferd.engine.arch.gguf.tensors import OriginalNames, PlacedTensor, Sizes
 from inferd.engine.arch.registry import describe, tensor_names
@@ -46,30 +46,35 @@ class GgufFile:
     tensors: Mapping[str, PlacedTensor]
     """Tensors by the names of the original checkpoint."""
 
-    def document(self, name: str) -> Json | None:
-        """The file `name` of the original checkpoint; None if it is not made from the metadata. Raises `ModelError`."""
-        if name == "config.json":
-            return self.config
+    def texts(self) -> GgufTexts:
+        """The files of the original checkpoint that are made from the vocabulary. They are kept from start to start
+        (`kept_content`), so that later starts decode no token. Raises `ModelError`."""
+        used = {key: self.metadata.written(key) for key in self.metadata if key.startswith(_TEXT_KEYS)}
+        made_from, made_by = (b"texts", msgspec.msgpack.encode(used)), (tokenizer.__name__, splitters.__name__)
+        kept = kept_content(made_from, made_by, lambda: msgspec.msgpack.encode(self._made_texts()))
+        return msgspec.msgpack.decode(kept, type=GgufTexts)
+
+    def _made_texts(self) -> GgufTexts:
         try:
-            return _DOCUMENTS[name](self.metadata) if name in _DOCUMENTS else None
+            return GgufTexts(
+                tokenizer=msgspec.json.encode(tokenizer.tokenizer_of(self.metadata)),
+                tokenizer_config=tokenizer.tokenizer_config_of(self.metadata),
+                generation_config=tokenizer.generation_config_of(self.metadata),
+            )
         except GgufError as error:
             raise ModelError(f"{self.path}: {error}") from error
 
-    def tokenizer_text(self) -> bytes:
-        """tokenizer.json, which is kept from start to start (`kept_content`). Raises `ModelError`."""
-        used = {key: self.metadata.written(key) for key in self.metadata if key.startswith(_TOKENIZER_KEYS)}
-        made_from, made_by = (b"tokenizer.json", msgspec.msgpack.encode(used)), (tokenizer.__name__, splitters.__name__)
-        return kept_content(made_from, made_by, lambda: msgspec.json.encode(self.document("tokenizer.json")))
+
+class GgufTexts(msgspec.Struct, frozen=True):
+    """tokenizer.json as JSON, and the content of two other files."""
+
+    tokenizer: bytes
+    tokenizer_config: Json
+    generation_config: Json
 
 
-_TOKENIZER_KEYS = ("tokenizer.", "general.architecture")
-"""Beginnings of the keys that tokenizer.json is made from."""
-
-_DOCUMENTS: dict[str, Callable[[Mapping[str, Value]], Json]] = {
-    "tokenizer.json": tokenizer.tokenizer_of,
-    "tokenizer_config.json": tokenizer.tokenizer_config_of,
-    "generation_config.json": tokenizer.generation_config_of,
-}
+_TEXT_KEYS = ("tokenizer.", "general.architecture", "general.sampling.")
+"""Beginnings of the keys that these files are made from."""
 
 
 def is_gguf(path: Path) -> bool:

@@ -188,6 +188,11 @@ def never(*_: object) -> Any:
     pytest.fail("it is kept")
 
 
+def refuse_tokens(text: bytes, what: str) -> str:
+    assert what not in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"), "a token is decoded"
+    return text.decode()
+
+
 def test_the_second_start_makes_no_tokenizer(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata, tensors = content_of(EMBEDDED_PATH, lambda _: as_bf16)
     file, other = (write(tmp_path / f"{name}.gguf", metadata, tensors) for name in ("tiny", "other"))
@@ -198,13 +203,17 @@ def test_the_second_start_makes_no_tokenizer(folder: Path, tmp_path: Path, monke
 
     first, block = load(file)
     assert len(list(folder.iterdir())) == 2
-    monkeypatch.setitem(gguf._DOCUMENTS, "tokenizer.json", never)
+    for name in ("tokenizer_of", "tokenizer_config_of", "generation_config_of"):
+        monkeypatch.setattr(gguf.tokenizer, name, never)
+    monkeypatch.setattr("inferd.engine.arch.gguf.header._decoded", refuse_tokens)
     monkeypatch.setattr(reading, "_made", never)
     for path in (file, other):  # the name says nothing
         again, same = load(path)
         assert same == block
         text = "Hello world, it's 12345 o'clock!<|im_end|>"
         assert again.tokenizer.encode(text, True) == first.tokenizer.encode(text, True)
+        assert (again.eos_token_ids, again.defaults) == (first.eos_token_ids, first.defaults)
+        assert again.tokenizer_info == first.tokenizer_info
     monkeypatch.undo()
     changed = write(tmp_path / "tiny.gguf", {**metadata, "tokenizer.ggml.add_eos_token": True}, tensors)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
