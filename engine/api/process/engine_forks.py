@@ -26,6 +26,7 @@ from inferd.engine.api.errors import CapacityError, StartError
 from inferd.engine.api.machine import gpu
 from inferd.engine.api.process import engine_process
 from inferd.engine.api.process.engine_process import IMPORT_FIRST, ChildProcess, start_child, write_line
+from inferd.engine.api.process.processor_time import ProcessorTime
 from inferd.engine.api.process.shared_memory import create
 
 logger = logging.getLogger("inferd")
@@ -35,8 +36,10 @@ FORKER_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.pr
 """Command of the process that forks engines. Tests replace it."""
 
 _IMPORT_TIMEOUT_S, _FORK_TIMEOUT_S = 120.0, 10.0
-"""Most seconds until the first engine is forked, and each later one. A fork takes 30 ms, and the imports before the
-first one take 2 s (2 cores, AMD EPYC Zen 3, 2026-11-29)."""
+"""Most seconds that the forking process could use until the first engine is there, and each later one. A fork takes
+30 ms, and the imports before the first one take 2 s (2 cores, AMD EPYC Zen 3, 2026-11-29)."""
+_LOOK_S = 0.25
+"""Seconds between two looks at how much of the time it could use."""
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_DIGITS = 32
 
@@ -172,21 +175,26 @@ class EngineForks:
     async def _fork(self, control: socket.socket) -> EarlyProcess:
         """Raises `_ForkError`, and `StartError` if this process may open no more files."""
         with contextlib.ExitStack() as undo, _adopts_orphans():
+            assert self._process is not None
             shared, stdin, answer = _request(control, undo)
-            process = ForkedProcess(await self._pid(answer.fileno()), stdin)
+            process = ForkedProcess(await self._pid(answer.fileno(), ProcessorTime(self._process.pid)), stdin)
             undo.pop_all()
             answer.close()
         return EarlyProcess(process, shared)
 
-    async def _pid(self, told: int) -> int:
+    async def _pid(self, told: int, forker: ProcessorTime) -> int:
         """The id of a process that was forked, once it can be read."""
-        loop, is_there = asyncio.get_running_loop(), asyncio.Event()
+        loop, is_there, usable_s = asyncio.get_running_loop(), asyncio.Event(), 0.0
         loop.add_reader(told, is_there.set)
+        forker.use()
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await is_there.wait()
-        except TimeoutError:
-            raise _ForkError(f"the process that forks them has not answered for {self._timeout_s:g} s") from None
+            while not is_there.is_set():
+                if usable_s > self._timeout_s:
+                    raise _ForkError(f"the process that forks them has not answered for {self._timeout_s:g} s")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await is_there.wait()
+                usable_s += _LOOK_S * forker.use().share
         finally:
             loop.remove_reader(told)
         return _adopted(int(os.read(told, _MAX_DIGITS) or 0))
