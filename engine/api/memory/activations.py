@@ -22,6 +22,8 @@ _BASE_BYTES = 286 * 2**20
 two processes that render chat templates 16 each, and one that checks grammars 18. The process that forks engines has 16
 that it does not share with one (measured: torch 2.13 for CPUs, Python 3.11, 2 cores of an AMD EPYC Zen 3,
 2026-11-29)."""
+_MODELLING_BYTES = 126 * 2**20
+"""More of it in an engine that computes a model by transformers' code (measured as above with OPT and Cohere 2)."""
 _TOKEN_BYTES = 1536
 """Memory of a token of the vocabulary in all processes, after the first request with a grammar. It has three parts: the
 server's tokenizer, and the vocabulary for grammars in the engine and in the process that checks them. The plans of Qwen
@@ -211,7 +213,8 @@ def _processes(arch: Arch, work: Workload) -> Formula:
     """The processes without a model's weights. With a GPU the plan is about GPU memory."""
     if work.device == "cuda":
         return term(_GPU_BASE_BYTES, "B")
-    return term(_BASE_BYTES, "B") + term(arch.vocab_size, "tokens") * term(_TOKEN_BYTES, "B")
+    base = _BASE_BYTES if arch.is_native else _BASE_BYTES + _MODELLING_BYTES
+    return term(base, "B") + term(arch.vocab_size, "tokens") * term(_TOKEN_BYTES, "B")
 
 
 def _standby(work: Workload) -> Formula:
