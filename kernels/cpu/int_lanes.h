@@ -6,6 +6,7 @@
 // 5 and 6 bits have half of their range added, so they are unsigned too.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "cpu/int_dot.h"
@@ -23,6 +24,19 @@ enum ScaleType { FP32, BF16, FP16, INT8 };
 
 constexpr int bits_of(Form f) { return f == NIBBLES || f == TABLE ? 4 : f == FIVES ? 5 : f == SIXES ? 6 : 8; }
 constexpr bool has_planes(Form f) { return f == FIVES || f == SIXES; }  // of low and of high bits
+
+// Half of the range of 5 bits, which come in units of 32, and of 6 bits, in units of 16.
+constexpr int half_range(int unit) { return unit == 32 ? 16 : 32; }
+
+// Whether a correction has two halves: -half_range times the sum of a unit's even pairs of activations, and of the odd
+// pairs.
+constexpr bool is_balanced([[maybe_unused]] Form f) {
+#if defined(INT_DOT_AVX2)
+    return has_planes(f) || f == SHORT_BYTES;
+#else
+    return false;
+#endif
+}
 
 #if defined(__AVX512VNNI__)
 #define INT_DOT_VNNI
@@ -179,6 +193,23 @@ struct Values {
         return type == BF16 ? (floats)(load_halves(halves) << 16) : load_fp16(halves);
     }
     floats at(int64_t index) const { return at(index, type == INT8 ? factor(index) : floats{}); }
+    // Those of `count` columns, from number `index` on, which begins a group.
+    void widen(int64_t index, int64_t count, float* to) const {
+        constexpr int VECTORS = LANES / WIDTH;
+        for (const int64_t end = index + count; index < end;) {
+            int64_t stop = end;  // of what shares its factors
+            floats factors[VECTORS] = {};
+            if (type == INT8) {
+                stop = std::min(end, (((index / LANES >> shift) + 1) << shift) * LANES);
+                for (int v = 0; v < VECTORS; v++) factors[v] = factor(index + v * WIDTH);
+            }
+            for (; index < stop; index += LANES, to += LANES)
+                for (int v = 0; v < VECTORS; v++) {
+                    const floats value = at(index + v * WIDTH, factors[v]);
+                    std::memcpy(to + v * WIDTH, &value, sizeof value);
+                }
+        }
+    }
 };
 
 // Zero points of WIDTH columns, in the low halves of the lanes: of nibbles from bytes, of bytes from 16 bits.
@@ -190,6 +221,8 @@ inline ints load_zeros(const void* zeros, int64_t index) {
     std::memcpy(&v, static_cast<const uint8_t*>(zeros) + index, sizeof v);
 #if defined(INT_DOT_VNNI)
     return (ints)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)v);  // GCC 12 would move byte by byte
+#elif defined(INT_DOT_AVX2)
+    return (ints)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)v));
 #else
     return __builtin_convertvector(v, ints);
 #endif

@@ -251,24 +251,34 @@ void tile_product(const Product& p, const Tile& tile, const Rows& rows, int64_t 
     store_tile<V, R>(p, column, first_row, totals, out, is_bf16);
 }
 
+}  // namespace int_product
+
+#include "cpu/int_tiles.h"
+#include "cpu/int_units.h"
+#include "cpu/int_unpacked.h"
+
+namespace int_product {
+
 using TileProduct = void (*)(const Product&, const Tile&, const Rows&, int64_t, void*, bool);
 using TileProducts = std::array<TileProduct, MAX_ROWS>;
+
+template <Form F, int U, int V, int R>
+constexpr TileProduct instance() {
+#if defined(INT_DOT_AVX2)
+    if constexpr (F != BYTES) return unit_product<F, U, V, R>;
+    else
+#endif
+        return tile_product<F, U, V, R>;
+}
 
 // Instances for 1, 2, .. rows, at index rows - 1.
 template <Form F, int U, int V, int... R>
 constexpr TileProducts instances(std::integer_sequence<int, R...>) {
-    return {tile_product<F, U, V, R + 1>...};
+    return {instance<F, U, V, R + 1>()...};
 }
 template <Form F, int U, int NUM_COLUMNS>
 constexpr TileProducts TILE_PRODUCTS =
     instances<F, U, NUM_COLUMNS / WIDTH>(std::make_integer_sequence<int, MAX_ROWS>());
-
-}  // namespace int_product
-
-#include "cpu/int_tiles.h"
-#include "cpu/int_unpacked.h"
-
-namespace int_product {
 
 // -- all of a product ----------------------------------------------------------------------------------------------
 
@@ -281,7 +291,7 @@ void quantize_wide_row(const Product& p, const T* x, const Rows& rows, int row, 
     rows.scales[low_row] = span.low.scale * p.worth, rows.corrections[low_row] = -p.added * span.low.sum;
 }
 
-template <class T>
+template <Form F, class T>
 void quantize_row(const Product& p, const T* x, const Rows& rows, int row, int num_rows) {
     float* part = rows.parts + row;
     *part = 0;
@@ -293,6 +303,9 @@ void quantize_row(const Product& p, const T* x, const Rows& rows, int row, int n
         const int64_t index = x_group * num_rows + row;
         rows.scales[index] = span.scale * p.worth;
         rows.corrections[index] = p.zeros ? -span.sum & 0xffff : -p.added * span.sum;
+#if defined(INT_DOT_AVX2)
+        if (is_balanced(F)) rows.corrections[index] = balance_of(q, p.unit);
+#endif
         if (left == 0) part += num_rows, *part = 0, left = p.x_groups_in_group;
         *part = std::fma(float(span.sum), rows.scales[index], *part);
     }
@@ -314,7 +327,7 @@ void run(const Product& p, const T* x, T* out, int num_threads) {
     const auto quantize = [&](int64_t row, const Rows& rows, int place, int num_rows) {
         in_order(p, x + row * p.in_size, [&](auto* values) {
             p.is_wide ? quantize_wide_row(p, values, rows, place, num_rows)
-                      : quantize_row(p, values, rows, place, num_rows);
+                      : quantize_row<F>(p, values, rows, place, num_rows);
         });
     };
 #if HAS_TILES

@@ -7,7 +7,15 @@ namespace int_product {
 
 constexpr Form in_bytes(Form f) { return has_planes(f) ? SHORT_BYTES : f; }
 
-// Tiles for several blocks of rows: numbers of 5 and 6 bits in bytes, and scales of bytes in fp32.
+// Whether scales of a type become fp32 for several blocks of rows.
+constexpr bool is_widened([[maybe_unused]] Form f, ScaleType type) {
+#if defined(INT_DOT_AVX2)
+    if (f != BYTES) return type != FP32;
+#endif
+    return type == INT8;
+}
+
+// Tiles for several blocks of rows: numbers of 5 and 6 bits in bytes, and some scales in fp32.
 template <Form F, int U>
 class UnpackedTiles {
     const Product& p;
@@ -18,7 +26,7 @@ class UnpackedTiles {
     UnpackedTiles(const Product& p, int64_t count)
         : p(p),
           num_bytes(has_planes(F) ? p.num_units * U * COLUMNS : 0),
-          num_values(p.scales.type == INT8 ? p.num_groups * COLUMNS : 0),
+          num_values(is_widened(F, p.scales.type) ? p.num_groups * COLUMNS : 0),
           scratch(std::max<int64_t>(count * (num_bytes + 2 * num_values * int64_t(sizeof(float))), 1)) {}
 
     Tile unpack(Tile tile, int64_t place) const {
@@ -31,10 +39,7 @@ class UnpackedTiles {
         float* values = reinterpret_cast<float*>(to + num_bytes);
         for (Values* own : {&tile.scales, &tile.minimums}) {
             if (!own->numbers) continue;
-            for (int64_t i = 0; i < num_values; i += WIDTH) {
-                const floats value = own->at(tile.index + i);
-                std::memcpy(values + i, &value, sizeof value);
-            }
+            own->widen(tile.index, num_values, values);
             *own = {values, FP32, nullptr, 0}, values += num_values;
         }
         tile.index = 0;
