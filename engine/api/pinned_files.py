@@ -44,7 +44,7 @@ class PinnedFile(msgspec.Struct, frozen=True, kw_only=True):
     mtime_ns: int
     inode: int
     ctime_ns: int
-    """When the file or what is told of it changed last. No program can set this."""
+    """When the content, the owner or the mode changed last. No program can set this."""
     num_first_bytes: int
     """Number of bytes at the beginning that `digest` covers."""
     pages: tuple[int, ...] = ()
