@@ -237,6 +237,8 @@ def _adopted(number: int) -> int:
 def _may_fork() -> bool:
     if sys.platform != "linux" or engine_process.ENGINE_COMMAND != _ENGINE_COMMAND:
         return False
+    if not os.path.exists("/proc/self/task"):  # the forking process could not tell whether it has threads
+        return False
     try:
         gpu.detect()
     except gpu.NoAcceleratorError:
