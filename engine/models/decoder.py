@@ -150,6 +150,9 @@ class Decoder:
     """Why no step of this decoder can be recorded; None if an attempt may be made."""
     _layer_inputs: LayerInputs | None = None
 
+    num_table_bytes = 0
+    """Bytes of the rotary tables, which a plan counts apart from the weights."""
+
     def __init__(
         self,
         arch: Arch,
@@ -182,6 +185,9 @@ class Decoder:
         query_tables = {rope: query_table(rope, table) for rope, table in tables.items()}
         self._cos_sin = [tables[rope] for rope in arch.ropes]
         self._query_cos_sin = [query_tables[rope] for rope in arch.ropes]
+        self.num_table_bytes = sum(
+            table.nbytes for table in (*tables.values(), *query_tables.values()) if table is not None
+        )
         self._embedding_multiplier = arch.embedding_multiplier
         if arch.rounds_embedding_multiplier:
             self._embedding_multiplier = float(torch.tensor(arch.embedding_multiplier, dtype=dtype))

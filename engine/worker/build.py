@@ -237,7 +237,8 @@ def load_and_measure(
             "end other programs on the GPU, or give --quantization"
         ) from error
     device.give_back_freed()
-    return decoder, device.memory_in_use() - before_bytes + mapped_bytes
+    own_bytes = device.memory_in_use() - before_bytes - decoder.num_table_bytes
+    return decoder, max(own_bytes, 0) + mapped_bytes
 
 
 def _load_weights(decoder: Decoder | DraftHead, checkpoint: Checkpoint, device: Device) -> None:
