@@ -25,7 +25,7 @@ from inferd.server.lifecycle.models import read_models
 from inferd.server.text.model import ServedModel
 from tests.conftest import ROOT
 from tests.e2e.conftest import Daemon
-from tests.real.adapted import NAME, served_nll, write_adapter
+from tests.real.adapted import NAME, SERVED_TOLERANCE, served_nll, write_adapter
 from tests.real.conftest import Recording
 from tests.real.test_transformers import TOLERANCE
 from tests.reliability.conftest import wait_until
@@ -74,7 +74,7 @@ def test_greedy_answers_are_those_of_transformers(daemon: Daemon, gguf: Path, re
 def test_an_adapter_adds_its_products(daemon: Daemon, recording: Recording) -> None:
     """The file holds rows of q and k in another order than the adapter."""
     window = recording.windows[0]
-    assert served_nll(daemon.url, NAME, window.ids) == pytest.approx(recording.adapted_nll, rel=TOLERANCE)
+    assert served_nll(daemon.url, NAME, window.ids) == pytest.approx(recording.adapted_nll, rel=SERVED_TOLERANCE)
     assert served_nll(daemon.url, "smollm2", window.ids) == pytest.approx(window.nll, rel=TOLERANCE)
     assert abs(recording.adapted_nll - window.nll) > 100 * TOLERANCE * window.nll
 

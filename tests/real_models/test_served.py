@@ -9,9 +9,8 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.e2e.conftest import Daemon
-from tests.real.adapted import NAME, served_nll, write_adapter
+from tests.real.adapted import NAME, SERVED_TOLERANCE, served_nll, write_adapter
 from tests.real.conftest import Recording
-from tests.real.test_transformers import TOLERANCE
 from tests.real_models.files import RealModel
 
 CODE = "\n".join((ROOT / "kernels" / "cpu" / "parallel.h").read_text(encoding="utf-8").splitlines()[:40])
@@ -31,9 +30,9 @@ def exact_server(real: RealModel, tmp_path_factory: pytest.TempPathFactory) -> I
 def test_an_adapter_adds_its_products(exact_server: Daemon, recording: Recording) -> None:
     window = recording.windows[0]
     name = exact_server.get("/v1/models").json()["data"][0]["id"]
-    assert served_nll(exact_server.url, NAME, window.ids) == pytest.approx(recording.adapted_nll, rel=TOLERANCE)
-    assert served_nll(exact_server.url, name, window.ids) == pytest.approx(window.nll, rel=TOLERANCE)
-    assert abs(recording.adapted_nll - window.nll) > 100 * TOLERANCE * window.nll
+    assert served_nll(exact_server.url, NAME, window.ids) == pytest.approx(recording.adapted_nll, rel=SERVED_TOLERANCE)
+    assert served_nll(exact_server.url, name, window.ids) == pytest.approx(window.nll, rel=SERVED_TOLERANCE)
+    assert abs(recording.adapted_nll - window.nll) > 100 * SERVED_TOLERANCE * window.nll
 
 
 def test_speculation_changes_no_edit_of_code(real: RealModel) -> None:
