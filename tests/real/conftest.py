@@ -43,7 +43,7 @@ class Recording:
     windows: list[Window]
     chats: list[Chat]
     adapted_nll: float
-    """Of the first window, if the matrices of all layers have `record.adapter` added."""
+    """Mean negative log probability of the first window, by the model with `record.adapter` added to its matrices."""
     long: Window | None
     """A long text, of which the last tokens alone are scored."""
 
