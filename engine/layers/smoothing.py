@@ -22,7 +22,7 @@ _LARGE = 2.0
 channels cost 0.0001 nats more than none (2026-11-29)."""
 _MOST = 2.0**8
 """Queries are multiplied by at most this, so that in float16 they overflow only beyond 255. The largest factors found
-are 4 (SmolLM2), 8 (Gemma 3 270M) and 64 (Qwen2.5-Coder 0.5B)."""
+are 4 (SmolLM2), 8 (Gemma 3 270M), 64 and 128 (Qwen2.5-Coder 0.5B and 1.5B; 2026-11-29)."""
 _SEED = 0
 
 

@@ -185,9 +185,8 @@ class Decoder:
         query_tables = {rope: query_table(rope, table) for rope, table in tables.items()}
         self._cos_sin = [tables[rope] for rope in arch.ropes]
         self._query_cos_sin = [query_tables[rope] for rope in arch.ropes]
-        self.num_table_bytes = sum(
-            table.nbytes for table in (*tables.values(), *query_tables.values()) if table is not None
-        )
+        grown = [table for table in query_tables.values() if table is not None]
+        self.num_table_bytes = sum(table.nbytes for table in (*tables.values(), *grown))
         self._embedding_multiplier = arch.embedding_multiplier
         if arch.rounds_embedding_multiplier:
             self._embedding_multiplier = float(torch.tensor(arch.embedding_multiplier, dtype=dtype))

@@ -79,7 +79,7 @@ class EagleHead:
         self._lm_head = Linear(head_matrix(arch), place, torch.float32)
         num_positions = max_positions or arch.max_positions
         self._cos_sin = cos_sin_table(arch.ropes[0], num_positions, place.device, arch.max_positions)
-        self.num_table_bytes = 0 if self._cos_sin is None else self._cos_sin.nbytes
+        self.num_table_bytes = self._cos_sin.nbytes
         self.parameters = place.parameters
         if head.has_embedding:
             place.take(embedding(arch), self._take_table, recipe.narrow)
@@ -150,7 +150,7 @@ class MTPLayer:
         self.parameters = place.parameters
         self._embedding_norm, self._state_norm, self._norm = _norms(arch, place)
         self._cos_sin = cos_sin_table(arch.ropes[0], num_positions, place.device, num_positions)
-        self.num_table_bytes = 0 if self._cos_sin is None else self._cos_sin.nbytes
+        self.num_table_bytes = self._cos_sin.nbytes
 
     def smooth_keys(self) -> None:
         """As of a decoder."""
