@@ -1,11 +1,16 @@
-"""Runs Python programs in forks of a process that has imported the server. The imports are half of a daemon's start.
+"""Runs Python programs in forks of a process that has imported the libraries of the server and of engines. The imports
+are most of a daemon's start.
 
 A fork has its program's arguments, environment, directory and output, and ends as the program would. It differs from a
-process of its own in what Python and libraries read before: environment variables, and the seed of hashes.
+process of its own in what Python and libraries read before: environment variables, and the seed of hashes. The process
+that forks engines and the one that forks those that render are forks of such a server in turn (`_ForkedModule`).
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -20,13 +25,27 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Any, NoReturn
 
-_LIBRARIES = "inferd.server.commands.app", "inferd.server.lifecycle.serve"
+from inferd.engine.api.process import engine_process
+from inferd.engine.models import meta_tensors
+
+_LIBRARIES = (
+    "inferd.server.commands.app", "inferd.server.lifecycle.serve", "inferd.server.text.rendering",
+    "inferd.engine.process.main", "transformers.tokenization_utils_tokenizers", "uvicorn.lifespan.on",
+)  # fmt: skip
+_MODULES = "inferd.engine.process.forker", "inferd.server.text.render_process"
+"""Programs that a server starts by `python -P -m`, and that become forks of it."""
 _MAX_MESSAGE = 2**20
 _READ_WHEN_USED = ("INFERD_", "TMPDIR", "NOTIFY_SOCKET")
 """Beginnings of the names of variables that nothing reads while it is imported."""
 _END_S = 60.0
+_MAX_SHOWN = 1000
+"""Characters of the command line that lists of processes show of a fork."""
+_ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46
+"""Indices of `arg_start` and `arg_end` in `/proc/PID/stat`, counted from the field after the name
+(proc_pid_stat(5))."""
 
 
 def script_of(command: Sequence[str], environment: Mapping[str, str] | None) -> list[str] | None:
@@ -89,10 +108,11 @@ class _Client:
                 self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with theirs:
                     number = str(theirs.fileno())
-                    # Threads of numpy's library would not survive a fork.
-                    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+                    # As engines have it. Among other things, threads of numpy's library would not survive a fork.
+                    environment = {**engine_process._ENVIRONMENT, **os.environ, "OPENBLAS_NUM_THREADS": "1"}
+                    command = [sys.executable, "-P", __file__, number, " " * _MAX_SHOWN]
                     self._process = subprocess.Popen(
-                        [sys.executable, "-P", __file__, number], pass_fds=[theirs.fileno()], env=environment,
+                        command, pass_fds=[theirs.fileno()], env=environment,
                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                     )  # fmt: skip
             socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
@@ -187,8 +207,75 @@ def _tell(status: socket.socket, number: int) -> None:
         status.send(str(number).encode())
 
 
+class _ForkedModule(subprocess.Popen[Any]):
+    """A child of this process that runs a module of `_MODULES` without importing its libraries anew. Any other command
+    is run as always."""
+
+    def _execute_child(self, args: Any, *others: Any) -> None:
+        """Takes the parameters of Python's own method, after which all of the child's descriptors are known."""
+        words = [*args] if isinstance(args, list | tuple) else []
+        is_module = words[:3] == [sys.executable, "-P", "-m"] and words[3] in _MODULES
+        if not is_module or len(os.listdir("/proc/self/task")) > 1:
+            super()._execute_child(args, *others)  # type: ignore[misc]
+            return
+        _, _, _, pass_fds, cwd, env, _, _, _, stdin, to_stdin, from_stdout, stdout, from_stderr, stderr, *rest = others
+        assert (cwd, from_stdout, from_stderr, stderr) == (None, -1, -1, -1), "a child as servers start them"
+        starts_session, process_group = rest[-2:]
+        self.pid = os.fork()
+        if not self.pid:
+            os.setsid() if starts_session else os.setpgid(0, process_group)
+            os.dup2(stdin, 0)
+            os.dup2(stdout, 1)
+            _close_all_but({0, 1, 2, *pass_fds})
+            _run_module(words, env)
+        self._child_created = True
+        self._close_pipe_fds(stdin, to_stdin, from_stdout, stdout, from_stderr, stderr)  # type: ignore[attr-defined]
+
+
+def _close_all_but(kept: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with suppress(OSError):  # that of the list itself
+                os.close(int(name))
+
+
+def _run_module(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Run `python -P -m MODULE ...` as this process, and end it without returning to the server's code."""
+    code: object = 1
+    try:
+        atexit._clear()
+        subprocess.Popen = _own_popen  # type: ignore[misc]
+        os.environ.clear()
+        os.environ.update(environment)
+        _show(words)
+        sys.argv = [*words[3:]]
+        runpy.run_module(words[3], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+_own_popen = subprocess.Popen
+
+
+def _show(words: Sequence[str]) -> None:
+    """Have lists of processes show this command line."""
+    fields = Path("/proc/self/stat").read_text().rpartition(") ")[2].split()
+    begin, end = int(fields[_ARGUMENTS_BEGIN]), int(fields[_ARGUMENTS_END])
+    line = "\0".join(words).encode()[: end - begin - 1]
+    ctypes.memmove(begin, line.ljust(end - begin, b"\0"), end - begin)
+
+
 def main() -> None:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    meta_tensors.leave_out()
     for name in _LIBRARIES:
         __import__(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lack threads"
@@ -205,6 +292,8 @@ def main() -> None:
     for limit, most in asked["limits"]:
         resource.setrlimit(limit, (most, most))
     sys.argv = asked["script"]
+    _show([sys.executable, *sys.argv])
+    subprocess.Popen = _ForkedModule  # type: ignore[misc]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
