@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections import defaultdict
@@ -39,6 +40,8 @@ LONGEST_FIRST = (
     "security/test_egress", "security/test_fields", "security/test_recorded_answers",
 )  # fmt: skip
 """Files that start first. Otherwise one process would still run a long file while the others are idle."""
+PART_ELSEWHERE = 0.25
+"""Part of the recorded tests that run if the record is of another processor."""
 RECORDED = pytest.StashKey[str]()
 """Lines of the report about recorded tests."""
 
@@ -128,20 +131,23 @@ def _left_out(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Ite
     if only:
         return set(items) - set(groups[only])
     left_out, told = set[pytest.Item](), list[str]()
+    is_usual = config.getoption("--device") == "cpu" and config.getoption("--kernels") == "cpp"
     for name, recorded in groups.items():
         why_all = RECORDS[name].why_all()
-        if config.getoption("--device") != "cpu" or config.getoption("--kernels") != "cpp":
+        if not is_usual:
             why_all = "the record is of runs without --device and --kernels"
-        more = set[pytest.Item]() if why_all else set(recorded) - _kept(recorded)
+        elsewhere = RECORDS[name].elsewhere() if why_all and is_usual else ""
+        kept = _kept(recorded, PART_ELSEWHERE if elsewhere else 0.0)
+        more = set(recorded) - kept if elsewhere or not why_all else set[pytest.Item]()
         left_out |= more
-        told.append(_told(name, len(recorded), len(more), why_all))
+        told.append(_told(name, len(recorded), len(more), why_all, elsewhere))
     if told:
         config.stash[RECORDED] = "\n".join(told)
     return left_out
 
 
-def _kept(recorded: list[pytest.Item]) -> set[pytest.Item]:
-    """Recorded tests that always run: of each file as many as its marker says, always the same ones."""
+def _kept(recorded: list[pytest.Item], part: float) -> set[pytest.Item]:
+    """Recorded tests that run: of each file as many as its marker says or this part, always the same ones."""
     files: dict[Path, list[pytest.Item]] = defaultdict(list)
     for item in recorded:
         files[item.path].append(item)
@@ -149,11 +155,18 @@ def _kept(recorded: list[pytest.Item]) -> set[pytest.Item]:
     for path, group in files.items():
         marker = group[0].get_closest_marker("recorded")
         assert marker is not None
-        kept.update(random.Random(path.name).sample(group, min(len(group), marker.kwargs.get("keep", 1))))
+        num_kept = max(marker.kwargs.get("keep", 1), math.ceil(part * len(group)))
+        kept.update(random.Random(path.name).sample(group, min(len(group), num_kept)))
     return kept
 
 
-def _told(name: str, num_recorded: int, num_left_out: int, why_all: str) -> str:
+def _told(name: str, num_recorded: int, num_left_out: int, why_all: str, elsewhere: str) -> str:
+    if elsewhere:
+        kept = num_recorded - num_left_out
+        return (
+            f"recorded tests of {name}: {kept} of {num_recorded}, because {elsewhere} is of another processor and the"
+            f" same content. `make records` writes {RECORDS[name].file.name}"
+        )
     if why_all:
         return f"recorded tests of {name}: all {num_recorded}, because {why_all}. `make records` writes it"
     kept = num_recorded - num_left_out

@@ -8,6 +8,9 @@ it runs all of them.
 
 `make records` runs this program, which alone writes these files: each after a run of all its tests that it started
 itself, in which none failed, and during which no file changed. Records that are up to date are left as they are.
+
+Results of the C++ kernels are those of a processor, so such a record has a file for each kind of processor. If only
+that of another kind is up to date, `make test` runs a part of the recorded tests (`conftest.PART_ELSEWHERE`).
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "tests"
+"""Folder of the records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,9 @@ class Record:
 
     @property
     def file(self) -> Path:
-        return ROOT / "tests" / f"{self.name}_record.txt"
+        """The record of this kind of processor."""
+        kind = f"_{_levels()[0]}" if self.needs_cpp else ""
+        return FOLDER / f"{self.name}_record{kind}.txt"
 
     def current(self, root: Path = ROOT) -> dict[str, str] | None:
         """The digest of each path, and the version of each package. None if git cannot say which files there are."""
@@ -58,6 +65,16 @@ class Record:
             return "git does not list the files here"
         changed = [name for name in sorted(recorded.keys() | now) if recorded.get(name) != now.get(name)]
         return f"changed since {file.name} was written: {', '.join(changed)}" if changed else ""
+
+    def elsewhere(self, root: Path = ROOT) -> str:
+        """The name of a record that only the processor tells from this content; empty if there is none."""
+        if not self.needs_cpp:
+            return ""
+        now = self.current(root) or {}
+        for file in sorted(FOLDER.glob(f"{self.name}_record_*.txt")):
+            if now and {**read(file), "processor": now["processor"]} == now:
+                return file.name
+        return ""
 
     def run_and_write(self, file: Path | None = None, root: Path = ROOT, workers: int = 2) -> int:
         """Run all of these tests, and write the record if they passed. Returns the exit code of pytest, or 1."""
@@ -101,14 +118,17 @@ KERNELS = Record(
 MODELS = Record(
     "models",
     paths=(
-        "kernels", "engine", "benchmarks/gpu", "benchmarks/quality", "benchmarks/checkpoints.py", "examples/tiny",
-        "tests/cpu", "tests/kernels", "tests/configs.py",
+        "kernels", "engine", "benchmarks/gpu", "benchmarks/quality", "benchmarks/checkpoints.py",
+        "benchmarks/host_time.py", "benchmarks/tables.py", "examples/tiny", "tests/cpu", "tests/kernels",
+        "tests/configs.py", "tests/benchmarks/test_gpu_dry.py", "tests/benchmarks/test_host_time.py",
     ),
-    packages=("torch", "transformers", "tokenizers", "safetensors", "llguidance", "numpy", "msgspec", "pyzmq"),
-    folders=("tests/cpu",),
+    packages=(
+        "torch", "triton", "transformers", "tokenizers", "safetensors", "llguidance", "numpy", "msgspec", "pyzmq"
+    ),
+    folders=("tests/cpu", "tests/kernels", "tests/benchmarks"),
     needs_cpp=True,
 )  # fmt: skip
-"""Models, the worker and the engine on this processor."""
+"""Models, the worker and the engine on this processor, also on the kernels of GPUs, interpreted."""
 RECORDS = {record.name: record for record in (KERNELS, MODELS)}
 
 
@@ -158,12 +178,17 @@ def _files(root: Path, path: str) -> Iterable[str] | None:
 
 def _kernels() -> dict[str, str]:
     """Says whether a compiler is there, and which forms of the C++ kernels this processor can run."""
+    from inferd.kernels.cpu import library  # noqa: PLC0415
+
+    return {"processor": ",".join(_levels()), "compiler": "there" if library.has_compiler() else "missing"}
+
+
+def _levels() -> tuple[str, ...]:
+    """The forms of the C++ kernels that this processor can run, the best one first."""
     # Every run of pytest imports this file, and few need torch.
     from inferd.kernels.cpu import library  # noqa: PLC0415
 
-    return {
-        "processor": ",".join(library.runnable_levels()), "compiler": "there" if library.has_compiler() else "missing",
-    }  # fmt: skip
+    return library.runnable_levels()
 
 
 def _version(package: str) -> str:

@@ -141,6 +141,7 @@ def reading(row: Row, into: Path, options: Options) -> list[str]:
     return [python, isolated, "-c", READING, *arguments]
 
 
+@pytest.mark.recorded("models")
 @pytest.mark.usefixtures("checks_alone")
 def test_no_step_is_read_back_while_it_is_launched(tmp_path: Path) -> None:
     assert wrong(Options(work_dir=tmp_path), "checks/launches") == []

@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import ROOT
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.recorded("models")
 
 
 def table_of(*arguments: str) -> list[list[str]]:

@@ -27,6 +27,7 @@ from tests.kernels import interpreter
 from tests.kernels.conftest import forced, is_on_gpu
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.recorded("models", keep=3)
 
 FUSED_OPS = (NORM_LINEAR, LINEAR_RESIDUAL, GATE_UP_ACT)
 SMALL = {

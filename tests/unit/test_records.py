@@ -122,6 +122,21 @@ def test_another_processor_is_named(root: Path, monkeypatch: pytest.MonkeyPatch)
     assert needy.why_all(path, root) == "changed since record.txt was written: processor"
 
 
+def test_a_record_of_another_processor_is_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "FOLDER", root)
+    monkeypatch.setattr(library, "runnable_levels", lambda: tuple(levels))
+    levels, needy = ["avx512", "portable"], replace(RECORD, needs_cpp=True)
+    assert needy.elsewhere(root) == "" and RECORD.file.name == "some_record.txt"
+    state = needy.current(root)
+    assert state is not None
+    write(needy.file, state)
+    del levels[0]
+    assert needy.file.name == "some_record_portable.txt" and needy.why_all(root=root).endswith("is missing")
+    assert needy.elsewhere(root) == "some_record_avx512.txt"
+    (root / "kernels/gelu.py").write_text("changed")
+    assert needy.elsewhere(root) == "", "of another content"
+
+
 def test_all_run_without_a_record_or_without_git(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert RECORD.why_all(root / "none.txt", root) == "none.txt is missing"
     (root / "empty.txt").touch()
@@ -200,7 +215,7 @@ class Item:
         return self.marker
 
 
-def chosen(why: str, monkeypatch: pytest.MonkeyPatch, **options: str) -> tuple[list[int], str]:
+def chosen(why: str, monkeypatch: pytest.MonkeyPatch, elsewhere: str = "", **options: str) -> tuple[list[int], str]:
     """The numbers of the tests that are left out, and what the report says."""
     items = [Item("a.py", "kernels" if number % 2 == 0 else None) for number in range(6)]
     items += [Item("b.py", "kernels"), Item("c.py", "kernels", keep=0)]
@@ -210,6 +225,7 @@ def chosen(why: str, monkeypatch: pytest.MonkeyPatch, **options: str) -> tuple[l
     }
     config: Any = SimpleNamespace(getoption=given.__getitem__, stash={})
     monkeypatch.setattr(Record, "why_all", lambda self: why if self is KERNELS else "")
+    monkeypatch.setattr(Record, "elsewhere", lambda self: elsewhere if self is KERNELS else "")
     left_out: Any = conftest._left_out(config, items)  # type: ignore[arg-type]
     return [number for number, item in enumerate(items) if item in left_out], config.stash.get(conftest.RECORDED, "")
 
@@ -229,6 +245,13 @@ def test_a_reason_keeps_all_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     for options in ({"device": "cuda"}, {"kernels": "reference"}):
         left_out, told = chosen("", monkeypatch, **options)
         assert left_out == [] and "because the record is of runs without --device and --kernels" in told
+    left_out, told = chosen("the processor", monkeypatch, elsewhere="x.txt")
+    assert len(left_out) == 4 and 7 not in left_out, "one of each file"
+    assert "of kernels: 3 of 5, because x.txt is of another processor" in told
+    monkeypatch.setattr(conftest, "PART_ELSEWHERE", 0.6)
+    assert len(chosen("the processor", monkeypatch, elsewhere="x.txt")[0]) == 3, "two of three"
+    left_out, told = chosen("", monkeypatch, elsewhere="x.txt", device="cuda")
+    assert left_out == [] and "--device" in told
     assert chosen("", monkeypatch, recorded="kernels") == ([1, 3, 5, 8, 9, 10, 11], ""), "a run that records takes all"
 
 
@@ -236,17 +259,19 @@ def test_a_reason_keeps_all_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def recorded_files(record: Record) -> list[Path]:
+    files = [path for folder in record.folders for path in (ROOT / folder).glob("test_*.py")]
+    marked = [path for path in files if f'mark.recorded("{record.name}"' in path.read_text()]
     if record is MODELS:
         files = (ROOT / "tests/cpu").glob("test_*.py")
-        return [path for path in files if "\nIS_RECORDED = False\n" not in path.read_text()]
-    found = list((ROOT / "tests" / "aot").glob("test_*.py"))
+        return marked + [path for path in files if "\nIS_RECORDED = False\n" not in path.read_text()]
+    found = marked + list((ROOT / "tests" / "aot").glob("test_*.py"))
     for path in (ROOT / "tests" / "kernels").glob("test_*.py"):
         text = path.read_text()
         is_interpreted = any(word in text for word in ('"implementation"', "implementation:", "def interpreted"))
         is_interpreted |= path.stem.endswith("_triton")
-        if "mark.recorded" in text or (is_interpreted and "\nIS_RECORDED = False\n" not in text):
+        if is_interpreted and "\nIS_RECORDED = False\n" not in text:
             found.append(path)
-    return found + [path for path in (ROOT / "tests/benchmarks").glob("*.py") if "mark.recorded" in path.read_text()]
+    return found
 
 
 def file_of(name: str) -> Path | None:
@@ -290,7 +315,10 @@ def imports_of(record: Record) -> set[str]:
 @pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
 def test_recorded_tests_import_only_what_the_record_covers(record: Record) -> None:
     files = recorded_files(record)
-    expected = {"kernels": {"test_rope", "test_linear", "test_judge", "test_gpu_runner"}, "models": {"test_parity"}}
+    expected = {
+        "kernels": {"test_rope", "test_linear", "test_judge", "test_gpu_runner"},
+        "models": {"test_parity", "test_decoder_kernels", "test_host_time", "test_gpu_dry"},
+    }
     assert expected[record.name] <= {path.stem for path in files}
     assert outside(files, record) == set(), "tests of files that import these may not be recorded: IS_RECORDED = False"
 
