@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 from inferd.engine.arch.description import Activation, Arch, ArchError, Experts, GateLimit, NormKind, QKNorm
 from inferd.engine.arch.heads import CacheGroup, Heads
 from inferd.engine.arch.recurrent import GatedDelta, Mamba2, ShortConv
-from inferd.engine.arch.registry import describe, known_architectures, weights
+from inferd.engine.arch.registry import describe, known_architectures
+from inferd.engine.arch.registry import weights as weights_of
 from inferd.engine.arch.rotary import LinearScaling, Llama3Scaling, ProportionalScaling, QueryGrowth, Rope, YarnScaling
 from inferd.engine.arch.sharding import counts_of, refuses
-from inferd.engine.arch.weights import ByKeyHead, Neighbours
+from inferd.engine.arch.weights import ByKeyHead, Neighbours, WeightMap
 
 GRANITE4_LAYERS = ["mamba" if layer not in (5, 15, 25, 35) else "attention" for layer in range(40)]
 
@@ -362,6 +364,12 @@ def arch_of(name: str, **changes: Any) -> Arch:
     """The `Arch` of the published config with fields set, or removed if the value is `...`."""
     config = PUBLISHED[name][0] | changes
     return describe({field: value for field, value in config.items() if value is not ...})
+
+
+@functools.cache
+def weights(arch: Arch) -> WeightMap:
+    """Each only once, because a model with hundreds of experts has tens of thousands of tensors."""
+    return weights_of(arch)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -22,7 +22,7 @@ from .damaging import KINDS
 from .reading_damaged import READ_CPU_S, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
-NUM_SHORT, NUM_LONG = 50, 2_000
+NUM_SHORT, NUM_LONG = 30, 2_000
 SEED = "20261128"
 MAX_LINE = 1_000
 OURS = re.compile(r"\d\d:\d\d:\d\d ")
