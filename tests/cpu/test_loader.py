@@ -3,9 +3,11 @@ read."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -239,3 +241,21 @@ def test_a_parameter_is_handed_over_when_each_row_was_written_once() -> None:
     parameter.write(1, rows[1:3])
     assert torch.equal(taken[0], rows.float())
     assert not parameter.missing_rows
+
+
+def test_rows_may_arrive_in_any_order() -> None:
+    random, whole = Random(1), torch.arange(60.0).view(30, 2)
+    for _ in range(50):
+        taken: list[Tensor] = []
+        parameter = Parameter((30, 2), torch.float32, torch.device("cpu"), taken.append)
+        cuts = sorted(random.sample(range(1, 30), random.randrange(1, 12)))
+        pieces = list(itertools.pairwise([0, *cuts, 30]))
+        random.shuffle(pieces)
+        for number, (start, end) in enumerate(pieces):
+            parameter.write(start, whole[start:end])
+            there = {row for piece in pieces[: number + 1] for row in range(*piece)}
+            assert {row for gap in parameter.missing_rows for row in range(*gap)} == set(range(30)) - there
+            for again in (start, end - 1):
+                with pytest.raises(AssertionError, match="written twice"):
+                    parameter.write(again, whole[again : again + 1])
+        assert len(taken) == 1 and torch.equal(taken[0], whole)
