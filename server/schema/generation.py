@@ -359,6 +359,9 @@ class GenerationFields(SharedFields):
         "Only an empty list is accepted.", has_effect=False, kind="demand"
     )
     safety_settings: object = option("This server moderates nothing.", has_effect=False)
+    cache_prompt: object = option("Every prefix is cached until newer ones need its memory.", has_effect=False)
+    id_slot: object = option("Requests have no slots of their own: all share the memory.", has_effect=False)
+    timings_per_token: object = option("`include_metrics` gives an answer's times.", has_effect=False)
     metadata: JsonObject | None = option("Only `/v1/responses` stores answers.", has_effect=False)
     store: Flag | None = option("Only `/v1/responses` stores answers.", has_effect=False)
 

@@ -298,6 +298,12 @@ REQUESTS: tuple[Asked, ...] = (
         },
     ),
     Asked(
+        "llama.cpp",
+        "tools/server/README.md",
+        TEXT,
+        {"prompt": "Hi", "max_tokens": 4, "cache_prompt": True, "id_slot": -1, "timings_per_token": True},
+    ),
+    Asked(
         "openrouter-ai-sdk",
         "src/chat/index.ts",
         CHAT,
