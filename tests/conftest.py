@@ -76,7 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "recorded(name, keep=1): `keep` such tests of a file run, unless what they are made of has changed since"
-        " `make records`, or with --long. `name`: of the record (records.py)",
+        " `make records`, or with --long; a quarter if that record is of another processor. `name`: of the record"
+        " (records.py)",
     )
     config.addinivalue_line("markers", "browser: needs Chromium and Playwright; skipped by name without them")
 

@@ -2,8 +2,9 @@
 are most of a daemon's start.
 
 A fork has its program's arguments, environment, directory and output, and ends as the program would. It differs from a
-process of its own in what Python and libraries read before: environment variables, and the seed of hashes. The process
-that forks engines and the one that forks those that render are forks of such a server in turn (`_ForkedModule`).
+process of its own in what Python and libraries read before: modules, environment variables, and the seed of hashes. The
+process that forks engines and the one that forks those that render are forks of such a server in turn
+(`_ForkedModule`). So they do not test which libraries these import: `tests/arch/test_start_imports` does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -42,7 +43,7 @@ _READ_WHEN_USED = ("INFERD_", "TMPDIR", "NOTIFY_SOCKET")
 """Beginnings of the names of variables that nothing reads while it is imported."""
 _END_S = 60.0
 _MAX_SHOWN = 1000
-"""Characters of the command line that lists of processes show of a fork."""
+"""Room for the command line that lists of processes show of a fork, besides that of this program's own."""
 _ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46
 """Indices of `arg_start` and `arg_end` in `/proc/PID/stat`, counted from the field after the name
 (proc_pid_stat(5))."""
@@ -209,7 +210,7 @@ def _tell(status: socket.socket, number: int) -> None:
 
 class _ForkedModule(subprocess.Popen[Any]):
     """A child of this process that runs a module of `_MODULES` without importing its libraries anew. Any other command
-    is run as always."""
+    is run as always, and so is every one once this process has threads."""
 
     def _execute_child(self, args: Any, *others: Any) -> None:
         """Takes the parameters of Python's own method, after which all of the child's descriptors are known."""
@@ -223,11 +224,14 @@ class _ForkedModule(subprocess.Popen[Any]):
         starts_session, process_group = rest[-2:]
         self.pid = os.fork()
         if not self.pid:
-            os.setsid() if starts_session else os.setpgid(0, process_group)
-            os.dup2(stdin, 0)
-            os.dup2(stdout, 1)
-            _close_all_but({0, 1, 2, *pass_fds})
-            _run_module(words, env)
+
+            def prepare() -> None:
+                os.setsid() if starts_session else os.setpgid(0, process_group)
+                os.dup2(stdin, 0)
+                os.dup2(stdout, 1)
+                _close_all_but({0, 1, 2, *pass_fds})
+
+            _run_module(words, env, prepare)
         self._child_created = True
         self._close_pipe_fds(stdin, to_stdin, from_stdout, stdout, from_stderr, stderr)  # type: ignore[attr-defined]
 
@@ -239,10 +243,12 @@ def _close_all_but(kept: set[int]) -> None:
                 os.close(int(name))
 
 
-def _run_module(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Run `python -P -m MODULE ...` as this process, and end it without returning to the server's code."""
+def _run_module(words: Sequence[str], environment: Mapping[str, str], prepare: Callable[[], None]) -> NoReturn:
+    """Run `python -P -m MODULE ...` as this process after `prepare`, and end it without returning to the server's
+    code."""
     code: object = 1
     try:
+        prepare()
         atexit._clear()
         subprocess.Popen = _own_popen  # type: ignore[misc]
         os.environ.clear()

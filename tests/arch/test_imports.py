@@ -136,7 +136,7 @@ def _imported_by(source: str) -> tuple[str, ...]:
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"a relative import of {node.names[0].name}"
+            assert node.level == 0, f"a relative import of {node.names[0].name} in {source[:100]!r}"
             found += [f"{node.module}.{alias.name}" for alias in node.names]
     return tuple(found)
 

@@ -68,6 +68,18 @@ def test_values_are_those_of_the_reference(kind: Any) -> None:
     assert not torch.equal(dequantize(wrong, kind.name), expected)
 
 
+@pytest.mark.parametrize("kind", BLOCKED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("offset", [0, 2, 6])
+def test_blocks_may_lie_anywhere(kind: Any, offset: int) -> None:
+    """The last piece of a matrix may be a single block."""
+    blocks, expected = VECTORS[f"{kind.name}.blocks"], VECTORS[f"{kind.name}.values"]
+    for count in (0, 1, 2):
+        around = torch.zeros(offset + (count + 1) * kind.block_bytes, dtype=torch.uint8)
+        own = around[offset:].view(count + 1, kind.block_bytes)
+        own[:count] = blocks[:count]
+        assert torch.equal(dequantize(own[:count], kind.name), expected[:count])
+
+
 SAME_ROPE_OTHERWISE = ("llama 3", "phi 3, long factors")
 """Files that state the rope by a factor for each frequency, in 32 bits."""
 

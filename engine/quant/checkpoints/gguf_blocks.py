@@ -144,12 +144,14 @@ def _half(blocks: Tensor, byte: int) -> Tensor:
 
 
 def _shifted(packed: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
-    """[..., 1, bytes] uint8 -> [..., shifts, bytes]: the bits of each byte from each shift on. No byte has bits of
-    `mask` beyond its own: 8 bytes are shifted at once, a third of the time that torch takes for single bytes."""
-    if packed.shape[-1] % 8:
+    """[..., 1, bytes] uint8 -> [..., shifts, bytes]: the bits of each byte from each shift on. A shift and the bits of
+    `mask` are at most 8 together, so 8 bytes are shifted at once: torch takes three times as long for single bytes."""
+    *shape, num_bytes = packed.shape
+    flat = packed.reshape(-1)  # a single block may have any strides
+    if num_bytes % 8 or flat.storage_offset() % 8:
         by = torch.tensor(shifts, dtype=torch.uint8, device=packed.device)[:, None]
         return (packed >> by) & mask
-    words, masks = packed.contiguous().view(torch.int64), mask * 0x0101_0101_0101_0101
+    words, masks = flat.view(torch.int64).view(*shape, num_bytes // 8), mask * 0x0101_0101_0101_0101
     return torch.cat([(words >> shift if shift else words) & masks for shift in shifts], -2).view(torch.uint8)
 
 
