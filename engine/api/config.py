@@ -7,11 +7,13 @@ the engine process gets.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from inferd.engine.api.adapter import adapter_space, lora_dtype
+from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.machine.cpu import cpu_groups
 from inferd.engine.api.memory.activations import Draft, Workload, most_draws
 from inferd.engine.api.memory.capacity import longest_context
@@ -211,6 +213,7 @@ def workload_of(config: EngineConfig, draft: Arch | None) -> Workload:
         speculates=config.speculative != "none",
         draft=None if draft is None or of_draft is None else Draft(draft, precision_of(of_draft)),
         adapters=adapter_space(config.max_loras, config.max_lora_rank, config.device, precision_of(config)),
+        is_gguf=is_gguf(Path(config.model_path)),
     )
 
 

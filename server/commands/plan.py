@@ -212,6 +212,7 @@ def _workload(asked: Settings, batch: int, context: int | None, facts: ModelFact
         num_ranks=asked.tensor_parallel_size,
         speculates=kind != "none",
         num_checkpoints=batch if facts.arch.recurrent is not None else 0,
+        is_gguf=is_gguf(facts.path),
     )
 
 

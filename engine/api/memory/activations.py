@@ -22,6 +22,9 @@ _BASE_BYTES = 286 * 2**20
 two processes that render chat templates 16 each, and one that checks grammars 18. The process that forks engines has 16
 that it does not share with one (measured: torch 2.13 for CPUs, Python 3.11, 2 cores of an AMD EPYC Zen 3,
 2026-11-29)."""
+_NO_FOLDER_BYTES = 12 * 2**20
+"""Less of it in the server of a GGUF file, whose tokenizer needs no import of transformers. Measured around this import
+in the server's process (2 cores of an AMD EPYC Zen 4, transformers 5.23, 2026-11-30)."""
 _MODELLING_BYTES = 126 * 2**20
 """More of it in an engine that computes a model by transformers' code (measured as above with OPT and Cohere 2)."""
 _TOKEN_BYTES = 1536
@@ -127,6 +130,8 @@ class Workload:
     num_checkpoints: int = 0
     """Copies of recurrent states at the ends of prefixes."""
     adapters: AdapterSpace | None = None
+    is_gguf: bool = False
+    """Whether the model is a GGUF file."""
 
     @property
     def num_draws(self) -> int:
@@ -214,6 +219,7 @@ def _processes(arch: Arch, work: Workload) -> Formula:
     if work.device == "cuda":
         return term(_GPU_BASE_BYTES, "B")
     base = _BASE_BYTES if arch.is_native else _BASE_BYTES + _MODELLING_BYTES
+    base -= _NO_FOLDER_BYTES if work.is_gguf else 0
     return term(base, "B") + term(arch.vocab_size, "tokens") * term(_TOKEN_BYTES, "B")
 
 
