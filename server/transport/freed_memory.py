@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 INTERVAL_S = 5.0
-LEAST_GROWTH_BYTES = 16 * 2**20
+LEAST_GROWTH_BYTES = 4 * 2**20
 """Growth after which memory is given back. A trim takes a few milliseconds on a thread."""
 
 _LEAST_CHANGE_BYTES = 2**20
