@@ -19,7 +19,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -181,15 +181,20 @@ class Row:
     write: Callable[[Path], Written]
     read: Callable[[Path], tuple[Weights, dict[str, Tensor]]]
     """(the model without quantization, its tensors as the file holds them)."""
+    as_declared: bool = False
+    """Whether activations are quantized as the file declares."""
 
 
 def rows(plain: Weights, wide: Weights) -> Iterator[Row]:
     """Every format. Types of blocks, and FP8, have a model whose matrices have multiples of 256 inputs."""
     yield Row("bfloat16", "bfloat16", partial(write_bfloat16, plain), partial(_checkpoint, plain))
     for number, form in enumerate(FORMATS):
-        yield Row(
+        row = Row(
             form.name, f"checkpoint-{number}", partial(write_checkpoint, form, plain), partial(_checkpoint, plain)
         )  # fmt: skip
+        yield row
+        if form.quantization.get("format") == "int-quantized":
+            yield replace(row, name=f"{form.name}, activations as declared", as_declared=True)
     for number, form in enumerate(FP8_FORMATS):
         yield Row(form.name, f"fp8-{number}", partial(write_checkpoint, form, wide), partial(_checkpoint, wide))
     for kind in PACKS:
@@ -222,8 +227,9 @@ def quality(model: Path, directory: Path, only: list[str], num_windows: int | No
     for row in chosen:
         progress.label = row.name
         written = row.write(directory / row.file)
-        served = reference.compare(Model.load(written.checkpoint(), torch.float32), progress.tick)
         arch = ModelFacts.of(written.checkpoint()).arch
+        recipe = recipe_of(arch, "none", torch.float32, as_declared=row.as_declared)
+        served = reference.compare(Model.load(written.checkpoint(), torch.float32, recipe), progress.tick)
         recipe = exact(recipe_of(arch, "none", torch.float32))
         ours = _nll(Model.load(written.checkpoint(), torch.float32, recipe), material, progress.tick)
         weights, tensors = row.read(written.path)
@@ -253,7 +259,7 @@ def speed(directory: Path, only: list[str], rounds: int) -> str:
     """Times decode steps for each file in `directory`, by turns, each in a process of its own. The time of a step is
     the least of the rounds' medians, because other programs only add to it."""
     empty = Weights({}, {})
-    chosen = [row for row in rows(empty, empty) if not only or row.name in only]
+    chosen = [row for row in rows(empty, empty) if not row.as_declared and (not only or row.name in only)]
     progress = Progress(rounds * len(chosen))
     least_ms = {row.name: dict.fromkeys(_NUM_ROWS, math.inf) for row in chosen}
     for _ in range(rounds):

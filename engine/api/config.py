@@ -21,7 +21,7 @@ from inferd.engine.api.memory.planner import MemoryPlan, plan_memory, pool_of
 from inferd.engine.api.memory.precision import KV_FORMATS, KVPrecision, Precision, Quantization
 from inferd.engine.api.numerics import Numerics
 from inferd.engine.api.pinned_files import PinnedFile, documents_among
-from inferd.engine.api.served import DeviceKind, Dtype, KVCacheDtype
+from inferd.engine.api.served import Activations, DeviceKind, Dtype, KVCacheDtype
 from inferd.engine.api.speculation import Speculative
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.modelled import Modelled
@@ -95,6 +95,7 @@ class AskedConfig(_Config, frozen=True, kw_only=True):
     """The settings as asked."""
 
     dtype: Dtype = "auto"
+    activations: Literal["auto"] | Activations = "auto"
     kv_cache_dtype: KVCacheDtype = "auto"
     device: DeviceKind = "auto"
     deterministic: bool | None = None
@@ -123,6 +124,8 @@ class EngineConfig(_Config, frozen=True, kw_only=True):
     """Dtype of the embedding and of matrices that are not quantized: `dtype`, or 16 bits that products widen."""
     modelled: Modelled | None = None
     """The model as transformers' own code computes it; None for a native family."""
+    activations: Activations = "own"
+    """How a CPU quantizes the activations of a checkpoint in 8 bits: in inferd's own way, or as it declares."""
     kv_cache_dtype: str
     """Format of K and V: the dtype, or 8 bits."""
     device: Literal["cpu", "cuda"]

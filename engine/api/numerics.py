@@ -29,6 +29,8 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     weights_dtype: str = ""
     quantization: str = "none"
+    activations: str = "own"
+    """How activations are quantized."""
     kv_cache_dtype: str = "auto"
     device: str = ""
     """The kind of GPU or processor, with the number of threads if bits may depend on it."""
@@ -41,7 +43,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
 
 _OF_ALL = (
     "version", "files", "inferd", "torch", "model_impl", "library", "dtype", "weights_dtype", "quantization",
-    "kv_cache_dtype", "deterministic",
+    "activations", "kv_cache_dtype", "deterministic",
 )  # fmt: skip
 _OF_DETERMINISTIC = (*_OF_ALL, "device", "num_ranks", "kernels")
 """Other engines promise no equal bits, and may have other GPUs."""

@@ -48,6 +48,7 @@ from inferd.engine.api.served import (
     draft_precision,
     quantization_of,
     resolved_dtype,
+    served_activations,
     served_device,
     served_kv_cache,
     served_precisions,
@@ -169,6 +170,7 @@ def _settle_device(settings: _Settings, facts: ModelFacts, machine: Machine) -> 
     quantization = quantization_of(asked.quantization, arch)
     settings.settle("quantization", quantization, "the format of the checkpoint's matrices")
     device = settings.settle("device", *served_device(asked.device, quantization, machine, arch))
+    settings.settle("activations", *served_activations(asked.activations, device, arch))
     check_replica_places(asked.num_replicas, asked.tensor_parallel_size, device, machine)
     check_rank_places(asked.tensor_parallel_size, device, asked.num_threads, machine)
     return machine.on(device).shared_by(asked.num_replicas * asked.tensor_parallel_size)

@@ -12,7 +12,7 @@ from typing import Literal
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import MAX_RANKS
-from inferd.engine.api.memory.planner import refusal, stored_quantization
+from inferd.engine.api.memory.planner import declares_activations, refusal, stored_quantization
 from inferd.engine.api.memory.precision import DTYPE_BYTES, KV_FORMATS, SHORT_KV, KVPrecision, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
@@ -21,6 +21,7 @@ from inferd.engine.arch.shown import shown
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
+Activations = Literal["own", "declared"]
 KVCacheDtype = Literal["auto", "fp8", "int8", "float32", "bfloat16", "float16"]
 
 _CPU_QUANTIZATION: tuple[Quantization, ...] = ("int8", "int4")
@@ -132,6 +133,17 @@ def deterministic_on(asked: bool | None, device: str) -> tuple[bool, str]:
     if asked is None:
         return False, "it was not asked for, and on a GPU it costs speed: how much has not been measured"
     return asked, "what was asked for"
+
+
+def served_activations(asked: Literal["auto"] | Activations, device: str, arch: Arch) -> tuple[Activations, str]:
+    """(how activations are quantized, why)."""
+    if asked != "declared":
+        return "own", "nearer to float32 than what a checkpoint declares"
+    if device == "cuda":
+        return "own", "GPUs do not quantize the activations of integers"
+    if not declares_activations(arch):
+        return "own", "the checkpoint declares no activations of 8 bits with one scale a token"
+    return "declared", "what was asked for"
 
 
 def served_kv_cache(asked: KVCacheDtype, dtype: str, machine: Machine) -> tuple[str, str]:

@@ -79,12 +79,19 @@ class _Integers:
     has_order: bool = False
     """Whether a group's inputs may be any inputs: act-order."""
     scale_dtype: str = "F16"
+    declares_activations: bool = False
+    """Whether activations are declared to have 8 bits and one scale a token, found in each step."""
 
     @property
     def layout(self) -> IntLayout:
-        group_size = self.group_size if self.group_size is None else min(self.group_size, _MAX_GROUP)
+        has_rows = self.bits == 8 and self.group_size is None and self.is_symmetric
         return IntLayout(
-            self.bits, group_size, self.scale_dtype, "none" if self.is_symmetric else "zeros", has_order=self.has_order
+            self.bits,
+            self.group_size if self.group_size is None else min(self.group_size, _MAX_GROUP),
+            self.scale_dtype,
+            "none" if self.is_symmetric else "zeros",
+            has_order=self.has_order,
+            declares_activations=self.declares_activations and has_rows,
         )
 
     def refuses(self, out_size: int, in_size: int) -> str | None:

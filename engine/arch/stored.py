@@ -57,6 +57,8 @@ class IntLayout:
     block_size: int | None = None
     """Number of inputs whose groups share a factor of `scale_dtype`: then scales and minimums are signed bytes, and
     minimums have a factor too. None: scales and minimums have that dtype themselves."""
+    declares_activations: bool = False
+    """Whether the checkpoint declares activations of 8 bits with one scale a token, as the writer tried the model."""
 
     @property
     def on_gpu(self) -> IntLayout:

@@ -44,18 +44,22 @@ def recipe_of(
     dtype: torch.dtype,
     choices: Choices = ANY,
     narrow: torch.dtype | None = None,
+    *,
+    as_declared: bool = False,
 ) -> Recipe:
     """How the decoder of a checkpoint stores its weights: by the recipe named `quantization`, unless the checkpoint is
     quantized. A quantized checkpoint keeps its own format.
 
     `dtype` is the activations' dtype. `choices` restricts the kernels of a GPU's products. `narrow`: dtype with 16 bits
-    that the embedding and dense layers of a float32 model keep.
+    that the embedding and dense layers of a float32 model keep. `as_declared`: activations are quantized as the
+    checkpoint declares, if it does.
     """
     if arch.stored is None:
         return recipes(choices, narrow)[quantization]
     plain = Dense(choices, narrow)
     schemes = {
-        matrix: scheme_of(parts, dtype, plain, choices.is_invariant) for matrix, parts in weights(arch).parts().items()
+        matrix: scheme_of(parts, dtype, plain, choices.is_invariant, as_declared=as_declared)
+        for matrix, parts in weights(arch).parts().items()
     }
     head = schemes.pop(head_matrix(arch).name, plain)
     most = Counter(schemes.values()).most_common(1)[0][0]

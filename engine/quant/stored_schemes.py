@@ -19,35 +19,40 @@ from inferd.engine.quant.scheme import Apply, Scheme, TensorSpec
 from inferd.kernels.ops.join import join
 from inferd.kernels.ops.linear_int4 import linear_int4
 from inferd.kernels.ops.linear_int8 import linear_int8
-from inferd.kernels.ops.quantized import Matrix, rows_of
+from inferd.kernels.ops.quantized import ROW_OF_BYTES, Matrix, rows_of
 
 _PART_VALUES = 2**22
 """Number of values that are dequantized at once."""
 _SCALES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
-def scheme_of(parts: Sequence[MatrixPart], dtype: torch.dtype, plain: Scheme, is_invariant: bool) -> Scheme:
+def scheme_of(
+    parts: Sequence[MatrixPart], dtype: torch.dtype, plain: Scheme, is_invariant: bool, *, as_declared: bool = False
+) -> Scheme:
     """The scheme of a matrix with these parts. `dtype` is the activations' dtype, `plain` the scheme of parts that are
-    not quantized."""
-    schemes = [_scheme(part, dtype, plain, is_invariant) for part in parts]
+    not quantized. `as_declared`: activations are quantized as the checkpoint declares, if it does."""
+    schemes = [_scheme(part, dtype, plain, is_invariant, as_declared) for part in parts]
     if len(parts) == 1:
         return schemes[0]
     return Joined(tuple(zip(schemes, (part.num_rows for part in parts), strict=True)))
 
 
-def _scheme(part: MatrixPart, dtype: torch.dtype, plain: Scheme, is_invariant: bool) -> Scheme:
+def _scheme(part: MatrixPart, dtype: torch.dtype, plain: Scheme, is_invariant: bool, as_declared: bool) -> Scheme:
     match part.layout:
         case None:
             return plain
         case Fp8Layout(has_blocks, has_input_scale):
             return StoredFp8(dtype, has_blocks, has_input_scale, is_invariant)
         case IntLayout():
-            return StoredIntegers(dtype, part.layout, part.rows if part.layout.has_order else (), is_invariant)
+            modules = part.rows if part.layout.has_order else ()
+            has_byte_rows = as_declared and part.layout.declares_activations
+            return StoredIntegers(dtype, part.layout, modules, is_invariant, has_byte_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredIntegers:
-    """Integers of a checkpoint as a kernel takes them. On CPUs activations are quantized to 8 bits in groups."""
+    """Integers of a checkpoint as a kernel takes them. On CPUs activations are quantized to 8 bits in groups, or to 16
+    bits by rows."""
 
     dtype: torch.dtype
     """Dtype of activations and results."""
@@ -56,6 +61,8 @@ class StoredIntegers:
     """With an order of inputs: numbers of rows of the stored matrices, each of which may have its own order."""
     is_invariant: bool = False
     """Whether a row's bits depend on that row alone, on a GPU too."""
+    has_byte_rows: bool = False
+    """Whether activations have 8 bits with one scale a row instead."""
 
     @property
     def name(self) -> str:
@@ -134,7 +141,8 @@ class StoredIntegers:
         bits = self.layout.bits
         linear = partial(linear_int4, table=self.layout.table)
         if bits != 4:
-            linear = partial(linear_int8, narrowed_to=None if bits == 8 else bits)
+            x_group_size = ROW_OF_BYTES if self.has_byte_rows else None
+            linear = partial(linear_int8, narrowed_to=None if bits == 8 else bits, x_group_size=x_group_size)
         return linear(
             own["q"],
             own["scales"],

@@ -143,7 +143,8 @@ def _shared_memory(config: EngineConfig, rank: Rank, exchange_fd: int) -> Memory
 
 def recipe_for(config: EngineConfig, arch: Arch, choices: Choices) -> Recipe:
     narrow = None if config.weights_dtype == config.dtype else getattr(torch, config.weights_dtype)
-    return recipe_of(arch, config.quantization, getattr(torch, config.dtype), choices, narrow)
+    as_declared = config.activations == "declared"
+    return recipe_of(arch, config.quantization, getattr(torch, config.dtype), choices, narrow, as_declared=as_declared)
 
 
 def allocate_adapters(config: EngineConfig, arch: Arch, device: Device) -> Adapters | None:

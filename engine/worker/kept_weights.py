@@ -49,7 +49,10 @@ class KeptWeights:
         """`files`: those that the weights follow from. `role`: what the model is here, as "served" or "draft"."""
         # The digest of a large file covers some pages of it alone. Another file may have the same time of writing.
         contents = sorted((Path(f.path).name, f.digest, f.mtime_ns, f.inode, f.ctime_ns) for f in files)
-        settings = (config.quantization, config.keeps_blocks, config.dtype, config.weights_dtype, config.deterministic)
+        settings = (
+            config.quantization, config.activations, config.keeps_blocks, config.dtype, config.weights_dtype,
+            config.deterministic,
+        )  # fmt: skip
         facts = (contents, settings, (rank.index, rank.count, rank.splits_inputs), role)
         self._name = name_of((*map(repr, facts), native.library_name(), str(torch.__version__)))
         self._files = tuple(files)
@@ -59,6 +62,7 @@ class KeptWeights:
             "blocks" if config.keeps_blocks else config.quantization,
             config.dtype if config.weights_dtype == config.dtype else f"{config.dtype} from {config.weights_dtype}",
             native.level(),
+            *([f"activations as {config.activations}"] if config.activations != "own" else []),
             *(["deterministic"] if config.deterministic else []),
             *([f"rank {rank.index} of {rank.count}"] if rank.count > 1 else []),
             *(["inputs split"] if rank.splits_inputs else []),

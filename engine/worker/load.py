@@ -251,6 +251,7 @@ def _numerics(config: EngineConfig, model_impl: str, device: Device, kernels: tu
         dtype=config.dtype,
         weights_dtype=config.weights_dtype,
         quantization=config.quantization,
+        activations=config.activations,
         kv_cache_dtype=config.kv_cache_dtype,
         device=device.processor if is_of_kernels_alone else device.name,
         num_ranks=config.tensor_parallel_size,

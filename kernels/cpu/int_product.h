@@ -1,5 +1,6 @@
 // Products of 4-bit and 8-bit weights, in every layout of quantized.py, with activations that are quantized at the
-// call: to 8 bits in groups, or to 16 bits if a row has one scale. Then they are two rows of bytes, and so are their sums.
+// call: to 8 bits in groups, or to 8 or 16 bits if a row has one scale. 16 bits are two rows of bytes, and so are their
+// sums.
 //
 // Weights lie in tiles of columns, each tile in units of 16 or 32 inputs: as many as share a scale of activations, or 32
 // of a row that has one scale. A unit of bytes is [U / 4][columns][4]. A unit of nibbles is [U / 8][columns][4]
@@ -44,12 +45,12 @@ struct Product {
     int64_t num_units, num_x_groups, num_groups, x_groups_in_group;
     bool is_wide;  // activations have 16 bits
 
-    // Sizes of 0 stand for all of a row.
+    // 0 weights stand for all of a row. So do 0 activations, in 16 bits, and -1 in 8.
     void set_groups(int64_t weights, int64_t activations) {
         is_wide = activations == 0;
         unit = activations == 16 ? 16 : 32;
         num_units = (in_size + unit - 1) / unit;
-        x_group_size = activations ? activations : num_units * unit, group_size = weights ? weights : num_units * unit;
+        x_group_size = activations > 0 ? activations : num_units * unit, group_size = weights ? weights : num_units * unit;
         num_x_groups = (in_size + x_group_size - 1) / x_group_size;
         num_groups = (in_size + group_size - 1) / group_size;
         x_groups_in_group = group_size / x_group_size;

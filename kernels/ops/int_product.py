@@ -6,7 +6,17 @@ import torch
 from torch import Tensor
 
 from inferd.kernels.cpu import native, pages
-from inferd.kernels.ops.quantized import BLOCK_SIZE, SCALE_DTYPES, TABLES, UNITS, Apply, Key, Matrix
+from inferd.kernels.ops.quantized import (
+    BLOCK_SIZE,
+    ROW_OF_BYTES,
+    SCALE_DTYPES,
+    TABLES,
+    UNITS,
+    WIDE_ROW,
+    Apply,
+    Key,
+    Matrix,
+)
 
 _COLUMNS, _ROW_COLUMNS = 16, 32
 """Multiples of output columns that memory is made for; the second if activations have one scale a row."""
@@ -41,7 +51,8 @@ def bind(name: str, matrix: Matrix, out_dtype: torch.dtype) -> Apply:
     """The layer in C++, by the functions `name` and `name`_pack."""
     (out_size, in_size), x_group_size = matrix.q.shape, matrix.chosen_x_group_size
     is_short = matrix.q.dtype == torch.uint8
-    unit, columns = x_group_size or _MAX_UNIT, _COLUMNS if x_group_size else _ROW_COLUMNS
+    is_row = x_group_size in (ROW_OF_BYTES, WIDE_ROW)
+    unit, columns = (_MAX_UNIT, _ROW_COLUMNS) if is_row else (x_group_size, _COLUMNS)
     num_columns, padded_in_size = _padded(out_size, columns), _padded(in_size, unit)
     planes = () if is_short else (matrix.bits, matrix.lowest)
 

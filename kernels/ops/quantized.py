@@ -5,8 +5,8 @@ PyTorch, which is exact and slow.
 
 The offset is 0 (symmetric), -zeros * scales, or minimums. Scales and minimums may be signed bytes, each times a factor
 of its block of 256 inputs; the products are exact. Activations are quantized to 8 bits in groups of their own, each
-inside one group of the weights, or to 16 bits with one scale a row. With h over the groups of activations in g, the
-product in fp32 is
+inside one group of the weights, or to 8 or 16 bits with one scale a row. With h over the groups of activations in g,
+the product in fp32 is
 
     part[g]   = sum h: x_scale[h] * (sum k in h: x_q[k] * (value[k] - zero[g]))
     x_part[g] = sum h: x_scale[h] * (sum k in h: x_q[k])
@@ -39,6 +39,8 @@ BLOCK_SIZE = 256
 """Inputs whose scales share a factor, if scales are bytes."""
 X_GROUP_SIZES = (16, 32)
 """Inputs whose activations of 8 bits may share a scale. An outlier spoils no more than its group."""
+ROW_OF_BYTES, WIDE_ROW = -1, 0
+"""In place of a number of inputs: all activations of a row share a scale, in 8 bits or in 16."""
 
 Table = Literal["centred", "e2m1", "iq4nl"]
 """The 16 values of a 4-bit number."""
@@ -79,7 +81,7 @@ class Key(NamedTuple):
     table: Table = "centred"
     has_order: bool = False
     x_group_size: int = 0
-    """Inputs whose activations share a scale; 0: a row has one scale, and 16 bits."""
+    """Inputs whose activations share a scale, or one of `ROW_OF_BYTES` and `WIDE_ROW`."""
     is_invariant: bool = False
     """Whether a row's bits must depend on that row alone, on a GPU too."""
 
@@ -103,7 +105,7 @@ class Matrix:
     table: Table = "centred"
     """Values of 4-bit numbers in a symmetric matrix."""
     x_group_size: int | None = None
-    """Inputs whose activations share a scale: 16, 32, or 0 for all of a row, in 16 bits. None: a row if `has_wide_rows`
+    """Inputs whose activations share a scale: 16, 32, `ROW_OF_BYTES` or `WIDE_ROW`. None: `WIDE_ROW` if `has_wide_rows`
     and q has symmetric 8 bits with one scale a row; else as many as the weights' group has, at most 32."""
     block_scales: Tensor | None = None
     """[N, K / 256] fp16: the factors of scales in int8."""
@@ -137,7 +139,7 @@ class Matrix:
             assert NARROWED[self.narrowed_to] == self.group_size == self.chosen_x_group_size, "narrowed_to"
         if self.order is not None:
             assert self.order.shape == (in_size,) and self.order.dtype == torch.int32, "order"
-        if self.x_group_size == 0:
+        if self.x_group_size in (ROW_OF_BYTES, WIDE_ROW):
             assert num_groups == 1 and self.is_symmetric and self.q.dtype == torch.int8, "x_group_size"
         elif self.x_group_size is not None:
             assert self.x_group_size in X_GROUP_SIZES, "x_group_size"
@@ -177,13 +179,13 @@ class Matrix:
 
     @property
     def chosen_x_group_size(self) -> int:
-        """Inputs whose activations share a scale; 0: all of a row, in 16 bits."""
+        """Inputs whose activations share a scale, or one of `ROW_OF_BYTES` and `WIDE_ROW`."""
         if self.x_group_size is not None:
             return self.x_group_size
         if self.scales.shape[1] > 1:
             return min(self.group_size, max(X_GROUP_SIZES))
         is_wide = self.is_symmetric and self.q.dtype == torch.int8 and has_wide_rows(self.q.device.type)
-        return 0 if is_wide else max(X_GROUP_SIZES)
+        return WIDE_ROW if is_wide else max(X_GROUP_SIZES)
 
     def key(self, dtype: torch.dtype, *, is_invariant: bool = False) -> Key:
         offsets: Offsets = "none" if self.is_symmetric else "minimums" if self.zeros is None else "zeros"
@@ -313,7 +315,8 @@ def bind(matrix: Matrix, out_dtype: torch.dtype | None = None) -> Apply:
     minimums = None if matrix.minimums is None else matrix.minimums.to(torch.float32)
     added = None if matrix.bias is None else matrix.bias.to(torch.float32)
     out_size, group_size = values.shape[0], matrix.group_size
-    x_group_size = matrix.chosen_x_group_size
+    chosen = matrix.chosen_x_group_size
+    x_group_size = group_size if chosen == ROW_OF_BYTES else chosen
 
     def wide(x: Tensor) -> Tensor:
         parts = (
@@ -323,7 +326,7 @@ def bind(matrix: Matrix, out_dtype: torch.dtype | None = None) -> Apply:
 
     def apply(x: Tensor) -> Tensor:
         x = x if matrix.order is None else x[:, matrix.order.long()]
-        if x_group_size == 0:
+        if x_group_size == WIDE_ROW:
             total = wide(x)
             return (total if added is None else total + added).to(out_dtype or x.dtype)
         x_q, x_scales = int_dot.quantize(x, x_group_size)

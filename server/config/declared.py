@@ -146,6 +146,11 @@ class Declared(BaseSettings):
         "auto",
         "Format that linear layers store their weights in. auto keeps the checkpoint's; none dequantizes a GGUF file.",
     )
+    activations: Literal["auto", "declared"] = _model(
+        "auto",
+        "How a processor quantizes the activations of a checkpoint in W8A8: finely (auto), or faster and less exactly, "
+        "as the checkpoint declares.",
+    )
     model_impl: ModelImpl = _model(
         "auto", "Code that computes the model: inferd's own (native), or transformers'. auto takes inferd's if it can."
     )

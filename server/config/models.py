@@ -100,6 +100,7 @@ class Asked:
             model_path=str(facts.path),
             dtype=settings.dtype,
             quantization="none" if settings.quantization == "auto" else settings.quantization,
+            activations=settings.activations,
             keeps_blocks=keeps_blocks,
             kv_cache_dtype=settings.kv_cache_dtype,
             device=settings.device,

@@ -79,7 +79,7 @@ def _report(read: _Read, settled: Settled) -> StartupReport:
     settings, facts = asked.settings, asked.facts
     for decision in decisions:
         is_cut = decision.field == "max_model_len" and config.max_model_len != facts.arch.max_positions
-        is_changed = decision.field == "deterministic" and decision.asked is not None
+        is_changed = decision.asked not in (None, "auto") and decision.field in ("deterministic", "activations")
         level = logging.WARNING if is_cut else logging.INFO if is_changed else logging.DEBUG
         given = "auto" if decision.asked is None else decision.asked
         logger.log(level, "%s: %s -> %s (%s)", decision.field, given, decision.became, decision.why)

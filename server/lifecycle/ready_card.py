@@ -54,7 +54,7 @@ def describe_start(report: StartupReport) -> str:
     scope = f"; {facts.scope}" if facts.scope else ""
     return (
         f"{facts.arch.architecture}, {facts.num_params / 1e6:.1f} M parameters, "
-        f"{_precision(config.dtype, config.quantization, config.kv_cache_dtype, facts.blocks)} on {config.device}"
+        f"{_precision(config, facts.blocks)} on {config.device}"
         f"{_ranks(config)}{scope}; memory plan{_of_each(config)}: "
         f"weights {format_bytes(memory.weights_bytes)}, KV cache {format_bytes(memory.kv_bytes)}, "
         f"working memory {format_bytes(memory.working_bytes)}"
@@ -100,11 +100,12 @@ def _of_each(config: EngineConfig) -> str:
     return " of each rank" if config.tensor_parallel_size > 1 else " of each replica" if config.num_replicas > 1 else ""
 
 
-def _precision(dtype: str, quantization: str, kv_cache_dtype: str, blocks: str) -> str:
+def _precision(config: EngineConfig, blocks: str) -> str:
     """`blocks`: types in a GGUF file, and whether they are kept, or ""."""
-    weights = "" if quantization == "none" else f"{quantization} weights, "
-    kv_cache = f", {kv_cache_dtype} KV" if kv_cache_dtype in KV_FORMATS else ""
-    return weights + dtype + kv_cache + (f" ({blocks})" if blocks else "")
+    weights = "" if config.quantization == "none" else f"{config.quantization} weights, "
+    activations = "" if config.activations == "own" else ", activations in 8 bits as the checkpoint declares"
+    kv_cache = f", {config.kv_cache_dtype} KV" if config.kv_cache_dtype in KV_FORMATS else ""
+    return weights + config.dtype + activations + kv_cache + (f" ({blocks})" if blocks else "")
 
 
 def ready_card(outcomes: Sequence[tuple[StartupReport, Ready | str]], listener: socket.socket, total_s: float) -> str:
@@ -152,7 +153,7 @@ def _served(report: StartupReport, ready: Ready) -> str:
     # A block belongs to one cache group, and a sequence needs blocks in each.
     kv_tokens = report.config.num_replicas * ready.num_blocks // ready.num_groups * ready.block_size
     return (
-        f"{_precision(ready.dtype, ready.quantization, ready.kv_cache_dtype, report.facts.blocks)}"
+        f"{_precision(report.config, report.facts.blocks)}"
         f"{_ranks(report.config)}{_code(report.facts)}, "
         f"context {ready.max_model_len} tokens, KV cache {kv_tokens} tokens, "
         f"{f'{ready.num_checkpoints} recurrent states, ' if ready.num_checkpoints else ''}"

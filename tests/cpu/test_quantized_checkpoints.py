@@ -71,10 +71,10 @@ def checkpoint(request: pytest.FixtureRequest) -> Format:
     return chosen
 
 
-def loaded(directory: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+def loaded(directory: Path, dtype: torch.dtype = torch.float32, *, as_declared: bool = False) -> Decoder:
     files = Files.read(directory)
     arch = ModelFacts.of(files).arch
-    decoder = Decoder(arch, dtype, "cpu", recipe=recipe_of(arch, "none", dtype))
+    decoder = Decoder(arch, dtype, "cpu", recipe=recipe_of(arch, "none", dtype, as_declared=as_declared))
     load(decoder, files.tensors)
     return decoder
 
@@ -88,12 +88,14 @@ def exactly(directory: Path) -> Decoder:
     return decoder
 
 
-def oracle(saved: Saved, **sizes: int) -> Tensor:
-    """Logits of transformers with the dequantized weights, in fp32."""
+def oracle(saved: Saved, change: Callable[[Any], None] | None = None, **sizes: int) -> Tensor:
+    """Logits of transformers with the dequantized weights, in fp32. `change`: what to do with the model before."""
     own = {name: value for name, value in CONFIG.items() if name not in ("architectures", "dtype")}
     config = LlamaConfig(**own | sizes)
     model: Any = LlamaForCausalLM(config)
     model.load_state_dict(saved.plain)
+    if change is not None:
+        change(model)
     with torch.inference_mode():
         logits: Tensor = model.eval()(torch.tensor([IDS])).logits[0]
     return logits
@@ -108,6 +110,29 @@ def test_logits_are_those_of_the_dequantized_weights(checkpoint: Format, tmp_pat
     expected = oracle(save(checkpoint, tmp_path))
     decoder = loaded(tmp_path)
     assert error(prompt_logits(decoder, IDS, [len(IDS)]), expected) < TOLERANCE * ROUNDING[checkpoint.name]
+
+
+def round_inputs(model: Any) -> None:
+    """Give each linear layer activations of 8 bits with one scale a token."""
+
+    def rounded(layer: torch.nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        scales = inputs[0].abs().amax(-1, keepdim=True) / 127
+        return ((inputs[0] / scales).round() * scales,)
+
+    for layer in model.model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.register_forward_pre_hook(rounded)
+
+
+def test_activations_as_the_checkpoint_declares(tmp_path: Path) -> None:
+    """A number near the middle between two integers may be rounded either way."""
+    form = next(form for form in FORMATS if form.name == "W8A8")
+    saved = save(form, tmp_path)
+    expected = oracle(saved, round_inputs)
+    found = prompt_logits(loaded(tmp_path, as_declared=True), IDS, [len(IDS)])
+    assert error(found, expected) < 2e-3
+    assert error(prompt_logits(loaded(tmp_path), IDS, [len(IDS)]), expected) > 1e-2
+    assert error(found, oracle(saved)) > 1e-2
 
 
 @pytest.mark.parametrize("form", [*FORMATS, *FP8_FORMATS], ids=lambda form: form.name)

@@ -1,5 +1,5 @@
-"""The 8-bit linear layer whose activations have 16 bits and one scale a row equals its plain PyTorch oracle bit for bit
-at every level; a row's bits depend on that row alone. `test_quantized` has the other layouts."""
+"""The 8-bit linear layer whose activations have one scale a row, in 8 or 16 bits, equals its plain PyTorch oracle bit
+for bit at every level; a row's bits depend on that row alone. `test_quantized` has the other layouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from inferd.kernels.ops import int_dot, quantized
 from inferd.kernels.ops import linear_int8 as op
 from inferd.kernels.ops.linear_int8 import LINEAR_INT8
-from inferd.kernels.ops.quantized import Key, Matrix
+from inferd.kernels.ops.quantized import ROW_OF_BYTES, WIDE_ROW, Key, Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
 HAS_TRITON = False
@@ -30,7 +30,8 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(0.0), b.nan_to_num(0.0))
 
 
-linear_int8 = partial(op.linear_int8, x_group_size=0)
+linear_int8 = partial(op.linear_int8, x_group_size=WIDE_ROW)
+in_rows = pytest.mark.parametrize("row", [WIDE_ROW, ROW_OF_BYTES], ids=["16-bit", "8-bit"])
 
 
 def by_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,10 +42,12 @@ def by_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("out_size", "in_size"), SHAPES)
-def test_equals_the_reference(dtype: torch.dtype, has_bias: bool, out_size: int, in_size: int) -> None:
+@in_rows
+def test_equals_the_reference(row: int, dtype: torch.dtype, has_bias: bool, out_size: int, in_size: int) -> None:
     q, scales = by_rows(torch.randn(out_size, in_size).to(dtype))
     bias = torch.randn(out_size).to(dtype) if has_bias else None
-    layer, oracle = linear_int8(q, scales, bias, dtype), quantized.bind(Matrix(q, scales, bias, x_group_size=0))
+    layer = op.linear_int8(q, scales, bias, dtype, x_group_size=row)
+    oracle = quantized.bind(Matrix(q, scales, bias, x_group_size=row))
     for num_rows in (1, 2, 6, 7, 16, 17, 40):
         x = torch.randn(num_rows, in_size).to(dtype)
         assert same_bits(layer(x), oracle(x)), num_rows
@@ -81,10 +84,23 @@ def test_the_largest_sums_are_exact(weight: int, num_rows: int) -> None:
     assert torch.equal(layer(x), expected[:, None].expand(num_rows, 32))  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("weight", [127, -128])
+@pytest.mark.parametrize("num_rows", [3, 20])
+def test_the_largest_sums_of_bytes_are_exact(weight: int, num_rows: int) -> None:
+    in_size = 65536
+    q = torch.full((32, in_size), weight, dtype=torch.int8)
+    layer = op.linear_int8(q, torch.ones(32, 1), None, torch.float32, x_group_size=ROW_OF_BYTES)
+    x = torch.full((num_rows, in_size), 127.0)
+    x[1], x[2, 1:] = -127.0, 126.0
+    expected = (x.double().sum(1) * weight).float()
+    assert torch.equal(layer(x), expected[:, None].expand(num_rows, 32))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_a_number_stays_in_its_row(dtype: torch.dtype) -> None:
+@in_rows
+def test_what_is_not_a_number_stays_in_its_row(row: int, dtype: torch.dtype) -> None:
     q, scales = by_rows(torch.randn(40, 96).to(dtype))
-    layer = linear_int8(q, scales, None, dtype)
+    layer = op.linear_int8(q, scales, None, dtype, x_group_size=row)
     x = torch.randn(16, 96).to(dtype)
     clean = layer(x)
     x[3, 50], x[7, 0], x[9], x[10] = torch.nan, torch.inf, 0.0, 1e-36
@@ -104,15 +120,16 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("out_size", "in_size"), [(96, 64), (77, 250), (256, 1024)])
-def test_a_row_is_its_own(dtype: torch.dtype, out_size: int, in_size: int, num_threads: int) -> None:
+@in_rows
+def test_a_row_is_its_own(row: int, dtype: torch.dtype, out_size: int, in_size: int, num_threads: int) -> None:
     q, scales = by_rows(torch.randn(out_size, in_size).to(dtype))
-    layer = linear_int8(q, scales, torch.randn(out_size), dtype)
-    row = torch.randn(1, in_size).to(dtype)
-    alone = layer(row)[0]
+    layer = op.linear_int8(q, scales, torch.randn(out_size), dtype, x_group_size=row)
+    own = torch.randn(1, in_size).to(dtype)
+    alone = layer(own)[0]
     for num_rows in (2, 3, 8, 12, 13, 25, 64, 300):
         place = int(torch.randint(0, num_rows, ()))
         neighbours = torch.randn(num_rows, in_size).to(dtype) * 10
-        neighbours[place] = row
+        neighbours[place] = own
         assert torch.equal(layer(neighbours)[place], alone), f"{num_rows} rows, {num_threads} threads"
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from inferd.kernels.ops import int_dot, quantized
 from inferd.kernels.ops.linear_int4 import linear_int4
 from inferd.kernels.ops.linear_int8 import linear_int8
-from inferd.kernels.ops.quantized import GROUP_SIZES, SCALE_DTYPES, Apply, Matrix
+from inferd.kernels.ops.quantized import GROUP_SIZES, ROW_OF_BYTES, SCALE_DTYPES, WIDE_ROW, Apply, Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
 HAS_TRITON = False
@@ -67,8 +67,10 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def rounded(x: Tensor, group_size: int) -> Tensor:
-    """x as the layer sees it, in fp64. A group size of 0 stands for 16 bits with one scale a row."""
-    if group_size == 0:
+    """x as the layer sees it, in fp64."""
+    if group_size == ROW_OF_BYTES:
+        group_size = x.shape[1]
+    if group_size == WIDE_ROW:
         (high, high_scale), (low, low_scale) = int_dot.quantize_wide(x)
         return high.double() * high_scale.double() + low.double() * low_scale.double()
     q, scales = int_dot.quantize(x, group_size)
@@ -147,13 +149,14 @@ def extremes(of: Matrix) -> Iterator[Matrix]:
 
 
 @pytest.mark.parametrize(
-    ("bits", "group_size", "x_group_size"), [(8, 0, 16), (8, 0, 32), (8, 0, 0), (8, 128, 16), (4, 0, 16), (4, 32, 16)]
+    ("bits", "group_size", "x_group_size"),
+    [(8, 0, 16), (8, 0, 32), (8, 0, WIDE_ROW), (8, 0, ROW_OF_BYTES), (8, 128, 16), (4, 0, 16), (4, 32, 16)],
 )
 def test_activations_have_the_groups_that_were_asked_for(bits: int, group_size: int, x_group_size: int) -> None:
     weight = replace(matrix(bits, "symmetric", group_size, torch.float32), bias=None, x_group_size=x_group_size)
     x = torch.randn(3, IN_SIZE)
     x[:, 40] = 1000.0
-    expected = {size: rounded(x, size) @ weight.dequantized().T for size in (0, 16, 32)}
+    expected = {size: rounded(x, size) @ weight.dequantized().T for size in (WIDE_ROW, ROW_OF_BYTES, 16, 32)}
     errors = {size: (bound(weight, torch.float32)(x) - product).abs().max() for size, product in expected.items()}
     assert errors.pop(x_group_size) * 1000 < min(errors.values())
 
@@ -180,7 +183,8 @@ def test_values_of_every_table() -> None:
         ({"minimums": torch.ones(4, 3).bfloat16()}, "minimums"),
         ({"table": "e2m1", "zeros": torch.ones(4, 3)}, "table"),
         ({"order": torch.arange(95, dtype=torch.int32)}, "order"),
-        ({"x_group_size": 0}, "x_group_size"),
+        ({"x_group_size": WIDE_ROW}, "x_group_size"),
+        ({"x_group_size": ROW_OF_BYTES}, "x_group_size"),
         ({"x_group_size": 64, "scales": torch.ones(4, 1)}, "x_group_size"),
         ({"x_group_size": 32, "q": torch.zeros((4, 48), dtype=torch.uint8)}, "x_group_size"),
     ],

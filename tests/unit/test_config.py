@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -277,6 +278,38 @@ def test_kv_in_8_bits_holds_nearly_twice_as_many_tokens(kv_cache: KVPrecision) -
     plain, _, decisions = resolve(ASKED, facts(), machine(64))
     assert plain.kv_cache_dtype == "bfloat16"
     assert next(decision.why for decision in decisions if decision.field == "kv_cache_dtype") == "the dtype"
+
+
+def test_activations_are_quantized_as_declared_where_that_can_be() -> None:
+    """Another checkpoint, or a GPU, says why it is not done."""
+    byte_rows = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"], "weights": byte_rows | {"strategy": "channel"},
+        "input_activations": byte_rows | {"strategy": "token", "dynamic": True},
+    }  # fmt: skip
+
+    def settled(**changes: Any) -> tuple[str, str]:
+        own = group | {"input_activations": group["input_activations"] | changes}
+        stored = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": own}}
+        return activations(facts(quantization_config=stored), machine(64))
+
+    def activations(found: ModelFacts, where: Machine) -> tuple[str, str]:
+        asked = msgspec.structs.replace(ASKED, activations="declared", device="auto")
+        config, _, decisions = resolve(asked, found, where)
+        return config.activations, next((made.why for made in decisions if made.field == "activations"), "")
+
+    assert settled() == ("declared", "")
+    for change in (
+        {"dynamic": False},
+        {"strategy": "tensor"},
+        {"symmetric": False},
+        {"num_bits": 4},
+        {"type": "float"},
+    ):
+        assert settled(**change) == ("own", "the checkpoint declares no activations of 8 bits with one scale a token")
+    assert activations(facts(), machine(64))[0] == "own"
+    assert activations(facts(), gpu_machine()) == ("own", "GPUs do not quantize the activations of integers")
+    assert resolve(ASKED, facts(), machine(64))[0].activations == "own"
 
 
 def test_kv_is_kept_in_the_dtype_or_in_8_bits() -> None:

@@ -64,21 +64,25 @@ def test_what_clients_read_of_a_failure_shows_no_directories(report: StartupRepo
 
 
 @pytest.mark.parametrize(
-    ("quantization", "kv_cache_dtype", "words"),
+    ("quantization", "activations", "kv_cache_dtype", "words"),
     [
-        ("none", "bfloat16", ", bfloat16, context"),
-        ("int4", "bfloat16", ", int4 weights, bfloat16, context"),
-        ("int4", "fp8", ", int4 weights, bfloat16, fp8 KV, context"),
-        ("none", "int8", ", bfloat16, int8 KV, context"),
+        ("none", "own", "bfloat16", ", bfloat16, context"),
+        ("int4", "own", "bfloat16", ", int4 weights, bfloat16, context"),
+        ("int4", "own", "fp8", ", int4 weights, bfloat16, fp8 KV, context"),
+        ("none", "own", "int8", ", bfloat16, int8 KV, context"),
+        ("int8", "declared", "bfloat16", "int8 weights, bfloat16, activations in 8 bits as the checkpoint declares, "),
     ],
 )
-def test_the_card_says_what_weights_and_kv_are_stored_in(
-    report: StartupReport, quantization: str, kv_cache_dtype: str, words: str
+def test_the_card_says_what_numbers_are_stored_in(
+    report: StartupReport, quantization: str, activations: str, kv_cache_dtype: str, words: str
 ) -> None:
-    ready = msgspec.structs.replace(READY, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+    config = msgspec.structs.replace(
+        report.config, dtype="bfloat16", quantization=quantization, activations=activations,
+        kv_cache_dtype=kv_cache_dtype,
+    )  # fmt: skip
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        card = ready_card([(report, ready)], listener, 1.0)
+        card = ready_card([(replace(report, config=config), READY)], listener, 1.0)
     assert words in card
     assert "context 64 tokens, KV cache 128 tokens, deterministic)" in card
 
@@ -144,7 +148,7 @@ def test_the_card_says_that_a_family_is_not_native(report: StartupReport) -> Non
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         card = ready_card([(replace(report, facts=facts), READY)], listener, 1.0)
-    assert ", bfloat16, compatible (transformers), not native, context 64 tokens, " in card
+    assert ", int8 weights, float32, compatible (transformers), not native, context 64 tokens, " in card
 
 
 def test_the_card_names_the_adapters(report: StartupReport) -> None:
@@ -193,10 +197,13 @@ def test_the_card_names_the_page_unless_it_is_off(report: StartupReport, has_pag
 
 def test_a_wish_that_a_processor_overrides_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        settled = read_models(Settings(kv_memory=64 * MIB, device="cpu", deterministic=False))[0]
+        asked = Settings(kv_memory=64 * MIB, device="cpu", deterministic=False, activations="declared")
+        settled = read_models(asked)[0]
     assert settled.config.deterministic is True
     said = [record.getMessage() for record in caplog.records]
     assert "deterministic: False -> True (on a CPU results are always deterministic)" in said
+    why = "the checkpoint declares no activations of 8 bits with one scale a token"
+    assert f"activations: declared -> own ({why})" in said
 
 
 @pytest.mark.parametrize(("taken", "is_wrong"), [(1000, False), (1060, False), (1070, True), (940, False), (930, True)])

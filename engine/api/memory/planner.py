@@ -28,6 +28,7 @@ from inferd.engine.arch.description import Arch
 from inferd.engine.arch.matrix import Component, LinearWeight, Shape
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.sharding import Rank, num_rows, within
+from inferd.engine.arch.stored import IntLayout
 from inferd.engine.arch.weights import ParameterSpec
 
 _Member = tuple[str, Shape, StoredAs | None]
@@ -125,6 +126,12 @@ def stored_quantization(arch: Arch) -> Quantization | None:
     """The precision of most of a quantized checkpoint's matrices; None for a checkpoint that is not quantized."""
     kinds = Counter(parameter.layout.kind for parameter in _parameters(arch) if parameter.layout is not None)
     return kinds.most_common(1)[0][0] if kinds else None
+
+
+def declares_activations(arch: Arch) -> bool:
+    """Whether a checkpoint declares for a matrix how its activations are quantized, in a way that a CPU can follow."""
+    layouts = (parameter.layout for parameter in _parameters(arch))
+    return any(isinstance(layout, IntLayout) and layout.declares_activations for layout in layouts)
 
 
 def pool_of(num_blocks: int, work: Workload) -> Formula:

@@ -148,7 +148,16 @@ def _whole_bytes(group: Fields, dtype: str) -> IntQuantized:
         is_symmetric=weights.boolean("symmetric", default=True),
         scale_dtype=dtype,
         has_tensor_scale=strategy == "tensor",
+        declares_activations=_has_byte_rows(group.section("input_activations")),
     )
+
+
+def _has_byte_rows(inputs: Fields | None) -> bool:
+    """Whether activations are declared as signed bytes with one scale a token. Anything else is not read."""
+    if inputs is None:
+        return False
+    declared = {"type": "int", "num_bits": 8, "strategy": "token", "symmetric": True, "dynamic": True}
+    return all(inputs.value(name) == value for name, value in declared.items())
 
 
 def _integer_weights(group: Fields) -> Fields:

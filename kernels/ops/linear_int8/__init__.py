@@ -1,6 +1,6 @@
 """y = x W^T + b with W in 8 bits, in groups of inputs of an output row that share a scale, or with one scale for a row.
-Activations are quantized at each call, to 8 bits in groups of 16 or 32, or to 16 bits by rows; on a GPU they stay as
-they are.
+Activations are quantized at each call, to 8 bits in groups of 16 or 32, or to 8 or 16 bits by rows; on a GPU they stay
+as they are.
 
 `quantized.py` has the layouts (zero points, minimums and orders of inputs) and the arithmetic.
 

@@ -56,10 +56,10 @@ static void linear_int8_quantize(const void* weight, int64_t is_bf16, int64_t nu
 INFERD_EXPORT(linear_int8_quantize)
 
 // q [out_size, in_size] int8 -> tiles of `bits`, with columns up to a multiple of 32 if activations have one scale a row
-// (an x_group_size of 0), else of 16. Numbers of 5 and 6 bits begin at `lowest`.
+// (an x_group_size of 0 or -1), else of 16. Numbers of 5 and 6 bits begin at `lowest`.
 static void linear_int8_pack(const uint8_t* q, int64_t out_size, int64_t in_size, int64_t x_group_size, int64_t bits,
                              int64_t lowest, uint8_t* tiles, int64_t num_threads) {
-    const int columns = x_group_size ? COLUMNS : ROW_COLUMNS;
+    const int columns = x_group_size > 0 ? COLUMNS : ROW_COLUMNS;
     const auto packed = bits == 5 ? pack<FIVES> : bits == 6 ? pack<SIXES> : pack<BYTES>;
     packed(q, out_size, in_size, x_group_size == 16 ? 16 : 32, columns, int32_t(-lowest), tiles, int(num_threads));
 }
@@ -91,7 +91,7 @@ static void linear_int8(const void* x, void* out, int64_t num_rows, int64_t is_b
                            block_minimums, block_shift, bias, order, group_size, x_group_size, bits, lowest);
     const auto product = bits == 5            ? run<FIVES, 32, COLUMNS>
                          : bits == 6          ? run<SIXES, 16, COLUMNS>
-                         : x_group_size == 0  ? run<BYTES, 32, ROW_COLUMNS>
+                         : x_group_size <= 0  ? run<BYTES, 32, ROW_COLUMNS>
                          : x_group_size == 16 ? run<BYTES, 16, COLUMNS>
                                               : run<BYTES, 32, COLUMNS>;
     product(p, x, is_bf16, out, num_threads);
