@@ -73,6 +73,21 @@ def _q5_0(block: bytes) -> list[float]:
     return [scale * ((quant | (high >> place & 1) << 4) - 16) for place, quant in enumerate(low)]
 
 
+def _q2_k(block: bytes) -> list[float]:
+    """The first 32 of 256 numbers: two groups of 16. A byte has a group's scale and its minimum."""
+    scale, minimum = _float16(block, 80), _float16(block, 82)
+    groups = [(scale * (byte & 15), minimum * (byte >> 4)) for byte in block[:2]]
+    return [groups[place // 16][0] * (block[16 + place] & 3) - groups[place // 16][1] for place in range(32)]
+
+
+def _q3_k(block: bytes) -> list[float]:
+    """The same numbers. Their scales lie in 6 bits, the low four apart from the others."""
+    scale = _float16(block, 108)
+    scales = [scale * ((block[96 + group] & 15 | (block[104 + group] & 3) << 4) - 32) for group in range(2)]
+    quants = [(block[32 + place] & 3 | (block[place] & 1) << 2) - 4 for place in range(32)]
+    return [scales[place // 16] * quant for place, quant in enumerate(quants)]
+
+
 def _q4_k(block: bytes) -> list[float]:
     """The first 64 of 256 numbers: two groups of 32, whose scales lie in 6 bits."""
     scale, minimum, scales, packed = _float16(block), _float16(block, 2), block[4:16], block[16:48]
@@ -97,6 +112,8 @@ _DECODERS: Mapping[str, Callable[[bytes], list[float]]] = {
     "Q8_0": _q8_0,
     "Q5_0": _q5_0,
     "Q4_0": _q4_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q6_K": _q6_k,
 }

@@ -19,7 +19,8 @@ from inferd.engine.api.model import ModelFacts
 SIZES = {"vocab_size": 64, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
 FORMATS = {
     "f32": gguf_blocks.as_f32, "f16": gguf_blocks.as_f16, "q8_0": gguf_blocks.as_q8_0, "q5_0": gguf_blocks.as_q5_0,
-    "q4_0": gguf_blocks.as_q4_0, "q4_k": gguf_blocks.as_q4_k, "q6_k": gguf_blocks.as_q6_k,
+    "q4_0": gguf_blocks.as_q4_0, "q2_k": gguf_blocks.as_q2_k, "q3_k": gguf_blocks.as_q3_k,
+    "q4_k": gguf_blocks.as_q4_k, "q6_k": gguf_blocks.as_q6_k,
 }  # fmt: skip
 
 
