@@ -40,7 +40,7 @@ class ModelFacts:
     shares_head: bool = False
     """Whether the head is a copy of the embedding in another format, kept or stored so. Its weights count once then."""
     blocks: str = ""
-    """The types of blocks in a GGUF file, and whether they are kept, widened or dequantized."""
+    """The types of blocks in a GGUF file, and whether they are kept or dequantized."""
     matrix_dtype: str = "float32"
     """Dtype of all matrices that are not quantized; "float32" if they differ."""
     wrapper: str = ""

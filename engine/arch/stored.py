@@ -40,10 +40,10 @@ class Fp8Layout:
 
 @dataclass(frozen=True, slots=True)
 class IntLayout:
-    """Integers of 4 to 8 bits, with a scale for each group of inputs of an output row."""
+    """Integers of 2 to 8 bits, with a scale for each group of inputs of an output row."""
 
-    bits: Literal[4, 5, 6, 8]
-    """5 in groups of 32 inputs, and 6 in groups of 16."""
+    bits: Literal[2, 3, 4, 5, 6, 8]
+    """5 in groups of 32 inputs; 2, 3 and 6 in groups of 16. 2 bits have scales and minimums of 4 bits, with factors."""
     group_size: int | None
     """Number of inputs that share a scale; None: an output row has one scale."""
     scale_dtype: str
@@ -63,13 +63,13 @@ class IntLayout:
     @property
     def on_gpu(self) -> IntLayout:
         """The layout that the kernels of a GPU take: integers of 4 or 8 bits, and no factors."""
-        bits: Literal[4, 8] = 4 if self.bits == 4 else 8
+        bits: Literal[4, 8] = 4 if self.kind == "int4" else 8
         scale_dtype = self.scale_dtype if self.block_size is None else "F32"
         return replace(self, bits=bits, scale_dtype=scale_dtype, block_size=None)
 
     @property
     def kind(self) -> Literal["int4", "int8"]:
-        return "int4" if self.bits == 4 else "int8"
+        return "int4" if self.bits <= 4 else "int8"
 
     def may_begin_at(self, row: int) -> bool:
         return True

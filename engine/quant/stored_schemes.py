@@ -81,7 +81,7 @@ class StoredIntegers:
         if layout.block_size is not None:
             scale_dtype = torch.int8
         groups = (out_size, 1 if layout.group_size is None else in_size // layout.group_size)
-        is_short = layout.bits == 4
+        is_short = layout.kind == "int4"
         given = {
             "q": TensorSpec((out_size, in_size), torch.uint8 if is_short else torch.int8),
             "scales": TensorSpec(groups, scale_dtype, group_columns=layout.group_size),
@@ -140,9 +140,8 @@ class StoredIntegers:
         bias = None if bias is None else bias[rows]
         bits = self.layout.bits
         linear = partial(linear_int4, table=self.layout.table)
-        if bits != 4:
-            x_group_size = ROW_OF_BYTES if self.has_byte_rows else None
-            linear = partial(linear_int8, narrowed_to=None if bits == 8 else bits, x_group_size=x_group_size)
+        if self.layout.kind == "int8":
+            linear = partial(linear_int8, x_group_size=ROW_OF_BYTES if self.has_byte_rows else None)
         return linear(
             own["q"],
             own["scales"],
@@ -153,6 +152,7 @@ class StoredIntegers:
             block_scales=own.get("block_scales"),
             block_minimums=own.get("block_minimums"),
             order=order,
+            narrowed_to=None if bits in (4, 8) else bits,
             out_dtype=out_dtype,
             is_invariant=self.is_invariant,
         )

@@ -3,7 +3,7 @@
 // Instructions multiply unsigned bytes by signed ones. Nibbles are unsigned as they are. For VNNI, bytes and tables
 // have 128 added, which is taken off a sum by the sum of the activations. AVX2 multiplies the weights' magnitudes by
 // activations that take the weights' signs: 128 x 127 x 2 is below 2^15, so the pairs of `maddubs` are exact. Weights of
-// 5 and 6 bits have half of their range added, so they are unsigned too.
+// 3, 5 and 6 bits have half of their range added, so they are unsigned too.
 #pragma once
 
 #include <algorithm>
@@ -18,12 +18,19 @@ namespace int_product {
 
 using namespace int_dot;
 
-// 4 bits as they are, 4 bits that number a value of a table, 5 and 6 bits, these in bytes, and 8 bits.
-enum Form { NIBBLES, TABLE, FIVES, SIXES, SHORT_BYTES, BYTES };
-enum ScaleType { FP32, BF16, FP16, INT8 };
+// 4 bits as they are, 4 bits that number a value of a table, 2, 3, 5 and 6 bits, the last two in bytes, and 8 bits.
+enum Form { NIBBLES, TABLE, TWOS, THREES, FIVES, SIXES, SHORT_BYTES, BYTES };
+// The last two: 4 bits without a sign, in the low and in the high half of a byte.
+enum ScaleType { FP32, BF16, FP16, INT8, LOW_HALF, HIGH_HALF };
 
-constexpr int bits_of(Form f) { return f == NIBBLES || f == TABLE ? 4 : f == FIVES ? 5 : f == SIXES ? 6 : 8; }
-constexpr bool has_planes(Form f) { return f == FIVES || f == SIXES; }  // of low and of high bits
+constexpr int bits_of(Form f) {
+    return f == TWOS ? 2 : f == THREES ? 3 : f == FIVES ? 5 : f == SIXES ? 6 : f >= SHORT_BYTES ? 8 : 4;
+}
+constexpr bool has_planes(Form f) { return f >= TWOS && f <= SIXES; }  // of low bits, and of the others
+constexpr int low_bits(Form f) { return bits_of(f) < 4 ? 2 : 4; }
+constexpr int high_bits(Form f) { return bits_of(f) - low_bits(f); }
+// Whole lines of a unit: line j has quads j, lines + j, .. from the lowest bits of its bytes on.
+constexpr int low_lines(Form f, int unit) { return unit * low_bits(f) / 32; }
 
 // Half of the range of 5 bits, which come in units of 32, and of 6 bits, in units of 16.
 constexpr int half_range(int unit) { return unit == 32 ? 16 : 32; }
@@ -32,7 +39,7 @@ constexpr int half_range(int unit) { return unit == 32 ? 16 : 32; }
 // pairs.
 constexpr bool is_balanced([[maybe_unused]] Form f) {
 #if defined(INT_DOT_AVX2)
-    return has_planes(f) || f == SHORT_BYTES;
+    return f == FIVES || f == SIXES || f == SHORT_BYTES;
 #else
     return false;
 #endif
@@ -176,30 +183,35 @@ inline ints load_signed(const int8_t* p) {
 struct Values {
     const void* numbers;  // or null
     ScaleType type;
-    const uint16_t* factors;  // of bytes: [tile][block][LANES] fp16, where a block is 2^shift groups
+    const uint16_t* factors;  // of bytes and halves: [tile][block][LANES] fp16, where a block is 2^shift groups
     int shift;
 
+    bool has_factors() const { return type >= INT8; }
     // Whether the group at `index` is the first of a block.
-    bool begins_block(int64_t index) const { return type == INT8 && !(index / LANES & ((1 << shift) - 1)); }
+    bool begins_block(int64_t index) const { return has_factors() && !(index / LANES & ((1 << shift) - 1)); }
     floats factor(int64_t index) const {
         return load_fp16(factors + (index / LANES >> shift) * LANES + index % LANES);
     }
-    // Those of WIDTH columns, from number `index` on. The product of a byte and a factor is exact.
+    // Those of WIDTH columns, from number `index` on. The product of an integer and a factor is exact.
     floats at(int64_t index, floats factor) const {
         if (type == FP32) return (floats)load_ints(static_cast<const float*>(numbers) + index);
         if (type == INT8)
             return __builtin_convertvector(load_signed(static_cast<const int8_t*>(numbers) + index), floats) * factor;
+        if (has_factors()) {
+            const ints both = load_signed(static_cast<const int8_t*>(numbers) + index);
+            return __builtin_convertvector((type == LOW_HALF ? both : both >> 4) & 15, floats) * factor;
+        }
         const uint16_t* halves = static_cast<const uint16_t*>(numbers) + index;
         return type == BF16 ? (floats)(load_halves(halves) << 16) : load_fp16(halves);
     }
-    floats at(int64_t index) const { return at(index, type == INT8 ? factor(index) : floats{}); }
+    floats at(int64_t index) const { return at(index, has_factors() ? factor(index) : floats{}); }
     // Those of `count` columns, from number `index` on, which begins a group.
     void widen(int64_t index, int64_t count, float* to) const {
         constexpr int VECTORS = LANES / WIDTH;
         for (const int64_t end = index + count; index < end;) {
             int64_t stop = end;  // of what shares its factors
             floats factors[VECTORS] = {};
-            if (type == INT8) {
+            if (has_factors()) {
                 stop = std::min(end, (((index / LANES >> shift) + 1) << shift) * LANES);
                 for (int v = 0; v < VECTORS; v++) factors[v] = factor(index + v * WIDTH);
             }

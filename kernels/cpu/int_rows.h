@@ -11,14 +11,19 @@ namespace int_product {
 // The number of input k in column `column` of a tile.
 template <Form F, int U>
 inline int number_of(const Product& p, const uint8_t* weights, int64_t column, int64_t k) {
-    constexpr int LINE = COLUMNS * 4, QUADS = U / 4, HIGH = has_planes(F) ? bits_of(F) - 4 : 0;
+    constexpr int LINE = COLUMNS * 4, LOW = low_bits(F), HIGH = has_planes(F) ? high_bits(F) : 0;
     const uint8_t* unit = weights + k / U * U * COLUMNS * bits_of(F) / 8;
     const int quad = int(k % U / 4), place = int(column * 4 + k % 4);
     if (F == BYTES) return int8_t(unit[quad * LINE + place] ^ ADDED);
-    const uint8_t both = unit[((has_planes(F) ? 1 : 0) + quad % (QUADS / 2)) * LINE + place];
-    const int low = quad < QUADS / 2 ? both & 15 : both >> 4;
+    constexpr int LINES = low_lines(F, U);
+    const uint8_t several = unit[U * COLUMNS * HIGH / 8 + quad % LINES * LINE + place];
+    if (F == THREES) {
+        const int high = unit[place % 32] >> place / 32 * 4 & 15;
+        return (quad < 2 ? several >> 3 * quad & 7 : quad == 2 ? several >> 6 | (high >> 1 & 4) : high & 7) - p.added;
+    }
+    const int low = several >> quad / LINES * LOW & ((1 << LOW) - 1);
     if (F == TABLE) return p.table.values[low];
-    return (low | (unit[place] >> quad * HIGH & ((1 << HIGH) - 1)) << 4) - p.added;
+    return (low | (unit[place] >> quad * HIGH & ((1 << HIGH) - 1)) << LOW) - p.added;
 }
 
 // Writes row `row` of W, which has no zero points: scale * number + minimum, each rounded to fp32.

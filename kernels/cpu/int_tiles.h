@@ -196,18 +196,18 @@ BlockProduct block_product_for(const Product& p, int num_rows) {
 // The weights of a tile as signed bytes: [unit][U / 4][columns][4]. Zero points must leave them in 8 bits.
 template <Form F, int U, int NUM_COLUMNS>
 void unpack(const Product& p, const uint8_t* weights, int64_t index, uint8_t* bytes) {
-    constexpr int LINES = NUM_COLUMNS / LANES * U * bits_of(F) / 32;  // of 64 bytes that are read for a unit
+    constexpr int UNIT_BYTES = NUM_COLUMNS * U * bits_of(F) / 8, LINES = UNIT_BYTES / 64;
     const int64_t units_in_group = p.group_size / U;
-    for (int64_t unit = 0; unit < p.num_units; unit++, weights += LINES * 64) {
+    for (int64_t unit = 0; unit < p.num_units; unit++, weights += UNIT_BYTES) {
         ints zeros = splat_ints(F == NIBBLES ? p.added * 0x01010101 : 0);
         if (F == NIBBLES && p.zeros) zeros = load_zeros<F>(p.zeros, index + unit / units_in_group * LANES) * 0x01010101;
         if constexpr (has_planes(F)) {
             static_assert(NUM_COLUMNS == LANES);
-            for (int line = 0; line < LINES; line++) __builtin_prefetch(weights + line * 64 + AHEAD);
+            for (int byte = 0; byte < UNIT_BYTES; byte += 64) __builtin_prefetch(weights + byte + AHEAD);
+            const ints high = high_plane<F, U>(weights, 0);
             unrolled<U / 4>([&](auto quad) {
                 constexpr int QUAD = decltype(quad)::value;
-                const ints low = load_ints(weights + (1 + QUAD % (U / 8)) * 64);
-                const ints numbers = joined_planes<F, U, QUAD>(load_ints(weights), low);
+                const ints numbers = joined_planes<F, U, QUAD>(high, weights, 0);
                 const ints signed_ones =
                     (ints)_mm512_sub_epi8((__m512i)numbers, (__m512i)splat_ints(p.added * 0x01010101));
                 std::memcpy(bytes + QUAD * 64, &signed_ones, 64);

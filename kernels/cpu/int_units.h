@@ -15,7 +15,7 @@ namespace int_product {
 
 // -- the sums of a unit --------------------------------------------------------------------------------------------
 
-// Whether the products of a unit are added in 16 bits: a half gets two of each quad. Nibbles fit: 15 x 127 x 16 < 2^15.
+// Whether the products of a unit are added in 16 bits: a half gets two of each quad. 4 bits fit: 15 x 127 x 16 < 2^15.
 // Numbers of 5 and 6 bits fit less half of their range: 16 x 127 x 16 and 32 x 127 x 8. So a half begins with what
 // takes that off (`is_balanced`). It may overflow on the way, and is right at the end.
 constexpr bool has_halves(Form f) { return f != TABLE; }
@@ -29,10 +29,10 @@ constexpr int quad_of_turn(Form f, int unit, int turn) {
 template <Form F, int U, int QUAD>
 ALWAYS_INLINE inline ints numbers_of(const uint8_t* unit, int v, const Table& table) {
     constexpr int LINE = 2 * sizeof(ints);
-    const uint8_t* own = unit + v * sizeof(ints);
-    if constexpr (bits_of(F) == 8) return load_ints(own + QUAD * LINE);
-    const ints low = load_ints(own + (QUAD % (U / 8) + has_planes(F)) * LINE);
-    if constexpr (has_planes(F)) return joined_planes<F, U, QUAD>(load_ints(own), low);
+    const int place = v * int(sizeof(ints));
+    if constexpr (bits_of(F) == 8) return load_ints(unit + place + QUAD * LINE);
+    if constexpr (has_planes(F)) return joined_planes<F, U, QUAD>(high_plane<F, U>(unit, place), unit, place);
+    const ints low = load_ints(unit + place + QUAD % (U / 8) * LINE);
     const ints numbers = (QUAD < U / 8 ? low : (ints)_mm256_srli_epi32((__m256i)low, 4)) & splat_ints(0x0f0f0f0f);
     return F == TABLE ? table.chosen(numbers) : numbers;
 }
@@ -167,7 +167,7 @@ void add_groups(const Product& p, Place& at, int64_t num_groups, float* totals, 
                 add_to_sums([&](auto r, auto v) ALWAYS_INLINE {
                     return (__m256i)multiply_pairs(zeros[v], corrections[r]);
                 });
-            } else if (F == NIBBLES && p.added) {
+            } else if (F != TABLE && p.added) {
                 add_to_sums([&](auto r, auto) ALWAYS_INLINE { return _mm256_set1_epi32(corrections[r]); });
             }
             if (p.x_groups_in_group == 1) {

@@ -5,17 +5,18 @@
 
 namespace int_product {
 
-constexpr Form in_bytes(Form f) { return has_planes(f) ? SHORT_BYTES : f; }
+constexpr Form in_bytes(Form f) { return f == FIVES || f == SIXES ? SHORT_BYTES : f; }
 
 // Whether scales of a type become fp32 for several blocks of rows.
 constexpr bool is_widened([[maybe_unused]] Form f, ScaleType type) {
 #if defined(INT_DOT_AVX2)
     if (f != BYTES) return type != FP32;
 #endif
-    return type == INT8;
+    return type >= INT8;
 }
 
-// Tiles for several blocks of rows: numbers of 5 and 6 bits in bytes, and some scales in fp32.
+// Tiles for several blocks of rows: numbers of 5 and 6 bits in bytes, and some scales in fp32. Numbers of 2 and 3 bits
+// stay in planes, which are about as fast as nibbles.
 template <Form F, int U>
 class UnpackedTiles {
     const Product& p;
@@ -25,13 +26,13 @@ class UnpackedTiles {
   public:
     UnpackedTiles(const Product& p, int64_t count)
         : p(p),
-          num_bytes(has_planes(F) ? p.num_units * U * COLUMNS : 0),
+          num_bytes(in_bytes(F) != F ? p.num_units * U * COLUMNS : 0),
           num_values(is_widened(F, p.scales.type) ? p.num_groups * COLUMNS : 0),
           scratch(std::max<int64_t>(count * (num_bytes + 2 * num_values * int64_t(sizeof(float))), 1)) {}
 
     Tile unpack(Tile tile, int64_t place) const {
         int8_t* to = scratch.bytes + place * (num_bytes + 2 * num_values * int64_t(sizeof(float)));
-        if constexpr (has_planes(F)) {
+        if constexpr (in_bytes(F) != F) {
             unpack_weights(tile.weights, to);
             tile.weights = reinterpret_cast<const uint8_t*>(to);
         }
@@ -51,11 +52,10 @@ class UnpackedTiles {
         constexpr int LINE = COLUMNS * 4;
         for (int64_t unit = 0; unit < p.num_units; unit++, from += U * COLUMNS * bits_of(F) / 8, to += U * COLUMNS)
             for (int byte = 0; byte < LINE; byte += int(sizeof(ints))) {
-                const ints high = load_ints(from + byte);
+                const ints high = high_plane<F, U>(from, byte);
                 unrolled<U / 4>([&](auto quad) ALWAYS_INLINE {
                     constexpr int QUAD = decltype(quad)::value;
-                    const ints low = load_ints(from + (1 + QUAD % (U / 8)) * LINE + byte);
-                    const ints numbers = joined_planes<F, U, QUAD>(high, low);
+                    const ints numbers = joined_planes<F, U, QUAD>(high, from, byte);
                     std::memcpy(to + QUAD * LINE + byte, &numbers, sizeof numbers);
                 });
             }

@@ -21,6 +21,8 @@ from inferd.kernels.ops.quantized import (
 _COLUMNS, _ROW_COLUMNS = 16, 32
 """Multiples of output columns that memory is made for; the second if activations have one scale a row."""
 _SCALE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+_SHARED_BYTES = 4
+"""Type of scales that share their bytes with the minimums."""
 _MAX_UNIT = 32
 
 
@@ -54,7 +56,7 @@ def bind(name: str, matrix: Matrix, out_dtype: torch.dtype) -> Apply:
     is_row = x_group_size in (ROW_OF_BYTES, WIDE_ROW)
     unit, columns = (_MAX_UNIT, _ROW_COLUMNS) if is_row else (x_group_size, _COLUMNS)
     num_columns, padded_in_size = _padded(out_size, columns), _padded(in_size, unit)
-    planes = () if is_short else (matrix.bits, matrix.lowest)
+    planes = matrix.bits, matrix.lowest
 
     def pack(tiles: Tensor) -> None:
         q, threads = matrix.q.contiguous(), torch.get_num_threads()
@@ -63,16 +65,18 @@ def bind(name: str, matrix: Matrix, out_dtype: torch.dtype) -> Apply:
         )
 
     tiles = pages.filled(num_columns * padded_in_size * matrix.bits // 8, torch.uint8, pack)
-    scales = _in_tiles(matrix.scales, num_columns)
+    shares_bytes = matrix.has_short_scales
+    scales = _in_tiles(matrix.scales, num_columns, above=matrix.minimums if shares_bytes else None)
     zeros = _in_tiles(matrix.zeros, num_columns, torch.uint8 if is_short else torch.int16)
-    minimums = _in_tiles(matrix.minimums, num_columns)
+    minimums = None if shares_bytes else _in_tiles(matrix.minimums, num_columns)
     block_scales = _in_tiles(matrix.block_scales, num_columns)
     block_minimums = _in_tiles(matrix.block_minimums, num_columns)
     bias = None if matrix.bias is None else pages.copied(matrix.bias, torch.float32)
     order = None if matrix.order is None else pages.copied(matrix.order, torch.int32)
     key = matrix.key(torch.float32)
     table = None if key.table == "centred" else torch.tensor(TABLES[key.table], dtype=torch.int8)
-    scale_type, group_size, unit_worth = _SCALE_TYPES[key.scales], key.group_size, UNITS[key.table]
+    scale_type = _SHARED_BYTES if shares_bytes else _SCALE_TYPES[key.scales]
+    group_size, unit_worth = key.group_size, UNITS[key.table]
     return IntProduct(
         name=f"inferd_{name}",
         in_size=in_size,
@@ -83,26 +87,35 @@ def bind(name: str, matrix: Matrix, out_dtype: torch.dtype) -> Apply:
             tiles.data_ptr(),
             _address(scales),
             scale_type,
-            *(_address(tensor) for tensor in (zeros, minimums, block_scales, block_minimums)),
+            _address(zeros),
+            _address(scales if shares_bytes else minimums),
+            *(_address(tensor) for tensor in (block_scales, block_minimums)),
             0 if block_scales is None else (BLOCK_SIZE // group_size).bit_length() - 1,
             *(_address(tensor) for tensor in (bias, order)),
             group_size,
             x_group_size,
-            *((_address(table), unit_worth) if is_short else planes),
+            *planes,
+            *((_address(table), unit_worth) if is_short else ()),
         ),
         kept=(tiles, scales, zeros, minimums, block_scales, block_minimums, bias, order, table),
         x_dtype=out_dtype,  # a wider copy has the same integers and scales
     )
 
 
-def _in_tiles(values: Tensor | None, num_columns: int, dtype: torch.dtype | None = None) -> Tensor | None:
-    """[N, G] of each group as [num_columns / 16, G, 16] in `dtype` (None: its own), with zeros behind the end."""
+def _in_tiles(
+    values: Tensor | None, num_columns: int, dtype: torch.dtype | None = None, above: Tensor | None = None
+) -> Tensor | None:
+    """[N, G] of each group as [num_columns / 16, G, 16] in `dtype` (None: its own), with zeros behind the end. `above`:
+    numbers of 4 bits that become the high halves of bytes whose low halves are `values`."""
     if values is None:
         return None
     num_tiles, num_groups = num_columns // _COLUMNS, values.shape[1]
 
     def fill(packed: Tensor) -> None:
-        rows = torch.nn.functional.pad(values.to(packed.dtype), (0, 0, 0, num_columns - values.shape[0]))
+        if above is not None:
+            assert not bool(((values | above) & ~15).any()), "scales and minimums must be in 0..15"
+        own = values if above is None else values | above << 4
+        rows = torch.nn.functional.pad(own.to(packed.dtype), (0, 0, 0, num_columns - values.shape[0]))
         packed.view(num_tiles, num_groups, _COLUMNS).copy_(rows.view(num_tiles, _COLUMNS, num_groups).transpose(1, 2))
 
     packed = pages.filled(num_columns * num_groups, dtype or values.dtype, fill)

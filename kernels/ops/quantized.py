@@ -54,8 +54,8 @@ UNITS = {"centred": 1.0, "e2m1": 0.5, "iq4nl": 1.0}
 """Worth of 1 in a table."""
 
 Offsets = Literal["none", "zeros", "minimums"]
-NARROWED = {5: 32, 6: 16}
-"""Bits between 4 and 8 that numbers may take, and the inputs that share a scale then."""
+NARROWED = {2: 16, 3: 16, 5: 32, 6: 16}
+"""Bits other than 4 and 8 that numbers may take, and the inputs that share a scale then."""
 
 
 def has_wide_rows(device_type: str) -> bool:
@@ -112,8 +112,9 @@ class Matrix:
     block_minimums: Tensor | None = None
     """[N, K / 256] fp16: those of minimums in int8."""
     narrowed_to: int | None = None
-    """Bits that hold all of q, which is int8: 5 in groups of 32, or 6 in groups of 16. With minimums they have no sign.
-    None: q needs all of its bits. On CPUs q takes so many."""
+    """Bits that hold all values: 5 in groups of 32, or 2, 3 or 6 in groups of 16. Values have no sign if there are
+    minimums. If values have 2 bits, scales and minimums are bytes in 0..15. None: q needs all of its bits. On CPUs q
+    takes so many."""
 
     def __post_init__(self) -> None:
         (out_size, in_size), num_groups = self.q.shape, self.scales.shape[1]
@@ -135,7 +136,9 @@ class Matrix:
             assert in_size % BLOCK_SIZE == 0 and BLOCK_SIZE % self.group_size == 0, "block_scales"
             assert (self.block_minimums is None) == (self.minimums is None), "block_minimums"
         if self.narrowed_to is not None:
-            assert self.q.dtype == torch.int8 and self.zeros is None, "narrowed_to"
+            dtype = torch.uint8 if self.narrowed_to < 4 else torch.int8
+            assert self.q.dtype == dtype and self.zeros is None and self.table == "centred", "narrowed_to"
+            assert self.narrowed_to != 2 or self.block_minimums is not None, "narrowed_to"
             assert NARROWED[self.narrowed_to] == self.group_size == self.chosen_x_group_size, "narrowed_to"
         if self.order is not None:
             assert self.order.shape == (in_size,) and self.order.dtype == torch.int32, "order"
@@ -157,15 +160,22 @@ class Matrix:
     @property
     def bits(self) -> int:
         """Bits of a number on CPUs."""
-        return 4 if self.q.dtype == torch.uint8 else self.narrowed_to or 8
+        return self.narrowed_to or (4 if self.q.dtype == torch.uint8 else 8)
 
     @property
     def lowest(self) -> int:
-        """The lowest number of so many bits."""
-        return 0 if self.q.dtype == torch.uint8 or self.minimums is not None else -(1 << (self.bits - 1))
+        """The lowest number in q that has so many bits."""
+        if self.minimums is not None or (self.bits == 4 and self.q.dtype == torch.uint8):
+            return 0
+        return (8 if self.q.dtype == torch.uint8 else 0) - (1 << (self.bits - 1))
+
+    @property
+    def has_short_scales(self) -> bool:
+        """Whether a scale and a minimum share a byte on CPUs."""
+        return self.narrowed_to == 2
 
     def in_bytes(self) -> Matrix:
-        """The same matrix without what only the C++ kernels take: factors of blocks, and numbers of 5 and 6 bits."""
+        """The same matrix without what only the C++ kernels take: factors of blocks, and 2, 3, 5 or 6 bits."""
         if self.block_scales is None:
             return replace(self, narrowed_to=None)
         return replace(

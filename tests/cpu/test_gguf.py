@@ -22,6 +22,8 @@ from benchmarks.quality.gguf_blocks import (
     as_bf16,
     as_f16,
     as_f32,
+    as_q2_k,
+    as_q3_k,
     as_q4_0,
     as_q4_1,
     as_q4_k,
@@ -46,9 +48,11 @@ from inferd.engine.arch.weights import QuantizedSource
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load, recipe_of
 from inferd.engine.quant.checkpoints import gguf
-from inferd.engine.quant.checkpoints.gguf_blocks import dequantize
+from inferd.engine.quant.checkpoints.gguf_blocks import dequantize, unpack
 from inferd.engine.quant.checkpoints.reader import CheckpointError
-from inferd.kernels.ops.quantized import Matrix, rows_of
+from inferd.engine.quant.stored_schemes import StoredIntegers
+from inferd.kernels.cpu import native
+from inferd.kernels.ops.quantized import NARROWED, Matrix, rows_of
 from tests.cpu.checkpoints import Case, read_config
 from tests.cpu.gguf_cases import CASES, HYBRIDS, with_value_heads
 from tests.cpu.paging import prompt_logits
@@ -235,7 +239,9 @@ def test_a_kernel_gets_the_numbers_of_the_blocks(kind: str, order: str, tmp_path
     assert ("minimums" in whole) == (layout.offsets == "minimums")
     dtypes = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
     assert whole["scales" if layout.block_size is None else "block_scales"].dtype == dtypes[layout.scale_dtype]
-    packed = Matrix(bias=None, table=layout.table, narrowed_to=layout.bits if 4 < layout.bits < 8 else None, **whole)
+    packed = Matrix(
+        bias=None, table=layout.table, narrowed_to=layout.bits if layout.bits in NARROWED else None, **whole
+    )
     assert packed.group_size == layout.group_size and packed.bits == layout.bits
     assert torch.equal(rows_of(packed, torch.arange(len(expected))), expected)
     found = packed.dequantized()
@@ -246,7 +252,26 @@ def test_a_kernel_gets_the_numbers_of_the_blocks(kind: str, order: str, tmp_path
         assert torch.allclose(found, expected.double(), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("pack", [as_q4_0, as_q4_1, as_q4_k, as_q6_k, as_q8_0], ids=lambda pack: pack.__name__)
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_layer_holds_the_bytes_of_its_plan(kind: str) -> None:
+    """They are at most a tenth more than those of the file."""
+    if native.missing():
+        pytest.skip(f"only C++ kernels pack weights: {native.missing()}")
+    layout, (out_size, in_size) = LAYOUTS[kind], (32, 512)
+    data = torch.frombuffer(bytearray(random_blocks(kind)(torch.empty(out_size, in_size)).data), dtype=torch.uint8)
+    groups = unpack(data.view(-1, blocks_of(kind).block_bytes), kind)
+    tensors = {name: values.reshape(out_size, -1) for name, values in groups._asdict().items() if values is not None}
+    layer = StoredIntegers(torch.float32, layout, ()).bind(bias=None, **tensors)
+    assert isinstance(layer, native.Product)
+    table_bytes = 0 if layout.table == "centred" else 16
+    held = sum(tensor.nbytes for tensor in layer.kept if tensor is not None) - table_bytes
+    assert held == stored_as(layout).num_bytes(out_size, in_size).value
+    assert held <= 1.1 * len(data)
+
+
+@pytest.mark.parametrize(
+    "pack", [as_q2_k, as_q3_k, as_q4_0, as_q4_1, as_q4_k, as_q6_k, as_q8_0], ids=lambda pack: pack.__name__
+)
 def test_a_model_from_blocks_is_near_that_of_dequantized_weights(pack: Pack, tmp_path: Path) -> None:
     """v is stored in another type than q and k, as in files of Q4_K_M; the head keeps the embedding's blocks. Only the
     activations are rounded, to 8 bits."""
@@ -260,7 +285,7 @@ def test_a_model_from_blocks_is_near_that_of_dequantized_weights(pack: Pack, tmp
     checkpoint = Checkpoint.read(file, keeps_blocks=True)
     facts = ModelFacts.of(checkpoint)
     assert facts.num_params == ModelFacts.of(Checkpoint.read(file)).num_params
-    assert stored_quantization(facts.arch) == ("int4" if "4" in pack.__name__ else "int8")
+    assert stored_quantization(facts.arch) == ("int8" if pack in (as_q6_k, as_q8_0) else "int4")
     types = {found.__name__.removeprefix("as_").upper() for found in (pack, other, as_q8_0)}
     assert facts.blocks == f"{', '.join(sorted(types))} kept"
     assert ModelFacts.of(Checkpoint.read(file)).blocks == f"{', '.join(sorted(types))} dequantized"
@@ -279,7 +304,7 @@ def test_a_model_from_blocks_is_near_that_of_dequantized_weights(pack: Pack, tmp
     assert error(dataclasses.replace(facts.arch, stored=wrong)) > 0.3
 
 
-@pytest.mark.parametrize("pack", [as_q4_k, as_q6_k, as_q8_0], ids=lambda pack: pack.__name__)
+@pytest.mark.parametrize("pack", [as_q2_k, as_q3_k, as_q4_k, as_q6_k, as_q8_0], ids=lambda pack: pack.__name__)
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_rows_of_an_embedding_in_blocks_are_those_of_its_values(is_tied: bool, pack: Pack, tmp_path: Path) -> None:
     """A tied head and its embedding are one matrix; its rows are dropped when the embedding is read once more."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality.checkpoint_formats import FORMATS, Format
-from benchmarks.quality.gguf_blocks import as_q4_0
+from benchmarks.quality.gguf_blocks import Pack, as_q2_k, as_q3_k, as_q4_0
 from benchmarks.quality.gguf_files import convert
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.model import ModelFacts
@@ -99,9 +99,10 @@ def test_quantized_checkpoints_have_the_same_bits(stored: Format, tmp_path: Path
     check(tmp_path, "none", "float32")
 
 
-def test_blocks_of_a_gguf_file_have_the_same_bits(tmp_path: Path) -> None:
-    Case("llama", "llama", {"tie_word_embeddings": True, "intermediate_size": 128}).save(tmp_path)
-    check(convert(tmp_path, tmp_path / "model.gguf", lambda _: as_q4_0), "none", "float32")
+@pytest.mark.parametrize("pack", [as_q2_k, as_q3_k, as_q4_0], ids=lambda pack: pack.__name__)
+def test_blocks_of_a_gguf_file_have_the_same_bits(pack: Pack, tmp_path: Path) -> None:
+    Case("llama", "llama", {"tie_word_embeddings": True, "hidden_size": 256, "intermediate_size": 256}).save(tmp_path)
+    check(convert(tmp_path, tmp_path / "model.gguf", lambda _: pack), "none", "float32")
 
 
 def saved(tmp_path: Path) -> tuple[Callable[[], Decoder], Checkpoint]:

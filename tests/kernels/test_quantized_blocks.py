@@ -1,4 +1,5 @@
-"""Matrices in the layouts of GGUF's blocks: scales of bytes with a factor for 256 inputs, and numbers of 5 and 6 bits.
+"""Matrices in the layouts of GGUF's blocks: scales of bytes with a factor for 256 inputs, and numbers of 2, 3, 5 and
+6 bits.
 
 Only their storage differs from that of scales in fp32 and numbers in bytes, so all bits are the same.
 """
@@ -36,8 +37,8 @@ class Form:
 FORMS = {
     "Q4_K": Form(4, 32, has_minimums=True),
     "IQ4_XS": Form(4, 32, table="iq4nl"),
-    "Q2_K": Form(4, 16, has_minimums=True),
-    "Q3_K": Form(4, 16),
+    "Q2_K": Form(2, 16, has_minimums=True),
+    "Q3_K": Form(3, 16),
     "Q5_0": Form(5, 32, has_factors=False),
     "Q5_1": Form(5, 32, has_minimums=True, has_factors=False),
     "Q5_K": Form(5, 32, has_minimums=True),
@@ -47,18 +48,19 @@ FORMS = {
 
 def matrix_of(form: Form, in_size: int = IN_SIZE) -> Matrix:
     """A random matrix, whose numbers and scales use all of their bits."""
-    low = 0 if form.bits == 4 or form.has_minimums else -(1 << (form.bits - 1))
+    is_short = form.bits <= 4
+    low = 0 if form.has_minimums else (8 if is_short else 0) - (1 << (form.bits - 1))
     q = torch.randint(low, low + (1 << form.bits), (OUT_SIZE, in_size))
     groups = OUT_SIZE, in_size // form.group_size
     found: dict[str, Tensor] = {}
     for name in ("scales", "minimums") if form.has_minimums else ("scales",):
         if form.has_factors:
-            found[name] = torch.randint(-128, 128, groups).to(torch.int8)
+            found[name] = torch.randint(*((0, 16) if form.bits == 2 else (-128, 128)), groups).to(torch.int8)
             found[f"block_{name}"] = (torch.randn(OUT_SIZE, in_size // 256) / 1000).half()
         else:
             found[name] = (torch.randn(groups) / 10).half()
     return Matrix(
-        q.to(torch.uint8 if form.bits == 4 else torch.int8),
+        q.to(torch.uint8 if is_short else torch.int8),
         bias=torch.randn(OUT_SIZE),
         table=form.table,  # type: ignore[arg-type]
         narrowed_to=None if form.bits == 4 else form.bits,
@@ -84,7 +86,7 @@ def bound(of: Matrix, dtype: torch.dtype = torch.float32) -> Apply:
     if of.q.dtype == torch.uint8:
         return linear_int4(
             of.q, of.scales, of.bias, dtype, minimums=of.minimums, table=of.table, block_scales=of.block_scales,
-            block_minimums=of.block_minimums,
+            block_minimums=of.block_minimums, narrowed_to=of.narrowed_to,
         )  # fmt: skip
     return linear_int8(
         of.q, of.scales, of.bias, dtype, minimums=of.minimums, block_scales=of.block_scales,
@@ -202,3 +204,17 @@ def test_what_a_matrix_refuses() -> None:
     ):
         with pytest.raises(AssertionError, match=words):
             replace(of, **changes)  # type: ignore[arg-type]
+    of = matrix_of(FORMS["Q2_K"])
+    for changes in ({"minimums": None, "block_minimums": None}, {"q": of.q.to(torch.int8)}, {"narrowed_to": 5}):
+        with pytest.raises(AssertionError, match="narrowed_to"):
+            replace(of, **changes)  # type: ignore[arg-type]
+
+
+def test_scales_that_share_a_byte_have_4_bits(implementation: str) -> None:
+    of = matrix_of(FORMS["Q2_K"])
+    of.scales[3, 1] = 16
+    if implementation == "reference":
+        bound(of)
+    else:
+        with pytest.raises(AssertionError, match=r"0\.\.15"):
+            bound(of)

@@ -112,6 +112,8 @@ def stored_as(layout: Layout, device: Literal["cpu", "cuda"] = "cpu") -> StoredA
     factor_bytes = _SCALE_BYTES[layout.scale_dtype]
     scale_bytes = factor_bytes if layout.block_size is None else 1
     offset_bytes = {"none": 0, "zeros": _ZERO_BYTES.get(layout.bits, 0), "minimums": scale_bytes}[layout.offsets]
+    if layout.bits == 2:
+        offset_bytes = 0  # a scale and a minimum share a byte
     return StoredAs(
         bits=layout.bits,
         group_size=layout.group_size,

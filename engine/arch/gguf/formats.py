@@ -1,7 +1,6 @@
 """The formats of GGUF matrices: in which layout a kernel multiplies by the blocks of each type.
 
-Blocks of 4, 5, 6 and 8 bits keep their numbers, and all keep their scales. Those of 2 and 3 bits become integers of 4
-bits, which is exact.
+All blocks keep their numbers and their scales, at least on CPUs: see `IntLayout.on_gpu`.
 """
 
 from __future__ import annotations
@@ -24,17 +23,14 @@ LAYOUTS: Mapping[str, IntLayout] = {
     "IQ4_XS": IntLayout(4, 32, "F16", table="iq4nl", block_size=256),
     "MXFP4": IntLayout(4, 32, "BF16", table="e2m1"),
     "Q8_0": IntLayout(8, 32, "F16"),
-    "Q2_K": IntLayout(4, 16, "F16", "minimums", block_size=256),
-    "Q3_K": IntLayout(4, 16, "F16", block_size=256),
+    "Q2_K": IntLayout(2, 16, "F16", "minimums", block_size=256),
+    "Q3_K": IntLayout(3, 16, "F16", block_size=256),
     "Q5_0": IntLayout(5, 32, "F16"),
     "Q5_1": IntLayout(5, 32, "F16", "minimums"),
     "Q5_K": IntLayout(5, 32, "F16", "minimums", block_size=256),
     "Q6_K": IntLayout(6, 16, "F16", block_size=256),
 }
 """Layout of each type of blocks. The others hold numbers that are not quantized."""
-
-WIDENED = ("Q2_K", "Q3_K")
-"""Types whose numbers take more memory here than in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +77,7 @@ def with_blocks(arch: Arch, matrices: WeightMap, tensors: Mapping[str, PlacedTen
 
 
 def in_words(arch: Arch, tensors: Iterable[PlacedTensor]) -> str:
-    """The types of blocks in a file, and whether they are kept, widened or dequantized; "" if it has none."""
+    """The types of blocks in a file, and whether they are kept or dequantized; "" if it has none."""
     stored = arch.stored
     forms = (
         ()
@@ -91,8 +87,7 @@ def in_words(arch: Arch, tensors: Iterable[PlacedTensor]) -> str:
     served = {form.kind for form in forms if isinstance(form, GgufBlocks)}
     kinds = sorted({placed.tensor.type.name for placed in tensors} & LAYOUTS.keys())
     fates = {
-        "kept": [kind for kind in kinds if kind in served and kind not in WIDENED],
-        "widened to 4 bits": [kind for kind in kinds if kind in served and kind in WIDENED],
+        "kept": [kind for kind in kinds if kind in served],
         "dequantized": [kind for kind in kinds if kind not in served],
     }
     return "; ".join(f"{', '.join(own)} {fate}" for fate, own in fates.items() if own)

@@ -75,6 +75,7 @@ def linear_int4(
     x_group_size: int | None = None,
     block_scales: Tensor | None = None,
     block_minimums: Tensor | None = None,
+    narrowed_to: int | None = None,
     out_dtype: torch.dtype | None = None,
     is_invariant: bool = False,
 ) -> Apply:
@@ -82,6 +83,8 @@ def linear_int4(
     float32. `is_invariant`: a row's bits must depend on that row alone, on a GPU too. `Matrix` says what the tensors
     hold; q is [out, in] uint8 in 0..15. They are needed during this call only."""
     assert q.dtype == torch.uint8
-    matrix = Matrix(q, scales, bias, zeros, minimums, order, table, x_group_size, block_scales, block_minimums)
+    matrix = Matrix(
+        q, scales, bias, zeros, minimums, order, table, x_group_size, block_scales, block_minimums, narrowed_to
+    )
     key = matrix.key(dtype, is_invariant=is_invariant)
     return LINEAR_INT4.resolve(key)(matrix, out_dtype or dtype)

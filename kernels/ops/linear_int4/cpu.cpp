@@ -110,10 +110,11 @@ static void linear_int4_quantize(const void* weight, int64_t is_bf16, int64_t nu
 }
 INFERD_EXPORT(linear_int4_quantize)
 
-// q [out_size, in_size] in 0..15 -> tiles, with columns up to a multiple of 16.
-static void linear_int4_pack(const uint8_t* q, int64_t out_size, int64_t in_size, int64_t x_group_size, uint8_t* tiles,
-                             int64_t num_threads) {
-    pack<NIBBLES>(q, out_size, in_size, x_group_size, COLUMNS, 0, tiles, int(num_threads));
+// q [out_size, in_size] in 0..15 -> tiles of `bits`, with columns up to a multiple of 16. Numbers begin at `lowest`.
+static void linear_int4_pack(const uint8_t* q, int64_t out_size, int64_t in_size, int64_t x_group_size, int64_t bits,
+                             int64_t lowest, uint8_t* tiles, int64_t num_threads) {
+    const auto packed = bits == 2 ? pack<TWOS> : bits == 3 ? pack<THREES> : pack<NIBBLES>;
+    packed(q, out_size, in_size, x_group_size, COLUMNS, int32_t(-lowest), tiles, int(num_threads));
 }
 INFERD_EXPORT(linear_int4_pack)
 
@@ -122,10 +123,10 @@ namespace {
 Product made(int64_t num_rows, int64_t in_size, int64_t out_size, const uint8_t* tiles, const void* scales,
              int64_t scale_type, const void* zeros, const void* minimums, const uint16_t* block_scales,
              const uint16_t* block_minimums, int64_t block_shift, const float* bias, const int32_t* order,
-             int64_t group_size, int64_t x_group_size, const int8_t* table, double worth) {
+             int64_t group_size, int64_t x_group_size, int64_t lowest, const int8_t* table, double worth) {
     Product p = product_of(num_rows, in_size, out_size, tiles, scales, scale_type, zeros, minimums, block_scales,
                            block_minimums, block_shift, bias, order, group_size, x_group_size);
-    p.added = table ? ADDED : minimums ? 0 : 8, p.worth = float(worth);
+    p.added = table ? ADDED : minimums ? 0 : int32_t(8 - lowest), p.worth = float(worth);
     if (table) std::memcpy(p.table.values, table, sizeof p.table.values);
     return p;
 }
@@ -134,17 +135,21 @@ Product made(int64_t num_rows, int64_t in_size, int64_t out_size, const uint8_t*
 
 // out [num_rows, out_size] = x [num_rows, in_size] W^T + bias, both of bf16 or fp32. Scales and minimums are of
 // `scale_type`, zero points bytes; what a layout does not have is null. Scales and minimums of signed bytes have a
-// factor in fp16 for 2^block_shift groups. A table has 16 values in multiples of `worth`.
+// factor in fp16 for 2^block_shift groups. 2 and 3 bits have groups of 16 activations. A table has 16 values in
+// multiples of `worth`.
 static void linear_int4(const void* x, void* out, int64_t num_rows, int64_t is_bf16, int64_t in_size, int64_t out_size,
                         const uint8_t* tiles, const void* scales, int64_t scale_type, const void* zeros,
                         const void* minimums, const uint16_t* block_scales, const uint16_t* block_minimums,
                         int64_t block_shift, const float* bias, const int32_t* order, int64_t group_size,
-                        int64_t x_group_size, const int8_t* table, double worth, int64_t num_threads) {
+                        int64_t x_group_size, int64_t bits, int64_t lowest, const int8_t* table, double worth,
+                        int64_t num_threads) {
     const Product p = made(num_rows, in_size, out_size, tiles, scales, scale_type, zeros, minimums, block_scales,
-                           block_minimums, block_shift, bias, order, group_size, x_group_size, table, worth);
-    const auto product = x_group_size == 16 ? table ? run<TABLE, 16, COLUMNS> : run<NIBBLES, 16, COLUMNS>
-                         : table            ? run<TABLE, 32, COLUMNS>
-                                            : run<NIBBLES, 32, COLUMNS>;
+                           block_minimums, block_shift, bias, order, group_size, x_group_size, lowest, table, worth);
+    const auto product = bits == 2            ? run<TWOS, 16, COLUMNS>
+                         : bits == 3          ? run<THREES, 16, COLUMNS>
+                         : x_group_size == 16 ? table ? run<TABLE, 16, COLUMNS> : run<NIBBLES, 16, COLUMNS>
+                         : table              ? run<TABLE, 32, COLUMNS>
+                                              : run<NIBBLES, 32, COLUMNS>;
     product(p, x, is_bf16, out, num_threads);
 }
 INFERD_EXPORT(linear_int4)
@@ -154,13 +159,15 @@ static void linear_int4_rows(const int64_t* ids, void* out, int64_t num_rows, in
                              int64_t out_size, const uint8_t* tiles, const void* scales, int64_t scale_type,
                              const void* zeros, const void* minimums, const uint16_t* block_scales,
                              const uint16_t* block_minimums, int64_t block_shift, const float* bias,
-                             const int32_t* order, int64_t group_size, int64_t x_group_size, const int8_t* table,
-                             double worth, int64_t rounding) {
+                             const int32_t* order, int64_t group_size, int64_t x_group_size, int64_t bits,
+                             int64_t lowest, const int8_t* table, double worth, int64_t rounding) {
     const Product p = made(num_rows, in_size, out_size, tiles, scales, scale_type, zeros, minimums, block_scales,
-                           block_minimums, block_shift, bias, order, group_size, x_group_size, table, worth);
-    const auto write = x_group_size == 16 ? table ? write_row<TABLE, 16> : write_row<NIBBLES, 16>
-                       : table            ? write_row<TABLE, 32>
-                                          : write_row<NIBBLES, 32>;
+                           block_minimums, block_shift, bias, order, group_size, x_group_size, lowest, table, worth);
+    const auto write = bits == 2            ? write_row<TWOS, 16>
+                       : bits == 3          ? write_row<THREES, 16>
+                       : x_group_size == 16 ? table ? write_row<TABLE, 16> : write_row<NIBBLES, 16>
+                       : table              ? write_row<TABLE, 32>
+                                            : write_row<NIBBLES, 32>;
     write_rows(p, ids, out, is_bf16, rounding, write);
 }
 INFERD_EXPORT(linear_int4_rows)
