@@ -26,8 +26,8 @@ constexpr int ROW_COLUMNS = 2 * LANES;  // of a tile whose activations have one 
 #else
 constexpr int ROW_COLUMNS = COLUMNS;
 #endif
-// Tiles that a block of rows passes before the next block: 4 x 64 KiB of nibbles at K = 8,192, or one tile of bytes.
-constexpr int TILES_OF_NIBBLES = 4, TILES_OF_BYTES = 1;
+// Most tiles that a block of rows passes before the next block: 4 x 64 KiB of nibbles at K = 8,192.
+constexpr int TILES_OF_NIBBLES = 4;
 
 // Bytes to prefetch, because the processor's own prefetching stops at each page. Two cores of a Zen 4, 16384 x 2048, 4
 // bits: 37 -> 39 GB/s for one row, 460 -> 614 GOP/s for 8.
@@ -124,20 +124,23 @@ ALWAYS_INLINE inline ints joined_planes(ints high, const uint8_t* unit, int plac
     return numbers | (shifted & splat_ints(((1 << HIGH) - 1) * (0x01010101 << LOW)));
 }
 
-// Adds a unit in planes.
-template <Form F, int U, int V, int R>
-ALWAYS_INLINE inline void add_planes(Sum<F> (&sums)[R][V], const uint8_t* weights, const int8_t* x) {
-    constexpr int UNIT_BYTES = U * COLUMNS * bits_of(F) / 8, LINES = low_lines(F, U);
-    static_assert(V * WIDTH == COLUMNS);
-    for (int byte = 0; byte < UNIT_BYTES; byte += 64) __builtin_prefetch(weights + byte + AHEAD);
+// Adds a unit in planes, of N tiles with V vectors of columns together. `fetches`: prefetch what is read next.
+template <Form F, int U, int V, int R, int N>
+ALWAYS_INLINE inline void add_planes(Sum<F> (&sums)[R][V], const uint8_t* const (&weights)[N], const int8_t* x,
+                                     bool fetches) {
+    constexpr int UNIT_BYTES = U * COLUMNS * bits_of(F) / 8, LINES = low_lines(F, U), OWN = V / N;
+    static_assert(OWN * WIDTH == COLUMNS);
+    if (fetches)
+        for (const uint8_t* unit : weights)
+            for (int byte = 0; byte < UNIT_BYTES; byte += 64) __builtin_prefetch(unit + byte + AHEAD);
     ints high[V];
-    unrolled<V>([&](auto v) ALWAYS_INLINE { high[v] = high_plane<F, U>(weights, v * sizeof(ints)); });
+    unrolled<V>([&](auto v) ALWAYS_INLINE { high[v] = high_plane<F, U>(weights[v / OWN], v % OWN * sizeof(ints)); });
     unrolled<LINES>([&](auto j) ALWAYS_INLINE {
         unrolled<8 / low_bits(F)>([&](auto turn) ALWAYS_INLINE {
             constexpr int QUAD = decltype(turn)::value * LINES + decltype(j)::value;
             ints numbers[V];
             unrolled<V>([&](auto v) ALWAYS_INLINE {
-                numbers[v] = joined_planes<F, U, QUAD>(high[v], weights, v * sizeof(ints));
+                numbers[v] = joined_planes<F, U, QUAD>(high[v], weights[v / OWN], v % OWN * sizeof(ints));
             });
             add_quads<F, U>(sums, numbers, x + QUAD * 4);
             asm("" ::: "memory");  // or GCC would load the activations of several lines at once
@@ -145,17 +148,21 @@ ALWAYS_INLINE inline void add_planes(Sum<F> (&sums)[R][V], const uint8_t* weight
     });
 }
 
-template <Form F, int U, int V, int R>
-ALWAYS_INLINE inline void add_unit(Sum<F> (&sums)[R][V], const uint8_t* weights, const int8_t* x, const Table& table) {
-    constexpr int LINE = V * sizeof(ints);
-    if constexpr (has_planes(F)) return add_planes<F, U>(sums, weights, x);
+template <Form F, int U, int V, int R, int N>
+ALWAYS_INLINE inline void add_unit(Sum<F> (&sums)[R][V], const uint8_t* const (&weights)[N], const int8_t* x,
+                                   const Table& table, bool fetches) {
+    constexpr int OWN = V / N, LINE = OWN * sizeof(ints);
+    if constexpr (has_planes(F)) return add_planes<F, U>(sums, weights, x, fetches);
     // Line by line: GCC would load the activations of several lines at once, and have no registers for the sums.
 #pragma GCC unroll 1
     for (int j = 0; j < (bits_of(F) == 8 ? U / 4 : U / 8); j++) {
         ints loaded[V];
-        const uint8_t* line = weights + j * LINE;
-        unrolled<V>([&](auto v) ALWAYS_INLINE { loaded[v] = load_ints(line + v * sizeof(ints)); });
-        for (int byte = 0; byte < LINE; byte += 64) __builtin_prefetch(line + byte + AHEAD);
+        unrolled<V>([&](auto v) ALWAYS_INLINE {
+            loaded[v] = load_ints(weights[v / OWN] + j * LINE + v % OWN * sizeof(ints));
+        });
+        if (fetches)
+            for (const uint8_t* unit : weights)
+                for (int byte = 0; byte < LINE; byte += 64) __builtin_prefetch(unit + j * LINE + byte + AHEAD);
         if constexpr (bits_of(F) == 8) {
             add_quads<F, U>(sums, loaded, x + j * 4);
         } else {
@@ -244,10 +251,10 @@ struct Tile {
 template <Form F, int U, int V, int R>
 void tile_product(const Product& p, const Tile& tile, const Rows& rows, int64_t first_row, void* out, bool is_bf16) {
     constexpr int UNIT_BYTES = V * WIDTH * U * bits_of(F) / 8;
-    const uint8_t* weights = tile.weights;
+    const uint8_t* weights[] = {tile.weights};
     const int8_t* x = rows.q;
     const int64_t units_in_x_group = has_planes(F) ? 1 : p.x_group_size / U;
-    int64_t index = tile.index;
+    int64_t index = tile.index, zeros = tile.number * p.num_groups * V * WIDTH;
     Groups<V, R> groups{tile.scales, tile.minimums};
     const float* x_parts = rows.parts;
     floats totals[R][V] = {}, parts[R][V] = {};
@@ -255,12 +262,12 @@ void tile_product(const Product& p, const Tile& tile, const Rows& rows, int64_t 
         const int32_t* corrections = rows.corrections + x_group * R;
         const float* x_scales = rows.scales + x_group * R;
         const auto start = [&](int r, int v) ALWAYS_INLINE {
-            return start_of<F>(p, index + v * WIDTH, corrections[r]);
+            return start_of<F>(p, zeros + v * WIDTH, corrections[r]);
         };
         Sum<F> sums[R][V];
         for_each<R, V>([&](auto r, auto v) ALWAYS_INLINE { sums[r][v].begin(start(r, v)); });
-        for (int64_t unit = 0; unit < units_in_x_group; unit++, weights += UNIT_BYTES, x += R * U)
-            add_unit<F, U, V, R>(sums, weights, x, p.table);
+        for (int64_t unit = 0; unit < units_in_x_group; unit++, weights[0] += UNIT_BYTES, x += R * U)
+            add_unit<F, U>(sums, weights, x, p.table, true);
         for_each<R, V>([&](auto r, auto v) ALWAYS_INLINE {
             const floats total = __builtin_convertvector(sums[r][v].total(start(r, v)), floats);
             parts[r][v] = fused(total, splat_floats(x_scales[r]), parts[r][v]);
@@ -268,7 +275,7 @@ void tile_product(const Product& p, const Tile& tile, const Rows& rows, int64_t 
         if (!has_planes(F) && --left > 0) continue;
         groups.add(index, totals, parts, x_parts);
         for_each<R, V>([&](auto r, auto v) ALWAYS_INLINE { parts[r][v] = floats{}; });
-        left = p.x_groups_in_group, index += V * WIDTH, x_parts += R;
+        left = p.x_groups_in_group, index += V * WIDTH, zeros += V * WIDTH, x_parts += R;
     }
     const int64_t column = tile.number * V * WIDTH;
     if constexpr (R % 2 == 0)
@@ -286,6 +293,7 @@ void tile_product(const Product& p, const Tile& tile, const Rows& rows, int64_t 
 #include "cpu/int_tiles.h"
 #include "cpu/int_units.h"
 #include "cpu/int_unpacked.h"
+#include "cpu/int_pairs.h"
 
 namespace int_product {
 
@@ -309,6 +317,17 @@ constexpr TileProducts instances(std::integer_sequence<int, R...>) {
 template <Form F, int U, int NUM_COLUMNS>
 constexpr TileProducts TILE_PRODUCTS =
     instances<F, U, NUM_COLUMNS / WIDTH>(std::make_integer_sequence<int, MAX_ROWS>());
+
+#if defined(INT_DOT_VNNI)
+using PairProduct = void (*)(const Product&, const Tile (&)[2], const Rows&, int64_t, void*, bool);
+template <Form F, int U, int... R>
+constexpr std::array<PairProduct, PAIR_ROWS> pair_instances(std::integer_sequence<int, R...>) {
+    return {pair_product<F, U, R + 1>...};
+}
+template <Form F, int U>
+constexpr std::array<PairProduct, PAIR_ROWS> PAIR_PRODUCTS =
+    pair_instances<F, U>(std::make_integer_sequence<int, PAIR_ROWS>());
+#endif
 
 // -- all of a product ----------------------------------------------------------------------------------------------
 
@@ -370,7 +389,8 @@ void run(const Product& p, const T* x, T* out, int num_threads) {
     if (by_tiles<F>(p)) return run_by_tiles<F, U, NUM_COLUMNS>(p, out, num_threads, quantize);
 #endif
     const int parts = p.is_wide ? 2 : 1;  // rows of bytes for each row
-    const RowBlocks blocks(p.num_rows, MAX_ROWS / parts);
+    const bool has_pairs = NUM_COLUMNS == COLUMNS && p.num_rows >= least_rows_of_pairs(F);
+    const RowBlocks blocks(p.num_rows, has_pairs ? PAIR_ROWS : MAX_ROWS / parts);
     const int64_t num_tiles = (p.out_size + NUM_COLUMNS - 1) / NUM_COLUMNS;
     const Scratch bytes(p.num_rows * parts * Rows::row_bytes(p));
     parallel_for(p.num_rows, p.num_rows < ROWS_TO_SHARE ? 1 : num_threads, [&](int64_t row) {
@@ -385,10 +405,10 @@ void run(const Product& p, const T* x, T* out, int num_threads) {
             TILE_PRODUCTS<F, U, NUM_COLUMNS>[p.num_rows * parts - 1](p, tile, rows, 0, out, sizeof(T) == 2);
         });
     }
-    const int64_t tiles = bits_of(F) > 4 ? TILES_OF_BYTES : TILES_OF_NIBBLES;
+    const int64_t tiles = bits_of(F) <= 4 ? TILES_OF_NIBBLES : has_pairs ? 2 : 1;
     parallel_for((num_tiles + tiles - 1) / tiles, num_threads, [&](int64_t turn) {
         const int64_t start = turn * tiles, end = start + tiles < num_tiles ? start + tiles : num_tiles;
-        const UnpackedTiles<F, U> unpacked(p, end - start);
+        const UnpackedTiles<F, U> unpacked(p, end - start, has_pairs);
         Tile own[TILES_OF_NIBBLES];
         for (int64_t tile = start; tile < end; tile++)
             own[tile - start] = unpacked.unpack(Tile::of<F, NUM_COLUMNS>(p, tile), tile - start);
@@ -396,7 +416,15 @@ void run(const Product& p, const T* x, T* out, int num_threads) {
             const int64_t first = blocks.start(block);
             const int size = blocks.size(block) * parts;
             const Rows rows(p, bytes.bytes, first * parts, size);
-            for (int64_t tile = start; tile < end; tile++)
+            int64_t tile = start;
+#if defined(INT_DOT_VNNI)
+            if (has_pairs)
+                for (; tile + 1 < end; tile += 2) {
+                    const Tile pair[2] = {own[tile - start], own[tile - start + 1]};
+                    PAIR_PRODUCTS<in_bytes(F), U>[size - 1](p, pair, rows, first, out, sizeof(T) == 2);
+                }
+#endif
+            for (; tile < end; tile++)
                 TILE_PRODUCTS<in_bytes(F), U, NUM_COLUMNS>[size - 1](p, own[tile - start], rows, first, out,
                                                                      sizeof(T) == 2);
         }

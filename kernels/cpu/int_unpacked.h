@@ -24,10 +24,11 @@ class UnpackedTiles {
     const Scratch scratch;
 
   public:
-    UnpackedTiles(const Product& p, int64_t count)
+    // `has_pairs`: pairs of tiles take scales of fp32 alone.
+    UnpackedTiles(const Product& p, int64_t count, bool has_pairs)
         : p(p),
           num_bytes(in_bytes(F) != F ? p.num_units * U * COLUMNS : 0),
-          num_values(is_widened(F, p.scales.type) ? p.num_groups * COLUMNS : 0),
+          num_values(is_widened(F, p.scales.type) || (has_pairs && p.scales.type != FP32) ? p.num_groups * COLUMNS : 0),
           scratch(std::max<int64_t>(count * (num_bytes + 2 * num_values * int64_t(sizeof(float))), 1)) {}
 
     Tile unpack(Tile tile, int64_t place) const {
@@ -52,6 +53,7 @@ class UnpackedTiles {
         constexpr int LINE = COLUMNS * 4;
         for (int64_t unit = 0; unit < p.num_units; unit++, from += U * COLUMNS * bits_of(F) / 8, to += U * COLUMNS)
             for (int byte = 0; byte < LINE; byte += int(sizeof(ints))) {
+                for (int line = 0; line < U / 8; line++) __builtin_prefetch(from + line * LINE + byte + AHEAD);
                 const ints high = high_plane<F, U>(from, byte);
                 unrolled<U / 4>([&](auto quad) ALWAYS_INLINE {
                     constexpr int QUAD = decltype(quad)::value;
