@@ -14,7 +14,7 @@ namespace int_product {
 constexpr int PAIR_ROWS = 6;  // of a block
 
 // Fewest rows for which pairs are faster, if weights come from memory: then one tile is nearer to their order.
-constexpr int64_t least_rows_of_pairs(Form f) { return has_planes(f) ? 9 : f == BYTES ? 33 : 17; }
+constexpr int64_t least_rows_of_pairs(Form f) { return has_planes(f) ? 9 : f == BYTES ? 65 : 17; }
 
 // Two tiles, whose activations have a scale for each unit.
 template <Form F, int U, int R>
@@ -33,7 +33,7 @@ void pair_product(const Product& p, const Tile (&pair)[2], const Rows& rows, int
     const int64_t zeros_of_tile = p.num_groups * COLUMNS;
     int64_t zeros = pair[0].number * zeros_of_tile;
     floats totals[R][2] = {};
-    alignas(64) floats parts[R][2] = {};  // of a group of weights with several of activations
+    alignas(64) floats parts[R][2];  // of a group of weights with several of activations
     floats* parts_in_memory = parts[0];
     for (int64_t x_group = 0, left = p.x_groups_in_group; x_group < p.num_x_groups; x_group++) {
         Sum<F> sums[R][2];
@@ -63,20 +63,18 @@ void pair_product(const Product& p, const Tile (&pair)[2], const Rows& rows, int
             scales[0] += COLUMNS, scales[1] += COLUMNS, x_parts += R, zeros += COLUMNS;
             if (minimums[0]) minimums[0] += COLUMNS, minimums[1] += COLUMNS;
         };
-        if (p.x_groups_in_group == 1) {
-            add_group([&](auto r, auto v, floats x_scale) ALWAYS_INLINE { return part_of(r, v) * x_scale; });
-        } else if (--left > 0) {
+        const auto only_part = [&](auto r, auto v, floats x_scale) ALWAYS_INLINE { return part_of(r, v) * x_scale; };
+        const auto next_part = [&](auto r, auto v, floats x_scale) ALWAYS_INLINE {
+            return fused(part_of(r, v), x_scale, parts_in_memory[r * 2 + v]);
+        };
+        const auto keep = [&](const auto& part) ALWAYS_INLINE {
             for_each<R, 2>([&](auto r, auto v) ALWAYS_INLINE {
-                floats& part = parts_in_memory[r * 2 + v];
-                part = fused(part_of(r, v), splat_floats(x_scales[r]), part);
+                parts_in_memory[r * 2 + v] = part(r, v, splat_floats(x_scales[r]));
             });
-        } else {
-            add_group([&](auto r, auto v, floats x_scale) ALWAYS_INLINE {
-                return fused(part_of(r, v), x_scale, parts_in_memory[r * 2 + v]);
-            });
-            for_each<R, 2>([&](auto r, auto v) ALWAYS_INLINE { parts_in_memory[r * 2 + v] = floats{}; });
-            left = p.x_groups_in_group;
-        }
+        };
+        const bool is_first = left == p.x_groups_in_group, is_last = --left == 0;
+        if (is_last) is_first ? add_group(only_part) : add_group(next_part), left = p.x_groups_in_group;
+        else is_first ? keep(only_part) : keep(next_part);
         x += R * U, x_scales += R, corrections += R;
         weights[0] += UNIT_BYTES, weights[1] += UNIT_BYTES;
     }
