@@ -42,12 +42,12 @@ from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
 from inferd.kernels import gpu, registry
+from inferd.kernels.device import DeviceProperties
 from inferd.kernels.ops.linear import LINEAR, Choices
-from inferd.kernels.ops.paged_attention import triton as attention
 
 _BLOCK, _MAX_LEN, _CONTEXT = 32, 2048, 1000
-_DEVICE = (132, 90)
-"""Multiprocessors and compute capability of an H200."""
+_DEVICE = DeviceProperties.of(90, 132)
+"""An H200."""
 
 
 class _NoDriver:
@@ -60,7 +60,7 @@ class _NoDriver:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", _DEVICE[1], 32)
+        return GPUTarget("cuda", _DEVICE.sm, 32)
 
 
 class _Compiled:
@@ -114,7 +114,7 @@ def launch_nothing() -> Counter[str]:
     for op in registry.ops().values():
         op.force("triton" if "triton" in op.implementation_names else None)
     LINEAR.force("triton_invariant")
-    vars(attention)["_device"] = lambda _: _DEVICE
+    vars(gpu)["properties_of"] = lambda *_: _DEVICE
     # Drawn ids are memory that no kernel wrote, so none can be looked up.
     vars(torch.nn.functional)["embedding"] = _first_rows
     return launches

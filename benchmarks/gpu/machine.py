@@ -19,7 +19,8 @@ import triton.language as tl
 
 from benchmarks.gpu.bench import Bench, distance
 from benchmarks.gpu.points import Case, Trial
-from inferd.kernels.compile.faults import SHARED_LIMITS
+from inferd.kernels.device import SHARED_BYTES
+from inferd.kernels.gpu import properties_of
 
 RATES = "rates"
 """The table that `report.rates_of` reads."""
@@ -62,10 +63,10 @@ def precompile(bench: Bench) -> None:
 def _compile(bench: Bench) -> Trial:
     if bench.device.type != "cuda":
         return Trial(note="compiled without a GPU by the dry run")
-    major, minor = torch.cuda.get_device_capability(bench.device)
-    sm = 10 * major + minor
-    if sm not in SHARED_LIMITS:
-        known = ", ".join(f"sm_{known}" for known in SHARED_LIMITS)
+    device = properties_of(bench.device)
+    sm = device.sm
+    if not device.is_known:
+        known = ", ".join(f"sm_{known}" for known in SHARED_BYTES)
         return Trial(note=f"compiled when first used: forms are judged for {known}, and this is sm_{sm}")
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

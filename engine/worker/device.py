@@ -14,6 +14,7 @@ from torch import Tensor
 
 from inferd.engine.api.process.logs import counted
 from inferd.kernels.cpu import tape
+from inferd.kernels.device import DeviceProperties
 
 _MAX_CPU_ROWS = 64
 """Most rows of a recorded step: recordings of more would hold memory for little gain. At 32 rows calls from Python took
@@ -52,6 +53,11 @@ class Device(Protocol):
     `records_all`."""
     records_all: bool
     """Whether `record` records all that the device computes, or C++ kernels only."""
+
+    @property
+    def properties(self) -> DeviceProperties | None:
+        """Properties that kernels choose their forms by; None for a CPU."""
+        ...
 
     def empty_pool(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory for the KV pool. On a CPU its content is undefined, because no slot is read before it is written."""
@@ -95,6 +101,7 @@ class CpuDevice:
 
     row_buckets: Sequence[int] = range(1, _MAX_CPU_ROWS + 1)
     token_buckets: Sequence[int] = ()
+    properties = None
     records_all = False
 
     def __init__(self, num_threads: int) -> None:

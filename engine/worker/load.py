@@ -61,6 +61,7 @@ from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.tuning import Tuning
 from inferd.kernels import registry
 from inferd.kernels.cpu import native
+from inferd.kernels.device import chosen_forms
 from inferd.kernels.ops.linear import Choices
 from inferd.kernels.ops.paged_attention import LIBRARIES, PAGED_ATTENTION
 from inferd.kernels.registry import KernelError, Selection
@@ -148,7 +149,9 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     """Load the part of rank 0, which is the whole if it is alone."""
     deterministic = config.deterministic
     device = _open_device(config, 0)
-    timer.done("engine", f"torch {torch.__version__} on {device.name}")
+    properties = device.properties
+    has = "" if properties is None else f": {properties}"
+    timer.done("engine", f"torch {torch.__version__} on {device.name}{has}")
     if config.device == "cpu":
         timer.done("kernels", prepare_kernels(config.numerics))
 
@@ -200,6 +203,8 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     choices_made = registry.explain()
     kernels = tuple(sorted({(choice.op, choice.chosen) for choice in choices_made}))
     timer.done("warm-up", f"{len(kernels)} kernels: {tally(choices_made)}")
+    if properties is not None:
+        timer.done("forms", chosen_forms())
     model_impl = "native" if arch.is_native else f"transformers {version('transformers')}, torch {torch.__version__}"
     device_name = device.name if shared is None else f"{config.tensor_parallel_size} ranks, each {device.name}"
     numerics = _numerics(config, model_impl, device, kernels)

@@ -37,7 +37,7 @@ from typing import Any
 
 from inferd.kernels.compile import faults, sass
 from inferd.kernels.compile.compiled import CompiledForm, Table, joined, read_table, render, triton_version, write_table
-from inferd.kernels.compile.faults import SHARED_LIMITS
+from inferd.kernels.device import SHARED_BYTES
 from inferd.kernels.gpu import Shipped
 
 _OPS = Path(__file__).parents[1] / "ops"
@@ -71,7 +71,7 @@ def all_shipped() -> list[Shipped]:
 
 def targets(form: Shipped) -> list[int]:
     """The architectures that the form is compiled for."""
-    return [sm for sm in SHARED_LIMITS if form.min_sm <= sm <= form.max_sm]
+    return [sm for sm in SHARED_BYTES if form.min_sm <= sm <= form.max_sm]
 
 
 def digest(form: Shipped) -> str:
@@ -83,6 +83,8 @@ def digest(form: Shipped) -> str:
         (form.num_warps, form.num_stages, sorted(form.multiples)),
         (form.is_matrix, form.is_warp_matrix, form.is_streaming, form.is_prefetching),
     ]
+    fewer = [(sm, form.stages_on(sm)) for sm in targets(form) if form.stages_on(sm) != form.num_stages]
+    content += [fewer] if fewer else []
     return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
 
@@ -130,7 +132,7 @@ def _compile(form: Shipped, sm: int, index: int = 0) -> Built:
     aligned = {name for name in names if types[name].startswith("*") or name in form.multiples}
     attributes = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if name in aligned}
     source = ASTSource(form.kernel, {name: types[name] for name in names}, dict(form.constants), attributes)
-    options = {"num_warps": form.num_warps, "num_stages": form.num_stages, **form.options}
+    options = {"num_warps": form.num_warps, "num_stages": form.stages_on(sm), **form.options}
     compiled, log = _assemble(source, GPUTarget("cuda", sm, 32), options)
     target = re.search(r"^\.target (\w+)", compiled.asm["ptx"], re.MULTILINE)
     assert target is not None
@@ -243,10 +245,11 @@ def rows_of(tasks: Sequence[Task], table: Table, jobs: int, known_for_s: float) 
     """(row of each task, number of those that were compiled). Tasks that `table` has are compiled for so long only."""
     forms, sources = _forms(), table.sources()
     listed = {(row.op, row.config, row.sm): row for row in table.rows}
-    is_known = [sources.get((form.op, form.config)) == digest(form) for form in forms]
-    found = compile_tasks([task for task in tasks if not is_known[task[0]]], jobs)
+    same = [sources.get((form.op, form.config)) == digest(form) for form in forms]
+    is_known = {task: same[task[0]] and (forms[task[0]].op, forms[task[0]].config, task[1]) in listed for task in tasks}
+    found = compile_tasks([task for task in tasks if not is_known[task]], jobs)
     others = random.sample(tasks, len(tasks))
-    found |= compile_tasks([task for task in others if is_known[task[0]]], jobs, time.monotonic() + known_for_s)
+    found |= compile_tasks([task for task in others if is_known[task]], jobs, time.monotonic() + known_for_s)
     rows = [found.get((index, sm)) or listed[forms[index].op, forms[index].config, sm] for index, sm in tasks]
     return rows, len(found)
 
@@ -263,7 +266,7 @@ def _with_triton(folder: Path, arguments: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sm", type=lambda text: [int(part) for part in text.split(",")], default=[*SHARED_LIMITS])
+    parser.add_argument("--sm", type=lambda text: [int(part) for part in text.split(",")], default=[*SHARED_BYTES])
     parser.add_argument("--one-each", action="store_true")
     parser.add_argument("--op", type=lambda text: text.split(","), default=[])
     parser.add_argument("--since", type=Path, metavar="TABLE", default=Path("no table"))

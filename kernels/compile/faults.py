@@ -10,17 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from inferd.kernels.compile import sass
+from inferd.kernels.device import DeviceProperties
 from inferd.kernels.gpu import Shipped
 
-SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Bytes of shared memory that one program may have, by architecture (CUDA C++ Programming Guide, compute
-capabilities)."""
 BYTES_IN_FLIGHT = 24 << 10
 """Bytes that a multiprocessor must have on their way to read memory at full speed: 4.8 TB/s for 132 of them, and 700 ns
 from a load to its data (H200, by calculation). Asynchronous copies of several stages reach that, and so do loops that
 were unrolled."""
-_MATRIX_INSTRUCTIONS = {80: ("HMMA", "IMMA"), 90: ("HGMMA", "QGMMA", "IGMMA"), 100: ("UTCHMMA", "UTCQMMA", "UTCIMMA")}
-_WARP_GROUP_INSTRUCTIONS = (*_MATRIX_INSTRUCTIONS[90], *_MATRIX_INSTRUCTIONS[100])
+_WARP, _WARP_GROUP = ("HMMA", "QMMA", "IMMA"), ("HGMMA", "QGMMA", "IGMMA")
+_TENSOR_MEMORY = ("UTCHMMA", "UTCQMMA", "UTCIMMA")
+"""Matrix instructions of single warps, of warp groups, and of warp groups with results in tensor memory."""
+MOST_UNUSED_BYTES = 18 << 10
+"""Most bytes by which a form's computed need may exceed what the compiler takes, so that it costs no form a stage in
+vain."""
 _SERIALIZED = re.compile(r"\((C75\d\d)\)\s*(.*)")
 """A warning of the assembler: instructions of warp groups run one after another."""
 
@@ -51,6 +53,9 @@ KNOWN = (
     Known("linear_int8", r"groups of 16\b", "waits", _UNPACKED),
     Known("experts_integers", r"8 bits rows\b", "waits", _BOUNDS, "3.6."),
     Known("linear_int8", r"rows|groups of 128\b", "waits", _BOUNDS, "3.6."),
+    Known("linear_invariant", "fp32 tile 64", r"spills: 8 bytes", "two registers, on sm_120"),
+    Known("top_k_top_p_select", "512 chunks", r"spills: 16 bytes", "its 512 threads have all registers, on sm_120"),
+    Known("paged_attention", "kv fp8e4nv head 128 rows 64", r"spills: (40|56) bytes", "10 or 14 registers, on sm_120"),
     Known("paged_attention", "^(bf16|fp16) kv", r"spills: (8|16) bytes", "two or four registers, on sm_80", "3.6."),
 )
 """Every accepted fault, by the op's name. A test fails for an entry that no row of the committed tables needs."""
@@ -89,8 +94,13 @@ def _faults(form: Shipped, sm: int, binary: sass.Binary, shared_bytes: int, code
     num_spills = spills(code)
     if binary.stack_bytes or num_spills:
         yield f"spills: {binary.stack_bytes} bytes of stack, {num_spills} accesses"
-    if shared_bytes > SHARED_LIMITS[sm]:
-        yield f"needs {shared_bytes} bytes of shared memory; the device has {SHARED_LIMITS[sm]}"
+    device = DeviceProperties.of(sm, 1)
+    if shared_bytes > device.shared_bytes:
+        yield f"needs {shared_bytes} bytes of shared memory; the device has {device.shared_bytes}"
+    if form.shared is not None:
+        need = form.shared.of(form.stages_on(sm), device)
+        if not shared_bytes <= need <= shared_bytes + MOST_UNUSED_BYTES:
+            yield f"needs {shared_bytes} bytes of shared memory, but {need} were computed"
     if form.options.get("launch_pdl"):
         yield from _early_faults(form, code.names)
     if form.is_streaming and not wide_loads(code):
@@ -102,7 +112,7 @@ def _faults(form: Shipped, sm: int, binary: sass.Binary, shared_bytes: int, code
 
 def _loop_faults(form: Shipped, loops: Sequence[sass.Loop]) -> Iterator[str]:
     for loop in loops:
-        matrix, waits = loop.starting(*_MATRIX_INSTRUCTIONS[90]), loop.starting("WARPGROUP.DEPBAR")
+        matrix, waits = loop.starting(*_WARP_GROUP), loop.starting("WARPGROUP.DEPBAR")
         if matrix and waits >= matrix:
             yield f"a loop waits {waits} times for {matrix} instructions of warp groups"
     # A loop that was unrolled has another one behind it for the rest.
@@ -112,10 +122,12 @@ def _loop_faults(form: Shipped, loops: Sequence[sass.Loop]) -> Iterator[str]:
 
 
 def _matrix_faults(form: Shipped, sm: int, names: Mapping[str, int]) -> Iterator[str]:
-    wanted = _MATRIX_INSTRUCTIONS[80 if form.is_warp_matrix else sm]
+    device = DeviceProperties.of(sm, 1)
+    wanted = _WARP_GROUP if device.has_warp_groups else _TENSOR_MEMORY if device.has_tensor_memory else _WARP
+    wanted = _WARP if form.is_warp_matrix else wanted
     if (form.is_matrix or form.is_warp_matrix) and not any(name.startswith(wanted) for name in names):
         yield f"multiplies without {' or '.join(wanted)}"
-    if form.is_warp_matrix and any(name.startswith(_WARP_GROUP_INSTRUCTIONS) for name in names):
+    if form.is_warp_matrix and any(name.startswith((*_WARP_GROUP, *_TENSOR_MEMORY)) for name in names):
         yield "uses warp group instructions"
 
 

@@ -1,13 +1,16 @@
-"""Shared parts of the Triton kernels: which inputs they accept, and the list of forms in which each is compiled.
+"""Shared parts of the Triton kernels: the device that they run on, which inputs they accept, and the list of forms in
+which each is compiled.
 
-The parameters that change a kernel's code (block sizes, warps, stages) are a function of the shapes alone, so all of
-its forms can be listed. `shipped` in each `triton.py` lists them. `aot.py` compiles each for every supported
+The parameters that change a kernel's code (block sizes, warps, stages) depend on the shapes and the device alone, so
+all of its forms can be listed. `shipped` in each `triton.py` lists them. `aot.py` compiles each for every supported
 architecture, on a machine without a GPU.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from inferd.kernels.device import DEPENDENT_MIN_SM, DeviceProperties, SharedNeed
 
 DTYPES = {
     torch.float32: "fp32",
@@ -25,14 +30,31 @@ DTYPES = {
 }
 """Triton's names of the dtypes that kernels accept."""
 
-FP8_MIN_SM = 89
-"""The first architecture that converts to and from 8-bit floats."""
-
-DEPENDENT_MIN_SM = 90
-"""The first architecture with dependent launches."""
+INTERPRETED = DeviceProperties.of(90, 5)
+"""Properties that are assumed without a GPU."""
 
 _is_interpreted = False
 _starts_early = False
+
+
+@functools.cache
+def properties_of(device: torch.device | None = None) -> DeviceProperties:
+    """Properties of a device, read once. None: the current GPU."""
+    if device is not None and device.type != "cuda":
+        return INTERPRETED
+    found = torch.cuda.get_device_properties(device)
+    shared_bytes: int | None = getattr(found, "shared_memory_per_block_optin", None)
+    return DeviceProperties.of(10 * found.major + found.minor, found.multi_processor_count, shared_bytes)
+
+
+def refused_launch(error: BaseException | None) -> str | None:
+    """Why the device cannot launch a kernel at all, if `error` or one of its causes says so. It never will."""
+    errors = sys.modules.get("triton.runtime.errors")
+    while error is not None:
+        if errors is not None and isinstance(error, errors.OutOfResources):
+            return f"a kernel needs {error.required:,} bytes of {error.name}, and this GPU has {error.limit:,}"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def interpret(is_on: bool) -> None:
@@ -53,12 +75,6 @@ def early_starts() -> Iterator[None]:
         yield
     finally:
         _starts_early = before
-
-
-def starts_early(device: torch.device) -> bool:
-    """Whether kernels on this GPU can start early."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor >= DEPENDENT_MIN_SM
 
 
 def dependent_options(*, is_allowed: bool = True) -> dict[str, bool]:
@@ -89,9 +105,9 @@ def refuses(device_type: str, *dtypes: torch.dtype) -> str | None:
     if dtypes and dtypes[0].itemsize == 1:
         return f"computes with dtypes of 16 bits or more, not {dtypes[0]}"
     if torch.float8_e4m3fn in dtypes and device_type == "cuda":
-        major, minor = torch.cuda.get_device_capability()
-        if 10 * major + minor < FP8_MIN_SM:
-            return f"needs compute capability 8.9 for 8-bit floats; this GPU has {major}.{minor}"
+        found = properties_of()
+        if not found.converts_e4m3:
+            return f"needs compute capability 8.9 for 8-bit floats; this GPU has {found.capability}"
     return None
 
 
@@ -137,6 +153,14 @@ class Shipped:
     """The last architecture that runs it."""
     is_prefetching: bool = False
     """Whether it must ask the L2 cache for weights before it waits for the kernel before it."""
+    shared: SharedNeed | None = None
+    """Shared memory of its loop, if that is pipelined."""
+
+    def stages_on(self, sm: int) -> int:
+        """Its stages on an architecture: fewer if its shared memory does not fit; 0 if none fit."""
+        if self.shared is None:
+            return self.num_stages
+        return self.shared.stages_on(DeviceProperties.of(sm, 1), self.num_stages)
 
     def early(self, *, is_prefetching: bool = False) -> Shipped:
         """This form for launches within `early_starts`."""

@@ -26,7 +26,8 @@ the L2 cache for its first weights, and then waits for that kernel's results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +36,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from inferd.kernels.gpu import FP8_MIN_SM, Shipped, dependent_options
+from inferd.kernels import gpu
+from inferd.kernels.device import FP8_MIN_SM, Candidate, DeviceProperties, SharedNeed, fit
+from inferd.kernels.gpu import DTYPES, Shipped, dependent_options
 from inferd.kernels.ops.gated_mul.triton import activated
 
 MAX_ROWS = 16
@@ -46,7 +49,8 @@ _FEW = 8
 _GROUP = tl.constexpr(128)
 """Inputs that share a scale, if not all of a row do."""
 _STAGES = 4
-_SMALL, _LARGE = 8192, 16384
+_SMALL, _LARGE = 2, 4
+"""Programs of 32 outputs on each multiprocessor below which a layer is small, and from which on it is large."""
 _MAX_REGISTERS = 168
 """Most registers of a thread. Left alone, the assembler takes 72 for one form, and spills."""
 _LINE_BYTES = tl.constexpr(128)
@@ -54,8 +58,9 @@ _LINE_BYTES = tl.constexpr(128)
 _NO_SCALES, _ROW_SCALES, _GROUP_SCALES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
-SIZES = (_SMALL, _LARGE, _LARGE + 1)
-"""Numbers of outputs with different tiles."""
+_BYTES = {name: dtype.itemsize for dtype, name in DTYPES.items()}
+_EXCHANGED_BYTES = 1024
+"""Most shared memory beside what the loop copies, in all compiled forms."""
 SCALE_KINDS = {
     "rows": {"SCALES": _ROW_SCALES.value, "SCALE_ROWS": 1},
     "groups": {"SCALES": _GROUP_SCALES.value, "SCALE_ROWS": 1},
@@ -212,17 +217,40 @@ class Tile:
         }
 
 
-def tile_of(num_rows: int, out_size: int, *, has_gate: bool, is_fp8: bool) -> Tile:
-    """The tile for a number of rows. Small layers have narrow tiles, for about two programs on each of 132 processors.
-    Stages have 8 to 16 KiB of weights: at 4.8 TB/s a processor needs about 30 KiB on their way. More tokens, or fewer
-    bytes a weight, need more columns: for each column the tokens are read once more from the L2 cache."""
-    if is_fp8:
-        if has_gate and out_size <= _LARGE:
-            return Tile(_FEW, 16, 256, 4)
-        return Tile(_FEW, 32, 512, 8) if out_size <= _SMALL and not has_gate else Tile(_FEW, 32, 256, 4)
-    if num_rows > _FEW:
-        return Tile(MAX_ROWS, 32, 256, 4)
-    return Tile(_FEW, 16 if out_size <= _LARGE else 32, 256, 4)
+def tiles_of(num_rows: int, programs: float, *, has_gate: bool, is_fp8: bool) -> tuple[Tile, ...]:
+    """The tiles for a number of rows, the best first. `programs` has those of 32 outputs on each multiprocessor. Small
+    layers have narrow tiles, for more programs. Stages have 8 to 16 KiB of weights: at 4.8 TB/s each of 132
+    multiprocessors needs about 30 KiB on their way. More tokens, or fewer bytes a weight, need more columns: for each
+    column the tokens are read once more from the L2 cache."""
+    rows = MAX_ROWS if num_rows > _FEW else _FEW
+    narrow, wide, deep = Tile(rows, 16, 256, 4), Tile(rows, 32, 256, 4), Tile(rows, 32, 512, 8)
+    if rows == MAX_ROWS:
+        return (wide,)
+    if is_fp8 and not has_gate:
+        return (deep, wide) if programs <= _SMALL else (wide,)
+    return (wide, narrow) if programs > _LARGE else (narrow,)
+
+
+def shared_need(tile: Tile, weight_bytes: int, norm_bytes: int, *, has_gate: bool) -> SharedNeed:
+    """Shared memory of a tile: a step's weights, tokens, and factors of a norm. Bytes are those of a number, 0 without
+    a norm."""
+    of_an_input = weight_bytes * tile.num_columns * (1 + has_gate) + 2 * tile.num_rows + norm_bytes
+    return SharedNeed(tile.num_inputs * of_an_input, _EXCHANGED_BYTES)
+
+
+@functools.cache
+def form_of(
+    num_rows: int, out_size: int, weight_bytes: int, norm_bytes: int, device: DeviceProperties, *, has_gate: bool
+) -> tuple[Tile, int]:
+    """(tile, stages) of a product on a device."""
+    programs = triton.cdiv(out_size, 32) / device.num_multiprocessors
+
+    def candidate(tile: Tile) -> Candidate[Tile]:
+        name = f"few rows {tile.num_rows} x {tile.num_columns} x {tile.num_inputs} in {8 * weight_bytes} bits"
+        need = shared_need(tile, weight_bytes, norm_bytes, has_gate=has_gate)
+        return Candidate(f"{name}{' gated' if has_gate else ''}", tile, _STAGES, need)
+
+    return fit(device, map(candidate, tiles_of(num_rows, programs, has_gate=has_gate, is_fp8=weight_bytes == 1)))
 
 
 def few_rows(
@@ -249,7 +277,9 @@ def few_rows(
     x = x if x.stride(1) == 1 else x.contiguous()
     out_size = weight.shape[0] // (1 if gate is None else 2)
     out = torch.empty((num_rows, out_size), dtype=out_dtype or x.dtype, device=x.device)
-    tile = tile_of(num_rows, out_size, has_gate=gate is not None, is_fp8=is_fp8)
+    norm_bytes = 0 if norm is None else norm.itemsize
+    device = gpu.properties_of(x.device)
+    tile, num_stages = form_of(num_rows, out_size, weight.itemsize, norm_bytes, device, has_gate=gate is not None)
     _few_rows[(triton.cdiv(out_size, tile.num_columns),)](
         x,
         weight,
@@ -273,7 +303,7 @@ def few_rows(
         **tile.constants,
         **dependent_options(),
         num_warps=tile.num_warps,
-        num_stages=_STAGES,
+        num_stages=num_stages,
         maxnreg=_MAX_REGISTERS,
     )
     return out
@@ -304,12 +334,13 @@ def form(
     flags = dict.fromkeys(
         ("HAS_BIAS", "HAS_NORM", "HAS_RESIDUAL", "HAS_GATE", "IS_SILU", "HAS_TAIL", "IS_DEPENDENT"), False
     )
-    weight = x if scales is None else "fp8e4nv"
+    weight, norm = x if scales is None else "fp8e4nv", norm or x
+    has_norm, has_gate = parts.get("HAS_NORM", False), parts.get("HAS_GATE", False)
     types = {
         **dict.fromkeys(("x", "bias"), f"*{x}"),
         "weight": f"*{weight}",
         "scales": f"*{weight}" if scales is None else "*fp32",
-        "norm": f"*{(norm or x) if parts.get('HAS_NORM') else weight}",
+        "norm": f"*{norm if has_norm else weight}",
         # A launch passes `out` in the place of a missing residual.
         **dict.fromkeys(("residual", "out"), f"*{out or x}"),
         **dict.fromkeys(("num_rows", "out_size", "in_size", "x_stride"), "i32"),
@@ -325,6 +356,7 @@ def form(
         constants={**(scales or _NONE), **flags, **parts, **tile.constants},
         num_warps=tile.num_warps,
         num_stages=_STAGES,
+        shared=shared_need(tile, _BYTES[weight], _BYTES[norm] if has_norm else 0, has_gate=has_gate),
         options={"maxnreg": _MAX_REGISTERS},
         is_warp_matrix=True,
         is_streaming=True,
@@ -333,8 +365,11 @@ def form(
     )
 
 
-def tiles(sizes: Sequence[int], *, has_gate: bool, is_fp8: bool) -> list[Tile]:
-    """The different tiles of layers with these numbers of outputs."""
-    rows = (_FEW,) if is_fp8 else (_FEW, MAX_ROWS)
-    found = (tile_of(count, size, has_gate=has_gate, is_fp8=is_fp8) for size in sizes for count in rows)
-    return list(dict.fromkeys(found))
+def tiles(*, has_gate: bool, is_fp8: bool) -> Iterator[Tile]:
+    """The tiles of layers of any size on devices with memory for all."""
+    found = (
+        tiles_of(rows, programs, has_gate=has_gate, is_fp8=is_fp8)[0]
+        for programs in (_SMALL, _LARGE, _LARGE + 1)
+        for rows in ((_FEW,) if is_fp8 else (_FEW, MAX_ROWS))
+    )
+    yield from dict.fromkeys(found)

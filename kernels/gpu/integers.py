@@ -20,6 +20,7 @@ rounded once to that. Pieces of 32 MiB are copied and multiplied in turn, so tha
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from inferd.kernels import gpu
+from inferd.kernels.device import Candidate, DeviceProperties, SharedNeed, fit
 from inferd.kernels.gpu import Shipped, dependent_options
 from inferd.kernels.gpu.few_rows import prefetch
 from inferd.kernels.gpu.packed_integers import (
@@ -53,13 +56,13 @@ ROWS = (16, 64)
 _MAX_ROWS = 128
 """Most rows for which the weight is not copied."""
 STAGES = 4
+_KEPT_BYTES = 1024
+"""Most shared memory beside copies, in all compiled forms."""
 _PIECE = 2**24
 """Weights of a copied piece: 32 MiB in 16 bits."""
 _COPIED_ROWS = 32
 COLUMNS_A_WARP = 16
 """Columns of a warp, so that none unpacks another's weights."""
-_SMALL = 8192
-"""Most outputs of a layer whose tiles have 32 columns."""
 
 
 def _words(name: str) -> list[Any]:
@@ -277,7 +280,8 @@ def multiplied(x: Tensor, packed: Packed, bias: Tensor | None, out_dtype: torch.
     out = torch.empty((num_rows, out_size), dtype=out_dtype, device=x.device)
     if not num_rows:
         return out
-    block_m, block_n = _tile(num_rows, out_size, is_invariant)
+    device = gpu.properties_of(x.device)
+    block_m, block_n = _tile(num_rows, out_size, is_invariant, device)
     _product[(triton.cdiv(num_rows, block_m) * triton.cdiv(out_size, block_n),)](
         x,
         packed.weight,
@@ -296,7 +300,7 @@ def multiplied(x: Tensor, packed: Packed, bias: Tensor | None, out_dtype: torch.
         BLOCK_N=block_n,
         BLOCK_M=block_m,
         num_warps=block_n // COLUMNS_A_WARP,
-        num_stages=STAGES,
+        num_stages=stages_of(block_m, block_n, packed.constants["BITS"], x.dtype.itemsize, device),
         maxnreg=registers(block_m, x.dtype.itemsize == 2),
     )
     return out
@@ -334,12 +338,29 @@ def copy(packed: Packed, columns: slice, piece: Tensor) -> Tensor:
     return piece[:num_columns]
 
 
-def _tile(num_rows: int, out_size: int, is_invariant: bool) -> tuple[int, int]:
-    """(rows, columns) of a tile. A tile of 64 columns is multiplied by a warp group on sm_90. Few rows of a small layer
-    have tiles of 32, for more programs, unless all numbers of rows must have the same instructions."""
+def _tile(num_rows: int, out_size: int, is_invariant: bool, device: DeviceProperties) -> tuple[int, int]:
+    """(rows, columns) of a tile. A tile of 64 columns is multiplied by a warp group if the device has them. If few rows
+    have fewer such tiles than there are multiprocessors, tiles have 32 columns, unless all numbers of rows must have
+    the same instructions."""
     if num_rows > ROWS[0]:
         return ROWS[1], 64
-    return ROWS[0], 32 if out_size <= _SMALL and not is_invariant else 64
+    is_small = out_size <= 64 * device.num_multiprocessors
+    return ROWS[0], 32 if is_small and not is_invariant else 64
+
+
+def shared_need(block_m: int, block_n: int, bits: int, x_bytes: int) -> SharedNeed:
+    """Shared memory of a tile: the integers and inputs of a step. Integers that are multiplied outside the tensor cores
+    take their space once more."""
+    integers_bytes, inputs_bytes = block_n * STEP.value * bits // 8, block_m * STEP.value * x_bytes
+    kept_bytes = _KEPT_BYTES + (integers_bytes if x_bytes == 4 else 0)
+    group_bytes = inputs_bytes if block_n >= 64 and x_bytes == 2 else 0
+    return SharedNeed(integers_bytes + inputs_bytes, kept_bytes, group_bytes)
+
+
+@functools.cache
+def stages_of(block_m: int, block_n: int, bits: int, x_bytes: int, device: DeviceProperties) -> int:
+    name = f"integers of {bits} bits {block_m} x {block_n} x {8 * x_bytes} bits"
+    return fit(device, [Candidate(name, None, STAGES, shared_need(block_m, block_n, bits, x_bytes))])[1]
 
 
 _TILES = ((64, 16), (32, 16), (64, 64))
@@ -390,6 +411,7 @@ def _form(op: str, made: dict[str, Any], dtype: str, out: str, block_n: int, blo
         constants={**made, **flags, "BLOCK_N": block_n, "BLOCK_M": block_m},
         num_warps=block_n // COLUMNS_A_WARP,
         num_stages=STAGES,
+        shared=shared_need(block_m, block_n, made["BITS"], 4 if dtype == "fp32" else 2),
         options={"maxnreg": registers(block_m, dtype != "fp32")},
         # A warp group needs 64 weight rows; fp32 is multiplied outside the tensor cores.
         is_matrix=dtype != "fp32" and block_n >= 64,

@@ -3,8 +3,12 @@ program."""
 
 from __future__ import annotations
 
+import functools
+
 import triton
 import triton.language as tl
+
+from inferd.kernels.device import Candidate, DeviceProperties, SharedNeed, fit
 
 
 @triton.jit
@@ -30,6 +34,27 @@ def store_tile(out, total, bias, row, column, num_rows, out_size, HAS_BIAS: tl.c
         total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
     place = out + row.to(tl.int64)[:, None] * out_size + column[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+STAGES = 4
+STEP_BYTES = 128
+"""Bytes of a row, and of a column, that such a kernel copies for each step."""
+_KEPT_BYTES = 1024
+"""Most bytes beside the copies, in all compiled forms."""
+
+
+def shared_need(block_m: int, block_n: int, x_bytes: int) -> SharedNeed:
+    """Shared memory of a kernel that copies `STEP_BYTES` of each row and column for each step. Numbers of 4 bytes are
+    multiplied outside the tensor cores."""
+    step_bytes = (block_m + block_n) * STEP_BYTES
+    return SharedNeed(step_bytes, _KEPT_BYTES, 0 if x_bytes == 4 else step_bytes)
+
+
+@functools.cache
+def stages_of(op: str, block_m: int, block_n: int, x_bytes: int, device: DeviceProperties) -> int:
+    """Stages of such a kernel on a device."""
+    need = shared_need(block_m, block_n, x_bytes)
+    return fit(device, [Candidate(f"{op} {block_m} x {block_n} in {8 * x_bytes} bits", None, STAGES, need)])[1]
 
 
 LEAST_SCANNED = 256

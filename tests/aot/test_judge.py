@@ -99,6 +99,8 @@ def planted(folder: Path) -> Path:
         (made / "__init__.py").touch()
     for name in ("compile", "gpu"):
         (package / name).symlink_to(ROOT / "kernels" / name, target_is_directory=True)
+    for name in ("device.py", "registry.py"):
+        (package / name).symlink_to(ROOT / "kernels" / name)
     (package / "ops" / "planted" / "triton.py").write_text(PLANTED)
     return folder
 

@@ -36,7 +36,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "inferd.engine.arch.tensors", "inferd.engine.arch.windows",
     ),
     "engine.arch": (),
-    "engine.api": ("inferd.engine.arch", "msgspec", "zmq", "huggingface_hub", "pynvml"),
+    "engine.api": ("inferd.engine.arch", "inferd.kernels.device", "msgspec", "zmq", "huggingface_hub", "pynvml"),
     "engine.request": ("inferd.engine.api.wire.params",),
     "engine.cache": ("inferd.engine.request", "inferd.engine.arch.paging"),
     "engine.sched": (
@@ -87,13 +87,14 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine.quant": ("inferd.engine.api.pinned_files", "inferd.engine.arch", "inferd.kernels", "torch"),
     "engine.sample": ("inferd.kernels", "inferd.engine.api.wire.params", "torch"),
     "kernels.registry": (),
+    "kernels.device": ("inferd.kernels.registry",),
     "kernels.cpu": ("torch",),
-    "kernels.gpu": ("inferd.kernels.ops", "torch", "triton"),
+    "kernels.gpu": ("inferd.kernels.device", "inferd.kernels.ops", "torch", "triton"),
     "kernels.ops": (
-        "inferd.kernels.cpu", "inferd.kernels.gpu", "inferd.kernels.registry",
+        "inferd.kernels.cpu", "inferd.kernels.device", "inferd.kernels.gpu", "inferd.kernels.registry",
         "torch", "triton", "cudnn", "flash_attn", "flash_attn_interface",
     ),
-    "kernels.compile": ("inferd.kernels.gpu", "triton"),
+    "kernels.compile": ("inferd.kernels.device", "inferd.kernels.gpu", "triton"),
 }  # fmt: skip
 
 WINGS: dict[str, tuple[str, ...]] = {

@@ -10,10 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from inferd.engine.worker import cuda
 from inferd.engine.worker.cuda import CudaDevice
 from inferd.kernels.cpu.tape import NotRecordableError
+from inferd.kernels.device import DeviceProperties
 from inferd.kernels.gpu import dependent_options
 from inferd.kernels.registry import KernelError
+
+HOPPER = DeviceProperties.of(90, 132)
 
 
 class Stream:
@@ -31,7 +35,8 @@ class Gpu:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []
-        self.capability = (8, 0)
+        self.properties = DeviceProperties.of(80, 108)
+        patch.setattr(cuda, "properties_of", lambda _: self.properties)
         self.current, self.side = Stream(self, "current"), Stream(self, "side")
         self.now = self.current
         self.capturing: int | None = None
@@ -40,7 +45,6 @@ class Gpu:
         for name, value in {
             "set_device": lambda _: None,
             "get_device_name": lambda _: "a GPU",
-            "get_device_capability": lambda _: self.capability,
             "graph_pool_handle": self._pool,
             "Stream": lambda _: self.side,
             "current_stream": lambda: self.now,
@@ -104,6 +108,19 @@ def failing(gpu: Gpu, error: Exception, at_run: int) -> Callable[[], Tensor]:
     return run
 
 
+@pytest.mark.parametrize(("sm", "says"), [(86, 0), (103, 1)])
+def test_a_gpu_that_no_table_knows_is_said_in_one_line(
+    gpu: Gpu, sm: int, says: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu.properties = DeviceProperties.of(sm, 148)
+    assert CudaDevice().properties == gpu.properties
+    assert len(caplog.messages) == says
+    if says:
+        assert caplog.messages[0] == (
+            "a GPU has compute capability 10.3, for which no kernel was compiled and judged: it gets the safest forms"
+        )
+
+
 FAILURES: list[Any] = [
     pytest.param(RuntimeError("operation not permitted when stream is capturing"), 3, id="invalid"),
     pytest.param(torch.OutOfMemoryError("tried to allocate 2 GiB"), 3, id="no memory"),
@@ -130,14 +147,14 @@ def test_a_kernel_that_cannot_run_is_no_matter_of_the_capture(gpu: Gpu) -> None:
 
 
 def test_kernels_start_early_within_captures_alone(gpu: Gpu) -> None:
-    gpu.capability = (9, 0)
+    gpu.properties = HOPPER
     seen: list[bool] = []
     CudaDevice().record(lambda: (seen.append(dependent_options()["launch_pdl"]), torch.zeros(1))[1])
     assert seen == [True] * 3 and not dependent_options()["launch_pdl"]
 
 
 def test_what_fails_with_early_kernels_is_captured_without_them(gpu: Gpu) -> None:
-    gpu.capability, device_runs = (9, 0), list[bool]()
+    gpu.properties, device_runs = HOPPER, list[bool]()
 
     def run() -> Tensor:
         device_runs.append(dependent_options()["launch_pdl"])
@@ -157,7 +174,7 @@ def test_what_fails_with_early_kernels_is_captured_without_them(gpu: Gpu) -> Non
     ("error", "at_run", "num_runs"), [(RuntimeError("no"), 1, 2), (torch.OutOfMemoryError(""), 3, 3)]
 )
 def test_without_memory_nothing_is_tried_again(gpu: Gpu, error: Exception, at_run: int, num_runs: int) -> None:
-    gpu.capability, runs = (9, 0), list[int]()
+    gpu.properties, runs = HOPPER, list[int]()
 
     def run() -> Tensor:
         runs.append(1)

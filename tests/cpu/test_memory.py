@@ -44,6 +44,7 @@ from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
+from inferd.kernels.device import DeviceProperties
 from inferd.kernels.ops.paged_attention import ATTENTION_SPLIT, passes
 from tests.arch.test_families import PUBLISHED
 from tests.configs import engine_config
@@ -269,7 +270,7 @@ def test_attention_keeps_no_more_sums_on_a_gpu_than_are_planned(group: int, num_
     """Holds for any step on any GPU. With long sequences the sums reach the bound."""
     most = 0
     for head_dim, num_sms, sm, kv_bytes in ((64, 58, 89, 1), (128, 132, 90, 2), (256, 148, 100, 1)):
-        shape = passes.Shape(num_kv_heads, group, head_dim, kv_bytes, None, num_sms, sm)
+        shape = passes.Shape(num_kv_heads, group, head_dim, kv_bytes, None, DeviceProperties.of(sm, num_sms))
         for lens in ([1] * 256, [1] * 7 + [2048], [4096], [64] * 64):
             for is_deterministic in (True, False):
                 for tokens in (ATTENTION_TILE, 4096, 1 << 20):

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from inferd.kernels import gpu
+from inferd.kernels.device import DeviceProperties
 from inferd.kernels.ops.paged_attention import LIBRARIES, PAGED_ATTENTION, AttentionBatch, Key, reference
 from inferd.kernels.registry import Deferred, KernelError
 from tests.cpu.capturing import waits
@@ -291,7 +292,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """All libraries are installed on a Hopper GPU; loading one gives its name."""
     modules = {"flash_attn_interface", "cudnn", "flash_attn.cute", "triton"}
     monkeypatch.setattr(gpu, "is_installed", modules.__contains__)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(gpu, "properties_of", lambda *_: DeviceProperties.of(90, 132))
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91_300)
     monkeypatch.setattr(Deferred, "load", lambda deferred: deferred.name)
     PAGED_ATTENTION.force(None)
@@ -355,25 +356,25 @@ def test_a_library_says_why_not(
 
 
 @pytest.mark.parametrize(
-    ("capability", "head_dim", "version", "refusing"),
+    ("sm", "head_dim", "version", "refusing"),
     [
-        ((8, 0), 128, 91_300, dict.fromkeys(LIBRARIES, "needs compute capability")),
-        ((10, 0), 128, 91_300, {FLASH_3: "needs compute capability 9.x; this GPU has 10.0"}),
-        ((10, 0), 192, 91_300, {FLASH_3: "needs", CUDNN: "takes head sizes up to 128", FLASH_4: "takes head sizes up"}),
-        ((10, 0), 256, 91_300, {FLASH_3: "needs", CUDNN: "takes head sizes up to 128"}),
-        ((9, 0), 128, 91_001, {CUDNN: "needs cuDNN 9.10.2 or later; torch has 9.10.1"}),
-        ((9, 0), 128, None, {CUDNN: "needs cuDNN 9.10.2 or later; torch has 0.0.0"}),
+        (80, 128, 91_300, dict.fromkeys(LIBRARIES, "needs compute capability")),
+        (100, 128, 91_300, {FLASH_3: "needs compute capability 9.x; this GPU has 10.0"}),
+        (100, 192, 91_300, {FLASH_3: "needs", CUDNN: "takes head sizes up to 128", FLASH_4: "takes head sizes up"}),
+        (100, 256, 91_300, {FLASH_3: "needs", CUDNN: "takes head sizes up to 128"}),
+        (90, 128, 91_001, {CUDNN: "needs cuDNN 9.10.2 or later; torch has 9.10.1"}),
+        (90, 128, None, {CUDNN: "needs cuDNN 9.10.2 or later; torch has 0.0.0"}),
     ],
 )
 def test_it_depends_on_the_gpu(
     installed: set[str],
     monkeypatch: pytest.MonkeyPatch,
-    capability: tuple[int, int],
+    sm: int,
     head_dim: int,
     version: int | None,
     refusing: dict[str, str],
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(gpu, "properties_of", lambda *_: DeviceProperties.of(sm, 132))
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
     for one in PAGED_ATTENTION._implementations:
         if one.name in LIBRARIES:

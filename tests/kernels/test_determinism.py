@@ -13,10 +13,13 @@ import torch
 from inferd.engine.api.errors import ModelError
 from inferd.engine.worker.determinism import refuse_varying
 from inferd.kernels import gpu, registry
+from inferd.kernels.device import DeviceProperties
 from inferd.kernels.registry import KernelError, Selection, always
 from tests.conftest import ROOT
 
 pytest.importorskip("triton")
+
+HOPPER = DeviceProperties.of(90, 132)
 
 NOT_CALLED = {
     "linear_16bit",  # runs on a CPU only
@@ -29,7 +32,7 @@ SIZES = {"head_dim": 128, "heads_per_kv_head": 4, "block_size": 32, "key_dim": 1
 
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(gpu, "properties_of", lambda *_: HOPPER)
     gpu.interpret(False)
     yield
     for op in registry.ops().values():
@@ -51,7 +54,10 @@ def choose(name: str, **changed: object) -> Selection:
     key_type = importlib.import_module(predicate.__module__).Key
     values: dict[str, object] = {"device_type": "cuda", "is_invariant": True, **changed}
     for field, kind in get_type_hints(key_type).items():
-        values.setdefault(field, {torch.dtype: torch.bfloat16, int: SIZES.get(field, 4096), bool: False}.get(kind))
+        values.setdefault(
+            field,
+            {torch.dtype: torch.bfloat16, int: SIZES.get(field, 4096), bool: False, DeviceProperties: HOPPER}.get(kind),
+        )
     return op.choice(key_type(**{field: values[field] for field in key_type._fields}))
 
 

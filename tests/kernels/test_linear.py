@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
+from inferd.kernels.device import DeviceProperties
 from inferd.kernels.gpu.few_rows import few_rows
 from inferd.kernels.ops.linear import LINEAR, Choices, Key, cuda, linear
 from inferd.kernels.ops.linear.fused import gate_up_act, linear_residual, norm_linear
@@ -197,13 +198,13 @@ def test_a_measured_weight_is_read_from_memory(weight_bytes: int) -> None:
 class SimulatedGraph:
     """torch's part of a GPU while a product is timed. A replay takes 2 ms for each captured call."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, device: DeviceProperties) -> None:
+        patch.setattr(cuda, "properties_of", lambda _: device)
         self.is_capturing, self.captured, self.clock_ms = False, list[tuple[int, bool]](), 0.0
         properties = SimpleNamespace(L2_cache_size=16_000)
         stream = SimpleNamespace(wait_stream=lambda _: None)
         for name, value in {
             "get_device_properties": lambda _: properties,
-            "get_device_capability": lambda _: capability,
             "Stream": lambda: stream,
             "current_stream": lambda: stream,
             "stream": lambda _: nullcontext(),
@@ -241,13 +242,13 @@ class SimulatedEvent:
         return end._at - self._at
 
 
-@pytest.mark.parametrize(("capability", "is_early"), [((8, 0), False), ((9, 0), True)])
+@pytest.mark.parametrize(("sm", "is_early"), [(80, False), (90, True)])
 @pytest.mark.parametrize(("num_numbers", "num_weights"), [(4000, 5), (40_000, 1)])
 def test_products_are_timed_in_a_graph(
-    num_numbers: int, num_weights: int, capability: tuple[int, int], is_early: bool, monkeypatch: pytest.MonkeyPatch
+    num_numbers: int, num_weights: int, sm: int, is_early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that is slow to queue a product changes no measurement. Copies of a small weight take turns."""
-    graph = SimulatedGraph(monkeypatch, capability)
+    graph = SimulatedGraph(monkeypatch, DeviceProperties.of(sm, 132))
     seconds = cuda._seconds(graph.product, torch.zeros(1, num_numbers, dtype=torch.bfloat16))
     assert seconds == pytest.approx(0.002)
     places = [place for place, _ in graph.captured]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
+from inferd.kernels.device import DeviceProperties
 from inferd.kernels.ops.linear.fused import FewRows, gate_up_act, linear_residual, norm_linear
 from inferd.kernels.ops.linear_fp8 import (
     BLOCK,
@@ -290,7 +291,7 @@ def test_the_library_gets_groups_as_it_documents(kind: Scales, monkeypatch: pyte
         ({}, None),
         ({"dtype": torch.float16}, "gives bfloat16, not torch.float16"),
         ({"in_size": 4096 + 16}, "takes whole groups of 128 inputs, not 4112 inputs"),
-        ({"capability": (10, 0)}, "on compute capability 9 only; this GPU has 10.0"),
+        ({"sm": 100}, "on compute capability 9 only; this GPU has 10.0"),
         ({"cuda": "12.8"}, "from CUDA 12.9 on; this torch was built with 12.8"),
         ({"has_it": False}, "needs torch.nn.functional.scaled_mm, which torch has from 2.10 on; this is torch"),
     ],
@@ -299,7 +300,8 @@ def test_the_library_says_why_it_takes_no_groups(
     given: dict[str, Any], words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu.interpret(False)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: given.get("capability", (9, 0)))
+    device = DeviceProperties.of(given.get("sm", 90), 132)
+    monkeypatch.setattr(gpu, "properties_of", lambda *_: device)
     monkeypatch.setattr(torch.version, "cuda", given.get("cuda", "13.0"))
     if not given.get("has_it", True):
         monkeypatch.delattr(torch.nn.functional, "scaled_mm")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
+from inferd.kernels.device import DeviceProperties
 from inferd.kernels.ops.paged_attention import PAGED_ATTENTION, paged_attention
 from tests.kernels import interpreter
 from tests.kernels.test_paged_attention import FP8, Sequences, dense, sinks_of
@@ -111,7 +112,7 @@ def test_results_are_right(
     launched = []
     launch = parts_fp8.launch
     monkeypatch.setattr(parts_fp8, "launch", lambda *given: launched.append(given) or launch(*given))
-    monkeypatch.setattr(kernel, "_device", lambda _: (num_sms * kv_heads, 90))
+    monkeypatch.setattr(gpu, "properties_of", lambda *_: DeviceProperties.of(90, num_sms * kv_heads))
     kernel.ATTENTION_SPLIT_KERNEL.force(None)
     sequences = Sequences(ROWS, kv_heads, head_dim, block_size, FP8)
     batch = dataclasses.replace(sequences.batch(range(len(ROWS))), is_deterministic=False)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
+from inferd.kernels.device import DeviceProperties
 from inferd.kernels.ops.paged_attention import PAGED_ATTENTION, AttentionBatch, paged_attention
 from tests.kernels import interpreter
 from tests.kernels.conftest import is_on_gpu
@@ -52,18 +53,22 @@ def set_tile(monkeypatch: pytest.MonkeyPatch, num_keys: int) -> None:
 
 
 def set_device(monkeypatch: pytest.MonkeyPatch, num_sms: int, sm: int = 90) -> None:
-    monkeypatch.setattr(kernel, "_device", lambda _: (num_sms, sm))
+    monkeypatch.setattr(gpu, "properties_of", lambda *_: DeviceProperties.of(sm, num_sms))
 
 
 # -- launches ----------------------------------------------------------------------------------------------------------
 
 
-SHAPE = passes.Shape(num_kv_heads=8, group=4, head_dim=128, kv_bytes=2, window=None, num_sms=132, sm=90)
+SHAPE = passes.Shape(
+    num_kv_heads=8, group=4, head_dim=128, kv_bytes=2, window=None, device=DeviceProperties.of(90, 132)
+)
 
 
-def launches(query_lens: Sequence[int], *, is_deterministic: bool = False, **changed: int) -> list[tuple[int, bool]]:
+def launches(
+    query_lens: Sequence[int], *, is_deterministic: bool = False, sm: int = 90, **changed: int
+) -> list[tuple[int, bool]]:
     """(packed rows in a block, whether units are cut) of each launch."""
-    shape = dataclasses.replace(SHAPE, **changed)
+    shape = dataclasses.replace(SHAPE, device=DeviceProperties.of(sm, 132), **changed)
     found = passes.passes(shape, query_lens, 8192, is_deterministic=is_deterministic)
     return [(part.form.block_m, part.is_cut) for part in found]
 
@@ -87,26 +92,35 @@ def test_long_chunks_go_another_way_unless_bits_may_not_depend_on_chunks() -> No
     assert launches([2048], sm=80) == [(64, False)]
     assert launches([2048], head_dim=256) == [(64, False)]
     assert launches([2048], head_dim=256, sm=80) == [(32, False)]
+    assert launches([1] * 64 + [2048], sm=103) == [(32, True)], "what no table knows gets the safest form"
 
 
 def test_parts_are_for_steps_that_need_not_be_deterministic() -> None:
     assert all(part.is_in_parts for part in passes.passes(SHAPE, [1, 2048], 8192, is_deterministic=False))
     for changed, is_deterministic, reason in (
         ({}, True, "adds up a sequence's keys in an order that depends on the step's other rows"),
-        ({"sm": 89}, False, "needs compute capability 9.0; this GPU has 8.9"),
+        ({"device": DeviceProperties.of(89, 132)}, False, "needs compute capability 9.0; this GPU has 8.9"),
+        ({"device": DeviceProperties.of(103, 132)}, False, "was not compiled for compute capability 10.3"),
         ({"kv_bytes": 1}, False, "takes K and V in 16 bits"),
     ):
         shape = dataclasses.replace(SHAPE, **changed)  # type: ignore[arg-type]
-        assert passes.refuses_parts(shape.sm, shape.kv_bytes, is_deterministic=is_deterministic) == reason
+        assert passes.refuses_parts(shape.device, shape.kv_bytes, is_deterministic=is_deterministic) == reason
         found = passes.passes(shape, [1, 2048], 8192, is_deterministic=is_deterministic)
         assert not any(part.is_in_parts for part in found)
-    key = Key("cuda", torch.bfloat16, torch.bfloat16, 128, False, False, 90, is_invariant=False)
+    ampere = DeviceProperties.of(80, 108)
+    key = Key("cuda", torch.bfloat16, torch.bfloat16, 128, False, False, SHAPE.device, is_invariant=False)
     assert ATTENTION_SPLIT_KERNEL.choice(key).chosen == "triton_parts"
     fp8 = key._replace(kv_dtype=FP8)
     assert ATTENTION_SPLIT_KERNEL.choice(fp8).chosen == "triton_parts_fp8"
-    for other in (key._replace(is_invariant=True), key._replace(sm=80), key._replace(kv_dtype=INT8)):
+    for other in (key._replace(is_invariant=True), key._replace(device=ampere), key._replace(kv_dtype=INT8)):
         assert ATTENTION_SPLIT_KERNEL.choice(other).chosen == "tiles"
-    for changed in ({"is_chunk": True}, {"has_softcap": True}, {"head_dim": 96}, {"sm": 80}, {"is_invariant": True}):
+    for changed in (
+        {"is_chunk": True},
+        {"has_softcap": True},
+        {"head_dim": 96},
+        {"device": ampere},
+        {"is_invariant": True},
+    ):
         assert ATTENTION_SPLIT_KERNEL.choice(fp8._replace(**changed)).chosen == "tiles"  # type: ignore[arg-type]
 
 
@@ -117,8 +131,8 @@ def test_e4m3_is_in_parts_for_decodes_and_drafts_alone() -> None:
         assert part.is_in_parts and part.form.block_m == rows
     few, chunk = passes.passes(shape, [1, 2048], 8192, is_deterministic=False)
     assert few.is_in_parts and not chunk.is_in_parts
-    for changed, is_deterministic in (({"sm": 89}, False), ({}, True)):
-        other = dataclasses.replace(shape, **changed)
+    for sm, is_deterministic in ((89, False), (90, True)):
+        other = dataclasses.replace(shape, device=DeviceProperties.of(sm, 132))
         assert not any(part.is_in_parts for part in passes.passes(other, [1], 8192, is_deterministic=is_deterministic))
 
 

@@ -13,9 +13,12 @@ import torch
 
 from inferd.kernels import gpu, registry
 from inferd.kernels.compile import aot
+from inferd.kernels.device import DeviceProperties
 from tests.conftest import ROOT
 
 pytest.importorskip("triton")
+
+HOPPER = DeviceProperties.of(90, 132)
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8)
 SIZES = {"head_dim": 128, "heads_per_kv_head": 4, "block_size": 32, "key_dim": 128, "value_dim": 128, "width": 4}
@@ -85,14 +88,14 @@ def test_every_implementation_that_has_a_choice_of_dtypes_has_a_case() -> None:
 
 @pytest.fixture(autouse=True)
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(gpu, "properties_of", lambda *_: HOPPER)
     gpu.interpret(False)
 
 
 def keys(predicate: Callable[[Any], str | None]) -> Iterator[Any]:
     """Every key of the op on a GPU, over all dtypes, booleans and words."""
     kind, hints = hints_of(predicate)
-    values: dict[Any, tuple[Any, ...]] = {torch.dtype: DTYPES, bool: (False, True)}
+    values: dict[Any, tuple[Any, ...]] = {torch.dtype: DTYPES, bool: (False, True), DeviceProperties: (HOPPER,)}
     axes = [
         values.get(hint) or get_args(hint) or (SIZES.get(name, 4096),)
         for name, hint in hints.items()

@@ -17,13 +17,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inferd.kernels.gpu import DTYPES, Shipped
-from inferd.kernels.gpu.tiles import LEAST_SCANNED, expert_tile, operands
+from inferd.kernels.gpu import DTYPES, Shipped, properties_of
+from inferd.kernels.gpu.tiles import (
+    LEAST_SCANNED,
+    STAGES,
+    STEP_BYTES,
+    expert_tile,
+    operands,
+    shared_need,
+    stages_of,
+)
 from inferd.kernels.ops.experts import triton_integers
 from inferd.kernels.ops.experts.reference import Routing
 
-_BLOCK_M, _BLOCK_N, _NUM_WARPS, _STAGES = 64, 64, 4, 4
-_STEP_BYTES = 128
+_BLOCK_M, _BLOCK_N, _NUM_WARPS = 64, 64, 4
 
 
 @triton.jit(do_not_specialize=["most_tiles"])
@@ -98,9 +105,9 @@ def bind(linears: Sequence[Any], dtype: torch.dtype) -> Callable[[Tensor, Routin
             SCANNED=max(LEAST_SCANNED, triton.next_power_of_2(num_experts)),
             BLOCK_M=_BLOCK_M,
             BLOCK_N=_BLOCK_N,
-            BLOCK_K=_STEP_BYTES // dtype.itemsize,
+            BLOCK_K=STEP_BYTES // dtype.itemsize,
             num_warps=_NUM_WARPS,
-            num_stages=_STAGES,
+            num_stages=stages_of("experts", _BLOCK_M, _BLOCK_N, dtype.itemsize, properties_of(x.device)),
         )
         return out
 
@@ -133,10 +140,11 @@ def _shipped(dtype: torch.dtype, by_row: bool, scanned: int, *, has_bias: bool =
             "SCANNED": scanned,
             "BLOCK_M": _BLOCK_M,
             "BLOCK_N": _BLOCK_N,
-            "BLOCK_K": _STEP_BYTES // dtype.itemsize,
+            "BLOCK_K": STEP_BYTES // dtype.itemsize,
         },
         num_warps=_NUM_WARPS,
-        num_stages=_STAGES,
+        num_stages=STAGES,
+        shared=shared_need(_BLOCK_M, _BLOCK_N, dtype.itemsize),
         is_matrix=dtype != torch.float32,
         is_streaming=True,
         multiples=("out_size", "in_size"),

@@ -15,8 +15,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inferd.kernels.gpu import Shipped
-from inferd.kernels.gpu.integers import COLUMNS_A_WARP, ROWS, STAGES, Layer, places, registers, walked
+from inferd.kernels.gpu import Shipped, properties_of
+from inferd.kernels.gpu.integers import (
+    COLUMNS_A_WARP,
+    ROWS,
+    STAGES,
+    Layer,
+    places,
+    registers,
+    shared_need,
+    stages_of,
+    walked,
+)
 from inferd.kernels.gpu.packed_integers import STEP, Packed, constants, name_of, types_of
 from inferd.kernels.gpu.tiles import LEAST_SCANNED, expert_tile
 from inferd.kernels.ops.experts.reference import Routing
@@ -69,6 +79,7 @@ def bind(linears: Sequence[Layer], dtype: torch.dtype) -> Callable[[Tensor, Rout
         linear.packed = stack[expert]
         linear.bias = None if biases is None else biases[expert]
     num_experts, num_groups, out_size = stack.scales.shape
+    bits = stack.constants["BITS"]
 
     def apply(x: Tensor, routing: Routing, by_row: bool) -> Tensor:
         assert x.shape[1] == stack.in_size and x.dtype == dtype
@@ -99,7 +110,7 @@ def bind(linears: Sequence[Layer], dtype: torch.dtype) -> Callable[[Tensor, Rout
             BLOCK_N=_BLOCK_N,
             BLOCK_M=block_m,
             num_warps=_BLOCK_N // COLUMNS_A_WARP,
-            num_stages=STAGES,
+            num_stages=stages_of(block_m, _BLOCK_N, bits, dtype.itemsize, properties_of(x.device)),
             maxnreg=registers(block_m, dtype.itemsize == 2),
         )
         return out
@@ -130,6 +141,7 @@ def _form(made: dict[str, Any], block_m: int, dtype: str) -> Shipped:
         constants={**made, **flags, "SCANNED": LEAST_SCANNED, "BLOCK_N": _BLOCK_N, "BLOCK_M": block_m},
         num_warps=_BLOCK_N // COLUMNS_A_WARP,
         num_stages=STAGES,
+        shared=shared_need(block_m, _BLOCK_N, made["BITS"], 4 if dtype == "fp32" else 2),
         options={"maxnreg": registers(block_m, dtype != "fp32")},
         is_matrix=dtype != "fp32",  # which is multiplied outside the tensor cores
         multiples=("out_size", "in_size"),

@@ -15,11 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inferd.kernels.gpu import DTYPES, Shipped
-from inferd.kernels.gpu.few_rows import SIZES, form, tiles
-from inferd.kernels.gpu.tiles import operands, store_tile, tile_of
+from inferd.kernels.gpu import DTYPES, Shipped, properties_of
+from inferd.kernels.gpu.few_rows import form, tiles
+from inferd.kernels.gpu.tiles import STAGES, STEP_BYTES, operands, shared_need, stages_of, store_tile, tile_of
 
-_STAGES = 4
 _INVARIANT_N = 64
 
 
@@ -81,7 +80,8 @@ class Invariant:
             BLOCK_N=_INVARIANT_N,
             BLOCK_K=_invariant_step(x.dtype),
             num_warps=num_warps,
-            num_stages=_STAGES,
+            num_stages=stages_of("linear_invariant", block_m, _INVARIANT_N, x.dtype.itemsize, properties_of(x.device)),
+            **_invariant_limits(x.dtype, block_m),
         )
         return out
 
@@ -94,9 +94,14 @@ def _invariant_tile(num_rows: int, dtype: torch.dtype, is_wide: bool) -> tuple[i
     return 128, 4 if is_wide else 8
 
 
+def _invariant_limits(dtype: torch.dtype, block_m: int) -> dict[str, int]:
+    """Compiler options. Left alone, the assembler takes 96 registers for small tiles on sm_120, and spills."""
+    return {"maxnreg": 168} if block_m == 64 and dtype != torch.float32 else {}
+
+
 def _invariant_step(dtype: torch.dtype) -> int:
-    """Inputs of one step: 128 bytes of a row."""
-    return 128 // dtype.itemsize
+    """Inputs of one step."""
+    return STEP_BYTES // dtype.itemsize
 
 
 _PARTS: tuple[tuple[str, dict[str, bool]], ...] = (
@@ -121,7 +126,7 @@ def shipped() -> Iterator[Shipped]:
     in_half = [(name, given, "fp16") for name, given in _PARTS if name in _IN_HALF]
     for name, given, dtype_name in (*((name, given, "bf16") for name, given in _PARTS), *in_half):
         op, *rest = name.split()
-        for tile in tiles(SIZES, has_gate="HAS_GATE" in given, is_fp8=False):
+        for tile in tiles(has_gate="HAS_GATE" in given, is_fp8=False):
             one = form(
                 op,
                 " ".join([dtype_name, *rest]),
@@ -157,7 +162,9 @@ def _invariant_form(dtype: torch.dtype, block_m: int, num_warps: int, out: str, 
             "BLOCK_K": _invariant_step(dtype),
         },
         num_warps=num_warps,
-        num_stages=_STAGES,
+        num_stages=STAGES,
+        shared=shared_need(block_m, _INVARIANT_N, dtype.itemsize),
+        options=_invariant_limits(dtype, block_m),
         is_matrix=dtype != torch.float32,  # fp32 is multiplied outside the tensor cores
         is_streaming=True,
         multiples=("out_size", "in_size", "x_stride"),

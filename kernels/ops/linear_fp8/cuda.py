@@ -41,9 +41,9 @@ def refuses_groups(device_type: str, dtype: torch.dtype, out_size: int, in_size:
         return f"takes whole groups of {BLOCK} inputs, not {in_size} inputs"
     if not hasattr(torch.nn.functional, "scaled_mm"):
         return f"needs torch.nn.functional.scaled_mm, which torch has from 2.10 on; this is torch {torch.__version__}"
-    major, minor = torch.cuda.get_device_capability()
-    if major != 9:
-        return f"scales groups on compute capability 9 only; this GPU has {major}.{minor}"
+    device = gpu.properties_of()
+    if not device.has_warp_groups:
+        return f"scales groups on compute capability 9 only; this GPU has {device.capability}"
     built = torch.version.cuda or "none"
     if tuple(int(part) for part in built.split(".")[:2] if part.isdigit()) < _MIN_CUDA:
         return f"scales groups from CUDA 12.9 on; this torch was built with {built}"

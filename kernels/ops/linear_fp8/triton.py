@@ -16,16 +16,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inferd.kernels.gpu import DTYPES, FP8_MIN_SM, Shipped
-from inferd.kernels.gpu.few_rows import MAX_FP8_ROWS, SCALE_KINDS, SIZES, few_rows, form, tiles
-from inferd.kernels.gpu.tiles import operands, store_tile, tile_of
+from inferd.kernels.device import FP8_MIN_SM
+from inferd.kernels.gpu import DTYPES, Shipped, properties_of
+from inferd.kernels.gpu.few_rows import MAX_FP8_ROWS, SCALE_KINDS, few_rows, form, tiles
+from inferd.kernels.gpu.tiles import STAGES, operands, shared_need, stages_of, store_tile, tile_of
 from inferd.kernels.ops.linear_fp8.activations import Activations, Product
 
 _BLOCK_K = 128
 """Inputs of a step, and inputs that share a scale."""
 _BLOCK_N = 64
 """Two tiles make a block of 128 weight rows; a layer of 4,096 outputs has 64 programs."""
-_STAGES = 4
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -106,7 +106,7 @@ def bind(q: Tensor, scales: Tensor, bias: Tensor | None, quantize: Activations) 
             BLOCK_N=_BLOCK_N,
             BLOCK_K=_BLOCK_K,
             num_warps=num_warps,
-            num_stages=_STAGES,
+            num_stages=stages_of("linear_fp8", block_m, _BLOCK_N, q.dtype.itemsize, properties_of(q.device)),
         )
         return out
 
@@ -165,7 +165,7 @@ def _few_rows_forms() -> Iterator[Shipped]:
     for kind, scales in SCALE_KINDS.items():
         for name, given, dtype in (*_PARTS, *(_MORE_PARTS if kind == "groups" else ())):
             op, *rest = name.split()
-            for tile in tiles(SIZES, has_gate="HAS_GATE" in given, is_fp8=True):
+            for tile in tiles(has_gate="HAS_GATE" in given, is_fp8=True):
                 one = form(
                     op,
                     " ".join([dtype, "weight fp8", kind, *rest]),
@@ -204,7 +204,8 @@ def _any_rows_forms() -> Iterator[Shipped]:
                             "BLOCK_K": _BLOCK_K,
                         },
                         num_warps=num_warps,
-                        num_stages=_STAGES,
+                        num_stages=STAGES,
+                        shared=shared_need(block_m, _BLOCK_N, 1),
                         is_matrix=True,
                         is_streaming=True,
                         multiples=("out_size", "in_size", "x_stride"),

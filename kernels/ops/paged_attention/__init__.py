@@ -62,9 +62,10 @@ def _refuses_library(key: Key, module: str, *majors: int) -> str | None:
         return "is called without sinks"
     if not gpu.is_installed(module):
         return f"{module} is not installed"
-    major, minor = torch.cuda.get_device_capability()
-    if major not in majors:
-        return f"needs compute capability {' or '.join(f'{one}.x' for one in majors)}; this GPU has {major}.{minor}"
+    device = gpu.properties_of()
+    if device.sm // 10 not in majors:
+        needed = " or ".join(f"{one}.x" for one in majors)
+        return f"needs compute capability {needed}; this GPU has {device.capability}"
     if key.dtype not in (torch.bfloat16, torch.float16):
         return f"multiplies 16-bit numbers, not {key.dtype}"
     if key.kv_dtype != key.dtype:
@@ -86,7 +87,7 @@ def _refuses_cudnn(key: Key) -> str | None:
         return "does not cap scores"
     if not key.is_recorded:
         return "makes a plan for each shape of a step, and only recorded steps have few shapes"
-    if torch.cuda.get_device_capability()[0] == 10 and key.head_dim > 128:
+    if gpu.properties_of().has_tensor_memory and key.head_dim > 128:
         return f"takes head sizes up to 128 on compute capability 10.x, not {key.head_dim}"
     version: int = torch.backends.cudnn.version() or 0  # type: ignore[no-untyped-call]
     return None if version >= _CUDNN else f"needs cuDNN {_dotted(_CUDNN)} or later; torch has {_dotted(version)}"
@@ -98,7 +99,7 @@ def _dotted(version: int) -> str:
 
 def _refuses_flash_attention_4(key: Key) -> str | None:
     reason = _refuses_library(key, "flash_attn.cute", 9, 10)
-    if reason is None and 128 < key.head_dim < 256 and torch.cuda.get_device_capability()[0] == 10:
+    if reason is None and 128 < key.head_dim < 256 and gpu.properties_of().has_tensor_memory:
         return f"takes head sizes up to 128, or 256, on compute capability 10.x, not {key.head_dim}"
     return reason
 

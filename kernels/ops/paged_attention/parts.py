@@ -246,6 +246,7 @@ def _shipped(
         },
         num_warps=form.num_warps,
         num_stages=form.num_stages,
+        shared=passes.shared_need(form, head_dim, 2),
         is_matrix=block_m > STEADY_ROWS,
         is_warp_matrix=block_m <= STEADY_ROWS,
         is_streaming=True,

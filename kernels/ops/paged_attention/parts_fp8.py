@@ -207,6 +207,7 @@ def _shipped(head_dim: int, block_m: int, *, has_sinks: bool = False) -> Shipped
         },
         num_warps=form.num_warps,
         num_stages=form.num_stages,
+        shared=passes.shared_need(form, head_dim, 1),
         is_warp_matrix=True,
         is_streaming=True,
         options={"enable_fp_fusion": False, "maxnreg": form.max_registers},

@@ -7,9 +7,11 @@ so a CUDA graph serves every step of its shape.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from inferd.kernels.device import Candidate, DeviceProperties, SharedNeed, fit
 from inferd.kernels.ops.paged_attention.batch import ATTENTION_SPLIT
 
 BLOCKS = (16, 32, 64, 128)
@@ -23,6 +25,10 @@ SLOT_BYTES = 256 << 20
 MAX_QUERIES = (1 << 31) - 1
 PARTS_MIN_SM = 90
 """The first architecture for which the kernel of `parts.py` was compiled and judged."""
+
+_EXCHANGED_BYTES, _KEPT_BYTES = 32 << 10, 1 << 10
+"""Most bytes of results that threads exchange at once before they merge or store them, and most bytes beside all that
+is named, in all compiled forms."""
 
 FEW_ROWS = 64
 """Most packed rows of a row that is still bound by reading its KV, so that it shares a launch with decodes."""
@@ -60,9 +66,7 @@ class Shape:
     kv_bytes: int
     """Bytes of a number in the pool."""
     window: int | None
-    num_sms: int
-    sm: int
-    """Compute capability: 10 * major + minor."""
+    device: DeviceProperties
     is_fp8_in_parts: bool = False
     """Whether `parts_fp8.py` takes what the host knows of K, V and queries."""
 
@@ -88,8 +92,35 @@ class Pass:
     its first part."""
 
 
+def shared_need(form: Form, head_dim: int, kv_bytes: int) -> SharedNeed:
+    """Shared memory of each of the three kernels. The loop copies blocks of K and V. Of 8 bits it copies one of both,
+    and both in 16 bits take memory too. Beside these it keeps queries, and has threads exchange weights and results.
+    """
+    size = max(16, 1 << (head_dim - 1).bit_length())
+    queries = 2 * form.block_m * size
+    # A warp that has all keys of its 16 rows has their weights too.
+    weights = 2 * form.block_m * form.block_n if form.block_m < 16 * form.num_warps else 0
+    kept = _KEPT_BYTES + max(queries + weights, min(queries + 4 * form.block_m * size, _EXCHANGED_BYTES))
+    heads = form.block_n * size
+    step, kept = (heads, kept + 2 * heads) if kv_bytes == 1 else (2 * kv_bytes * heads, kept)
+    return SharedNeed(step, kept, step if form.block_m > STEADY_ROWS else 0)
+
+
+@functools.cache
+def fitted(forms: tuple[Form, ...], head_dim: int, kv_bytes: int, device: DeviceProperties) -> Form:
+    """The first form that fits the device, with as many of its stages as fit. All have the same blocks of keys, which
+    set the order of sums. Raises `KernelError` if none fits."""
+
+    def candidate(form: Form) -> Candidate[Form]:
+        name = f"attention {form.block_m} x {form.block_n} of {head_dim} in {8 * kv_bytes} bits"
+        return Candidate(name, form, form.num_stages, shared_need(form, head_dim, kv_bytes))
+
+    form, num_stages = fit(device, map(candidate, forms))
+    return replace(form, num_stages=num_stages)
+
+
 def form(head_dim: int, kv_bytes: int, block_m: int) -> Form:
-    """The form for `block_m` packed rows, one of `BLOCKS`.
+    """The form for `block_m` packed rows, one of `BLOCKS`, on a device with enough memory.
 
     With small blocks, a multiprocessor keeps 64 to 128 KiB of K and V on their way. Enough warps, and few enough stages
     in large blocks, avoid spills.
@@ -134,30 +165,33 @@ def largest_whole(head_dim: int) -> int:
     return 64 if head_dim > 128 else 128
 
 
-def refuses_parts(sm: int, kv_bytes: int, *, is_deterministic: bool) -> str | None:
+def refuses_parts(device: DeviceProperties, kv_bytes: int, *, is_deterministic: bool) -> str | None:
     """Why `parts.py` does not compute a step's attention; None if it does."""
     if is_deterministic:
         return "adds up a sequence's keys in an order that depends on the step's other rows"
     if kv_bytes == 1:
         return "takes K and V in 16 bits"
-    if sm < PARTS_MIN_SM:
-        return f"needs compute capability {PARTS_MIN_SM / 10}; this GPU has {sm / 10}"
+    if device.sm < PARTS_MIN_SM:
+        return f"needs compute capability {PARTS_MIN_SM / 10}; this GPU has {device.capability}"
+    if not device.is_known:
+        return f"was not compiled for compute capability {device.capability}"
     return None
 
 
 def passes(shape: Shape, query_lens: Sequence[int], table_tokens: int, *, is_deterministic: bool) -> tuple[Pass, ...]:
     """The launches of a step whose rows have at most `query_lens` queries and `table_tokens` keys. If bits must not
     depend on how a prompt was chunked, all rows share one kind of launch; else long chunks have another."""
-    if is_deterministic:
+    if is_deterministic or not shape.device.is_known:
+        # Blocks of so few rows are multiplied by the same instruction everywhere, so they are the safest, too.
         forms = _forms(shape, STEADY_ROWS, in_parts=False)
         return (_cut(shape, forms, query_lens, (1, MAX_QUERIES), table_tokens),)
-    in_parts = refuses_parts(shape.sm, shape.kv_bytes, is_deterministic=False) is None
+    in_parts = refuses_parts(shape.device, shape.kv_bytes, is_deterministic=False) is None
     border = FEW_ROWS // shape.group
     forms = _forms(shape, FEW_ROWS if in_parts else largest_block(shape.head_dim), in_parts=in_parts)
     found = []
     few = [length for length in query_lens if length <= border]
     if few:
-        is_fp8 = shape.is_fp8_in_parts and shape.sm >= PARTS_MIN_SM
+        is_fp8 = shape.is_fp8_in_parts and refuses_parts(shape.device, 2, is_deterministic=False) is None
         of_few = _forms(shape, STEADY_ROWS, in_parts=True) if is_fp8 else forms
         found.append(_cut(shape, of_few, few, (1, border), table_tokens))
     long = [length for length in query_lens if length > border]
@@ -176,9 +210,11 @@ class _Forms:
     by_rows: tuple[Form, ...]
     is_in_parts: bool
 
-    def fitting(self, rows: int) -> Form:
-        """The smallest form with `rows` packed rows in a block, else the largest."""
-        return next((form for form in self.by_rows if form.block_m >= rows), self.by_rows[-1])
+    def fitting(self, rows: int, shape: Shape) -> Form:
+        """The smallest form with `rows` packed rows in a block, else the largest; or the next smaller one that fits the
+        device."""
+        most = next((index for index, form in enumerate(self.by_rows) if form.block_m >= rows), len(self.by_rows) - 1)
+        return fitted(self.by_rows[most::-1], shape.head_dim, shape.kv_bytes, shape.device)
 
 
 def _forms(shape: Shape, most_rows: int, *, in_parts: bool) -> _Forms:
@@ -190,7 +226,7 @@ def _forms(shape: Shape, most_rows: int, *, in_parts: bool) -> _Forms:
 
 def _cut(shape: Shape, forms: _Forms, lens: Sequence[int], bounds: tuple[int, int], table_tokens: int) -> Pass:
     """A launch with even segments, as many as programs run at once."""
-    chosen = forms.fitting(max(lens) * shape.group)
+    chosen = forms.fitting(max(lens) * shape.group, shape)
     num_units, num_programs = _num_units(shape, lens, chosen), _num_programs(shape, chosen)
     slot_rows = min(chosen.block_m, max(lens) * shape.group)
     tiles = _most_tiles(table_tokens, shape.window, -(-chosen.block_m // shape.group) + 1)
@@ -211,7 +247,7 @@ def _cut(shape: Shape, forms: _Forms, lens: Sequence[int], bounds: tuple[int, in
 
 def _whole(shape: Shape, forms: _Forms, lens: Sequence[int], bounds: tuple[int, int]) -> Pass | None:
     """A launch with a segment for each unit; None if that would leave multiprocessors idle."""
-    chosen = forms.fitting(max(lens) * shape.group)
+    chosen = forms.fitting(max(lens) * shape.group, shape)
     num_units = _num_units(shape, lens, chosen)
     if num_units < _WAVES * _num_programs(shape, chosen):
         return None
@@ -233,7 +269,7 @@ def _num_units(shape: Shape, lens: Sequence[int], chosen: Form) -> int:
 
 def _num_programs(shape: Shape, chosen: Form) -> int:
     """Programs that run at once, for each KV head."""
-    return max(1, shape.num_sms * chosen.programs_per_sm // shape.num_kv_heads)
+    return max(1, shape.device.num_multiprocessors * chosen.programs_per_sm // shape.num_kv_heads)
 
 
 def _most_tiles(table_tokens: int, window: int | None, num_queries: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from inferd.kernels.device import DeviceProperties
 from inferd.kernels.ops.paged_attention import passes
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
@@ -25,8 +26,7 @@ class Key(NamedTuple):
     has_softcap: bool
     is_chunk: bool
     """Whether rows have more queries than decodes and drafts."""
-    sm: int
-    """Compute capability: 10 * major + minor."""
+    device: DeviceProperties
     is_invariant: bool
     """Whether a row's bits must depend on its own sequence alone (`AttentionBatch.is_deterministic`)."""
 
@@ -44,7 +44,7 @@ def _refuses_parts_fp8(key: Key) -> str | None:
     if key.is_chunk:
         return "is for decodes and drafts"
     reason = refuses_fp8(key.dtype, key.kv_dtype, key.head_dim, has_softcap=key.has_softcap)
-    return reason or passes.refuses_parts(key.sm, 2, is_deterministic=key.is_invariant)
+    return reason or passes.refuses_parts(key.device, 2, is_deterministic=key.is_invariant)
 
 
 def _refuses_parts(key: Key) -> str | None:
@@ -52,7 +52,7 @@ def _refuses_parts(key: Key) -> str | None:
         return f"takes K and V in the dtype of the queries, not {key.kv_dtype} for {key.dtype}"
     if key.device_type == "cuda" and key.dtype not in (torch.bfloat16, torch.float16):
         return f"multiplies 16-bit numbers, not {key.dtype}"
-    return passes.refuses_parts(key.sm, key.kv_dtype.itemsize, is_deterministic=key.is_invariant)
+    return passes.refuses_parts(key.device, key.kv_dtype.itemsize, is_deterministic=key.is_invariant)
 
 
 _VARIES = "a sequence's keys are cut by how many the step's other rows have"

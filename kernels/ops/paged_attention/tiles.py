@@ -33,6 +33,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from inferd.kernels.device import FP8_MIN_SM
 from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.ops.kv_format import KV_GROUP, KV_SCALE_DTYPE
 from inferd.kernels.ops.paged_attention import passes
@@ -217,6 +218,11 @@ def constants(form: Form, head_dim: int, *, has_cap: bool, is_cut: bool) -> dict
     }
 
 
+def limits(form: Form, *, has_sinks: bool) -> dict[str, int]:
+    """Compiler options. With sinks the assembler would aim at 128 registers, and spill on sm_86 and sm_89."""
+    return {"maxnreg": form.max_registers} if has_sinks else {}
+
+
 def shipped() -> Iterator[Shipped]:
     """Forms with few variants of parameters that change little: a head's size between 64 and 128 changes masks, float16
     the name of an instruction."""
@@ -230,23 +236,23 @@ def shipped() -> Iterator[Shipped]:
     for head_dim in (64, 128, 256):
         yield _shipped(head_dim, bf16, bf16, passes.largest_block(head_dim), is_cut=False, max_sm=last)
     for head_dim, kv_dtype, has_cap in ((80, bf16, False), (128, fp8, False), (256, bf16, True), (256, fp8, True)):
-        sm = 90 if kv_dtype == fp8 else 0
+        sm = FP8_MIN_SM if kv_dtype == fp8 else 0
         yield _shipped(head_dim, bf16, kv_dtype, 16, is_cut=True, has_cap=has_cap, sm=sm)
         most = 999 if kv_dtype == fp8 else last
         block_m = passes.largest_block(head_dim)
         yield _shipped(head_dim, bf16, kv_dtype, block_m, is_cut=False, has_cap=has_cap, sm=sm, max_sm=most)
     for head_dim, block_m in ((64, 16), (128, 32), (128, 64)):
-        yield _shipped(head_dim, bf16, fp8, block_m, is_cut=True, sm=90)
+        yield _shipped(head_dim, bf16, fp8, block_m, is_cut=True, sm=FP8_MIN_SM)
     for head_dim, block_m in ((64, 16), (80, 16), (128, 16), (128, 64), (256, 16)):
         yield _shipped(head_dim, bf16, int8, block_m, is_cut=True)
     for head_dim in (128, 256):
         yield _shipped(head_dim, bf16, int8, passes.largest_block(head_dim), is_cut=False)
-    yield _shipped(128, fp16, fp8, 16, is_cut=True, sm=90)
+    yield _shipped(128, fp16, fp8, 16, is_cut=True, sm=FP8_MIN_SM)
     yield _shipped(128, fp16, int8, 16, is_cut=True)
     yield _shipped(128, fp16, fp16, 16, is_cut=True)
     yield _shipped(64, bf16, bf16, 16, is_cut=True, has_sinks=True)
     yield _shipped(64, bf16, bf16, passes.largest_block(64), is_cut=False, has_sinks=True, max_sm=last)
-    for kv_dtype, sm in ((fp8, 90), (int8, 0)):
+    for kv_dtype, sm in ((fp8, FP8_MIN_SM), (int8, 0)):
         yield _shipped(64, bf16, kv_dtype, 16, is_cut=True, has_sinks=True, sm=sm)
 
 
@@ -291,10 +297,11 @@ def _shipped(
         },
         num_warps=form.num_warps,
         num_stages=form.num_stages,
+        shared=passes.shared_need(form, head_dim, kv_dtype.itemsize),
         is_matrix=block_m > STEADY_ROWS,
         is_warp_matrix=block_m <= STEADY_ROWS,
         is_streaming=True,
-        options={"enable_fp_fusion": False},
+        options={"enable_fp_fusion": False, **limits(form, has_sinks=has_sinks)},
         min_sm=sm,
         max_sm=max_sm,
     )

@@ -6,14 +6,15 @@ chooses among them, and `partial.py` combines cut units.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from inferd.kernels.gpu import DEPENDENT_MIN_SM, Shipped, dependent_options
+from inferd.kernels import gpu
+from inferd.kernels.device import DEPENDENT_MIN_SM
+from inferd.kernels.gpu import Shipped, dependent_options
 from inferd.kernels.ops.paged_attention import partial, parts, parts_fp8, passes, tiles, work
 from inferd.kernels.ops.paged_attention.batch import AttentionBatch
 from inferd.kernels.ops.paged_attention.passes import STEADY_ROWS, Shape
@@ -21,8 +22,6 @@ from inferd.kernels.ops.paged_attention.split import ATTENTION_SPLIT_KERNEL, Key
 from inferd.kernels.ops.paged_attention.work import Work
 
 _LOG2_E = math.log2(math.e)
-_INTERPRETED = (5, 90)
-"""Multiprocessors and compute capability that are assumed without a GPU."""
 
 
 def paged_attention(
@@ -39,11 +38,11 @@ def paged_attention(
     q = q.contiguous()
     out = torch.empty_like(q)
     listed = _work(q, kv, batch, window, softcap)
-    slots = _slots(listed, kv, q.device)
-    sm, has_cap, is_invariant = _device(q.device)[1], softcap is not None, _is_invariant(batch)
+    slots, device = _slots(listed, kv, q.device), gpu.properties_of(q.device)
+    has_cap, is_invariant = softcap is not None, _is_invariant(batch)
     for part in listed:
         is_chunk = part.part.max_queries == passes.MAX_QUERIES
-        key = Key(q.device.type, q.dtype, kv.dtype, q.shape[2], has_cap, is_chunk, sm, is_invariant)
+        key = Key(q.device.type, q.dtype, kv.dtype, q.shape[2], has_cap, is_chunk, device, is_invariant)
         launch = ATTENTION_SPLIT_KERNEL.resolve(key)
         assert part.part.is_in_parts == (ATTENTION_SPLIT_KERNEL.choice(key).chosen != "tiles")
         _run(launch, part, q, kv, kv_scales, sinks, out, slots, batch, scale, window, softcap)
@@ -67,22 +66,13 @@ def _work(q: Tensor, kv: Tensor, batch: AttentionBatch, window: int | None, soft
     num_kv_heads, head_dim = kv.shape[2], kv.shape[4]
     group = q.shape[1] // num_kv_heads
     is_fp8 = refuses_fp8(q.dtype, kv.dtype, head_dim, has_softcap=softcap is not None) is None
-    shape = Shape(num_kv_heads, group, head_dim, kv.element_size(), window, *_device(q.device), is_fp8)
+    shape = Shape(num_kv_heads, group, head_dim, kv.element_size(), window, gpu.properties_of(q.device), is_fp8)
     found: tuple[Work, ...] | None = batch.prepared.get(shape)
     if found is None:
         table_tokens = batch.block_tables.shape[1] * batch.block_size
         asked = passes.passes(shape, batch.query_lens, table_tokens, is_deterministic=_is_invariant(batch))
         found = batch.prepared[shape] = tuple(work.build(part, batch, group, window) for part in asked)
     return found
-
-
-@functools.cache
-def _device(device: torch.device) -> tuple[int, int]:
-    """(multiprocessors, compute capability as 10 * major + minor)."""
-    if device.type != "cuda":
-        return _INTERPRETED
-    found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count, 10 * found.major + found.minor
 
 
 def _run(
@@ -131,6 +121,7 @@ def _run(
         options["maxnreg"] = form.max_registers
     else:
         options |= tiles.constants(form, head_dim, has_cap=softcap is not None, is_cut=part.is_cut)
+        options |= tiles.limits(form, has_sinks=sinks is not None)
     # Larger blocks are for prompts, whose launches are short beside their work.
     options |= dependent_options(is_allowed=form.block_m <= STEADY_ROWS)
     launch(part.num_segments * num_kv_heads, arguments, options)

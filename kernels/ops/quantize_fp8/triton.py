@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inferd.kernels.gpu import DTYPES, FP8_MIN_SM, Shipped
+from inferd.kernels.device import FP8_MIN_SM
+from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.gpu.rows import as_rows, load_row, row_block
 from inferd.kernels.ops.gated_mul.triton import activated
 

@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from inferd.kernels.gpu import DTYPES, FP8_MIN_SM, Shipped, dependent_options
+from inferd.kernels.device import FP8_MIN_SM
+from inferd.kernels.gpu import DTYPES, Shipped, dependent_options
 from inferd.kernels.ops.kv_format import KV_FORMATS, KV_GROUP, KV_SCALE_DTYPE
 
 _HEADS = 8

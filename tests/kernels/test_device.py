@@ -1,0 +1,150 @@
+"""The choice of a form that fits a device: by the arithmetic of its shared memory, which the compiler confirms."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from inferd.kernels import gpu
+from inferd.kernels.compile import aot, compiled, faults, sass
+from inferd.kernels.device import (
+    LEAST_SHARED_BYTES,
+    LEAST_STAGES,
+    SHARED_BYTES,
+    Candidate,
+    DeviceProperties,
+    SharedNeed,
+    chosen_forms,
+    fit,
+)
+from inferd.kernels.registry import KernelError
+from tests.conftest import ROOT
+
+pytest.importorskip("triton")
+
+from inferd.kernels.gpu import few_rows, integers
+from inferd.kernels.gpu import tiles as any_rows
+from inferd.kernels.ops.paged_attention import passes
+
+TABLE = ROOT / "benchmarks" / "results" / "compiled.json"
+ADA, HOPPER, BLACKWELL = (DeviceProperties.of(sm, 100) for sm in (89, 90, 100))
+UNKNOWN = DeviceProperties.of(103, 148, 227 << 10)
+
+
+def devices() -> Iterator[DeviceProperties]:
+    return (DeviceProperties.of(sm, 82) for sm in SHARED_BYTES)
+
+
+def candidate(name: str, num_stages: int, step_bytes: int) -> Candidate[str]:
+    return Candidate(name, name, num_stages, SharedNeed(step_bytes, 1024))
+
+
+def test_fewer_stages_come_before_smaller_tiles() -> None:
+    small = DeviceProperties.of(86, 82)
+    large, narrow = candidate("large", 4, 40 << 10), candidate("narrow", 4, 8 << 10)
+    assert fit(HOPPER, [large, narrow]) == ("large", 4)
+    assert fit(small, [large, narrow]) == ("large", 3)
+    assert fit(small, [large._replace(need=SharedNeed(99 << 10, 1024)), narrow]) == ("narrow", 4)
+    assert "large with 3 of 4 stages" in chosen_forms() and "narrow" not in chosen_forms()
+    with pytest.raises(KernelError, match=r"no form fits 101,376 bytes .* 2 stages: large needs 105,472"):
+        fit(small, [candidate("large", 4, 102 << 10)])
+
+
+def test_groups_of_warps_keep_one_more_step() -> None:
+    need = SharedNeed(10, 3, group_bytes=10)
+    assert [need.of(4, device) for device in (ADA, HOPPER, BLACKWELL, UNKNOWN)] == [33, 43, 43, 43]
+
+
+def test_a_device_that_no_table_knows_gets_the_safest_forms() -> None:
+    assert (UNKNOWN.is_known, UNKNOWN.shared_bytes, UNKNOWN.starts_early) == (False, LEAST_SHARED_BYTES, False)
+    assert passes.refuses_parts(UNKNOWN, 2, is_deterministic=False) == "was not compiled for compute capability 10.3"
+    assert DeviceProperties.of(87, 16, 64 << 10).shared_bytes == 64 << 10, "less than any known device"
+
+
+def test_what_a_device_has() -> None:
+    has = {device.sm: (device.has_warp_groups, device.has_tensor_memory, device.converts_e4m3) for device in devices()}
+    plain = (False, False, True)
+    assert has == {80: (False,) * 3, 86: (False,) * 3, 89: plain, 90: (True, False, True), 100: (False, True, True),
+                   120: plain, 121: plain}  # fmt: skip
+    assert str(DeviceProperties.of(86, 82)) == (
+        "compute capability 8.6, 82 multiprocessors, 99 KiB of shared memory a program, mma.sync, no 8-bit floats"
+    )
+
+
+def test_every_form_fits_every_device_that_may_take_it() -> None:
+    """As computed, and as the committed table says that it was compiled."""
+    rows = {(row.op, row.config, row.sm): row.shared_bytes for row in compiled.read_table(TABLE).rows}
+    num_fewer = dict.fromkeys(SHARED_BYTES, 0)
+    for form in aot.all_shipped():
+        for device in devices():
+            if form.min_sm <= device.sm <= form.max_sm:
+                took = rows[form.op, form.config, device.sm]
+                assert took <= device.shared_bytes, (form.op, form.config, device)
+                if form.shared is not None:
+                    stages = form.stages_on(device.sm)
+                    assert stages >= LEAST_STAGES and form.shared.of(stages, device) <= device.shared_bytes
+                    assert 0 <= form.shared.of(stages, device) - took <= faults.MOST_UNUSED_BYTES
+                    num_fewer[device.sm] += stages < form.num_stages
+    assert num_fewer == {80: 0, 86: 12, 89: 12, 90: 0, 100: 0, 120: 27, 121: 27}
+
+
+def test_launches_take_the_stages_that_were_compiled() -> None:
+    shipped = list(aot.all_shipped())
+    by_need = {(form.shared, form.num_stages): form for form in shipped if form.shared is not None}
+    for device in devices():
+        for has_gate, out_size in ((True, 1024), (True, 65_536), (False, 65_536)):
+            for num_rows in (1, 16):
+                tile, stages = few_rows.form_of(num_rows, out_size, 2, 0, device, has_gate=has_gate)
+                need = few_rows.shared_need(tile, 2, 0, has_gate=has_gate)
+                assert stages == by_need[need, 4].stages_on(device.sm)
+        for block_m in (16, 32):
+            for head_dim in (64, 128, 256):
+                form = passes.form(head_dim, 2, block_m)
+                need = passes.shared_need(form, head_dim, 2)
+                chosen = passes.fitted((form,), head_dim, 2, device)
+                assert chosen.num_stages == by_need[need, form.num_stages].stages_on(device.sm)
+                assert dataclasses.replace(chosen, num_stages=form.num_stages) == form
+        assert any_rows.stages_of("linear_invariant", 128, 64, 2, device) == 4
+        assert integers.stages_of(64, 64, 8, 2, device) == 4
+
+
+def test_layers_have_wide_tiles_if_they_fill_the_device() -> None:
+    """A layer of 14,336 outputs does on the 82 multiprocessors of an RTX 3090, and not on the 132 of an H100."""
+    columns = [
+        few_rows.form_of(1, 14_336, 2, 0, DeviceProperties.of(sm, count), has_gate=True)[0].num_columns
+        for sm, count in ((86, 82), (90, 132))
+    ]
+    assert columns == [32, 16]
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_wrong_need_is_a_fault(factor: float) -> None:
+    form = next(form for form in aot.all_shipped() if form.op == "gate_up" and form.shared is not None)
+    assert form.shared is not None
+    wrong = SharedNeed(int(form.shared.step_bytes * factor), form.shared.kept_bytes)
+    found = faults.judge(
+        dataclasses.replace(form, shared=wrong, is_warp_matrix=False, is_streaming=False),
+        80,
+        sass.Binary("sm_80", 40, 0, b""),
+        form.shared.of(form.num_stages, DeviceProperties.of(80, 1)) - 1024,
+        sass.Code({}, ()),
+        "",
+        (),
+    )
+    assert len(found.faults) == 1 and found.faults[0].endswith("were computed")
+
+
+def test_the_current_gpu_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Found:
+        major, minor, multi_processor_count, shared_memory_per_block_optin = 8, 6, 82, 101_376
+
+    asked: list[object] = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: asked.append(device) or Found)
+    gpu.properties_of.cache_clear()
+    for _ in range(2):
+        assert gpu.properties_of(torch.device("cuda", 0)) == DeviceProperties.of(86, 82)
+    assert len(asked) == 1 and gpu.properties_of(torch.device("cpu")) == gpu.INTERPRETED
+    gpu.properties_of.cache_clear()
