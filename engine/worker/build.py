@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,7 @@ from inferd.engine.worker.ranks import SharedRanks
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
 from inferd.kernels.cpu import library, native
+from inferd.kernels.gpu import refused_launch
 from inferd.kernels.ops.gather import MemoryExchange
 from inferd.kernels.ops.kv_format import is_smoothed
 from inferd.kernels.ops.linear import Choices, cpu
@@ -356,6 +358,21 @@ def read_draft_parts(config: EngineConfig, served: Arch) -> DraftParts | None:
     return DraftParts(
         draft, config.all_files, checkpoint, arch, None if head is None else layers_read_by(head, served.num_layers)
     )
+
+
+@contextmanager
+def refusing_launches() -> Iterator[None]:
+    """Within it, a kernel that the GPU can never launch raises a `ConfigError`: no further start would help."""
+    try:
+        yield
+    except Exception as error:
+        refused = refused_launch(error)
+        if refused is None:
+            raise
+        raise ConfigError(
+            f"this GPU cannot run the model with these settings: {refused}; give --quantization int8 and "
+            "--kv-cache-dtype int8, whose kernels need less, or --device cpu"
+        ) from error
 
 
 def out_of_memory(

@@ -48,6 +48,7 @@ from inferd.engine.worker.build import (
     prepare_kernels,
     read_draft_parts,
     recipe_for,
+    refusing_launches,
 )
 from inferd.engine.worker.determinism import refuse_varying
 from inferd.engine.worker.device import Device
@@ -116,6 +117,7 @@ def _open_device(config: EngineConfig, rank: int) -> Device:
     return open_device(config, rank)
 
 
+@refusing_launches()
 def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner, RankLoaded]:
     """Load the part of one of the other ranks. `meet` is called before it waits for the others. Raises `StartError`."""
     config = launch.config
@@ -145,6 +147,7 @@ def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner,
     return runner, RankLoaded(weights_bytes, kv.num_bytes)
 
 
+@refusing_launches()
 def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) -> tuple[Runner, Ready]:
     """Load the part of rank 0, which is the whole if it is alone."""
     deterministic = config.deterministic

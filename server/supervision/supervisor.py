@@ -18,7 +18,7 @@ from typing import NoReturn
 import msgspec
 
 from inferd.engine.api.config import EngineConfig, lendable_threads
-from inferd.engine.api.errors import CapacityError, ChangedError, EngineDeadError, StartError
+from inferd.engine.api.errors import CapacityError, ChangedError, ConfigError, EngineDeadError, StartError
 from inferd.engine.api.machine.cpu import num_cpus
 from inferd.engine.api.process.engine_forks import EarlyProcess, EngineForks
 from inferd.engine.api.process.logs import LogStyle, counted
@@ -105,14 +105,15 @@ class EngineSupervisor:
         self._epoch, self._forks = 0, forks
         self._moved: frozenset[str] = frozenset()
         """Requests that the last engine computed when it ended."""
-        self._refusal: ChangedError | None = None
-        """Why the last engine was refused, if it would have computed other answers."""
+        self._refusal: ChangedError | ConfigError | None = None
+        """Why no other engine should be tried: it would compute other answers, or its settings cannot be honoured."""
         self._shares_numerics = False
         """Whether the last engine was to have the numerics of the model's first one."""
         self._replica.on_up, router.hooks.on_recovered = self._began_to_serve, self._log_recovered
 
     async def run(self) -> NoReturn:
-        """Raises `StartError` if the first engine cannot start, or if a later one would compute other answers. Raises
+        """Raises `StartError` if the first engine cannot start, or if a later one would compute other answers or cannot
+        honour a setting. Raises
         `EngineDeadError` if it dies while the server starts, or if engines keep dying. While another replica serves,
         it is tried again instead."""
         try:
@@ -120,7 +121,8 @@ class EngineSupervisor:
                 self._refusal = None
                 reason = await self._run_one()
                 self._epoch += 1
-                if self._refusal is not None and self._replicas.numerics is not None and not self._shares_numerics:
+                has_changed = isinstance(self._refusal, ChangedError)
+                if has_changed and self._replicas.numerics is not None and not self._shares_numerics:
                     logger.warning("%s%s; another engine starts, which must compute the same", self._name, reason)
                     continue
                 if self._lifecycle.is_first_start:
@@ -130,7 +132,7 @@ class EngineSupervisor:
             await self._drop_standby()
 
     def _delay_s(self, reason: str) -> float:
-        """Seconds to wait after an engine that ended. Raises `ChangedError` or `EngineDeadError` if no other should
+        """Seconds to wait after an engine that ended. Raises the refusal or `EngineDeadError` if no other should
         start."""
         if self._refusal is not None:
             return self._give_up(self._refusal)
@@ -165,7 +167,7 @@ class EngineSupervisor:
                 if replica.is_up:
                     replica.try_send(UseThreads(min(num_threads * len(replicas) // num_using, most)))
 
-    def _give_up(self, error: ChangedError | EngineDeadError) -> float:
+    def _give_up(self, error: ChangedError | ConfigError | EngineDeadError) -> float:
         """Seconds to wait before the next try, if another replica serves meanwhile. Raises the error if none does."""
         self._replica.failure = self._for_clients(str(error))
         others_serve = any(other.is_up or not other.failure for other in self._replicas)
@@ -267,7 +269,7 @@ class EngineSupervisor:
         """Why the engine's messages end. Raises `StartError` if the first one says that it cannot start."""
         try:
             await self._router.run(self._replica.index)
-        except ChangedError as error:
+        except (ChangedError, ConfigError) as error:
             self._refusal = error
             return f"the engine could not start: {error}"
         except StartError as error:

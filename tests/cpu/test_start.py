@@ -14,7 +14,7 @@ import torch
 
 from inferd.engine.api.checkpoint import EMBEDDED_NAME, Checkpoint
 from inferd.engine.api.config import AskedConfig, EngineConfig, longest_beside_weights, plan_of
-from inferd.engine.api.errors import CapacityError
+from inferd.engine.api.errors import CapacityError, ConfigError
 from inferd.engine.api.locate import locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.planner import format_bytes
@@ -63,6 +63,39 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 def start(config: EngineConfig) -> None:
     load.load_worker(config, time.monotonic(), lambda _: None)
+
+
+@pytest.mark.parametrize("where", ["build_decoder", "_warmed_up"])
+def test_a_kernel_that_cannot_be_launched_is_one_line_with_the_way_out(
+    config: EngineConfig, spans: list[tuple[int, int]], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's error may also be the cause of another one."""
+    errors = pytest.importorskip("triton.runtime.errors")
+
+    def refuse(*_: Any) -> None:
+        try:
+            raise errors.OutOfResources(114_688, 101_376, "shared memory")
+        except errors.OutOfResources as error:
+            raise ValueError("planted") from error
+
+    monkeypatch.setattr(load, where, refuse)
+    with pytest.raises(ConfigError) as refused:
+        start(config)
+    assert str(refused.value) == (
+        "this GPU cannot run the model with these settings: a kernel needs 114,688 bytes of shared memory, and this "
+        "GPU has 101,376; give --quantization int8 and --kv-cache-dtype int8, whose kernels need less, or --device cpu"
+    )
+
+
+def test_other_errors_of_a_start_stay(
+    config: EngineConfig, spans: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(load, "build_decoder", refuse)
+    with pytest.raises(ValueError, match="planted"):
+        start(config)
 
 
 def test_a_processor_runs_a_prompt_and_a_token(config: EngineConfig, spans: list[tuple[int, int]]) -> None:

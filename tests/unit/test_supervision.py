@@ -14,7 +14,7 @@ from msgspec import structs
 from inferd.engine.api.config import EngineConfig, lendable_threads
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.cost.step_cost import StepWork
-from inferd.engine.api.errors import ChangedError, EngineDeadError, RequestError, StartError
+from inferd.engine.api.errors import ChangedError, ConfigError, EngineDeadError, RequestError, StartError
 from inferd.engine.api.numerics import Numerics
 from inferd.engine.api.process.flight_recorder import FlightReader, FlightRecord, flight_bytes, tag_of
 from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, Pulse
@@ -364,8 +364,14 @@ def test_replicas_that_start_together_compute_what_the_first_ready_one_does(monk
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
-def test_an_engine_that_would_compute_other_answers_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another try would find the same files and the same kernels."""
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("ChangedError", "/m/model.safetensors was written to"), ("ConfigError", "this GPU cannot run the model")],
+)
+def test_an_engine_that_would_end_alike_is_not_tried_again(
+    kind: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another try would find the same files, kernels and settings."""
     engines = begun(monkeypatch)
     monkeypatch.setattr(supervisor_module, "_FIRST_DELAY_S", 0.0)
 
@@ -377,12 +383,26 @@ def test_an_engine_that_would_compute_other_answers_is_not_tried_again(monkeypat
         await asyncio.wait_for(router.lifecycle.loaded.wait(), 10)
         engines[0].client.inbox.put_nowait(Failed("StartError", "it died"))  # type: ignore[attr-defined]
         await until(lambda: len(engines) == 2)
-        engines[1].client.inbox.put_nowait(  # type: ignore[attr-defined]
-            Failed("ChangedError", "/m/model.safetensors was written to")
-        )
-        with pytest.raises(ChangedError, match=r"model\.safetensors was written to"):
+        engines[1].client.inbox.put_nowait(Failed(kind, text))  # type: ignore[attr-defined]
+        with pytest.raises((ChangedError, ConfigError), match=text) as refused:
             await asyncio.wait_for(running, 10)
+        assert type(refused.value).__name__ == kind
         assert len(engines) == 2 and router.lifecycle.has_served
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_a_first_engine_whose_kernels_cannot_be_launched_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = begun(monkeypatch)
+
+    async def run() -> None:
+        router = Router(None, Metrics("m"))
+        running = asyncio.create_task(EngineSupervisor(router, engine_config(), LogStyle(), lambda _: None).run())
+        await until(lambda: len(engines) == 1)
+        engines[0].client.inbox.put_nowait(Failed("ConfigError", "this GPU cannot"))  # type: ignore[attr-defined]
+        with pytest.raises(ConfigError, match="this GPU cannot"):
+            await asyncio.wait_for(running, 10)
+        assert len(engines) == 1 and not router.lifecycle.has_served
 
     asyncio.run(asyncio.wait_for(run(), 20))
 
