@@ -11,6 +11,7 @@ from typing import Literal
 
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.machine.gpu import Accelerator
 from inferd.engine.api.memory.activations import MAX_RANKS
 from inferd.engine.api.memory.planner import declares_activations, refusal, stored_quantization
 from inferd.engine.api.memory.precision import DTYPE_BYTES, KV_FORMATS, SHORT_KV, KVPrecision, Precision, Quantization
@@ -18,6 +19,7 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.sharding import counts_of, refuses
 from inferd.engine.arch.shown import shown
+from inferd.kernels.device import FP8_MIN_SM
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
@@ -27,7 +29,7 @@ KVCacheDtype = Literal["auto", "fp8", "int8", "float32", "bfloat16", "float16"]
 _CPU_QUANTIZATION: tuple[Quantization, ...] = ("int8", "int4")
 """Formats offered on a CPU. It serves fp8 too, slowly."""
 _GPU_QUANTIZATION: tuple[Quantization, ...] = ("fp8", "int8", "int4")
-_FP8_CAPABILITY = (8, 9)
+_FP8_CAPABILITY = divmod(FP8_MIN_SM, 10)
 """First compute capability with 8-bit floats: in tensor cores and in instructions that convert them."""
 
 
@@ -40,17 +42,17 @@ def served_device(
         raise ConfigError(f"device cuda was asked for, but {machine.no_accelerator}; give --device cpu, or auto")
     if asked == "cpu" or gpu is None:
         return "cpu", f"there is no GPU: {machine.no_accelerator}"
-    unserved = way_out = ""
-    if quantization == "fp8" and gpu.capability < _FP8_CAPABILITY:
-        have, need = (".".join(map(str, version)) for version in (gpu.capability, _FP8_CAPABILITY))
-        unserved = f"fp8 needs compute capability {need} or higher, and {gpu.name} has {have}"
-        way_out = "give --device cpu, or another --quantization"
+    unserved = way_out = hint = ""
+    if quantization == "fp8" and (reason := _lacks_fp8("fp8 needs", gpu)) is not None:
+        unserved, hint = reason, "; int8 and int4 run on it"
+        way_out = "give --quantization int8 or int4, or a checkpoint that is not in fp8, or --device cpu"
     if arch.layer_heads:
         unserved, way_out = "layers with heads of different sizes are computed on processors alone", "give --device cpu"
+        hint = ""
     if not unserved:
         return "cuda", gpu.name
     if asked == "auto":
-        return "cpu", unserved
+        return "cpu", unserved + hint
     raise ConfigError(f"{unserved}; {way_out}")
 
 
@@ -162,11 +164,24 @@ def served_kv_cache(asked: KVCacheDtype, dtype: str, machine: Machine) -> tuple[
 
 def kv_refusal(kv_cache: str, machine: Machine) -> str | None:
     """Why K and V cannot be stored in this format here, or None."""
-    gpu = machine.accelerator
-    if kv_cache != "fp8" or machine.device == "cpu" or gpu is None or gpu.capability >= _FP8_CAPABILITY:
+    if kv_cache != "fp8" or machine.device == "cpu" or machine.accelerator is None:
+        return None
+    return _lacks_fp8("K and V in fp8 need", machine.accelerator)
+
+
+def weights_refusal(quantization: str, machine: Machine) -> str | None:
+    """Why weights cannot be stored in this format here, or None."""
+    if quantization != "fp8" or machine.device == "cpu" or machine.accelerator is None:
+        return None
+    return _lacks_fp8("fp8 needs", machine.accelerator)
+
+
+def _lacks_fp8(what: str, gpu: Accelerator) -> str | None:
+    """Why a GPU computes nothing in 8-bit floats, or None. `what` begins the sentence."""
+    if gpu.capability >= _FP8_CAPABILITY:
         return None
     have, need = (".".join(map(str, version)) for version in (gpu.capability, _FP8_CAPABILITY))
-    return f"K and V in fp8 need compute capability {need} or higher, and {gpu.name} has {have}"
+    return f"{what} compute capability {need} or higher, and {gpu.name} has {have}"
 
 
 def served_dtype(dtype: str, machine: Machine) -> tuple[str, str]:
@@ -200,7 +215,8 @@ def served_precisions(arch: Arch, asked: Precision, machine: Machine) -> tuple[P
     if stored is not None:
         return (replace(asked, quantization=stored), *shorter)
     plain = [name for name in ("float32", "bfloat16") if served_dtype(name, machine)[0] == name]
-    quantized = _CPU_QUANTIZATION if machine.device == "cpu" else _GPU_QUANTIZATION
+    known = _CPU_QUANTIZATION if machine.device == "cpu" else _GPU_QUANTIZATION
+    quantized = [kind for kind in known if weights_refusal(kind, machine) is None]
     kv: KVPrecision = asked.kv_cache
     return (
         *(

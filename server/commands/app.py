@@ -251,14 +251,21 @@ def plan(
     """Show how much memory models need, and what serve would do.
 
     Takes the settings of serve, also from variables and the YAML file. Loads no weights: config.json is enough.
+    --device also takes the name of a GPU that is not here, such as rtx3090, l40s or h100.
     """
+    from inferd.engine.api.machine.cards import card  # noqa: PLC0415
+
+    asked = flags["device"]
+    elsewhere = card(asked) if isinstance(asked, str) and asked not in SETTINGS["device"].choices else None
+    if elsewhere is not None:
+        flags["device"] = "cuda"
     # The command serves nobody, so it needs no key, whatever INFERD_HOST says.
     settings = _load(models, config, {**flags, "allow_unauthenticated": True})
     for warning in settings.warnings:
         typer.echo(f"inferd: {warning}", err=True)
     from inferd.server.commands.plan_table import run  # noqa: PLC0415
 
-    raise typer.Exit(run(settings, batch, context, overhead, as_json=as_json))
+    raise typer.Exit(run(settings, batch, context, overhead, elsewhere, as_json=as_json))
 
 
 @app.command()

@@ -5,6 +5,7 @@ The doctor changes nothing. It imports torch in a child process, so that a hang 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -29,7 +30,7 @@ from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.files import cache_folder, refuse_others
 from inferd.engine.api.machine import gpu as accelerator
 from inferd.engine.api.machine.cpu import COMPILERS
-from inferd.engine.api.machine.gpu import NoAcceleratorError
+from inferd.engine.api.machine.gpu import Accelerator, NoAcceleratorError
 from inferd.server.config.settings import Settings
 from inferd.server.transport.limits import LEAST_CONNECTIONS, RESERVED_FILES, connections_within
 
@@ -58,6 +59,18 @@ print(json.dumps({"level": native.level(), "name": native.library_name(), "reaso
                   "rates": rates}))
 """
 """The same: it loads the kernels of the image or of the cache, and builds none."""
+
+FORMS_PROBE = """
+import json
+from inferd.kernels.compile import aot
+from inferd.kernels.device import DeviceProperties
+device = DeviceProperties.of(%d, 1)
+forms = [form for form in aot.all_shipped() if form.min_sm <= device.sm <= form.max_sm]
+fewer = [form.op for form in forms if form.stages_on(device.sm) < form.num_stages]
+print(json.dumps({"capability": device.capability, "is_known": device.is_known, "shared_kib": device.shared_bytes >> 10,
+                  "forms": len(forms), "fewer": len(fewer), "ops": sorted(set(fewer))}))
+"""
+"""The same, of the forms of the GPU's kernels. It compiles nothing."""
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -97,8 +110,12 @@ def examine() -> Iterator[Check]:
     yield check_port(settings.host, settings.port)
     yield check_open_files(settings.max_connections)
     looks = (check_python, check_packages, check_torch, check_cpu, check_memory, check_cache, check_kept)
-    for look in (*looks, check_compiler, check_products, check_gpu):
+    for look in (*looks, check_compiler, check_products):
         yield look()
+    yield (gpu := check_gpu())
+    if gpu.status == "ok":
+        with contextlib.suppress(NoAcceleratorError, PackageNotFoundError):
+            yield check_forms(accelerator.detect())
 
 
 def load_settings() -> tuple[Settings, Check]:
@@ -310,3 +327,18 @@ def check_gpu() -> Check:
         return Check("gpu", "ok", found_text) if tool is None else Check("gpu", "warn", found_text, str(error))
     size = f"{found.memory_free_bytes / GIB:.1f} GiB free of {found.memory_total_bytes / GIB:.1f}"
     return Check("gpu", "ok", f"{found.name}, {size}; `inferd serve` will use it unless --device is cpu")
+
+
+def check_forms(gpu: Accelerator) -> Check:
+    """Says which forms of kernels the GPU gets."""
+    major, minor = gpu.capability
+    said = probe(FORMS_PROBE % (10 * major + minor))
+    if isinstance(said, str):
+        return Check("forms", "warn", said, "plain PyTorch computes everything: install Triton")
+    memory = f"{said['shared_kib']} KiB of shared memory a program"
+    found = f"{said['forms']:,} forms of kernels for compute capability {said['capability']} with {memory}"
+    if said["fewer"]:
+        found += f", {said['fewer']} of them with fewer stages than elsewhere ({', '.join(said['ops'])})"
+    if said["is_known"]:
+        return Check("forms", "ok", found)
+    return Check("forms", "warn", found, "none was compiled for this GPU: it gets the safest forms, which may be slow")

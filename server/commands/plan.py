@@ -43,6 +43,7 @@ from inferd.engine.api.served import (
     served_dtype,
     served_precisions,
     served_weights_dtype,
+    weights_refusal,
 )
 from inferd.engine.api.speculation import check_draft, check_draft_length, check_served, speculative_on
 from inferd.server.commands.plan_report import BLOCKS, Files, PlanReport, PlanRow
@@ -258,6 +259,7 @@ def _rows(found: _Found, served: Precision, work: Workload, machine: Machine) ->
 def _row(facts: ModelFacts, precision: Precision, work: Workload, machine: Machine, name: str = "") -> PlanRow:
     name = name or precision.name
     reason = refusal(facts.arch, precision.quantization) or kv_refusal(precision.kv_cache, machine)
+    reason = reason or weights_refusal(precision.quantization, machine)
     if reason is not None:
         return PlanRow(name, precision, reason, None, is_served=False, max_context=0)
     plan = plan_sequences(facts.arch, precision, work, work.num_seqs)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 
 from rich.console import Console
 from rich.table import Table
 
 from inferd.engine.api.errors import StartError
+from inferd.engine.api.machine.cards import Card
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import PlanLine
 from inferd.engine.api.memory.capacity import of_each_rank
@@ -50,10 +51,16 @@ class _Unit:
         return f"{num_bytes / self.decimal_bytes:,.{places}f}", f"{num_bytes / self.binary_bytes:,.{places}f}"
 
 
-def run(settings: Settings, batch: int, context: int | None, overhead: str, *, as_json: bool) -> int:
-    """Print the report of each model, and what the server would do with them. Raises `StartError` before that if a
-    report cannot be made, and after it if the server would refuse."""
+def run(
+    settings: Settings, batch: int, context: int | None, overhead: str, elsewhere: Card | None = None, *, as_json: bool
+) -> int:
+    """Print the report of each model, and what the server would do with them, on a GPU that is `elsewhere` if there is
+    one. Raises `StartError` before that if a report cannot be made, and after it if the server would refuse."""
     machine, each = Machine.detect(), settings_of_models(settings)
+    if elsewhere is not None:
+        machine = replace(machine, accelerator=elsewhere.accelerator)
+        if not as_json:
+            print(elsewhere)
     reports, all_asked = [], []
     for own in each:
         with named(own, each):
@@ -67,32 +74,54 @@ def run(settings: Settings, batch: int, context: int | None, overhead: str, *, a
     except StartError as error:
         refusal = error
     if as_json:
-        _print_json(reports, together, served or [{"refusal": str(refusal)}] * len(reports))
+        _print_json(reports, together, served or [{"refusal": str(refusal)}] * len(reports), elsewhere)
     else:
-        _print_tables(reports, together, served)
+        _print_tables(reports, together, served, elsewhere)
     if refusal is not None:
         raise refusal
     return 0
 
 
 def _print_json(
-    reports: Sequence[PlanReport], together: Mapping[str, Share], served: Sequence[Serving | dict[str, str]]
+    reports: Sequence[PlanReport],
+    together: Mapping[str, Share],
+    served: Sequence[Serving | dict[str, str]],
+    elsewhere: Card | None,
 ) -> None:
-    models = [{**to_json(report), "serve": one} for report, one in zip(reports, served, strict=True)]
+    card = None if elsewhere is None else asdict(elsewhere)
+    models = [{**to_json(report), "card": card, "serve": one} for report, one in zip(reports, served, strict=True)]
     print(json.dumps({"models": models, "together": together} if len(models) > 1 else models[0], indent=2))
 
 
-def _print_tables(reports: Sequence[PlanReport], together: Mapping[str, Share], served: Sequence[Serving]) -> None:
+def _print_tables(
+    reports: Sequence[PlanReport],
+    together: Mapping[str, Share],
+    served: Sequence[Serving],
+    elsewhere: Card | None,
+) -> None:
     """Print the reports, and what the server does unless it refuses: `served` is then empty."""
     console = Console(highlight=False)
     for report, one in zip_longest(reports, served):
         show(report, console)
+        if elsewhere is not None:
+            console.print(_least_time(report, elsewhere), markup=False)
         if one is not None:
             console.print(_served(one, report), markup=False)
         if len(reports) > 1:
             console.print()
     if together:
         console.print(_together(list(together), reports, served), markup=False)
+
+
+def _least_time(report: PlanReport, card: Card) -> str:
+    """The least time of a decode step, by what it reads."""
+    count = report.work.num_seqs
+    num_bytes = report.decode_reads[count] + report.plan.kv_bytes
+    least_ms = 1e3 * num_bytes / card.read_bytes_per_s
+    return (
+        f"A decode step of {_requests(count)} takes at least {least_ms:.2g} ms there: it reads "
+        f"{format_bytes(num_bytes)} of weights and full KV cache."
+    )
 
 
 def _served(served: Serving, report: PlanReport) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -227,6 +228,29 @@ def test_the_gpu_that_is_served_on_is_said(
     check = doctor.check_gpu()
     assert (check.status, check.way_out) == (expected[0], expected[2])
     assert expected[1] in check.found
+
+
+@pytest.mark.sampled(keep=3, among="slow starts")
+@pytest.mark.parametrize(
+    ("capability", "status", "words"),
+    [
+        ((8, 6), "ok", r"514 forms .* 8\.6 with 99 KiB .*, 12 of them with fewer stages than elsewhere \(gate_up, "),
+        ((9, 0), "ok", r"1,\d+ forms .* 9\.0 with 227 KiB of shared memory a program$"),
+        ((10, 3), "warn", r"forms .* 10\.3 with 99 KiB"),
+    ],
+)
+def test_the_forms_that_a_gpu_gets_are_said(capability: tuple[int, int], status: str, words: str) -> None:
+    pytest.importorskip("triton")
+    check = doctor.check_forms(Accelerator("a GPU", capability, 1, 1))
+    assert check.status == status and re.search(words, check.found), check
+
+
+def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "FORMS_PROBE", "raise ImportError('No module named triton: %d')")
+    check = doctor.check_forms(Accelerator("a GPU", (8, 6), 1, 1))
+    assert check == Check(
+        "forms", "warn", "ImportError: No module named triton: 86", "plain PyTorch computes everything: install Triton"
+    )
 
 
 def test_a_driver_that_hangs_is_asked_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

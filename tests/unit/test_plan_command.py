@@ -15,18 +15,21 @@ from typing import Any, Literal
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from inferd.engine.api.checkpoint import CONFIG_FILES, EMBEDDED_PATH
 from inferd.engine.api.errors import ConfigError, ModelError
+from inferd.engine.api.machine.cards import CARDS, card
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
 from inferd.engine.api.memory.precision import KV_FORMATS
 from inferd.engine.api.resolve import auto_step_tokens
 from inferd.engine.api.served import DeviceKind
 from inferd.engine.api.speculation import check_draft_length
+from inferd.server.commands.app import app
 from inferd.server.commands.plan import build
 from inferd.server.commands.plan_report import PlanReport, to_json
-from inferd.server.commands.plan_table import show
+from inferd.server.commands.plan_table import run, show
 from inferd.server.config.settings import Settings
 from tests.arch.test_families import PUBLISHED
 
@@ -301,6 +304,42 @@ def test_a_gpu_that_cannot_convert_to_8_bits_is_told_so(mistral: str) -> None:
     assert {row.refusal for row in said.rows} == {reason}
     asked = Settings(model=mistral, kv_cache_dtype="int8")
     assert build(asked, replace(machine(), accelerator=ampere), context=4096).fits
+
+
+def test_fp8_weights_are_refused_where_a_gpu_has_no_8_bit_floats(mistral: str) -> None:
+    for name, refused in (("rtx3090", True), ("rtx4090", False)):
+        elsewhere = replace(machine(), accelerator=card(name).accelerator)
+        rows = {row.name: row.refusal for row in build(Settings(model=mistral, device="cuda"), elsewhere).rows}
+        assert (rows.pop("fp8") is not None) == refused and not any(rows.values())
+        asked = Settings(model=mistral, device="cuda", quantization="fp8")
+        if refused:
+            with pytest.raises(ConfigError, match=r"GeForce RTX 3090 has 8\.6; give --quantization int8 or int4, or a"):
+                build(asked, elsewhere)
+            tight = build(Settings(model=mistral, device="cuda"), elsewhere, batch=4, context=32768).verdict
+            assert "int8" in tight and "fp8" not in tight
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_is_known_without_one(name: str, mistral: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first line says what it has, and a step's least time is by its bandwidth."""
+    one = card(name.upper().replace("-", "_"))
+    assert one.properties.is_known and 1 <= one.memory_bytes / one.read_bytes_per_s * 1e3 < 600
+    asked = Settings(model=mistral, device="cuda", quantization="int4", max_model_len=2048)
+    run(asked, 1, None, "10-20", one, as_json=False)
+    lines = " ".join(capsys.readouterr().out.split())
+    shared = f"{one.properties.shared_bytes >> 10} KiB of shared memory a program"
+    assert lines.startswith(f"{one.name}: ") and shared in lines
+    assert re.search(r"A decode step of 1 request takes at least [\d.]+ ms there", lines)
+    run(asked, 1, None, "10-20", one, as_json=True)
+    said = json.loads(capsys.readouterr().out)
+    assert (said["card"]["name"], said["card"]["properties"]["sm"]) == (one.name, one.properties.sm)
+
+
+def test_a_card_is_a_device_of_the_command() -> None:
+    done = CliRunner().invoke(app, ["plan", "tiny", "--device", "l40s"])
+    assert done.exit_code == 0 and done.output.startswith("L40S: 45.0 GiB, reads 864 GB/s, compute capability 8.9, ")
+    refused = CliRunner().invoke(app, ["plan", "tiny", "--device", "rtx2080"])
+    assert re.search("must be auto, cpu, cuda or one of rtx3060, rtx3090, .* but got 'rtx2080'", str(refused.exception))
 
 
 def test_a_gpus_plan_names_what_only_a_gpu_holds(mistral: str) -> None:
