@@ -19,7 +19,7 @@ from torch import Tensor
 from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.ops.lora.weights import PANEL, LoraWeights
 
-_ROWS, _NUM_WARPS = 16, 4
+_ROWS, _NUM_WARPS, _STAGES = 16, 4, 3
 _MIN_RANK, _MAX_RANK = 16, 64
 
 
@@ -142,6 +142,7 @@ def add_lora(y: Tensor, x: Tensor, weights: LoraWeights, slots: Tensor, adapters
         ROWS=_ROWS,
         BLOCK_K=_step(x.dtype),
         num_warps=_NUM_WARPS,
+        num_stages=_STAGES,
     )
     _expand[(candidates, weights.panels.shape[0])](
         y,
@@ -196,6 +197,7 @@ def shipped() -> Iterator[Shipped]:
                 },
                 constants={"RANK": rank, "ROWS": _ROWS, "BLOCK_K": _step(dtype)},
                 num_warps=_NUM_WARPS,
+                num_stages=_STAGES,
                 is_warp_matrix=dtype != torch.float32,
                 multiples=("in_size", "x_stride", "rank"),
             )
