@@ -5,6 +5,7 @@ InferdError
 |   |-- ModelError        the checkpoint: not found, unknown architecture, contradiction, truncated, unsafe
 |   |   `-- ChangedError  files or kernels are no longer those that the server started with
 |   |-- ConfigError       a setting, alone or together with another one
+|   |   `-- LaunchError   a kernel that the GPU can never launch
 |   `-- CapacityError     the model does not fit: memory needed, memory available, settings that would fit
 |-- RequestError          one request is refused, with its OpenAI error code
 `-- EngineDeadError       the engine process is gone, and nothing can be generated
@@ -50,6 +51,10 @@ class ConfigError(StartError):
     exit_code = 2
 
 
+class LaunchError(ConfigError):
+    """The GPU can never launch a kernel that the model needs with these settings, so no further start would help."""
+
+
 class CapacityError(StartError):
     """The model does not fit; the message has the numbers."""
 
@@ -58,7 +63,7 @@ class CapacityError(StartError):
 
 def start_error(kind: str, message: str) -> StartError:
     """An error from another process, made from its class name. An unknown name gives a `StartError`."""
-    kinds = {error.__name__: error for error in (ModelError, ChangedError, ConfigError, CapacityError)}
+    kinds = {error.__name__: error for error in (ModelError, ChangedError, ConfigError, LaunchError, CapacityError)}
     return kinds.get(kind, StartError)(message)
 
 

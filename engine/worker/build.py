@@ -18,7 +18,7 @@ import torch
 
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, longest_beside_weights, precision_of
-from inferd.engine.api.errors import CapacityError, ConfigError, ModelError
+from inferd.engine.api.errors import CapacityError, ConfigError, LaunchError, ModelError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.capacity import MIN_MODEL_LEN
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
@@ -362,14 +362,14 @@ def read_draft_parts(config: EngineConfig, served: Arch) -> DraftParts | None:
 
 @contextmanager
 def refusing_launches() -> Iterator[None]:
-    """Within it, a kernel that the GPU can never launch raises a `ConfigError`: no further start would help."""
+    """Within it, a kernel that the GPU can never launch raises a `LaunchError`."""
     try:
         yield
     except Exception as error:
         refused = refused_launch(error)
         if refused is None:
             raise
-        raise ConfigError(
+        raise LaunchError(
             f"this GPU cannot run the model with these settings: {refused}; give --quantization int8 and "
             "--kv-cache-dtype int8, whose kernels need less, or --device cpu"
         ) from error

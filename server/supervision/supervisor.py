@@ -18,7 +18,7 @@ from typing import NoReturn
 import msgspec
 
 from inferd.engine.api.config import EngineConfig, lendable_threads
-from inferd.engine.api.errors import CapacityError, ChangedError, ConfigError, EngineDeadError, StartError
+from inferd.engine.api.errors import CapacityError, ChangedError, EngineDeadError, LaunchError, StartError
 from inferd.engine.api.machine.cpu import num_cpus
 from inferd.engine.api.process.engine_forks import EarlyProcess, EngineForks
 from inferd.engine.api.process.logs import LogStyle, counted
@@ -105,17 +105,17 @@ class EngineSupervisor:
         self._epoch, self._forks = 0, forks
         self._moved: frozenset[str] = frozenset()
         """Requests that the last engine computed when it ended."""
-        self._refusal: ChangedError | ConfigError | None = None
-        """Why no other engine should be tried: it would compute other answers, or its settings cannot be honoured."""
+        self._refusal: ChangedError | LaunchError | None = None
+        """Why no other engine should be tried: it would compute other answers, or the GPU cannot launch
+        its kernels."""
         self._shares_numerics = False
         """Whether the last engine was to have the numerics of the model's first one."""
         self._replica.on_up, router.hooks.on_recovered = self._began_to_serve, self._log_recovered
 
     async def run(self) -> NoReturn:
-        """Raises `StartError` if the first engine cannot start, or if a later one would compute other answers or cannot
-        honour a setting. Raises
-        `EngineDeadError` if it dies while the server starts, or if engines keep dying. While another replica serves,
-        it is tried again instead."""
+        """Raises `StartError` if the first engine cannot start, or if a later one would compute other answers or has
+        kernels that the GPU cannot launch. Raises `EngineDeadError` if it dies while the server starts, or if engines
+        keep dying. While another replica serves, it is tried again instead."""
         try:
             while True:
                 self._refusal = None
@@ -167,7 +167,7 @@ class EngineSupervisor:
                 if replica.is_up:
                     replica.try_send(UseThreads(min(num_threads * len(replicas) // num_using, most)))
 
-    def _give_up(self, error: ChangedError | ConfigError | EngineDeadError) -> float:
+    def _give_up(self, error: ChangedError | LaunchError | EngineDeadError) -> float:
         """Seconds to wait before the next try, if another replica serves meanwhile. Raises the error if none does."""
         self._replica.failure = self._for_clients(str(error))
         others_serve = any(other.is_up or not other.failure for other in self._replicas)
@@ -269,7 +269,7 @@ class EngineSupervisor:
         """Why the engine's messages end. Raises `StartError` if the first one says that it cannot start."""
         try:
             await self._router.run(self._replica.index)
-        except (ChangedError, ConfigError) as error:
+        except (ChangedError, LaunchError) as error:
             self._refusal = error
             return f"the engine could not start: {error}"
         except StartError as error:

@@ -14,7 +14,7 @@ import torch
 
 from inferd.engine.api.checkpoint import EMBEDDED_NAME, Checkpoint
 from inferd.engine.api.config import AskedConfig, EngineConfig, longest_beside_weights, plan_of
-from inferd.engine.api.errors import CapacityError, ConfigError
+from inferd.engine.api.errors import CapacityError, LaunchError
 from inferd.engine.api.locate import locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.planner import format_bytes
@@ -79,7 +79,7 @@ def test_a_kernel_that_cannot_be_launched_is_one_line_with_the_way_out(
             raise ValueError("planted") from error
 
     monkeypatch.setattr(load, where, refuse)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(LaunchError) as refused:
         start(config)
     assert str(refused.value) == (
         "this GPU cannot run the model with these settings: a kernel needs 114,688 bytes of shared memory, and this "

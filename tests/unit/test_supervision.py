@@ -14,7 +14,7 @@ from msgspec import structs
 from inferd.engine.api.config import EngineConfig, lendable_threads
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.cost.step_cost import StepWork
-from inferd.engine.api.errors import ChangedError, ConfigError, EngineDeadError, RequestError, StartError
+from inferd.engine.api.errors import ChangedError, EngineDeadError, LaunchError, RequestError, StartError
 from inferd.engine.api.numerics import Numerics
 from inferd.engine.api.process.flight_recorder import FlightReader, FlightRecord, flight_bytes, tag_of
 from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, Pulse
@@ -366,7 +366,7 @@ def test_replicas_that_start_together_compute_what_the_first_ready_one_does(monk
 
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [("ChangedError", "/m/model.safetensors was written to"), ("ConfigError", "this GPU cannot run the model")],
+    [("ChangedError", "/m/model.safetensors was written to"), ("LaunchError", "this GPU cannot run the model")],
 )
 def test_an_engine_that_would_end_alike_is_not_tried_again(
     kind: str, text: str, monkeypatch: pytest.MonkeyPatch
@@ -384,10 +384,33 @@ def test_an_engine_that_would_end_alike_is_not_tried_again(
         engines[0].client.inbox.put_nowait(Failed("StartError", "it died"))  # type: ignore[attr-defined]
         await until(lambda: len(engines) == 2)
         engines[1].client.inbox.put_nowait(Failed(kind, text))  # type: ignore[attr-defined]
-        with pytest.raises((ChangedError, ConfigError), match=text) as refused:
+        with pytest.raises((ChangedError, LaunchError), match=text) as refused:
             await asyncio.wait_for(running, 10)
         assert type(refused.value).__name__ == kind
         assert len(engines) == 2 and router.lifecycle.has_served
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_a_later_engine_that_refuses_a_setting_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal may pass: the ranks before may not have freed their memory yet."""
+    engines = begun(monkeypatch)
+    monkeypatch.setattr(supervisor_module, "_FIRST_DELAY_S", 0.0)
+
+    async def run() -> None:
+        router = Router(None, Metrics("m"))
+        running = asyncio.create_task(EngineSupervisor(router, engine_config(), LogStyle(), lambda _: None).run())
+        await until(lambda: len(engines) == 1)
+        engines[0].is_ready_with("kernels-avx2-1")
+        await asyncio.wait_for(router.lifecycle.loaded.wait(), 10)
+        for count, failed in enumerate((Failed("StartError", "it died"), Failed("ConfigError", "the 2 ranks cannot"))):
+            engines[count].client.inbox.put_nowait(failed)  # type: ignore[attr-defined]
+            await until(lambda count=count: len(engines) == count + 2)
+        engines[2].is_ready_with("kernels-avx2-1")
+        await until(lambda: router.replicas[0].is_up)
+        assert not running.done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(run(), 20))
 
@@ -399,8 +422,8 @@ def test_a_first_engine_whose_kernels_cannot_be_launched_ends_the_server(monkeyp
         router = Router(None, Metrics("m"))
         running = asyncio.create_task(EngineSupervisor(router, engine_config(), LogStyle(), lambda _: None).run())
         await until(lambda: len(engines) == 1)
-        engines[0].client.inbox.put_nowait(Failed("ConfigError", "this GPU cannot"))  # type: ignore[attr-defined]
-        with pytest.raises(ConfigError, match="this GPU cannot"):
+        engines[0].client.inbox.put_nowait(Failed("LaunchError", "this GPU cannot"))  # type: ignore[attr-defined]
+        with pytest.raises(LaunchError, match="this GPU cannot"):
             await asyncio.wait_for(running, 10)
         assert len(engines) == 1 and not router.lifecycle.has_served
 
