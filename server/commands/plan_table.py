@@ -114,12 +114,14 @@ def _print_tables(
 
 
 def _least_time(report: PlanReport, card: Card) -> str:
-    """The least time of a decode step, by what it reads."""
-    count = report.work.num_seqs
-    num_bytes = report.decode_reads[count] + report.plan.kv_bytes
+    """The least time of a decode step, by what each rank reads. `decode_reads` counts the weights of all ranks, and the
+    plan has the KV cache of one."""
+    count, num_ranks = report.work.num_seqs, report.work.num_ranks
+    num_bytes = report.decode_reads[count] // num_ranks + report.plan.kv_bytes
     least_ms = 1e3 * num_bytes / card.read_bytes_per_s
+    reader = "it" if num_ranks == 1 else "each rank"
     return (
-        f"A decode step of {_requests(count)} takes at least {least_ms:.2g} ms there: it reads "
+        f"A decode step of {_requests(count)} takes at least {least_ms:.2g} ms there: {reader} reads "
         f"{format_bytes(num_bytes)} of weights and full KV cache."
     )
 

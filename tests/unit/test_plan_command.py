@@ -335,6 +335,16 @@ def test_a_card_is_known_without_one(name: str, mistral: str, capsys: pytest.Cap
     assert (said["card"]["name"], said["card"]["properties"]["sm"]) == (one.name, one.properties.sm)
 
 
+@pytest.mark.parametrize(("num_ranks", "least_ms", "reader"), [(1, 4.6, "it"), (2, 2.3, "each rank")])
+def test_ranks_share_the_bytes_of_a_step(
+    num_ranks: int, least_ms: float, reader: str, mistral: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = Settings(model=mistral, device="cuda", max_model_len=8192, tensor_parallel_size=num_ranks)
+    run(asked, 1, 8192, "10-20", card("h100"), as_json=False)
+    said = re.search(r"at least ([\d.]+) ms there: ([\w ]+) reads", " ".join(capsys.readouterr().out.split()))
+    assert said is not None and (float(said[1]), said[2]) == (least_ms, reader)
+
+
 def test_a_card_is_a_device_of_the_command() -> None:
     done = CliRunner().invoke(app, ["plan", "tiny", "--device", "l40s"])
     assert done.exit_code == 0 and done.output.startswith("L40S: 45.0 GiB, reads 864 GB/s, compute capability 8.9, ")
