@@ -44,8 +44,12 @@ def served_device(
         return "cpu", f"there is no GPU: {machine.no_accelerator}"
     unserved = way_out = hint = ""
     if quantization == "fp8" and (reason := _lacks_fp8("fp8 needs", gpu)) is not None:
-        unserved, hint = reason, "; int8 and int4 run on it"
-        way_out = "give --quantization int8 or int4, or a checkpoint that is not in fp8, or --device cpu"
+        unserved = reason
+        if stored_quantization(arch) == "fp8":
+            way_out = "serve a checkpoint that is not in fp8, or give --device cpu"
+            hint = "; a checkpoint that is not in fp8 runs on it"
+        else:
+            way_out, hint = "give --quantization int8 or int4, or --device cpu", "; int8 and int4 run on it"
     if arch.layer_heads:
         unserved, way_out = "layers with heads of different sizes are computed on processors alone", "give --device cpu"
         hint = ""

@@ -24,7 +24,7 @@ from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
 from inferd.engine.api.memory.precision import KV_FORMATS
 from inferd.engine.api.resolve import auto_step_tokens
-from inferd.engine.api.served import DeviceKind
+from inferd.engine.api.served import DeviceKind, served_device
 from inferd.engine.api.speculation import check_draft_length
 from inferd.server.commands.app import app
 from inferd.server.commands.plan import build
@@ -313,10 +313,24 @@ def test_fp8_weights_are_refused_where_a_gpu_has_no_8_bit_floats(mistral: str) -
         assert (rows.pop("fp8") is not None) == refused and not any(rows.values())
         asked = Settings(model=mistral, device="cuda", quantization="fp8")
         if refused:
-            with pytest.raises(ConfigError, match=r"GeForce RTX 3090 has 8\.6; give --quantization int8 or int4, or a"):
+            with pytest.raises(ConfigError, match=r"RTX 3090 has 8\.6; give --quantization int8 or int4, or --"):
                 build(asked, elsewhere)
             tight = build(Settings(model=mistral, device="cuda"), elsewhere, batch=4, context=32768).verdict
             assert "int8" in tight and "fp8" not in tight
+
+
+def test_a_checkpoint_in_fp8_is_not_advised_to_be_quantized_once_more(mistral: str) -> None:
+    """`--quantization int8` would be refused too."""
+    plain = report(mistral).facts.arch
+    stored = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    (Path(mistral) / "config.json").write_text(json.dumps(MISTRAL_7B | {"quantization_config": stored}))
+    elsewhere = replace(machine(), accelerator=card("rtx3090").accelerator)
+    with pytest.raises(ConfigError, match=r"has 8\.6; serve a checkpoint that is not in fp8, or give --device cpu$"):
+        build(Settings(model=mistral, device="cuda"), elsewhere)
+    stored_arch = build(Settings(model=mistral, device="cpu"), elsewhere).facts.arch
+    for arch, hint in ((stored_arch, "a checkpoint that is not in fp8 runs on it"), (plain, "int8 and int4 run on it")):
+        device, why = served_device("auto", "fp8", elsewhere, arch)
+        assert device == "cpu" and why.endswith(f"has 8.6; {hint}")
 
 
 @pytest.mark.parametrize("name", CARDS)
