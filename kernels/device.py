@@ -124,9 +124,13 @@ class Candidate(NamedTuple, Generic[T]):
 _chosen: dict[str, tuple[int, int]] = {}
 
 
+class DoesNotFitError(KernelError):
+    """No form of a kernel fits the device's shared memory, so none can ever be launched there."""
+
+
 def fit(device: DeviceProperties, candidates: Iterable[Candidate[T]]) -> tuple[T, int]:
     """(the first candidate's form that fits the device, its stages: all, or fewer). The best candidate comes first.
-    Raises `KernelError` if none fits."""
+    Raises `DoesNotFitError` if none fits."""
     needs = []
     for name, form, num_stages, need in candidates:
         stages = need.stages_on(device, num_stages)
@@ -134,7 +138,7 @@ def fit(device: DeviceProperties, candidates: Iterable[Candidate[T]]) -> tuple[T
             _chosen[name] = (stages, num_stages)
             return form, stages
         needs.append(f"{name} needs {need.of(LEAST_STAGES, device):,}")
-    raise KernelError(
+    raise DoesNotFitError(
         f"no form fits {device.shared_bytes:,} bytes of shared memory, not even with {LEAST_STAGES} stages: "
         f"{', '.join(needs)}"
     )

@@ -18,7 +18,7 @@ import torch
 
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, longest_beside_weights, precision_of
-from inferd.engine.api.errors import CapacityError, ConfigError, LaunchError, ModelError
+from inferd.engine.api.errors import CapacityError, ConfigError, LaunchError, ModelError, StartError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.capacity import MIN_MODEL_LEN
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
@@ -52,6 +52,7 @@ from inferd.engine.worker.ranks import SharedRanks
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
 from inferd.kernels.cpu import library, native
+from inferd.kernels.device import DoesNotFitError
 from inferd.kernels.gpu import refused_launch
 from inferd.kernels.ops.gather import MemoryExchange
 from inferd.kernels.ops.kv_format import is_smoothed
@@ -249,6 +250,8 @@ def _load_weights(decoder: Decoder | DraftHead, checkpoint: Checkpoint, device: 
         load(decoder, checkpoint.tensors_of(decoder.arch), log_progress(_read), device.upload)
     except CheckpointError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
+    except DoesNotFitError:
+        raise
     except KernelError as error:
         raise ModelError(f"{checkpoint.path} cannot be computed as asked: {error}; give --no-deterministic") from error
 
@@ -361,18 +364,26 @@ def read_draft_parts(config: EngineConfig, served: Arch) -> DraftParts | None:
 
 
 @contextmanager
-def refusing_launches() -> Iterator[None]:
+def refusing_launches(config: EngineConfig) -> Iterator[None]:
     """Within it, a kernel that the GPU can never launch raises a `LaunchError`."""
     try:
         yield
+    except StartError:
+        raise
     except Exception as error:
         refused = refused_launch(error)
         if refused is None:
             raise
         raise LaunchError(
-            f"this GPU cannot run the model with these settings: {refused}; give --quantization int8 and "
-            "--kv-cache-dtype int8, whose kernels need less, or --device cpu"
+            f"this GPU cannot run the model with these settings: {refused}; give {_needing_less(config)}--device cpu"
         ) from error
+
+
+def _needing_less(config: EngineConfig) -> str:
+    """Settings whose kernels need less, but for those that `config` has."""
+    settings = ["--quantization int8"] if config.quantization == "none" else []
+    settings += ["--kv-cache-dtype int8"] if config.kv_cache_dtype not in KV_FORMATS else []
+    return f"{' and '.join(settings)}, whose kernels need less, or " if settings else ""
 
 
 def out_of_memory(

@@ -62,7 +62,7 @@ from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.tuning import Tuning
 from inferd.kernels import registry
 from inferd.kernels.cpu import native
-from inferd.kernels.device import chosen_forms
+from inferd.kernels.device import DoesNotFitError, chosen_forms
 from inferd.kernels.ops.linear import Choices
 from inferd.kernels.ops.paged_attention import LIBRARIES, PAGED_ATTENTION
 from inferd.kernels.registry import KernelError, Selection
@@ -106,7 +106,8 @@ def load_worker(
     followers = followers or Followers.start(config)
     try:
         followers.launch(config, log_style)
-        return _load_first(config, _PhaseTimer(started_s, report), followers)
+        with refusing_launches(config):
+            return _load_first(config, _PhaseTimer(started_s, report), followers)
     except BaseException:
         followers.close()
         raise
@@ -117,9 +118,13 @@ def _open_device(config: EngineConfig, rank: int) -> Device:
     return open_device(config, rank)
 
 
-@refusing_launches()
 def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner, RankLoaded]:
     """Load the part of one of the other ranks. `meet` is called before it waits for the others. Raises `StartError`."""
+    with refusing_launches(launch.config):
+        return _load_follower(launch, meet)
+
+
+def _load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner, RankLoaded]:
     config = launch.config
     read_pinned(config.all_files)
     device = _open_device(config, launch.index)
@@ -147,7 +152,6 @@ def load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner,
     return runner, RankLoaded(weights_bytes, kv.num_bytes)
 
 
-@refusing_launches()
 def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) -> tuple[Runner, Ready]:
     """Load the part of rank 0, which is the whole if it is alone."""
     deterministic = config.deterministic
@@ -332,6 +336,8 @@ def _warmed_up(
         raise out_of_memory(
             what, error, config, decoder.arch, kv.num_bytes, None if draft is None else draft.arch
         ) from error
+    except DoesNotFitError:
+        raise
     except KernelError as error:
         raise ModelError(f"{config.model_path} cannot be computed: {error}") from error
     return runner

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from inferd.kernels.cpu import library
+from inferd.kernels.device import DoesNotFitError
 from inferd.kernels.gpu import is_installed
 from inferd.kernels.ops.linear import few_rows_refuse
 from inferd.kernels.ops.linear.tuning import Table, read, write
@@ -45,10 +46,13 @@ class Tuning:
     def complete(self) -> str:
         """Measure the cases that the table lacks, in some 240 runs each, and write the file. Returns a text about it.
 
-        If measuring or writing fails, the log gets a warning; it costs speed at most.
+        If measuring or writing fails, the log gets a warning; it costs speed at most. Raises `DoesNotFitError`, because
+        serving would need that kernel too.
         """
         try:
             num_measured = self.table.complete()
+        except DoesNotFitError:
+            raise
         except RuntimeError as error:
             lack = "too little memory" if isinstance(error, torch.OutOfMemoryError) else "the GPU failed"
             logger.warning("%s to measure the fastest matrix products (%s): a rule chooses them", lack, error)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inferd.kernels.device import DEPENDENT_MIN_SM, DeviceProperties, SharedNeed
+from inferd.kernels.device import DEPENDENT_MIN_SM, DeviceProperties, DoesNotFitError, SharedNeed
 
 DTYPES = {
     torch.float32: "fp32",
@@ -32,6 +32,9 @@ DTYPES = {
 
 INTERPRETED = DeviceProperties.of(90, 5)
 """Properties that are assumed without a GPU."""
+
+_UNITS = {"shared memory": "bytes of ", "tensor memory": "columns of "}
+"""Units of what a device may have too little of, by Triton's name of it."""
 
 _is_interpreted = False
 _starts_early = False
@@ -52,8 +55,11 @@ def refused_launch(error: BaseException | None) -> str | None:
     errors = sys.modules.get("triton.runtime.errors")
     while error is not None:
         if errors is not None and isinstance(error, errors.OutOfResources):
-            return f"a kernel needs {error.required:,} bytes of {error.name}, and this GPU has {error.limit:,}"
-        error = error.__cause__ or error.__context__
+            unit = _UNITS.get(error.name, "")
+            return f"a kernel needs {error.required:,} {unit}{error.name}, and this GPU has {error.limit:,}"
+        if isinstance(error, DoesNotFitError):
+            return str(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None
 
 

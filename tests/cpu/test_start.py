@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -26,6 +28,8 @@ from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.tuning import Tuning
+from inferd.kernels.device import Candidate, DeviceProperties, SharedNeed, fit
+from inferd.kernels.gpu import refused_launch
 from inferd.kernels.ops.paged_attention import AttentionBatch
 from inferd.kernels.registry import Selection
 
@@ -85,6 +89,69 @@ def test_a_kernel_that_cannot_be_launched_is_one_line_with_the_way_out(
         "this GPU cannot run the model with these settings: a kernel needs 114,688 bytes of shared memory, and this "
         "GPU has 101,376; give --quantization int8 and --kv-cache-dtype int8, whose kernels need less, or --device cpu"
     )
+
+
+@pytest.mark.parametrize(
+    ("has", "advice"),
+    [
+        ({}, "give --quantization int8 and --kv-cache-dtype int8, whose kernels need less, or --device cpu"),
+        ({"quantization": "int4"}, "give --kv-cache-dtype int8, whose kernels need less, or --device cpu"),
+        ({"quantization": "int4", "kv_cache_dtype": "int8"}, "give --device cpu"),
+    ],
+)
+@pytest.mark.parametrize("raised", ["in a step", "while a product is measured"])
+def test_a_kernel_that_fits_no_device_like_this_is_the_same_line(
+    config: EngineConfig, has: dict[str, Any], advice: str, raised: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Advice that the settings follow already is left out."""
+
+    def refuse(*_: Any) -> None:
+        fit(DeviceProperties.of(86, 82), [Candidate("large", None, 4, SharedNeed(102 << 10))])
+
+    def measure(*_: Any) -> None:
+        table = SimpleNamespace(complete=refuse)
+        Tuning(tmp_path, table).complete()  # type: ignore[arg-type]
+
+    monkeypatch.setattr(load, "_load_first", refuse if raised == "in a step" else measure)
+    with pytest.raises(LaunchError) as refused:
+        start(msgspec.structs.replace(config, **has))
+    assert str(refused.value) == (
+        "this GPU cannot run the model with these settings: no form fits 101,376 bytes of shared memory, not even with "
+        f"2 stages: large needs 104,448; {advice}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("threads", "a kernel needs 1,024 threads, and this GPU has 896"),
+        ("tensor memory", "a kernel needs 1,024 columns of tensor memory, and this GPU has 896"),
+    ],
+)
+def test_what_a_gpu_has_too_little_of_has_its_unit(name: str, says: str) -> None:
+    errors = pytest.importorskip("triton.runtime.errors")
+    assert refused_launch(errors.OutOfResources(1024, 896, name)) == says
+
+
+def test_an_error_that_another_one_replaced_on_purpose_is_not_looked_at() -> None:
+    errors = pytest.importorskip("triton.runtime.errors")
+    suppressed, kept = ValueError("a smaller form failed too"), ValueError("planted")
+    suppressed.__context__ = kept.__context__ = errors.OutOfResources(1024, 896, "threads")
+    suppressed.__suppress_context__ = True
+    assert refused_launch(suppressed) is None and refused_launch(kept) is not None
+
+
+def test_a_refusal_in_one_line_stays_as_it_is(
+    config: EngineConfig, spans: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = pytest.importorskip("triton.runtime.errors")
+
+    def refuse(*_: Any) -> None:
+        raise CapacityError("planted") from errors.OutOfResources(1024, 896, "threads")
+
+    monkeypatch.setattr(load, "build_decoder", refuse)
+    with pytest.raises(CapacityError, match=r"^planted$"):
+        start(config)
 
 
 def test_other_errors_of_a_start_stay(

@@ -16,11 +16,11 @@ from inferd.kernels.device import (
     SHARED_BYTES,
     Candidate,
     DeviceProperties,
+    DoesNotFitError,
     SharedNeed,
     chosen_forms,
     fit,
 )
-from inferd.kernels.registry import KernelError
 from tests.conftest import ROOT
 
 pytest.importorskip("triton")
@@ -49,7 +49,7 @@ def test_fewer_stages_come_before_smaller_tiles() -> None:
     assert fit(small, [large, narrow]) == ("large", 3)
     assert fit(small, [large._replace(need=SharedNeed(99 << 10, 1024)), narrow]) == ("narrow", 4)
     assert "large with 3 of 4 stages" in chosen_forms() and "narrow" not in chosen_forms()
-    with pytest.raises(KernelError, match=r"no form fits 101,376 bytes .* 2 stages: large needs 105,472"):
+    with pytest.raises(DoesNotFitError, match=r"no form fits 101,376 bytes .* 2 stages: large needs 105,472"):
         fit(small, [candidate("large", 4, 102 << 10)])
 
 

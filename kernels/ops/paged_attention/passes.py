@@ -109,7 +109,7 @@ def shared_need(form: Form, head_dim: int, kv_bytes: int) -> SharedNeed:
 @functools.cache
 def fitted(forms: tuple[Form, ...], head_dim: int, kv_bytes: int, device: DeviceProperties) -> Form:
     """The first form that fits the device, with as many of its stages as fit. All have the same blocks of keys, which
-    set the order of sums. Raises `KernelError` if none fits."""
+    set the order of sums. Raises `DoesNotFitError` if none fits."""
 
     def candidate(form: Form) -> Candidate[Form]:
         name = f"attention {form.block_m} x {form.block_n} of {head_dim} in {8 * kv_bytes} bits"
