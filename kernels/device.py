@@ -22,6 +22,7 @@ FP8_MIN_SM = 89
 """The first architecture that converts to and from 8-bit floats, and multiplies them."""
 DEPENDENT_MIN_SM = 90
 """The first architecture with dependent launches."""
+_FILLED = 128
 LEAST_STAGES = 2
 """Fewest stages of a pipelined loop. With one, no copy is on its way while the loop multiplies."""
 
@@ -66,6 +67,12 @@ class DeviceProperties:
     def multiplies_by_warps(self) -> bool:
         """Whether single warps multiply in every kernel, with operands in registers (mma.sync)."""
         return self.is_known and not self.has_warp_groups and not self.has_tensor_memory
+
+    @property
+    def filled_multiprocessors(self) -> int:
+        """Multiprocessors that the programs of a layer should fill. With a large shared memory they are 128, whatever
+        the device has, so that an A100, an H100 and a B200 take the same tiles."""
+        return self.num_multiprocessors if self.shared_bytes <= LEAST_SHARED_BYTES else _FILLED
 
     @property
     def converts_e4m3(self) -> bool:

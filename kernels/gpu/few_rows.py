@@ -50,7 +50,7 @@ _GROUP = tl.constexpr(128)
 """Inputs that share a scale, if not all of a row do."""
 _STAGES = 4
 _SMALL, _LARGE = 2, 4
-"""Programs of 32 outputs on each multiprocessor below which a layer is small, and from which on it is large."""
+"""Most programs of 32 outputs on each multiprocessor in a small layer, and in one that is not large."""
 _MAX_REGISTERS = 168
 """Most registers of a thread. Left alone, the assembler takes 72 for one form, and spills."""
 _LINE_BYTES = tl.constexpr(128)
@@ -243,7 +243,7 @@ def form_of(
     num_rows: int, out_size: int, weight_bytes: int, norm_bytes: int, device: DeviceProperties, *, has_gate: bool
 ) -> tuple[Tile, int]:
     """(tile, stages) of a product on a device."""
-    programs = triton.cdiv(out_size, 32) / device.num_multiprocessors
+    programs = triton.cdiv(out_size, 32) / device.filled_multiprocessors
 
     def candidate(tile: Tile) -> Candidate[Tile]:
         name = f"few rows {tile.num_rows} x {tile.num_columns} x {tile.num_inputs} in {8 * weight_bytes} bits"

@@ -339,12 +339,12 @@ def copy(packed: Packed, columns: slice, piece: Tensor) -> Tensor:
 
 
 def _tile(num_rows: int, out_size: int, is_invariant: bool, device: DeviceProperties) -> tuple[int, int]:
-    """(rows, columns) of a tile. A tile of 64 columns is multiplied by a warp group if the device has them. If few rows
-    have fewer such tiles than there are multiprocessors, tiles have 32 columns, unless all numbers of rows must have
-    the same instructions."""
+    """(rows, columns) of a tile. A tile of 64 columns is multiplied by a warp group if the device has them. Tiles of
+    few rows have 32 columns if at most one wider tile is there for each multiprocessor to fill, unless all numbers of
+    rows must have the same instructions."""
     if num_rows > ROWS[0]:
         return ROWS[1], 64
-    is_small = out_size <= 64 * device.num_multiprocessors
+    is_small = out_size <= 64 * device.filled_multiprocessors
     return ROWS[0], 32 if is_small and not is_invariant else 64
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from inferd.engine.api.machine.cards import card
 from inferd.kernels import gpu
 from inferd.kernels.compile import aot, compiled, faults, sass
 from inferd.kernels.device import (
@@ -109,6 +110,30 @@ def test_launches_take_the_stages_that_were_compiled() -> None:
                 assert dataclasses.replace(chosen, num_stages=form.num_stages) == form
         assert any_rows.stages_of("linear_invariant", 128, 64, 2, device) == 4
         assert integers.stages_of(64, 64, 8, 2, device) == 4
+
+
+# Chosen before kernels knew their device: (rows, outputs, whether there is a gate, bytes of a weight) and
+# (columns, inputs, warps).
+TILES: dict[tuple[int, int, bool, int], tuple[int, int, int]] = {
+    (1, 8192, False, 2): (16, 256, 4), (1, 16_384, True, 2): (16, 256, 4), (1, 16_416, False, 2): (32, 256, 4),
+    (1, 16_640, True, 2): (32, 256, 4), (1, 18_432, True, 2): (32, 256, 4), (16, 1024, False, 2): (32, 256, 4),
+    (1, 8192, False, 1): (32, 512, 8), (1, 8320, False, 1): (32, 256, 4), (1, 16_384, True, 1): (16, 256, 4),
+    (1, 16_640, True, 1): (32, 256, 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["a100-40gb", "a100", "h100", "h200", "b200"])
+def test_devices_with_a_large_memory_keep_the_tiles_that_they_had(name: str) -> None:
+    """Whatever the number of their multiprocessors, for example 108, 114 in an H100 PCIe, 132 or 148."""
+    for device in (card(name).properties, dataclasses.replace(card(name).properties, num_multiprocessors=114)):
+        for (num_rows, out_size, has_gate, weight_bytes), expected in TILES.items():
+            tile, stages = few_rows.form_of(num_rows, out_size, weight_bytes, 0, device, has_gate=has_gate)
+            assert (tile.num_columns, tile.num_inputs, tile.num_warps, stages) == (*expected, 4)
+        for num_rows, out_size, is_invariant, columns in (
+            (1, 8192, False, 32), (16, 8256, False, 64), (1, 6976, False, 32), (1, 1024, True, 64),
+            (17, 1024, False, 64),
+        ):  # fmt: skip
+            assert integers._tile(num_rows, out_size, is_invariant, device)[1] == columns
 
 
 def test_layers_have_wide_tiles_if_they_fill_the_device() -> None:
