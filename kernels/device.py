@@ -17,6 +17,9 @@ SHARED_BYTES = {
 }  # fmt: skip
 """Bytes of shared memory that one program may have, by the architectures that all kernels are compiled and judged for
 (CUDA C++ Programming Guide, compute capabilities)."""
+RESERVED_BYTES = 1 << 10
+"""Bytes of shared memory that the system takes for each program (CUDA C++ Programming Guide). A program may have all
+others of a multiprocessor."""
 LEAST_SHARED_BYTES = min(SHARED_BYTES.values())
 FP8_MIN_SM = 89
 """The first architecture that converts to and from 8-bit floats, and multiplies them."""
@@ -67,6 +70,11 @@ class DeviceProperties:
     def multiplies_by_warps(self) -> bool:
         """Whether single warps multiply in every kernel, with operands in registers (mma.sync)."""
         return self.is_known and not self.has_warp_groups and not self.has_tensor_memory
+
+    @property
+    def multiprocessor_bytes(self) -> int | None:
+        """Shared memory of a multiprocessor; None if it is not known."""
+        return self.shared_bytes + RESERVED_BYTES if self.is_known else None
 
     @property
     def filled_multiprocessors(self) -> int:

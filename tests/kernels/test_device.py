@@ -136,6 +136,29 @@ def test_devices_with_a_large_memory_keep_the_tiles_that_they_had(name: str) -> 
             assert integers._tile(num_rows, out_size, is_invariant, device)[1] == columns
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("kv_bytes", [1, 2])
+def test_programs_of_attention_fit_a_multiprocessor_together(head_dim: int, kv_bytes: int) -> None:
+    """Only devices with little memory have fewer than the form says."""
+    for device in devices():
+        shape = passes.Shape(8, 4, head_dim, kv_bytes, None, device)
+        part_forms = [passes.part_form(head_dim, block_m, kv_bytes) for block_m in passes.BLOCKS[: 2 * kv_bytes]]
+        for form in [passes.form(head_dim, kv_bytes, block_m) for block_m in passes.BLOCKS[:3]] + part_forms:
+            chosen = passes.fitted((form,), head_dim, kv_bytes, device)
+            need = passes.shared_need(chosen, head_dim, kv_bytes).of(chosen.num_stages, device)
+            count = passes._num_programs(shape, chosen) * 8
+            each = min(form.programs_per_sm, (device.shared_bytes + 1024) // (need + 1024))
+            assert each >= 1 and count == device.num_multiprocessors * each // 8 * 8
+            assert device.shared_bytes == LEAST_SHARED_BYTES or each == form.programs_per_sm
+
+
+def test_a_device_that_no_table_knows_is_not_asked_for_its_multiprocessors_memory() -> None:
+    form = passes.form(128, 2, 16)
+    assert form.programs_per_sm == 2
+    for device, each in ((UNKNOWN, 2), (DeviceProperties.of(86, 148), 1), (DeviceProperties.of(100, 148), 2)):
+        assert passes._num_programs(passes.Shape(4, 4, 128, 2, None, device), form) == 148 * each // 4
+
+
 def test_layers_have_wide_tiles_if_they_fill_the_device() -> None:
     """A layer of 14,336 outputs does on the 82 multiprocessors of an RTX 3090, and not on the 132 of an H100."""
     columns = [

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from inferd.kernels.device import Candidate, DeviceProperties, SharedNeed, fit
+from inferd.kernels.device import RESERVED_BYTES, Candidate, DeviceProperties, SharedNeed, fit
 from inferd.kernels.ops.paged_attention.batch import ATTENTION_SPLIT
 
 BLOCKS = (16, 32, 64, 128)
@@ -268,8 +268,13 @@ def _num_units(shape: Shape, lens: Sequence[int], chosen: Form) -> int:
 
 
 def _num_programs(shape: Shape, chosen: Form) -> int:
-    """Programs that run at once, for each KV head."""
-    return max(1, shape.device.num_multiprocessors * chosen.programs_per_sm // shape.num_kv_heads)
+    """Programs that run at once, for each KV head: as many as the registers and the shared memory of the
+    multiprocessors have space for."""
+    device, each = shape.device, chosen.programs_per_sm
+    if device.multiprocessor_bytes is not None:
+        need = shared_need(chosen, shape.head_dim, shape.kv_bytes).of(chosen.num_stages, device)
+        each = min(each, device.multiprocessor_bytes // (need + RESERVED_BYTES))
+    return max(1, device.num_multiprocessors * each // shape.num_kv_heads)
 
 
 def _most_tiles(table_tokens: int, window: int | None, num_queries: int) -> int:
