@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +29,9 @@ from tests.conftest import ROOT
 pytest.importorskip("triton")
 
 from inferd.kernels.gpu import few_rows, integers
-from inferd.kernels.gpu import tiles as any_rows
+from inferd.kernels.ops.linear import triton as linear
+from inferd.kernels.ops.lora import triton as lora
+from inferd.kernels.ops.lora.weights import LoraWeights
 from inferd.kernels.ops.paged_attention import passes
 
 TABLE = ROOT / "benchmarks" / "results" / "compiled.json"
@@ -92,24 +96,68 @@ def test_every_form_fits_every_device_that_may_take_it() -> None:
     assert num_fewer == {80: 0, 86: 12, 89: 12, 90: 0, 100: 0, 120: 27, 121: 27}
 
 
-def test_launches_take_the_stages_that_were_compiled() -> None:
-    shipped = list(aot.all_shipped())
-    by_need = {(form.shared, form.num_stages): form for form in shipped if form.shared is not None}
-    for device in devices():
-        for has_gate, out_size in ((True, 1024), (True, 65_536), (False, 65_536)):
-            for num_rows in (1, 16):
-                tile, stages = few_rows.form_of(num_rows, out_size, 2, 0, device, has_gate=has_gate)
-                need = few_rows.shared_need(tile, 2, 0, has_gate=has_gate)
-                assert stages == by_need[need, 4].stages_on(device.sm)
-        for block_m in (16, 32):
-            for head_dim in (64, 128, 256):
-                form = passes.form(head_dim, 2, block_m)
-                need = passes.shared_need(form, head_dim, 2)
-                chosen = passes.fitted((form,), head_dim, 2, device)
-                assert chosen.num_stages == by_need[need, form.num_stages].stages_on(device.sm)
-                assert dataclasses.replace(chosen, num_stages=form.num_stages) == form
-        assert any_rows.stages_of("linear_invariant", 128, 64, 2, device) == 4
-        assert integers.stages_of(64, 64, 8, 2, device) == 4
+class Launches:
+    """A kernel that keeps the arguments of its launches and computes nothing."""
+
+    def __init__(self) -> None:
+        self.options: list[dict[str, Any]] = []
+
+    def __getitem__(self, _: object) -> Callable[..., None]:
+        return lambda *_, **options: self.options.append(options)
+
+
+def launch_few_rows() -> None:
+    for num_rows, gate, out_size in ((1, "silu", 1024), (1, "silu", 65_536), (1, None, 65_536), (16, "silu", 1024)):
+        weight = torch.empty(out_size * (1 if gate is None else 2), 256, dtype=torch.bfloat16)
+        few_rows.few_rows(torch.empty(num_rows, 256, dtype=torch.bfloat16), weight, gate=gate)
+
+
+def launch_invariant() -> None:
+    product = linear.Invariant(torch.empty(64, 256, dtype=torch.bfloat16), None, None, torch.bfloat16)
+    for num_rows in (1, 64, 128):
+        product(torch.empty(num_rows, 256, dtype=torch.bfloat16))
+
+
+def launch_lora() -> None:
+    for rank in (16, 32, 64):
+        weights = LoraWeights.empty(1, rank, 256, (64,), torch.bfloat16, "cpu")
+        y, x = torch.empty(1, 64, dtype=torch.bfloat16), torch.empty(1, 256, dtype=torch.bfloat16)
+        lora.add_lora(y, x, weights, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("sm", SHARED_BYTES)
+@pytest.mark.parametrize(
+    ("module", "name", "launch", "count"),
+    [
+        (few_rows, "_few_rows", launch_few_rows, 4),
+        (linear, "_invariant", launch_invariant, 3),
+        (lora, "_shrink", launch_lora, 3),
+    ],
+)
+def test_launches_are_of_forms_that_were_compiled(
+    module: ModuleType, name: str, launch: Callable[[], None], count: int, sm: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table has a form with the constants, stages, warps and registers of each launch."""
+    rows = {(row.op, row.config) for row in compiled.read_table(TABLE).rows if row.sm == sm}
+    kernel, launches = getattr(module, name), Launches()
+    forms = [
+        form
+        for form in aot.all_shipped()
+        if form.kernel is kernel and (form.op, form.config) in rows
+        if form.signature["x"] == form.signature.get("out", "*bf16") == "*bf16"
+    ]
+    monkeypatch.setattr(gpu, "properties_of", lambda *_: DeviceProperties.of(sm, 82))
+    monkeypatch.setattr(module, name, launches)
+    if name == "_shrink":
+        monkeypatch.setattr(module, "_expand", Launches())
+    launch()
+    assert len(launches.options) == count
+    for options in launches.options:
+        alike = [form for form in forms if form.constants.items() <= options.items()]
+        assert alike, options
+        for form in alike:
+            of_form = {"num_warps": form.num_warps, "num_stages": form.stages_on(sm), **form.options}
+            assert of_form == {key: options[key] for key in of_form}
 
 
 # Chosen before kernels knew their device: (rows, outputs, whether there is a gate, bytes of a weight) and

@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inferd.kernels.device import SharedNeed
 from inferd.kernels.gpu import DTYPES, Shipped
+from inferd.kernels.gpu.tiles import STEP_BYTES
 from inferd.kernels.ops.lora.weights import PANEL, LoraWeights
 
 _ROWS, _NUM_WARPS, _STAGES = 16, 4, 3
@@ -176,8 +178,8 @@ def _warps(rank: int) -> int:
 
 
 def _step(dtype: torch.dtype) -> int:
-    """Inputs of one step: 128 bytes of a row."""
-    return 128 // dtype.itemsize
+    """Inputs of one step."""
+    return STEP_BYTES // dtype.itemsize
 
 
 def shipped() -> Iterator[Shipped]:
@@ -198,6 +200,7 @@ def shipped() -> Iterator[Shipped]:
                 constants={"RANK": rank, "ROWS": _ROWS, "BLOCK_K": _step(dtype)},
                 num_warps=_NUM_WARPS,
                 num_stages=_STAGES,
+                shared=SharedNeed((_ROWS + rank) * STEP_BYTES),
                 is_warp_matrix=dtype != torch.float32,
                 multiples=("in_size", "x_stride", "rank"),
             )
