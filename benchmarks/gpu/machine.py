@@ -19,8 +19,8 @@ import triton.language as tl
 
 from benchmarks.gpu.bench import Bench, distance
 from benchmarks.gpu.points import Case, Trial
+from inferd.kernels import gpu
 from inferd.kernels.device import SHARED_BYTES
-from inferd.kernels.gpu import properties_of
 
 RATES = "rates"
 """The table that `report.rates_of` reads."""
@@ -63,7 +63,7 @@ def precompile(bench: Bench) -> None:
 def _compile(bench: Bench) -> Trial:
     if bench.device.type != "cuda":
         return Trial(note="compiled without a GPU by the dry run")
-    device = properties_of(bench.device)
+    device = gpu.properties_of(bench.device)
     sm = device.sm
     if not device.is_known:
         known = ", ".join(f"sm_{known}" for known in SHARED_BYTES)

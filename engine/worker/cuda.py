@@ -18,8 +18,9 @@ from torch import Tensor
 
 from inferd.engine.api.memory.activations import GPU_ROW_BUCKETS, GPU_TOKEN_BUCKETS
 from inferd.engine.worker.device import HostCopy, Recording
+from inferd.kernels import gpu
 from inferd.kernels.cpu.tape import NotRecordableError
-from inferd.kernels.gpu import early_starts, from_host, properties_of
+from inferd.kernels.gpu import early_starts, from_host
 from inferd.kernels.registry import KernelError
 
 BUFFER_BYTES = 16 * 2**20
@@ -93,7 +94,7 @@ class CudaDevice:
         self.name = self.processor = torch.cuda.get_device_name(self.torch_device)
         self._staging: Staging | None = None
         """Buffers of `upload`, which exist while weights are loaded."""
-        self.properties = properties_of(self.torch_device)
+        self.properties = gpu.properties_of(self.torch_device)
         if not self.properties.is_known:
             logger.warning(
                 "%s has compute capability %s, for which no kernel was compiled and judged: it gets the safest forms",

@@ -157,8 +157,8 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     deterministic = config.deterministic
     device = _open_device(config, 0)
     properties = device.properties
-    has = "" if properties is None else f": {properties}"
-    timer.done("engine", f"torch {torch.__version__} on {device.name}{has}")
+    described = device.name if properties is None else f"{device.name}: {properties}"
+    timer.done("engine", f"torch {torch.__version__} on {described}")
     if config.device == "cpu":
         timer.done("kernels", prepare_kernels(config.numerics))
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.engine.worker import cuda
 from inferd.engine.worker.cuda import CudaDevice
 from inferd.kernels.cpu.tape import NotRecordableError
 from inferd.kernels.device import DeviceProperties
@@ -36,7 +35,7 @@ class Gpu:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []
         self.properties = DeviceProperties.of(80, 108)
-        patch.setattr(cuda, "properties_of", lambda _: self.properties)
+        patch.setattr("inferd.kernels.gpu.properties_of", lambda *_: self.properties)
         self.current, self.side = Stream(self, "current"), Stream(self, "side")
         self.now = self.current
         self.capturing: int | None = None

@@ -199,7 +199,7 @@ class SimulatedGraph:
     """torch's part of a GPU while a product is timed. A replay takes 2 ms for each captured call."""
 
     def __init__(self, patch: pytest.MonkeyPatch, device: DeviceProperties) -> None:
-        patch.setattr(cuda, "properties_of", lambda _: device)
+        patch.setattr(gpu, "properties_of", lambda *_: device)
         self.is_capturing, self.captured, self.clock_ms = False, list[tuple[int, bool]](), 0.0
         properties = SimpleNamespace(L2_cache_size=16_000)
         stream = SimpleNamespace(wait_stream=lambda _: None)

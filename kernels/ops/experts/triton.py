@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inferd.kernels.gpu import DTYPES, Shipped, properties_of
+from inferd.kernels import gpu
+from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.gpu.tiles import (
     LEAST_SCANNED,
     STAGES,
@@ -107,7 +108,7 @@ def bind(linears: Sequence[Any], dtype: torch.dtype) -> Callable[[Tensor, Routin
             BLOCK_N=_BLOCK_N,
             BLOCK_K=STEP_BYTES // dtype.itemsize,
             num_warps=_NUM_WARPS,
-            num_stages=stages_of("experts", _BLOCK_M, _BLOCK_N, dtype.itemsize, properties_of(x.device)),
+            num_stages=stages_of("experts", _BLOCK_M, _BLOCK_N, dtype.itemsize, gpu.properties_of(x.device)),
         )
         return out
 

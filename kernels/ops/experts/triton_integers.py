@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inferd.kernels.gpu import Shipped, properties_of
+from inferd.kernels import gpu
+from inferd.kernels.gpu import Shipped
 from inferd.kernels.gpu.integers import (
     COLUMNS_A_WARP,
     ROWS,
@@ -110,7 +111,7 @@ def bind(linears: Sequence[Layer], dtype: torch.dtype) -> Callable[[Tensor, Rout
             BLOCK_N=_BLOCK_N,
             BLOCK_M=block_m,
             num_warps=_BLOCK_N // COLUMNS_A_WARP,
-            num_stages=stages_of(block_m, _BLOCK_N, bits, dtype.itemsize, properties_of(x.device)),
+            num_stages=stages_of(block_m, _BLOCK_N, bits, dtype.itemsize, gpu.properties_of(x.device)),
             maxnreg=registers(block_m, dtype.itemsize == 2),
         )
         return out

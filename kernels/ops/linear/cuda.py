@@ -14,7 +14,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from inferd.kernels.gpu import early_starts, properties_of
+from inferd.kernels import gpu
+from inferd.kernels.gpu import early_starts
 from inferd.kernels.gpu.few_rows import few_rows
 from inferd.kernels.ops.linear import Choices, plain
 from inferd.kernels.ops.linear.fused import Gate
@@ -87,7 +88,7 @@ def _seconds(product: Callable[[Tensor], object], weight: Tensor) -> float:
     num_copies = num_weights(weight.numel() * weight.element_size(), cache_bytes)
     weights = [weight, *(weight.clone() for _ in range(num_copies - 1))]
     calls = [partial(product, each) for each in weights * -(-_CALLS // num_copies)]
-    with early_starts() if properties_of(weight.device).starts_early else nullcontext():
+    with early_starts() if gpu.properties_of(weight.device).starts_early else nullcontext():
         graph = _captured(calls)
     taken: list[float] = []
     for _ in range(_RUNS):

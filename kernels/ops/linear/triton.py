@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inferd.kernels.gpu import DTYPES, Shipped, properties_of
+from inferd.kernels import gpu
+from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.gpu.few_rows import form, tiles
 from inferd.kernels.gpu.tiles import STAGES, STEP_BYTES, operands, shared_need, stages_of, store_tile, tile_of
 
@@ -66,6 +67,7 @@ class Invariant:
         if not num_rows:
             return out
         block_m, num_warps = _invariant_tile(num_rows, x.dtype, out_dtype != x.dtype)
+        device = gpu.properties_of(x.device)
         _invariant[(triton.cdiv(num_rows, block_m) * triton.cdiv(out_size, _INVARIANT_N),)](
             x,
             weight,
@@ -80,7 +82,7 @@ class Invariant:
             BLOCK_N=_INVARIANT_N,
             BLOCK_K=_invariant_step(x.dtype),
             num_warps=num_warps,
-            num_stages=stages_of("linear_invariant", block_m, _INVARIANT_N, x.dtype.itemsize, properties_of(x.device)),
+            num_stages=stages_of("linear_invariant", block_m, _INVARIANT_N, x.dtype.itemsize, device),
             **_invariant_limits(x.dtype, block_m),
         )
         return out

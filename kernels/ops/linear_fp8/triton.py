@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inferd.kernels import gpu
 from inferd.kernels.device import FP8_MIN_SM
-from inferd.kernels.gpu import DTYPES, Shipped, properties_of
+from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.gpu.few_rows import MAX_FP8_ROWS, SCALE_KINDS, few_rows, form, tiles
 from inferd.kernels.gpu.tiles import STAGES, operands, shared_need, stages_of, store_tile, tile_of
 from inferd.kernels.ops.linear_fp8.activations import Activations, Product
@@ -106,7 +107,7 @@ def bind(q: Tensor, scales: Tensor, bias: Tensor | None, quantize: Activations) 
             BLOCK_N=_BLOCK_N,
             BLOCK_K=_BLOCK_K,
             num_warps=num_warps,
-            num_stages=stages_of("linear_fp8", block_m, _BLOCK_N, q.dtype.itemsize, properties_of(q.device)),
+            num_stages=stages_of("linear_fp8", block_m, _BLOCK_N, q.dtype.itemsize, gpu.properties_of(q.device)),
         )
         return out
 
