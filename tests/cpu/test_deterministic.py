@@ -47,9 +47,9 @@ class Start:
         self.attention: list[bool] = []
         self.config, recipe_of, build_batch = config, build.recipe_of, AttentionBatch.build
 
-        def recipe(arch: Any, quantization: str, dtype: Any, choices: Choices, narrow: Any) -> Any:
+        def recipe(arch: Any, quantization: str, dtype: Any, choices: Choices, narrow: Any, **options: Any) -> Any:
             self.choices.append(choices)
-            return recipe_of(arch, quantization, dtype, choices, narrow)
+            return recipe_of(arch, quantization, dtype, choices, narrow, **options)
 
         def built(*given: Any, **options: Any) -> AttentionBatch:
             batch = build_batch(*given, **options)
