@@ -91,8 +91,8 @@ class EngineLink:
         """`heartbeat` counts the frames of both directions, so that the loss of a last frame is noticed as well."""
         self._epoch, self._heartbeat = epoch, heartbeat
         self._num_sent = self._num_received = 0
-        context = zmq.Context()
-        self._in, self._out = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+        self._context = zmq.Context()
+        self._in, self._out = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
         for socket in (self._in, self._out):
             socket.set_hwm(HIGH_WATER_MARK)
         self._in.connect(to_engine_endpoint(run_dir))
@@ -116,9 +116,10 @@ class EngineLink:
         return messages
 
     def close(self) -> None:
-        """Send what is queued, then close."""
+        """Close, and wait until what is queued is sent: a process that ends at once would take it with it."""
         self._in.close(linger=0)
         self._out.close(linger=1000)
+        self._context.term()
 
 
 def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None) -> int:
