@@ -31,7 +31,7 @@ from inferd.engine.api.process.shared_memory import create
 
 logger = logging.getLogger("inferd")
 
-_ENGINE_COMMAND = engine_process.ENGINE_COMMAND
+_ENGINE_COMMAND = engine_process.OWN_COMMAND
 FORKER_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.process.forker")
 """Command of the process that forks engines. Tests replace it."""
 

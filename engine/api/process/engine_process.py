@@ -68,7 +68,8 @@ EPYC (Zen 4), torch 2.13, GNU OpenMP and libc, 2026-11-21:
 - OPENBLAS_NUM_THREADS: numpy, which torch imports, starts threads otherwise, and a fork would lack them.
 """
 
-ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.process.boot")
+OWN_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.process.boot")
+ENGINE_COMMAND = OWN_COMMAND
 """Command that `spawn` runs. Benchmarks and tests replace it with engines of their own."""
 
 IMPORT_FIRST = b"\n"
