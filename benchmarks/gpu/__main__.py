@@ -5,8 +5,11 @@
 A row is one named measurement or check in a process of its own with a time limit. Each point is appended to
 results.jsonl of --out within about a second. A second call runs the rows that are not yet right and those whose source
 has changed; it finds earlier results in build/gpu too, so that --out may be a new folder. tables.md is written from all
-results after each part. A point whose check failed has no speed. If a row lacks a dependency other than torch, Triton
-and msgspec, it is skipped and the dependency is its reason.
+results after each part. A point whose check failed has no speed.
+
+The last lines name each row that is not right. A row fails if it lacks a package. It is skipped if it does not apply to
+the device. The exit code is 0 if all rows are right or skipped, and 1 if one is not. It is 2 if nothing could run, and
+3 if rows are left for the next call.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.gpu import dry, report
 from benchmarks.gpu.catalogue import PARTS, USUAL, rows
-from benchmarks.gpu.runner import WORK_DIR, Options, Results, Row, run_rows
+from benchmarks.gpu.runner import WORK_DIR, Options, Result, Results, Row, run_rows
 from benchmarks.gpu.tree import ROOT, environment, make_tree
 
 _PROBE = """
@@ -59,23 +62,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     out = asked.out or _default_out(slug, is_rehearsal=asked.rehearse)
     results = Results(out / "results.jsonl", WORK_DIR / slug / "results.jsonl")
-    bad = 0
-    for part in asked.part:
+    asked_rows = {part: list(filter(is_asked, rows(part))) for part in asked.part}
+    if not any(asked_rows.values()):
+        _say(f"no row of {', '.join(asked.part)} matches {asked.row!r}: names are in the column `row` of tables.md")
+        return 2
+    all_done: list[Result] = []
+    all_left: list[Row] = []
+    for part, part_rows in asked_rows.items():
         started_s = time.monotonic()
-        done, left = run_rows(list(filter(is_asked, rows(part))), results, options, _say)
-        lost = results.lost(done)
-        bad += sum(result.status not in ("ok", "skipped") for result in done) + len(lost)
+        done, left = run_rows(part_rows, results, options, _say)
+        all_done += done
+        all_left += left
         all_results = list(results.read().values())
         measured = not asked.rehearse
         (out / "tables.md").write_text(report.render(all_results, f"inferd on {device}", is_measured=measured))
         here = [result for result in all_results if result.key.startswith(f"{part}/")]
         print(report.render(here, f"{part} on {device}", is_measured=measured))
         over = f", {len(left)} left for the next call" if left else ""
-        if lost:
-            _say(f"{out / 'results.jsonl'} has lost the results of {', '.join(lost)}: run the part again")
         _say(f"{part}: {len(done)} rows in {time.monotonic() - started_s:.0f} s{over}")
-    _say(f"{out}: results.jsonl, tables.md")
-    return int(bad > 0)
+    code, lines = report.verdict(all_done, all_left, results.lost(all_done))
+    for line in (*lines, f"{out}: results.jsonl, tables.md"):
+        _say(line)
+    return code
 
 
 def device_name() -> str | None:

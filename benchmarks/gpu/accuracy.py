@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.bench import Bench, CannotRunError
+from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import BLOCK_SIZE, MODELS, QUANTIZATION, random_decoder, random_ids
 from benchmarks.gpu.points import Case, Trial
 from inferd.engine.arch.registry import describe
@@ -69,8 +69,7 @@ def random_weights(bench: Bench, model: str) -> None:
 def _compare(
     bench: Bench, name: str, num_layers: int, make: Callable[[str], Decoder], texts: Callable[[], list[Text]]
 ) -> None:
-    if QUANTIZATION["fp8"] not in RECIPES:
-        raise CannotRunError("no recipe is called 'fp8'")
+    bench.require("fp8")
     kept: list[tuple[Decoder, Decoder, list[Text], list[Tensor]]] = []
     variants = [("all and the head", None), *((f"layer {layer}", layer) for layer in range(num_layers))]
     for label, layer in variants:

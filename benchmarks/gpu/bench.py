@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.points import Case, Point, Trial
+from inferd.kernels import gpu
 
 T = TypeVar("T")
 Calls = Sequence[Callable[[], object]]
@@ -27,7 +28,8 @@ _MIN_REPLAYS, _MAX_REPLAYS, _MIN_TIMED_S = 5, 50, 0.2
 
 
 class CannotRunError(Exception):
-    """Why the row cannot run on this machine. It is recorded as skipped."""
+    """Why the row does not apply to this machine. It is recorded as skipped. A package that is missing is no such
+    reason: its row fails."""
 
 
 class Bench:
@@ -43,6 +45,20 @@ class Bench:
     def emit(self, case: Case, trial: Trial) -> None:
         """Record what was found without `measure`."""
         self._emit(Point(case, trial))
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether the device converts and multiplies 8-bit floats. torch computes them on a CPU."""
+        return not self.is_on_gpu or gpu.properties_of(self.device).converts_e4m3
+
+    def require(self, *formats: str) -> None:
+        """Raise `CannotRunError` if a format is fp8 and the device has no 8-bit floats."""
+        if "fp8" in formats and not self.has_fp8:
+            raise CannotRunError(f"compute capability {gpu.properties_of(self.device).capability} has no 8-bit floats")
 
     def pick(self, full: T, tiny: T) -> T:
         """The size for this run: `full`, or `tiny` for a rehearsal."""

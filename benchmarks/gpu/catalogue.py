@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.runner import Row
@@ -31,14 +32,19 @@ def kernel_folders() -> list[str]:
 
 
 def kernel_tests() -> list[str]:
-    """Test files that cover a Triton kernel, in whole or in part, and the one that each kernel should have."""
+    """Test files that cover a Triton kernel, in whole or in part, and the one that each kernel should have, unless it
+    says that it runs no Triton kernel."""
     folders = kernel_folders()
     found = [f"test_{folder}.py" for folder in folders]
     for path in sorted(TESTS.glob("test_*.py")):
         is_alone = path.stem.endswith("_triton") or "def interpreted" in path.read_text()
         if path.name not in found and is_alone:
             found.append(path.name)
-    return found
+    return [name for name in found if not _is_without_triton(TESTS / name)]
+
+
+def _is_without_triton(path: Path) -> bool:
+    return path.exists() and "\nHAS_TRITON = False\n" in path.read_text()
 
 
 def _headline() -> Iterator[Row]:

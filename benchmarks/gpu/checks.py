@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +31,8 @@ from inferd.engine.worker.states import StatePool
 from inferd.kernels.ops.states import StateRows
 
 EQUAL = 0.0
+_OF_FP8 = ("test_linear_fp8.py", "test_paged_attention_fp8_triton.py", "test_quantize_fp8.py")
+"""Files of which each test needs 8-bit floats."""
 
 
 # -- tests -------------------------------------------------------------------------------------------------------------
@@ -42,7 +43,7 @@ class _Reporter:
 
     def __init__(self, bench: Bench, file: str) -> None:
         self._bench, self._file = bench, file
-        self.num_failed = 0
+        self.num_failed = self.num_passed = 0
 
     def emit(self, test: str, trial: Trial) -> None:
         self._bench.emit(Case(table=KERNEL_TESTS, labels={"tests": self._file, "test": test}), trial)
@@ -52,8 +53,9 @@ class _Reporter:
         if report.failed:
             self.fail(test, f"{report.when}: {_last_line(report.longreprtext)}")
         elif report.skipped:
-            self.emit(test, Trial(note="skipped"))
+            self.emit(test, Trial(note=f"skipped: {_skip_reason(report)}"))
         elif report.when == "call":
+            self.num_passed += 1
             self.emit(test, Trial(error=0.0, tolerance=EQUAL))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -61,7 +63,7 @@ class _Reporter:
             self.fail("collection", _last_line(str(report.longrepr)))
 
     def fail(self, test: str, why: str) -> None:
-        self.emit(test, Trial(error=math.inf, tolerance=EQUAL, note=why))
+        self.emit(test, Trial.missing(why))
         self.num_failed += 1
 
 
@@ -69,12 +71,20 @@ def _last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1]
 
 
+def _skip_reason(report: pytest.TestReport) -> str:
+    where = report.longrepr
+    return str(where[2]).removeprefix("Skipped: ") if isinstance(where, tuple) else _last_line(report.longreprtext)
+
+
 def kernel_tests(bench: Bench, file: str, is_long: bool = False) -> None:
-    """Run the Triton tests of tests/kernels/<file> on the device; without a GPU in the interpreter."""
+    """Run the Triton tests of tests/kernels/<file> on the device; without a GPU in the interpreter. A file of which no
+    test ran is wrong."""
+    if file in _OF_FP8:
+        bench.require("fp8")
     path = ROOT / "tests" / "kernels" / file
     reporter = _Reporter(bench, file)
     if not path.exists():
-        reporter.emit("", Trial(error=math.inf, tolerance=EQUAL, note=f"there is no {file}"))
+        reporter.emit("", Trial.missing(f"there is no {file}"))
         return
     options = ["--device", "cuda" if bench.device.type == "cuda" else "interpreter"]
     # Without the project's options, because a machine may lack the plugins that these need.
@@ -82,9 +92,11 @@ def kernel_tests(bench: Bench, file: str, is_long: bool = False) -> None:
     with torch.inference_mode(False):
         code = pytest.main([*bare, *options, *(["--long"] * is_long), str(path)], plugins=[reporter])
     if code == pytest.ExitCode.NO_TESTS_COLLECTED:
-        reporter.emit("", Trial(note="no test of it runs here"))
+        reporter.emit("", Trial.missing("it has no test that runs here"))
     elif code != pytest.ExitCode.OK and not reporter.num_failed:
-        reporter.emit("", Trial(error=math.inf, tolerance=EQUAL, note=f"pytest ended with {code!r}"))
+        reporter.emit("", Trial.missing(f"pytest ended with {code!r}"))
+    elif not reporter.num_passed and not reporter.num_failed:
+        reporter.emit("", Trial.missing("all of its tests were skipped"))
 
 
 # -- the engine --------------------------------------------------------------------------------------------------------
@@ -280,7 +292,8 @@ def graphs(bench: Bench) -> None:
         found = [made[0].num_differing([context - 2 - step - 3 * row % 17 for row in range(rows)]) for step in range(3)]
         counts = [count for count in found if count is not None]
         if len(counts) < len(found):
-            return Trial(note=f"not recorded: {made[0].recorded.refusal}")
+            why = f"not recorded: {made[0].recorded.refusal}"
+            return Trial.missing(why) if bench.is_on_gpu else Trial(note=why)
         if rows == padded:
             return Trial(note=f"{sum(counts)} rows of {3 * rows} differ: the step is padded to more rows")
         return Trial(error=float(sum(counts)), tolerance=EQUAL, note="rows that differ, of 3 steps")

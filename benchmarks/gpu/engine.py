@@ -33,6 +33,7 @@ class Loaded:
     def __init__(
         self, bench: Bench, model: str, precision: str, *, kv: str = "bf16", is_deterministic: bool = False
     ) -> None:
+        bench.require(precision, kv)
         self.bench, self.model, self.precision = bench, MODELS[bench.pick(model, "smoke")], precision
         self.shape, self.name, self.kv, self.is_deterministic = self.model.shape, model, kv, is_deterministic
 

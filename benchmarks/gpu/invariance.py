@@ -29,6 +29,7 @@ Apply = Callable[[Tensor], Tensor]
 
 def linears(bench: Bench, precision: str) -> None:
     """A row's bits in every linear shape, at each number of rows, among random neighbours."""
+    bench.require(precision)
     for model in ("8b", "0.6b"):
         for name, (in_size, out_size) in shapes(MODELS[bench.pick(model, "smoke")]).items():
             for is_asked, mode in _MODES.items():
@@ -64,6 +65,7 @@ def _bound(weight: Tensor, precision: str, *, is_asked: bool) -> Apply:
 
 def decoder(bench: Bench, precision: str) -> None:
     """The logits of one decode of the whole model, among other requests' decodes."""
+    bench.require(precision)
     model = bench.pick("0.6b", "smoke")
     for is_asked, mode in _MODES.items():
         labels = {"what": f"decoder {model}", "precision": precision, "mode": mode}

@@ -46,6 +46,7 @@ def shapes(model: Model) -> dict[str, tuple[int, int]]:
 
 def products(bench: Bench, model: str, precision: str, rows: Sequence[int]) -> None:
     """Every shape, number of rows and implementation. A small weight has copies, so that it is read from memory."""
+    bench.require(precision)
     binders = _binders(precision)
     chosen = MODELS[bench.pick(model, "smoke")]
     for (name, (in_size, out_size)), by in itertools.product(shapes(chosen).items(), binders):

@@ -29,12 +29,13 @@ NUM_EMPTY = 320
 
 
 def rates(bench: Bench) -> None:
-    """Copy and read bandwidth, and products of large matrices in bf16 and FP8. Numbers are random, because zeros are
-    faster."""
+    """Copy and read bandwidth, and products of large matrices in bf16, and in FP8 if the device has it. Numbers are
+    random, because zeros are faster."""
     _rate(bench, "copy", "bytes/s", lambda: _copy(bench))
     _rate(bench, "read", "bytes/s", lambda: _read(bench))
     _rate(bench, "bf16", "flop/s", lambda: _product(bench, torch.bfloat16))
-    _rate(bench, "fp8", "flop/s", lambda: _product(bench, torch.float8_e4m3fn))
+    if bench.has_fp8:
+        _rate(bench, "fp8", "flop/s", lambda: _product(bench, torch.float8_e4m3fn))
 
 
 def describe_device(bench: Bench) -> None:

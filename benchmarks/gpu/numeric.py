@@ -709,13 +709,18 @@ def _worst(found: Sequence[CheckResult]) -> CheckResult:
 
 
 def numerics(bench: Bench) -> None:
-    """A point for each op on a GPU. The interpreter would need a process that set it before importing Triton."""
+    """A point for each op on a GPU. A check that did not run is wrong. The interpreter would need a process that set it
+    before importing Triton."""
     if bench.device.type != "cuda" and not bench.is_listing:
         raise CannotRunError("without a GPU it is `TRITON_INTERPRET=1 python -m benchmarks.gpu.numeric`")
     for name in CHECKS:
 
         def trial(name: str = name) -> Trial:
+            if "fp8" in name and not bench.has_fp8:
+                return Trial(note="the device has no 8-bit floats")
             found = check(name, bench.device)
+            if found.max_err is None:
+                return Trial.missing(found.reason)
             return Trial(error=found.max_err, tolerance=found.tol, note=found.reason)
 
         bench.measure(Case(table="numeric checks", labels={"op": name}), trial)

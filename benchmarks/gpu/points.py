@@ -67,6 +67,11 @@ class Trial:
     """Further figures, by a name with its unit."""
     note: str = ""
 
+    @classmethod
+    def missing(cls, why: str) -> Trial:
+        """The result of a case that should have run and did not. It counts as wrong."""
+        return cls(error=math.inf, tolerance=0.0, note=why)
+
     @property
     def is_wrong(self) -> bool:
         """Whether the error exceeds its limit; NaN does."""

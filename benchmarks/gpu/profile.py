@@ -127,7 +127,7 @@ def _case(model: str, point: str, kernel: str) -> Case:
 def _report(bench: Bench, model: str, point: str, found: Summary, error: float = 0.0) -> None:
     """`error`: share of the tokens that the steps should have given and did not."""
     if not found.spans:
-        bench.emit(_case(model, point, ""), Trial(note="the profiler saw no kernel"))
+        bench.emit(_case(model, point, ""), Trial.missing("the profiler saw no kernel"))
         return
     lines = found.by_kernel()
     steps = found.num_steps
@@ -211,7 +211,9 @@ def _counted(bench: Bench, name: str, kernel: str) -> Trial:
     command = [tool, *options, sys.executable, "-P", "-c", code]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     figures = read_counters(done.stdout.splitlines())
-    return Trial(figures=figures) if figures else Trial(note=f"no counters: {done.stdout.strip()[-300:]}")
+    if "ERR_NVGPUCTRPERM" in done.stdout:
+        raise CannotRunError("the driver lets only administrators read counters")
+    return Trial(figures=figures) if figures else Trial.missing(f"no counters: {done.stdout.strip()[-300:]}")
 
 
 def read_counters(lines: Iterable[str]) -> dict[str, float]:

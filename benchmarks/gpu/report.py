@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks import tables
 from benchmarks.gpu.points import KERNEL_TESTS, Point, Rates
-from benchmarks.gpu.runner import Result
+from benchmarks.gpu.runner import Result, Row
 
 NOT_MEASURED = "not measured"
+FAILED, LEFT = 1, 3
+"""Exit codes of a run in which a row is not right, and of one in which only time was too short for all rows."""
 _RATES = {"bf16": "bf16", "fp8": "fp8"}
 
 
@@ -46,6 +48,26 @@ def render(results: Sequence[Result], title: str, *, is_measured: bool = True) -
         parts.append(f"## {name}\n\n{table}")
     parts.append(f"## Rows\n\n{_states(results)}")
     return "\n\n".join(parts) + "\n"
+
+
+def verdict(done: Sequence[Result], left: Sequence[Row], lost: Iterable[str]) -> tuple[int, list[str]]:
+    """The exit code of a run, and a line for each row that is not right, with the reason, then one with all counts.
+
+    A row that should have run and did not is never right: it failed, its result is lost, or it is left."""
+    bad = [result for result in done if result.status not in ("ok", "skipped")]
+    skipped = [result for result in done if result.status == "skipped"]
+    kept = list(lost)
+    lines = [f"{result.key}: {result.status}: {_last_line(result.reason)}" for result in (*bad, *skipped)]
+    lines += [f"{key}: its result is lost, run it again" for key in kept]
+    lines += [f"{row.key}: left for the next call" for row in left]
+    num_right = sum(result.status == "ok" for result in done)
+    counts = {"right": num_right, "not right": len(bad), "lost": len(kept), "skipped": len(skipped), "left": len(left)}
+    lines.append(", ".join(f"{count} {name}" for name, count in counts.items() if count or name == "right"))
+    return FAILED if bad or kept else LEFT if left else 0, lines
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no reason given"])[-1][-300:]
 
 
 def _states(results: Sequence[Result]) -> str:

@@ -61,7 +61,7 @@ def http(bench: Bench, model: str) -> None:
 
 
 def _served(bench: Bench, model: str, load: Load) -> Trial:
-    # Imported late, so that without the server's packages only this row is skipped.
+    # Imported late, so that without the server's packages only this row fails.
     import fastapi  # noqa: F401, PLC0415
 
     from benchmarks.daemon import running  # noqa: PLC0415

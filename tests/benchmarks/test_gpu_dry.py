@@ -154,6 +154,27 @@ def test_a_read_back_while_a_step_is_launched_is_found(tmp_path: Path) -> None:
     assert line.startswith("checks/launches: wrong: 1 of 1") and "a launch waited: item" in line
 
 
+WITHOUT_MSGSPEC = """
+import sys
+sys.modules["msgspec"] = None
+from benchmarks.gpu.child import main
+sys.exit(main())
+"""
+
+
+def without_msgspec(row: Row, into: Path, options: Options) -> list[str]:
+    """The row's process on a machine that lacks msgspec."""
+    python, isolated, _, _, *arguments = child_command(row, into, options)
+    return [python, isolated, "-c", WITHOUT_MSGSPEC, *arguments]
+
+
+@pytest.mark.usefixtures("checks_alone")
+def test_a_row_that_lacks_a_package_has_failed(tmp_path: Path) -> None:
+    (line,) = wrong(Options(work_dir=tmp_path, command=without_msgspec), "checks/overlap")
+    assert line.startswith("checks/overlap: failed: ")
+    assert line.endswith("ModuleNotFoundError: import of msgspec halted; None in sys.modules")
+
+
 LOSING = """
 import os, sys
 into, point, *lost = sys.argv[1:]

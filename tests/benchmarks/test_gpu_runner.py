@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.gpu import __main__ as program
+from benchmarks.gpu import report
 from benchmarks.gpu.points import Case, Phase, Point, Trial
 from benchmarks.gpu.runner import SKIPPED, Options, Result, Results, Row, digest_of, progress, run_row, run_rows
 from benchmarks.gpu.tree import ROOT, environment, make_tree
@@ -32,6 +35,7 @@ PROGRAMS = {
     "hangs": "emit(0.0); time.sleep(60)",
     "crashes": "emit(0.0); print('about to', flush=True); os.abort()",
     "raises": "raise ValueError('the reason')",
+    "lacks": "import not_there",
     "skips": "file.write(json.dumps({'skipped': 'no fastapi'})); file.close(); sys.exit(SKIPPED)",
     "meets": """
 os.makedirs(folder := os.path.dirname(sys.argv[1]) + "/here", exist_ok=True)
@@ -224,6 +228,62 @@ def test_measurements_have_the_machine_to_themselves(options: Options, tmp_path:
     pair = [Row("kernels", name, "meets", timeout_s=1.0) for name in ("one", "two")]
     done, _ = run_rows(pair, Results(tmp_path / "a.jsonl"), replace(options, jobs=2), lambda _: None)
     assert [result.status for result in done] == ["timed out", "ok"]
+
+
+# -- the verdict ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "budget_s", "code", "said"),
+    [
+        ("right", 60, 0, ["1 right"]),
+        ("right skips", 60, 0, ["kernels/skips: skipped: no fastapi", "1 right, 1 skipped"]),
+        (
+            "lacks right",
+            60,
+            1,
+            [
+                "kernels/lacks: failed: ModuleNotFoundError: No module named 'not_there'",
+                "1 right, 1 not right",
+            ],
+        ),
+        ("right", 0, 3, ["kernels/right: left for the next call", "0 right, 1 left"]),
+    ],
+)
+def test_the_last_lines_name_each_row_that_is_not_right(
+    names: str,
+    budget_s: int,
+    code: int,
+    said: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(program, "device_name", lambda: "A GPU")
+    monkeypatch.setattr(program, "WORK_DIR", tmp_path / "work")
+    monkeypatch.setattr(program, "Options", partial(Options, command=command, work_dir=tmp_path / "rows"))
+    monkeypatch.setattr(program, "rows", lambda _: rows(*names.split()))
+    asked = ["--part", "kernels", "--out", str(tmp_path / "out"), "--budget-s", str(budget_s)]
+    assert program.main(asked) == code
+    lines = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert lines[-len(said) - 1 :] == [*said, f"{tmp_path / 'out'}: results.jsonl, tables.md"]
+
+
+def test_a_result_that_is_lost_is_named() -> None:
+    done = [Result("kernels/a", "ok", 1.0, "", (point(),))]
+    assert report.verdict(done, [], ["kernels/a"]) == (
+        1,
+        ["kernels/a: its result is lost, run it again", "1 right, 1 lost"],
+    )
+
+
+def test_a_pattern_that_matches_no_row_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "device_name", lambda: "A GPU")
+    monkeypatch.setattr(program, "WORK_DIR", tmp_path / "work")
+    assert program.main(["--row", "decoding", "--out", str(tmp_path / "out")]) == 2
+    assert "no row of headline, profile, peers, checks matches 'decoding'" in capsys.readouterr().err
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
