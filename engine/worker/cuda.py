@@ -104,6 +104,7 @@ class CudaDevice:
         self._starts_early = self.properties.starts_early
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._capture_stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self._has_recorded = False
 
     def empty_pool(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Zeros, because a library's attention multiplies what lies behind a sequence's end by 0, and 0 * NaN is
@@ -140,6 +141,7 @@ class CudaDevice:
         return recording
 
     def _captured(self, run: Callable[[], Tensor]) -> Recording:
+        self._has_recorded = True
         stream, current = self._capture_stream, torch.cuda.current_stream()
         stream.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
@@ -182,7 +184,17 @@ class CudaDevice:
 
     def give_back_freed(self) -> None:
         self._staging = None
+        if not self._has_recorded:
+            _clear_workspaces()
         torch.cuda.empty_cache()
+
+
+def _clear_workspaces() -> None:
+    """Free the workspaces that cuBLAS keeps for each stream. `empty_cache` leaves them, because torch holds them. The
+    next product makes a new one. Products of a graph would still write to the freed one, so no graph may be in use."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
 
 
 class _CudaGraph:

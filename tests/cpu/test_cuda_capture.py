@@ -93,6 +93,34 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return Gpu(monkeypatch)
 
 
+def test_cublas_gives_back_its_workspaces_until_a_step_is_recorded(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph goes on to use the workspace of its capture. torch without the function keeps all of them."""
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: gpu.events.append("clear"), raising=False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: gpu.events.append("empty"))
+    device = CudaDevice()
+    device.give_back_freed()
+    assert gpu.events == ["clear", "empty"]
+    device.record(lambda: torch.zeros(1))
+    gpu.events.clear()
+    device.give_back_freed()
+    assert gpu.events == ["empty"]
+    monkeypatch.delattr(torch._C, "_cuda_clearCublasWorkspaces")
+    CudaDevice().give_back_freed()
+    assert gpu.events == ["empty"] * 2
+
+
+def test_a_failed_capture_keeps_the_workspaces(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device gets no recording of it, but an earlier one may be in use."""
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: gpu.events.append("clear"), raising=False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    device = CudaDevice()
+    with pytest.raises(NotRecordableError):
+        device.record(failing(gpu, RuntimeError("no"), 1))
+    gpu.events.clear()
+    device.give_back_freed()
+    assert gpu.events == []
+
+
 def failing(gpu: Gpu, error: Exception, at_run: int) -> Callable[[], Tensor]:
     runs: list[int] = []
 

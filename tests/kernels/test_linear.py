@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -200,19 +201,32 @@ class SimulatedGraph:
 
     def __init__(self, patch: pytest.MonkeyPatch, device: DeviceProperties) -> None:
         patch.setattr(gpu, "properties_of", lambda *_: device)
+        patch.setattr(cuda, "_stream", functools.cache(cuda._stream.__wrapped__))  # no stand-in is left behind
+        self.num_streams = 0
         self.is_capturing, self.captured, self.clock_ms = False, list[tuple[int, bool]](), 0.0
         properties = SimpleNamespace(L2_cache_size=16_000)
-        stream = SimpleNamespace(wait_stream=lambda _: None)
+        self.now = stream = SimpleNamespace(wait_stream=lambda _: None)
         for name, value in {
             "get_device_properties": lambda _: properties,
-            "Stream": lambda: stream,
+            "Stream": self._made,
+            "current_device": lambda: 0,
             "current_stream": lambda: stream,
+            "set_stream": lambda stream: setattr(self, "now", stream),
             "stream": lambda _: nullcontext(),
             "CUDAGraph": lambda: self,
-            "graph": lambda *_, **__: self,
+            "graph": self._capturing,
             "Event": lambda **_: SimulatedEvent(self),
         }.items():
             patch.setattr(torch.cuda, name, value)
+
+    def _made(self, device_index: int) -> SimpleNamespace:
+        assert device_index == 0
+        self.num_streams += 1
+        return SimpleNamespace(wait_stream=lambda _: None)
+
+    def _capturing(self, graph: SimulatedGraph, *, stream: object, capture_error_mode: str) -> SimulatedGraph:
+        assert graph is self and stream is cuda._stream(0) and capture_error_mode == "thread_local"
+        return self
 
     def __enter__(self) -> None:
         self.is_capturing = True
@@ -255,6 +269,31 @@ def test_products_are_timed_in_a_graph(
     assert len(places) >= 8 and len(set(places)) == num_weights
     assert all(places[at] == places[at % num_weights] for at in range(len(places)))
     assert {early for _, early in graph.captured} == {is_early} and not gpu.dependent_options()["launch_pdl"]
+
+
+def test_all_measurements_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS keeps a workspace for each stream that it was called on."""
+    graph = SimulatedGraph(monkeypatch, DeviceProperties.of(90, 132))
+    for num_numbers in (4000, 40_000):
+        cuda._seconds(graph.product, torch.zeros(1, num_numbers, dtype=torch.bfloat16))
+    assert graph.num_streams == 1
+
+
+def test_a_capture_that_failed_leaves_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch does not leave the stream of a capture that it cannot end. The next measurement has another stream."""
+    graph = SimulatedGraph(monkeypatch, DeviceProperties.of(90, 132))
+    current, weight = graph.now, torch.zeros(1, 4000, dtype=torch.bfloat16)
+
+    def product(_: Tensor) -> None:
+        if graph.is_capturing:
+            graph.now = cuda._stream(0)
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        cuda._seconds(product, weight)
+    assert graph.now is current
+    cuda._seconds(graph.product, weight)
+    assert graph.num_streams == 2
 
 
 def test_the_switch_chooses_one_kernel_and_a_cpu_needs_none() -> None:

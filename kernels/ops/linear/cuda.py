@@ -6,6 +6,7 @@ calls as they were recorded.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -111,14 +112,28 @@ def num_weights(weight_bytes: int, cache_bytes: int) -> int:
 
 def _captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
     """A CUDA graph of the calls. They run once before, because kernels are compiled and workspaces made then."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
+    stream, current = _stream(torch.cuda.current_device()), torch.cuda.current_stream()
+    stream.wait_stream(current)
     with torch.cuda.stream(stream):
         calls[0]()
-    torch.cuda.current_stream().wait_stream(stream)
+    current.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for call in calls:
-            call()
+    try:
+        # thread_local, as when the worker records steps: another thread may ask the driver something meanwhile.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for call in calls:
+                call()
+    except RuntimeError:
+        # If a capture cannot be ended, torch keeps its stream the current one.
+        torch.cuda.set_stream(current)
+        _stream.cache_clear()
+        raise
     graph.replay()
     return graph
+
+
+@functools.cache
+def _stream(device_index: int) -> torch.cuda.Stream:
+    """The stream of all captures on a device. cuBLAS keeps a workspace for each stream that it was called on: tens of
+    MiB, for each of up to 32 streams that torch would give in turn."""
+    return torch.cuda.Stream(device_index)  # type: ignore[no-untyped-call]
