@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     out = asked.out or _default_out(slug, is_rehearsal=asked.rehearse)
+    _say(f"results: {out.resolve()}")
     results = Results(out / "results.jsonl", WORK_DIR / slug / "results.jsonl")
     asked_rows = {part: list(filter(is_asked, rows(part))) for part in asked.part}
     if not any(asked_rows.values()):
@@ -118,8 +119,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--row", default="", metavar="REGEX", help="run only rows whose part/name matches")
     parser.add_argument("--again", action="store_true", help="run rows that have a result again")
-    parser.add_argument("--out", type=Path, metavar="DIR")
-    parser.add_argument("--budget-s", type=float, default=1500.0, help="no row starts after so many seconds")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go; the first line names it")
+    parser.add_argument(
+        "--budget-s", type=float, default=500.0, help="no row starts after so many seconds; %(default)g if not given"
+    )
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="checks that run side by side")
     parser.add_argument("--dry", action="store_true", help="run the checks that need no GPU")
     parser.add_argument("--rehearse", action="store_true", help="every row small on the CPU: shows that it runs")

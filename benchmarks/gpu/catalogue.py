@@ -13,7 +13,7 @@ from benchmarks.gpu.tree import ROOT
 
 PARTS = ("headline", "profile", "peers", "checks", "kernels", "engine")
 USUAL = PARTS[:4]
-"""The parts that `make gpu` runs by default: those that decide most, in 25 minutes at most."""
+"""The parts that `make gpu` runs by default: those that decide most."""
 KERNELS, TESTS = ROOT / "kernels" / "ops", ROOT / "tests" / "kernels"
 
 

@@ -257,9 +257,12 @@ def run_rows(
             left.append(row)
             say(f"{row.key}: left, the time is up")
             return
-        result = run_row(row, options, min(row.timeout_s, max(remaining_s, _LEAST_S)), results.append)
+        limit_s = min(row.timeout_s, max(remaining_s, _LEAST_S))
+        result = run_row(row, options, limit_s, results.append)
         results.append(result)
-        done.append(result)
+        # A row that the end of all time cut off has kept its points, and is no failure.
+        is_cut_off = result.status == "timed out" and limit_s < row.timeout_s
+        left.append(row) if is_cut_off else done.append(result)
         say(progress(result))
 
     for row in rows:

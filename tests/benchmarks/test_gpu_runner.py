@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -216,6 +217,20 @@ def test_rows_beyond_the_budget_are_left_and_have_no_result(options: Options, tm
     assert (done, [row.key for row in left], results.read()) == ([], ["kernels/right"], {})
 
 
+def test_a_row_that_the_budget_cut_off_is_left(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own limit would have been longer. It keeps its points, and the next call runs it again."""
+    monkeypatch.setattr("benchmarks.gpu.runner._LEAST_S", 1.0)
+    results = Results(tmp_path / "results.jsonl")
+    soon = replace(options, until_s=time.monotonic() + 1.0)
+    done, left = run_rows(rows("hangs"), results, soon, lambda _: None)
+    assert (done, [row.key for row in left]) == ([], ["kernels/hangs"])
+    assert len(results.read()["kernels/hangs"].points) == 1
+    done, left = run_rows(rows("hangs", timeout_s=1.0), results, options, lambda _: None)
+    assert ([result.status for result in done], left) == (["timed out"], [])
+
+
 def test_checks_run_side_by_side(options: Options, tmp_path: Path) -> None:
     """Two rows that wait for each other end only if both run."""
     pair = [Row("checks", name, "meets", timeout_s=10.0, is_timed=False) for name in ("one", "two")]
@@ -308,6 +323,7 @@ def test_a_row_runs_from_the_program_to_the_table(tmp_path: Path) -> None:
         [sys.executable, "-m", "benchmarks.gpu", *asked], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0].endswith(f" results: {out}")
     assert "kernels/machine: ok" in done.stderr and "Times: not measured." in done.stdout
     result = Results(out / "results.jsonl").read()["kernels/machine"]
     assert "torch" in result.points[0].trial.note and result.digest
