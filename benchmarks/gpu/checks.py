@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 
 from benchmarks.gpu.bench import Bench, distance
@@ -29,6 +28,9 @@ from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
 from inferd.kernels.ops.states import StateRows
+
+if TYPE_CHECKING:
+    import pytest
 
 EQUAL = 0.0
 _OF_FP8 = ("test_linear_fp8.py", "test_paged_attention_fp8_triton.py", "test_quantize_fp8.py")
@@ -81,6 +83,8 @@ def kernel_tests(bench: Bench, file: str, is_long: bool = False) -> None:
     test ran is wrong."""
     if file in _OF_FP8:
         bench.require("fp8")
+    import pytest  # noqa: PLC0415  # imported late, so that without it only these rows fail
+
     path = ROOT / "tests" / "kernels" / file
     reporter = _Reporter(bench, file)
     if not path.exists():

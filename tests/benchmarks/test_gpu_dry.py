@@ -175,6 +175,13 @@ def test_a_row_that_lacks_a_package_has_failed(tmp_path: Path) -> None:
     assert line.endswith("ModuleNotFoundError: import of msgspec halted; None in sys.modules")
 
 
+def test_only_rows_of_tests_need_pytest(tmp_path: Path) -> None:
+    """A machine with a GPU may lack it."""
+    code = "import sys; sys.modules['pytest'] = None; import benchmarks.gpu.checks, benchmarks.gpu.engine"
+    env = environment(make_tree(tmp_path))
+    subprocess.run([sys.executable, "-P", "-c", code], env=env, cwd=tmp_path, check=True)
+
+
 LOSING = """
 import os, sys
 into, point, *lost = sys.argv[1:]

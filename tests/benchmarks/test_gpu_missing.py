@@ -102,7 +102,7 @@ def test_a_library_may_be_missing_and_our_kernel_may_not(monkeypatch: pytest.Mon
 def test_a_file_of_which_no_test_ran_is_wrong(
     code: pytest.ExitCode, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks.pytest, "main", lambda *_, **__: code)
+    monkeypatch.setattr(pytest, "main", lambda *_, **__: code)
     made = Found(monkeypatch)
     checks.kernel_tests(made.bench, "test_linear.py")
     assert [(trial.is_wrong, trial.note) for trial in made.trials] == [(True, note)]
