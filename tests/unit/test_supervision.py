@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 from msgspec import structs
@@ -364,6 +365,16 @@ def test_replicas_that_start_together_compute_what_the_first_ready_one_does(monk
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
+async def served_once(engines: list[RefusableEngine]) -> tuple[Router, asyncio.Task[NoReturn]]:
+    """(router, supervisor) once the first of `engines` has begun to serve."""
+    router = Router(None, Metrics("m"))
+    running = asyncio.create_task(EngineSupervisor(router, engine_config(), LogStyle(), lambda _: None).run())
+    await until(lambda: len(engines) == 1)
+    engines[0].is_ready_with("kernels-avx2-1")
+    await asyncio.wait_for(router.lifecycle.loaded.wait(), 10)
+    return router, running
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [("ChangedError", "/m/model.safetensors was written to"), ("LaunchError", "this GPU cannot run the model")],
@@ -376,11 +387,7 @@ def test_an_engine_that_would_end_alike_is_not_tried_again(
     monkeypatch.setattr(supervisor_module, "_FIRST_DELAY_S", 0.0)
 
     async def run() -> None:
-        router = Router(None, Metrics("m"))
-        running = asyncio.create_task(EngineSupervisor(router, engine_config(), LogStyle(), lambda _: None).run())
-        await until(lambda: len(engines) == 1)
-        engines[0].is_ready_with("kernels-avx2-1")
-        await asyncio.wait_for(router.lifecycle.loaded.wait(), 10)
+        router, running = await served_once(engines)
         engines[0].client.inbox.put_nowait(Failed("StartError", "it died"))  # type: ignore[attr-defined]
         await until(lambda: len(engines) == 2)
         engines[1].client.inbox.put_nowait(Failed(kind, text))  # type: ignore[attr-defined]
@@ -398,11 +405,7 @@ def test_a_later_engine_that_refuses_a_setting_is_tried_again(monkeypatch: pytes
     monkeypatch.setattr(supervisor_module, "_FIRST_DELAY_S", 0.0)
 
     async def run() -> None:
-        router = Router(None, Metrics("m"))
-        running = asyncio.create_task(EngineSupervisor(router, engine_config(), LogStyle(), lambda _: None).run())
-        await until(lambda: len(engines) == 1)
-        engines[0].is_ready_with("kernels-avx2-1")
-        await asyncio.wait_for(router.lifecycle.loaded.wait(), 10)
+        router, running = await served_once(engines)
         for count, failed in enumerate((Failed("StartError", "it died"), Failed("ConfigError", "the 2 ranks cannot"))):
             engines[count].client.inbox.put_nowait(failed)  # type: ignore[attr-defined]
             await until(lambda count=count: len(engines) == count + 2)
