@@ -60,7 +60,6 @@ def fork_engines(control: socket.socket, run: Callable[[], int]) -> int:
             control.close()
             os.close(told)
             _place(own, (0, *json.loads(message)))
-            _show_as_engine()
             return run()
         for descriptor in received:
             os.close(descriptor)
@@ -90,7 +89,7 @@ def _fork(told: int) -> bool:
 
 def _fork_once_more(told: int) -> None:
     """Runs in the process between: it ends, and only the engine returns. The server learns of the engine when it has
-    adopted it."""
+    adopted it, and then lists of processes already show an engine."""
     between = os.getpid()
     try:
         pid = os.fork()
@@ -102,6 +101,7 @@ def _fork_once_more(told: int) -> None:
     os.setsid()
     while os.getppid() == between:
         time.sleep(_ADOPTED_LOOK_S)
+    _show_as_engine()
     _tell(told, os.getpid())
 
 

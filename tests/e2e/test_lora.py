@@ -3,9 +3,9 @@ used."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,17 +87,22 @@ def test_adapters_come_and_go(start: Callable[..., Daemon], adapters: Path) -> N
     assert {name: text(daemon, name) for name in answers} == answers, "after a crash"
     wait_until(lambda: restarts(daemon) == 1)
 
-    running = threading.Thread(target=lambda: endings.append(ask(daemon, "one", max_tokens=1900, ignore_eos=True)))
-    endings: list[httpx.Response] = []
-    running.start()
-    wait_until(lambda: 'running_lora_adapters="one"' in daemon.get("/metrics").text, what="the request")
-    assert change(daemon, "unload", lora_name="one").status_code == 200
-    wait_until(lambda: "adapter 'one' is unloaded; 1 sequences that use it go on" in daemon.output)
-    refused = ask(daemon, "one")
-    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
-    assert change(daemon, "unload", lora_name="one").status_code == 404
-    running.join()
-    assert endings[0].json()["usage"]["completion_tokens"] == 1900
+    long = {"model": "one", "prompt": "Hi", "max_tokens": 1900, "ignore_eos": True, "stream": True,
+            "stream_options": {"include_usage": True}}  # fmt: skip
+    with httpx.stream("POST", daemon.url + "/v1/completions", json=long, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        os.kill(daemon.engine_pid, signal.SIGSTOP)  # or the request could end before the adapter is unloaded
+        wait_until(lambda: 'running_lora_adapters="one"' in daemon.get("/metrics").text, what="the request")
+        assert change(daemon, "unload", lora_name="one").status_code == 200
+        wait_until(lambda: "adapter 'one' is unloaded; 1 sequences that use it go on" in daemon.output)
+        os.kill(daemon.engine_pid, signal.SIGCONT)
+        refused = ask(daemon, "one")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+        assert change(daemon, "unload", lora_name="one").status_code == 404
+        *_, usage, end = filter(None, lines)
+    assert json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"] == 1900
+    assert end == "data: [DONE]"
     wrong = change(daemon, "load", lora_name="x", lora_path=str(adapters / "none")).json()["error"]
     assert (wrong["param"], "is no directory" in wrong["message"]) == ("lora_path", True)
     assert change(daemon, "load", lora_name="tiny", lora_path=str(adapters / "one")).status_code == 400
