@@ -51,5 +51,6 @@ def test_it_fits_the_memory_it_may_take_and_gives_it_back(dtype: torch.dtype, qu
     before_bytes = device.memory_in_use()
     peaks = measure(device, dtype, quantization)
     assert min(peaks.read_bytes_per_s, peaks.flops_per_s) > 0
-    assert 64 * MIB <= device.most_bytes - before_bytes < 72 * MIB
+    # Since Linux 6.2 each processor counts pages for itself, and adds them to the total later.
+    assert 63 * MIB <= device.most_bytes - before_bytes < 72 * MIB
     assert device.memory_in_use() - before_bytes < 2 * MIB

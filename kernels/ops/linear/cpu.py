@@ -22,12 +22,7 @@ def refuses(device_type: str, dtype: torch.dtype, weight_dtype: torch.dtype, out
         return f"widens bfloat16 and float16 to float32, not {weight_dtype} to {dtype}"
     if out_dtype != dtype:
         return None  # oneDNN needs two products
-    level = native.level()
-    if level == "portable":
-        return "needs AVX2; these kernels are compiled for any processor"
-    if dtype == torch.bfloat16 and level == "avx512_vnni":
-        return f"needs AVX-512 BF16, or AVX2 without AVX-512, for bfloat16; these kernels are compiled for {level}"
-    return None
+    return "needs AVX2; these kernels are compiled for any processor" if native.level() == "portable" else None
 
 
 def bind(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, out_dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
