@@ -97,7 +97,7 @@ shape: $(STAMP) ## List the longest files and functions
 bench: $(STAMP) ## Send load to a running server: make bench ARGS='--concurrency 8'
 	@$(BIN)/inferd bench serve --base-url http://$(HOST):$(PORT) $(ARGS)
 
-gpu: ## Measure on one CUDA GPU: make gpu PART=headline|profile|peers|checks|kernels|engine; without one: make gpu DRY=1
+gpu: ## Measure on one CUDA GPU: make gpu PART=first|headline|profile|peers|checks|kernels|engine; without one: make gpu DRY=1
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(if $(PART),--part $(PART)) \
 		$(if $(DRY),--dry) $(ARGS)
 

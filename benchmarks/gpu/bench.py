@@ -9,6 +9,7 @@ import gc
 import math
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -24,6 +25,7 @@ Calls = Sequence[Callable[[], object]]
 
 COLD_BYTES = 256 << 20
 """Total size of the inputs used in turn. It exceeds Hopper's L2 more than four times, so each use reads memory."""
+_TRACEBACK_CHARS = 3000
 _MIN_REPLAYS, _MAX_REPLAYS, _MIN_TIMED_S = 5, 50, 0.2
 
 
@@ -65,7 +67,8 @@ class Bench:
         return tiny if self.is_rehearsal else full
 
     def measure(self, case: Case, run: Callable[[], Trial]) -> None:
-        """Run a case and emit its point. If it does not fit the device, the point says so."""
+        """Run a case and emit its point. If it does not fit the device, the point says so. If it raises an error, its
+        point is wrong and has the traceback, and later cases run. Raises the error if the device can do no more."""
         if self.is_listing:
             self.emit(case, Trial())
             return
@@ -73,10 +76,21 @@ class Bench:
             trial = run()
         except torch.OutOfMemoryError:
             trial = Trial(note="does not fit the memory")
+        except CannotRunError:
+            raise
+        except Exception:
+            self.emit(case, Trial.missing(traceback.format_exc()[-_TRACEBACK_CHARS:]))
+            self._check_device()
+            return
         self.emit(case, trial)
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _check_device(self) -> None:
+        """Raise the device's error if there is one: after an access to wrong memory, CUDA refuses all further work."""
+        if self.is_on_gpu:
+            torch.cuda.synchronize()
 
     def clock(self, make_calls: Callable[[], Calls]) -> Timing:
         """The median time of one of the calls that `make_calls` gives. Each set of calls owns what it allocates.

@@ -1,4 +1,4 @@
-"""Every row by part, in running order: the most decisive rows come first. Checks that "headline" has are not repeated
+"""Every row by part, in running order: the most decisive rows come first. Checks that "first" has are not repeated
 in "checks". Imports no torch."""
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from typing import Any
 from benchmarks.gpu.runner import Row
 from benchmarks.gpu.tree import ROOT
 
-PARTS = ("headline", "profile", "peers", "checks", "kernels", "engine")
-USUAL = PARTS[:4]
+PARTS = ("first", "headline", "profile", "peers", "checks", "kernels", "engine")
+USUAL = PARTS[:5]
 """The parts that `make gpu` runs by default: those that decide most."""
+_NUMERIC_PARTS = 4
 KERNELS, TESTS = ROOT / "kernels" / "ops", ROOT / "tests" / "kernels"
 
 
 def rows(part: str) -> Iterator[Row]:
     """The rows of one of `PARTS`."""
     yield Row(part, "machine", "machine:describe_device", timeout_s=60)
-    named = {"headline": _headline, "profile": _profile, "peers": _peers}
+    named = {"first": _first, "headline": _headline, "profile": _profile, "peers": _peers}
     yield from (named | {"checks": _checks, "kernels": _kernels, "engine": _engine})[part]()
 
 
@@ -47,17 +48,33 @@ def _is_without_triton(path: Path) -> bool:
     return path.exists() and "\nHAS_TRITON = False\n" in path.read_text()
 
 
+def _first() -> Iterator[Row]:
+    """In 4 minutes: does each thing work at all that the other parts stand on?
+
+    A kernel that reads wrong memory ends its process, so the checks of kernels have several."""
+
+    def row(name: str, target: str, timeout_s: float = 90, **arguments: Any) -> Row:
+        return Row("first", name, target, arguments, timeout_s)
+
+    yield row("imports", "first:imports", 60)
+    for part in range(_NUMERIC_PARTS):
+        yield row(f"numeric {part + 1}", "numeric:numerics", part=part, num_parts=_NUMERIC_PARTS)
+    yield row("captures", "first:captures")
+    yield row("graphs", "checks:graphs")
+    yield row("fp8", "first:fp8", 60)
+    yield row("memory", "first:memory")
+    yield row("text", "first:text", 60)
+    yield row("greedy llama", "checks:greedy_ids", family="llama")
+
+
 def _headline() -> Iterator[Row]:
-    """In 8 minutes: is it right, and how near is it to the goals?"""
+    """In 8 minutes: how near is it to the goals?"""
 
     def row(name: str, target: str, timeout_s: float = 120, **arguments: Any) -> Row:
         return Row("headline", name, target, arguments, timeout_s)
 
     yield row("rates", "machine:rates", 60)
     yield replace(row("precompile", "machine:precompile", 180), is_preparation=True)
-    yield row("numeric", "numeric:numerics")
-    yield row("graphs", "checks:graphs")
-    yield row("greedy llama", "checks:greedy_ids", family="llama")
     few = (1, 32, 256)
     yield row("decode 8b bf16", "engine:decode", 180, model="8b", precision="bf16", batches=few)
     yield row("prefill 8b bf16", "engine:prefill", model="8b", precision="bf16", lengths=(2048, 32_768))

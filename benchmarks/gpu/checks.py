@@ -160,7 +160,7 @@ def _checkpoint(family: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _load(path: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+def load_decoder(path: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
     checkpoint = Checkpoint.read(path)
     decoder = Decoder(describe(checkpoint.config), dtype, device)
     load(decoder, checkpoint.tensors)
@@ -193,7 +193,9 @@ def _greedy(bench: Bench, family: str) -> Trial:
             mask = torch.ones_like(given)
             out = model.generate(given, attention_mask=mask, max_new_tokens=_NEW, do_sample=False, pad_token_id=0)
             expected.append(tuple(out[0, len(ids) :].tolist()))
-        engine = Engine.around(_load(path, torch.float32, bench.device), len(prompts), 256, kv_dtype=torch.float32)
+        engine = Engine.around(
+            load_decoder(path, torch.float32, bench.device), len(prompts), 256, kv_dtype=torch.float32
+        )
         submits = [greedy(str(index), ids, _NEW) for index, ids in enumerate(prompts)]
         with engine.core() as core:
             together = run(core, submits)
@@ -212,7 +214,7 @@ def _nearness(bench: Bench, family: str) -> Trial:
         given = torch.tensor([ids], device=bench.device)
         theirs = _reference(path, torch.bfloat16, bench.device)(given).logits[0]
         exact = _reference(path, torch.float64, bench.device)(given).logits[0]
-        decoder = _load(path, torch.bfloat16, bench.device)
+        decoder = load_decoder(path, torch.bfloat16, bench.device)
         pages = Pages.make(decoder, 1, len(ids))
         batches = pages.batches([(0, len(ids))])
         pool = StatePool.allocate(decoder.arch, 1, 0, decoder.dtype, open_device(bench.device))
@@ -229,7 +231,7 @@ def overlap(bench: Bench) -> None:
 
     def trial() -> Trial:
         with _checkpoint("qwen3") as path:
-            engine = Engine.around(_load(path, torch.bfloat16, bench.device), 32, 256)
+            engine = Engine.around(load_decoder(path, torch.bfloat16, bench.device), 32, 256)
             kinds: Sequence[dict[str, Any]] = (
                 {},
                 {"temperature": 1.0, "seed": 5},

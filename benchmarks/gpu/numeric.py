@@ -708,12 +708,12 @@ def _worst(found: Sequence[CheckResult]) -> CheckResult:
     return max(ran, key=lambda one: (one.is_wrong, (one.max_err or 0.0) / (one.tol or 1.0)))
 
 
-def numerics(bench: Bench) -> None:
-    """A point for each op on a GPU. A check that did not run is wrong. The interpreter would need a process that set it
-    before importing Triton."""
+def numerics(bench: Bench, part: int = 0, num_parts: int = 1) -> None:
+    """A point for each op on a GPU, or for one of several parts of them. A check that did not run is wrong. The
+    interpreter would need a process that set it before importing Triton."""
     if bench.device.type != "cuda" and not bench.is_listing:
         raise CannotRunError("without a GPU it is `TRITON_INTERPRET=1 python -m benchmarks.gpu.numeric`")
-    for name in CHECKS:
+    for name in list(CHECKS)[part::num_parts]:
 
         def trial(name: str = name) -> Trial:
             if "fp8" in name and not bench.has_fp8:

@@ -125,7 +125,7 @@ def _measured(point: Point, rates: Rates | None, names: Sequence[str], is_measur
     cells["error"] = _error(trial.error)
     cells["allowed"] = None if trial.tolerance is None else f"{trial.tolerance:.1e}"
     cells["verdict"] = "" if trial.error is None else "WRONG" if trial.is_wrong else "right"
-    cells["note"] = shown.note.replace("|", "/")
+    cells["note"] = (shown.note.strip().splitlines() or [""])[-1].replace("|", "/")  # the last line of a traceback
     everything = ("time", f"{case.unit}/s", f"floor {case.unit}/s", "GB/s", "of copy", "TFLOP/s", "floor", "of floor")
     return {name: cells.get(name) for name in dict.fromkeys((*everything, *cells))}
 

@@ -152,6 +152,6 @@ def test_parts_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         program.main(["--part", "checks,speed"])
     assert (
-        "there is no part 'speed'; there are headline, profile, peers, checks, kernels, engine"
+        "there is no part 'speed'; there are first, headline, profile, peers, checks, kernels, engine"
         in capsys.readouterr().err
     )

@@ -298,7 +298,7 @@ def test_a_pattern_that_matches_no_row_is_refused(
     monkeypatch.setattr(program, "device_name", lambda: "A GPU")
     monkeypatch.setattr(program, "WORK_DIR", tmp_path / "work")
     assert program.main(["--row", "decoding", "--out", str(tmp_path / "out")]) == 2
-    assert "no row of headline, profile, peers, checks matches 'decoding'" in capsys.readouterr().err
+    assert "no row of first, headline, profile, peers, checks matches 'decoding'" in capsys.readouterr().err
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
