@@ -38,6 +38,9 @@ TRITON = "triton"
 ROUNDED = 2.0**-8
 """Largest error by norm: results rounded to bf16, at most 2^-9 each, and one more such rounding before."""
 EXACT = 0.0
+WEIGHTS = 5e-6
+"""Largest error by norm of experts' weights, which are fp32. It is less than the share of one whole number that
+differs."""
 ROUNDED_TWICE = 2 * ROUNDED
 """Largest error by norm if only one side rounds after a norm."""
 ONE_STEP = 0.04
@@ -237,6 +240,27 @@ class _Dense:
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, self.weight)
+
+
+def _experts_route(inputs: Inputs) -> Numeric:
+    """Softmax, and biased sigmoids of groups. Places, rows, offsets and loads must be equal."""
+    route, router = _op("experts", "route"), _op("experts", "Router")
+    logits = inputs.randn(70, 60, dtype=torch.float32)
+    logits[3, 20] = logits[3, 10] = 9.0
+    bias, scales = (inputs.randn(60, dtype=torch.float32) for _ in range(2))
+
+    def call(rows: Tensor) -> tuple[Any, ...]:
+        loads = torch.zeros(60, dtype=torch.int64, device=rows.device)
+        groups = router(6, True, has_sigmoid=True, num_groups=5, num_chosen_groups=2, factor=2.5, added=1e-20)
+        return route(rows, router(10, False), None, loads, scales), route(rows, groups, bias, loads), loads
+
+    return Numeric(call, (logits,), WEIGHTS)
+
+
+def _experts_add(inputs: Inputs) -> Numeric:
+    route, router, add_up = (_op("experts", name) for name in ("route", "Router", "add_up"))
+    routing = route(inputs.randn(7, 20, dtype=torch.float32), router(6, True))
+    return Numeric(lambda parts: add_up(parts, routing), (inputs.randn(42, 1100),))
 
 
 def _experts(inputs: Inputs) -> Numeric:
@@ -556,8 +580,10 @@ CHECKS: dict[str, Make] = {
     "add_rms_norm": _of_rows("rms_norm", "add_rms_norm", residual=True, weights=1),
     "layer_norm": _of_rows("layer_norm", "layer_norm", weights=2),
     "add_layer_norm": _of_rows("layer_norm", "add_layer_norm", residual=True, weights=2),
+    "experts_route": _experts_route,
     "experts_product": _experts,
     "experts_integers": _experts_integers,
+    "experts_add": _experts_add,
     "silu_mul": _of_rows("gated_mul", "silu_mul", half=True),
     "limited_mul": _limited_mul,
     "gelu_mul": _of_rows("gated_mul", "gelu_mul", half=True),

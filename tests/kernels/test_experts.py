@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.ops.experts import PRODUCT, Router, Routing, add_up, bind_experts, route
+from inferd.kernels.ops.experts import PRODUCT, Router, Routing, add_up, bind_experts, reference, route
 from inferd.kernels.ops.linear import linear
 from inferd.kernels.ops.linear_fp8 import linear_fp8, quantize_weight
 from inferd.kernels.ops.linear_int4 import linear_int4, quantize_int4
@@ -77,6 +77,47 @@ def test_routing_by_biased_scores_of_groups(router: Router, has_bias: bool) -> N
     error = (routing.weights - expected).abs().max()
     assert error < 1e-6 < (routing.weights * 1.0001 - expected).abs().max()
     assert not has_bias or not torch.equal(experts_of(route(logits, router, bias.roll(1))), chosen)
+
+
+ROUTERS = {
+    "softmax": (60, Router(4, False)),
+    "softmax normalized": (128, Router(8, True)),
+    "softmax factor": (8, Router(2, True, factor=2.5)),
+    "softmax groups": (160, Router(6, False, num_groups=8, num_chosen_groups=3, factor=16.0)),
+    "sigmoid": (384, Router(8, True, has_sigmoid=True, factor=2.827, added=1e-20)),
+    "sigmoid groups": (256, Router(8, True, has_sigmoid=True, num_groups=8, num_chosen_groups=4, added=1e-20)),
+    "sigmoid odd groups": (60, Router(5, False, has_sigmoid=True, num_groups=3, num_chosen_groups=2)),
+    "many": (512, Router(10, True)),
+    "all": (9, Router(9, False)),
+}
+"""Routers of families with experts and others, by name, and their numbers of experts."""
+
+
+@pytest.mark.sampled(keep=4, of="triton")
+@pytest.mark.parametrize("has_vectors", [False, True])
+@pytest.mark.parametrize("name", ROUTERS)
+def test_routing_equals_the_reference(name: str, has_vectors: bool) -> None:
+    """Places, rows and offsets are equal, with a tie in each row. A row alone has the bits that it has among others."""
+    num_experts, router = ROUTERS[name]
+    logits = torch.randn(13, num_experts) * 2
+    logits[:, 3] = logits[:, 1] = logits.amax(1)
+    bias, scales = torch.randn(2, num_experts).mul(0.2).unbind() if has_vectors else (None, None)
+    if bias is not None:
+        bias[3] = bias[1]
+    own, plain = torch.arange(num_experts), torch.arange(num_experts)
+    routing = route(logits, router, bias, own, scales)
+    expected = reference.route(logits, router, bias, plain, scales)
+    chosen = experts_of(routing)
+    assert torch.equal(chosen, experts_of(expected))
+    for found, exact in zip((*routing[1:], own), (*expected[1:], plain), strict=True):
+        assert found.dtype == exact.dtype and torch.equal(found, exact)
+    allowed = 5e-6 * expected.weights.abs()
+    assert ((routing.weights - expected.weights).abs() <= allowed).all()
+    assert ((routing.weights * 1.00002 - expected.weights).abs() > allowed).all(), "a wrong weight is seen"
+    for index in (0, 11):
+        alone = route(logits[index : index + 1], router, bias, scales=scales)
+        assert torch.equal(alone.weights[0], routing.weights[index])
+        assert torch.equal(experts_of(alone)[0], chosen[index])
 
 
 def test_loads_count_the_rows_of_each_expert() -> None:
@@ -196,11 +237,12 @@ def test_cpp_calls_every_format_that_it_multiplies(implementation: str) -> None:
     assert {choice.chosen for choice in PRODUCT.choices()} == {"cpp"}
 
 
+@pytest.mark.parametrize("size", [37, 1100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_results_are_added_in_the_order_of_the_choices(dtype: torch.dtype) -> None:
+def test_results_are_added_in_the_order_of_the_choices(dtype: torch.dtype, size: int) -> None:
     routing = route(torch.randn(23, NUM_EXPERTS), Router(NUM_CHOSEN, False))
-    parts = torch.randn(23 * NUM_CHOSEN, 37).to(dtype)
-    total = torch.zeros(23, 37)
+    parts = torch.randn(23 * NUM_CHOSEN, size).to(dtype)
+    total = torch.zeros(23, size)
     for index in range(NUM_CHOSEN):
         total += routing.weights[:, index, None] * parts[routing.places[:, index].long()].float()
     assert torch.equal(add_up(parts, routing), total.to(dtype))

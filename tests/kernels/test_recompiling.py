@@ -44,6 +44,7 @@ SMALL = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 16,
 }  # fmt: skip
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 HEADS = {"linear_num_value_heads": 16, "mamba_n_heads": 16}
 """As in published models, the width of a recurrent layer's projection is a multiple of 16."""
 CASES = (
@@ -53,6 +54,7 @@ CASES = (
     (Case("llama, in fp8", "llama", SMALL), "fp8", "torch"),
     (Case("llama, in int8", "llama", SMALL), "int8", "torch"),
     (Case("llama, in int4", "llama", SMALL | {"intermediate_size": 64}), "int4", "torch"),
+    (Case("qwen3 moe", "qwen3_moe", SMALL | EXPERTS), "none", "triton_few_rows"),
     *((Case(one.name, one.model_type, SMALL | one.config | HEADS), "none", "triton_few_rows") for one in HYBRIDS),
 )
 """(case, quantization of its weights, implementation of its products)."""
@@ -166,6 +168,8 @@ def test_steps(case: Case, quantization: str, multiply: str, forms: Forms) -> No
         known = known or {key: set(found) for key, found in forms.items()}
     assert compiled_anew(forms, known) == set()
     assert len({kernel for kernel, _ in known}) >= 12
+    routes = {f"inferd.kernels.ops.experts.triton_routing.{name}" for name in ("_choose", "_sort", "_add")}
+    assert len(routes & {kernel for kernel, _ in known}) == 3 * case.name.endswith("moe")
     has_adapters = "inferd.kernels.ops.lora.triton._expand" in {kernel for kernel, _ in known}
     assert has_adapters == case.name.endswith("adapters")
 

@@ -59,6 +59,12 @@ class Key(NamedTuple):
     """For products: whether every expert's matrix is one C++ product."""
     stack: Literal["none", "dense", "integers"] = "none"
     """For products: what every expert's layer is, if all are alike: `Dense`, or `Integers`."""
+    num_experts: int = 0
+    """For routing."""
+
+
+MOST_EXPERTS = 2**14
+"""Most experts that a Triton program chooses from: 16 a lane of its most warps."""
 
 
 def _refuses_cpp(key: Key) -> str | None:
@@ -67,6 +73,18 @@ def _refuses_cpp(key: Key) -> str | None:
 
 def _refuses_products(key: Key) -> str | None:
     return _refuses_cpp(key) if key.is_native else "calls matrices that one C++ kernel multiplies"
+
+
+def _refuses_route(key: Key) -> str | None:
+    if key.dtype != torch.float32:
+        return f"takes logits in float32, not {key.dtype}"
+    if key.num_experts > MOST_EXPERTS:
+        return f"chooses from at most {MOST_EXPERTS:,} experts, not {key.num_experts:,}"
+    return gpu.refuses(key.device_type, key.dtype)
+
+
+def _refuses_add(key: Key) -> str | None:
+    return gpu.refuses(key.device_type, key.dtype)
 
 
 def _refuses_triton(key: Key) -> str | None:
@@ -81,7 +99,11 @@ def _refuses_integers(key: Key) -> str | None:
 
 ROUTE: Op[Key, Callable[[Tensor, Router, Tensor | None, Tensor, Tensor | None], Routing]] = Op(
     "experts_route",
-    [Implementation("cpp", cpu.route, _refuses_cpp), Implementation("reference", reference.route, always)],
+    [
+        Implementation("cpp", cpu.route, _refuses_cpp),
+        Implementation("triton", Deferred(f"{__name__}.triton_routing", "route"), _refuses_route),
+        Implementation("reference", reference.route, always),
+    ],
 )
 PRODUCT: Op[Key, Callable[[Sequence[Apply], torch.dtype], Products]] = Op(
     "experts_product",
@@ -94,7 +116,11 @@ PRODUCT: Op[Key, Callable[[Sequence[Apply], torch.dtype], Products]] = Op(
 )
 ADD: Op[Key, Callable[[Tensor, Routing], Tensor]] = Op(
     "experts_add",
-    [Implementation("cpp", cpu.add_up, _refuses_cpp), Implementation("reference", reference.add_up, always)],
+    [
+        Implementation("cpp", cpu.add_up, _refuses_cpp),
+        Implementation("triton", Deferred(f"{__name__}.triton_routing", "add_up"), _refuses_add),
+        Implementation("reference", reference.add_up, always),
+    ],
 )
 
 
@@ -107,7 +133,8 @@ def route(
 ) -> Routing:
     """Chooses experts for each row of logits [T, experts] fp32. Of equal ones the lower index comes first. `bias`
     [experts] fp32 is added to the scores that are compared. Each expert's number of rows is added to `loads` [experts]
-    int64. Weights are multiplied by `scales` [experts] fp32 of the experts."""
+    int64. Weights are multiplied by `scales` [experts] fp32 of the experts. A row with a NaN has valid experts
+    too. A row's bits do not depend on the other rows."""
     num_experts, group_size = logits.shape[1], logits.shape[1] // router.num_groups
     assert logits.dtype == torch.float32 and 0 < router.num_chosen <= group_size * router.num_chosen_groups
     assert num_experts % router.num_groups == 0 and (router.num_groups == 1 or group_size >= 2)
@@ -115,7 +142,8 @@ def route(
     loads = torch.zeros(num_experts, dtype=torch.int64, device=logits.device) if loads is None else loads
     assert loads.shape == (num_experts,) and loads.dtype == torch.int64 and loads.is_contiguous()
     assert scales is None or (scales.shape == loads.shape and scales.dtype == torch.float32 and scales.is_contiguous())
-    return ROUTE.resolve(Key(logits.device.type, logits.dtype))(logits, router, bias, loads, scales)
+    key = Key(logits.device.type, logits.dtype, num_experts=num_experts)
+    return ROUTE.resolve(key)(logits, router, bias, loads, scales)
 
 
 def bind_experts(linears: Sequence[Apply], device: torch.device, dtype: torch.dtype) -> Products:

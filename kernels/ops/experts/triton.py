@@ -28,7 +28,7 @@ from inferd.kernels.gpu.tiles import (
     shared_need,
     stages_of,
 )
-from inferd.kernels.ops.experts import triton_integers
+from inferd.kernels.ops.experts import triton_integers, triton_routing
 from inferd.kernels.ops.experts.reference import Routing
 
 _BLOCK_M, _BLOCK_N, _NUM_WARPS = 64, 64, 4
@@ -121,6 +121,7 @@ def shipped() -> Iterator[Shipped]:
         yield _shipped(dtype, by_row, scanned)
     yield from (_shipped(torch.bfloat16, by_row, LEAST_SCANNED, has_bias=True) for by_row in (True, False))
     yield from triton_integers.shipped()
+    yield from triton_routing.shipped()
 
 
 def _shipped(dtype: torch.dtype, by_row: bool, scanned: int, *, has_bias: bool = False) -> Shipped:
