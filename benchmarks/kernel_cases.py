@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels.ops import (
+    experts,
     gated_delta,
     gated_mul,
     head_gate,
@@ -58,6 +59,8 @@ _DTYPE = torch.bfloat16
 
 DELTA = (16, 32, 128, 128)
 """Key heads, value heads and their sizes in Qwen3-Next and Qwen3.5-4B."""
+EXPERTS, CHOSEN, EXPERTS_SIZE = 128, 8, 2048
+"""Experts of a layer, those of a token, and the size of their results in Qwen3-30B-A3B."""
 MAMBA = (1, 48, 128, 64)
 """Groups, heads and the sizes of a state in Granite 4 Tiny."""
 PROMPT = 256
@@ -182,6 +185,10 @@ def small_cases(rows: Sequence[int]) -> Iterator[Case]:
             yield Case(rope.ROPE_AND_CACHE, f"{name}, {num_rows} tokens", "bf16", num_bytes, 0.0, make)
         make = partial(_make_gate, num_rows)
         yield Case(gated_mul.SILU_MUL, f"{num_rows} x 2*8192", "bf16", 6.0 * num_rows * 8192, 0.0, make)
+        shape, num_bytes = f"{num_rows} x {CHOSEN} of {EXPERTS}", 4.0 * num_rows * (EXPERTS + 3 * CHOSEN)
+        yield Case(experts.ROUTE, shape, "fp32", num_bytes, 0.0, partial(_make_route, num_rows))
+        shape, num_bytes = f"{num_rows} x {CHOSEN} x {EXPERTS_SIZE}", 2.0 * num_rows * (CHOSEN + 1) * EXPERTS_SIZE
+        yield Case(experts.ADD, shape, "bf16", num_bytes, 0.0, partial(_make_add, num_rows))
     for num_rows in [count for count in rows if count <= 32]:
         for vocab_size in (32_000, 151_936):
             make = partial(_make_sample, num_rows, vocab_size)
@@ -211,6 +218,17 @@ def _make_rope(heads: tuple[int, int, int], num_tokens: int, has_norm: bool) -> 
 def _make_gate(num_rows: int) -> Callable[[], object]:
     gate_up = torch.randn(num_rows, 2 * 8192).to(_DTYPE)
     return lambda: gated_mul.silu_mul(gate_up)
+
+
+def _make_route(num_rows: int) -> Callable[[], object]:
+    logits, loads, router = torch.randn(num_rows, EXPERTS), torch.zeros(EXPERTS).long(), experts.Router(CHOSEN, True)
+    return lambda: experts.route(logits, router, loads=loads).weights
+
+
+def _make_add(num_rows: int) -> Callable[[], object]:
+    routing = experts.route(torch.randn(num_rows, EXPERTS), experts.Router(CHOSEN, True))
+    parts = torch.randn(num_rows * CHOSEN, EXPERTS_SIZE, dtype=_DTYPE)
+    return lambda: experts.add_up(parts, routing)
 
 
 def _make_sample(num_rows: int, vocab_size: int) -> Callable[[], object]:
