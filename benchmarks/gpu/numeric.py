@@ -165,26 +165,29 @@ def _paged_attention(*, is_deterministic: bool) -> Make:
 
 
 def _attention_library(name: str) -> Make:
-    """Decodes and chunks of a recorded step, with a head and a window that every library takes. The reference, which
-    gets float32, needs lengths on the host."""
+    """Decodes and chunks, with a head and a window that every library takes. The reference, which gets float32, needs
+    lengths on the host. Steps are recorded, but FlashInfer takes chunks only otherwise, and on few GPUs."""
 
     def make(inputs: Inputs) -> Numeric:
         paged = importlib.import_module("inferd.kernels.ops.paged_attention")
         rows, block, width, kv_heads, size = ((0, 1), (256, 1), (700, 1), (250, 200), (0, 90)), 32, 25, 2, 128
         tables = inputs.permutation(len(rows) * width).reshape(len(rows), width).to(torch.int32)
+        is_limited = name == "flashinfer"
 
         def call(q: Tensor, kv: Tensor) -> tuple[Tensor, ...]:
             def attend(window: int | None, chosen: slice) -> Tensor:
                 batch = paged.AttentionBatch.build(
                     rows[chosen], tables[chosen], block, q.device, is_deterministic=False
                 )
-                if q.dtype != torch.float32:
+                if q.dtype != torch.float32 and (batch.is_decode or not is_limited):
                     batch = dataclasses.replace(batch, host_seq_lens=None)
                 result: Tensor = paged.paged_attention(q[: batch.num_tokens], kv, batch, size**-0.5, window)
                 return result
 
-            decodes = slice(0, 3)
-            return tuple(attend(window, chosen) for window in (None, 100) for chosen in (slice(None), decodes))
+            steps = [slice(0, 3)]
+            if not is_limited or gpu.properties_of(q.device).has_tensor_memory:
+                steps.append(slice(None))
+            return tuple(attend(window, chosen) for window in (None, 100) for chosen in steps)
 
         tokens = sum(count for _, count in rows)
         kv = inputs.randn(len(rows) * width, 2, kv_heads, block, size)

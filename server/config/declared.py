@@ -212,7 +212,7 @@ class Declared(BaseSettings):
         None, "Give a request the same tokens whatever other requests run beside it. A CPU always does."
     )
     attention_libs: bool = _engine(
-        True, "Let FlashAttention or cuDNN compute attention on a GPU, if installed. Never if deterministic."
+        True, "Let an installed library, such as FlashAttention, compute attention on a GPU. Never if deterministic."
     )
     num_threads: Annotated[int | None, Auto, Number] = _engine(
         None, "Number of compute threads; auto takes one per available core.", ge=1, le=1024

@@ -92,7 +92,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "kernels.gpu": ("inferd.kernels.device", "inferd.kernels.ops", "torch", "triton"),
     "kernels.ops": (
         "inferd.kernels.cpu", "inferd.kernels.device", "inferd.kernels.gpu", "inferd.kernels.registry",
-        "torch", "triton", "cudnn", "flash_attn", "flash_attn_interface",
+        "torch", "triton", "cudnn", "flash_attn", "flash_attn_interface", "flashinfer",
     ),
     "kernels.compile": ("inferd.kernels.device", "inferd.kernels.gpu", "triton"),
 }  # fmt: skip

@@ -90,7 +90,7 @@ def test_the_wheel_holds_the_embedded_model_without_its_trainer(wheel: Path) -> 
     assert not [name for name in held if not name.startswith(("inferd/", "inferd-"))]
 
 
-OPTIONAL = ("cudnn", "flash_attn_interface", "flash_attn")
+OPTIONAL = ("cudnn", "flash_attn_interface", "flash_attn", "flashinfer")
 """Libraries for attention on GPUs. Only the modules that call them import them."""
 
 

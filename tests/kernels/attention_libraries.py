@@ -28,12 +28,12 @@ class Kept:
     spoil: Spoil = field(default_factory=dict)
     calls: list[dict[str, Any]] = field(default_factory=list)
 
-    def keep(self, arguments: Mapping[str, Any]) -> Tensor:
-        """The library's result: memory that nothing has written yet."""
+    def keep(self, arguments: Mapping[str, Any], queries: str = "q") -> Tensor:
+        """The library's result: memory that nothing has written yet, with the shape of the argument `queries`."""
         unknown = set(self.spoil) - set(arguments)
         assert not unknown, f"no such arguments: {unknown}"
         self.calls.append({name: self.spoil.get(name, _same)(value) for name, value in arguments.items()})
-        return torch.empty_like(arguments["q"])
+        return torch.empty_like(arguments[queries])
 
 
 def _same(value: Any) -> Any:
@@ -283,6 +283,113 @@ def _band(given: Mapping[str, Any], num_before: int) -> Band:
     return Band(num_before if is_at_end else 0, -1 if left is None else left - 1, -1 if right is None else right)
 
 
+# -- FlashInfer --------------------------------------------------------------------------------------------------------
+
+_COUNTERS_BYTES = 8 << 20
+_PARTS = 192
+"""More than any GPU has multiprocessors."""
+
+
+def flashinfer(kept: Kept) -> types.ModuleType:
+    """The modules `flashinfer.decode` and `flashinfer.prefill` of version 0.7.4, in one."""
+
+    def trtllm_batch_decode_with_kv_cache(
+        query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len, bmm1_scale=1.0, bmm2_scale=1.0,
+        window_left=-1, out=None, out_dtype=None, o_sf_scale=None, o_sf_vec_size=None, sinks=None, kv_layout="HND",
+        enable_pdl=None, backend="auto", q_len_per_req=1, o_scale=1.0, mask=None, max_q_len=None, cum_seq_lens_q=None,
+        skip_softmax_threshold_scale_factor=None, kv_cache_sf=None, uses_shared_paged_kv_idx=True, lse=None,
+        return_lse=False, bmm1_scale_log2=None, multi_ctas_kv_counter_buffer=None, enable_block_sparse_attention=False,
+        cp_world=1, cp_rank=0, causal_seqlens_kv_global=None, bf16q_fp8kv_transform_mode=None, request_order=None,
+        request_order_plan=None, sparse_top_k=0, length_aware_schedule=False,
+    ):  # fmt: skip
+        given = dict(locals())
+        del given["kept"]
+        return kept.keep(given, "query")
+
+    def trtllm_batch_context_with_kv_cache(
+        query, kv_cache, workspace_buffer, block_tables, seq_lens, max_q_len, max_kv_len, bmm1_scale, bmm2_scale,
+        batch_size, cum_seq_lens_q, cum_seq_lens_kv, window_left=-1, out=None, out_dtype=None, o_sf_scale=None,
+        o_sf_vec_size=None, kv_layout="HND", enable_pdl=None, sinks=None, kv_cache_sf=None,
+        skip_softmax_threshold_scale_factor=None, uses_shared_paged_kv_idx=True, causal=True, lse=None,
+        return_lse=False, multi_ctas_kv_counter_buffer=None, use_fp16_softmax=None, uses_spcompress=None,
+        backend="trtllm-gen", window_right=-1, variable_window_token_starts=None, variable_window_token_ends=None,
+    ):  # fmt: skip
+        given = dict(locals())
+        del given["kept"]
+        return kept.keep(given, "query")
+
+    module = types.ModuleType("flashinfer.decode")
+    vars(module).update(
+        trtllm_batch_decode_with_kv_cache=trtllm_batch_decode_with_kv_cache,
+        trtllm_batch_context_with_kv_cache=trtllm_batch_context_with_kv_cache,
+    )
+    return module
+
+
+def replay_flashinfer(given: Mapping[str, Any]) -> Tensor:
+    is_context = "cum_seq_lens_kv" in given
+    used = {
+        "query", "kv_cache", "workspace_buffer", "block_tables", "seq_lens", "max_seq_len", "max_kv_len", "bmm1_scale",
+        "bmm2_scale", "window_left", "sinks", "kv_layout", "backend", "multi_ctas_kv_counter_buffer",
+        "uses_shared_paged_kv_idx", "q_len_per_req", "o_scale", "cp_world", "window_right", "enable_pdl",
+    }  # fmt: skip
+    if is_context:
+        used |= {"max_q_len", "batch_size", "cum_seq_lens_q", "cum_seq_lens_kv", "causal"}
+    assert all(not value for name, value in given.items() if name not in used)
+    assert isinstance(given["bmm1_scale"], float) and given["bmm2_scale"] == 1.0
+    q, tables, kv_lens = given["query"], given["block_tables"], given["seq_lens"]
+    for numbers in (tables, kv_lens):
+        assert numbers.dtype == torch.int32 and numbers.is_contiguous(), "only the first address is handed on"
+    assert kv_lens.min() >= 1 and kv_lens.max() <= given["max_kv_len" if is_context else "max_seq_len"]
+    k, v = _pages_of_flashinfer(given)
+    if given["backend"] == "xqa":
+        _check_xqa(given, k)
+    else:
+        _check_trtllm_gen(given, k)
+    starts = torch.arange(len(q) + 1, dtype=torch.int32)
+    if is_context:
+        starts = given["cum_seq_lens_q"]
+        assert given["causal"] and given["batch_size"] == len(kv_lens) and starts.diff().min() >= 1
+        assert given["max_q_len"] >= starts.diff().max()
+        assert given["cum_seq_lens_kv"].tolist() == [0, *itertools.accumulate(kv_lens.tolist())]
+    assert len(starts) - 1 == len(kv_lens) == len(tables) and starts[-1] == len(q)
+    left, sinks, out = given["window_left"], given["sinks"], torch.full_like(q, float("nan"))
+    for row, (first, last) in enumerate(itertools.pairwise(starts.tolist())):
+        keys, values = (_paged(pages, tables[row], int(kv_lens[row])) for pages in (k, v))
+        band = Band(len(keys) - (last - first), left, 0)
+        out[first:last] = attend(q[first:last], keys, values, given["bmm1_scale"], band, 0.0, sinks)
+    return out
+
+
+def _pages_of_flashinfer(given: Mapping[str, Any]) -> list[Tensor]:
+    """K and V as [blocks, block_size, G, D]. Both are read by the strides of K."""
+    caches = given["kv_cache"]
+    assert isinstance(caches, tuple) and len(caches) == 2 and given["kv_layout"] == "HND"
+    k, v = caches
+    assert k.shape == v.shape and k.stride() == v.stride() and k.dtype == v.dtype == given["query"].dtype
+    assert k.stride(-1) == 1 and given["query"].shape[2] == k.shape[3]
+    return [cache.transpose(1, 2) for cache in caches]
+
+
+def _check_xqa(given: Mapping[str, Any], k: Tensor) -> None:
+    q, workspace, (_, block_size, num_kv_heads, head_dim) = given["query"], given["workspace_buffer"], k.shape
+    group = q.shape[1] // num_kv_heads
+    assert block_size in (16, 32, 64, 128) and head_dim % 16 == 0 and head_dim <= 256 and group <= 16
+    assert q.is_contiguous() and all(stride % head_dim == 0 for stride in k.stride()[:-1]), "it counts in heads"
+    part_bytes = group * head_dim * q.element_size() + 2 * 32 * 4
+    assert workspace.is_contiguous() and workspace.nbytes >= _COUNTERS_BYTES + _PARTS * part_bytes
+    assert not workspace.view(torch.uint8)[:_COUNTERS_BYTES].any()
+    assert given["multi_ctas_kv_counter_buffer"] is None
+
+
+def _check_trtllm_gen(given: Mapping[str, Any], k: Tensor) -> None:
+    counters, workspace = given["multi_ctas_kv_counter_buffer"], given["workspace_buffer"]
+    assert given["backend"] == "trtllm-gen" and k.shape[1] in (16, 32, 64) and k.shape[3] in (64, 128, 256)
+    assert counters.nbytes >= 4 * max(_PARTS, len(given["seq_lens"]) * given["query"].shape[1]) and not counters.any()
+    assert counters.data_ptr() % 16 == workspace.data_ptr() % 16 == 0 and workspace.nbytes >= 128 << 20
+    assert counters.data_ptr() + counters.nbytes <= workspace.data_ptr(), "they overlap"
+
+
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
@@ -295,8 +402,10 @@ class Band:
     right: int
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, band: Band, softcap: float) -> Tensor:
-    """[n, Hq, D] of queries [n, Hq, D] over keys and values [length, G, D]."""
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, scale: float, band: Band, softcap: float, sinks: Tensor | None = None
+) -> Tensor:
+    """[n, Hq, D] of queries [n, Hq, D] over keys and values [length, G, D], with sinks [Hq]."""
     repeat = q.shape[1] // keys.shape[1]
     k, v = (part.double().repeat_interleave(repeat, dim=1) for part in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
@@ -309,13 +418,19 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, band: Band, so
         hidden |= place > diagonal + band.right
     if band.left >= 0:
         hidden |= place < diagonal - band.left
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    scores.masked_fill_(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, q.shape[0], 1)], dim=2)
+    weights = scores.softmax(-1)[:, :, : keys.shape[0]]
     return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
 
 
-MODULES: dict[str, tuple[str, Callable[[Kept], types.ModuleType], Callable[[Mapping[str, Any]], Tensor]]] = {
-    "flash_attention_3": ("flash_attn_interface", flash_attention_3, replay_flash_attention_3),
-    "cudnn": ("cudnn", cudnn, replay_cudnn),
-    "flash_attention_4": ("flash_attn.cute.interface", flash_attention_4, replay_flash_attention_4),
+MODULES: dict[
+    str, tuple[tuple[str, ...], Callable[[Kept], types.ModuleType], Callable[[Mapping[str, Any]], Tensor]]
+] = {
+    "flash_attention_3": (("flash_attn_interface",), flash_attention_3, replay_flash_attention_3),
+    "flashinfer": (("flashinfer.decode", "flashinfer.prefill"), flashinfer, replay_flashinfer),
+    "cudnn": (("cudnn",), cudnn, replay_cudnn),
+    "flash_attention_4": (("flash_attn.cute.interface",), flash_attention_4, replay_flash_attention_4),
 }
-"""(name, stand-in, replay) of each library's module, by implementation."""
+"""(modules that are called, stand-in for all of them, replay) of each library, by implementation."""

@@ -22,7 +22,7 @@ AROUND = {"tests/conftest.py", "tests/records.py", "engine/api/process/garbage.p
 """Files that choose the tests and the folder of their caches. No result of a test depends on them."""
 OTHER_PACKAGES = {
     "pytest", "hypothesis", "psutil", "pynvml", "huggingface_hub", "nvidia", "cuda", "cudnn", "flash_attn",
-    "flash_attn_interface",
+    "flash_attn_interface", "flashinfer",
 }  # fmt: skip
 """Programs of the tests, a downloader, and libraries that are used on a GPU alone."""
 PACKAGES = ("triton", "torch")

@@ -7,7 +7,11 @@ GPU that holds for batches that are deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -21,8 +25,10 @@ from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 __all__ = ["ATTENTION_SPLIT", "LIBRARIES", "PAGED_ATTENTION", "AttentionBatch", "paged_attention"]
 
-LIBRARIES = ("flash_attention_3", "cudnn", "flash_attention_4")
-"""Implementations by libraries that are installed beside inferd, best first."""
+LIBRARIES = ("flash_attention_3", "flashinfer", "cudnn", "flash_attention_4")
+"""Implementations by libraries that are installed beside inferd, best first. We have measured none. SGLang's defaults
+are FlashAttention-3 on Hopper and FlashInfer's kernels on B200 (docs.sglang.io, "Attention Backend"). FlashInfer
+installs cuDNN's front end, so it would compute next to nothing behind cuDNN."""
 
 
 class Key(NamedTuple):
@@ -39,6 +45,8 @@ class Key(NamedTuple):
     is_invariant: bool
     """Whether a row's bits must depend on its own sequence alone."""
     has_sinks: bool = False
+    is_decode: bool = False
+    """As of `AttentionBatch`."""
 
 
 def _refuses_triton(key: Key) -> str | None:
@@ -51,20 +59,20 @@ def _refuses_triton(key: Key) -> str | None:
     return refuses_kv(key.dtype, key.kv_dtype) or gpu.refuses(key.device_type, key.dtype, key.kv_dtype)
 
 
-def _refuses_library(key: Key, module: str, *majors: int) -> str | None:
+def _refuses_library(key: Key, module: str, *majors: int, takes_sinks: bool = False) -> str | None:
     """Why no library takes such K, V and queries, or why `module` does not run on this GPU. `majors`: the major numbers
     of the compute capabilities that it has kernels for."""
     if key.device_type != "cuda":
         return "runs on GPUs only"
     if key.is_invariant:
         return _CUTS_KEYS
-    if key.has_sinks:
+    if key.has_sinks and not takes_sinks:
         return "is called without sinks"
     if not gpu.is_installed(module):
         return f"{module} is not installed"
     device = gpu.properties_of()
     if device.sm // 10 not in majors:
-        needed = " or ".join(f"{one}.x" for one in majors)
+        needed = _listed([f"{one}.x" for one in majors])
         return f"needs compute capability {needed}; this GPU has {device.capability}"
     if key.dtype not in (torch.bfloat16, torch.float16):
         return f"multiplies 16-bit numbers, not {key.dtype}"
@@ -77,6 +85,65 @@ def _refuses_library(key: Key, module: str, *majors: int) -> str | None:
 
 def _refuses_flash_attention_3(key: Key) -> str | None:
     return _refuses_library(key, "flash_attn_interface", 9)
+
+
+def _refuses_flashinfer(key: Key) -> str | None:
+    """FlashInfer has two sets of kernels: trtllm-gen for compute capability 10.x, and XQA."""
+    reason = _refuses_library(key, "flashinfer", 9, 10, 12, takes_sinks=True)
+    if reason is not None:
+        return reason
+    if key.has_softcap:
+        return "does not cap scores"
+    if gpu.properties_of().has_tensor_memory:
+        return _refuses_trtllm_gen(key)
+    if not key.is_decode:
+        return "computes only steps of rows with one query each on compute capability 9.x and 12.x"
+    if key.block_size not in (16, 32, 64, 128):
+        return f"takes blocks of 16, 32, 64 or 128 tokens, not {key.block_size}"
+    if key.head_dim % 16 or key.heads_per_kv_head > 16:
+        return "takes head sizes that are multiples of 16, and at most 16 query heads for each KV head"
+    return _refuses_to_load(key.head_dim in _BUILT_HEADS and key.heads_per_kv_head in _BUILT_GROUPS)
+
+
+def _refuses_trtllm_gen(key: Key) -> str | None:
+    if key.is_recorded and not key.is_decode:
+        return "computes no recorded steps with prompts: nobody says what it does with rows that have no queries"
+    if key.block_size not in (16, 32, 64):
+        return f"takes blocks of 16, 32 or 64 tokens, not {key.block_size}"
+    if key.head_dim not in _BUILT_HEADS:
+        return f"takes heads of {_listed(_BUILT_HEADS)} on compute capability 10.x, not {key.head_dim}"
+    if not gpu.is_installed("flashinfer_cubin"):
+        return "needs the package flashinfer-cubin: without it, FlashInfer downloads each kernel at its first call"
+    return _refuses_to_load(is_built=True)
+
+
+_BUILT_HEADS, _BUILT_GROUPS = (64, 128, 256), (1, 2, 4, 8)
+"""Head sizes, and query heads of a KV head, that flashinfer-jit-cache has kernels for (0.7.4, `flashinfer/aot.py`)."""
+
+
+def _refuses_to_load(is_built: bool) -> str | None:
+    """Why FlashInfer can neither load nor build a kernel at its first call. `is_built`: whether flashinfer-jit-cache
+    has it."""
+    if _has_nvcc() or (is_built and gpu.is_installed("flashinfer_jit_cache")):
+        return None
+    if is_built:
+        return "needs nvcc, or the package flashinfer-jit-cache"
+    heads, groups = _listed(_BUILT_HEADS), _listed(_BUILT_GROUPS)
+    return f"needs nvcc: flashinfer-jit-cache has kernels for heads of {heads}, and {groups} of them for each KV head"
+
+
+@functools.cache
+def _has_nvcc() -> bool:
+    """Whether nvcc is in a place that FlashInfer knows."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home is not None:
+        return (Path(home) / "bin/nvcc").exists()
+    return shutil.which("nvcc") is not None or Path("/usr/local/cuda/bin/nvcc").exists()
+
+
+def _listed(values: Sequence[object]) -> str:
+    *first, last = map(str, values)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _refuses_cudnn(key: Key) -> str | None:
@@ -122,6 +189,12 @@ PAGED_ATTENTION: Op[Key, Run] = Op(
             "flash_attention_3",
             Deferred(f"{__name__}.flash_attention_3", "paged_attention"),
             _refuses_flash_attention_3,
+            varies=_LIBRARY_VARIES,
+        ),
+        Implementation(
+            "flashinfer",
+            Deferred(f"{__name__}.flashinfer", "paged_attention"),
+            _refuses_flashinfer,
             varies=_LIBRARY_VARIES,
         ),
         Implementation(
@@ -184,5 +257,6 @@ def paged_attention(
         batch.is_recorded,
         batch.is_deterministic,
         sinks is not None,
+        batch.is_decode,
     )
     return PAGED_ATTENTION.resolve(key)(q, kv, batch, scale, window, softcap, kv_scales, sinks)

@@ -80,6 +80,11 @@ class AttentionBatch:
         return self.host_seq_lens is None
 
     @cached_property
+    def is_decode(self) -> bool:
+        """Whether each row has exactly one query: that of row r is token r."""
+        return self.knows_query_lens and max(self.query_lens) == 1
+
+    @cached_property
     def prepared(self) -> dict[Hashable, Any]:
         """Data that an implementation prepared for all layers of this step, by keys of its own. The first layer
         prepares it. A CUDA graph captures that work, so a captured call needs a batch that no earlier call used."""
