@@ -126,11 +126,11 @@ def _flash(given: Mapping[str, Any], k: Tensor, v: Tensor, kv_lens: Tensor, left
 
 
 def _paged(pages: Tensor, table: Tensor, length: int) -> Tensor:
-    """[length, G, D] from pages [blocks, block_size, G, D]."""
+    """[length, G, D] from pages [blocks, block_size, G, D]. All of the table must be ids of pages: a library may load
+    more than it needs."""
     assert length <= table.shape[0] * pages.shape[1]
-    ids = table[: -(-length // pages.shape[1])].long()
-    assert ((ids >= 0) & (ids < pages.shape[0])).all()
-    return pages[ids].flatten(0, 1)[:length]
+    assert ((table >= 0) & (table < pages.shape[0])).all()
+    return pages[table[: -(-length // pages.shape[1])].long()].flatten(0, 1)[:length]
 
 
 # -- cuDNN -------------------------------------------------------------------------------------------------------------

@@ -45,6 +45,8 @@ os.environ |= {"FLASH_ATTENTION_ARCH": "sm_90", "CUTE_DSL_ARCH": "sm_90a", "FLAS
 PACKAGE = "inferd.kernels.ops.paged_attention"
 DECODES = tuple((start, 1) for start in (0, 5, 255, 256, 700))
 SCALE = 0.2
+ANYTHING = 2**31 - 1
+"""A number that is no block id."""
 HOPPER = Key("cuda", DTYPE, DTYPE, 128, 4, 32, False, False, is_recorded=True, is_invariant=False, is_decode=True)
 
 
@@ -95,14 +97,16 @@ def forget(name: str) -> None:
 
 
 def recorded(batch: AttentionBatch, num_idle: int, size: int) -> AttentionBatch:
-    """The batch as a recorded step of `size` tokens has it: with rows that have no tokens, tokens that have no row, and
-    bounds instead of lengths."""
+    """The batch as a recorded step of `size` tokens has it: with rows that have no tokens, tokens that have no row,
+    bounds instead of lengths, and anything in the tables behind a row's last block."""
     num_rows = len(batch.query_lens) + num_idle
+    used = -(-batch.seq_lens[:, None] // batch.block_size)
+    tables = batch.block_tables.masked_fill(torch.arange(batch.block_tables.shape[1]) >= used, ANYTHING)
     return replace(
         batch,
         query_start=torch.cat([batch.query_start, batch.query_start[-1:].expand(num_idle)]),
         seq_lens=torch.nn.functional.pad(batch.seq_lens, (0, num_idle)),
-        block_tables=torch.cat([batch.block_tables, batch.block_tables[:1].expand(num_idle, -1)]),
+        block_tables=torch.cat([tables, tables[:1].expand(num_idle, -1)]),
         positions=torch.nn.functional.pad(batch.positions, (0, size - batch.num_tokens)),
         query_lens=(size,) + (1,) * (num_rows - 1),
         host_seq_lens=None,
@@ -169,6 +173,19 @@ def test_only_rows_of_one_query_each_are_a_decode() -> None:
     decode = sequences.batch([0, 1])
     assert decode.is_decode and not sequences.batch([0, 2]).is_decode
     assert not recorded(decode, 1, 1).is_decode, "only the device knows its rows"
+
+
+def test_a_page_table_names_a_rows_own_blocks_alone() -> None:
+    """A library may load whole tiles of keys. Behind a row's end it must find neither memory that no pool has, nor
+    another request's NaN."""
+    sequences = Sequences(ROWS, 1, 16, 16, DTYPE)
+    batch = recorded(sequences.batch(range(len(ROWS))), 2, 700)
+    assert int(batch.block_tables.max()) == ANYTHING
+    for row, (start, count) in enumerate(ROWS):
+        own = sequences.tables[row, : -(-(start + count) // 16)].tolist()
+        found = batch.page_table[row].tolist()
+        assert found[: len(own)] == own and set(found[len(own) :]) <= {own[-1]}
+    assert batch.page_table.dtype == torch.int32 and int(batch.page_table.max()) < len(sequences.kv)
 
 
 def as_stored(pages: Tensor) -> Tensor:
@@ -450,7 +467,8 @@ def test_flash_attention_4_compiles(max_queries: int, window: int | None, softca
     batch, q = sequences.batch([0, 1, 2]), queries(3 * max_queries, 8, 64)
     with FakeTensorMode() as mode:
         seq_lens = torch.empty(3, dtype=torch.int32, device="cuda")
-        query_start, tables = mode.from_tensor(batch.query_start), mode.from_tensor(batch.block_tables)
+        tables = torch.empty(batch.block_tables.shape, dtype=torch.int32, device="cuda")
+        query_start = mode.from_tensor(batch.query_start)
         batch = replace(batch, query_start=query_start, seq_lens=seq_lens, block_tables=tables)
         q, kv = mode.from_tensor(q), mode.from_tensor(sequences.kv)
         assert kernel.paged_attention(q, kv, batch, SCALE, window, softcap, None).shape == q.shape

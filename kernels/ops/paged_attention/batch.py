@@ -92,9 +92,13 @@ class AttentionBatch:
 
     @cached_property
     def page_table(self) -> Tensor:
-        """[R, max_blocks] int32: `block_tables` in which every entry is a block id, for libraries. The first layer that
-        asks makes it, like `prepared`."""
-        return self.block_tables.clamp(min=0).to(torch.int32)
+        """[R, max_blocks] int32, for libraries, which may read entries behind a row's last block: they repeat that
+        block here. Entries that a window has left behind may be any block id. The first layer that asks makes it, like
+        `prepared`."""
+        last = (self.seq_lens.clamp(min=1) - 1) // self.block_size
+        entries = torch.arange(self.block_tables.shape[1], device=last.device)
+        own = torch.minimum(entries, last[:, None])
+        return self.block_tables.gather(1, own).clamp(min=0).to(torch.int32)
 
     @cached_property
     def groups(self) -> tuple[QueryGroup, ...]:
