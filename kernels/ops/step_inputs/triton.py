@@ -40,12 +40,12 @@ def _step_inputs(
     BLOCK: tl.constexpr,
 ):
     """Programs are (row, group, piece of the table). The first piece also writes everything that is not table."""
-    row, group, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, group, piece = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     num_rows = tl.num_programs(0)
     slot, position = tl.load(slots + row), tl.load(positions + row)
     is_padding = slot < 0
     source = block_tables + group * group_stride + slot * slot_stride
-    goal = (group * num_rows + row).to(tl.int64)
+    goal = group * num_rows + row
     last = position // PAGE
     if piece * BLOCK <= last:
         entry = piece * BLOCK + tl.arange(0, BLOCK)
