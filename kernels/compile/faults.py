@@ -102,7 +102,7 @@ def _faults(form: Shipped, sm: int, binary: sass.Binary, shared_bytes: int, code
         if not shared_bytes <= need <= shared_bytes + MOST_UNUSED_BYTES:
             yield f"needs {shared_bytes} bytes of shared memory, but {need} were computed"
     if form.options.get("launch_pdl"):
-        yield from _early_faults(form, code.names)
+        yield from _early_faults(form, code)
     if form.is_streaming and not wide_loads(code):
         yield "reads memory in loads of less than 16 bytes a thread"
     for number, text in sorted(set(_SERIALIZED.findall(log))):
@@ -135,20 +135,23 @@ _MEMORY = ("LDG", "STG", "LD.", "ST.", "RED.", "REDG", "ATOM.", "ATOMG", "UTMA",
 """Beginnings of instructions that read or write global memory. Loads of arguments have other names."""
 
 
-def _early_faults(form: Shipped, names: Mapping[str, int]) -> Iterator[str]:
+def _early_faults(form: Shipped, code: sass.Code) -> Iterator[str]:
     """Faults of a kernel that starts early. It must let the next one start, and wait before it reads or writes memory.
-    It must take its tensor memory before the next one starts, which could else keep it. `names` are in the order of
-    their first instructions."""
+    Every thread must wait: the next kernel takes this one's end for the end of all kernels before it. A kernel must
+    take its tensor memory before the next one starts, which could else keep it."""
+    names = code.names  # in the order of their first instructions
 
     def first(*starts: str) -> int:
         return next((at for at, name in enumerate(names) if name.startswith(starts)), len(names))
 
-    waits, lets_start = first("ACQBULK"), first("PREEXIT")
+    waits, lets_start = first(sass.WAIT), first("PREEXIT")
     before = [name for name in list(names)[:waits] if name.startswith(_MEMORY)]
     if waits == len(names):
         yield "starts early and never waits for the kernel before it"
     elif before:
         yield f"starts early and has {', '.join(before)} before it waits"
+    if code.passing_wait:
+        yield f"starts early and may pass its wait, by {', '.join(code.passing_wait)}"
     if lets_start == len(names):
         yield "never lets the next kernel start"
     elif lets_start < first("UTCATOMSWS") < len(names):

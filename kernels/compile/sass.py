@@ -28,6 +28,10 @@ _WARP_GROUP_MATRIX = re.compile(r"[A-Z]GMMA\.64x(\d+)x\d+\.")
 _MATRIX_ROW_BYTES = 32
 """Bytes of a row of an operand of one warp group instruction, whatever its numbers are."""
 _LOADS, _COPIES = ("LDG.",), ("LDGSTS.", "UTMALDG")
+WAIT = "ACQBULK"
+"""The instruction by which a kernel that starts early waits for the one before it."""
+_ENDS = ("EXIT", "KILL", "BRX", "JMP")
+"""Beginnings of instructions that end a thread, or lead to an address that is not known."""
 _WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 """Bytes that a lane moves, by the part of an instruction's name that says so. Others move 4."""
 
@@ -87,6 +91,8 @@ class Code:
     names: Mapping[str, int]
     """Number of instructions by name."""
     loops: tuple[Loop, ...]
+    passing_wait: tuple[str, ...] = ()
+    """Instructions by which a thread may pass the first `WAIT`."""
 
     def main_loop(self) -> Loop | None:
         """The loop that multiplies most, else the one that reads most. Of equal ones it is the shortest."""
@@ -142,7 +148,19 @@ def _instruction(first: int, predicate: str, name: str, operands: str) -> Instru
 def measure(instructions: Sequence[Instruction]) -> Code:
     """Count a kernel's instructions, and find its loops."""
     loops = [_loop(instructions[first : last + 1]) for first, last in _innermost(instructions)]
-    return Code(Counter(one.name for one in instructions), tuple(loops))
+    return Code(Counter(one.name for one in instructions), tuple(loops), tuple(_passing_wait(instructions)))
+
+
+def _passing_wait(instructions: Sequence[Instruction]) -> Iterator[str]:
+    at = next((index for index, one in enumerate(instructions) if one.name.startswith(WAIT)), None)
+    if at is None:
+        return
+    for one in instructions[:at]:
+        leaves = one.name.startswith("BRA") and one.operands.isdigit() and int(one.operands) > at
+        if leaves or one.name.startswith(_ENDS):
+            yield one.name
+    if instructions[at].is_predicated:
+        yield f"a condition of {instructions[at].name}"
 
 
 def _innermost(instructions: Sequence[Instruction]) -> list[tuple[int, int]]:

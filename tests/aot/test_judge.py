@@ -26,9 +26,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from inferd.kernels.gpu import Shipped
 
 @triton.jit
-def early(x, out, WAITS: tl.constexpr, READS: tl.constexpr):
+def early(x, out, count, WAITS: tl.constexpr, READS: tl.constexpr, LEAVES: tl.constexpr):
     column = tl.arange(0, 1024)
     gdc_launch_dependents()
+    if LEAVES:
+        if tl.program_id(0) >= count:
+            return
     if READS:
         values = tl.load(x + column)
     if WAITS:
@@ -78,8 +81,10 @@ def shipped():
         yield form(config, products, "bf16", {"IS_SERIAL": is_serial}, num_warps=4, num_stages=3, is_matrix=True)
     for config, stages in (("sums", 4), ("sums without a pipeline", 1)):
         yield form(config, sums, "fp32", {"STAGES": stages}, num_warps=4, is_streaming=True)
-    for config, waits, reads in (("early", 1, 0), ("early that reads", 1, 1), ("early without a wait", 0, 0)):
-        constants = {"WAITS": waits, "READS": reads}
+    for config, waits, reads, leaves in (
+        ("early", 1, 0, 0), ("early that reads", 1, 1, 0), ("early without a wait", 0, 0, 0), ("early end", 1, 0, 1)
+    ):
+        constants = {"WAITS": waits, "READS": reads, "LEAVES": leaves}
         yield form(config, early, "fp32", constants, num_warps=4, options={"launch_pdl": True})
 """
 FAULTY = {
@@ -87,6 +92,7 @@ FAULTY = {
     "serialized products": r"C75\d\d: .*serialized.*; a loop waits \d+ times for \d+ instructions of warp groups",
     "early that reads": r"starts early and has LDG\S* before it waits",
     "early without a wait": r"starts early and never waits for the kernel before it",
+    "early end": r"starts early and may pass its wait, by EXIT",
     "sums without a pipeline": r"a loop reads \d+ bytes at a time, fewer than 24576, without asynchronous copies",
 }
 
@@ -195,6 +201,24 @@ def test_early_kernels_are_judged_by_the_order_of_their_instructions() -> None:
     ):
         code, binary = sass.Code(dict.fromkeys(names, 1), ()), sass.Binary("sm_90a", 40, 0, b"")
         assert faults.judge(one, 90, binary, 0, code, "", ()) == faults.Verdict(expected, ()), names
+
+
+@pytest.mark.parametrize(
+    ("before", "wait", "expected"),
+    [
+        ("@P0 BRA 0x30 ;", "ACQBULK ;", ()),
+        ("NOP ;", "@P0 ACQBULK ;", ("a condition of ACQBULK",)),
+        ("@P0 EXIT ;", "ACQBULK ;", ("EXIT",)),
+        ("@P0 BRA 0x50 ;", "ACQBULK ;", ("BRA",)),
+        ("BRX R2 -0x90 ;", "ACQBULK ;", ("BRX",)),
+    ],
+)
+def test_every_way_around_a_wait_is_found(before: str, wait: str, expected: tuple[str, ...]) -> None:
+    """A jump to the wait is none, and neither is an end behind it."""
+    lines = ("PREEXIT ;", before, "NOP ;", wait, "LDG.E R2, [R4] ;", "EXIT ;")
+    listing = "\n".join(f"        /*{16 * index:04x}*/                   {line}" for index, line in enumerate(lines))
+    (code,) = map(sass.measure, sass.split(listing, [16 * len(lines)]))
+    assert code.passing_wait == expected
 
 
 DISASSEMBLED = """
