@@ -22,7 +22,7 @@ from inferd.engine.api.config import AskedConfig, plan_of
 from inferd.engine.api.machine.cpu import Machine, num_cpus
 from inferd.engine.api.memory.activations import (
     ATTENTION_TILE,
-    CUT_ROWS,
+    CUT_BYTES,
     GPU_ROW_BUCKETS,
     PARTIALS_BYTES,
     Workload,
@@ -287,11 +287,14 @@ def test_the_plan_and_the_kernels_cut_keys_alike() -> None:
     assert (ATTENTION_TILE, PARTIALS_BYTES) == (ATTENTION_SPLIT, passes.SLOT_BYTES)
 
 
-def test_rows_that_are_cut_at_once_are_those_of_the_plan() -> None:
+def test_sorted_scores_take_no_more_than_is_planned() -> None:
     pytest.importorskip("triton")
-    from inferd.kernels.ops.top_k_top_p.triton import ROWS_AT_ONCE  # noqa: PLC0415
+    from inferd.kernels.ops.top_k_top_p.triton import Chunks  # noqa: PLC0415
 
-    assert ROWS_AT_ONCE == CUT_ROWS
+    for num_rows, vocab_size in ((1, 151_936), (256, 128_256), (512, 262_144)):
+        chunks = Chunks(num_rows, vocab_size, torch.device("meta"))
+        planned = num_rows * vocab_size * CUT_BYTES
+        assert 0.85 * planned < sum(tensor.nbytes for tensor in chunks.sorted) <= planned
 
 
 def test_a_processors_sums_grow_with_its_threads_up_to_a_steps_rows() -> None:

@@ -71,12 +71,10 @@ GPU_TOKEN_BUCKETS = (*range(64, 513, 64), *range(640, 1025, 128))
 host needs to launch them."""
 RULE_WORDS, RULE_PREFIX = 256, 16
 """Number of bad words of a slot, and of ids before the last one of each (`kernels/ops/logit_rules` has the same)."""
-CUT_ROWS = 64
-"""Most rows whose top-k and top-p a GPU finds at once. The kernels obey the same bound (`tests/cpu/test_memory.py`)."""
 LORA_PANEL = 64
 """Outputs of an adapter's module that lie side by side. The kernels have the same (`tests/cpu/test_lora.py`)."""
-_CUT_BYTES = 5
-"""Bytes of a token of such a row, rounded up."""
+CUT_BYTES = 5
+"""Bytes of a sorted score, by which a GPU finds top-k and top-p (`kernels/ops/top_k_top_p`, which a test compares)."""
 
 HEAD_STATES = 16
 """Number of newest positions of a slot whose states a draft head keeps: those that a row with the most drafts draws
@@ -336,10 +334,10 @@ def _recorded(arch: Arch, precision: Precision, work: Workload) -> Formula:
         if arch.experts.shared_size:
             width += factor * term(arch.experts.shared_size) + term(arch.hidden_size)
     logits = term(2) * term(arch.vocab_size) * term(_FP32_BYTES, "B")
-    cut = term(min(num_rows, CUT_ROWS), "rows") * term(arch.vocab_size) * term(_CUT_BYTES, "B")
+    cut = term(arch.vocab_size) * term(CUT_BYTES, "B")
     num_tokens = next((tokens for tokens in GPU_TOKEN_BUCKETS if tokens >= work.step_tokens), GPU_TOKEN_BUCKETS[-1])
     prompts = term(num_tokens, "tokens") * (width * precision.dtype_bytes)
-    return term(num_rows, "rows") * (width * precision.dtype_bytes + logits) + cut + prompts
+    return term(num_rows, "rows") * (width * precision.dtype_bytes + logits + cut) + prompts
 
 
 def _logits(arch: Arch, work: Workload) -> Formula:

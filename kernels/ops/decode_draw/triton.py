@@ -3,7 +3,7 @@ needed and never stored. A row's programs end at once in the launches that it do
 
 The floor of greedy rows is memory: each logit is read once. Rows with a temperature read them twice, and spend as much
 as `sample` on noise. Rows with a top-k or top-p read them once more and write an image of each score. Without such rows
-the launches for cuts are 2 for each 64 rows, of programs that read three numbers.
+the two launches for cuts have programs that read three numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from inferd.kernels.gpu import Shipped
 from inferd.kernels.ops.argmax.triton import highest, peaks_of_chunks
 from inferd.kernels.ops.sample.triton import MARGIN, best_of, candidate_chunks, exact_noise, near_noise, random_bits
 from inferd.kernels.ops.top_k_top_p.triton import (
-    ROWS_AT_ONCE,
     SORT_BLOCK,
     SORT_WARPS,
     UNFUSED,
@@ -160,13 +159,11 @@ def _floors(
     (num_rows, size), num_peaks = logits.shape, peaks.shape[1]
     chunks = Chunks(num_rows, size, logits.device)
     floors = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
-    for first in range(0, num_rows, ROWS_AT_ONCE):
-        part = slice(first, first + ROWS_AT_ONCE)
-        _sort[(len(slots[part]), chunks.num_chunks)](
-            logits[part], slots[part], temperatures, peaks[part], *cuts[:2], *chunks.sorted, logits.stride(0), size,
-            num_peaks, PEAKS=triton.next_power_of_2(num_peaks), **chunks.options,
-        )  # fmt: skip
-        chunks.select(*cuts, slots[part], floors[part])
+    _sort[(num_rows, chunks.num_chunks)](
+        logits, slots, temperatures, peaks, *cuts[:2], *chunks.sorted, logits.stride(0), size, num_peaks,
+        PEAKS=triton.next_power_of_2(num_peaks), **chunks.options,
+    )  # fmt: skip
+    chunks.select(*cuts, slots, floors)
     return floors
 
 

@@ -7,7 +7,7 @@ each block, which stay in registers, and from the one block that contains the bo
 weights are made of products and sums that are not fused (`UNFUSED`), so the thresholds equal the reference's.
 
 Bytes a token: 16 (scores read twice and written once, images written once), 8 for a min-p alone, 0 without a cut.
-Memory: 4.4 bytes a token, for at most 64 rows at a time.
+Memory: 4.4 bytes a token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from inferd.kernels.ops.top_k_top_p import weights as definition
 SORT_BLOCK = 32
 _CHUNK = SORT_BLOCK * SORT_BLOCK
 SORT_WARPS, _SELECT_WARPS, _CUT_WARPS = 1, 16, 4
-ROWS_AT_ONCE = 64
 UNFUSED = {"enable_fp_fusion": False}
 _LOWEST = tl.constexpr(definition.LOWEST)
 _LOG2_E = tl.constexpr(definition.LOG2_E)
@@ -160,15 +159,14 @@ def _cut(scores, floors, size, CHUNK: tl.constexpr):
 
 
 class Chunks:
-    """Sorted chunks of at most `ROWS_AT_ONCE` rows, and the launch that finds the rows' thresholds in them."""
+    """Sorted chunks of rows, and the launch that finds the rows' thresholds in them."""
 
     def __init__(self, num_rows: int, size: int, device: torch.device) -> None:
-        rows, self.num_chunks = min(num_rows, ROWS_AT_ONCE), triton.cdiv(size, _CHUNK)
-        self._size = size
+        self._size, self.num_chunks = size, triton.cdiv(size, _CHUNK)
         self.sorted = (
-            torch.empty((rows, self.num_chunks, _CHUNK), dtype=torch.int32, device=device),
-            torch.empty((rows, self.num_chunks, SORT_BLOCK), dtype=torch.int32, device=device),
-            torch.empty((rows, self.num_chunks, SORT_BLOCK), dtype=torch.int64, device=device),
+            torch.empty((num_rows, self.num_chunks, _CHUNK), dtype=torch.int32, device=device),
+            torch.empty((num_rows, self.num_chunks, SORT_BLOCK), dtype=torch.int32, device=device),
+            torch.empty((num_rows, self.num_chunks, SORT_BLOCK), dtype=torch.int64, device=device),
         )
         """(images, lasts, masses) of every chunk."""
         self.options: dict[str, Any] = {"BLOCK": SORT_BLOCK, "CHUNK": _CHUNK, "num_warps": SORT_WARPS, **UNFUSED}
@@ -186,12 +184,11 @@ def top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor,
     size = scores.shape[1]
     slots = torch.arange(len(scores), device=scores.device) if slots is None else slots.to(torch.int64).contiguous()
     chunks = Chunks(len(scores), size, scores.device)
-    floors = torch.empty(ROWS_AT_ONCE, dtype=torch.float32, device=scores.device)
-    for part, part_slots in zip(scores.split(ROWS_AT_ONCE), slots.split(ROWS_AT_ONCE), strict=True):
-        programs = (len(part), chunks.num_chunks)
-        _sort[programs](part, top_k, top_p, part_slots, *chunks.sorted, size, **chunks.options)
-        chunks.select(top_k, top_p, log_min_p, part_slots, floors)
-        _cut[programs](part, floors, size, CHUNK=_CHUNK, num_warps=_CUT_WARPS)
+    floors = torch.empty(len(scores), dtype=torch.float32, device=scores.device)
+    programs = (len(scores), chunks.num_chunks)
+    _sort[programs](scores, top_k, top_p, slots, *chunks.sorted, size, **chunks.options)
+    chunks.select(top_k, top_p, log_min_p, slots, floors)
+    _cut[programs](scores, floors, size, CHUNK=_CHUNK, num_warps=_CUT_WARPS)
 
 
 def shipped() -> Iterator[Shipped]:
