@@ -76,9 +76,9 @@ class Staging:
 
 logger = logging.getLogger(__name__)
 
-_WARM_UP_RUNS = 2
-"""Number of runs before a capture: in the first one libraries allocate workspaces, and kernels are compiled and
-loaded."""
+_FIRST_WARM_UP_RUNS, _WARM_UP_RUNS = 2, 1
+"""Number of runs before the first capture, and before each later one. In a step's first run its kernels are compiled
+and loaded, and in the first run of all libraries allocate what they keep."""
 
 
 class CudaDevice:
@@ -141,13 +141,14 @@ class CudaDevice:
         return recording
 
     def _captured(self, run: Callable[[], Tensor]) -> Recording:
+        num_runs = _WARM_UP_RUNS if self._has_recorded else _FIRST_WARM_UP_RUNS
         self._has_recorded = True
         stream, current = self._capture_stream, torch.cuda.current_stream()
         stream.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(stream):
-                for _ in range(_WARM_UP_RUNS):
+                for _ in range(num_runs):
                     run()
             # thread_local: the core's thread may wait for the previous step's event during the capture.
             with torch.cuda.graph(graph, pool=self._graph_pool, stream=stream, capture_error_mode="thread_local"):

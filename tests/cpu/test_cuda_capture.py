@@ -166,6 +166,20 @@ def test_a_failed_capture_costs_itself_alone(gpu: Gpu, error: Exception, at_run:
     assert gpu.events[2:] == ["side waits for current", "current waits for side", "replay"]
 
 
+def test_each_step_runs_before_its_capture(gpu: Gpu) -> None:
+    """A kernel must not be loaded during a capture. The first capture of all has two such runs, each later one one."""
+    device = CudaDevice()
+    for expected in ([None, None, 1], [None, 1], [None, 1]):
+        seen: list[int | None] = []
+
+        def run(seen: list[int | None] = seen) -> Tensor:
+            seen.append(gpu.capturing)
+            return torch.zeros(1)
+
+        device.record(run)
+        assert seen == expected
+
+
 def test_a_kernel_that_cannot_run_is_no_matter_of_the_capture(gpu: Gpu) -> None:
     """Steps that run call by call would not have it either."""
     with pytest.raises(KernelError, match="cuDNN has no plan"):
@@ -193,7 +207,7 @@ def test_what_fails_with_early_kernels_is_captured_without_them(gpu: Gpu) -> Non
     device = CudaDevice()
     device.record(run)
     device.record(run)
-    assert device_runs == [True] * 3 + [False] * 6
+    assert device_runs == [True] * 3 + [False] * 4
     assert not dependent_options()["launch_pdl"]
 
 
