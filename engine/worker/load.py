@@ -50,7 +50,7 @@ from inferd.engine.worker.build import (
     recipe_for,
     refusing_launches,
 )
-from inferd.engine.worker.determinism import refuse_varying
+from inferd.engine.worker.determinism import refuse_varying, warn_of_uncut_keys
 from inferd.engine.worker.device import Device
 from inferd.engine.worker.followers import Followers, RankLaunch, RankLoaded
 from inferd.engine.worker.kept_weights import KeptWeights
@@ -207,6 +207,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     runner = _warmed_up(config, decoder, kv, planned, device, shared, followers, timer, draft, adapters)
     if deterministic:
         refuse_varying(registry.explain())
+        warn_of_uncut_keys(config, arch, properties)
     choices_made = registry.explain()
     kernels = tuple(sorted({(choice.op, choice.chosen) for choice in choices_made}))
     timer.done("warm-up", f"{len(kernels)} kernels: {tally(choices_made)}")

@@ -11,10 +11,13 @@ import pytest
 import torch
 
 from inferd.engine.api.errors import ModelError
-from inferd.engine.worker.determinism import refuse_varying
+from inferd.engine.arch.registry import describe
+from inferd.engine.worker.determinism import refuse_varying, warn_of_uncut_keys
 from inferd.kernels import gpu, registry
 from inferd.kernels.device import DeviceProperties
+from inferd.kernels.ops.paged_attention import passes
 from inferd.kernels.registry import KernelError, Selection, always
+from tests.configs import engine_config
 from tests.conftest import ROOT
 
 pytest.importorskip("triton")
@@ -112,3 +115,32 @@ def test_an_invariant_product_is_never_the_librarys() -> None:
     registry.ops()["linear"].force(None)
     with pytest.raises(KernelError, match=r"linear: no implementation can run for .*float64"):
         choose("linear", dtype=torch.float64)
+
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "vocab_size": 128256,
+    "max_position_embeddings": 2**20, "hidden_act": "silu",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "num_tokens"), [(8192, None), (32768, None), (65536, 56), (131072, 24), (2**20, 0)]
+)
+def test_a_start_warns_if_the_keys_of_long_contexts_may_stay_whole(
+    max_model_len: int, num_tokens: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The number is that of a list of work: so many tokens are cut, and one block more is not."""
+    config, arch = engine_config(max_model_len=max_model_len), describe(LLAMA_8B)
+    warn_of_uncut_keys(config, arch, None)
+    assert not caplog.messages
+    warn_of_uncut_keys(config, arch, HOPPER)
+    assert len(caplog.messages) == (num_tokens is not None)
+    if num_tokens is not None:
+        (message,) = caplog.messages
+        assert f"with --max-model-len {max_model_len}, those of {num_tokens} tokens behind such a context" in message
+        shape = passes.Shape(8, 4, 128, 2, None, HOPPER)
+        for num_blocks, fits in ((num_tokens // 8, True), (num_tokens // 8 + 1, False)):
+            if num_blocks:
+                (part,) = passes.passes(shape, [8 * num_blocks], max_model_len, is_deterministic=True)
+                assert (num_blocks * max_model_len // 256 <= part.num_slots) == fits

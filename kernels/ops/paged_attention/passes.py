@@ -230,7 +230,7 @@ def _cut(shape: Shape, forms: _Forms, lens: Sequence[int], bounds: tuple[int, in
     num_units, num_programs = _num_units(shape, lens, chosen), _num_programs(shape, chosen)
     slot_rows = min(chosen.block_m, max(lens) * shape.group)
     tiles = _most_tiles(table_tokens, shape.window, -(-chosen.block_m // shape.group) + 1)
-    budget = SLOT_BYTES // (shape.num_kv_heads * slot_rows * (shape.head_dim + 2) * 4)
+    budget = _num_fitting(shape, slot_rows)
     # A border ends one part and begins another.
     most = 2 * (num_programs - 1) if forms.is_in_parts else min(num_units, num_programs - 1) * tiles
     return Pass(
@@ -243,6 +243,20 @@ def _cut(shape: Shape, forms: _Forms, lens: Sequence[int], bounds: tuple[int, in
         slot_rows=slot_rows,
         is_in_parts=forms.is_in_parts,
     )
+
+
+def _num_fitting(shape: Shape, slot_rows: int) -> int:
+    """Partial results for each KV head that `SLOT_BYTES` hold."""
+    return SLOT_BYTES // (shape.num_kv_heads * slot_rows * (shape.head_dim + 2) * 4)
+
+
+def most_cut(shape: Shape, num_tokens: int) -> int | None:
+    """Most blocks of `STEADY_ROWS` packed rows that are cut in any step if each sees `num_tokens` keys, and bits must
+    not depend on cuts. None if half as many as programs run at once are: more blocks keep the programs busy uncut."""
+    chosen = _forms(shape, STEADY_ROWS, in_parts=False).fitting(STEADY_ROWS, shape)
+    tiles = _most_tiles(num_tokens, shape.window, -(-chosen.block_m // shape.group) + 1)
+    found = _num_fitting(shape, chosen.block_m) // tiles
+    return found if 2 * found < _num_programs(shape, chosen) else None
 
 
 def _whole(shape: Shape, forms: _Forms, lens: Sequence[int], bounds: tuple[int, int]) -> Pass | None:
