@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from inferd.engine.api.memory.activations import (
     CUT_BYTES,
     GPU_ROW_BUCKETS,
     PARTIALS_BYTES,
+    AdapterSpace,
     Workload,
     working_lines,
 )
@@ -305,14 +307,21 @@ def test_a_processors_sums_grow_with_its_threads_up_to_a_steps_rows() -> None:
 
 
 def test_a_gpus_recorded_steps_are_planned_for_the_bucket_of_its_rows() -> None:
-    """320 rows of logits in fp32, twice, of hidden states, projections and the MLP's tensors, 64 rows of
-    images, and 1,024 tokens of hidden states, projections and the MLP's tensors."""
+    """320 rows of logits in fp32, twice, of hidden states, projections, the MLP's tensors and sorted scores. 1,024
+    tokens of hidden states, projections and the MLP's tensors, and the last hidden states of each size up to that."""
     width = 3 * 64 + (4 + 2 + 2) * 16 + 3 * 96
-    prompts = 1024 * width * 2
-    assert working(work_on("cuda"))["recorded steps"] == 320 * (width * 2 + 50 * 4 * 2) + 64 * 50 * 5 + prompts
+    of_row, num_kept = (
+        width * 2 + 50 * 4 * 2 + 50 * 5,
+        sum((64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)),
+    )
+    prompts = 1024 * width * 2 + num_kept * 64 * 2
+    assert working(work_on("cuda"))["recorded steps"] == 320 * of_row + prompts
+    assert working(work_on("cuda", num_seqs=2000))["recorded steps"] == 512 * of_row + prompts
+    short, kept_twice = work_on("cuda", step_tokens=100), AdapterSpace(num=1, rank=8, dtype="bfloat16")
+    prompts = 128 * width * 2 + (64 + 128) * 64 * 2
+    assert working(short)["recorded steps"] == 320 * of_row + prompts
     assert (
-        working(work_on("cuda", num_seqs=2000))["recorded steps"]
-        == 512 * (width * 2 + 50 * 4 * 2) + 64 * 50 * 5 + prompts
+        working(replace(short, adapters=kept_twice))["recorded steps"] == 320 * of_row + prompts + (64 + 128) * 64 * 2
     )
     assert "recorded steps" not in working(work_on("cpu"))
 

@@ -319,8 +319,9 @@ def _partials(arch: Arch, work: Workload) -> Formula:
 
 
 def _recorded(arch: Arch, precision: Precision, work: Workload) -> Formula:
-    """Memory that a GPU's recorded steps share: logits as the head gives them and as they are kept, tensors between
-    layers of decode steps and of steps with prompts, and sorted scores for top-k and top-p."""
+    """Memory of a GPU's recorded steps. They share tensors between layers of decode steps and of steps with prompts,
+    logits as the head gives them and as they are kept, and sorted scores. Each step with prompts keeps its hidden
+    states, once more if rows may have adapters."""
     if work.device == "cpu":
         return NOTHING
     num_rows = next((rows for rows in GPU_ROW_BUCKETS if rows >= work.num_draws), GPU_ROW_BUCKETS[-1])
@@ -337,6 +338,8 @@ def _recorded(arch: Arch, precision: Precision, work: Workload) -> Formula:
     cut = term(arch.vocab_size) * term(CUT_BYTES, "B")
     num_tokens = next((tokens for tokens in GPU_TOKEN_BUCKETS if tokens >= work.step_tokens), GPU_TOKEN_BUCKETS[-1])
     prompts = term(num_tokens, "tokens") * (width * precision.dtype_bytes)
+    num_kept = sum(tokens for tokens in GPU_TOKEN_BUCKETS if tokens <= num_tokens) * (2 if work.adapters else 1)
+    prompts += term(num_kept, "kept tokens") * term(arch.hidden_size) * precision.dtype_bytes
     return term(num_rows, "rows") * (width * precision.dtype_bytes + logits + cut) + prompts
 
 
