@@ -122,8 +122,8 @@ def _complete_cache_key(kernel: Any) -> None:
     _ = kernel.cache_key
 
 
-def _compile(form: Shipped, sm: int, index: int = 0) -> Built:
-    from triton.backends.compiler import GPUTarget  # noqa: PLC0415
+def source_of(form: Shipped) -> Any:
+    """A form as the compiler takes it: an `ASTSource`, whose addresses and `multiples` are multiples of 16."""
     from triton.compiler import ASTSource  # noqa: PLC0415
 
     _complete_cache_key(form.kernel)
@@ -131,9 +131,14 @@ def _compile(form: Shipped, sm: int, index: int = 0) -> Built:
     types = {**form.signature, **dict.fromkeys(form.constants, "constexpr")}
     aligned = {name for name in names if types[name].startswith("*") or name in form.multiples}
     attributes = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if name in aligned}
-    source = ASTSource(form.kernel, {name: types[name] for name in names}, dict(form.constants), attributes)
+    return ASTSource(form.kernel, {name: types[name] for name in names}, dict(form.constants), attributes)
+
+
+def _compile(form: Shipped, sm: int, index: int = 0) -> Built:
+    from triton.backends.compiler import GPUTarget  # noqa: PLC0415
+
     options = {"num_warps": form.num_warps, "num_stages": form.stages_on(sm), **form.options}
-    compiled, log = _assemble(source, GPUTarget("cuda", sm, 32), options)
+    compiled, log = _assemble(source_of(form), GPUTarget("cuda", sm, 32), options)
     target = re.search(r"^\.target (\w+)", compiled.asm["ptx"], re.MULTILINE)
     assert target is not None
     return Built(index, sm, sass.read_binary(compiled.asm["cubin"], target[1]), int(compiled.metadata.shared), log)

@@ -72,9 +72,15 @@ def test_one_that_is_too_old(driver: SimpleNamespace) -> None:
         accelerator.detect()
 
 
-def test_torch_for_the_processor_alone(driver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerator.metadata, "version", lambda _: "2.13.0+cpu")
-    with pytest.raises(NoAcceleratorError, match=r"torch 2\.13\.0\+cpu is built for the CPU only"):
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [("cpu", "is built for the CPU only"), ("rocm6.4", "is built for AMD GPUs, and no kernel has run on one yet")],
+)
+def test_torch_for_other_processors(
+    driver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, build: str, reason: str
+) -> None:
+    monkeypatch.setattr(accelerator.metadata, "version", lambda _: f"2.13.0+{build}")
+    with pytest.raises(NoAcceleratorError, match=rf"^torch 2\.13\.0\+{build} {reason}"):
         accelerator.detect()
 
 

@@ -13,6 +13,8 @@ import pynvml
 MIN_CAPABILITY = (8, 0)
 """Least compute capability: the kernels need bfloat16 on the tensor cores, and asynchronous copies."""
 
+_AMD = "+rocm"
+
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
@@ -35,6 +37,8 @@ def detect() -> Accelerator:
     torch_version = metadata.version("torch")
     if torch_version.endswith("+cpu"):
         raise NoAcceleratorError(f"torch {torch_version} is built for the CPU only; install its CUDA build")
+    if _AMD in torch_version:
+        raise NoAcceleratorError(f"torch {torch_version} is built for AMD GPUs, and no kernel has run on one yet")
     try:
         pynvml.nvmlInit()
         try:
