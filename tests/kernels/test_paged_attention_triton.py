@@ -65,11 +65,16 @@ SHAPE = passes.Shape(
 
 
 def launches(
-    query_lens: Sequence[int], *, is_deterministic: bool = False, sm: int = 90, **changed: int
+    query_lens: Sequence[int],
+    *,
+    is_deterministic: bool = False,
+    knows_lens: bool = True,
+    sm: int = 90,
+    **changed: int,
 ) -> list[tuple[int, bool]]:
     """(packed rows in a block, whether units are cut) of each launch."""
     shape = dataclasses.replace(SHAPE, device=DeviceProperties.of(sm, 132), **changed)
-    found = passes.passes(shape, query_lens, 8192, is_deterministic=is_deterministic)
+    found = passes.passes(shape, query_lens, 8192, is_deterministic=is_deterministic, knows_lens=knows_lens)
     return [(part.form.block_m, part.is_cut) for part in found]
 
 
@@ -442,20 +447,69 @@ def test_uncut_units_of_large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (result[tokens].double() - expected).abs().max() < TOLERANCE[torch.float32]
 
 
-def test_rows_share_one_kind_of_launch_if_the_host_has_only_bounds_of_their_queries() -> None:
-    """The first row has few queries here, and the others have more than their bound of one."""
-    rows = ((70, 3), (0, 40), (20, 5))
+def test_rows_whose_queries_only_the_device_knows_have_launches_of_both_kinds() -> None:
+    bounds = [512, *[1] * 63]
+    assert launches(bounds, knows_lens=False) == [(64, True), (64, True)]
+    assert launches(bounds, knows_lens=False, sm=80) == [(64, True), (64, True)]
+    assert launches(bounds, knows_lens=False, group=71, num_kv_heads=1) == [(64, True)], "one query is a long row"
+    assert launches([8, *[1] * 7], knows_lens=False) == [(64, True)], "15 queries, and a long row has 17"
+    assert launches(bounds, knows_lens=False, is_deterministic=True) == [(32, True)]
+    assert launches(bounds, knows_lens=False, sm=103) == [(32, True)]
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 8, 71])
+def test_launches_have_units_for_any_rows_of_so_many_tokens(group: int) -> None:
+    rng = random.Random(group)
+    for _ in range(300):
+        num_tokens = rng.randint(1, 300)
+        num_rows = rng.randint(1, min(40, num_tokens))
+        borders = sorted(rng.sample(range(1, num_tokens), num_rows - 1))
+        lens = [end - start for start, end in itertools.pairwise([0, *borders, num_tokens])]
+        bounds = [num_tokens, *[1] * (num_rows + rng.randint(0, 3) - 1)]
+        shape = dataclasses.replace(SHAPE, group=group)
+        found = passes.passes(shape, bounds, 8192, is_deterministic=False, knows_lens=False)
+        for length in lens:
+            assert sum(part.min_queries <= length <= part.max_queries for part in found) == 1
+        for part in found:
+            own = [length for length in lens if part.min_queries <= length <= part.max_queries]
+            assert sum(-(-length * group // part.form.block_m) for length in own) <= part.num_units
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ((70, 3), (0, 40), (20, 5)),
+        ((300, 1), (45, 1), (7, 1)),
+        ((270, 30), (0, 17), (3, 1)),
+        ((0, 48),),
+    ],
+    ids=["both kinds", "decodes alone", "a row at the border", "one prompt"],
+)
+@pytest.mark.parametrize("num_idle", [0, 2])
+def test_both_kinds_of_launch_compute_the_rows_of_their_kind(rows: tuple[tuple[int, int], ...], num_idle: int) -> None:
+    """The host has only bounds, which no row has here. Rows behind the last one have no queries."""
+    num_tokens, num_rows = sum(count for _, count in rows), len(rows)
     sequences = Sequences(rows, 1, 64, 16, torch.float32)
-    q = torch.randn(48, 4, 64)
+    own = sequences.batch(range(num_rows))
     batch = dataclasses.replace(
-        sequences.batch([0, 1, 2]), query_lens=(48, 1, 1), is_deterministic=False, knows_query_lens=False
+        own,
+        query_start=torch.nn.functional.pad(own.query_start, (0, num_idle), value=num_tokens),
+        seq_lens=torch.nn.functional.pad(own.seq_lens, (0, num_idle)),
+        block_tables=torch.nn.functional.pad(own.block_tables, (0, 0, 0, num_idle)),
+        query_lens=(num_tokens, *[1] * (num_rows + num_idle - 1)),
+        host_seq_lens=None,
+        is_deterministic=False,
+        knows_query_lens=False,
     )
+    q = torch.randn(num_tokens, 4, 64)
     result = paged_attention(q, sequences.kv, batch, SCALE)
-    (launch,) = kernel._work(q, sequences.kv, batch, None, None)
-    assert not launch.part.is_in_parts and launch.part.max_queries == passes.MAX_QUERIES
-    for row, tokens in enumerate((slice(0, 3), slice(3, 43), slice(43, 48))):
-        expected = dense(q[tokens], sequences.contents[row], rows[row][0], SCALE, None, None)
-        assert (result[tokens].double() - expected).abs().max() < TOLERANCE[torch.float32]
+    assert all(launch.part.is_in_parts for launch in kernel._work(q, sequences.kv, batch, None, None))
+    first = 0
+    for row, (start, count) in enumerate(rows):
+        tokens = slice(first, first + count)
+        expected = dense(q[tokens], sequences.contents[row], start, SCALE, None, None)
+        assert (result[tokens].double() - expected).abs().max() < TOLERANCE[torch.float32], f"row {row}"
+        first += count
 
 
 def test_only_small_blocks_start_early(monkeypatch: pytest.MonkeyPatch) -> None:

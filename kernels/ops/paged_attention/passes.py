@@ -178,9 +178,15 @@ def refuses_parts(device: DeviceProperties, kv_bytes: int, *, is_deterministic: 
     return None
 
 
-def passes(shape: Shape, query_lens: Sequence[int], table_tokens: int, *, is_deterministic: bool) -> tuple[Pass, ...]:
+def passes(
+    shape: Shape, query_lens: Sequence[int], table_tokens: int, *, is_deterministic: bool, knows_lens: bool = True
+) -> tuple[Pass, ...]:
     """The launches of a step whose rows have at most `query_lens` queries and `table_tokens` keys. If bits must not
-    depend on how a prompt was chunked, all rows share one kind of launch; else long chunks have another."""
+    depend on how a prompt was chunked, all rows share one kind of launch; else long chunks have another.
+
+    Without `knows_lens`, the sum of `query_lens` bounds the queries of all rows, and only the device knows those of
+    each. Then there are launches for rows of both kinds, each as large as a step of such rows alone needs, and the
+    device leaves out the rows of the other kind."""
     if is_deterministic or not shape.device.is_known:
         # Blocks of so few rows are multiplied by the same instruction everywhere, so they are the safest, too.
         forms = _forms(shape, STEADY_ROWS, in_parts=False)
@@ -188,19 +194,35 @@ def passes(shape: Shape, query_lens: Sequence[int], table_tokens: int, *, is_det
     in_parts = refuses_parts(shape.device, shape.kv_bytes, is_deterministic=False) is None
     border = FEW_ROWS // shape.group
     forms = _forms(shape, FEW_ROWS if in_parts else largest_block(shape.head_dim), in_parts=in_parts)
+    few, long = _sides(query_lens, border) if knows_lens else _most_of_sides(query_lens, border)
     found = []
-    few = [length for length in query_lens if length <= border]
     if few:
         is_fp8 = shape.is_fp8_in_parts and refuses_parts(shape.device, 2, is_deterministic=False) is None
         of_few = _forms(shape, STEADY_ROWS, in_parts=True) if is_fp8 else forms
         found.append(_cut(shape, of_few, few, (1, border), table_tokens))
-    long = [length for length in query_lens if length > border]
     if long:
         bounds = (border + 1, MAX_QUERIES)
         most = largest_whole(shape.head_dim) if in_parts else largest_block(shape.head_dim)
-        whole = _whole(shape, _forms(shape, most, in_parts=in_parts), long, bounds)
+        # Whether whole units would fill the device depends on the rows' own lengths.
+        whole = _whole(shape, _forms(shape, most, in_parts=in_parts), long, bounds) if knows_lens else None
         found.append(whole or _cut(shape, forms, long, bounds, table_tokens))
     return tuple(found)
+
+
+def _sides(query_lens: Sequence[int], border: int) -> tuple[list[int], list[int]]:
+    """The rows with at most `border` queries, and the others."""
+    few = [length for length in query_lens if length <= border]
+    return few, [length for length in query_lens if length > border]
+
+
+def _most_of_sides(query_lens: Sequence[int], border: int) -> tuple[list[int], list[int]]:
+    """Numbers of queries for which as many blocks must be launched as for any rows of at most `border` queries, and for
+    any others, or more."""
+    num_tokens = sum(query_lens)
+    num_long = min(len(query_lens), num_tokens // (border + 1))
+    few = [border] * len(query_lens) if border else []
+    # All but the last block of each row are full.
+    return few, [num_tokens] + [1] * num_long if num_long else []
 
 
 @dataclass(frozen=True, slots=True)

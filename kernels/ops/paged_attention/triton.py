@@ -39,7 +39,7 @@ def paged_attention(
     out = torch.empty_like(q)
     listed = _work(q, kv, batch, window, softcap)
     slots, device = _slots(listed, kv, q.device), gpu.properties_of(q.device)
-    has_cap, is_invariant = softcap is not None, _is_invariant(batch)
+    has_cap, is_invariant = softcap is not None, batch.is_deterministic
     for part in listed:
         is_chunk = part.part.max_queries == passes.MAX_QUERIES
         key = Key(q.device.type, q.dtype, kv.dtype, q.shape[2], has_cap, is_chunk, device, is_invariant)
@@ -47,11 +47,6 @@ def paged_attention(
         assert part.part.is_in_parts == (ATTENTION_SPLIT_KERNEL.choice(key).chosen != "tiles")
         _run(launch, part, q, kv, kv_scales, sinks, out, slots, batch, scale, window, softcap)
     return out
-
-
-def _is_invariant(batch: AttentionBatch) -> bool:
-    """Whether one kind of launch computes all rows. It must if the host does not know which rows have few queries."""
-    return batch.is_deterministic or not batch.knows_query_lens
 
 
 def _slots(listed: tuple[Work, ...], kv: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -70,7 +65,13 @@ def _work(q: Tensor, kv: Tensor, batch: AttentionBatch, window: int | None, soft
     found: tuple[Work, ...] | None = batch.prepared.get(shape)
     if found is None:
         table_tokens = batch.block_tables.shape[1] * batch.block_size
-        asked = passes.passes(shape, batch.query_lens, table_tokens, is_deterministic=_is_invariant(batch))
+        asked = passes.passes(
+            shape,
+            batch.query_lens,
+            table_tokens,
+            is_deterministic=batch.is_deterministic,
+            knows_lens=batch.knows_query_lens,
+        )
         found = batch.prepared[shape] = tuple(work.build(part, batch, group, window) for part in asked)
     return found
 
