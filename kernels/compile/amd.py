@@ -77,8 +77,7 @@ def compiled(form: Shipped, arch: str) -> AmdForm:
             options={"num_warps": form.num_warps, "num_stages": num_stages, **options},
         )
     except Exception as error:  # the compiler raises errors of many kinds, and each is a row of the table
-        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        return AmdForm(form.op, form.config, arch, num_stages, 0, 0, 0, 0, (f"does not compile: {lines[-1][:200]}",))
+        return AmdForm(form.op, form.config, arch, num_stages, 0, 0, 0, 0, (_refusal(str(error)),))
     code, shared_bytes = found.asm["amdgcn"], int(found.metadata.shared)
     spills, matrix = _count(code, "vgpr_spill_count"), code.count("v_mfma")
     faults = []
@@ -90,6 +89,13 @@ def compiled(form: Shipped, arch: str) -> AmdForm:
         faults.append("multiplies without matrix instructions")
     registers = _count(code, "vgpr_count")
     return AmdForm(form.op, form.config, arch, num_stages, registers, spills, shared_bytes, matrix, tuple(faults))
+
+
+def _refusal(error: str) -> str:
+    """The compiler's error as one fault. It names files of its own."""
+    lines = [line for line in error.splitlines() if line.strip()] or ["the compiler gives no reason"]
+    is_assembly = "failed to link hsaco" in error
+    return f"does not compile: {'the assembler refuses its code' if is_assembly else lines[-1][:200]}"
 
 
 def _count(code: str, name: str) -> int:

@@ -185,7 +185,7 @@ def passes(
     depend on how a prompt was chunked, all rows share one kind of launch; else long chunks have another.
 
     Without `knows_lens`, the sum of `query_lens` bounds the queries of all rows, and only the device knows those of
-    each. Then there are launches for rows of both kinds, each as large as a step of such rows alone needs, and the
+    each. Then there are launches for rows of both kinds. Each is as large as a step of such rows alone needs, and the
     device leaves out the rows of the other kind."""
     if is_deterministic or not shape.device.is_known:
         # Blocks of so few rows are multiplied by the same instruction everywhere, so they are the safest, too.
