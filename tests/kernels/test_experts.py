@@ -27,6 +27,7 @@ def experts_of(routing: Routing) -> Tensor:
     return torch.bucketize(routing.places, routing.offsets[1:], right=True)
 
 
+@pytest.mark.sampled(keep=3, of="triton")
 @pytest.mark.parametrize("normalizes", [False, True])
 @pytest.mark.parametrize(("num_experts", "num_chosen"), [(NUM_EXPERTS, NUM_CHOSEN), (64, 8), (16, 16), (1, 1)])
 def test_routing_is_softmax_and_top_k(normalizes: bool, num_experts: int, num_chosen: int) -> None:
@@ -50,6 +51,7 @@ def test_routing_is_softmax_and_top_k(normalizes: bool, num_experts: int, num_ch
     assert (rows.diff()[inside] > 0).all(), "the rows of an expert ascend"
 
 
+@pytest.mark.sampled(keep=3, of="triton")
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize(
     "router",
@@ -93,7 +95,7 @@ ROUTERS = {
 """Routers of families with experts and others, by name, and their numbers of experts."""
 
 
-@pytest.mark.sampled(keep=4, of="triton")
+@pytest.mark.sampled(keep=3, of="triton")
 @pytest.mark.parametrize("has_vectors", [False, True])
 @pytest.mark.parametrize("name", ROUTERS)
 def test_routing_equals_the_reference(name: str, has_vectors: bool) -> None:

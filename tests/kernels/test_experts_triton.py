@@ -110,6 +110,7 @@ def test_numbers_that_are_not_finite(router: Router, has_bias: bool) -> None:
     torch.testing.assert_close(found.weights, expected.weights, rtol=2e-6, atol=1e-20, equal_nan=True)
 
 
+@pytest.mark.sampled(keep=4)
 @pytest.mark.parametrize("num_chosen", [1, 3, 10])
 @pytest.mark.parametrize("choices", [16, 64, 4096])
 def test_the_order_of_pairs_does_not_depend_on_the_tile(
