@@ -29,7 +29,7 @@ from inferd.engine.worker.runner import Runner
 from inferd.kernels.cpu import native
 
 _READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")
-_OPS_THAT_WAIT = ("item", "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
+_OPS_THAT_WAIT = ("item", "is_nonzero", "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
 _REQUESTS: Sequence[Mapping[str, Any]] = (
     {},
     {"temperature": 1.0},

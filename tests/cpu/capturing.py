@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from benchmarks.gpu.waiting import waits
 from inferd.engine.worker.device import CpuDevice, HostCopy, Recording
@@ -26,7 +25,7 @@ _WARM_UP_RUNS = 2
 _POISON = {torch.float64: float("nan"), torch.float32: float("nan"), torch.bfloat16: float("nan"), torch.bool: True}
 _POISONED_INTEGER = 99
 
-_Kernel = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+Kernel = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 
 class CapturingDevice(CpuDevice):
@@ -80,8 +79,7 @@ class _Graph:
 
     def replay(self) -> None:
         with self._device.doing("replay"):
-            for tensor in self._capture.taken:
-                tensor.fill_(_POISON.get(tensor.dtype, _POISONED_INTEGER))
+            poison(self._capture.taken)
             for call in self._capture.calls:
                 call()
 
@@ -99,7 +97,7 @@ class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def keep_kernel(self, address: int, packed: bytes) -> None:
-        kernel = _Kernel(address)
+        kernel = Kernel(address)
         self.calls.append(lambda: kernel(packed))
 
     def __torch_dispatch__(
@@ -111,23 +109,36 @@ class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.lift_fresh.default:
             raise NotRecordableError("host memory is gone when a recording is replayed")
         results = func(*args, **given)
-        made = _tensors(results)
-        addresses = {_memory(tensor) for tensor in _tensors((args, given))}
+        made = tensors_in(results)
+        addresses = {_memory(tensor) for tensor in tensors_in((args, given))}
         self.taken += [tensor for tensor in made if _memory(tensor) not in addresses]
         if not func.name().startswith("aten::empty"):
-            self.calls.append(lambda: _again(func, args, given, made))
+            self.calls.append(lambda: again(func, args, given, made))
         return results
 
 
-def _again(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Sequence[Tensor]) -> None:
+def poison(tensors: Sequence[Tensor]) -> None:
+    """Fill memory with numbers that no result may hold."""
+    for tensor in tensors:
+        tensor.fill_(_POISON.get(tensor.dtype, _POISONED_INTEGER))
+
+
+def again(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Sequence[Tensor]) -> None:
     """Repeats the operation into the memory of the first run's results."""
-    for kept, result in zip(made, _tensors(func(*args, **kwargs)), strict=True):
+    for kept, result in zip(made, tensors_in(func(*args, **kwargs)), strict=True):
         if _memory(kept) != _memory(result):
             kept.copy_(result)
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors in tuples, lists and mappings of some depth."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, Mapping):
+        tree = tree.values()
+    elif not isinstance(tree, (tuple, list)):
+        return []
+    return [tensor for part in tree for tensor in tensors_in(part)]
 
 
 def _memory(tensor: Tensor) -> int:

@@ -128,10 +128,11 @@ def random_decoder(
     ranks: Ranks = ALONE,
     loras: Mapping[str, Lora] = NO_LORAS,
     change: Callable[[str, Tensor], Tensor] = lambda _, weight: weight,
+    device: torch.device | str = "cpu",
 ) -> Decoder:
     """A decoder of the case's shape with random weights, made without a checkpoint. `change` gets each parameter's name
     and values, and returns those to load."""
-    decoder = Decoder(describe(case.config_json()), dtype, "cpu", recipe=recipe, ranks=ranks, loras=loras)
+    decoder = Decoder(describe(case.config_json()), dtype, device, recipe=recipe, ranks=ranks, loras=loras)
     generator = torch.Generator().manual_seed(2)
     for parameter_name, parameter in decoder.parameters.items():
         is_factor = (

@@ -20,7 +20,7 @@ from inferd.engine.models.draft_head import EagleHead
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, RowStatus, StepPlan, StepResult, TableUpdate
 from inferd.engine.worker import graphs, mixed_graphs, runner
-from inferd.engine.worker.device import CpuDevice
+from inferd.engine.worker.device import CpuDevice, Device
 from inferd.engine.worker.draft_heads import HeadDrafts
 from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.graphs import uses_adapters
@@ -73,19 +73,20 @@ class Engine:
     def __init__(
         self,
         case: Case,
-        device: CpuDevice,
+        device: Device,
         dtype: torch.dtype = torch.bfloat16,
         *,
         is_deterministic: bool = True,
         adapters: Adapters | None = None,
     ) -> None:
-        decoder = random_decoder(case, dtype, loras={} if adapters is None else adapters.matrices)
+        loras, place = {} if adapters is None else adapters.matrices, device.torch_device
+        decoder = random_decoder(case, dtype, loras=loras, device=place)
         self.num_groups = len(decoder.arch.cache_groups)
         self.num_blocks = NUM_SLOTS * BLOCKS_EACH * self.num_groups
         self.kv = KVPool.allocate(decoder.arch, self.num_blocks, BLOCK, dtype, device)
         self.kv.data.zero_()
         self.slots = Slots(NUM_SLOTS, MAX_LEN, BLOCK, device, self.num_groups)
-        sampler = Sampler(NUM_SLOTS, VOCAB, "cpu")
+        sampler = Sampler(NUM_SLOTS, VOCAB, place)
         self.states = StatePool.allocate(decoder.arch, NUM_SLOTS, 1, dtype, device)
         if self.states is not None:
             self.states.matrices.fill_(0.5)
@@ -268,10 +269,10 @@ def test_a_replayed_step_with_drafts_is_the_step(kinds: Sequence[Mapping[str, An
     assert num_recorded > 40
 
 
-def two_adapters(case: Case) -> Adapters:
+def two_adapters(case: Case, device: torch.device | str = "cpu") -> Adapters:
     """Adapters of random weights, which are the same in each call."""
     arch, generator = describe(case.config_json()), torch.Generator().manual_seed(5)
-    adapters = Adapters.allocate(arch, 2, 8, NUM_SLOTS, torch.bfloat16)
+    adapters = Adapters.allocate(arch, 2, 8, NUM_SLOTS, torch.bfloat16, device)
     for index, rank in enumerate((8, 3)):
         adapters.put(
             index,
@@ -328,8 +329,8 @@ class DraftModelCompany(Company):
             self.draft_starts[row.slot] = row.start + self.random.randrange(2)
 
 
-def with_draft_model(engine: Engine, device: CpuDevice) -> tuple[Engine, KVPool, DraftModel]:
-    decoder = random_decoder(CAPPED, torch.bfloat16)
+def with_draft_model(engine: Engine, device: Device) -> tuple[Engine, KVPool, DraftModel]:
+    decoder = random_decoder(CAPPED, torch.bfloat16, device=device.torch_device)
     kv = KVPool.allocate(decoder.arch, engine.num_blocks, BLOCK, torch.bfloat16, device)
     kv.data.zero_()
     model = LoadedModel(decoder, kv, engine.slots.of_group(0), engine.runner.model.sampler, device)
@@ -356,7 +357,7 @@ def test_replayed_passes_of_a_draft_model_are_its_passes() -> None:
     assert device.events.count("replay") > 150
 
 
-def with_draft_head(engine: Engine, device: CpuDevice) -> tuple[Engine, KVPool]:
+def with_draft_head(engine: Engine, device: Device) -> tuple[Engine, KVPool]:
     runner, read = engine.runner, (0, 2, 3)
     runner.model.decoder._layers_read, runner.model.decoder._is_read = read, True
     config = {**EAGLE, "vocab_size": VOCAB, "eagle_aux_hidden_state_layer_ids": list(read)}
