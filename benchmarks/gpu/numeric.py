@@ -356,7 +356,7 @@ def _lora(inputs: Inputs) -> Numeric:
     for dtype in (torch.bfloat16, torch.float32):
         made[dtype] = weights_type.empty(3, 20, 200, (96, 70), dtype, inputs.device)
     for adapter, part, rank in ((0, 0, 20), (0, 1, 3), (1, 1, 16), (2, 0, 7), (2, 1, 20)):
-        a, b = inputs.randn(rank, 200), inputs.randn((96, 70)[part], rank)
+        a, b = inputs.randn(rank, 200).cpu(), inputs.randn((96, 70)[part], rank).cpu()
         for weights in made.values():
             weights.put(adapter, part, a, b, 0.1)
     slots = torch.tensor([0, 1, 2, 3, -1, 2, *[0] * 20]).to(inputs.device)

@@ -168,6 +168,26 @@ def test_requests_find_no_fault_and_have_the_tokens_of_the_cpu(name: str, depth:
         gpu.check()
 
 
+def test_an_adapter_is_loaded_without_waiting_for_the_device() -> None:
+    """Between two steps, of which the first may still read the weights that its index had. None is recorded anew."""
+    plans, updates = plans_of(Company, ADAPTED, 30), steps.random_updates(WINDOWED, 5, torch.Generator().manual_seed(1))
+
+    def rows(runner: Runner) -> Rows:
+        assert runner.model.adapters is not None
+        steps = [runner.launch(plan) for plan in plans[:15]]
+        runner.model.adapters.put(1, updates)
+        steps += [runner.launch(plan) for plan in plans[15:]]
+        return [step.wait().rows for step in steps]
+
+    expected = rows(with_adapters(CpuDevice(1)).runner)
+    with recorded_gpu() as gpu:
+        runner = with_adapters(CudaDevice()).runner
+        runner.record_steps(lambda *_: None)
+        with gpu.serving(), torch.inference_mode():
+            assert rows(runner) == expected
+        assert any(graph.num_replays for graph in gpu.graphs)
+
+
 def test_a_capture_that_fails_is_made_again_without_early_starts(caplog: pytest.LogCaptureFixture) -> None:
     """Every third one fails with kernels that start early. Tokens are the same."""
     plans, num_runs = plans_of(Company, PLAIN, 20), [0]

@@ -274,21 +274,23 @@ def two_adapters(case: Case, device: torch.device | str = "cpu") -> Adapters:
     arch, generator = describe(case.config_json()), torch.Generator().manual_seed(5)
     adapters = Adapters.allocate(arch, 2, 8, NUM_SLOTS, torch.bfloat16, device)
     for index, rank in enumerate((8, 3)):
-        adapters.put(
-            index,
-            [
-                Update(
-                    matrix,
-                    part,
-                    torch.randn(rank, own.in_size, generator=generator) * own.in_size**-0.5,
-                    torch.randn(own.out_size, rank, generator=generator),
-                    0.3,
-                )
-                for matrix, modules in weights(arch).modules().items()
-                for part, own in enumerate(modules)
-            ],
-        )
+        adapters.put(index, random_updates(case, rank, generator))
     return adapters
+
+
+def random_updates(case: Case, rank: int, generator: torch.Generator) -> list[Update]:
+    """An adapter of all matrices."""
+    return [
+        Update(
+            matrix,
+            part,
+            torch.randn(rank, own.in_size, generator=generator) * own.in_size**-0.5,
+            torch.randn(own.out_size, rank, generator=generator),
+            0.3,
+        )
+        for matrix, modules in weights(describe(case.config_json())).modules().items()
+        for part, own in enumerate(modules)
+    ]
 
 
 def test_a_replayed_step_with_adapters_is_the_step() -> None:

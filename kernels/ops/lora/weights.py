@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inferd.kernels.gpu import from_host
+
 PANEL = 64
 """Number of outputs whose weights lie side by side (`cpu.cpp` has the same)."""
 
@@ -28,6 +30,8 @@ class LoraWeights:
     """[N, P] int32: 0 for a part that the adapter leaves alone."""
     scales: Tensor
     """[N, P] fp32."""
+    panels_of: Sequence[slice]
+    """Panels of each part."""
 
     @classmethod
     def empty(
@@ -42,9 +46,11 @@ class LoraWeights:
     ) -> LoraWeights:
         """Space for adapters of up to `rank`, none of which has weights yet. `empty` makes the two large tensors."""
         empty = empty or (lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype, device=device))
-        panels, start = [], 0
+        panels, panels_of, start = list[tuple[int, int, int]](), list[slice](), 0
         for part, size in enumerate(part_sizes):
+            first_panel = len(panels)
             panels += [(start + first, min(PANEL, size - first), part) for first in range(0, size, PANEL)]
+            panels_of.append(slice(first_panel, len(panels)))
             start += size
         shape = (num_adapters, len(part_sizes))
         return cls(
@@ -53,14 +59,16 @@ class LoraWeights:
             panels=torch.tensor(panels, dtype=torch.int32, device=device),
             ranks=torch.zeros(shape, dtype=torch.int32, device=device),
             scales=torch.zeros(shape, dtype=torch.float32, device=device),
+            panels_of=panels_of,
         )
 
     def put(self, adapter: int, part: int, a: Tensor, b: Tensor, scale: float) -> None:
-        """Give an adapter its weights of one part: a [r, in], b [outputs of the part, r]."""
-        rank, own = a.shape[0], self.panels[:, 2] == part
-        padded = torch.nn.functional.pad(b.to(self.up.device), (0, 0, 0, -b.shape[0] % PANEL))
-        self.down[adapter, part, :rank] = a
-        self.up[adapter, own, :rank] = padded.view(-1, PANEL, rank).transpose(1, 2).to(self.up.dtype)
+        """Give an adapter its weights of one part, which lie on the host: a [r, in], b [outputs of the part, r]. Does
+        not wait for the device."""
+        rank, padded = a.shape[0], torch.nn.functional.pad(b, (0, 0, 0, -b.shape[0] % PANEL))
+        up = padded.view(-1, PANEL, rank).transpose(1, 2).to(self.up.dtype)
+        self.down[adapter, part, :rank] = from_host(a.to(self.down.dtype), self.down.device)
+        self.up[adapter, self.panels_of[part], :rank] = from_host(up.contiguous(), self.up.device)
         self.ranks[adapter, part], self.scales[adapter, part] = rank, scale
 
     def clear(self, adapter: int) -> None:
