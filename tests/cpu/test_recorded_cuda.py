@@ -11,6 +11,8 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,6 +27,7 @@ from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.resolve import resolve
 from inferd.engine.api.wire.params import Adapter
+from inferd.engine.quant.recipe import RECIPES
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import RowResult, StepPlan, TokenMasks
 from inferd.engine.worker import cuda, load, peaks
@@ -36,7 +39,9 @@ from inferd.engine.worker.runner import Runner
 from inferd.kernels.gpu import dependent_options
 from inferd.kernels.ops.linear import Choices
 from inferd.kernels.ops.linear.tuning import Table
+from tests.cpu import cases
 from tests.cpu import test_recorded_steps as steps
+from tests.cpu.checkpoints import random_decoder
 from tests.cpu.recorded_gpu.device import recorded_gpu
 from tests.cpu.test_recorded_steps import (
     BLOCK,
@@ -51,6 +56,11 @@ from tests.cpu.test_recorded_steps import (
     Engine,
 )
 
+WHOLE_GROUPS = {
+    "intermediate_size": 96, "moe_intermediate_size": 64, "shared_intermediate_size": 96,
+    "shared_expert_intermediate_size": 96,
+}  # fmt: skip
+"""Sizes that int4 can store."""
 GRAMMAR = {"grammar": "start: /any/"}
 MASKED: tuple[dict[str, Any], ...] = (GRAMMAR, {**GRAMMAR, "temperature": 0.0, "logprobs": 1})
 ROWS, TOKENS = (1, 2, 4, 7), (4, 9, 24)
@@ -166,6 +176,32 @@ def test_requests_find_no_fault_and_have_the_tokens_of_the_cpu(name: str, depth:
             assert results(runner, plans, depth) == expected
         assert sum(graph.num_replays for graph in gpu.graphs) > len(plans) // 2
         gpu.check()
+
+
+FAMILIES = {case.name: case for case in [*cases.CASES, *cases.HYBRIDS]}
+REFUSED = (
+    *((name, precision) for name in FAMILIES if name.startswith("gemma 4, ") for precision in RECIPES),
+    ("lfm2, biases", "int4"),
+)
+"""Heads that differ in size from layer to layer, and a layer of 80 inputs."""
+
+
+@pytest.mark.sampled(keep=10)
+@pytest.mark.parametrize(("name", "quantization"), sorted({*product(FAMILIES, RECIPES)} - {*REFUSED}))
+def test_every_family_finds_no_fault(name: str, quantization: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights find none either, in any precision, while they are loaded."""
+    case = replace(FAMILIES[name], config=FAMILIES[name].config | WHOLE_GROUPS | {"vocab_size": VOCAB})
+    monkeypatch.setattr(steps, "random_decoder", partial(random_decoder, recipe=RECIPES[quantization]))
+    engine = Engine(case, CpuDevice(1), torch.float32)
+    kind = Company if engine.states is None else steps.HybridCompany
+    plans = plans_of(kind, PLAIN[:4] + SPECIAL[:1], 8, engine.num_groups)
+    expected = results(engine.runner, plans, 0)
+    with recorded_gpu() as gpu:
+        runner = Engine(case, CudaDevice(), torch.float32).runner
+        runner.record_steps(lambda *_: None)
+        with gpu.serving():
+            assert results(runner, plans) == expected
+        assert len(gpu.graphs) == len(ROWS) + len(TOKENS)
 
 
 def test_an_adapter_is_loaded_without_waiting_for_the_device() -> None:

@@ -240,9 +240,11 @@ class RecordedGpu:
         if self.local.is_off:
             return
         memories = [one for one in self.memories.at(memoryview(packed).cast("q")) if not one.is_pinned]
-        if not memories:
-            return
         name, capture = self.local.kernel or "a kernel", self.my_capture
+        if not memories:
+            if capture is not None:
+                self.fault(f"{name} computes on the host within a capture")
+            return
         work = self.queue(name)
         for memory in memories:
             self.touch(memory, work, is_read=True, is_write=True)
@@ -329,6 +331,9 @@ class RecordedGpu:
         self._check_arguments(name, (args, kwargs))
         with self.kernel(name):
             result = run(*args, **kwargs)
+        for tensor in tensors_in(result):
+            if not tensor.is_mkldnn and self.memories.of(tensor) is None:
+                self.allocated(tensor, is_pinned=False)  # pages of the system
         if not callable(result) or isinstance(result, Tensor):
             return result
         if isinstance(result, FunctionType):
