@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -26,7 +26,7 @@ from torch import Tensor
 from inferd.kernels import gpu as kernels_gpu
 from inferd.kernels.cpu import native
 from inferd.kernels.registry import Op
-from tests.cpu.capturing import tensors_in
+from tests.cpu.capturing import poison, tensors_in
 from tests.cpu.recorded_gpu.graphs import Capture, Graph, Pool
 from tests.cpu.recorded_gpu.memory import Memories, Memory
 from tests.cpu.recorded_gpu.modes import Placing, Watching
@@ -286,6 +286,11 @@ class RecordedGpu:
         patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", self.clear_workspaces, raising=False)
         patch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
         patch.setattr(kernels_gpu, "properties_of", kernels_gpu.properties_of.__wrapped__)
+        self.install_kernels(patch)
+        self._install_threads(patch)
+
+    def install_kernels(self, patch: pytest.MonkeyPatch) -> None:
+        """Have C++ kernels compute."""
         patch.setattr(native, "_recorder", self.native_call)
         resolve, choice = Op.resolve, Op.choice
 
@@ -295,7 +300,6 @@ class RecordedGpu:
 
         patch.setattr(Op, "resolve", resolved)
         patch.setattr(Op, "choice", lambda op, key: choice(op, _on_host(key)))
-        self._install_threads(patch)
 
     def _install_threads(self, patch: pytest.MonkeyPatch) -> None:
         """Have the threads of executors use the GPU. A thread gets the clock of the one that gave it work, and the
@@ -362,6 +366,10 @@ class RecordedGpu:
 
         return called
 
+    def fill(self, tensors: Sequence[Tensor]) -> None:
+        """Give memory a content before work is repeated that has to write it."""
+        poison(tensors)
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Within it, this thread uses the GPU."""
@@ -381,9 +389,9 @@ def _on_host(key: Any) -> Any:
 
 
 @contextmanager
-def recorded_gpu(sm: int = 90) -> Iterator[RecordedGpu]:
+def recorded_gpu(sm: int = 90, kind: type[RecordedGpu] = RecordedGpu) -> Iterator[RecordedGpu]:
     """A GPU, which this thread and those of executors use. Raises `FaultError` at the end if there was a fault."""
-    gpu = RecordedGpu(sm)
+    gpu = kind(sm)
     with pytest.MonkeyPatch.context() as patch:
         gpu.install(patch)
         with gpu.watching():

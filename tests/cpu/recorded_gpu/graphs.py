@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from tests.cpu.capturing import Kernel, again, poison
+from tests.cpu.capturing import Kernel, again
 from tests.cpu.recorded_gpu.memory import Memory
 from tests.cpu.recorded_gpu.order import Uses, Work, here
 
@@ -161,7 +161,7 @@ class Graph:
             memory.stale = ""
             memory.uses.note(work, is_write=True)
         with gpu.off():
-            poison(capture.taken)
+            gpu.fill(capture.taken)
             for call in capture.calls:
                 call()
 

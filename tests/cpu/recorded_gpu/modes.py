@@ -110,6 +110,12 @@ def _set(gpu: RecordedGpu, func: Any, args: Args, given: Kwargs) -> Any:
     return func(goal, key, value)
 
 
+def _product(gpu: RecordedGpu, func: Any, args: Args, given: Kwargs) -> Any:
+    """`torch.mm`, of which the CPU has no form with wider results."""
+    dtype = given.pop("out_dtype", None)
+    return func(*(x if dtype is None else x.to(dtype) for x in args), **given)
+
+
 def _read(gpu: RecordedGpu, func: Any, args: Args, given: Kwargs) -> Any:
     """A function that gives the host the values of a tensor."""
     memory = gpu.memories.of(args[0])
@@ -134,6 +140,7 @@ _SPECIAL: dict[Any, Callable[[RecordedGpu, Any, Args, Kwargs], Any]] = {
     Tensor.tolist: _read,
     Tensor.numpy: _read,
     torch.device: lambda gpu, func, args, given: func(*args, **given),
+    torch.mm: _product,
     torch.tensor: _from_values,
     torch.as_tensor: _from_values,
 }
@@ -198,6 +205,9 @@ class _Call:
         if not fresh and not any(is_write for *_, is_write in accesses) and self._func.is_view:
             return self._keep(result, fresh)
         allocated = [gpu.allocated(tensor, is_pinned=False) for tensor in fresh]
+        if self.name.startswith(_KNOWS_SHAPES_ALONE):
+            with gpu.off():
+                gpu.fill(fresh)
         if not self.name.startswith(_KNOWS_SHAPES_ALONE):
             work = gpu.queue(gpu.local.kernel or self.name)
             self._touch(work, [*accesses, *((memory, False, True) for memory in allocated)])
