@@ -3,6 +3,7 @@ precision, call by call and in captures. The kernels compute nothing here."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -22,6 +23,9 @@ from tests.cpu.test_recorded_cuda import FAMILIES, REFUSED, WHOLE_GROUPS
 from tests.cpu.test_recorded_steps import PLAIN, SPECIAL, VOCAB, Engine, decoding
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="the tests of kernels interpret Triton in this process"
+)
 IS_RECORDED = False
 
 WITH_EXPERTS = tuple(name for name, case in FAMILIES.items() if any("expert" in field for field in case.config))
