@@ -1,6 +1,7 @@
 """Measure inferd on one CUDA GPU: `make gpu`, or `make gpu PART=checks`; `make gpu DRY=1` without a GPU.
 
-    python -m benchmarks.gpu [--part headline|profile|peers|checks|kernels|engine] [--row REGEX] [--again] [--out DIR]
+    python -m benchmarks.gpu [--part first|headline|profile|peers|checks|kernels|engine] [--row REGEX] [--again]
+        [--out DIR]
 
 A row is one named measurement or check in a process of its own with a time limit. Each point is appended to
 results.jsonl of --out within about a second. A second call runs the rows that are not yet right and those whose source

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import math
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.points import Case, Point, Trial
+from benchmarks.gpu.tree import ROOT
 from inferd.kernels import gpu
 
 T = TypeVar("T")
@@ -72,6 +74,7 @@ class Bench:
         if self.is_listing:
             self.emit(case, Trial())
             return
+        has_raised = False
         try:
             trial = run()
         except torch.OutOfMemoryError:
@@ -79,18 +82,23 @@ class Bench:
         except CannotRunError:
             raise
         except Exception:
-            self.emit(case, Trial.missing(traceback.format_exc()[-_TRACEBACK_CHARS:]))
-            self._check_device()
-            return
+            trial, has_raised = Trial.missing(_traceback()), True
         self.emit(case, trial)
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        if has_raised:
+            # After an access to wrong memory CUDA refuses all further work: this raises its error.
+            self.synchronize()
+        self.give_back()
 
-    def _check_device(self) -> None:
-        """Raise the device's error if there is one: after an access to wrong memory, CUDA refuses all further work."""
+    def synchronize(self) -> None:
+        """Wait for a GPU's work."""
         if self.is_on_gpu:
             torch.cuda.synchronize()
+
+    def give_back(self) -> None:
+        """Free what nothing uses any more, and give a GPU's memory back to the driver."""
+        gc.collect()
+        if self.is_on_gpu:
+            torch.cuda.empty_cache()
 
     def clock(self, make_calls: Callable[[], Calls]) -> Timing:
         """The median time of one of the calls that `make_calls` gives. Each set of calls owns what it allocates.
@@ -116,6 +124,14 @@ class Bench:
             calls = make_calls()
             return Timing(_by_events(lambda: [call() for call in calls]) / len(calls), note)
         return Timing(_by_events(graph.replay) / len(calls))
+
+
+def _traceback() -> str:
+    """The end of the traceback of the error that is handled, without the folders of this machine."""
+    text = traceback.format_exc()
+    for folder, name in ((f"{ROOT}/", ""), (f"{sys.prefix}/", ""), (f"{sys.base_prefix}/", "")):
+        text = text.replace(folder, name)
+    return text[-_TRACEBACK_CHARS:]
 
 
 @dataclass(frozen=True, slots=True)

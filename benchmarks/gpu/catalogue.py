@@ -49,11 +49,11 @@ def _is_without_triton(path: Path) -> bool:
 
 
 def _first() -> Iterator[Row]:
-    """In 4 minutes: does each thing work at all that the other parts stand on?
+    """Does each thing work at all that the other parts stand on?
 
     A kernel that reads wrong memory ends its process, so the checks of kernels have several."""
 
-    def row(name: str, target: str, timeout_s: float = 90, **arguments: Any) -> Row:
+    def row(name: str, target: str, timeout_s: float = 120, **arguments: Any) -> Row:
         return Row("first", name, target, arguments, timeout_s)
 
     yield row("imports", "first:imports", 60)
@@ -62,7 +62,7 @@ def _first() -> Iterator[Row]:
     yield row("captures", "first:captures")
     yield row("graphs", "checks:graphs")
     yield row("fp8", "first:fp8", 60)
-    yield row("memory", "first:memory")
+    yield row("memory", "first:memory", 180)
     yield row("text", "first:text", 60)
     yield row("greedy llama", "checks:greedy_ids", family="llama")
 

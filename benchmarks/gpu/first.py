@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.bench import Bench, distance
+from benchmarks.gpu.bench import Bench, CannotRunError, distance
 from benchmarks.gpu.points import Case, Trial
+from benchmarks.gpu.tree import ROOT
 from inferd.kernels import gpu
+from inferd.kernels.cpu import native
+from inferd.kernels.ops.linear import Choices
 
 IMPORTS = {
     "torch": "torch", "triton": "triton", "transformers": "transformers", "tokenizers": "tokenizers",
@@ -34,6 +38,8 @@ _E4M3_MAX = 448.0
 _ROUNDED = 2.0**-8
 """Largest error by norm of results that are rounded to bfloat16."""
 _MODEL = "0.6b"
+_OVER_PLAN = 0.03
+"""Share by which the memory may exceed the plan."""
 
 
 def imports(bench: Bench) -> None:
@@ -55,17 +61,21 @@ def _imported(module: str, distribution: str = "") -> Trial:
 
 def captures(bench: Bench) -> None:
     """A decode step in a CUDA graph has the bits of its calls each time it is replayed: without kernels that start
-    early, and with them. Replays follow each other without a pause, so that one could overtake another."""
-    for is_early in (False, True):
-        question = _question("a captured step, replayed", "early starts" if is_early else "no early starts")
-        bench.measure(question, partial(_replayed, bench, is_early=is_early))
+    early and with them, with the attention of each kind. Replays follow each other without a pause, so that one could
+    overtake another."""
+    if not bench.is_on_gpu and not native.prepare(ROOT / "build" / "cache" / "inferd" / "kernels").path:
+        raise CannotRunError("needs a GPU or the C++ kernels: plain PyTorch asks for lengths on the host")
+    for is_deterministic, is_early in product((False, True), repeat=2):
+        words = "deterministic" if is_deterministic else "usual", "early starts" if is_early else "no early starts"
+        run = partial(_replayed, bench, is_early=is_early, is_deterministic=is_deterministic)
+        bench.measure(_question("a captured step, replayed", ", ".join(words)), run)
 
 
-def _replayed(bench: Bench, *, is_early: bool) -> Trial:
+def _replayed(bench: Bench, *, is_early: bool, is_deterministic: bool) -> Trial:
     if is_early and bench.is_on_gpu and not gpu.properties_of(bench.device).starts_early:
         return Trial(note="kernels start early on compute capability 9.0 and higher")
     rows, replays = bench.pick(8, 2), bench.pick(200, 3)
-    step = _step(bench, rows)
+    step = _step(bench, rows, is_deterministic=is_deterministic)
     expected = step()
     num_wrong = torch.zeros((), dtype=torch.int64, device=bench.device)
     if not bench.is_on_gpu:
@@ -86,19 +96,26 @@ def _replayed(bench: Bench, *, is_early: bool) -> Trial:
     return Trial(error=float(num_wrong), tolerance=0.0, note=f"{replays} replays of {rows} rows")
 
 
-def _step(bench: Bench, rows: int) -> Any:
-    """A function that computes the logits of a decode step: the same inputs in each call."""
-    from benchmarks.gpu.models import MODELS, random_decoder, random_ids  # noqa: PLC0415
+def _step(bench: Bench, rows: int, *, is_deterministic: bool) -> Callable[[], Tensor]:
+    """A function that computes the logits of a decode step, with all that an engine's recorded step does before the
+    draw. Its inputs are the same in each call."""
+    from benchmarks.gpu.models import BLOCK_SIZE, MODELS, open_device, random_decoder  # noqa: PLC0415
     from benchmarks.gpu.pages import Pages  # noqa: PLC0415
+    from inferd.engine.worker.slots import Batch, Slots  # noqa: PLC0415
 
-    decoder = random_decoder(MODELS[bench.pick(_MODEL, "smoke")], bench.device, "bf16", 1024)
-    context = bench.pick(500, 40)
-    pages = Pages.make(decoder, rows, context)
-    ids = torch.tensor(random_ids(rows, decoder.arch.vocab_size, 3), device=bench.device)
-    batches = pages.batches([(context - 1 - row, 1) for row in range(rows)])
+    choices, context = Choices(is_deterministic), bench.pick(500, 40)
+    decoder = random_decoder(MODELS[bench.pick(_MODEL, "smoke")], bench.device, "bf16", 1024, choices)
+    pages, device, arch = Pages.make(decoder, rows, context), open_device(bench.device), decoder.arch
+    slots = Slots(rows, context, BLOCK_SIZE, device, len(arch.cache_groups))
+    slots.block_tables.copy_(pages.tables)
+    slots.token_ids.copy_(torch.randint(0, arch.vocab_size, slots.token_ids.shape))
+    row = torch.arange(rows, device=bench.device)
+    starts = torch.arange(rows + 1, dtype=torch.int32, device=bench.device)
 
     def step() -> Tensor:
-        return decoder.logits(decoder.forward(ids, batches, pages.kv))
+        given = (row, context - 1 - row, starts)
+        batch = Batch.of_decodes(slots, given, pages.padding_block, is_deterministic=is_deterministic)
+        return decoder.logits(decoder.forward(batch.token_ids, batch.attention, pages.kv))
 
     return step
 
@@ -113,7 +130,7 @@ def fp8(bench: Bench) -> None:
 
 
 def _product(bench: Bench, kind: str, rows: int) -> Trial:
-    from inferd.kernels.ops.linear_fp8 import LINEAR_FP8, linear_fp8  # noqa: PLC0415
+    from inferd.kernels.ops.linear_fp8 import LINEAR_FP8, Key, linear_fp8  # noqa: PLC0415
 
     in_size, out_size = _SIZE * _GROUPS, _SIZE * _BLOCKS
     q = (torch.randn(out_size, in_size, device=bench.device) * 50).to(torch.float8_e4m3fn)
@@ -123,7 +140,8 @@ def _product(bench: Bench, kind: str, rows: int) -> Trial:
     x[:, ::_SIZE] = _E4M3_MAX  # so the scale of each group is 1
     out = linear_fp8(q, scales, None, torch.bfloat16)(x.to(torch.bfloat16))
     error = distance(out, x.double() @ (q.double() * _spread(scales, out_size, in_size)).T)
-    chosen = ", ".join(sorted({choice.chosen for choice in LINEAR_FP8.choices()}))
+    keys = {choice.key: choice.chosen for choice in LINEAR_FP8.choices() if isinstance(choice.key, Key)}
+    chosen = ", ".join(sorted({name for key, name in keys.items() if key.has_groups == (kind != "rows")}))
     return Trial(error=error, tolerance=_ROUNDED, note=f"{out_size} x {in_size} by {chosen}")
 
 
@@ -136,25 +154,20 @@ def _spread(scales: Tensor, out_size: int, in_size: int) -> Tensor:
 
 def memory(bench: Bench) -> None:
     """Compares the device's memory that torch holds with the plan: after loading, after tuning, when the engine is
-    ready, and after 20 steps."""
-    found: dict[str, float] = {}
-
-    def trial(what: str) -> Trial:
-        if not found:
-            found.update(_held_and_planned(bench))
-        held, planned = found[what], found[f"{what}, planned"]
-        figures = {"MiB": held / 2**20, "planned MiB": planned / 2**20}
-        # A rehearsal on a CPU measures the process, in which libraries and the allocator take more than a tiny model.
-        if not bench.is_on_gpu:
-            return Trial(figures=figures, note="no bound without a GPU")
-        return Trial(error=max(held / planned - 1, 0.0), tolerance=0.03, figures=figures)
-
-    for what in ("weights", "tuning", "ready", "20 steps"):
-        bench.measure(_question("memory against the plan", what), partial(trial, what))
+    ready, and after 20 steps. Each point is there as soon as it is known."""
+    bench.measure(_question("memory against the plan", "all steps"), partial(_start_and_step, bench))
 
 
-def _held_and_planned(bench: Bench) -> dict[str, float]:
-    """Bytes by phase, held and planned."""
+def _note(bench: Bench, what: str, held: float, planned: float) -> None:
+    """A point. A rehearsal on a CPU measures the process, in which libraries and the allocator take more than a tiny
+    model, so it has no bound."""
+    figures = {"MiB": held / 2**20, "planned MiB": planned / 2**20}
+    error = max(held / planned - 1, 0.0) if bench.is_on_gpu else None
+    bench.emit(_question("memory against the plan", what), Trial(error=error, tolerance=_OVER_PLAN, figures=figures))
+
+
+def _start_and_step(bench: Bench) -> Trial:
+    """Few sequences and a small KV cache, so that these hide nothing."""
     from benchmarks.gpu.models import BLOCK_SIZE, MODELS, Engine, checkpoint, greedy, random_ids, run  # noqa: PLC0415
     from inferd.engine.api.checkpoint import Checkpoint  # noqa: PLC0415
     from inferd.engine.api.config import AskedConfig, plan_of  # noqa: PLC0415
@@ -165,34 +178,40 @@ def _held_and_planned(bench: Bench) -> dict[str, float]:
     from inferd.engine.worker.load import load_worker  # noqa: PLC0415
 
     path, longest = checkpoint(MODELS[bench.pick(_MODEL, "smoke")], bench.device), bench.pick(1024, 128)
+    bench.give_back()  # what the checkpoint was made of
     facts = ModelFacts.of(Checkpoint.read(path))
-    asked = AskedConfig(model_path=str(path), device=bench.device.type, max_model_len=longest)  # type: ignore[arg-type]
+    kv_bytes = bench.pick(2 << 30, 64 << 20)
+    asked = AskedConfig(
+        model_path=str(path),
+        device=bench.device.type,  # type: ignore[arg-type]
+        max_model_len=longest,
+        max_num_seqs=16,
+        kv_memory_bytes=kv_bytes,
+    )
     config, _, _ = resolve(asked, facts, Machine.detect())
     assert config.block_size == BLOCK_SIZE
-    plan = plan_of(config, facts.arch)
-    found: dict[str, float] = {}
-    at_start = _bytes_in_use(bench)
-
-    def note(what: str, planned: float) -> None:
-        found[what], found[f"{what}, planned"] = _bytes_in_use(bench) - at_start, planned
+    plan, reserved_before = plan_of(config, facts.arch), _reserved(bench)
+    rotary = sum(line.num_bytes for line in plan.working if line.name == "rotary")
 
     def report(phase: Phase) -> None:
-        # Products are measured before the KV cache exists, in memory that the cache takes later.
-        if phase.name in ("weights", "tuning"):
-            note(phase.name, plan.weights_bytes if phase.name == "weights" else plan.total_bytes)
+        # What torch reserves comes in segments. Those of a small model's matrices are a twentieth larger than these.
+        if phase.name == "weights" and bench.is_on_gpu:
+            _note(bench, "weights, allocated", torch.cuda.memory_allocated(bench.device), plan.weights_bytes + rotary)
+        if phase.name == "tuning":
+            # Products are measured before the KV cache exists, in memory that the cache takes later.
+            _note(bench, "tuning", _reserved(bench) - reserved_before, plan.total_bytes - plan.kv_bytes)
 
     runner, _ = load_worker(config, time.monotonic(), report)
-    found.setdefault("tuning", found["weights"])
-    found.setdefault("tuning, planned", found["weights, planned"])
-    note("ready", plan.total_bytes)
+    rest = plan.total_bytes - plan.kv_bytes
+    _note(bench, "ready, without KV", _reserved(bench) - reserved_before - plan.kv_bytes, rest)
     engine = Engine(runner, config.max_num_seqs, config.max_model_len, config.num_blocks, facts.arch.vocab_size)
     with engine.core(step_tokens=config.max_num_batched_tokens) as core:
         run(core, [greedy(str(seed), random_ids(40, engine.vocab_size, seed), 20) for seed in range(8)])
-    note("20 steps", plan.total_bytes)
-    return found
+    _note(bench, "20 steps, without KV", _reserved(bench) - reserved_before - plan.kv_bytes, rest)
+    return Trial(error=0.0, tolerance=0.0, note=f"KV cache {plan.kv_bytes / 2**20:.0f} MiB")
 
 
-def _bytes_in_use(bench: Bench) -> int:
+def _reserved(bench: Bench) -> int:
     from benchmarks.gpu.models import open_device  # noqa: PLC0415
 
     if bench.is_on_gpu:

@@ -147,7 +147,12 @@ def layers_read_by(draft_head: DraftHeadParts, num_layers: int) -> tuple[int, ..
 
 def num_read(head: DraftHeadParts) -> int:
     """Number of hidden states that a head reads at each position."""
-    return 3 if head.layers_read is None else max(len(head.layers_read), 1)
+    return max(num_joined(head), 1)
+
+
+def num_joined(head: DraftHeadParts) -> int:
+    """Number of these that stand beside the final ones. A head that reads the final ones has none."""
+    return 3 if head.layers_read is None else len(head.layers_read)
 
 
 def as_stored(arch: Arch, tensors: Mapping[str, Any]) -> Arch:

@@ -30,7 +30,7 @@ _MATRIX_ROW_BYTES = 32
 _LOADS, _COPIES = ("LDG.",), ("LDGSTS.", "UTMALDG")
 WAIT = "ACQBULK"
 """The instruction by which a kernel that starts early waits for the one before it."""
-_ENDS = ("EXIT", "KILL", "BRX", "JMP")
+_ENDS = ("EXIT", "KILL", "BRX", "JMP", "RET", "BREAK")
 """Beginnings of instructions that end a thread, or lead to an address that is not known."""
 _WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 """Bytes that a lane moves, by the part of an instruction's name that says so. Others move 4."""

@@ -16,6 +16,9 @@ from benchmarks.gpu.bench import Bench, CannotRunError
 from benchmarks.gpu.points import Case, Point, Trial
 from benchmarks.gpu.report import render
 from benchmarks.gpu.runner import Result
+from benchmarks.gpu.tree import ROOT
+from inferd.engine.api.wire.messages import Phase
+from inferd.engine.worker import load as worker
 from inferd.kernels.ops import linear_fp8
 
 
@@ -40,7 +43,11 @@ def test_an_error_makes_one_point_wrong_and_shows_where(tmp_path: Path) -> None:
     points = found(ask)
     assert [point.trial.is_wrong for point in points] == [True, False]
     kept = Point.from_json(json.loads(json.dumps(points[0].as_json())))
-    assert "in fail" in kept.trial.note and kept.trial.note.endswith("ValueError: a kernel | failed\n")
+    assert (
+        "in fail" in kept.trial.note
+        and str(ROOT) not in kept.trial.note
+        and kept.trial.note.endswith("ValueError: a kernel | failed\n")
+    )
     table = render([Result("first/x", "wrong", 1.0, "", tuple(points))], "one")
     assert "| WRONG | ValueError: a kernel / failed |" in " ".join(table.split())
 
@@ -80,8 +87,8 @@ def test_a_replay_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None
         calls += 1
         return torch.full((2,), float(calls == 3))
 
-    monkeypatch.setattr(first, "_step", lambda *_: step)
-    assert wrong(first.captures) == [True, False]
+    monkeypatch.setattr(first, "_step", lambda *_, **__: step)
+    assert wrong(first.captures) == [True, False, False, False]
 
 
 def test_8_bit_products_are_right_and_a_wrong_scale_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,19 +106,27 @@ def test_8_bit_products_are_right_and_a_wrong_scale_is_found(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("held", "is_wrong"), [(100.0, False), (102.9, False), (104.0, True)])
-def test_more_memory_than_the_plan_is_wrong(held: float, is_wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("weights", "tuning", "ready", "20 steps")
-    given = dict.fromkeys(names, held) | {f"{name}, planned": 100.0 for name in names}
-    monkeypatch.setattr(first, "_held_and_planned", lambda _: given)
+def test_more_memory_than_the_plan_is_wrong(held: float, is_wrong: bool) -> None:
     points: list[Point] = []
-    bench = Bench("cpu", points.append)
-    monkeypatch.setattr(Bench, "is_on_gpu", True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    first.memory(bench)
-    assert [point.trial.is_wrong for point in points] == [is_wrong] * 4
+    first._note(Bench("cuda", points.append), "ready", held, 100.0)
+    assert [point.trial.is_wrong for point in points] == [is_wrong]
 
 
-def test_the_phases_of_an_engine_are_held_against_its_plan() -> None:
-    """A small model takes less than an allocator keeps, so only the device's own count can be held to a bound."""
-    planned = [point.trial.figures["planned MiB"] for point in found(first.memory)]
-    assert 0 < planned[0] == planned[1] < planned[2] == planned[3]
+def test_what_is_known_before_a_start_fails_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(config: object, started_s: float, report: Callable[[Phase], None]) -> None:
+        report(Phase("tuning", 1.0, ""))
+        raise RuntimeError("the capture failed")
+
+    monkeypatch.setattr(worker, "load_worker", load)
+    points = found(first.memory)
+    assert [(point.case.labels["of"], point.trial.is_wrong) for point in points] == [
+        ("tuning", False), ("all steps", True)
+    ]  # fmt: skip
+    assert points[1].trial.note.endswith("RuntimeError: the capture failed\n")
+
+
+def test_an_engine_starts_and_computes_in_a_rehearsal() -> None:
+    """A small model takes less than an allocator keeps, so only a GPU's own count can be held to a bound."""
+    points = found(first.memory)
+    assert [point.case.labels["of"] for point in points] == ["ready, without KV", "20 steps, without KV", "all steps"]
+    assert points[-1].trial.note == "KV cache 64 MiB" and points[0].trial.figures["planned MiB"] > 0

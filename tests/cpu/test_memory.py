@@ -27,6 +27,7 @@ from inferd.engine.api.memory.activations import (
     GPU_ROW_BUCKETS,
     PARTIALS_BYTES,
     AdapterSpace,
+    Draft,
     Workload,
     working_lines,
 )
@@ -34,7 +35,7 @@ from inferd.engine.api.memory.planner import MemoryPlan, plan_memory, pool_of, r
 from inferd.engine.api.memory.precision import FP8, INT4, INT8, KV_FORMATS, KVPrecision, Precision, StoredAs
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.resolve import resolve
-from inferd.engine.arch.description import Arch
+from inferd.engine.arch.description import Arch, DraftHeadKind, DraftHeadParts
 from inferd.engine.arch.registry import describe
 from inferd.engine.layers.rotary import cos_sin_table, query_table
 from inferd.engine.models.decoder import Decoder
@@ -324,6 +325,18 @@ def test_a_gpus_recorded_steps_are_planned_for_the_bucket_of_its_rows() -> None:
         working(replace(short, adapters=kept_twice))["recorded steps"] == 320 * of_row + prompts + (64 + 128) * 64 * 2
     )
     assert "recorded steps" not in working(work_on("cpu"))
+
+
+def test_recorded_prompts_keep_the_states_that_a_draft_head_reads() -> None:
+    """Beside the final ones: none, two, or three if its config does not say which."""
+    arch = describe(WINDOWED)
+    found = {}
+    for read in ((), (1, 2), None):
+        head = DraftHeadParts(DraftHeadKind.EAGLE3, state_size=64, layers_read=read, num_tokens=50)
+        draft = Draft(replace(arch, draft_head=head), Precision("bfloat16"))
+        found[read] = working(replace(work_on("cuda", step_tokens=100), draft=draft))["recorded steps"]
+    assert found[1, 2] - found[()] == 2 * (64 + 128) * 64 * 2
+    assert found[None] - found[()] == 3 * (64 + 128) * 64 * 2
 
 
 def test_a_tied_head_is_the_embedding_itself_on_a_gpu_unless_it_is_quantized() -> None:

@@ -13,7 +13,7 @@ from inferd.engine.api.memory.formula import NOTHING, Formula, sum_of, term
 from inferd.engine.api.memory.precision import DTYPE_BYTES, Precision
 from inferd.engine.api.memory.states import state_bytes
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.draft_heads import num_read
+from inferd.engine.arch.draft_heads import num_joined, num_read
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.sharding import Rank
 
@@ -339,7 +339,11 @@ def _recorded(arch: Arch, precision: Precision, work: Workload) -> Formula:
     num_tokens = next((tokens for tokens in GPU_TOKEN_BUCKETS if tokens >= work.step_tokens), GPU_TOKEN_BUCKETS[-1])
     prompts = term(num_tokens, "tokens") * (width * precision.dtype_bytes)
     num_kept = sum(tokens for tokens in GPU_TOKEN_BUCKETS if tokens <= num_tokens) * (2 if work.adapters else 1)
-    prompts += term(num_kept, "kept tokens") * term(arch.hidden_size) * precision.dtype_bytes
+    head = None if work.draft is None else work.draft.arch.draft_head
+    num_states = 1 if head is None else 1 + num_joined(head)
+    prompts += (
+        term(num_kept, "kept tokens") * term(num_states, "states") * term(arch.hidden_size) * precision.dtype_bytes
+    )
     return term(num_rows, "rows") * (width * precision.dtype_bytes + logits + cut) + prompts
 
 
