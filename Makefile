@@ -64,8 +64,9 @@ records: $(STAMP) ## Run all tests of kernels and models that changed, and recor
 
 real: $(STAMP) ## Fetch published models (700 MB, 1.8 GB with LARGE=1) and compare them with transformers and their plans
 	@$(BIN)/python -m tests.real_models.files
-	@REAL_GGUF_FILES=$$($(BIN)/python -m tests.real_models.files --list) \
-		$(BIN)/python -m pytest -q -rs -s --long tests/real_models tests/real/test_plan.py $(ARGS)
+	@MODELS=$$($(BIN)/python -c 'from tests.real_models.files import folder; print(folder())') \
+		REAL_GGUF_FILES=$$($(BIN)/python -m tests.real_models.files --list) $(BIN)/python -m pytest -q -rs -s --long tests/real_models \
+		tests/real/test_plan.py $(ARGS)
 
 mutants: $(STAMP) ## List small mistakes that no unit test finds: make mutants SEED=1 MINUTES=10 ARGS='--only server/dispatch/router.py'
 	@$(BIN)/python -m tests.mutants.run $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
