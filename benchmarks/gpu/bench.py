@@ -84,15 +84,9 @@ class Bench:
         except Exception:
             trial, has_raised = Trial.missing(_traceback()), True
         self.emit(case, trial)
-        if has_raised:
-            # After an access to wrong memory CUDA refuses all further work: this raises its error.
-            self.synchronize()
+        if has_raised and self.is_on_gpu:
+            torch.cuda.synchronize()  # raises an error if wrong memory was accessed: CUDA refuses all further work then
         self.give_back()
-
-    def synchronize(self) -> None:
-        """Wait for a GPU's work."""
-        if self.is_on_gpu:
-            torch.cuda.synchronize()
 
     def give_back(self) -> None:
         """Free what nothing uses any more, and give a GPU's memory back to the driver."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.metadata import version
@@ -168,7 +168,7 @@ def _note(bench: Bench, what: str, held: float, planned: float) -> None:
 
 def _start_and_step(bench: Bench) -> Trial:
     """Few sequences and a small KV cache, so that these hide nothing."""
-    from benchmarks.gpu.models import BLOCK_SIZE, MODELS, Engine, checkpoint, greedy, random_ids, run  # noqa: PLC0415
+    from benchmarks.gpu.models import BLOCK_SIZE, MODELS, Engine, checkpoint, greedy, open_device, random_ids, run  # noqa: PLC0415  # noqa: PLC0415
     from inferd.engine.api.checkpoint import Checkpoint  # noqa: PLC0415
     from inferd.engine.api.config import AskedConfig, plan_of  # noqa: PLC0415
     from inferd.engine.api.machine.cpu import Machine  # noqa: PLC0415
@@ -190,54 +190,41 @@ def _start_and_step(bench: Bench) -> Trial:
     )
     config, _, _ = resolve(asked, facts, Machine.detect())
     assert config.block_size == BLOCK_SIZE
-    plan, reserved_before = plan_of(config, facts.arch), _reserved(bench)
+    plan, device = plan_of(config, facts.arch), open_device(bench.device)
+    bytes_before = device.memory_in_use()
     rotary = sum(line.num_bytes for line in plan.working if line.name == "rotary")
 
     def report(phase: Phase) -> None:
-        # What torch reserves comes in segments. Those of a small model's matrices are a twentieth larger than these.
+        # torch reserves memory in segments, which are larger than small matrices.
         if phase.name == "weights" and bench.is_on_gpu:
             _note(bench, "weights, allocated", torch.cuda.memory_allocated(bench.device), plan.weights_bytes + rotary)
         if phase.name == "tuning":
             # Products are measured before the KV cache exists, in memory that the cache takes later.
-            _note(bench, "tuning", _reserved(bench) - reserved_before, plan.total_bytes - plan.kv_bytes)
+            _note(bench, "tuning", device.memory_in_use() - bytes_before, plan.total_bytes - plan.kv_bytes)
 
     runner, _ = load_worker(config, time.monotonic(), report)
     rest = plan.total_bytes - plan.kv_bytes
-    _note(bench, "ready, without KV", _reserved(bench) - reserved_before - plan.kv_bytes, rest)
+    _note(bench, "ready, without KV", device.memory_in_use() - bytes_before - plan.kv_bytes, rest)
     engine = Engine(runner, config.max_num_seqs, config.max_model_len, config.num_blocks, facts.arch.vocab_size)
     with engine.core(step_tokens=config.max_num_batched_tokens) as core:
         run(core, [greedy(str(seed), random_ids(40, engine.vocab_size, seed), 20) for seed in range(8)])
-    _note(bench, "20 steps, without KV", _reserved(bench) - reserved_before - plan.kv_bytes, rest)
+    _note(bench, "20 steps, without KV", device.memory_in_use() - bytes_before - plan.kv_bytes, rest)
     return Trial(error=0.0, tolerance=0.0, note=f"KV cache {plan.kv_bytes / 2**20:.0f} MiB")
-
-
-def _reserved(bench: Bench) -> int:
-    from benchmarks.gpu.models import open_device  # noqa: PLC0415
-
-    if bench.is_on_gpu:
-        return torch.cuda.memory_reserved(bench.device)
-    return open_device(bench.device).memory_in_use()
 
 
 def text(bench: Bench) -> None:
     """The greedy text of a trained model, in float32, beside transformers' on the same device."""
-    for name, path in _trained():
-        for prompt in ("Once upon a time", "The three colours of a traffic light are"):
-            labels = {"check": "greedy text is transformers' (fp32)", "model": name, "prompt": prompt}
-            bench.measure(Case(table="engine checks", labels=labels), partial(_text, bench, path, prompt))
+    for prompt in ("Once upon a time", "The three colours of a traffic light are"):
+        labels = {"check": "greedy text is transformers' (fp32)", "model": "tiny", "prompt": prompt}
+        bench.measure(Case(table="engine checks", labels=labels), partial(_text, bench, prompt))
 
 
-def _trained() -> Iterator[tuple[str, Any]]:
-    from inferd.engine.api.checkpoint import EMBEDDED_PATH  # noqa: PLC0415
-
-    yield "tiny", EMBEDDED_PATH
-
-
-def _text(bench: Bench, path: Any, prompt: str) -> Trial:
+def _text(bench: Bench, prompt: str) -> Trial:
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
     from benchmarks.gpu.checks import load_decoder  # noqa: PLC0415
     from benchmarks.gpu.models import Engine, greedy, run  # noqa: PLC0415
+    from inferd.engine.api.checkpoint import EMBEDDED_PATH as path  # noqa: PLC0415
 
     count = bench.pick(64, 24)
     tokenizer: Any = AutoTokenizer.from_pretrained(path)

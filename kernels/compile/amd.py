@@ -10,6 +10,7 @@ refuses to start on one.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -18,7 +19,6 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -57,6 +57,7 @@ class AmdForm:
     """Why it could not be launched, or would be slow."""
 
 
+@functools.cache
 def forms() -> list[Shipped]:
     """The forms to compile."""
     return [form for form in aot.all_shipped() if not form.constants.get("IS_DEPENDENT")]
@@ -104,16 +105,7 @@ def _count(code: str, name: str) -> int:
 
 
 def _compiled(arch: str, index: int) -> AmdForm:
-    return compiled(_forms()[index], arch)
-
-
-_all: list[Shipped] = []
-
-
-def _forms() -> list[Shipped]:
-    if not _all:
-        _all.extend(forms())
-    return _all
+    return compiled(forms()[index], arch)
 
 
 def render(rows: Sequence[AmdForm]) -> str:
@@ -134,9 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", type=Path, metavar="TABLE")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args(arguments)
-    chosen = [index for index, form in enumerate(_forms()) if not asked.op or form.op in asked.op]
+    chosen = [index for index, form in enumerate(forms()) if not asked.op or form.op in asked.op]
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("fork")) as pool:
-        rows = list(pool.map(partial(_compiled, asked.arch), chosen))
+        rows = list(pool.map(functools.partial(_compiled, asked.arch), chosen))
     print(render(rows))
     print(f"{len(rows)} forms for {asked.arch}, {sum(bool(row.faults) for row in rows)} with faults")
     if asked.write:
