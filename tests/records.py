@@ -123,7 +123,8 @@ MODELS = Record(
         "tests/configs.py", "tests/benchmarks/test_gpu_dry.py", "tests/benchmarks/test_host_time.py",
     ),
     packages=(
-        "torch", "triton", "transformers", "tokenizers", "safetensors", "llguidance", "numpy", "msgspec", "pyzmq"
+        "torch", "triton", "transformers", "tokenizers", "safetensors", "llguidance", "numpy", "msgspec", "pyzmq",
+        "xxhash",
     ),
     folders=("tests/cpu", "tests/kernels", "tests/benchmarks"),
     needs_cpp=True,

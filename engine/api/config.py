@@ -116,6 +116,9 @@ class EngineConfig(_Config, frozen=True, kw_only=True):
     """The model's files, as the server holds them open. Every engine reads these."""
     vocabulary: str = ""
     """Path of the server's file for the vocabulary of grammars (`process.written_once`); empty if there is none."""
+    pool_memory: str = ""
+    """Path of the memory in which the server keeps the KV pool from engine to engine (`process.memory_file`); empty if
+    the pool ends with its engine."""
     numerics: Numerics | None = None
     """Facts of the first engine that this one must share; None if it is the first."""
     dtype: str
@@ -230,6 +233,12 @@ def longest_beside_weights(config: EngineConfig, arch: Arch, free_bytes: int, dr
     """Most tokens that one sequence could have in `free_bytes` beside the weights, with the other settings."""
     available = plan_of(config, arch, draft).weights_bytes + free_bytes
     return longest_context(arch, precision_of(config), workload_of(config, draft), 1, available)
+
+
+def keeps_pool(config: EngineConfig) -> bool:
+    """Whether the server keeps the KV pool from engine to engine. A GPU's memory ends with its process, and ranks have
+    parts of the pool. Without a prefix index nobody would find a block there."""
+    return config.device == "cpu" and config.tensor_parallel_size == 1 and config.prefix_caching
 
 
 def lendable_threads(config: EngineConfig) -> int:

@@ -8,15 +8,19 @@ blocks are ordered by age, oldest first.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
 
 class BlockPool:
     """`num_blocks` blocks, ids 0 to `num_blocks - 1`."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_clear: Callable[[int], None] | None = None) -> None:
+        """`on_clear` is called with each block that the prefix index no longer reaches, before anything else may be
+        written to it."""
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {num_blocks}")
         self.num_blocks = num_blocks
+        self._on_clear = on_clear
         self._num_refs = [0] * num_blocks
         self._num_shared = 0
         self._empty = list(range(num_blocks - 1, -1, -1))
@@ -79,6 +83,14 @@ class BlockPool:
             else:
                 self._empty.append(block_id)
 
+    def adopt(self, block_ids: Sequence[int]) -> None:
+        """Count these empty blocks as cached, the first to evict first."""
+        adopted = set(block_ids)
+        self._empty = [block_id for block_id in self._empty if block_id not in adopted]
+        for block_id in block_ids:
+            self._has_content[block_id] = 1
+            self._cached[block_id] = None
+
     def mark_content(self, block_id: int) -> None:
         """Record that the prefix index reaches this held block from now on."""
         assert self._num_refs[block_id] > 0, f"block {block_id} indexed and not held"
@@ -87,6 +99,8 @@ class BlockPool:
     def clear_content(self, block_id: int) -> None:
         """Record that the prefix index no longer reaches this block. If no request holds it, it becomes empty."""
         self._has_content[block_id] = 0
+        if self._on_clear is not None:
+            self._on_clear(block_id)
         if block_id in self._cached:
             del self._cached[block_id]
             self._empty.append(block_id)

@@ -31,11 +31,12 @@ HashBlock = Callable[[bytes, bytes], bytes]
 GONE = -1
 """Stands for the id of a block or a checkpoint: there is none here, or not any more."""
 
-_KEY_BYTES = 16
+_KEY_BYTES = 32
+"""Keys name content beyond this index too, and nobody compares its ids (`engine/cache/ledger`)."""
 
 
 def blake2b_block(parent_key: bytes, payload: bytes) -> bytes:
-    """The default hash: BLAKE2b (RFC 7693) with a 128-bit digest."""
+    """The default hash: BLAKE2b (RFC 7693) with a 256-bit digest."""
     return hashlib.blake2b(parent_key + payload, digest_size=_KEY_BYTES).digest()
 
 
@@ -114,7 +115,8 @@ class PrefixIndex:
         return node
 
     def insert(self, parent: Node | str, key: bytes, ids: tuple[int, ...], block_ids: list[int]) -> Node | None:
-        """Index one block per group. A node that has this content already takes only the blocks that it lacks.
+        """Index one block per group; `GONE` for a window's block that is not there. A node that has this content takes
+        only the blocks that it lacks.
 
         None if it cannot be indexed: its parent was dropped, or its key belongs to other content.
         """
@@ -127,10 +129,11 @@ class PrefixIndex:
             return node
         salt = parent.salt if isinstance(parent, Node) else parent
         self._by_key[key] = node = Node(key, parent, ids, block_ids, salt)
-        for block_id in block_ids:
-            self._by_block[block_id] = node
-        if self.changes is not None:
-            self.changes += [Change(node, group, True) for group in range(len(block_ids))]
+        for group, block_id in enumerate(block_ids):
+            if block_id != GONE:
+                self._by_block[block_id] = node
+                if self.changes is not None:
+                    self.changes.append(Change(node, group, True))
         if isinstance(parent, Node):
             parent.children.add(node)
         return node
@@ -175,6 +178,9 @@ class PrefixIndex:
 
     def holds(self, block_id: int) -> bool:
         return block_id in self._by_block
+
+    def holds_checkpoint(self, checkpoint_id: int) -> bool:
+        return checkpoint_id in self._by_checkpoint
 
     def contents(self) -> Iterator[Change]:
         """Every block and checkpoint that can be found now, as the changes that stored them."""
@@ -229,7 +235,7 @@ class PrefixIndex:
     def _fill(self, node: Node, block_ids: list[int]) -> None:
         """Give the node the blocks of the groups that it lacks."""
         for group, block_id in enumerate(block_ids):
-            if node.block_ids[group] == GONE:
+            if node.block_ids[group] == GONE != block_id:
                 node.block_ids[group] = block_id
                 self._by_block[block_id] = node
                 if self.changes is not None:

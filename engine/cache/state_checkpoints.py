@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from inferd.engine.cache.ledger import Entry, Ledger, LeftContent
 from inferd.engine.cache.pool import BlockPool
 from inferd.engine.cache.prefix import GONE, ChainKeys, Node, PrefixIndex
 from inferd.engine.request import Request
@@ -31,9 +32,14 @@ class StateCheckpointRules:
 class StateCheckpoints:
     """The checkpoints of one cache. Its own references are to those that launched steps are about to write."""
 
-    def __init__(self, rules: StateCheckpointRules) -> None:
+    def __init__(self, rules: StateCheckpointRules, ledger: Ledger | None = None, first_place: int = 0) -> None:
+        """`first_place`: the first checkpoint's place in the ledger."""
         self.interval = rules.interval
-        self.pool = BlockPool(rules.num_checkpoints)
+        self.ledger, self.first_place = ledger, first_place
+        erase = None if ledger is None else lambda checkpoint_id: ledger.erase(first_place + checkpoint_id)
+        self.pool = BlockPool(rules.num_checkpoints, erase)
+        self.left: LeftContent | None = None
+        """Content of an earlier engine, which has some of these checkpoints; None without a ledger."""
         self._kept: set[int] = set()
         """Checkpoints that `supersede` leaves in their place."""
 
@@ -55,6 +61,9 @@ class StateCheckpoints:
 
     def _evict_oldest(self, index: PrefixIndex, drop_blocks: Callable[[list[int]], None]) -> None:
         evicted = self.pool.oldest_cached()
+        if self.left is not None and self.first_place + evicted in self.left:
+            self.left.drop(self.first_place + evicted)
+            return
         drop_blocks(index.evict_checkpoint(evicted))
         self.pool.clear_content(evicted)
 
@@ -178,13 +187,17 @@ class SequenceCheckpoints:
         """The first (position, checkpoint) that was launched."""
         return self._launched.popleft()
 
-    def written(self, position: int, checkpoint_id: int, node: Node | None) -> None:
+    def written(self, position: int, checkpoint_id: int, node: Node | None, use: int = 0) -> None:
         """Let the index find a checkpoint that an applied step has written. `node`: the one behind whose ids it
-        stands; None if the index has none."""
+        stands; None if the index has none. `use`: number of the sequence's admission."""
+        states = self._states
         if node is not None and self._index.add_checkpoint(node, checkpoint_id):
-            self._states.pool.mark_content(checkpoint_id)
+            states.pool.mark_content(checkpoint_id)
+            if states.ledger is not None:
+                depth, place = position // self._block_size - 1, states.first_place + checkpoint_id
+                states.ledger.write(Entry(place, len(node.block_ids), node.key, depth, use))
             self._newest = position, node
-        self._states.pool.release(checkpoint_id)
+        states.pool.release(checkpoint_id)
         if self._launched:
             self._supersede_newest()
 

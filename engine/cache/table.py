@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from inferd.engine.arch.paging import max_blocks, max_tokens, num_dead_blocks
 from inferd.engine.cache.group import Appended, Groups, PrefixMatch, num_usable, num_usable_states
+from inferd.engine.cache.ledger import Entry, Ledger, LeftContent
 from inferd.engine.cache.pool import BlockPool
 from inferd.engine.cache.prefix import GONE, ChainKeys, HashBlock, Node, PrefixIndex, blake2b_block
 from inferd.engine.cache.state_checkpoints import SequenceCheckpoints, StateCheckpointRules, StateCheckpoints
@@ -35,11 +36,13 @@ class KVCache:
         shares_prefixes: bool = True,
         hash_block: HashBlock = blake2b_block,
         checkpoints: StateCheckpointRules | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         """`windows`: number of last positions that the layers of each cache group see; None for all.
 
         `step_tokens`: most positions of one request that a step computes; needed only if a group has a window. Without
         `shares_prefixes` the index stays empty. `checkpoints`: bounds for a model with recurrent state.
+        `ledger`: read for what an earlier engine left, and written for the next one; not without `shares_prefixes`.
         """
         if block_size < 1:
             raise ValueError(f"a block holds at least one token, not {block_size}")
@@ -49,10 +52,23 @@ class KVCache:
         self.windows = tuple(windows)
         self.step_tokens = step_tokens
         self.shares_prefixes = shares_prefixes
-        self.pool = BlockPool(num_blocks)
-        self.states = StateCheckpoints(checkpoints) if checkpoints is not None and shares_prefixes else None
+        self.ledger = ledger if shares_prefixes else None
+        self.pool = BlockPool(num_blocks, None if self.ledger is None else self.ledger.erase)
+        self.states = None
+        if checkpoints is not None and shares_prefixes:
+            self.states = StateCheckpoints(checkpoints, self.ledger, num_blocks)
         drop_checkpoint = None if self.states is None else self.states.pool.clear_content
         self.index = PrefixIndex(block_size, self.windows, num_blocks, hash_block, drop_checkpoint)
+        self.left: LeftContent | None = None
+        """Content of an earlier engine that no request has asked for; None without a ledger."""
+        if self.ledger is not None:
+            pools = [self.pool] if self.states is None else [self.pool, self.states.pool]
+            is_full = [window is None for window in self.windows]
+            self.left = LeftContent(self.ledger, self.index, is_full, pools)
+            if self.states is not None:
+                self.states.left = self.left
+        self.num_uses = 0 if self.left is None else self.left.last_use
+        """Admissions so far, also those of earlier engines that left something."""
         self._open: set[BlockTable] = set()
 
     @property
@@ -88,8 +104,11 @@ class KVCache:
         return pool.take(num_blocks)
 
     def forget(self, block_id: int) -> None:
-        """Drop an indexed block from the index, with all that cannot be hit without it."""
-        self._clear(self.index.drop(block_id))
+        """Drop a block from the index, with all that cannot be hit without it, or from what an earlier engine left."""
+        if self.left is not None and block_id in self.left:
+            self.left.drop(block_id)
+        else:
+            self._clear(self.index.drop(block_id))
 
     def forget_chain(self, node: Node) -> None:
         """Drop a node from the index, with all behind it."""
@@ -124,10 +143,14 @@ class KVCache:
         if self.states is None:
             assert not launched and not self.index.checkpoints()
         else:
-            self.states.check(self.index.checkpoints(), launched)
+            left = frozenset() if self.left is None else self.left.checkpoints()
+            self.states.check(self.index.checkpoints() | left, launched)
         for block_id in range(self.pool.num_blocks):
             assert self.pool.num_refs(block_id) == refs[block_id], f"block {block_id}: a reference without an owner"
-            assert self.pool.has_content(block_id) == self.index.holds(block_id), f"block {block_id}: index and pool"
+            is_left = self.left is not None and block_id in self.left
+            assert not is_left or not self.index.holds(block_id), f"block {block_id} is left, and indexed"
+            is_known = is_left or self.index.holds(block_id)
+            assert self.pool.has_content(block_id) == is_known, f"block {block_id}: index and pool"
 
 
 class BlockTable:
@@ -135,7 +158,7 @@ class BlockTable:
 
     __slots__ = (
         "_cache", "_checkpoints", "_due", "_first_node", "_groups", "_is_sealed", "_keys", "_num_indexed", "_request",
-        "_tail", "capacity", "has_unsent",
+        "_tail", "_use", "capacity", "has_unsent",
     )  # fmt: skip
 
     def __init__(self, cache: KVCache, request: Request) -> None:
@@ -155,6 +178,8 @@ class BlockTable:
         if cache.states is not None:
             self._checkpoints = SequenceCheckpoints(cache.states, cache.index, self._request, cache.block_size)
         self._num_indexed = 0
+        self._use = 0
+        """Number of its admission."""
         self._is_sealed = not cache.shares_prefixes
         self._due = 0
         """Applied positions at which `commit` next has something to do."""
@@ -199,7 +224,10 @@ class BlockTable:
         nodes: list[Node] = []
         parent: Node | str = self._request.salt
         for i in range(self.num_hittable):
-            node = cache.index.find(parent, *self._keys.content(i))
+            key, ids = self._keys.content(i)
+            node = cache.index.find(parent, key, ids)
+            if node is None and cache.left:
+                node = cache.left.recall(parent, key, ids)
             if node is None:
                 break
             nodes.append(node)
@@ -244,9 +272,13 @@ class BlockTable:
         assert self.capacity == 0, "admitted twice"
         if self.num_free_needed(match, num_tokens) > self._cache.pool.num_free:
             return False
+        self._cache.num_uses += 1
+        self._use, ledger = self._cache.num_uses, self._cache.ledger
         for group in self._groups:
             for block_id in group.hit(match.nodes, self._cache.block_size):
                 self._cache.pool.hold(block_id)
+                if ledger is not None:
+                    ledger.touch(block_id, self._use)
         if match.nodes:
             self._first_node, self._tail, self._num_indexed = match.nodes[0], match.nodes[-1], len(match.nodes)
         for group, num_entries in zip(self._groups, self._entries_at_start(match, num_tokens), strict=True):
@@ -326,7 +358,7 @@ class BlockTable:
             self._index(position)
             is_tail = not self._is_sealed and self._num_indexed * self._cache.block_size == position
             tail = self._tail if is_tail and isinstance(self._tail, Node) else None
-            checkpoints.written(position, checkpoint_id, tail)
+            checkpoints.written(position, checkpoint_id, tail, self._use)
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -361,9 +393,11 @@ class BlockTable:
             if node is None:
                 self._is_sealed = True
                 return
-            for block_id, indexed in zip(own, node.block_ids, strict=True):
+            for group, (block_id, indexed) in enumerate(zip(own, node.block_ids, strict=True)):
                 if block_id == indexed:
                     cache.pool.mark_content(block_id)
+                    if cache.ledger is not None:
+                        cache.ledger.write(Entry(block_id, group, key, i, self._use))
                     if self._first_node is None:
                         self._first_node = node
             self._tail = node

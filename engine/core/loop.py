@@ -207,6 +207,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Current gauges and counters."""
         scheduler, pool, states = self._scheduler, self._scheduler.cache.pool, self._scheduler.cache.states
+        left = scheduler.cache.left
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting + len(self._compiling),
@@ -222,6 +223,8 @@ class EngineCore:
             prefix_hit_tokens=scheduler.stats.prefix_hit_tokens,
             num_shed=scheduler.stats.num_shed,
             prefix_stateless_tokens=scheduler.stats.prefix_stateless_tokens,
+            num_left_taken=0 if left is None else left.num_taken,
+            num_left_damaged=0 if left is None else left.num_damaged,
             num_checkpoints_cached=0 if states is None else states.pool.num_cached,
             num_tokens_waiting=scheduler.num_tokens_waiting,
             step_model=self._step_model,

@@ -211,6 +211,7 @@ def build(
         step_tokens=config.max_num_batched_tokens,
         shares_prefixes=config.prefix_caching,
         checkpoints=checkpoint_rules(config),
+        ledger=worker.ledger,
     )
     work = WorkModel.of(worker.arch, precision_of(config), ready.max_model_len)
     of_draft, draft_work = config.of_draft, None

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 
 from inferd.engine.api.checkpoint import Checkpoint
@@ -48,6 +49,7 @@ from inferd.engine.worker.drafter import Drafter
 from inferd.engine.worker.kept_weights import AnyDecoder, KeptWeights
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.loaded import LoadedModel
+from inferd.engine.worker.pool_memory import PoolMemory
 from inferd.engine.worker.ranks import SharedRanks
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
@@ -67,7 +69,7 @@ _PROGRESS_INTERVAL_S = 5.0
 def open_device(config: EngineConfig, index: int) -> Device:
     """The device of rank `index`, for this thread."""
     if config.device == "cpu":
-        return CpuDevice(config.num_threads // config.tensor_parallel_size)
+        return CpuDevice(config.num_threads // config.tensor_parallel_size, _pool_memory(config))
     meta_tensors.bring_in()
     if not torch.cuda.is_available():
         raise ModelError(
@@ -75,6 +77,28 @@ def open_device(config: EngineConfig, index: int) -> Device:
             "the build of torch for this driver"
         )
     return CudaDevice(config.first_gpu + index)
+
+
+def _pool_memory(config: EngineConfig) -> PoolMemory | None:
+    """Memory in which the pools outlive this engine; None if they end with it. The meaning of its bytes depends on the
+    whole configuration, without the parts that differ from engine to engine."""
+    if not config.pool_memory:
+        return None
+    layout = msgspec.json.encode(msgspec.structs.replace(config, pool_memory="", vocabulary="", numerics=None))
+    return PoolMemory.open(config.pool_memory, config.num_blocks + config.num_checkpoints, layout)
+
+
+def keep_pools(memory: PoolMemory, kv: KVPool, states: StatePool | None, config: EngineConfig, arch: Arch) -> None:
+    """Keep the KV pool and the checkpoints for the next engine, and find what the one before left in them."""
+    planes = tuple(group.num_planes for group in arch.cache_groups)
+    for tensor in (kv.data, kv.scales):
+        if tensor is not None:
+            memory.hold(tensor, 0, config.num_blocks, planes)
+    if states is not None:
+        end = config.num_blocks + config.num_checkpoints
+        for tensor in (states.matrices, states.inputs):
+            memory.hold(tensor, config.num_blocks, end, first_item=states.num_slots)
+    memory.begin()
 
 
 def prepare_kernels(first: Numerics | None) -> str:

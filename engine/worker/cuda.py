@@ -18,6 +18,7 @@ from torch import Tensor
 
 from inferd.engine.api.memory.activations import GPU_ROW_BUCKETS, GPU_TOKEN_BUCKETS
 from inferd.engine.worker.device import HostCopy, Recording
+from inferd.engine.worker.pool_memory import PoolMemory
 from inferd.kernels import gpu
 from inferd.kernels.cpu.tape import NotRecordableError
 from inferd.kernels.gpu import early_starts, from_host
@@ -87,6 +88,7 @@ class CudaDevice:
     row_buckets: Sequence[int] = GPU_ROW_BUCKETS
     token_buckets: Sequence[int] = GPU_TOKEN_BUCKETS
     records_all = True
+    pool_memory: PoolMemory | None = None
 
     def __init__(self, index: int = 0) -> None:
         self.torch_device = torch.device("cuda", index)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.process.logs import counted
+from inferd.engine.worker.pool_memory import PoolMemory
 from inferd.kernels.cpu import tape
 from inferd.kernels.device import DeviceProperties
 
@@ -51,6 +52,8 @@ class Device(Protocol):
     token_buckets: Sequence[int]
     """Numbers of tokens, ascending, that the layers of steps with prompts are recorded for; none unless
     `records_all`."""
+    pool_memory: PoolMemory | None
+    """Memory of its pools that outlives this engine; None if they end with it."""
     records_all: bool
     """Whether `record` records all that the device computes, or C++ kernels only."""
 
@@ -104,8 +107,9 @@ class CpuDevice:
     properties = None
     records_all = False
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, pool_memory: PoolMemory | None = None) -> None:
         self._num_threads = num_threads
+        self.pool_memory = pool_memory
         torch.set_num_threads(num_threads)
         instructions = torch.backends.cpu.get_cpu_capability()
         self.name = f"cpu, {counted(num_threads, 'thread')}, {instructions}"
@@ -115,7 +119,9 @@ class CpuDevice:
 
     def empty_pool(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Pages of memory that the system allocates only when a block is first written."""
-        return torch.empty(tuple(shape), dtype=dtype)
+        return (
+            torch.empty(tuple(shape), dtype=dtype) if self.pool_memory is None else self.pool_memory.empty(shape, dtype)
+        )
 
     def to_device(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor(values, dtype=dtype)

@@ -6,6 +6,7 @@ If an engine has several ranks, rank 0 calls `load_worker`, which starts the oth
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter
@@ -39,6 +40,7 @@ from inferd.engine.worker.build import (
     allocate_states,
     build_decoder,
     check_rows,
+    keep_pools,
     load_and_measure,
     log_progress,
     make_slots,
@@ -77,6 +79,7 @@ it computes all of them."""
 _WARM_UP_TOKENS = 4
 """Enough for every kernel. 16 tokens of a model of 1.5 billion parameters take a second (2 busy cores, AMD EPYC Zen 3,
 2026-11-29)."""
+_WARM_UP_BLOCK = 0
 _WARM_UP_DRAFTS = 4
 """Most drafts of a row in warm-up. A CPU records their steps then. Otherwise the first measured steps would take
 several times as long as later ones, and drafts would seem too slow."""
@@ -318,6 +321,9 @@ def _warmed_up(
             else LeadingSampler(num_slots, vocab_size, device.torch_device, shared)
         )
         slots, states = make_slots(config, decoder, device), allocate_states(config, decoder, device)
+        memory = device.pool_memory
+        if memory is not None:
+            keep_pools(memory, kv, states, config, decoder.arch)
         model = LoadedModel(decoder, kv, slots, sampler, device, config.deterministic, states, adapters)
         runner = Runner(
             model,
@@ -330,8 +336,9 @@ def _warmed_up(
         recorded = runner.record_steps(log_progress(_recordings))
         if recorded is not None:
             timer.done("recorded steps", recorded)
-        for plan in _warm_up_plans(config, len(decoder.arch.cache_groups)):
-            runner.execute(plan)
+        with contextlib.nullcontext() if memory is None else memory.preserved(_WARM_UP_BLOCK):
+            for plan in _warm_up_plans(config, len(decoder.arch.cache_groups)):
+                runner.execute(plan)
     except torch.OutOfMemoryError as error:
         what = f"slots and the tensors of a step, planned as {format_bytes(planned.working_bytes)},"
         raise out_of_memory(
@@ -367,8 +374,8 @@ def _why_plain(choice: Selection) -> str:
 
 
 def _warm_up_plans(config: EngineConfig, num_groups: int) -> Iterator[StepPlan]:
-    """A prompt, a token, and tokens with drafts if there is a draft model. All lie in block 0, which no request has
-    yet: requests overwrite what is left there.
+    """A prompt, a token, and tokens with drafts if there is a draft model. On a CPU all lie in one block, which no
+    request has yet.
 
     On a GPU also prompts of all lengths up to the longest step. A length may need variants of kernels of its own, which
     would otherwise be compiled while a request waits. The longest prompt shows that its tensors fit the memory.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
+from inferd.engine.cache.ledger import Ledger
 from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import Progress
@@ -131,6 +132,11 @@ class Runner:
     def adapters(self) -> Adapters | None:
         """Those that rows may have; None if there is no memory for any."""
         return self.model.adapters
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger of its KV pool and states; None if they end with this engine."""
+        return self.model.device.pool_memory
 
     @property
     def cache_windows(self) -> tuple[int | None, ...]:

@@ -170,6 +170,8 @@ class Metrics(ServerInstruments):
         self.generation_tokens.add(_grown(stats.num_generation_tokens, last.num_generation_tokens))
         self.preemptions.add(_grown(stats.num_preemptions, last.num_preemptions))
         self.steps.add(_grown(stats.num_steps, last.num_steps))
+        self.left_blocks.add(_grown(stats.num_left_taken, last.num_left_taken), "taken")
+        self.left_blocks.add(_grown(stats.num_left_damaged, last.num_left_damaged), "damaged")
         self.shed.add(_grown(stats.num_shed, last.num_shed))
         if stats.num_drafts:
             self._count_drafts(stats, last)

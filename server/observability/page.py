@@ -69,6 +69,12 @@ def show_engine_names(seen: ServerInstruments) -> Export:
     page.histogram(
         "inferd_engine_recovery_seconds", "Time from the loss of an engine until the next one is ready.", seen.recovery
     )
+    page.counter(
+        "inferd_kv_left_blocks",
+        "Number of KV blocks and states that an engine found of the one before it, and used, or dropped as damaged.",
+        seen.left_blocks,
+        "result",
+    )
     page.counter("inferd_engine_steps", "Number of engine steps.", seen.steps)
     page.counter("inferd_prompt_tokens", "Number of prompt tokens, prefix cache hits included.", seen.prompt_tokens)
     page.counter("inferd_prompt_tokens_computed", "Number of prompt tokens that were computed.", seen.computed_tokens)

@@ -69,7 +69,9 @@ class ServerInstruments:
         self.prompt_tokens, self.computed_tokens, self.generation_tokens, self.steps = (
             Counter.zero() for _ in range(4)
         )
-        self.replayed = Counter.zero()
+        self.replayed, self.left_blocks = Counter.zero(), Counter()
+        for result in ("taken", "damaged"):
+            self.left_blocks.add(0, result)
         self.recovery = Histogram(_fine(0.001, ()))
         self.recovery.cell()
         self.step_duration = Histogram(_fine(0.0001, ()))

@@ -17,11 +17,12 @@ from typing import NoReturn
 
 import msgspec
 
-from inferd.engine.api.config import EngineConfig, lendable_threads
+from inferd.engine.api.config import EngineConfig, keeps_pool, lendable_threads
 from inferd.engine.api.errors import CapacityError, ChangedError, EngineDeadError, LaunchError, StartError
 from inferd.engine.api.machine.cpu import num_cpus
 from inferd.engine.api.process.engine_forks import EarlyProcess, EngineForks
 from inferd.engine.api.process.logs import LogStyle, counted
+from inferd.engine.api.process.memory_file import POOL_MEMORY, MemoryFile
 from inferd.engine.api.wire.messages import UseThreads
 from inferd.server.dispatch.router import Router
 from inferd.server.supervision.engine_handle import EngineHandle, Standby
@@ -103,6 +104,8 @@ class EngineSupervisor:
         self._served_s, self._serves_since_s = 0.0, math.inf
         self._standby = Standby(lambda epoch: self._begin(epoch, is_standby=True), on_standby)
         self._epoch, self._forks = 0, forks
+        self._pool_memory = MemoryFile(POOL_MEMORY) if keeps_pool(config) else None
+        """Memory in which the KV pool outlives each engine; None if it ends with its engine."""
         self._moved: frozenset[str] = frozenset()
         """Requests that the last engine computed when it ended."""
         self._refusal: ChangedError | LaunchError | None = None
@@ -130,6 +133,7 @@ class EngineSupervisor:
                 await self._wait_before_start(self._delay_s(reason))
         finally:
             await self._drop_standby()
+            self._pool_memory = None  # others refer to this supervisor for longer
 
     def _delay_s(self, reason: str) -> float:
         """Seconds to wait after an engine that ended. Raises the refusal or `EngineDeadError` if no other should
@@ -233,6 +237,8 @@ class EngineSupervisor:
 
     def _begin(self, epoch: int, *, is_standby: bool, early: EarlyProcess | None = None) -> EngineHandle:
         config, numerics = self._config, self._replicas.numerics
+        if self._pool_memory is not None:
+            config = msgspec.structs.replace(config, pool_memory=self._pool_memory.path)
         if numerics is not None:
             config = msgspec.structs.replace(config, numerics=numerics)
         return EngineHandle.begin(config, epoch, self._log_style, is_standby=is_standby, early=early)

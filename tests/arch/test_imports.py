@@ -70,8 +70,8 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine.worker.followers": ("inferd.engine.sched.plan", "inferd.engine.api", "msgspec"),
     "engine.worker": (
         "inferd.engine.models", "inferd.engine.layers", "inferd.engine.lora", "inferd.engine.quant",
-        "inferd.engine.sample", "inferd.engine.sched.plan",
-        "inferd.engine.api", "inferd.engine.arch", "inferd.kernels", "torch",
+        "inferd.engine.sample", "inferd.engine.sched.plan", "inferd.engine.cache.ledger",
+        "inferd.engine.api", "inferd.engine.arch", "inferd.kernels", "torch", "msgspec", "xxhash",
     ),
     "engine.models.meta_tensors": (),
     "engine.models": (

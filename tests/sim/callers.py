@@ -159,10 +159,12 @@ class Callers:
 
     def _check_cached(self, stream: Stream, num_cached: int) -> None:
         if num_cached:
+            # A request that was sent twice may hit what an earlier engine computed of it.
+            is_again = self._run.history.num_sent[stream.job.request_id] > 1
             others = (
                 (other.job.cache_salt, (*other.job.prompt_ids, *other.answer.token_ids))
                 for other in self._streams.values()
-                if other is not stream
+                if other is not stream or is_again
             )
             stream.check_cached(num_cached, self._run.scenario.core.limits.block_size, others)
 

@@ -30,18 +30,18 @@ class Cells:
 
     def __init__(self, num_blocks: int, block_size: int, windows: Windows) -> None:
         self._size, self._windows = block_size, windows
-        self._cells = [[_POISON] * block_size for _ in range(num_blocks)]
+        self.content: list[list[Cell]] = [[_POISON] * block_size for _ in range(num_blocks)]
 
     def poison(self, block_ids: Iterable[int]) -> None:
         for block_id in block_ids:
-            self._cells[block_id] = [_POISON] * self._size
+            self.content[block_id] = [_POISON] * self._size
 
     def wipe(self, tables: Tables, num_entries: Sequence[int], start: int) -> None:
         """Erase blocks of an admission from `start` on: only content before its first row's start is cached."""
         size = self._size
         for table, count in zip(tables, num_entries, strict=True):
             for position in range(start, count * size):
-                self._cells[table[position // size]][position % size] = _POISON
+                self.content[table[position // size]][position % size] = _POISON
 
     def write(self, tables: Tables, ids: Sequence[int], start: int, end: int, first_nan: int) -> None:
         """Write the positions `start` to `end - 1` of a sequence, as NaN from `first_nan` on."""
@@ -51,7 +51,7 @@ class Cells:
                 raise SimulationError(f"a row writes position {end - 1} behind its {len(table)} blocks, group {group}")
             for position in range(start, end):
                 cell = _NAN if position >= first_nan else (ids[position], position, group)
-                self._cells[table[position // size]][position % size] = cell
+                self.content[table[position // size]][position % size] = cell
 
     def seen(self, group: int, start: int, end: int) -> range:
         """Positions that the queries `start` to `end - 1` see in a group, including their own."""
@@ -69,7 +69,7 @@ class Cells:
             tokens: dict[int, int] = {}
             for position in self.seen(group, start, end):
                 block_id = table[position // size]
-                cell = self._cells[block_id][position % size] if block_id >= 0 else _POISON
+                cell = self.content[block_id][position % size] if block_id >= 0 else _POISON
                 if cell in (_POISON, _NAN):
                     what = f"position {position} of {end} reads {'NaN' if cell == _NAN else 'poison'} in group {group}"
                     raise SimulationError(f"{name}: {what}, block size {size}")

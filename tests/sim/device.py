@@ -27,6 +27,7 @@ from inferd.engine.sched.plan import (
 from inferd.engine.speculation.ports import MOST_DRAFTS
 from tests.sim.cells import Cells, SimulationError, Tokens
 from tests.sim.grammar import NUM_WORDS, allowed_by
+from tests.sim.left_memory import LeftMemory
 from tests.sim.oracle import STATE, VOCAB_SIZE, Views, Windows, logprob_of, next_token, vector_of, views_of
 from tests.sim.states import State, States, states_in
 
@@ -90,8 +91,10 @@ class SimulatedDevice:
         nan_positions: dict[str, int],
         watch: Callable[[StepPlan], None],
         num_checkpoints: int | None = None,
+        memory: LeftMemory | None = None,
     ) -> None:
-        """`num_checkpoints`: those of a model with recurrent state, None for another. `watch` is called with each plan
+        """`num_checkpoints`: those of a model with recurrent state, None for another. `memory`: that of the engines
+        before, which this one takes over. `watch` is called with each plan
         as it is launched. `max_draws`: tokens that a step with drafts may draw. `token_s`: seconds that each token adds
         to a step."""
         self._block_size, self._token_s = block_size, token_s
@@ -99,6 +102,8 @@ class SimulatedDevice:
         self._cells = Cells(num_blocks, block_size, windows if num_checkpoints is None else (*windows, STATE))
         self._draft_cells = Cells(num_blocks, block_size, (None,))
         self._states = None if num_checkpoints is None else States(num_checkpoints)
+        if memory is not None:
+            self._cells, self._states = memory.take_over(self._cells, self._states)
         self._windows = windows
         self._slots = [_Slot(tables=[[] for _ in windows], num_entries=[0] * len(windows)) for _ in range(num_slots)]
         self._is_lazy = is_lazy

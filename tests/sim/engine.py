@@ -17,6 +17,7 @@ from inferd.engine.speculation.guesses import Guesses
 from tests.sim.device import SimulatedDevice
 from tests.sim.grammar import SimulatedGrammars
 from tests.sim.guesses import ScriptedGuesses
+from tests.sim.left_memory import LeftMemory
 from tests.sim.oracle import VOCAB_SIZE
 from tests.sim.scenario import CHUNK_SPLIT, TOKEN_S, Limits, Scenario
 
@@ -61,9 +62,15 @@ def make_engine(
     tick: Callable[[], int],
     watch: Callable[[StepPlan], None],
     recorder: FlightRecorder = NO_RECORDER,
+    memory: LeftMemory | None = None,
 ) -> SimulatedEngine:
-    """A new engine. `clock`: seconds. `tick`: time of grammar compilation. `watch` gets each plan launched."""
+    """A new engine. `clock`: seconds. `tick`: time of grammar compilation. `watch` gets each plan launched.
+    `memory`: what the engines before left, for a cache with a strong hash."""
     limits = scenario.limits
+    if limits.hash_bits is not None:
+        memory = None
+    if memory is not None:
+        memory.damage()
     config = SchedulerConfig(
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -80,6 +87,7 @@ def make_engine(
         step_tokens=limits.max_num_batched_tokens,
         hash_block=_hash_of(limits),
         checkpoints=limits.checkpoints,
+        ledger=memory,
     )
     guesses = _guesses_of(scenario)
     has_draft_model = scenario.speculation is not None and scenario.speculation.has_draft_model
@@ -101,6 +109,7 @@ def make_engine(
         nan_positions={job.request_id: job.nan_position for job in scenario.jobs if job.nan_position is not None},
         watch=watch,
         num_checkpoints=None if limits.checkpoints is None else limits.checkpoints.num_checkpoints,
+        memory=memory,
     )
     core = EngineCore(
         scheduler,

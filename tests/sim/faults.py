@@ -105,6 +105,40 @@ def make_front_scenario(seed: int) -> FrontScenario:
     )
 
 
+def make_left_scenario(seed: int) -> FrontScenario:
+    """A front scenario with many crashes of one replica, whose engines find what the ones before left: also what
+    others asked, each for itself alone."""
+    scenario, rng = make_front_scenario(seed), Random(f"left {seed}")
+    limits = replace(scenario.core.limits, hash_bits=None)
+    callers = [caller for caller in scenario.callers if caller.kills_at is None]
+    again = [
+        replace(
+            caller,
+            job=replace(
+                caller.job,
+                request_id=f"{caller.job.request_id}-{number}",
+                arrival_tick=caller.job.arrival_tick + rng.randint(0, 60),
+                cache_salt=f"of {caller.job.request_id}-{number}",
+                nan_position=None,
+            ),
+            abort_s=None,
+        )
+        for caller in callers
+        if not caller.choice_of and rng.random() < 0.7
+        for number in range(2)
+    ]
+    return replace(
+        scenario,
+        core=replace(scenario.core, limits=limits),
+        callers=(*callers, *again),
+        lives={life: (Fault("kill", "step", rng.randint(2, 12)),) for life in range(12)},
+        num_replicas=1,
+        other_lives={},
+        max_waiting=2048,
+        aborts_all_s=None,
+    )
+
+
 def _replicas(rng: Random) -> dict[str, Any]:
     """In a third of the scenarios there are two replicas, each with faults of its own."""
     if rng.random() >= 0.33:

@@ -37,8 +37,9 @@ from inferd.server.supervision.supervisor import EngineSupervisor
 from tests.sim.callers import Callers
 from tests.sim.cells import SimulationError
 from tests.sim.engine_process import AlwaysRuns, SimulatedHandle
-from tests.sim.faults import Caller, Fault, FrontScenario, make_front_scenario
+from tests.sim.faults import Caller, Fault, FrontScenario, make_front_scenario, make_left_scenario
 from tests.sim.history import CheckedMetrics, History
+from tests.sim.left_memory import LeftMemory
 from tests.sim.loop import Clocks, VirtualLoop
 from tests.sim.network import Network
 from tests.sim.process import NUM_THREADS, SimulatedProcess
@@ -56,6 +57,11 @@ _CLOSE_S = 60.0
 def run_front_seed(seed: int) -> None:
     """Run the front scenario of `seed`. Raises `AssertionError` for any difference."""
     run_front(make_front_scenario(seed))
+
+
+def run_left_seed(seed: int) -> None:
+    """As `run_front_seed`, with engines that find what the ones before left."""
+    run_front(make_left_scenario(seed))
 
 
 def run_front(scenario: FrontScenario) -> FrontRun:
@@ -132,6 +138,7 @@ class FrontRun:
         self.scenario, self.network, self.clocks = scenario, network, clocks
         self.rng = Random(f"run {scenario.seed}")
         self.lives: list[SimulatedHandle] = []
+        self.memories = [LeftMemory(Random(f"left {scenario.seed} {i}")) for i in range(scenario.num_replicas)]
         self.error: BaseException | None = None
         self.num_failures = 0
         """Times that the model could not be loaded while the server goes on with others."""
@@ -198,6 +205,7 @@ class FrontRun:
             tensor_parallel_size=1,
             num_threads=NUM_THREADS,
             modelled=None,
+            prefix_caching=False,  # the run keeps what engines leave, and not the server
         )
 
     def faults_of(self, replica: int, epoch: int) -> tuple[Fault, ...]:

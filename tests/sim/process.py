@@ -179,6 +179,7 @@ class SimulatedProcess:
             tick=lambda: int(self._loop.time() / TICK_S),
             watch=self._launched,
             recorder=recorder,
+            memory=self._run.memories[self.replica],
         )
         limits = scenario.core.limits
         self._invariants = Invariants(self.engine, limits, depth=1)

@@ -30,11 +30,17 @@ class States:
     """All checkpoints of one device."""
 
     def __init__(self, num_checkpoints: int) -> None:
-        self._checkpoints: list[State] = [None] * num_checkpoints
+        self.content: list[State] = [None] * num_checkpoints
         self.free: frozenset[int] = frozenset()
         """Checkpoints that hold nothing for steps launched from now on."""
         self._freed: dict[int, frozenset[int]] = {}
         """`free` when a step was launched."""
+
+    def left(self) -> States:
+        """These checkpoints, as another engine finds them."""
+        others = States(0)
+        others.content = self.content
+        return others
 
     def launched(self, plan: StepPlan) -> None:
         self._freed[plan.step_id] = self.free
@@ -50,8 +56,8 @@ class States:
     def begin(self, plan: StepPlan) -> Mapping[int, State]:
         """The states that a step loads, by slot. Poisons what was free when it was launched."""
         for checkpoint_id in self._freed.pop(plan.step_id):
-            self._checkpoints[checkpoint_id] = None
-        return {copy.slot: self._checkpoints[copy.checkpoint_id] for copy in plan.state_loads}
+            self.content[checkpoint_id] = None
+        return {copy.slot: self.content[copy.checkpoint_id] for copy in plan.state_loads}
 
     def accepted(self, states: Mapping[int, int], first: int, accepted: int, end: int) -> State:
         """The working state after a row up to `end`, whose drafts begin at `first`. `accepted`: end of those that were
@@ -62,4 +68,4 @@ class States:
     def end(self, plan: StepPlan, states: Mapping[int, State]) -> None:
         """Save states by slot: those behind a step's rows, and of a row with drafts the one before them."""
         for copy in plan.state_saves:
-            self._checkpoints[copy.checkpoint_id] = states[copy.slot]
+            self.content[copy.checkpoint_id] = states[copy.slot]

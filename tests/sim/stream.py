@@ -67,7 +67,7 @@ class Stream:
         """A hit is whole blocks that another request of the same salt began with. In a replay it may be the whole
         prompt.
 
-        `others`: salt and tokens of each other request.
+        `others`: salt and tokens of each other request, and of this one if it was sent before.
         """
         job = self.job
         assert not job.params.needs_every_position, f"{job.request_id}: a prefix hit skips what is asked for"

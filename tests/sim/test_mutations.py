@@ -11,6 +11,7 @@ from tests.sim import (
     core_mutations,
     draft_mutations,
     group_mutations,
+    left_mutations,
     recovery_mutations,
     router_mutations,
     sched_mutations,
@@ -19,7 +20,7 @@ from tests.sim import (
     unload_mutations,
 )
 from tests.sim.conftest import MUTANT_SEEDS
-from tests.sim.front import run_front_seed
+from tests.sim.front import run_front_seed, run_left_seed
 from tests.sim.models import run_models_seed
 from tests.sim.planting import Mutation
 from tests.sim.simulation import run_seed, run_with_drafts
@@ -37,6 +38,7 @@ RUNS: dict[Callable[[int], object], tuple[Mutation, ...]] = {
     run_seed: CORE,
     run_with_drafts: DRAFTS,
     run_front_seed: FRONT,
+    run_left_seed: tuple(left_mutations.plant),
     run_models_seed: tuple(unload_mutations.plant),
 }
 CASES = [(plant, run) for run, plants in RUNS.items() for plant in plants]
@@ -44,6 +46,7 @@ TELLING: dict[Callable[[int], object], tuple[int, ...]] = {
     run_seed: (64, 67, 94, 130, 134, 197, 272, 311),
     run_with_drafts: (11, 12, 16, 37, 54, 78, 190, 212, 375, 432, 780),
     run_models_seed: (1, 10, 45),
+    run_left_seed: (71, 33, 0, 82, 1, 148, 27),
     run_front_seed: (22, 37, 66, 80, 85, 103, 106, 120, 129, 514, 519),
 }
 """Seeds that catch bugs which few others catch. They run before all others, which takes half of the time."""

@@ -1,6 +1,7 @@
 """Seeded scenarios: every request gets exactly the text that its prompt and seed determine, and ends exactly once.
 
-`core` drives the engine's core alone, `front` the router and the recovery with one engine after another.
+`core` drives the engine's core alone, `front` the router and the recovery with one engine after another, `left` too,
+with many engines that find what the ones before left.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import pytest
 from inferd.engine.sched.entry import Entry
 from inferd.engine.sched.plan import Row, RowResult
 from inferd.engine.sched.scheduler import Scheduler
-from tests.sim.faults import Fault, make_front_scenario
-from tests.sim.front import run_front, run_front_seed
+from tests.sim.faults import Fault, make_front_scenario, make_left_scenario
+from tests.sim.front import run_front, run_front_seed, run_left_seed
 from tests.sim.models import make_model_scenario, run_models_seed
 from tests.sim.scenario import make_scenario
 from tests.sim.simulation import run_seed, run_with_drafts
@@ -26,13 +27,15 @@ REGRESSIONS = Path(__file__).parent / "regressions.txt"
 RUNS: dict[str, tuple[Callable[[int], None], Callable[[int], object]]] = {
     "core": (run_seed, make_scenario),
     "front": (run_front_seed, make_front_scenario),
+    "left": (run_left_seed, make_left_scenario),
     "models": (run_models_seed, lambda seed: [make_model_scenario(2 * seed + i) for i in range(2)]),
 }
 
 
-def test_seeds_of_two_models(seeds: range) -> None:
-    """Fewer, because each runs two servers' worth of requests."""
-    run_all("models", [seed for seed in seeds if seed % 4 == 0])
+@pytest.mark.parametrize("which", ["models", "left"])
+def test_fewer_seeds(which: str, seeds: range) -> None:
+    """Each runs two servers' worth of requests, or many engines."""
+    run_all(which, [seed for seed in seeds if seed % 4 == 0])
 
 
 @pytest.mark.parametrize("which", ["core", "front"])

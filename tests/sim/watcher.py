@@ -12,6 +12,7 @@ from inferd.engine.api.process.flight_recorder import Rows
 from inferd.engine.api.wire.messages import ToEngine
 from inferd.engine.process.step_watch import StepWatch
 from tests.sim.faults import Caller, Fault, FrontScenario
+from tests.sim.left_memory import LeftMemory
 from tests.sim.network import Network
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class Watcher(Protocol):
     rng: Random
     lives: list[SimulatedHandle]
     name: str
+    memories: list[LeftMemory]
+    """The memory that outlives the engines of each replica."""
 
     def faults_of(self, replica: int, epoch: int) -> tuple[Fault, ...]:
         """Faults of the engine that is about to start."""

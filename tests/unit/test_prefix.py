@@ -43,8 +43,8 @@ def find(index: PrefixIndex, salt: str, blocks: Sequence[tuple[int, ...]]) -> li
 
 def test_the_key_is_blake2b_over_parent_and_ids() -> None:
     index = PrefixIndex(3)
-    root = hashlib.blake2b(b"tenant", digest_size=16).digest()
-    expected = hashlib.blake2b(root + struct.pack("=3q", 1, 2, 3), digest_size=16).digest()
+    root = hashlib.blake2b(b"tenant", digest_size=32).digest()
+    expected = hashlib.blake2b(root + struct.pack("=3q", 1, 2, 3), digest_size=32).digest()
     assert index.root_key("tenant") == root
     assert index.block_key(root, (1, 2, 3)) == expected
 

@@ -20,6 +20,7 @@ from inferd.engine.api.numerics import Numerics
 from inferd.engine.api.process.flight_recorder import FlightReader, FlightRecord, flight_bytes, tag_of
 from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, Pulse
 from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.process.memory_file import POOL_MEMORY
 from inferd.engine.api.process.processor_time import ProcessorUse
 from inferd.engine.api.process.shared_memory import allocate
 from inferd.engine.api.wire.client import FrameCounts
@@ -414,6 +415,27 @@ def test_a_later_engine_that_refuses_a_setting_is_tried_again(monkeypatch: pytes
         assert not running.done()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_the_memory_of_the_kv_pool_goes_when_no_engine_is_to_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is unloaded gives it back, though the router still refers to the supervisor."""
+    engines = begun(monkeypatch)
+
+    def num_pools() -> int:
+        folder = "/proc/self/fd"
+        links = [f"{folder}/{name}" for name in os.listdir(folder)]
+        return sum(POOL_MEMORY in os.readlink(link) for link in links if os.path.lexists(link))
+
+    async def run() -> None:
+        before = num_pools()
+        router, running = await served_once(engines)
+        assert num_pools() == before + 1
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert router.replicas[0].on_up is not None
+        assert num_pools() == before
 
     asyncio.run(asyncio.wait_for(run(), 20))
 

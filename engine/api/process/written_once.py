@@ -1,57 +1,44 @@
 """A file in memory that several processes read, and that the first one to need it writes.
 
-The server creates it and keeps it open, so that it outlives every engine. A process opens it by the path of the
-server's descriptor. The one that gets the lock writes it and seals it (memfd_create(2), F_ADD_SEALS in fcntl(2)): from
-then on nobody can change it. If the writer dies, the kernel frees its lock, and the next process writes it anew.
+The server keeps it open, so that it outlives every engine (`memory_file`). The process that gets the lock writes it and
+seals it (memfd_create(2), F_ADD_SEALS in fcntl(2)): from then on nobody can change it. If the writer dies, the kernel
+frees its lock, and the next process writes it anew.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+
+from inferd.engine.api.process.memory_file import MemoryFile, opened
 
 _NAME = "inferd-once"
-_TARGET = f"/memfd:{_NAME} (deleted)"
-"""The kernel says that a descriptor of such a file leads to this. Once it was closed, its path may lead to another
-file."""
 _POLL_S = 0.02
 _MAX_WAIT_S = 30.0
 """Longest wait for the process that writes. On a busy machine a vocabulary of 262,000 tokens takes longer, but the
 process that checks grammars has 60 s to start (`server/structured/checker`)."""
 
 
-class WrittenOnce:
-    """The server's descriptor of one, which is closed when nothing refers to this object."""
+class WrittenOnce(MemoryFile):
+    """The server's descriptor of one. On a system without such files each process makes the content for itself."""
 
     def __init__(self) -> None:
-        """On a system without such files there is none, and each process makes the content for itself."""
-        self._descriptor: int | None = None
-        self.path = ""
-        """Other processes open it by this path; empty if there is none."""
-        with contextlib.suppress(AttributeError, OSError):
-            self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
-
-    def __del__(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        super().__init__(_NAME, getattr(os, "MFD_ALLOW_SEALING", 0))
 
 
 def is_written(path: str) -> bool:
     """Whether all of it was written."""
-    with _opened(path) as descriptor:
+    with opened(path, _NAME) as descriptor:
         return descriptor is not None and _is_sealed(descriptor)
 
 
 def content_of(path: str, make: Callable[[], bytes]) -> memoryview:
     """The content, which `make` makes if nobody has written it. Without such a file, or if another process takes long
     to write it, the result is this process's own."""
-    with _opened(path) as descriptor:
+    with opened(path, _NAME) as descriptor:
         if descriptor is None or not _write(descriptor, make):
             return memoryview(make())
         # Not through `descriptor`: older kernels map a sealed file only if it is open for reading alone.
@@ -60,23 +47,6 @@ def content_of(path: str, make: Callable[[], bytes]) -> memoryview:
         return memoryview(mmap.mmap(reading, 0, prot=mmap.PROT_READ))
     finally:
         os.close(reading)
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[int | None]:
-    """A descriptor of it; None if there is none any more, or the system lends none."""
-    descriptor = None
-    try:
-        with contextlib.suppress(OSError):
-            if path and os.readlink(path) == _TARGET:
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-                if os.readlink(f"/proc/self/fd/{descriptor}") != _TARGET:
-                    os.close(descriptor)
-                    descriptor = None
-        yield descriptor
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def _write(descriptor: int, make: Callable[[], bytes]) -> bool:

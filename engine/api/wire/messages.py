@@ -189,6 +189,10 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Number of recurrent states that the prefix cache keeps."""
     num_blocks_shared: int = 0
     """Number of used blocks that several requests hold."""
+    num_left_taken: int = 0
+    """Number of blocks and recurrent states of an earlier engine that this one uses."""
+    num_left_damaged: int = 0
+    """Number of those that it dropped, because they were not what was written down."""
 
     @classmethod
     def total(cls, stats: Sequence[EngineStats]) -> EngineStats:
