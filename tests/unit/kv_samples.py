@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pytest
-
+from inferd.engine.api.kv_store import upkeep
 from inferd.engine.api.kv_store.directory import KVDirectory
 from inferd.engine.api.kv_store.listing import Listing, list_all
 from inferd.engine.api.kv_store.opening import existing
@@ -48,7 +48,7 @@ def write(directory: KVDirectory, some: SegmentId, writer: bytes = WRITER) -> bo
 
 
 def read(directory: KVDirectory, some: SegmentId, sizes: Sequence[Sequence[int]] = PIECES) -> bytes:
-    """What a segment holds. Raises what `KVDirectory.read` raises."""
+    """The content of a segment. Raises what `KVDirectory.read` raises."""
     memory = bytearray(b"\xa5" * sum(map(sum, sizes)))
     directory.read(some, blocks_of(memory, sizes))
     return bytes(memory)
@@ -71,6 +71,25 @@ def listing_of(root: Path) -> Listing:
         return list_all(descriptor)
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "kv"
+def verified(root: Path) -> upkeep.Verdict:
+    with existing(root) as descriptor:
+        return upkeep.verify(descriptor, list_all(descriptor), lambda _: None)
+
+
+def forked(run: Callable[[], object]) -> int:
+    """The process id of a fork that runs this and ends."""
+    child = os.fork()
+    if not child:
+        try:
+            run()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return child
+
+
+def ended(child: int) -> int:
+    """The exit code of a fork, or the negative signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

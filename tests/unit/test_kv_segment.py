@@ -257,7 +257,7 @@ SHAPES = {
 def test_any_pieces_come_back_in_any_other_pieces(directory: KVDirectory, shape: str) -> None:
     """Also if the system reads and writes less than it was asked to."""
     sizes = SHAPES[shape]
-    some = segment(1000 + list(SHAPES).index(shape))
+    some = segment(21000 + list(SHAPES).index(shape))
     content = content_of(some, sum(map(sum, sizes)))
     assert directory.write(some, blocks_of(content, sizes), WRITER)
     assert read(directory, some, sizes) == content
@@ -266,13 +266,13 @@ def test_any_pieces_come_back_in_any_other_pieces(directory: KVDirectory, shape:
 
 
 def test_numbers_of_any_type_are_bytes(directory: KVDirectory) -> None:
-    some, numbers = segment(1100), memoryview(bytearray(range(64))).cast("f")
+    some, numbers = segment(21100), memoryview(bytearray(range(64))).cast("f")
     assert directory.write(some, [[numbers]], WRITER)
     assert read(directory, some, [[64]]) == bytes(range(64))
 
 
 def test_short_calls_of_the_system_are_continued(directory: KVDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    some, draw = segment(1101), random.Random(5)
+    some, draw = segment(21101), random.Random(5)
     pwritev, preadv = os.pwritev, os.preadv
 
     def some_of(pieces: list[memoryview]) -> list[memoryview]:
@@ -287,7 +287,7 @@ def test_short_calls_of_the_system_are_continued(directory: KVDirectory, monkeyp
 
 def test_other_blocks_than_it_has_cannot_be_read(root: Path, directory: KVDirectory) -> None:
     """The key says what the blocks are. A file with others is of no use, and would never go."""
-    some = segment(1102)
+    some = segment(21102)
     write(directory, some)
     with pytest.raises(Damaged, match=f"it has 3 blocks of {NUM_BYTES} bytes, and not 1 of 8"):
         read(directory, some, [[8]])
@@ -295,7 +295,7 @@ def test_other_blocks_than_it_has_cannot_be_read(root: Path, directory: KVDirect
 
 
 def test_a_file_that_is_cut_while_it_is_read_is_found(root: Path, directory: KVDirectory) -> None:
-    some, memory = segment(1103), bytearray(NUM_BYTES)
+    some, memory = segment(21103), bytearray(NUM_BYTES)
     write(directory, some)
 
     def cut_now(num_bytes: int) -> bool:
@@ -311,7 +311,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_found(root: Path, directory: KVD
 def test_a_file_is_only_removed_if_the_disk_cannot_read_it(
     root: Path, directory: KVDirectory, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
-    some = segment(1104)
+    some = segment(21104)
     write(directory, some)
     is_unreadable = number == errno.EIO and call in ("pread", "preadv")
 
@@ -327,7 +327,7 @@ def test_a_file_is_only_removed_if_the_disk_cannot_read_it(
 
 
 def test_a_sound_file_that_replaced_a_damaged_one_stays(root: Path, directory: KVDirectory) -> None:
-    some, memory = segment(1105), bytearray(NUM_BYTES)
+    some, memory = segment(21105), bytearray(NUM_BYTES)
     write(directory, some)
     sound, file = path_of(root, some).read_bytes(), path_of(root, some)
     flipped(file, random.Random(1))
@@ -347,7 +347,7 @@ def test_a_sound_file_that_replaced_a_damaged_one_stays(root: Path, directory: K
 @pytest.mark.parametrize("calls", [0, 1, 2])
 def test_a_caller_may_stop(root: Path, directory: KVDirectory, calls: int) -> None:
     """It is asked before each part, with its bytes. A stopped write leaves nothing, and a stopped read the file."""
-    some, asked = segment(1106), list[int]()
+    some, asked = segment(21106), list[int]()
 
     def pace(num_bytes: int) -> bool:
         asked.append(num_bytes)
@@ -367,7 +367,7 @@ def test_a_caller_may_stop(root: Path, directory: KVDirectory, calls: int) -> No
 
 
 def test_a_caller_is_asked_before_each_4_mib(directory: KVDirectory) -> None:
-    some, asked = segment(1107), list[int]()
+    some, asked = segment(21107), list[int]()
 
     def pace(num_bytes: int) -> bool:
         asked.append(num_bytes)
@@ -378,7 +378,7 @@ def test_a_caller_is_asked_before_each_4_mib(directory: KVDirectory) -> None:
 
 
 def test_a_caller_that_raises_leaves_nothing(root: Path, directory: KVDirectory) -> None:
-    some = segment(1108)
+    some = segment(21108)
 
     def pace(num_bytes: int) -> bool:
         raise KeyboardInterrupt

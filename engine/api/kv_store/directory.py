@@ -129,14 +129,14 @@ class KVDirectory:
                     os.close(descriptor)
                 # A rename would replace whatever has the name by now.
                 os.link(part, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+                self._used_bytes += num_bytes
+                self._unlisted_bytes += num_bytes
             except FileExistsError:  # another server was faster
                 _renew(folder, name)
                 return False
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(part, dir_fd=folder)
-        self._used_bytes += num_bytes
-        self._unlisted_bytes += num_bytes
         return True
 
     def _make_room(self, num_bytes: int) -> None:

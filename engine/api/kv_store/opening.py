@@ -18,6 +18,7 @@ import msgspec
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.kv_store.listing import FOLDER_FLAGS, MARK, is_part, part_of
 from inferd.engine.api.kv_store.segment import FORMAT
+from inferd.engine.arch.shown import shown
 
 WAY_OUT = "give an empty directory or a new one"
 _KIND = "inferd KV segments"
@@ -134,7 +135,9 @@ def _is_marked(root: int, path: Path) -> bool:
         raise StartError(f"{path / MARK} must be what inferd wrote, but it is damaged ({error}): {WAY_OUT}") from error
     finally:
         os.close(descriptor)
-    if (mark.kind, mark.format) != (_KIND, FORMAT):
+    if mark.kind != _KIND:
+        raise StartError(f"{path / MARK} must be what inferd wrote, but it is of {shown(mark.kind)}: {WAY_OUT}")
+    if mark.format != FORMAT:
         raise StartError(
             f"the directory of KV segments must have format {FORMAT}, but {path} has format {mark.format} of another "
             f"version of inferd: {WAY_OUT}"
@@ -160,4 +163,5 @@ def _write_whole(root: int, part: str, content: bytes, name: str | None) -> None
                 os.link(part, name, src_dir_fd=root, dst_dir_fd=root, follow_symlinks=False)
             os.fsync(root)
     finally:
-        os.unlink(part, dir_fd=root)
+        with suppress(FileNotFoundError):  # another server may remove a part that has a second name
+            os.unlink(part, dir_fd=root)
