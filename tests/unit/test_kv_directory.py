@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from inferd.engine.api.errors import StartError
 from inferd.engine.api.kv_store import upkeep
 from inferd.engine.api.kv_store.directory import KVDirectory, Usage
 from inferd.engine.api.kv_store.listing import LEFT_AFTER_S, Entry, to_evict
@@ -181,7 +182,21 @@ def test_only_one_server_evicts_at_a_time(root: Path, opened: Open) -> None:
     first.close()
     third = opened(4 * FILE_BYTES)
     assert write(third, segment(9))
-    first.__init__(root, 4 * FILE_BYTES)  # type: ignore[misc]  # so that it can be closed again
+
+
+def test_a_start_that_cannot_list_or_evict_is_refused(root: Path, opened: Open) -> None:
+    write(opened(PLENTY), segment())
+    num_open = len(os.listdir("/proc/self/fd"))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    for call in ("scandir", "unlink"):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(os, call, fail)
+            with pytest.raises(StartError, match=f"must be able to read and write {root}"):
+                opened(0)
+        assert len(os.listdir("/proc/self/fd")) == num_open
 
 
 def test_leftovers_go_by_age(root: Path, opened: Open) -> None:

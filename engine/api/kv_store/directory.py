@@ -12,7 +12,7 @@ import os
 import stat
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from inferd.engine.api.kv_store.listing import (
     part_of,
     remove,
     to_evict,
-)  # fmt: skip
+)
 from inferd.engine.api.kv_store.opening import open_own, told
 from inferd.engine.api.kv_store.segment import Blocks, Damaged, Missing, NotWritten, Pace, SegmentId
 
@@ -57,18 +57,17 @@ class KVDirectory:
         """
         self._quota_bytes, self._used_bytes, self._unlisted_bytes = quota_bytes, 0, 0
         """`_unlisted_bytes`: bytes that this process wrote since it listed the directory."""
-        self._root = open_own(path)
-        try:
+        with ExitStack() as opened:
+            self._root = open_own(path)
+            opened.callback(os.close, self._root)
             with told(path):
                 self._lock = os.open(MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._root)
+                opened.callback(os.close, self._lock)
                 self._refresh(0)
-        except BaseException:
-            os.close(self._root)
-            raise
+            self._opened = opened.pop_all()
 
     def close(self) -> None:
-        os.close(self._lock)
-        os.close(self._root)
+        self._opened.close()
 
     def find(self, fingerprint: bytes, tenant: bytes, keys: Sequence[bytes]) -> list[bool]:
         """Whether each segment seems to be there. No data is read, so each may turn out damaged or gone."""
@@ -109,10 +108,9 @@ class KVDirectory:
         forced to the disk: a segment that a loss of power tears is found damaged.
         """
         try:
-            is_new = self._write(segment, blocks, writer, pace)
+            return self._write(segment, blocks, writer, pace)
         except OSError as error:
             raise NotWritten(f"{name_of(segment.key)} was not written: {error.strerror}") from error
-        return is_new
 
     def _write(self, segment: SegmentId, blocks: Blocks, writer: bytes, pace: Pace | None) -> bool:
         name, num_bytes = name_of(segment.key), files.file_bytes(blocks)

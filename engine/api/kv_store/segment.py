@@ -169,8 +169,6 @@ def _rows_of(descriptor: int, segment: SegmentId) -> tuple[_Row, ...]:
     if magic != _MAGIC or version != FORMAT:
         raise Damaged(f"it begins with {magic!r} and format {version}, and not with {_MAGIC!r} and {FORMAT}")
     size = _header_bytes(num_blocks)
-    if not 0 < num_blocks <= MAX_BLOCKS or len(data) < size:
-        raise Damaged(f"its header of {num_blocks} blocks is not whole")
     if xxh3_128_digest(data[: size - _DIGEST_BYTES]) != data[size - _DIGEST_BYTES : size]:
         raise Damaged("the checksum of its header is wrong")
     if SegmentId(fingerprint, tenant, key) != segment:
