@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import resource
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -261,6 +262,48 @@ def test_dropping_goes_on_after_a_failure_and_tells_it(opened: Open, monkeypatch
     assert sum(is_there(directory, segment(number)) for number in range(5)) == 1
 
 
+def test_folders_may_vanish_while_they_are_listed(root: Path, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, scandir, num_listed = opened(PLENTY), os.scandir, 0
+    for number in range(6):
+        write(directory, segment(number, model=number % 3))
+
+    def removing(descriptor: int) -> Any:
+        nonlocal num_listed
+        num_listed += 1
+        if num_listed == 2:
+            monkeypatch.setattr(os, "scandir", scandir)
+            for number in range(3):
+                shutil.rmtree(root / segment(model=number).fingerprint.hex())
+        return scandir(descriptor)
+
+    monkeypatch.setattr(os, "scandir", removing)
+    assert directory.usage() == {}
+    assert num_listed == 2
+
+
+def test_a_file_may_vanish_while_those_of_a_writer_are_dropped(
+    root: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, unlink = opened(PLENTY), os.unlink
+    for number in range(5):
+        write(directory, segment(number))
+
+    def evicted(name: str, **named: Any) -> None:
+        monkeypatch.setattr(os, "unlink", unlink)
+        unlink(name, **named)
+        unlink(name, **named)
+
+    monkeypatch.setattr(os, "unlink", evicted)
+    assert directory.drop_writer(WRITER) == 4
+    assert listing_of(root).segments == []
+
+
+def test_a_segment_that_is_there_is_not_written_again(opened: Open) -> None:
+    directory = opened(PLENTY)
+    write(directory, segment())
+    assert not directory.write(segment(), [[memoryview(content_of(segment()))]], WRITER, lambda _: False)
+
+
 def test_a_file_that_is_evicted_while_it_is_read_is_read_whole(root: Path, opened: Open) -> None:
     directory, memory = opened(PLENTY), bytearray(len(content_of(segment())))
     write(directory, segment())
@@ -329,7 +372,12 @@ def test_files_of_others_stay_and_are_told(root: Path, opened: Open) -> None:
     directory.drop_writer(WRITER)
     write(directory, segment())
     listing = listing_of(root)
-    assert len(listing.foreign) == len(FOREIGN) + 6
+    model, tenant = segment().fingerprint.hex(), f"{segment().fingerprint.hex()}/{segment().tenant.hex()}"
+    expected = [each.format(model=model, tenant=tenant, key=segment().key.hex(), KEY=segment().key.hex().upper())
+                for each in FOREIGN]  # fmt: skip
+    expected += [segment(model=7).fingerprint.hex(), f"{model}/{segment(tenant=7).tenant.hex()}", f"{'ab' * 32}/x"]
+    expected += [f"{tenant}/{'0' * 64}.kv", f"{tenant}/{'1' * 64}.kv.0123456789abcdef.part", f"{tenant}/{'2' * 64}.kv"]
+    assert sorted(listing.foreign) == sorted(expected)
     assert (len(listing.segments), len(listing.parts)) == (1, 0)
     assert verified(root) == upkeep.Verdict(1, {})
     with existing(root) as descriptor:

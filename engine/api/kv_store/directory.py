@@ -149,13 +149,13 @@ class KVDirectory:
             raise NotWritten(f"the quota of {self._quota_bytes} bytes is used up: others write or evict just now")
 
     def _refresh(self, num_bytes: int) -> None:
-        """List the directory. Unless another server evicts just now, remove parts of killed processes, and segments
-        until `num_bytes` bytes may be written. Raises `OSError`."""
+        """List the directory, and remove parts of killed processes. Unless another server evicts just now, also remove
+        segments until `num_bytes` bytes may be written. Raises `OSError`."""
         is_evictor = self._take_lock()
         try:
             listing = list_all(self._root)
             self._used_bytes, self._unlisted_bytes = listing.num_bytes, 0
-            for part in listing.parts if is_evictor else ():
+            for part in listing.parts:
                 if part.is_left:
                     self._evict(part)
             if is_evictor and self._used_bytes + num_bytes > self._quota_bytes:

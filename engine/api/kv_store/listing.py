@@ -133,25 +133,25 @@ def list_all(root: int) -> Listing:
 def _within(root: int, folder: tuple[str, ...], folders: re.Pattern[str] | None, found: Listing) -> list[str]:
     """Add what lies in one folder to `found`, and return the names of the folders of ours in it."""
     below = []
-    try:
+    with (
+        suppress(FileNotFoundError, NotADirectoryError),  # another server removed the folder
         # A descriptor of its own: duplicates share the position in the folder, and several threads may list it.
-        with opened_folder(root, folder) as descriptor, os.scandir(descriptor) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):  # it was removed meanwhile
-                    about, name = entry.stat(follow_symlinks=False), entry.name
-                    is_file = stat.S_ISREG(about.st_mode)
-                    if is_file and folders is None and _SEGMENT.fullmatch(name):
-                        found.segments.append(Entry(folder, name, about.st_size, about.st_mtime_ns))
-                    elif is_file and len(folder) != 1 and is_part(name):
-                        found.parts.append(_part(folder, name, about))
-                    elif folders is not None and folders.fullmatch(name) and stat.S_ISDIR(about.st_mode):
-                        below.append(name)
-                        found.folders.append((*folder, name))
-                    elif not (is_file and not folder and name == MARK):
-                        found.foreign.append("/".join((*folder, name)))
-    except (FileNotFoundError, NotADirectoryError):  # another server has removed the folder
-        if not folder:
-            raise
+        opened_folder(root, folder) as descriptor,
+        os.scandir(descriptor) as entries,
+    ):
+        for entry in entries:
+            with suppress(FileNotFoundError):  # it was removed meanwhile
+                about, name = entry.stat(follow_symlinks=False), entry.name
+                is_file = stat.S_ISREG(about.st_mode)
+                if is_file and folders is None and _SEGMENT.fullmatch(name):
+                    found.segments.append(Entry(folder, name, about.st_size, about.st_mtime_ns))
+                elif is_file and len(folder) != 1 and is_part(name):
+                    found.parts.append(_part(folder, name, about))
+                elif folders is not None and folders.fullmatch(name) and stat.S_ISDIR(about.st_mode):
+                    below.append(name)
+                    found.folders.append((*folder, name))
+                elif not (is_file and not folder and name == MARK):
+                    found.foreign.append("/".join((*folder, name)))
     return below
 
 
