@@ -8,6 +8,7 @@ InferdError
 |   |   `-- LaunchError   a kernel that the GPU can never launch
 |   `-- CapacityError     the model does not fit: memory needed, memory available, settings that would fit
 |-- RequestError          one request is refused, with its OpenAI error code
+|-- KVStoreError          a KV segment was not read or not written (`kv_store/segment`)
 `-- EngineDeadError       the engine process is gone, and nothing can be generated
 """
 

@@ -20,6 +20,7 @@ import typer
 from inferd.engine.api.process import garbage
 from inferd.server.commands.bench.command import bench_app, first_key
 from inferd.server.commands.cache import cache_app
+from inferd.server.commands.kv import kv_app
 from inferd.server.config.fields import Setting
 from inferd.server.config.names import split_name
 from inferd.server.config.settings import SETTINGS, Settings
@@ -85,6 +86,7 @@ app = typer.Typer(
 app.add_typer(bench_app)
 app.add_typer(keys_app)
 app.add_typer(cache_app)
+app.add_typer(kv_app)
 
 
 def _show_version(is_asked: bool) -> None:
@@ -288,7 +290,8 @@ def doctor(
     raise typer.Exit(run(as_json=as_json))
 
 
-@app.command()
+# The help lists --version instead, so that it fits a screen.
+@app.command(hidden=True)
 def version() -> None:
     """Print the version."""
     _show_version(True)

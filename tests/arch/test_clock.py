@@ -20,9 +20,11 @@ DATES = {
     "server/endpoints/chunks.py": "an answer's `created`",
     "server/endpoints/responses/open_response.py": "an answer's `created_at` and `completed_at`",
     "server/commands/cache.py": "when a file was last used, for people",
+    "server/commands/kv.py": "when segments were last used, for people",
     "server/commands/bench/report.py": "the date of a report",
     "engine/api/wire/kv_publisher.py": "the time of a batch, and the first sequence number",
     "engine/api/smollm2.py": "the age of files, whose times are the wall clock's",
+    "engine/api/kv_store/listing.py": "the age of files, whose times are the wall clock's",
     "kernels/cpu/library.py": "the age of files, whose times are the wall clock's",
 }
 """File -> its purpose, for files that may read the wall clock."""

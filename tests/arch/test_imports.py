@@ -36,7 +36,9 @@ RULES: dict[str, tuple[str, ...]] = {
         "inferd.engine.arch.tensors", "inferd.engine.arch.windows",
     ),
     "engine.arch": (),
-    "engine.api": ("inferd.engine.arch", "inferd.kernels.device", "msgspec", "zmq", "huggingface_hub", "pynvml"),
+    "engine.api": (
+        "inferd.engine.arch", "inferd.kernels.device", "msgspec", "zmq", "huggingface_hub", "pynvml", "xxhash",
+    ),
     "engine.request": ("inferd.engine.api.wire.params",),
     "engine.cache": ("inferd.engine.request", "inferd.engine.arch.paging"),
     "engine.sched": (
