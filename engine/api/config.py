@@ -65,6 +65,10 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     attention_libs: bool = True
     """Whether a GPU may compute attention by a library that is installed."""
     prefix_caching: bool = True
+    kv_dir: str = ""
+    """Directory that keeps KV blocks for later starts; empty if there is none."""
+    kv_disk_bytes: int = 0
+    """Most bytes of all files in it."""
     weight_cache: bool = False
     """Whether packed weights are kept for later starts, and mapped from earlier ones."""
     tensor_parallel_size: int = 1

@@ -10,7 +10,7 @@ Knows no steps, no queue and no clock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from inferd.engine.arch.paging import max_blocks, max_tokens, num_dead_blocks
 from inferd.engine.cache.group import Appended, Groups, PrefixMatch, num_usable, num_usable_states
@@ -70,6 +70,12 @@ class KVCache:
         self.num_uses = 0 if self.left is None else self.left.last_use
         """Admissions so far, also those of earlier engines that left something."""
         self._open: set[BlockTable] = set()
+        self.offer: Callable[[Node, int], None] | None = None
+        """Called with (node, blocks before it) at every `offer_every` blocks of a chain, at the end of its prompt and
+        at its own: a tier below may keep what is there. None without one."""
+        self.offer_every = 1
+        self.lent: set[int] = set()
+        """Places that a tier loads content into (`engine/cache/below`)."""
 
     @property
     def has_windows(self) -> bool:
@@ -139,7 +145,9 @@ class KVCache:
             table.check()
             refs.update(block_id for blocks in table.block_ids for block_id in blocks)
         del refs[GONE]
+        refs.update(place for place in self.lent if place < self.pool.num_blocks)
         launched = Counter(checkpoint_id for table in self._open for checkpoint_id in table.launched_checkpoints)
+        launched.update(place - self.pool.num_blocks for place in self.lent if place >= self.pool.num_blocks)
         if self.states is None:
             assert not launched and not self.index.checkpoints()
         else:
@@ -359,6 +367,8 @@ class BlockTable:
             is_tail = not self._is_sealed and self._num_indexed * self._cache.block_size == position
             tail = self._tail if is_tail and isinstance(self._tail, Node) else None
             checkpoints.written(position, checkpoint_id, tail, self._use)
+            if tail is not None:
+                self._offer_tail()
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -402,6 +412,9 @@ class BlockTable:
                         self._first_node = node
             self._tail = node
             self._num_indexed = i + 1
+            is_prompt_end = self._num_indexed == (self._request.num_prompt - 1) // cache.block_size
+            if cache.offer is not None and (is_prompt_end or not self._num_indexed % cache.offer_every):
+                cache.offer(node, i)
 
     def _set_due(self) -> None:
         size = self._cache.block_size
@@ -417,8 +430,13 @@ class BlockTable:
             self._cache.forget_chain(self._first_node)
         self._is_sealed = True
 
+    def _offer_tail(self) -> None:
+        if self._cache.offer is not None and isinstance(self._tail, Node) and self._tail.is_live:
+            self._cache.offer(self._tail, self._num_indexed - 1)
+
     def release(self) -> None:
         """Give all blocks back, the last first, so that a chain is evicted from its end."""
+        self._offer_tail()
         for block_id in self._groups.held_from_the_last():
             self._cache.pool.release(block_id)
         if self._checkpoints is not None:

@@ -7,6 +7,7 @@ model computes N+1 while N is applied and the masks are made. No sockets, no thr
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -25,7 +26,9 @@ from inferd.engine.api.wire.messages import (
     SubmitChoices,
 )
 from inferd.engine.api.wire.params import Adapter
+from inferd.engine.cache.below import Tier, offer_to
 from inferd.engine.core.live_request import LiveRequest, failure_of, fault_in, fault_in_seed, request_of, token_masks
+from inferd.engine.core.prefix_loads import PrefixLoads
 from inferd.engine.grammar.ports import GrammarError, Grammars, NoGrammars, PendingGrammar
 from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.limits import Refusal
@@ -71,11 +74,13 @@ class EngineCore:
         grammars: Grammars | None = None,
         recorder: FlightRecorder = NO_RECORDER,
         guesses: LiveGuesser | None = None,
+        tier: Tier | None = None,
     ) -> None:
         """`work`: cost of steps. Without `grammars`, requests with a grammar are refused. `guesses`: those that the
         scheduler verifies. The core opens and closes each request there.
 
-        `recorder` is called before a step is launched and after its results have come.
+        `tier`: keeps what the cache evicts. `recorder` is called before a step is launched and after its results have
+        come.
         """
         if depth not in (0, 1):
             raise ValueError(f"depth must be 0 or 1, but got {depth}")
@@ -91,6 +96,11 @@ class EngineCore:
         self._live: dict[str, LiveRequest] = {}
         self._compiling: dict[str, PendingGrammar] = {}
         """Grammars of live requests that the scheduler does not know yet."""
+        self._loads = None
+        """Live requests whose prefix is loaded from below, which the scheduler does not know yet either."""
+        if tier is not None:
+            offer_to(tier, scheduler.cache)
+            self._loads = PrefixLoads(scheduler.cache, tier, self._seconds_to_compute)
         self._by_slot: dict[int, LiveRequest] = {}
         """The request last admitted to each slot of the worker."""
         self._adapters: dict[int, str] = {}
@@ -113,12 +123,13 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         is_compiled = any(pending.is_done for pending in self._compiling.values())
-        return bool(self._outbox or self._launched or self._scheduler.has_work or is_compiled)
+        is_loaded = self._loads is not None and self._loads.has_news
+        return bool(self._outbox or self._launched or self._scheduler.has_work or is_compiled or is_loaded)
 
     @property
-    def is_compiling(self) -> bool:
-        """Whether a request waits for its grammar. If so, there may soon be work without a message."""
-        return bool(self._compiling)
+    def is_awaiting(self) -> bool:
+        """Whether a request waits for its grammar or its prefix. If so, there may soon be work without a message."""
+        return bool(self._compiling) or (self._loads is not None and self._loads.is_busy)
 
     def submit(self, submit: Submit, now: float) -> None:
         """Accept a request, or refuse it with a terminal delta that says why. `now`: monotonic seconds."""
@@ -158,7 +169,8 @@ class EngineCore:
         for request_id in request_ids:
             live = self._live.pop(request_id, None)
             if live is not None:
-                if self._compiling.pop(request_id, None) is None:
+                is_loading = self._loads is not None and self._loads.abort(live.request)
+                if self._compiling.pop(request_id, None) is None and not is_loading:
                     self._finish(live)
                 self._outbox.append(live.delta("abort"))
 
@@ -185,6 +197,7 @@ class EngineCore:
         None if there is nothing to report yet: a first step was only launched. Raises any error of the worker.
         """
         self._queue_compiled(now)
+        self._queue_loaded(now)
         self._shed(now)
         output = None
         if self._scheduler.awaits_results:
@@ -210,7 +223,7 @@ class EngineCore:
         left = scheduler.cache.left
         return EngineStats(
             num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting + len(self._compiling),
+            num_waiting=scheduler.num_waiting + len(self._compiling) + self._num_loading,
             num_blocks=pool.num_blocks,
             num_blocks_used=pool.num_held,
             num_blocks_cached=pool.num_cached,
@@ -239,9 +252,9 @@ class EngineCore:
         idle."""
         self._scheduler.check()
         num_scheduled = self._scheduler.num_running + self._scheduler.num_waiting
-        assert num_scheduled + len(self._compiling) == len(self._live)
+        assert num_scheduled + len(self._compiling) + self._num_loading == len(self._live)
         assert self._compiling.keys() <= self._live.keys()
-        if not self._scheduler.has_work:
+        if not self._scheduler.has_work and not (self._loads is not None and self._loads.is_busy):
             assert self._scheduler.cache.pool.num_held == 0, "idle, and blocks are held"
 
     def prepare(self) -> None:
@@ -250,7 +263,25 @@ class EngineCore:
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
+    @property
+    def _num_loading(self) -> int:
+        return 0 if self._loads is None else len(self._loads)
+
+    def _seconds_to_compute(self, num_tokens: int) -> float:
+        """Expected for so many tokens of prompts."""
+        return num_tokens / (self._scheduler.prefill_pace().tokens_per_s or math.inf)
+
     def _queue(self, live: LiveRequest, now: float) -> None:
+        """Hand a request to the scheduler, once its prefix is loaded if that lies below."""
+        if self._loads is None or not self._loads.open(live.request):
+            self._add(live, now)
+
+    def _queue_loaded(self, now: float) -> None:
+        """Hand requests whose prefix is loaded to the scheduler."""
+        for request in self._loads.ended() if self._loads is not None else ():
+            self._add(self._live[request.request_id], now)
+
+    def _add(self, live: LiveRequest, now: float) -> None:
         """Hand a request to the scheduler, and refuse it if it can never run, or not in time."""
         try:
             self._scheduler.add(live.request, now)

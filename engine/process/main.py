@@ -6,6 +6,7 @@ Called by `boot`, which ends this process together with its server. It holds not
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import os
 import signal
@@ -25,6 +26,7 @@ from inferd.engine.api.config import EngineConfig, precision_of
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.cost.step_cost import PlanWork, WorkModel
 from inferd.engine.api.errors import CapacityError, StartError, shortage
+from inferd.engine.api.kv_store.directory import KVDirectory
 from inferd.engine.api.pinned_files import check_pinned, read_pinned
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.death_notice import hold_lock
@@ -55,6 +57,7 @@ from inferd.engine.cache.table import KVCache
 from inferd.engine.core.kv_events import KVEventLog
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.thread import GrammarThread
+from inferd.engine.process.kv_tier import DirectoryTier
 from inferd.engine.process.standby import stand_by
 from inferd.engine.process.step_watch import StepWatch
 from inferd.engine.sched.latency.step_time import Coefficients, PriorCosts
@@ -64,6 +67,7 @@ from inferd.engine.speculation.guesses import Guesses
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.followers import Followers
 from inferd.engine.worker.load import load_worker
+from inferd.engine.worker.pool_memory import PoolMemory
 
 if TYPE_CHECKING:
     from inferd.engine.worker.adapter_loader import AdapterLoader
@@ -221,6 +225,10 @@ def build(
         if config.draft is not None and config.draft.is_mtp:
             draft_work = replace(draft_work, head_bytes=work.head_bytes)  # it is the served model's
     executor = ThreadExecutor(worker, thread)
+    tier = None
+    if config.kv_dir and worker.ledger is not None:
+        directory = KVDirectory(Path(config.kv_dir), config.kv_disk_bytes)
+        tier = DirectoryTier(directory, worker.ledger, len(cache.windows), _fingerprint(config, ready, worker.ledger))
     core = EngineCore(
         Scheduler(limits, cache, _seed_of(work, draft_work, ready.peaks), guesses),
         executor,
@@ -230,6 +238,7 @@ def build(
         grammars=GrammarThread(Path(config.model_path), ready.vocab_size, config.vocabulary, config.documents),
         recorder=StepWatch(flight, heartbeat, ready.peaks),
         guesses=guesses,
+        tier=tier,
     )
     adapters = None
     if worker.adapters is not None:
@@ -253,6 +262,12 @@ def _seed_of(work: WorkModel, draft_work: WorkModel | None, peaks: Peaks) -> Pri
     return PriorCosts(decode, chunked, replace(decode, pass_s=of_draft.step_s, draft_s=of_prompt.token_s))
 
 
+def _fingerprint(config: EngineConfig, ready: Ready, memory: PoolMemory) -> bytes:
+    """A hash of all that the bytes of a KV block depend on, without its tokens and its salt."""
+    facts = ready.numerics, config.block_size, config.rope_positions, config.modelled, memory.row_layout
+    return hashlib.blake2b(msgspec.json.encode(facts), digest_size=32).digest()
+
+
 def checkpoint_rules(config: EngineConfig) -> StateCheckpointRules | None:
     """Bounds of the checkpoints of recurrent states; None if there are none."""
     return StateCheckpointRules(config.num_checkpoints, config.checkpoint_interval) if config.num_checkpoints else None
@@ -274,7 +289,7 @@ def serve(
             for encoded in events.take():
                 link.send(CacheEvents(encoded))
         is_loading = adapters is not None and adapters.is_busy
-        is_awaiting = core.is_compiling or is_loading
+        is_awaiting = core.is_awaiting or is_loading
         messages = link.receive(0 if core.has_work else _COMPILING_POLL_MS if is_awaiting else _IDLE_POLL_MS)
         for message in messages:
             _dispatch(core, executor, message, adapters)

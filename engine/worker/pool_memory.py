@@ -19,7 +19,7 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
@@ -92,6 +92,7 @@ class PoolMemory:
         """By the address of the tensor."""
         self._places: list[_Places] = []
         self._epoch = self._first_epoch = 0
+        self._num_erased = [0] * num_places
 
     @classmethod
     def open(cls, path: str, num_places: int, layout: bytes) -> PoolMemory | None:
@@ -163,6 +164,26 @@ class PoolMemory:
             mapped.madvise(mmap.MADV_HUGEPAGE)
         return memoryview(mapped)[:num_bytes]
 
+    # -- a tier below ------------------------------------------------------------------------------------------------
+
+    @property
+    def row_layout(self) -> str:
+        """How the bytes of a place lie, as text that differs if they would mean something else."""
+        return repr([(each.region.item_bytes, each.region.num_planes, each.planes) for each in self._places])
+
+    def pieces(self, place: int, group: int) -> list[memoryview]:
+        """The memory of a place, in the order of its checksum."""
+        found: list[memoryview] = []
+        for held in self._places:
+            if held.first <= place < held.end:
+                planes = held.planes[group] if group < len(held.planes) else held.region.num_planes
+                found += held.region.parts(held.first_item + place - held.first, planes)
+        return found
+
+    def num_erased(self, places: Iterable[int]) -> int:
+        """Times that any of these places got ready for other content. If it is the same later, they hold the same."""
+        return sum(self._num_erased[place] for place in places)
+
     # -- the ledger --------------------------------------------------------------------------------------------------
 
     def entries(self) -> Iterator[Entry]:
@@ -184,15 +205,13 @@ class PoolMemory:
         _USE.pack_into(self._records, place * _RECORD.size + _USE_OFFSET, use)
 
     def erase(self, place: int) -> None:
+        self._num_erased[place] += 1
         _EPOCH.pack_into(self._records, place * _RECORD.size, 0)
 
     def _checksum(self, entry: Entry) -> int:
         sum_ = xxhash.xxh3_64(_CHECKED.pack(entry.place, entry.group, entry.depth, entry.key))
-        for held in self._places:
-            if held.first <= entry.place < held.end:
-                planes = held.planes[entry.group] if entry.group < len(held.planes) else held.region.num_planes
-                for part in held.region.parts(held.first_item + entry.place - held.first, planes):
-                    sum_.update(part)
+        for piece in self.pieces(entry.place, entry.group):
+            sum_.update(piece)
         return sum_.intdigest()
 
 

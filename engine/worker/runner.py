@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
-from inferd.engine.cache.ledger import Ledger
 from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import Progress
@@ -29,6 +28,7 @@ from inferd.engine.worker.followers import Followers
 from inferd.engine.worker.graphs import StepGraphs, compute_layers, uses_adapters
 from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.mixed_graphs import MixedGraphs
+from inferd.engine.worker.pool_memory import PoolMemory
 from inferd.engine.worker.pooling import Pooler, PromptLogprobs
 from inferd.engine.worker.ranks import SentPlans
 from inferd.engine.worker.slots import Batch
@@ -134,7 +134,7 @@ class Runner:
         return self.model.adapters
 
     @property
-    def ledger(self) -> Ledger | None:
+    def ledger(self) -> PoolMemory | None:
         """The ledger of its KV pool and states; None if they end with this engine."""
         return self.model.device.pool_memory
 

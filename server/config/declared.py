@@ -230,6 +230,12 @@ class Declared(BaseSettings):
     kv_memory: Annotated[Size | None, Auto] = _engine(None, "Memory for the KV cache, of each replica.", ge=1024**2)
     block_size: Annotated[BlockSize | None, Auto] = _engine(None, "Number of tokens in a KV block.")
     prefix_caching: bool = _engine(True, "Reuse the KV cache of prompts that begin alike.")
+    kv_dir: str | None = _engine(
+        None,
+        "Directory that keeps the KV cache of prompts and answers for later starts, on a CPU. Other servers may share "
+        "it.",
+    )
+    kv_disk: Size = _engine(10 * 1024**3, "Most bytes of all files in the directory of kv_dir.", ge=64 * 1024**2)
     weight_cache: bool = _engine(
         True, "On a CPU, keep packed weights in the user's cache: later starts map them, and engines share them."
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -113,6 +114,8 @@ class Asked:
             max_num_batched_tokens=settings.max_num_batched_tokens,
             prefix_caching=settings.prefix_caching,
             weight_cache=settings.weight_cache,
+            kv_dir="" if settings.kv_dir is None else str(Path(settings.kv_dir).expanduser().absolute()),
+            kv_disk_bytes=settings.kv_disk,
             num_threads=settings.num_threads,
             tensor_parallel_size=settings.tensor_parallel_size,
             num_replicas=settings.replicas,

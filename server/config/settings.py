@@ -155,6 +155,10 @@ class Settings(Declared):
                 f"port and admin_port are both {self.port}: they must differ, because admin routes need their own port"
             )
         yield from self._events_never_published()
+        if self.kv_dir is not None and not self.prefix_caching:
+            yield "kv_dir needs the prefix cache: leave out --no-prefix-caching, or --kv-dir"
+        if self.kv_dir is not None and self.tensor_parallel_size > 1:
+            yield "kv_dir keeps the KV cache of one process: leave out --tensor-parallel-size, or --kv-dir"
         if not (self._needs_key or self.allow_unauthenticated or is_loopback(self.host)):
             yield (
                 f"other machines can reach host {self.host}, and no key is set: "

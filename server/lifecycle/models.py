@@ -12,9 +12,11 @@ from pathlib import Path
 import msgspec
 
 from inferd.engine.api.checkpoint import Checkpoint, Documents
-from inferd.engine.api.errors import ModelError
+from inferd.engine.api.config import EngineConfig, keeps_pool
+from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.held_files import HeldCheckpoint
+from inferd.engine.api.kv_store.directory import KVDirectory
 from inferd.engine.api.locate import locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
@@ -73,6 +75,14 @@ def _held(path: Path, *, keeps_blocks: bool) -> HeldCheckpoint:
     return held
 
 
+def _check_kv_dir(config: EngineConfig) -> None:
+    """Raises `StartError` if the directory of KV blocks cannot be used."""
+    if config.kv_dir:
+        if not keeps_pool(config):
+            raise ConfigError(f"kv_dir needs the CPU, but the device is {config.device}: leave out --kv-dir")
+        KVDirectory(Path(config.kv_dir), config.kv_disk_bytes).close()
+
+
 def _report(read: _Read, settled: Settled) -> StartupReport:
     """Says what was decided, and reads the model's texts."""
     asked, (config, memory, decisions) = read.asked, settled
@@ -83,6 +93,7 @@ def _report(read: _Read, settled: Settled) -> StartupReport:
         level = logging.WARNING if is_cut else logging.INFO if is_changed else logging.DEBUG
         given = "auto" if decision.asked is None else decision.asked
         logger.log(level, "%s: %s -> %s (%s)", decision.field, given, decision.became, decision.why)
+    _check_kv_dir(config)
     if not facts.arch.is_native:
         logger.warning(
             "%s is compatible, not native: transformers' own code computes it with inferd's attention and linear "

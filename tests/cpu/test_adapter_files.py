@@ -148,7 +148,7 @@ def test_names_of_adapters_of_models_without_a_head_or_with_eyes(path: Path, bod
 
 def test_an_idle_engine_takes_requests_while_it_reads_an_adapter() -> None:
     """Its check of the whole pool, which takes long, waits until nothing is read."""
-    link, core, adapters, waits = Mock(), Mock(is_compiling=False, has_work=False), Mock(is_busy=True), list[int]()
+    link, core, adapters, waits = Mock(), Mock(is_awaiting=False, has_work=False), Mock(is_busy=True), list[int]()
     core.flush.return_value = None
     adapters.ended.return_value = []
 

@@ -98,7 +98,7 @@ class Engine:
         for submit in submits:
             core.submit(submit, now=0.0)
         answers = {submit.request_id: Answer(submit.emitted_ids) for submit in submits}
-        while core.has_work or core.is_compiling:
+        while core.has_work or core.is_awaiting:
             if not core.has_work:
                 time.sleep(0.001)  # a grammar is being compiled: poll, as the process's loop does
             output = core.step(0.0)
@@ -345,7 +345,7 @@ def test_an_abort_while_the_grammar_is_compiled(engine: Engine) -> None:
     core.abort(["r"])
     output = core.flush()
     assert output is not None and [delta.finish_reason for delta in output.deltas] == ["abort"]
-    assert not core.is_compiling and not core.has_work
+    assert not core.is_awaiting and not core.has_work
     core.check()
 
 

@@ -20,6 +20,7 @@ from tests.sim.guesses import ScriptedGuesses
 from tests.sim.left_memory import LeftMemory
 from tests.sim.oracle import VOCAB_SIZE
 from tests.sim.scenario import CHUNK_SPLIT, TOKEN_S, Limits, Scenario
+from tests.sim.tier import SimulatedTier
 
 _DRAFTED = Coefficients(1e-3, 1e-5, 1e-8, 1e-10, 1e-5, 1e-6)
 """First costs of steps with drafts of the draft model."""
@@ -63,14 +64,17 @@ def make_engine(
     watch: Callable[[StepPlan], None],
     recorder: FlightRecorder = NO_RECORDER,
     memory: LeftMemory | None = None,
+    tier: SimulatedTier | None = None,
 ) -> SimulatedEngine:
     """A new engine. `clock`: seconds. `tick`: time of grammar compilation. `watch` gets each plan launched.
-    `memory`: what the engines before left, for a cache with a strong hash."""
+    `memory`, `tier`: what the engines before left, for a cache with a strong hash."""
     limits = scenario.limits
     if limits.hash_bits is not None:
-        memory = None
+        memory = tier = None
     if memory is not None:
         memory.damage()
+    if tier is not None:
+        tier.begin()
     config = SchedulerConfig(
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -120,6 +124,7 @@ def make_engine(
         grammars=SimulatedGrammars(tick),
         recorder=recorder,
         guesses=guesses,
+        tier=tier,
     )
     return SimulatedEngine(core, scheduler, cache, device, guesses)
 

@@ -76,6 +76,8 @@ class FrontScenario:
     has_standby: bool = False
     aborts_all_s: float | None = None
     """Time at which all running requests are aborted, as by a second signal."""
+    has_tier: bool = False
+    """Whether a tier below the pool keeps what engines compute."""
 
 
 def make_front_scenario(seed: int) -> FrontScenario:
@@ -121,7 +123,7 @@ def make_left_scenario(seed: int) -> FrontScenario:
                 cache_salt=f"of {caller.job.request_id}-{number}",
                 nan_position=None,
             ),
-            abort_s=None,
+            abort_s=rng.choice((0.0, 0.002, 0.005, 0.01, 0.03)) if rng.random() < 0.3 else None,
         )
         for caller in callers
         if not caller.choice_of and rng.random() < 0.7
@@ -136,6 +138,7 @@ def make_left_scenario(seed: int) -> FrontScenario:
         other_lives={},
         max_waiting=2048,
         aborts_all_s=None,
+        has_tier=rng.random() < 0.7,
     )
 
 

@@ -43,6 +43,7 @@ from tests.sim.left_memory import LeftMemory
 from tests.sim.loop import Clocks, VirtualLoop
 from tests.sim.network import Network
 from tests.sim.process import NUM_THREADS, SimulatedProcess
+from tests.sim.tier import SimulatedTier
 
 _LIMIT_S = 7200.0
 """Virtual seconds after which a run counts as endless."""
@@ -138,7 +139,10 @@ class FrontRun:
         self.scenario, self.network, self.clocks = scenario, network, clocks
         self.rng = Random(f"run {scenario.seed}")
         self.lives: list[SimulatedHandle] = []
-        self.memories = [LeftMemory(Random(f"left {scenario.seed} {i}")) for i in range(scenario.num_replicas)]
+        rng = Random(f"left {scenario.seed}")
+        is_lost = scenario.has_tier and rng.random() < 0.5
+        self.memories = [LeftMemory(rng, is_lost=is_lost) for _ in range(scenario.num_replicas)]
+        self.tiers = [SimulatedTier(rng, memory) if scenario.has_tier else None for memory in self.memories]
         self.error: BaseException | None = None
         self.num_failures = 0
         """Times that the model could not be loaded while the server goes on with others."""

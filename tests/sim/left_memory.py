@@ -8,7 +8,8 @@ that the cache should have erased gives wrong tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -16,21 +17,24 @@ from inferd.engine.cache.ledger import Entry
 from tests.sim.cells import Cell, Cells
 from tests.sim.states import State, States
 
-_Content = list[Cell] | State
+Content = list[Cell] | State
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
     entry: Entry
-    content: _Content
+    content: Content
 
 
 class LeftMemory:
     """The memory of one replica, and its `Ledger`."""
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, rng: Random, *, is_lost: bool = False) -> None:
         self._rng = rng
         self._is_damaged = rng.random() < 0.5
+        self.is_lost = is_lost
+        """Whether nothing is left, as on a GPU."""
+        self._num_erased: Counter[int] = Counter()
         self._records: dict[int, _Record] = {}
         self._cells: Cells | None = None
         self._states: States | None = None
@@ -40,7 +44,7 @@ class LeftMemory:
 
     def take_over(self, cells: Cells, states: States | None) -> tuple[Cells, States | None]:
         """The memory of the next engine's device: what the one before left, or that of the first."""
-        if self._cells is None:
+        if self._cells is None or self.is_lost:
             self._cells, self._states = cells, states
         if self._states is not None:
             self._states = self._states.left()
@@ -48,10 +52,12 @@ class LeftMemory:
 
     def damage(self) -> None:
         """Between two engines, in every other run: write to some places, and exchange what was written down of two."""
+        if self.is_lost:
+            self._records.clear()
         places = sorted(self._records) if self._is_damaged else []
         for place in places:
             if self._rng.random() < 0.1:
-                self._put(place, self._content(self._rng.choice(places)))
+                self.put(place, self.content(self._rng.choice(places)))
         if len(places) > 1:
             first, second = self._rng.sample(places, 2)
             one, other = self._records[first], self._records[second]
@@ -60,21 +66,21 @@ class LeftMemory:
             self._records[first] = _Record(other.entry._replace(place=first), other.content)
             self._records[second] = _Record(one.entry._replace(place=second), one.content)
 
-    def _content(self, place: int) -> _Content:
+    def content(self, place: int) -> Content:
         assert self._cells is not None
         if place < len(self._cells.content):
             return list(self._cells.content[place])
         assert self._states is not None
         return self._states.content[place - len(self._cells.content)]
 
-    def _put(self, place: int, content: _Content) -> None:
+    def put(self, place: int, content: Content) -> None:
         assert self._cells is not None
         if place < len(self._cells.content):
             if isinstance(content, list):
-                self._cells.content[place] = content
+                self._cells.content[place] = list(content)
         elif not isinstance(content, list):
             assert self._states is not None
-            self._states.content[place - len(self._cells.content)] = content
+            self._states.put(place - len(self._cells.content), content)
 
     # -- the ledger --------------------------------------------------------------------------------------------------
 
@@ -83,13 +89,13 @@ class LeftMemory:
 
     def is_sound(self, entry: Entry) -> bool:
         record = self._records[entry.place]
-        is_sound = not self._is_damaged or (record.entry == entry and record.content == self._content(entry.place))
+        is_sound = not self._is_damaged or (record.entry == entry and record.content == self.content(entry.place))
         self.num_taken += is_sound
         self.num_refused += not is_sound
         return is_sound
 
     def write(self, entry: Entry) -> None:
-        self._records[entry.place] = _Record(entry, self._content(entry.place))
+        self._records[entry.place] = _Record(entry, self.content(entry.place))
 
     def touch(self, place: int, use: int) -> None:
         record = self._records[place]
@@ -97,3 +103,8 @@ class LeftMemory:
 
     def erase(self, place: int) -> None:
         self._records.pop(place, None)
+        self._num_erased[place] += 1
+
+    def num_erased(self, places: Sequence[int]) -> int:
+        """Times that these places got ready for other content."""
+        return sum(self._num_erased[place] for place in places)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from inferd.engine.cache import table as table_module
+from inferd.engine.cache.below import Found, PrefixLoad
 from inferd.engine.cache.group import PrefixMatch
 from inferd.engine.cache.ledger import Entry, LeftContent
 from inferd.engine.cache.pool import BlockPool
@@ -92,7 +93,32 @@ def checkpoint_is_written_down_before_the_step(patch: Patch) -> None:
         checkpoint_id, states = leave(self, position, num_tokens, keys, take), self._states
         if checkpoint_id is not None and states.ledger is not None and position <= len(self._request.ids):
             depth, place = position // self._block_size - 1, states.first_place + checkpoint_id
-            states.ledger.write(Entry(place, 1, keys.key(depth), depth, 0))
+            states.ledger.write(Entry(place, len(self._index._is_full), keys.key(depth), depth, 0))
         return checkpoint_id
 
     patch.setattr(SequenceCheckpoints, "leave", early)
+
+
+@plant
+def a_piece_that_was_loaded_in_part_is_used(patch: Patch) -> None:
+    """Aborted load: blocks that a load has written only in part are found."""
+    settle = PrefixLoad.settle
+    patch.setattr(PrefixLoad, "settle", lambda self, is_loaded: settle(self, is_loaded=True))
+
+
+@plant
+def a_loaded_piece_is_indexed_without_a_gap_before_it(patch: Patch) -> None:
+    """Wrong place: a piece is indexed behind the salt, though the pieces before it are gone."""
+    patch.setattr(PrefixLoad, "_before", lambda self, depth: self._request.salt)
+
+
+@plant
+def loaded_blocks_are_exchanged(patch: Patch) -> None:
+    """Exchanged blocks: the first block of a piece holds the second one's content."""
+    reserve = PrefixLoad.reserve
+
+    def swapped(self: PrefixLoad, found: Sequence[Found]) -> tuple[list[Found], list[list[int]]]:
+        pieces, places = reserve(self, found)
+        return pieces, [[rows[1], rows[0], *rows[2:]] if len(rows) > 3 else rows for rows in places]
+
+    patch.setattr(PrefixLoad, "reserve", swapped)

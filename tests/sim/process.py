@@ -180,6 +180,7 @@ class SimulatedProcess:
             watch=self._launched,
             recorder=recorder,
             memory=self._run.memories[self.replica],
+            tier=self._run.tiers[self.replica],
         )
         limits = scenario.core.limits
         self._invariants = Invariants(self.engine, limits, depth=1)
@@ -192,10 +193,10 @@ class SimulatedProcess:
         core, heartbeat = self.engine.core, self._heartbeat
         while True:
             heartbeat.num_beats += 1
-            messages = await self._receive(0.0 if core.has_work else 0.001 if core.is_compiling else 1.0)
+            messages = await self._receive(0.0 if core.has_work else 0.001 if core.is_awaiting else 1.0)
             for message in messages:
                 self._take(message)
-            if not messages and not core.has_work and not core.is_compiling:
+            if not messages and not core.has_work and not core.is_awaiting:
                 core.check()
             self._send_output(core.flush())
             heartbeat.has_work = core.has_work

@@ -62,7 +62,7 @@ class Simulation:
         """Run to the end. Returns the tokens of every request that ended by itself."""
         jobs = sorted(self.scenario.jobs, key=lambda job: job.arrival_tick)
         next_job, core = 0, self.engine.core
-        while next_job < len(jobs) or core.has_work or core.is_compiling:
+        while next_job < len(jobs) or core.has_work or core.is_awaiting:
             while next_job < len(jobs) and jobs[next_job].arrival_tick <= self.tick:
                 self._submit(jobs[next_job])
                 next_job += 1

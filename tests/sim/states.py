@@ -42,6 +42,11 @@ class States:
         others.content = self.content
         return others
 
+    def put(self, checkpoint_id: int, state: State) -> None:
+        """Write a checkpoint beside the steps: it is no longer one that was free when they were launched."""
+        self.content[checkpoint_id] = state
+        self._freed = {step_id: free - {checkpoint_id} for step_id, free in self._freed.items()}
+
     def launched(self, plan: StepPlan) -> None:
         self._freed[plan.step_id] = self.free
         admitted, rows = {admission.slot for admission in plan.admissions}, {row.slot for row in plan.rows}

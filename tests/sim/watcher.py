@@ -14,6 +14,7 @@ from inferd.engine.process.step_watch import StepWatch
 from tests.sim.faults import Caller, Fault, FrontScenario
 from tests.sim.left_memory import LeftMemory
 from tests.sim.network import Network
+from tests.sim.tier import SimulatedTier
 
 if TYPE_CHECKING:
     from tests.sim.engine_process import SimulatedHandle
@@ -30,6 +31,8 @@ class Watcher(Protocol):
     name: str
     memories: list[LeftMemory]
     """The memory that outlives the engines of each replica."""
+    tiers: list[SimulatedTier | None]
+    """The tier below it."""
 
     def faults_of(self, replica: int, epoch: int) -> tuple[Fault, ...]:
         """Faults of the engine that is about to start."""

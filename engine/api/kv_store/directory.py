@@ -11,10 +11,11 @@ import fcntl
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from inferd.engine.api.kv_store import segment as files
 from inferd.engine.api.kv_store.listing import (
@@ -31,6 +32,7 @@ from inferd.engine.api.kv_store.listing import (
 from inferd.engine.api.kv_store.opening import open_own, told
 from inferd.engine.api.kv_store.segment import Blocks, Damaged, Missing, NotWritten, Pace, SegmentId
 
+_T = TypeVar("_T")
 _LISTINGS = 16
 """The directory is listed again after each such part of the quota that this process wrote. So files of other servers
 count too, and all together exceed the quota by at most this part for each other server."""
@@ -77,23 +79,36 @@ class KVDirectory:
         except OSError:
             return [False] * len(keys)
 
+    def sizes(self, segment: SegmentId) -> tuple[int, ...]:
+        """Number of bytes of each block, by the file's header. Raises `Missing`, and `Damaged`: then it is removed."""
+        return self._opened_for(segment, lambda descriptor: files.sizes_of(descriptor, segment))
+
     def read(self, segment: SegmentId, blocks: Blocks, pace: Pace | None = None) -> None:
         """Fill the buffers of all blocks, and count the segment as used now.
 
         Raises `Missing`, `Stopped` by `pace`, and `Damaged`. Then the buffers may hold anything, and a damaged file is
         removed.
         """
+
+        def fill(descriptor: int) -> None:
+            files.read_from(descriptor, segment, blocks, pace)
+            with suppress(OSError):
+                os.utime(descriptor)
+
+        self._opened_for(segment, fill)
+
+    def _opened_for(self, segment: SegmentId, use: Callable[[int], _T]) -> _T:
+        """The result of `use` with a descriptor of the file. Raises `Missing` and `Damaged`, and removes what is
+        damaged."""
         name = name_of(segment.key)
         try:
             with opened_folder(self._root, _folder_of(segment)) as folder, opened_file(folder, name) as descriptor:
                 try:
-                    files.read_from(descriptor, segment, blocks, pace)
+                    return use(descriptor)
                 except Damaged:
                     if _is_same_file(folder, name, descriptor):
                         os.unlink(name, dir_fd=folder)
                     raise
-                with suppress(OSError):
-                    os.utime(descriptor)
         except Damaged as error:
             raise Damaged(f"{name} is damaged: {error}") from error
         except OSError as error:

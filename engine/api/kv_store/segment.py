@@ -39,7 +39,8 @@ _MOST_BYTES = 4 * 2**20
 Blocks = Sequence[Sequence[memoryview]]
 """For each block the pieces of memory, each contiguous, that its bytes lie in. Their order is the file's."""
 Pace = Callable[[int], bool]
-"""The caller's word before some bytes are read or written; its argument is their number. It may sleep. False stops."""
+"""The caller's word before some bytes are read or written; its argument is their number. It may sleep. False stops. The
+last call of a write has 0: all bytes were copied, and False drops them."""
 
 
 class KVStoreError(InferdError):
@@ -111,6 +112,7 @@ def write_to(descriptor: int, segment: SegmentId, writer: bytes, blocks: Blocks,
             num_bytes += size
         offset += num_bytes
         rows.append(_ROW.pack(num_bytes, checksum.digest()))
+    _ask(pace, 0)
     fixed = _FIXED.pack(_MAGIC, FORMAT, len(blocks), segment.fingerprint, segment.tenant, segment.key, writer)
     covered = fixed + b"".join(rows)
     _write_all(descriptor, [memoryview(covered + xxh3_128_digest(covered))], 0)
@@ -133,6 +135,11 @@ def read_from(descriptor: int, segment: SegmentId, blocks: Blocks, pace: Pace | 
                 checksum.update(piece)
             offset += size
         _compare(checksum.digest(), row, number)
+
+
+def sizes_of(descriptor: int, segment: SegmentId) -> tuple[int, ...]:
+    """Number of bytes of each block, by the header alone. Raises `Damaged` and `OSError`."""
+    return tuple(row.num_bytes for row in _rows_of(descriptor, segment))
 
 
 def check(descriptor: int, segment: SegmentId) -> None:

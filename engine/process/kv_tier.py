@@ -1,0 +1,223 @@
+"""The tier in a directory: reads and writes pieces on threads beside the engine's loop.
+
+A piece is written from the pool's memory behind the steps. If one of its places gets other content meanwhile, nothing
+is kept of it. Searches and loads run in the order in which they came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from inferd.engine.api.kv_store.directory import KVDirectory
+from inferd.engine.api.kv_store.segment import Damaged, KVStoreError, Missing, NotWritten, SegmentId, Stopped
+from inferd.engine.cache.below import PIECE_BLOCKS, Found, Piece
+from inferd.engine.cache.prefix import GONE
+from inferd.engine.worker.pool_memory import PoolMemory
+
+logger = logging.getLogger(__name__)
+
+_WRITE_BYTES_PER_S = 256 * 2**20
+"""Bound of the bandwidth of writes. Prompts of a model of 1.5 billion parameters make 5 to 20 MB/s on two cores."""
+_FIRST_READ_BYTES_PER_S = 500e6
+"""Expected bandwidth of loads before one was measured."""
+_MOST_QUEUED = 1024
+"""Pieces that wait to be written. Behind a slow disk further ones are dropped, and counted."""
+_MOST_KNOWN = 65536
+"""Pieces that this process knows to be written."""
+_TELL_AFTER_S = 60.0
+"""Least seconds between two warnings of the same kind."""
+_NEWEST = 0.3
+"""Weight of the newest measurement in the bandwidth of loads."""
+
+
+@dataclass(slots=True)
+class TierUse:
+    """Sums since this engine began."""
+
+    num_written_bytes: int = 0
+    num_read_bytes: int = 0
+    num_damaged: int = 0
+    num_unwritten: int = 0
+    """Pieces that were not written: the disk or the queue was full, or there was an error."""
+
+
+class _Search:
+    def __init__(self, future: Future[list[Found]]) -> None:
+        self._future = future
+
+    @property
+    def is_done(self) -> bool:
+        return self._future.done()
+
+    def take(self) -> Sequence[Found]:
+        return self._future.result()
+
+
+class _Load:
+    """Pieces that the reading thread loads."""
+
+    def __init__(self) -> None:
+        self.ended: deque[bool] = deque()
+        self.is_stopped = False
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.ended)
+
+    def take_ended(self) -> Sequence[bool]:
+        return [self.ended.popleft() for _ in range(len(self.ended))]
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    segment: SegmentId
+    places: tuple[int, ...]
+    num_erased: int
+
+
+class DirectoryTier:
+    """The tier of one engine."""
+
+    def __init__(self, directory: KVDirectory, memory: PoolMemory, num_groups: int, fingerprint: bytes) -> None:
+        """`fingerprint`: 32 bytes, a hash of all that the bytes of a block depend on, without its tokens and salt."""
+        self._directory, self._memory, self._num_groups, self._fingerprint = directory, memory, num_groups, fingerprint
+        self._writer = os.urandom(16)
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="inferd-kv-read")
+        self._queue: queue.Queue[_Offered] = queue.Queue(_MOST_QUEUED)
+        self._known: OrderedDict[Piece, None] = OrderedDict()
+        """Pieces that were offered lately. Only the engine's loop uses it."""
+        self._bytes_per_s, self._num_queued_bytes = _FIRST_READ_BYTES_PER_S, 0
+        self._told_s: dict[type, float] = {}
+        self.use = TierUse()
+        threading.Thread(target=self._write_all, name="inferd-kv-write", daemon=True).start()
+
+    def _id_of(self, salt: str, piece: Piece) -> SegmentId:
+        salted = salt.encode("utf-8", "surrogatepass")
+        tenant = hashlib.blake2b(salted, digest_size=16, person=b"inferd tenant").digest()
+        key = hashlib.blake2b(piece.key, digest_size=32, person=b"state").digest() if piece.has_state else piece.key
+        return SegmentId(self._fingerprint, tenant, key)
+
+    def _rows(self, places: Sequence[int]) -> list[list[memoryview]]:
+        groups = [row % self._num_groups for row in range(len(places) - 1)]
+        return [
+            [] if place == GONE else self._memory.pieces(place, group)
+            for place, group in zip(places, [*groups, self._num_groups], strict=True)
+        ]
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def seek(self, salt: str, wanted: Sequence[Sequence[Piece]]) -> _Search:
+        return _Search(self._reading.submit(self._seek, salt, wanted))
+
+    def _seek(self, salt: str, wanted: Sequence[Sequence[Piece]]) -> list[Found]:
+        found: list[Found] = []
+        for pieces in wanted:
+            for piece in pieces:
+                try:
+                    found.append(Found(piece, self._directory.sizes(self._id_of(salt, piece))))
+                except Missing:
+                    continue
+                except Damaged as error:
+                    self._count_damaged(error)
+                    continue
+                break
+            else:
+                return found
+            if found[-1].piece.num_blocks < PIECE_BLOCKS:
+                return found
+        return found
+
+    def load(self, salt: str, found: Sequence[Found], places: Sequence[Sequence[int]]) -> _Load:
+        load = _Load()
+        self._num_queued_bytes += sum(sum(each.sizes) for each in found)
+        for each, of_rows in zip(found, places, strict=True):
+            self._reading.submit(self._load, load, self._id_of(salt, each.piece), of_rows, sum(each.sizes))
+        return load
+
+    def _load(self, load: _Load, segment: SegmentId, places: Sequence[int], num_bytes: int) -> None:
+        is_whole, began_s = False, time.monotonic()
+        try:
+            if not load.is_stopped:
+                self._directory.read(segment, self._rows(places), lambda _: not load.is_stopped)
+                is_whole = True
+        except Damaged as error:
+            self._count_damaged(error)
+        except KVStoreError:
+            pass  # it was evicted, or nobody wants it any more
+        except Exception:
+            logger.exception("a KV segment could not be read")
+        finally:
+            if is_whole:
+                own = num_bytes / max(time.monotonic() - began_s, 1e-6)
+                self._bytes_per_s += _NEWEST * (own - self._bytes_per_s)
+                self.use.num_read_bytes += num_bytes
+            self._num_queued_bytes -= num_bytes
+            load.ended.append(is_whole)
+
+    def seconds_to_load(self, num_bytes: int) -> float:
+        return (self._num_queued_bytes + num_bytes) / self._bytes_per_s
+
+    def _count_damaged(self, error: Damaged) -> None:
+        self.use.num_damaged += 1
+        self._tell(error)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def offer(self, salt: str, piece: Piece, places: Sequence[int]) -> None:
+        if piece in self._known:
+            self._known.move_to_end(piece)
+            return
+        held = tuple(place for place in places if place != GONE)
+        try:
+            self._queue.put_nowait(_Offered(self._id_of(salt, piece), tuple(places), self._memory.num_erased(held)))
+        except queue.Full:
+            self.use.num_unwritten += 1
+            return
+        self._known[piece] = None
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+
+    def _write_all(self) -> None:
+        while True:
+            offered = self._queue.get()
+            try:
+                self._write(offered)
+            except Stopped:
+                pass  # its places hold something else by now
+            except NotWritten as error:
+                self.use.num_unwritten += 1
+                self._tell(error)
+            except Exception:
+                logger.exception("a KV segment could not be written")
+
+    def _write(self, offered: _Offered) -> None:
+        held = [place for place in offered.places if place != GONE]
+        num_written = 0
+
+        def pace(num_bytes: int) -> bool:
+            nonlocal num_written
+            time.sleep(num_bytes / _WRITE_BYTES_PER_S)
+            num_written += num_bytes
+            return self._memory.num_erased(held) == offered.num_erased
+
+        if self._directory.write(offered.segment, self._rows(offered.places), self._writer, pace):
+            self.use.num_written_bytes += num_written
+
+    def _tell(self, error: KVStoreError) -> None:
+        """Warn, but not again soon."""
+        now = time.monotonic()
+        if now - self._told_s.get(type(error), -_TELL_AFTER_S) >= _TELL_AFTER_S:
+            self._told_s[type(error)] = now
+            logger.warning("KV directory: %s", error)
