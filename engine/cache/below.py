@@ -42,6 +42,18 @@ class Found(NamedTuple):
     """Number of bytes of each row."""
 
 
+@dataclass(slots=True)
+class TierUse:
+    """Sums of one engine's tier since it began."""
+
+    num_read_bytes: int = 0
+    num_written_bytes: int = 0
+    num_damaged: int = 0
+    """Pieces that were not what was written."""
+    num_unwritten: int = 0
+    """Pieces that were not written: the disk or the queue was full, or there was an error."""
+
+
 class Load(Protocol):
     """Pieces on their way into the pool, in order."""
 
@@ -72,6 +84,8 @@ class Seek(Protocol):
 
 class Tier(Protocol):
     """A store of pieces. None of its calls waits for it."""
+
+    use: TierUse
 
     def seek(self, salt: str, wanted: Sequence[Sequence[Piece]]) -> Seek:
         """Look for pieces of one chain. Of each item the first piece that is there counts, the longest one."""

@@ -100,7 +100,7 @@ class EngineCore:
         """Live requests whose prefix is loaded from below, which the scheduler does not know yet either."""
         if tier is not None:
             offer_to(tier, scheduler.cache)
-            self._loads = PrefixLoads(scheduler.cache, tier, self._seconds_to_compute)
+            self._loads = PrefixLoads(scheduler.cache, tier, self._seconds_to_compute, clock)
         self._by_slot: dict[int, LiveRequest] = {}
         """The request last admitted to each slot of the worker."""
         self._adapters: dict[int, str] = {}
@@ -238,6 +238,7 @@ class EngineCore:
             prefix_stateless_tokens=scheduler.stats.prefix_stateless_tokens,
             num_left_taken=0 if left is None else left.num_taken,
             num_left_damaged=0 if left is None else left.num_damaged,
+            **self._tier_stats(),
             num_checkpoints_cached=0 if states is None else states.pool.num_cached,
             num_tokens_waiting=scheduler.num_tokens_waiting,
             step_model=self._step_model,
@@ -246,6 +247,20 @@ class EngineCore:
             num_drafts=scheduler.stats.num_drafts,
             accepted_drafts=tuple(scheduler.stats.accepted_drafts) if scheduler.stats.accepted_drafts[0] else (),
         )
+
+    def _tier_stats(self) -> dict[str, int]:
+        if self._loads is None:
+            return {}
+        counts, use = self._loads.counts, self._loads.tier.use
+        return {
+            "tier_loaded_tokens": counts.num_loaded_tokens,
+            "tier_slow": counts.num_slow,
+            "tier_failed": counts.num_failed,
+            "tier_damaged": use.num_damaged,
+            "tier_unwritten": use.num_unwritten,
+            "tier_read_bytes": use.num_read_bytes,
+            "tier_written_bytes": use.num_written_bytes,
+        }
 
     def check(self) -> None:
         """Prove that all counts and tables agree. Takes time in proportion to the pool, so only for tests and when

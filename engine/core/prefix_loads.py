@@ -14,6 +14,11 @@ from inferd.engine.cache.below import Found, Load, PrefixLoad, Seek, Tier
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 
+_LONGEST_SEEK_S = 2.0
+"""Longest wait for a search. One takes some milliseconds, but the file system of a dead server answers nothing."""
+_LEAST_LOAD_S = 2.0
+"""Least time for a load, which may also take as long as it would take to compute the tokens."""
+
 
 @dataclass(slots=True)
 class TierCounts:
@@ -34,18 +39,23 @@ class _Waiting:
     prefix: PrefixLoad
     salt: str
     seek: Seek
+    until_s: float
+    """When it stops waiting and computes."""
     load: Load | None = None
     is_behind: bool = False
     """Whether it waits for what another request has loaded."""
     is_aborted: bool = False
+    """Whether its request is gone, or computes its prefix."""
 
 
 class PrefixLoads:
     """All of one engine."""
 
-    def __init__(self, cache: KVCache, tier: Tier, seconds_to_compute: Callable[[int], float]) -> None:
-        """`seconds_to_compute`: expected for so many tokens of prompts."""
-        self._cache, self._tier, self._seconds_to_compute = cache, tier, seconds_to_compute
+    def __init__(
+        self, cache: KVCache, tier: Tier, seconds_to_compute: Callable[[int], float], clock: Callable[[], float]
+    ) -> None:
+        """`seconds_to_compute`: expected for so many tokens of prompts. `clock`: seconds."""
+        self._cache, self.tier, self._seconds_to_compute, self._clock = cache, tier, seconds_to_compute, clock
         self._waiting: dict[Request, _Waiting] = {}
         self.counts = TierCounts()
 
@@ -61,10 +71,15 @@ class PrefixLoads:
     @property
     def has_news(self) -> bool:
         """Whether `ended` has anything to do."""
+        now = self._clock() if self._waiting else 0.0
         return any(
-            waiting.load.has_ended if waiting.load is not None else waiting.is_aborted or waiting.seek.is_done
+            (not waiting.is_aborted and waiting.until_s < now)
+            or (
+                waiting.load.has_ended
+                if waiting.load is not None
+                else waiting.is_aborted or (waiting.seek.is_done and not waiting.is_behind)
+            )
             for waiting in self._waiting.values()
-            if not waiting.is_behind or waiting.is_aborted
         )
 
     def open(self, request: Request) -> bool:
@@ -73,27 +88,37 @@ class PrefixLoads:
         wanted = prefix.wanted()
         if not wanted:
             return False
-        self._waiting[request] = _Waiting(prefix, request.salt, self._tier.seek(request.salt, wanted))
+        seek = self.tier.seek(request.salt, wanted)
+        self._waiting[request] = _Waiting(prefix, request.salt, seek, self._clock() + _LONGEST_SEEK_S)
         return True
 
     def abort(self, request: Request) -> bool:
         """Forget a request. False if it does not wait here. Its places are free once its load has ended."""
         waiting = self._waiting.get(request)
-        if waiting is None:
+        if waiting is None or waiting.is_aborted:
             return False
+        self._leave(waiting)
+        return True
+
+    def _leave(self, waiting: _Waiting) -> None:
         waiting.is_aborted = True
         if waiting.load is not None:
             waiting.load.stop()
-        return True
 
     def ended(self) -> Iterator[Request]:
         """The requests that may be queued now."""
         # Those behind others last: the others may end now.
+        now = self._clock()
         for request, waiting in sorted(self._waiting.items(), key=lambda item: item[1].is_behind):
-            if self._goes_on(request, waiting):
+            was_aborted = waiting.is_aborted
+            if not was_aborted and waiting.until_s < now:
+                self._leave(waiting)
+                self.counts.num_slow += 1
+            if not self._goes_on(request, waiting):
+                del self._waiting[request]
+            elif not (waiting.is_aborted and not was_aborted):
                 continue
-            del self._waiting[request]
-            if not waiting.is_aborted:
+            if not was_aborted:
                 yield request
 
     def _goes_on(self, request: Request, waiting: _Waiting) -> bool:
@@ -115,7 +140,8 @@ class PrefixLoads:
             # What others loaded is in the pool now.
             waiting.prefix, waiting.is_behind = PrefixLoad(self._cache, request), False
             wanted = waiting.prefix.wanted()
-            waiting.seek = self._tier.seek(request.salt, wanted)
+            if wanted:
+                waiting.seek = self.tier.seek(request.salt, wanted)
             return bool(wanted)
         if self._is_loading(found):
             waiting.is_behind = True
@@ -132,14 +158,15 @@ class PrefixLoads:
         num_tokens = waiting.prefix.num_tokens(found)
         if not num_tokens:
             return False
-        load_s = self._tier.seconds_to_load(sum(sum(each.sizes) for each in found))
+        load_s = self.tier.seconds_to_load(sum(sum(each.sizes) for each in found))
         if load_s > self._seconds_to_compute(num_tokens):
             self.counts.num_slow += 1
             return False
         found, places = waiting.prefix.reserve(found)
         if not found:
             return False
-        waiting.load = self._tier.load(waiting.salt, found, places)
+        waiting.load = self.tier.load(waiting.salt, found, places)
+        waiting.until_s = self._clock() + max(_LEAST_LOAD_S, self._seconds_to_compute(num_tokens))
         return True
 
     def _settle(self, waiting: _Waiting, load: Load) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from inferd.engine.api.kv_store.directory import KVDirectory
 from inferd.engine.api.kv_store.segment import Damaged, KVStoreError, Missing, NotWritten, SegmentId, Stopped
-from inferd.engine.cache.below import PIECE_BLOCKS, Found, Piece
+from inferd.engine.cache.below import PIECE_BLOCKS, Found, Piece, TierUse
 from inferd.engine.cache.prefix import GONE
 from inferd.engine.worker.pool_memory import PoolMemory
 
@@ -37,17 +37,6 @@ _TELL_AFTER_S = 60.0
 """Least seconds between two warnings of the same kind."""
 _NEWEST = 0.3
 """Weight of the newest measurement in the bandwidth of loads."""
-
-
-@dataclass(slots=True)
-class TierUse:
-    """Sums since this engine began."""
-
-    num_written_bytes: int = 0
-    num_read_bytes: int = 0
-    num_damaged: int = 0
-    num_unwritten: int = 0
-    """Pieces that were not written: the disk or the queue was full, or there was an error."""
 
 
 class _Search:
@@ -189,6 +178,11 @@ class DirectoryTier:
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
 
+    @property
+    def num_waiting(self) -> int:
+        """Pieces that are or will be written."""
+        return self._queue.unfinished_tasks
+
     def _write_all(self) -> None:
         while True:
             offered = self._queue.get()
@@ -201,6 +195,8 @@ class DirectoryTier:
                 self._tell(error)
             except Exception:
                 logger.exception("a KV segment could not be written")
+            finally:
+                self._queue.task_done()
 
     def _write(self, offered: _Offered) -> None:
         held = [place for place in offered.places if place != GONE]

@@ -23,7 +23,7 @@ from inferd.server.auth.keys_file import OTHER_TENANTS
 from inferd.server.observability.efficiency import PhaseSummary
 from inferd.server.observability.page import show_engine_names, show_server_names, show_vllm_names
 from inferd.server.observability.request_record import RequestRecord
-from inferd.server.observability.server_instruments import FINISH_REASONS, Repair, ServerInstruments
+from inferd.server.observability.server_instruments import FINISH_REASONS, TIER_PIECES, Repair, ServerInstruments
 from inferd.server.schema.notices import Name
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -170,6 +170,11 @@ class Metrics(ServerInstruments):
         self.generation_tokens.add(_grown(stats.num_generation_tokens, last.num_generation_tokens))
         self.preemptions.add(_grown(stats.num_preemptions, last.num_preemptions))
         self.steps.add(_grown(stats.num_steps, last.num_steps))
+        for name in TIER_PIECES:
+            self.tier_pieces.add(_grown(getattr(stats, f"tier_{name}"), getattr(last, f"tier_{name}")), name)
+        self.tier_bytes.add(_grown(stats.tier_read_bytes, last.tier_read_bytes), "read")
+        self.tier_bytes.add(_grown(stats.tier_written_bytes, last.tier_written_bytes), "written")
+        self.tier_tokens.add(_grown(stats.tier_loaded_tokens, last.tier_loaded_tokens))
         self.left_blocks.add(_grown(stats.num_left_taken, last.num_left_taken), "taken")
         self.left_blocks.add(_grown(stats.num_left_damaged, last.num_left_damaged), "damaged")
         self.shed.add(_grown(stats.num_shed, last.num_shed))

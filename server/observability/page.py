@@ -75,6 +75,18 @@ def show_engine_names(seen: ServerInstruments) -> Export:
         seen.left_blocks,
         "result",
     )
+    page.counter(
+        "inferd_kv_tier_tokens", "Number of prompt tokens that were loaded from the KV directory.", seen.tier_tokens
+    )
+    page.counter(
+        "inferd_kv_tier_bytes", "Bytes of KV read from and written to the directory.", seen.tier_bytes, "direction"
+    )
+    page.counter(
+        "inferd_kv_tier_pieces",
+        "Number of pieces of the KV directory that were computed as faster (slow), failed, damaged, or unwritten.",
+        seen.tier_pieces,
+        "result",
+    )
     page.counter("inferd_engine_steps", "Number of engine steps.", seen.steps)
     page.counter("inferd_prompt_tokens", "Number of prompt tokens, prefix cache hits included.", seen.prompt_tokens)
     page.counter("inferd_prompt_tokens_computed", "Number of prompt tokens that were computed.", seen.computed_tokens)

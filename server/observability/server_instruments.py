@@ -32,6 +32,8 @@ def _fine(low_s: float, peers: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(sorted({bound for bound in own if bound <= 100} | set(peers)))
 
 
+TIER_PIECES = ("slow", "failed", "damaged", "unwritten")
+"""Results of pieces of the KV directory, by the names of `EngineStats`."""
 _COUNTS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
 
 
@@ -72,6 +74,11 @@ class ServerInstruments:
         self.replayed, self.left_blocks = Counter.zero(), Counter()
         for result in ("taken", "damaged"):
             self.left_blocks.add(0, result)
+        self.tier_pieces, self.tier_bytes, self.tier_tokens = Counter(), Counter(), Counter.zero()
+        for name in TIER_PIECES:
+            self.tier_pieces.add(0, name)
+        for name in ("read", "written"):
+            self.tier_bytes.add(0, name)
         self.recovery = Histogram(_fine(0.001, ()))
         self.recovery.cell()
         self.step_duration = Histogram(_fine(0.0001, ()))

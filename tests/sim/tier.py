@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from inferd.engine.cache.below import Found, Piece
+from inferd.engine.cache.below import Found, Piece, TierUse
 from inferd.engine.cache.prefix import GONE
 from tests.sim.left_memory import Content, LeftMemory
 
@@ -77,6 +77,7 @@ class SimulatedTier:
         self._kept: dict[tuple[str, Piece], list[Content | None]] = {}
         self._offered: deque[tuple[str, Piece, Sequence[int], int]] = deque()
         self.num_loads = 0
+        self.use = TierUse()
 
     def begin(self) -> None:
         """Another engine begins: what was not copied yet is lost."""

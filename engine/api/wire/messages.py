@@ -193,6 +193,18 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Number of blocks and recurrent states of an earlier engine that this one uses."""
     num_left_damaged: int = 0
     """Number of those that it dropped, because they were not what was written down."""
+    tier_loaded_tokens: int = 0
+    """Number of tokens of prefixes that were loaded from the tier below the pool."""
+    tier_slow: int = 0
+    """Number of prefixes there that were computed, because that was expected to be faster or loading took too long."""
+    tier_failed: int = 0
+    """Number of pieces of prefixes that could not be loaded."""
+    tier_damaged: int = 0
+    """Number of pieces that were not what was written."""
+    tier_unwritten: int = 0
+    """Number of pieces that were not written."""
+    tier_read_bytes: int = 0
+    tier_written_bytes: int = 0
 
     @classmethod
     def total(cls, stats: Sequence[EngineStats]) -> EngineStats:

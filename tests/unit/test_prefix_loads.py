@@ -1,0 +1,235 @@
+"""Requests whose prefix lies below the pool: found, loaded or computed, aborted, and behind one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from inferd.engine.cache.below import PIECE_BLOCKS, Found, Piece, TierUse, offer_to
+from inferd.engine.cache.table import KVCache
+from inferd.engine.core.prefix_loads import PrefixLoads
+from inferd.engine.request import Request
+from tests.unit.test_left_content import Written, computed, num_hit, request
+
+BLOCK = 2
+IDS = tuple(range(2 * PIECE_BLOCKS * BLOCK + 1))
+"""A prompt with two whole pieces."""
+
+
+@dataclass
+class Search:
+    found: list[Found]
+    is_done: bool = False
+
+    def take(self) -> Sequence[Found]:
+        return self.found
+
+
+@dataclass
+class Load:
+    places: Sequence[Sequence[int]]
+    news: list[bool] = field(default_factory=list)
+    is_stopped: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.news)
+
+    def take_ended(self) -> Sequence[bool]:
+        taken, self.news = self.news, []
+        return taken
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+@dataclass
+class Below:
+    """A tier that has every piece of its chains which was offered, and does what the test says."""
+
+    pieces: set[tuple[str, Piece]] = field(default_factory=set)
+    searches: list[Search] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    load_s: float = 0.0
+    use: TierUse = field(default_factory=TierUse)
+
+    def seek(self, salt: str, wanted: Sequence[Sequence[Piece]]) -> Search:
+        found: list[Found] = []
+        for pieces in wanted:
+            piece = next((piece for piece in pieces if (salt, piece) in self.pieces), None)
+            if piece is None:
+                break
+            found.append(Found(piece, (100,) * piece.num_blocks + (0,)))
+        self.searches.append(Search(found))
+        return self.searches[-1]
+
+    def load(self, salt: str, found: Sequence[Found], places: Sequence[Sequence[int]]) -> Load:
+        self.loads.append(Load(places))
+        return self.loads[-1]
+
+    def offer(self, salt: str, piece: Piece, places: Sequence[int]) -> None:
+        self.pieces.add((salt, piece))
+
+    def seconds_to_load(self, num_bytes: int) -> float:
+        return self.load_s
+
+
+class World:
+    """A cache whose tier has `IDS`, and what waits there."""
+
+    def __init__(self, num_blocks: int = 40) -> None:
+        self.now, self.below, self.ledger = 0.0, Below(), Written()
+        before = KVCache(40, BLOCK)
+        self.cache = KVCache(num_blocks, BLOCK, ledger=self.ledger)
+        self.loads = PrefixLoads(self.cache, self.below, lambda num_tokens: 1.0, lambda: self.now)
+        offer_to(self.below, before)
+        computed(before, IDS)
+
+    def ask(self, ids: tuple[int, ...] = IDS, salt: str = "") -> Request:
+        asked = request(ids, salt)
+        self.waits = self.loads.open(asked)
+        return asked
+
+    def ended(self) -> list[Request]:
+        ended = list(self.loads.ended())
+        self.cache.check()
+        return ended
+
+    def found(self, number: int = -1) -> None:
+        self.below.searches[number].is_done = True
+
+
+def test_a_prefix_is_loaded_piece_by_piece_and_hit() -> None:
+    world = World()
+    asked = world.ask()
+    assert world.waits and not world.loads.has_news and world.ended() == []
+    world.found()
+    assert world.loads.has_news and world.ended() == []
+    (load,) = world.below.loads
+    assert [len(places) for places in load.places] == [PIECE_BLOCKS + 1] * 2
+    load.news = [True]
+    assert world.ended() == []
+    assert num_hit(world.cache, IDS) == PIECE_BLOCKS * BLOCK
+    load.news = [True]
+    assert world.ended() == [asked]
+    assert not world.loads.is_busy and world.cache.pool.num_held == 0
+    assert num_hit(world.cache, IDS) == 2 * PIECE_BLOCKS * BLOCK
+    assert len(world.ledger.by_place) == 2 * PIECE_BLOCKS, "the next engine would not find it"
+    assert world.loads.counts.num_loaded_tokens == 2 * PIECE_BLOCKS * BLOCK
+
+
+def test_nothing_waits_if_the_pool_has_it_or_the_prompt_is_short() -> None:
+    world = World()
+    computed(world.cache, IDS).release()
+    world.ask()
+    assert not world.waits
+    world.ask((1,))
+    assert not world.waits and world.below.searches == []
+
+
+def test_another_salt_finds_nothing() -> None:
+    world = World()
+    asked = world.ask(salt="b")
+    world.found()
+    assert world.ended() == [asked] and world.below.loads == []
+
+
+def test_it_is_computed_if_that_is_faster_or_there_is_no_room() -> None:
+    world = World()
+    world.below.load_s = 2.0
+    asked = world.ask()
+    world.found()
+    assert world.ended() == [asked] and world.loads.counts.num_slow == 1
+    world = World(num_blocks=PIECE_BLOCKS - 1)
+    asked = world.ask()
+    world.found()
+    assert world.ended() == [asked] and world.below.loads == []
+
+
+def test_as_much_is_loaded_as_there_is_room_for() -> None:
+    world = World(num_blocks=2 * PIECE_BLOCKS - 1)
+    world.ask()
+    world.found()
+    world.ended()
+    assert len(world.below.loads[0].places) == 1
+
+
+def test_a_piece_that_fails_ends_the_prefix_there() -> None:
+    world = World()
+    asked = world.ask()
+    world.found()
+    world.ended()
+    world.below.loads[0].news = [False, True]
+    assert world.ended() == [asked]
+    assert num_hit(world.cache, IDS) == 0 and world.ledger.by_place == {}
+    assert world.loads.counts.num_failed == 1
+    assert world.cache.pool.num_empty == world.cache.pool.num_blocks
+
+
+def test_places_of_an_aborted_request_return_when_its_load_has_ended() -> None:
+    world = World()
+    asked = world.ask()
+    world.found()
+    world.ended()
+    assert world.loads.abort(asked) and world.below.loads[0].is_stopped
+    assert not world.loads.abort(asked), "it is gone already"
+    assert len(world.loads) == 0 and world.ended() == []
+    assert world.cache.pool.num_held == 2 * PIECE_BLOCKS, "a thread still writes there"
+    world.cache.reset()
+    world.below.loads[0].news = [True, False]
+    assert world.ended() == [] and world.cache.pool.num_held == 0
+
+
+def test_a_request_that_is_aborted_while_it_is_searched_is_forgotten() -> None:
+    world = World()
+    asked = world.ask()
+    assert world.loads.abort(asked) and world.loads.has_news
+    assert world.ended() == [] and not world.loads.is_busy
+    assert not world.loads.abort(request(IDS))
+
+
+def test_a_second_request_waits_for_what_the_first_loads() -> None:
+    world = World()
+    first, second = world.ask(), world.ask()
+    world.found(0)
+    world.found(1)
+    assert world.ended() == [] and len(world.below.loads) == 1
+    assert not world.loads.has_news, "the loop would turn for nothing"
+    world.below.loads[0].news = [True, True]
+    assert world.ended() == [first, second], "the pool has all of it now"
+    assert len(world.below.searches) == 2
+
+
+def test_a_second_request_looks_again_if_the_first_load_failed() -> None:
+    world = World()
+    first, second = world.ask(), world.ask()
+    world.found(0)
+    world.found(1)
+    world.ended()
+    world.below.loads[0].news = [False, False]
+    assert world.ended() == [first]
+    world.found(2)
+    assert world.ended() == [] and len(world.below.loads) == 2
+    world.below.loads[1].news = [True, True]
+    assert world.ended() == [second]
+
+
+def test_nobody_waits_for_ever() -> None:
+    """A search, and a load, of a file system that answers no more: the request computes, and the places stay lent."""
+    world = World()
+    asked = world.ask()
+    world.now = 1.9
+    assert not world.loads.has_news
+    world.now = 2.1
+    assert world.loads.has_news and world.ended() == [asked]
+    assert not world.loads.is_busy
+    asked = world.ask()
+    world.found()
+    world.ended()
+    world.now += 2.1
+    assert world.loads.has_news and world.ended() == [asked]
+    assert world.loads.is_busy and not world.loads.has_news
+    assert not world.loads.abort(asked), "the scheduler has it"
+    assert world.cache.pool.num_held == 2 * PIECE_BLOCKS
+    world.below.loads[0].news = [False, False]
+    assert world.ended() == [] and world.cache.pool.num_held == 0
