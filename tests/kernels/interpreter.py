@@ -7,6 +7,9 @@ converts as the hardware does.
 Matrices are multiplied in float64. numpy's library orders sums by the number of rows, which tensor cores do not, and
 float64 hides that. A sort of 1024 elements is 55 reductions by exclusive or, which Triton would compute in Python, one
 element at a time.
+
+Triton replaces the functions of its language at each call of one function by another, and a launch has done so before.
+That took a quarter to a half of the time of kernels' tests.
 """
 
 from __future__ import annotations
@@ -43,6 +46,19 @@ def repair() -> None:
     if interpreter.ReduceOps.generic_reduce is not _reduce:
         interpreter.ReduceOps.otherwise = interpreter.ReduceOps.generic_reduce
         interpreter.ReduceOps.generic_reduce = _reduce
+        interpreter._patch_always, interpreter._patch_lang = interpreter._patch_lang, _patch_once
+
+
+def _patch_once(function: Any) -> Any:
+    """Replace the language's functions by interpreted ones for a call of `function`, unless its caller has. Returns
+    what puts them back when a launch ends."""
+    import triton.language as tl  # noqa: PLC0415
+    from triton.runtime import interpreter  # noqa: PLC0415
+
+    visible = [module for module in function.__globals__.values() if module is tl or module is tl.core]
+    if any(tl.core.is_builtin(module.load) for module in visible):
+        return interpreter._patch_always(function)
+    return interpreter._LangPatchScope()
 
 
 def _convert(numbers: np.ndarray[Any, Any], source: Any, target: Any, _rounding: object) -> np.ndarray[Any, Any]:
