@@ -103,7 +103,7 @@ class Engine:
         core = self._core(num_streams)
         for stream in range(num_streams):
             core.submit(self._submit(case, stream, num_tokens, seed), 0.0)
-        while core.is_compiling and not core.has_work:
+        while core.is_awaiting and not core.has_work:
             time.sleep(0.001)
         took_ms: list[float] = []
         last_s = time.perf_counter()

@@ -17,6 +17,8 @@ from inferd.engine.cache.prefix import GONE, ChainKeys, Node
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 
+_MOST_OF_FREE = 0.75
+"""Most of the free blocks that a load may take: requests that run need some."""
 PIECE_BLOCKS = 8
 """Most blocks of a piece: it begins at a multiple of so many. Fewer make more files, more let the end of a prefix wait
 for longer."""
@@ -99,6 +101,10 @@ class Tier(Protocol):
         """Write a piece, unless it is there, if its places still hold it then."""
         ...
 
+    def forget(self, salt: str, keys: Sequence[bytes]) -> None:
+        """Remove all pieces that end at one of these keys: their content cannot be trusted."""
+        ...
+
     def seconds_to_load(self, num_bytes: int) -> float:
         """Expected seconds until so many bytes are loaded, behind what waits already."""
         ...
@@ -142,7 +148,7 @@ def offer_to(tier: Tier, cache: KVCache) -> None:
             checkpoint = GONE if checkpoint_id == GONE else first_checkpoint + checkpoint_id
             tier.offer(node.salt, piece, [*blocks, checkpoint])
 
-    cache.offer, cache.offer_every = offer, PIECE_BLOCKS
+    cache.offer, cache.offer_every, cache.forgotten = offer, PIECE_BLOCKS, tier.forget
 
 
 @dataclass(slots=True, eq=False)
@@ -154,7 +160,7 @@ class _Reserved:
 
 
 class PrefixLoad:
-    """What one request may have loaded: which pieces it wants, and the places that they are loaded into."""
+    """The pieces that one request may have loaded, and the places that they are loaded into."""
 
     def __init__(self, cache: KVCache, request: Request) -> None:
         self._cache, self._request = cache, request
@@ -165,6 +171,10 @@ class PrefixLoad:
         cache.close(table)
         self._reserved: list[_Reserved] = []
         self._num_settled = 0
+        self._known: list[int] = []
+        """Blocks of the known prefix, held while more is loaded behind it."""
+        self._last: tuple[int, Node] | None = None
+        """The node behind which the next piece follows, and the number of blocks up to it."""
 
     def wanted(self) -> list[list[Piece]]:
         """The pieces that the pool lacks, for `Tier.seek`; none if it lacks less than a block."""
@@ -179,6 +189,13 @@ class PrefixLoad:
         """Those of the reserved pieces."""
         return {reserved.found.piece.key for reserved in self._reserved}
 
+    def usable(self, found: Sequence[Found]) -> list[Found]:
+        """The pieces that can be hit: of a model with states those up to the last one with a state."""
+        if self._cache.states is None:
+            return list(found)
+        end = max((number for number, each in enumerate(found, 1) if each.piece.has_state), default=0)
+        return list(found[:end])
+
     def num_tokens(self, found: Sequence[Found]) -> int:
         """Tokens that the request need not compute once these are loaded."""
         end = max((each.piece.first + each.piece.num_blocks for each in found), default=0)
@@ -188,22 +205,37 @@ class PrefixLoad:
         """Take places for as many pieces as there is room for. Returns them with their places by row."""
         cache = self._cache
         num_groups, first_checkpoint = len(cache.windows), cache.pool.num_blocks
+        self._hold_known()
+        left = int(cache.pool.num_free * _MOST_OF_FREE)
         for each in found:
             *of_blocks, of_state = each.sizes
-            if len(of_blocks) != each.piece.num_blocks * num_groups:
+            needed = sum(size > 0 for size in of_blocks)
+            left -= needed
+            if len(of_blocks) != each.piece.num_blocks * num_groups or left < 0:
                 break
-            taken = cache.take(sum(size > 0 for size in of_blocks))
+            taken = cache.take(needed)
             if taken is None:
                 break
             places = [taken.pop() if size else GONE for size in of_blocks]
             checkpoint_id = cache.take_checkpoint() if of_state else None
+            places.append(GONE if checkpoint_id is None else first_checkpoint + checkpoint_id)
+            cache.lent.update(place for place in places if place != GONE)
             if of_state and checkpoint_id is None:
                 self._give_back(places)
                 break
-            places.append(GONE if checkpoint_id is None else first_checkpoint + checkpoint_id)
-            cache.lent.update(place for place in places if place != GONE)
             self._reserved.append(_Reserved(each, places))
         return [each.found for each in self._reserved], [each.places for each in self._reserved]
+
+    def _hold_known(self) -> None:
+        """Keep the prefix that the pool has: what is loaded can be hit only behind it."""
+        cache = self._cache
+        table = cache.open(self._request)
+        nodes = table.match().nodes
+        cache.close(table)
+        self._known = [block_id for node in nodes for block_id in node.block_ids if block_id != GONE]
+        for block_id in self._known:
+            cache.pool.hold(block_id)
+        cache.lent.update(self._known)
 
     def settle(self, is_loaded: bool) -> int:
         """The next piece has ended: let the index find its content if it is whole. Returns the number of its tokens if
@@ -226,6 +258,7 @@ class PrefixLoad:
         checkpoint = reserved.places[-1]
         if isinstance(node, Node) and checkpoint != GONE:
             self._keep_checkpoint(node, checkpoint, piece)
+        self._last = (piece.first + piece.num_blocks, node) if isinstance(node, Node) else None
         return piece.num_blocks * cache.block_size if isinstance(node, Node) else 0
 
     @property
@@ -237,10 +270,13 @@ class PrefixLoad:
         """Give all places back, the last first. Those with content stay cached, to be evicted from the chain's end."""
         for reserved in reversed(self._reserved):
             self._give_back(reserved.places)
-        self._reserved, self._num_settled = [], 0
+        self._give_back(self._known)
+        self._reserved, self._num_settled, self._known = [], 0, []
 
     def _before(self, depth: int) -> Node | str | None:
-        """What a block at `depth` follows; None if the index has lost it."""
+        """The parent of a block at `depth`; None if the index has lost it."""
+        if self._last is not None and self._last[0] == depth and self._last[1].is_live:
+            return self._last[1]
         at: Node | str = self._request.salt
         for index in range(depth):
             node = self._cache.index.find(at, *self._keys.content(index))
@@ -271,7 +307,9 @@ class PrefixLoad:
         for place in reversed(places):
             if place == GONE:
                 continue
-            cache.lent.discard(place)
+            cache.lent[place] -= 1
+            if not cache.lent[place]:
+                del cache.lent[place]
             if place < cache.pool.num_blocks:
                 cache.pool.release(place)
             else:

@@ -106,8 +106,9 @@ class BlockPool:
             self._empty.append(block_id)
 
     def make_oldest(self, block_id: int) -> None:
-        """Let this cached block be the next to evict."""
-        self._cached.move_to_end(block_id, last=False)
+        """Let this block be the next to evict, if nobody holds it."""
+        if block_id in self._cached:
+            self._cached.move_to_end(block_id, last=False)
 
     def oldest_cached(self) -> int:
         """The next block to evict. Raises `StopIteration` if none is cached."""

@@ -74,8 +74,10 @@ class KVCache:
         """Called with (node, blocks before it) at every `offer_every` blocks of a chain, at the end of its prompt and
         at its own: a tier below may keep what is there. None without one."""
         self.offer_every = 1
-        self.lent: set[int] = set()
-        """Places that a tier loads content into (`engine/cache/below`)."""
+        self.forgotten: Callable[[str, Sequence[bytes]], None] | None = None
+        """Called with the salt and the keys of a chain that cannot be trusted. None without a tier below."""
+        self.lent: Counter[int] = Counter()
+        """References of loads to places (`engine/cache/below`)."""
 
     @property
     def has_windows(self) -> bool:
@@ -145,9 +147,10 @@ class KVCache:
             table.check()
             refs.update(block_id for blocks in table.block_ids for block_id in blocks)
         del refs[GONE]
-        refs.update(place for place in self.lent if place < self.pool.num_blocks)
+        refs.update({place: count for place, count in self.lent.items() if place < self.pool.num_blocks})
         launched = Counter(checkpoint_id for table in self._open for checkpoint_id in table.launched_checkpoints)
-        launched.update(place - self.pool.num_blocks for place in self.lent if place >= self.pool.num_blocks)
+        first = self.pool.num_blocks
+        launched.update({place - first: count for place, count in self.lent.items() if place >= first})
         if self.states is None:
             assert not launched and not self.index.checkpoints()
         else:
@@ -428,6 +431,8 @@ class BlockTable:
         """Drop all that this table hit or computed from the index, because its content cannot be trusted."""
         if self._first_node is not None and self._first_node.is_live:
             self._cache.forget_chain(self._first_node)
+        if self._cache.forgotten is not None:
+            self._cache.forgotten(self._request.salt, list(self.keys(0, self.num_full)))
         self._is_sealed = True
 
     def _offer_tail(self) -> None:

@@ -16,6 +16,10 @@ from inferd.engine.request import Request
 
 _LONGEST_SEEK_S = 2.0
 """Longest wait for a search. One takes some milliseconds, but the file system of a dead server answers nothing."""
+_OF_TARGET = 0.25
+"""Part of a request's TTFT target that a search may take."""
+_TRIES_EVERY = 16
+"""So often a prefix is loaded that seems faster to compute: otherwise a tier that was slow once would stay so."""
 _LEAST_LOAD_S = 2.0
 """Least time for a load, which may also take as long as it would take to compute the tokens."""
 
@@ -46,6 +50,8 @@ class _Waiting:
     """Whether it waits for what another request has loaded."""
     is_aborted: bool = False
     """Whether its request is gone, or computes its prefix."""
+    is_overdue: bool = False
+    """Whether it took too long."""
 
 
 class PrefixLoads:
@@ -57,6 +63,10 @@ class PrefixLoads:
         """`seconds_to_compute`: expected for so many tokens of prompts. `clock`: seconds."""
         self._cache, self.tier, self._seconds_to_compute, self._clock = cache, tier, seconds_to_compute, clock
         self._waiting: dict[Request, _Waiting] = {}
+        self._stuck: list[Seek] = []
+        """Searches that took too long and have not ended. Until they have, nobody else waits for the tier."""
+        self._num_slow = 0
+        """Prefixes in a row that were computed because that seemed faster."""
         self.counts = TierCounts()
 
     def __len__(self) -> int:
@@ -84,12 +94,17 @@ class PrefixLoads:
 
     def open(self, request: Request) -> bool:
         """Look for the request's prefix. False if it need not wait."""
+        self._stuck = [seek for seek in self._stuck if not seek.is_done]
+        if self._stuck or any(waiting.is_overdue for waiting in self._waiting.values()):
+            return False
         prefix = PrefixLoad(self._cache, request)
         wanted = prefix.wanted()
         if not wanted:
             return False
+        target_s = request.scheduling.ttft_target_s
+        longest_s = _LONGEST_SEEK_S if target_s is None else min(_LONGEST_SEEK_S, target_s * _OF_TARGET)
         seek = self.tier.seek(request.salt, wanted)
-        self._waiting[request] = _Waiting(prefix, request.salt, seek, self._clock() + _LONGEST_SEEK_S)
+        self._waiting[request] = _Waiting(prefix, request.salt, seek, self._clock() + longest_s)
         return True
 
     def abort(self, request: Request) -> bool:
@@ -107,11 +122,18 @@ class PrefixLoads:
 
     def ended(self) -> Iterator[Request]:
         """The requests that may be queued now."""
-        # Those behind others last: the others may end now.
+        yield from self._ended([each for each in self._waiting.items() if not each[1].is_behind])
+        # The others may have ended now.
+        yield from self._ended([each for each in self._waiting.items() if each[1].is_behind])
+
+    def _ended(self, waiting_requests: list[tuple[Request, _Waiting]]) -> Iterator[Request]:
         now = self._clock()
-        for request, waiting in sorted(self._waiting.items(), key=lambda item: item[1].is_behind):
+        for request, waiting in waiting_requests:
             was_aborted = waiting.is_aborted
             if not was_aborted and waiting.until_s < now:
+                waiting.is_overdue = True
+                if waiting.load is None and not waiting.seek.is_done:
+                    self._stuck.append(waiting.seek)
                 self._leave(waiting)
                 self.counts.num_slow += 1
             if not self._goes_on(request, waiting):
@@ -145,6 +167,7 @@ class PrefixLoads:
             return bool(wanted)
         if self._is_loading(found):
             waiting.is_behind = True
+            waiting.until_s = max(other.until_s for other in self._waiting.values())
             return True
         return self._begin_load(waiting, found)
 
@@ -155,15 +178,19 @@ class PrefixLoads:
 
     def _begin_load(self, waiting: _Waiting, found: Sequence[Found]) -> bool:
         """Load what was found, if that is worth it."""
+        found = waiting.prefix.usable(found)
         num_tokens = waiting.prefix.num_tokens(found)
         if not num_tokens:
             return False
         load_s = self.tier.seconds_to_load(sum(sum(each.sizes) for each in found))
-        if load_s > self._seconds_to_compute(num_tokens):
+        is_slow = load_s > self._seconds_to_compute(num_tokens)
+        self._num_slow = self._num_slow + 1 if is_slow else 0
+        if self._num_slow % _TRIES_EVERY:
             self.counts.num_slow += 1
             return False
         found, places = waiting.prefix.reserve(found)
         if not found:
+            waiting.prefix.close()
             return False
         waiting.load = self.tier.load(waiting.salt, found, places)
         waiting.until_s = self._clock() + max(_LEAST_LOAD_S, self._seconds_to_compute(num_tokens))
@@ -171,5 +198,8 @@ class PrefixLoads:
 
     def _settle(self, waiting: _Waiting, load: Load) -> None:
         for is_loaded in load.take_ended():
-            self.counts.num_loaded_tokens += waiting.prefix.settle(is_loaded)
+            num_tokens = waiting.prefix.settle(is_loaded)
+            self.counts.num_loaded_tokens += num_tokens
             self.counts.num_failed += not is_loaded and not waiting.is_aborted
+            if not num_tokens:
+                load.stop()  # nothing can be hit behind a gap

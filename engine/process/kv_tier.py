@@ -1,7 +1,8 @@
 """The tier in a directory: reads and writes pieces on threads beside the engine's loop.
 
 A piece is written from the pool's memory behind the steps. If one of its places gets other content meanwhile, nothing
-is kept of it. Searches and loads run in the order in which they came.
+is kept of it. Searches run in the order in which they came, and so do loads, on threads of their own. The directory is
+opened by the first of them: a file system that does not answer holds up neither the start nor a step.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import queue
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from inferd.engine.api.errors import StartError
 from inferd.engine.api.kv_store.directory import KVDirectory
 from inferd.engine.api.kv_store.segment import Damaged, KVStoreError, Missing, NotWritten, SegmentId, Stopped
 from inferd.engine.cache.below import PIECE_BLOCKS, Found, Piece, TierUse
@@ -33,8 +35,10 @@ _MOST_QUEUED = 1024
 """Pieces that wait to be written. Behind a slow disk further ones are dropped, and counted."""
 _MOST_KNOWN = 65536
 """Pieces that this process knows to be written."""
+_KNOWN_S = 600.0
+"""Seconds after which a piece that is still used is offered again, so that it counts as used in the directory too."""
 _TELL_AFTER_S = 60.0
-"""Least seconds between two warnings of the same kind."""
+"""Least seconds between two warnings of the same kind, and between two tries to open the directory."""
 _NEWEST = 0.3
 """Weight of the newest measurement in the bandwidth of loads."""
 
@@ -71,26 +75,61 @@ class _Load:
 
 @dataclass(frozen=True, slots=True)
 class _Offered:
+    """A piece to write."""
+
+    piece: Piece
     segment: SegmentId
     places: tuple[int, ...]
     num_erased: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Forgotten:
+    """Segments to remove."""
+
+    segments: tuple[SegmentId, ...]
+
+
 class DirectoryTier:
     """The tier of one engine."""
 
-    def __init__(self, directory: KVDirectory, memory: PoolMemory, num_groups: int, fingerprint: bytes) -> None:
-        """`fingerprint`: 32 bytes, a hash of all that the bytes of a block depend on, without its tokens and salt."""
-        self._directory, self._memory, self._num_groups, self._fingerprint = directory, memory, num_groups, fingerprint
+    def __init__(
+        self, opened: Callable[[], KVDirectory], memory: PoolMemory, num_groups: int, fingerprint: bytes
+    ) -> None:
+        """`opened` opens the directory, or raises `StartError`. `fingerprint`: 32 bytes, a hash of all that the bytes
+        of a block depend on, without its tokens and salt."""
+        self._open, self._tried_s = opened, float("-inf")
+        self._directory: KVDirectory | None = None
+        self._opening = threading.Lock()
+        self._memory, self._num_groups, self._fingerprint = memory, num_groups, fingerprint
         self._writer = os.urandom(16)
+        self._searching = ThreadPoolExecutor(1, thread_name_prefix="inferd-kv-search")
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="inferd-kv-read")
-        self._queue: queue.Queue[_Offered] = queue.Queue(_MOST_QUEUED)
-        self._known: OrderedDict[Piece, None] = OrderedDict()
-        """Pieces that were offered lately. Only the engine's loop uses it."""
-        self._bytes_per_s, self._num_queued_bytes = _FIRST_READ_BYTES_PER_S, 0
+        self._queue: queue.Queue[_Offered | _Forgotten] = queue.Queue(_MOST_QUEUED)
+        self._known: OrderedDict[Piece, float] = OrderedDict()
+        """Pieces that wait to be written, or were, and when they were offered. Only the engine's loop uses it."""
+        self._unknown: deque[Piece] = deque()
+        """Pieces that were not written after all."""
+        self._bytes_per_s = _FIRST_READ_BYTES_PER_S
+        self._num_asked_bytes = self._num_ended_bytes = 0
+        """Bytes of all loads. The engine's loop counts the first, the reading thread the second."""
         self._told_s: dict[type, float] = {}
         self.use = TierUse()
         threading.Thread(target=self._write_all, name="inferd-kv-write", daemon=True).start()
+
+    def _opened(self) -> KVDirectory:
+        """The directory. Raises `Missing` if it cannot be opened, and tries again some time later."""
+        with self._opening:
+            if self._directory is None:
+                if time.monotonic() - self._tried_s < _TELL_AFTER_S:
+                    raise Missing("the directory could not be opened")
+                try:
+                    self._directory = self._open()
+                except (StartError, OSError) as error:
+                    self._tried_s = time.monotonic()
+                    self._tell(error)
+                    raise Missing("the directory could not be opened") from error
+            return self._directory
 
     def _id_of(self, salt: str, piece: Piece) -> SegmentId:
         salted = salt.encode("utf-8", "surrogatepass")
@@ -108,38 +147,45 @@ class DirectoryTier:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def seek(self, salt: str, wanted: Sequence[Sequence[Piece]]) -> _Search:
-        return _Search(self._reading.submit(self._seek, salt, wanted))
+        return _Search(self._searching.submit(self._seek, salt, wanted))
 
     def _seek(self, salt: str, wanted: Sequence[Sequence[Piece]]) -> list[Found]:
         found: list[Found] = []
         for pieces in wanted:
-            for piece in pieces:
-                try:
-                    found.append(Found(piece, self._directory.sizes(self._id_of(salt, piece))))
-                except Missing:
-                    continue
-                except Damaged as error:
-                    self._count_damaged(error)
-                    continue
+            each = self._first(salt, pieces)
+            if each is None:
                 break
-            else:
-                return found
-            if found[-1].piece.num_blocks < PIECE_BLOCKS:
-                return found
+            found.append(each)
+            if each.piece.num_blocks < PIECE_BLOCKS:
+                break
         return found
+
+    def _first(self, salt: str, pieces: Sequence[Piece]) -> Found | None:
+        """The first of these pieces that is there."""
+        for piece in pieces:
+            try:
+                return Found(piece, self._opened().sizes(self._id_of(salt, piece)))
+            except Missing:
+                continue
+            except Damaged as error:
+                self._count_damaged(error)
+            except Exception:
+                logger.exception("the KV directory could not be searched")
+        return None
 
     def load(self, salt: str, found: Sequence[Found], places: Sequence[Sequence[int]]) -> _Load:
         load = _Load()
-        self._num_queued_bytes += sum(sum(each.sizes) for each in found)
         for each, of_rows in zip(found, places, strict=True):
-            self._reading.submit(self._load, load, self._id_of(salt, each.piece), of_rows, sum(each.sizes))
+            num_bytes = sum(each.sizes)
+            self._num_asked_bytes += num_bytes
+            self._reading.submit(self._load, load, self._id_of(salt, each.piece), of_rows, num_bytes)
         return load
 
     def _load(self, load: _Load, segment: SegmentId, places: Sequence[int], num_bytes: int) -> None:
         is_whole, began_s = False, time.monotonic()
         try:
             if not load.is_stopped:
-                self._directory.read(segment, self._rows(places), lambda _: not load.is_stopped)
+                self._opened().read(segment, self._rows(places), lambda _: not load.is_stopped)
                 is_whole = True
         except Damaged as error:
             self._count_damaged(error)
@@ -152,11 +198,11 @@ class DirectoryTier:
                 own = num_bytes / max(time.monotonic() - began_s, 1e-6)
                 self._bytes_per_s += _NEWEST * (own - self._bytes_per_s)
                 self.use.num_read_bytes += num_bytes
-            self._num_queued_bytes -= num_bytes
+            self._num_ended_bytes += num_bytes
             load.ended.append(is_whole)
 
     def seconds_to_load(self, num_bytes: int) -> float:
-        return (self._num_queued_bytes + num_bytes) / self._bytes_per_s
+        return (self._num_asked_bytes - self._num_ended_bytes + num_bytes) / self._bytes_per_s
 
     def _count_damaged(self, error: Damaged) -> None:
         self.use.num_damaged += 1
@@ -165,18 +211,28 @@ class DirectoryTier:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def offer(self, salt: str, piece: Piece, places: Sequence[int]) -> None:
-        if piece in self._known:
-            self._known.move_to_end(piece)
+        while self._unknown:
+            self._known.pop(self._unknown.popleft(), None)
+        now = time.monotonic()
+        if now - self._known.get(piece, float("-inf")) < _KNOWN_S:
             return
-        held = tuple(place for place in places if place != GONE)
+        num_erased = self._memory.num_erased(place for place in places if place != GONE)
         try:
-            self._queue.put_nowait(_Offered(self._id_of(salt, piece), tuple(places), self._memory.num_erased(held)))
+            self._queue.put_nowait(_Offered(piece, self._id_of(salt, piece), tuple(places), num_erased))
         except queue.Full:
             self.use.num_unwritten += 1
             return
-        self._known[piece] = None
+        self._known[piece] = now
+        self._known.move_to_end(piece)
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
+
+    def forget(self, salt: str, keys: Sequence[bytes]) -> None:
+        variants = [Piece(key, 0, 0, has_state) for key in keys for has_state in (False, True)]
+        segments = tuple(self._id_of(salt, piece) for piece in variants)
+        # Behind what was offered of the chain before. It must not be lost, so it may wait for room.
+        threading.Thread(target=self._queue.put, args=(_Forgotten(segments),), daemon=True).start()
+        self._known.clear()
 
     @property
     def num_waiting(self) -> int:
@@ -185,16 +241,15 @@ class DirectoryTier:
 
     def _write_all(self) -> None:
         while True:
-            offered = self._queue.get()
+            task = self._queue.get()
             try:
-                self._write(offered)
-            except Stopped:
-                pass  # its places hold something else by now
-            except NotWritten as error:
-                self.use.num_unwritten += 1
-                self._tell(error)
+                if isinstance(task, _Forgotten):
+                    for segment in task.segments:
+                        self._opened().remove(segment)
+                else:
+                    self._write(task)
             except Exception:
-                logger.exception("a KV segment could not be written")
+                logger.exception("a KV segment could not be written or removed")
             finally:
                 self._queue.task_done()
 
@@ -208,12 +263,19 @@ class DirectoryTier:
             num_written += num_bytes
             return self._memory.num_erased(held) == offered.num_erased
 
-        if self._directory.write(offered.segment, self._rows(offered.places), self._writer, pace):
-            self.use.num_written_bytes += num_written
+        try:
+            if self._opened().write(offered.segment, self._rows(offered.places), self._writer, pace):
+                self.use.num_written_bytes += num_written
+        except Stopped:
+            self._unknown.append(offered.piece)  # its places hold something else by now
+        except (NotWritten, Missing) as error:
+            self._unknown.append(offered.piece)
+            self.use.num_unwritten += 1
+            self._tell(error)
 
-    def _tell(self, error: KVStoreError) -> None:
+    def _tell(self, error: Exception) -> None:
         """Warn, but not again soon."""
         now = time.monotonic()
-        if now - self._told_s.get(type(error), -_TELL_AFTER_S) >= _TELL_AFTER_S:
+        if now - self._told_s.get(type(error), float("-inf")) >= _TELL_AFTER_S:
             self._told_s[type(error)] = now
             logger.warning("KV directory: %s", error)

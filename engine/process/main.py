@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -226,9 +227,12 @@ def build(
             draft_work = replace(draft_work, head_bytes=work.head_bytes)  # it is the served model's
     executor = ThreadExecutor(worker, thread)
     tier = None
-    if config.kv_dir and worker.ledger is not None:
-        directory = KVDirectory(Path(config.kv_dir), config.kv_disk_bytes)
-        tier = DirectoryTier(directory, worker.ledger, len(cache.windows), _fingerprint(config, ready, worker.ledger))
+    if config.kv_dir and worker.ledger is None:
+        logger.warning("kv_dir is not used: the system lends no memory that the server could hold open")
+    elif config.kv_dir and worker.ledger is not None:
+        fingerprint = _fingerprint(config, ready, worker.ledger)
+        opened = partial(KVDirectory, Path(config.kv_dir), config.kv_disk_bytes)
+        tier = DirectoryTier(opened, worker.ledger, len(cache.windows), fingerprint)
     core = EngineCore(
         Scheduler(limits, cache, _seed_of(work, draft_work, ready.peaks), guesses),
         executor,
@@ -264,7 +268,10 @@ def _seed_of(work: WorkModel, draft_work: WorkModel | None, peaks: Peaks) -> Pri
 
 def _fingerprint(config: EngineConfig, ready: Ready, memory: PoolMemory) -> bytes:
     """A hash of all that the bytes of a KV block depend on, without its tokens and its salt."""
-    facts = ready.numerics, config.block_size, config.rope_positions, config.modelled, memory.row_layout
+    # The digest of a large file covers a part of it. Times and inode show that the rest was written to.
+    files = [(file.digest, file.num_bytes, file.mtime_ns, file.inode, file.ctime_ns) for file in config.files]
+    layout = config.block_size, config.rope_positions, config.modelled, memory.row_layout
+    facts = ready.numerics, files, layout
     return hashlib.blake2b(msgspec.json.encode(facts), digest_size=32).digest()
 
 
@@ -292,6 +299,7 @@ def serve(
         is_awaiting = core.is_awaiting or is_loading
         messages = link.receive(0 if core.has_work else _COMPILING_POLL_MS if is_awaiting else _IDLE_POLL_MS)
         for message in messages:
+            heartbeat.num_beats += 1  # to check the blocks that an earlier engine left of a long prompt takes a while
             _dispatch(core, executor, message, adapters)
             if events is not None and isinstance(message, LoadAdapter):
                 events.name_adapter(message.adapter, message.name)

@@ -82,10 +82,19 @@ def open_device(config: EngineConfig, index: int) -> Device:
 def _pool_memory(config: EngineConfig) -> PoolMemory | None:
     """Memory in which the pools outlive this engine; None if they end with it. The meaning of its bytes depends on the
     whole configuration, without the parts that differ from engine to engine."""
-    if not config.pool_memory:
+    if not config.pool_memory or _reserves_all():
         return None
     layout = msgspec.json.encode(msgspec.structs.replace(config, pool_memory="", vocabulary="", numerics=None))
     return PoolMemory.open(config.pool_memory, config.num_blocks + config.num_checkpoints, layout)
+
+
+def _reserves_all() -> bool:
+    """Whether the system promises no memory that it lacks. It cannot promise what such a file may grow to. A write that
+    finds no memory would end the process."""
+    try:
+        return Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
+    except OSError:
+        return False
 
 
 def keep_pools(memory: PoolMemory, kv: KVPool, states: StatePool | None, config: EngineConfig, arch: Arch) -> None:

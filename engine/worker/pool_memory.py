@@ -46,6 +46,7 @@ _ALIGNMENT = 2**21
 _LOCK_WAIT_S = 5.0
 """Longest wait for the engine before. A killed one is gone after 14 to 25 ms."""
 _POLL_S = 0.002
+_ENDS = "the KV cache ends with this engine, because its memory cannot be shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,10 @@ class _Places:
     planes: tuple[int, ...]
     """Number of planes that a place of each group uses."""
 
+    def all(self, place: int) -> Iterator[memoryview]:
+        """The bytes of a place in all planes."""
+        return self.region.parts(self.first_item + place - self.first, self.region.num_planes)
+
 
 class PoolMemory:
     """The memory as one engine uses it: it gives tensors, and then it is the `Ledger` of their places."""
@@ -92,6 +97,8 @@ class PoolMemory:
         """By the address of the tensor."""
         self._places: list[_Places] = []
         self._epoch = self._first_epoch = 0
+        self.is_usable = True
+        """Whether all tensors lie here."""
         self._num_erased = [0] * num_places
 
     @classmethod
@@ -106,20 +113,22 @@ class PoolMemory:
             return cls(own, num_places, layout)
         except (OSError, ValueError) as error:
             os.close(own)
-            logger.warning("the KV cache ends with this engine, because its memory cannot be shared: %s", error)
+            logger.warning("%s: %s", _ENDS, error)
             return None
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor with the content that an earlier engine left there, if it asked for the same tensors. Raises
-        `RuntimeError`, as torch does, if there is not enough memory."""
+        """A tensor with the content that an earlier engine left there, if it asked for the same tensors. If the memory
+        cannot grow, the tensor lies elsewhere, and this memory is of no more use."""
         num_bytes = math.prod(shape) * dtype.itemsize
         self._layout.update(repr((tuple(shape), str(dtype))).encode())
         try:
             content = self._map(num_bytes)
         except (OSError, ValueError) as error:
-            raise RuntimeError(f"cannot map {num_bytes} bytes of shared memory: {error}") from error
+            self.is_usable = False
+            logger.warning("%s: %s", _ENDS, error)
+            return torch.empty(tuple(shape), dtype=dtype)
         tensor = torch.frombuffer(content, dtype=torch.uint8).view(dtype).view(tuple(shape))
         planes, items = shape[0], shape[1]
         self._regions[tensor.data_ptr()] = _Region(content, planes, items, num_bytes // (planes * items))
@@ -128,7 +137,9 @@ class PoolMemory:
     def hold(self, tensor: Tensor, first: int, end: int, planes: Sequence[int] = (), first_item: int = 0) -> None:
         """Places `first` to `end - 1` have items of this tensor from `first_item` on. `planes`: the number of planes
         that each cache group uses; a place of another group uses all."""
-        region = self._regions[tensor.data_ptr()]
+        region = self._regions.get(tensor.data_ptr())
+        if region is None:
+            return
         self._places.append(_Places(region, first, end, first_item, tuple(planes)))
 
     def begin(self) -> None:
@@ -147,11 +158,13 @@ class PoolMemory:
     @contextlib.contextmanager
     def preserved(self, block_id: int) -> Iterator[None]:
         """Give a block the bytes that it has now once more at the end. Warm-up steps write to it."""
-        parts = [part for region in self._regions.values() for part in region.parts(block_id, region.num_planes)]
+        parts = [part for held in self._places if held.first <= block_id < held.end for part in held.all(block_id)]
         kept = [bytes(part) for part in parts]
-        yield
-        for part, content in zip(parts, kept, strict=True):
-            part[:] = content
+        try:
+            yield
+        finally:
+            for part, content in zip(parts, kept, strict=True):
+                part[:] = content
 
     def _map(self, num_bytes: int) -> memoryview:
         """The next so many bytes of the memory."""

@@ -136,7 +136,8 @@ class Runner:
     @property
     def ledger(self) -> PoolMemory | None:
         """The ledger of its KV pool and states; None if they end with this engine."""
-        return self.model.device.pool_memory
+        memory = self.model.device.pool_memory
+        return memory if memory is not None and memory.is_usable else None
 
     @property
     def cache_windows(self) -> tuple[int | None, ...]:

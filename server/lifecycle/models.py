@@ -78,8 +78,11 @@ def _held(path: Path, *, keeps_blocks: bool) -> HeldCheckpoint:
 def _check_kv_dir(config: EngineConfig) -> None:
     """Raises `StartError` if the directory of KV blocks cannot be used."""
     if config.kv_dir:
-        if not keeps_pool(config):
+        if config.device != "cpu":
             raise ConfigError(f"kv_dir needs the CPU, but the device is {config.device}: leave out --kv-dir")
+        if not keeps_pool(config):
+            logger.warning("kv_dir is not used, because there is no prefix cache")
+            return
         KVDirectory(Path(config.kv_dir), config.kv_disk_bytes).close()
 
 

@@ -82,8 +82,8 @@ def show_engine_names(seen: ServerInstruments) -> Export:
         "inferd_kv_tier_bytes", "Bytes of KV read from and written to the directory.", seen.tier_bytes, "direction"
     )
     page.counter(
-        "inferd_kv_tier_pieces",
-        "Number of pieces of the KV directory that were computed as faster (slow), failed, damaged, or unwritten.",
+        "inferd_kv_tier_segments",
+        "Number of KV segments that were slow (computed instead), failed, damaged, or unwritten.",
         seen.tier_pieces,
         "result",
     )

@@ -142,6 +142,9 @@ class EngineSupervisor:
             return self._give_up(self._refusal)
         self._served_s += max(time.monotonic() - self._serves_since_s, 0.0)
         delay_s = self._restart_policy.died(self._served_s, self._replica.num_delivered)
+        if delay_s and self._pool_memory is not None:
+            # What the engines find in it may be what ends them, or it takes the memory that they lack.
+            self._pool_memory = MemoryFile(POOL_MEMORY)
         if delay_s is None or self._replica.failure:
             reason = f"{reason}; those before it ended too, and none delivered a token"
             return self._give_up(EngineDeadError(reason))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,8 @@ class World:
     def __init__(self, folder: Path, fingerprint: bytes = MODEL, quota_bytes: int = 2**30) -> None:
         self.file = MemoryFile(POOL_MEMORY)
         self.engine = Engine(self.file)
-        self.directory = KVDirectory(folder, quota_bytes)
-        self.tier = DirectoryTier(self.directory, self.engine.memory, 2, fingerprint)
+        opened = partial(KVDirectory, folder, quota_bytes)
+        self.tier = DirectoryTier(opened, self.engine.memory, 2, fingerprint)
 
     def fill(self, seed: int) -> None:
         random = torch.Generator().manual_seed(seed)
@@ -141,6 +142,7 @@ def test_a_load_that_was_stopped_still_ends(tmp_path: Path) -> None:
     world = World(tmp_path / "kv")
     world.offer(piece("a"), WHOLE)
     found = world.found(piece("a"))
+    assert found
     world.tier._reading.submit(time.sleep, 0.05)
     load = world.tier.load("", found * 3, [WHOLE] * 3)
     load.stop()
@@ -193,3 +195,30 @@ def test_a_piece_is_offered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     other = World(tmp_path / "kv")
     other.offer(piece("a"), WHOLE)
     assert written > 0 and world.tier.use.num_written_bytes == written and other.tier.use.num_written_bytes == 0
+
+
+def test_a_chain_that_cannot_be_trusted_is_removed_also_what_waits(tmp_path: Path) -> None:
+    world = World(tmp_path / "kv")
+    world.offer(piece("a"), WHOLE, "tenant")
+    world.offer(piece("b"), WHOLE, "tenant")
+    world.tier.offer("tenant", piece("a", has_state=True), WHOLE)
+    world.tier.forget("tenant", [piece("a").key])
+    wait(lambda: world.tier.num_waiting == 0 and not world.found(piece("a", has_state=True), "tenant"))
+    assert world.found(piece("a"), "tenant") == [] and len(world.found(piece("b"), "tenant")) == 1
+    world.offer(piece("a"), WHOLE, "tenant")
+    assert len(world.found(piece("a"), "tenant")) == 1, "it may be computed anew"
+
+
+def test_a_directory_that_cannot_be_opened_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "kv"
+    folder.write_text("a file")
+    world = World(folder)
+    world.offer(piece("a"), WHOLE)
+    assert world.found(piece("a")) == [] and world.tier.use.num_unwritten == 1
+    assert caplog.text.count("must be a directory") == 1
+    folder.unlink()
+    monkeypatch.setattr(module, "_TELL_AFTER_S", 0.0)
+    world.offer(piece("a"), WHOLE)
+    assert len(world.found(piece("a"))) == 1

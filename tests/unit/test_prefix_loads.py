@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from inferd.engine.cache.below import PIECE_BLOCKS, Found, Piece, TierUse, offer_to
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.prefix_loads import PrefixLoads
@@ -69,6 +71,9 @@ class Below:
 
     def offer(self, salt: str, piece: Piece, places: Sequence[int]) -> None:
         self.pieces.add((salt, piece))
+
+    def forget(self, salt: str, keys: Sequence[bytes]) -> None:
+        """Nothing is forgotten here."""
 
     def seconds_to_load(self, num_bytes: int) -> float:
         return self.load_s
@@ -223,6 +228,9 @@ def test_nobody_waits_for_ever() -> None:
     world.now = 2.1
     assert world.loads.has_news and world.ended() == [asked]
     assert not world.loads.is_busy
+    world.ask()
+    assert not world.waits, "the next one would wait in vain, too"
+    world.found(0)
     asked = world.ask()
     world.found()
     world.ended()
@@ -230,6 +238,48 @@ def test_nobody_waits_for_ever() -> None:
     assert world.loads.has_news and world.ended() == [asked]
     assert world.loads.is_busy and not world.loads.has_news
     assert not world.loads.abort(asked), "the scheduler has it"
+    world.ask()
+    assert not world.waits
     assert world.cache.pool.num_held == 2 * PIECE_BLOCKS
     world.below.loads[0].news = [False, False]
     assert world.ended() == [] and world.cache.pool.num_held == 0
+
+
+def test_a_target_bounds_the_search() -> None:
+    world = World()
+    asked = request(IDS)
+    asked.scheduling = structs.replace(asked.scheduling, ttft_target_s=0.4)
+    assert world.loads.open(asked)
+    world.now = 0.11
+    assert world.ended() == [asked]
+
+
+def test_a_tier_that_was_slow_is_tried_again_now_and_then() -> None:
+    world = World()
+    world.below.load_s = 2.0
+    for _ in range(15):
+        world.ask()
+        world.found()
+        world.ended()
+    assert world.below.loads == [] and world.loads.counts.num_slow == 15
+    world.ask()
+    world.found()
+    world.ended()
+    assert len(world.below.loads) == 1
+
+
+def test_what_the_pool_has_of_a_prefix_stays_while_more_is_loaded() -> None:
+    """Without it nothing could be hit behind it."""
+    world = World(num_blocks=4 * PIECE_BLOCKS)
+    first = IDS[: PIECE_BLOCKS * BLOCK]
+    computed(world.cache, (*first, 77)).release()
+    for number in range(3 * PIECE_BLOCKS - 2):
+        computed(world.cache, (100 + number, 100 + number, 7)).release()
+    assert num_hit(world.cache, first) == PIECE_BLOCKS * BLOCK
+    asked = world.ask()
+    world.found()
+    world.ended()
+    assert num_hit(world.cache, first) == PIECE_BLOCKS * BLOCK
+    world.below.loads[0].news = [True]
+    assert world.ended() == [asked]
+    assert num_hit(world.cache, IDS) == 2 * PIECE_BLOCKS * BLOCK and world.cache.pool.num_held == 0

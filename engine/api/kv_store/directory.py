@@ -193,6 +193,12 @@ class KVDirectory:
         remove(self._root, entry)
         self._used_bytes -= entry.num_bytes
 
+    def remove(self, segment: SegmentId) -> None:
+        """Remove a segment, if it is there. Raises `OSError`."""
+        with suppress(FileNotFoundError), opened_folder(self._root, _folder_of(segment)) as folder:
+            if _is_file(folder, name_of(segment.key)):
+                os.unlink(name_of(segment.key), dir_fd=folder)
+
     def drop_writer(self, writer: bytes) -> int:
         """Remove every segment that this writer wrote, and return their number. It reads the header of each file. A
         segment that is written meanwhile stays. Raises `OSError` after it has tried all files."""

@@ -1,0 +1,120 @@
+"""The KV directory outlives every process: a later server reads what an earlier one computed, and answers the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.conftest import INFERD, Daemon
+from tests.reliability.asking import Answer, Ask, Asker
+from tests.reliability.conftest import count, wait_until
+
+NUM_PROMPTS, PROMPT_TOKENS = 6, 700
+SHORT_KILLS, LONG_KILLS = 3, 30
+QUOTA_BYTES = 64 * 2**20
+
+
+def asks(salt: str = "") -> list[Ask]:
+    """Long prompts, some of which begin alike."""
+    rng = random.Random(7)
+    shared = [rng.randrange(300, 3000) for _ in range(300)]
+    prompts = []
+    for number in range(NUM_PROMPTS):
+        begin = shared if number % 2 else []
+        prompts.append([*begin, *(rng.randrange(300, 3000) for _ in range(PROMPT_TOKENS - len(begin)))])
+    body = {"max_tokens": 40, "ignore_eos": True, "temperature": 1.0, "seed": 5, "return_token_ids": True}
+    salted = {"cache_salt": salt} if salt else {}
+    return [Ask("/v1/completions", {**body, **salted, "prompt": prompt}) for prompt in prompts]
+
+
+def begin(start: Callable[..., Daemon], folder: Path) -> Daemon:
+    return start("--kv-dir", str(folder), "--kv-disk", f"{QUOTA_BYTES}")
+
+
+def kill_everything(daemon: Daemon) -> None:
+    """As a machine that loses its power does, but for what the system still writes to the disk."""
+    everyone = psutil.Process(daemon.process.pid).children(recursive=True)
+    os.kill(daemon.process.pid, signal.SIGKILL)
+    for process in everyone:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    daemon.stop(signal.SIGKILL)
+
+
+def wait_written(daemon: Daemon) -> None:
+    """Wait until everything is written that is going to be."""
+    wait_until(lambda: tier_bytes(daemon, "written") > 0)
+    written = -1.0
+    while written != tier_bytes(daemon, "written"):
+        written = tier_bytes(daemon, "written")
+        time.sleep(0.3)
+        httpx.post(daemon.url + "/v1/completions", json={"model": "tiny", "prompt": "Hi", "max_tokens": 1}, timeout=60)
+
+
+def tier_bytes(daemon: Daemon, direction: str) -> float:
+    lines = daemon.get("/metrics").text.splitlines()
+    (line,) = (line for line in lines if line.startswith("inferd_kv_tier_bytes_total{") and direction in line)
+    return float(line.rpartition(" ")[2])
+
+
+def num_cached(answers: list[Answer]) -> list[int]:
+    return [(answer.usage or {})["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+
+
+def texts(answers: list[Answer]) -> list[object]:
+    assert all(answer.status == 200 and not answer.error for answer in answers)
+    return [answer.choices for answer in answers]
+
+
+def verified(folder: Path) -> dict[str, object]:
+    done = subprocess.run([INFERD, "kv", "verify", "--json", folder], capture_output=True, text=True, check=True)
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_a_later_server_computes_no_prompt_again(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    first = begin(start, tmp_path / "kv")
+    expected = Asker(first.url).ask(asks())
+    wait_written(first)
+    kill_everything(first)
+    second = begin(start, tmp_path / "kv")
+    Asker(second.url).ask(asks("another tenant"))
+    assert count(second, "inferd_kv_tier_tokens_total") == 0, "another tenant's prefix was loaded"
+    answers = Asker(second.url).ask(asks())
+    assert texts(answers) == texts(expected)
+    assert min(num_cached(answers)) >= PROMPT_TOKENS - 2 * 32
+    assert count(second, "inferd_kv_tier_tokens_total") > 0
+    assert count(second, "inferd_prompt_tokens_computed_total") < 1.5 * NUM_PROMPTS * PROMPT_TOKENS
+
+
+@pytest.mark.timeout(1800)
+def test_kills_of_everything_at_random_moments_change_no_answer(
+    start: Callable[..., Daemon], tmp_path: Path, is_long: bool
+) -> None:
+    folder, rng = tmp_path / "kv", random.Random(3)
+    expected = texts(Asker(begin(start, folder).url).ask(asks()))
+    for _ in range(LONG_KILLS if is_long else SHORT_KILLS):
+        daemon = begin(start, folder)
+        killer = subprocess.Popen(
+            ["sh", "-c", f"sleep {rng.random() * 1.5:.3f}; kill -9 {daemon.process.pid}"], start_new_session=True
+        )
+        with suppress(httpx.HTTPError):
+            Asker(daemon.url).ask(asks())
+        killer.wait()
+        kill_everything(daemon)
+    last = begin(start, folder)
+    assert texts(Asker(last.url).ask(asks())) == expected
+    found = verified(folder)
+    assert not found["damaged"] and found["num_sound"], found
+    assert sum(path.stat().st_size for path in folder.rglob("*.kv")) <= QUOTA_BYTES
