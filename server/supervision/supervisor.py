@@ -59,6 +59,11 @@ class RestartPolicy:
         self._recent: deque[float] = deque()
         self._num_delivered = 0
 
+    @property
+    def num_without_delivery(self) -> int:
+        """Recent deaths since the last token was delivered."""
+        return len(self._without_delivery)
+
     def died(self, served_s: float, num_delivered: int) -> float | None:
         """Seconds to wait before the next start; None if there should be none.
 
@@ -142,7 +147,7 @@ class EngineSupervisor:
             return self._give_up(self._refusal)
         self._served_s += max(time.monotonic() - self._serves_since_s, 0.0)
         delay_s = self._restart_policy.died(self._served_s, self._replica.num_delivered)
-        if delay_s and self._pool_memory is not None:
+        if self._restart_policy.num_without_delivery > 1 and self._pool_memory is not None:
             # What the engines find in it may be what ends them, or it takes the memory that they lack.
             self._pool_memory = MemoryFile(POOL_MEMORY)
         if delay_s is None or self._replica.failure:

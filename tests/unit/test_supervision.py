@@ -440,6 +440,23 @@ def test_the_memory_of_the_kv_pool_goes_when_no_engine_is_to_follow(monkeypatch:
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
+def test_the_memory_of_the_kv_pool_is_given_up_only_after_deaths_in_a_row() -> None:
+    """It may be what ends the engines. But an engine that delivered tokens leaves a pool that is worth keeping."""
+    router = Router(None, Metrics("m"))
+    supervisor = EngineSupervisor(router, engine_config(), LogStyle(), lambda _: None)
+    router.lifecycle.loaded.set()
+
+    def memory_after(num_delivered: int) -> str:
+        router.replicas[0].num_delivered = num_delivered
+        supervisor._delay_s("the engine died")
+        assert supervisor._pool_memory is not None
+        return supervisor._pool_memory.path
+
+    first = memory_after(0)
+    assert [memory_after(number) for number in (1, 2, 3)] == [first] * 3
+    assert memory_after(3) != first
+
+
 def test_a_first_engine_whose_kernels_cannot_be_launched_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     engines = begun(monkeypatch)
 
