@@ -46,6 +46,7 @@ class FreeWorker:
     """One group of layers, which all see the whole context."""
     adapters = None
     draft_arch = None
+    ledger = None
 
     def __init__(self, arch: Arch, step_s: float) -> None:
         self.arch, self._step_s = arch, step_s

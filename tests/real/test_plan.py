@@ -28,7 +28,8 @@ def anonymous_bytes(pid: int) -> int:
     found = 0
     for process in (root, *root.children(recursive=True)):
         lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-        found += next(int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:")) * 1024
+        # The KV pool lies in shared memory.
+        found += sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:"))) * 1024
     return found
 
 

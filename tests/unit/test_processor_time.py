@@ -82,6 +82,7 @@ def test_the_kernel_tells_a_starved_process_from_one_that_waits_for_a_lock() -> 
 
     parent = f"import subprocess, sys; subprocess.run((sys.executable, '-c', {SPIN!r}))"
     lock = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()"
+    others = {child.pid for child in psutil.Process().children()}  # a daemon that other tests share may be among them
     with contextlib.ExitStack() as all_of_them:
         # All in one session: the kernel weighs sessions before the processes in one.
         starved = all_of_them.enter_context(subprocess.Popen((sys.executable, "-c", parent), preexec_fn=pin))
@@ -91,7 +92,14 @@ def test_the_kernel_tells_a_starved_process_from_one_that_waits_for_a_lock() -> 
             os.setpriority(os.PRIO_PROCESS, pid, 19)  # not before they have started, which would take long
         for _ in range(4):
             all_of_them.enter_context(subprocess.Popen((sys.executable, "-c", SPIN), preexec_fn=pin))
-        all_of_them.callback(lambda: [each.kill() for each in psutil.Process().children(recursive=True)])
+
+        def kill_own() -> None:
+            for child in psutil.Process().children():
+                if child.pid not in others:
+                    for process in (*child.children(recursive=True), child):
+                        process.kill()
+
+        all_of_them.callback(kill_own)
         of_starved, of_locked = ProcessorTime(starved.pid), ProcessorTime(locked.pid)
         wait_until_told(lambda: of_locked.use().is_asleep)
         of_starved.use()
