@@ -17,13 +17,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.kv_store.directory import KVDirectory
 from inferd.engine.api.kv_store.segment import Damaged, KVStoreError, Missing, NotWritten, SegmentId, Stopped
 from inferd.engine.cache.below import PIECE_BLOCKS, Found, Piece, TierUse
 from inferd.engine.cache.prefix import GONE
-from inferd.engine.worker.pool_memory import PoolMemory
+
+if TYPE_CHECKING:
+    from inferd.engine.worker.pool_memory import PoolMemory
 
 logger = logging.getLogger(__name__)
 

@@ -68,10 +68,10 @@ from inferd.engine.speculation.guesses import Guesses
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.followers import Followers
 from inferd.engine.worker.load import load_worker
-from inferd.engine.worker.pool_memory import PoolMemory
 
 if TYPE_CHECKING:
     from inferd.engine.worker.adapter_loader import AdapterLoader
+    from inferd.engine.worker.pool_memory import PoolMemory
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -44,11 +43,11 @@ def begin(start: Callable[..., Daemon], folder: Path) -> Daemon:
 
 def kill_everything(daemon: Daemon) -> None:
     """As a machine that loses its power does, but for what the system still writes to the disk."""
-    everyone = psutil.Process(daemon.process.pid).children(recursive=True)
-    os.kill(daemon.process.pid, signal.SIGKILL)
-    for process in everyone:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
+    with suppress(psutil.NoSuchProcess):  # the server is dead, and the system ends its processes
+        server = psutil.Process(daemon.process.pid)
+        for process in (server, *server.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
     daemon.stop(signal.SIGKILL)
 
 
