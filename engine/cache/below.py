@@ -256,8 +256,10 @@ class PrefixLoad:
                 if block_id != GONE and node.block_ids[group] == block_id:
                     self._keep(block_id, group, key, depth)
         checkpoint = reserved.places[-1]
-        if isinstance(node, Node) and checkpoint != GONE:
-            self._keep_checkpoint(node, checkpoint, piece)
+        states = cache.states
+        if isinstance(node, Node) and checkpoint != GONE and states is not None:
+            depth = piece.first + piece.num_blocks - 1
+            states.let_find(cache.index, node, checkpoint - states.first_place, depth, cache.num_uses)
         self._last = (piece.first + piece.num_blocks, node) if isinstance(node, Node) else None
         return piece.num_blocks * cache.block_size if isinstance(node, Node) else 0
 
@@ -291,16 +293,6 @@ class PrefixLoad:
             cache.pool.mark_content(block_id)
             if cache.ledger is not None:
                 cache.ledger.write(Entry(block_id, group, key, depth, cache.num_uses))
-
-    def _keep_checkpoint(self, node: Node, place: int, piece: Piece) -> None:
-        states = self._cache.states
-        assert states is not None
-        checkpoint_id = place - states.first_place
-        if self._cache.index.add_checkpoint(node, checkpoint_id):
-            states.pool.mark_content(checkpoint_id)
-            if states.ledger is not None:
-                depth = piece.first + piece.num_blocks - 1
-                states.ledger.write(Entry(place, len(node.block_ids), node.key, depth, self._cache.num_uses))
 
     def _give_back(self, places: Sequence[int]) -> None:
         cache = self._cache

@@ -74,6 +74,15 @@ class StateCheckpoints:
             self.pool.hold(checkpoint_id)
             self.pool.release(checkpoint_id)
 
+    def let_find(self, index: PrefixIndex, node: Node, checkpoint_id: int, depth: int, use: int) -> bool:
+        """Let the index find a held checkpoint at its node, `depth` blocks deep. False if the node takes none."""
+        if not index.add_checkpoint(node, checkpoint_id):
+            return False
+        self.pool.mark_content(checkpoint_id)
+        if self.ledger is not None:
+            self.ledger.write(Entry(self.first_place + checkpoint_id, len(node.block_ids), node.key, depth, use))
+        return True
+
     def supersede(self, checkpoint_id: int) -> None:
         """Evict this checkpoint next, because the same sequence has a later one. One that is kept stays."""
         if checkpoint_id not in self._kept:
@@ -190,14 +199,10 @@ class SequenceCheckpoints:
     def written(self, position: int, checkpoint_id: int, node: Node | None, use: int = 0) -> None:
         """Let the index find a checkpoint that an applied step has written. `node`: the one behind whose ids it
         stands; None if the index has none. `use`: number of the sequence's admission."""
-        states = self._states
-        if node is not None and self._index.add_checkpoint(node, checkpoint_id):
-            states.pool.mark_content(checkpoint_id)
-            if states.ledger is not None:
-                depth, place = position // self._block_size - 1, states.first_place + checkpoint_id
-                states.ledger.write(Entry(place, len(node.block_ids), node.key, depth, use))
+        depth = position // self._block_size - 1
+        if node is not None and self._states.let_find(self._index, node, checkpoint_id, depth, use):
             self._newest = position, node
-        states.pool.release(checkpoint_id)
+        self._states.pool.release(checkpoint_id)
         if self._launched:
             self._supersede_newest()
 

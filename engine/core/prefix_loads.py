@@ -159,7 +159,7 @@ class PrefixLoads:
         if waiting.is_behind:
             if self._is_loading(found):
                 return True
-            # What others loaded is in the pool now.
+            # The pool has now the pieces that others loaded.
             waiting.prefix, waiting.is_behind = PrefixLoad(self._cache, request), False
             wanted = waiting.prefix.wanted()
             if wanted:

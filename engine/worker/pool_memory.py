@@ -38,7 +38,8 @@ _RECORD = Struct("<QQQII32s")
 """Number of the engine that wrote it (0: there is none), checksum, use, group, depth, key."""
 _CHECKED = Struct("<QII32s")
 """Place, group, depth and key, which the checksum covers too."""
-_EPOCH, _USE = Struct("<Q"), Struct("<Q")
+_NUMBER = Struct("<Q")
+"""The first part of a record, and its use."""
 _USE_OFFSET = 16
 _NO_DIGEST = bytes(32)
 _ALIGNMENT = 2**21
@@ -88,7 +89,6 @@ class PoolMemory:
         """`descriptor`: of the memory, locked by this process; it becomes this object's. `layout`: a digest of all that
         the meaning of the bytes depends on."""
         self._descriptor = descriptor
-        self._num_places = num_places
         self._layout = hashlib.blake2b(layout, digest_size=len(_NO_DIGEST))
         self._end = 0
         self._head = self._map(mmap.PAGESIZE + num_places * _RECORD.size)
@@ -215,11 +215,11 @@ class PoolMemory:
         _RECORD.pack_into(self._records, offset, self._epoch, checksum, entry.use, entry.group, entry.depth, entry.key)
 
     def touch(self, place: int, use: int) -> None:
-        _USE.pack_into(self._records, place * _RECORD.size + _USE_OFFSET, use)
+        _NUMBER.pack_into(self._records, place * _RECORD.size + _USE_OFFSET, use)
 
     def erase(self, place: int) -> None:
         self._num_erased[place] += 1
-        _EPOCH.pack_into(self._records, place * _RECORD.size, 0)
+        _NUMBER.pack_into(self._records, place * _RECORD.size, 0)
 
     def _checksum(self, entry: Entry) -> int:
         sum_ = xxhash.xxh3_64(_CHECKED.pack(entry.place, entry.group, entry.depth, entry.key))

@@ -148,7 +148,7 @@ class EngineSupervisor:
         self._served_s += max(time.monotonic() - self._serves_since_s, 0.0)
         delay_s = self._restart_policy.died(self._served_s, self._replica.num_delivered)
         if self._restart_policy.num_without_delivery > 1 and self._pool_memory is not None:
-            # What the engines find in it may be what ends them, or it takes the memory that they lack.
+            # Its content may end the engines, or it takes the memory that they lack.
             self._pool_memory = MemoryFile(POOL_MEMORY)
         if delay_s is None or self._replica.failure:
             reason = f"{reason}; those before it ended too, and none delivered a token"

@@ -1,6 +1,6 @@
 """A simulated tier: pieces of one replica that outlive its engines, found and loaded after a while, or not at all.
 
-What it loads it writes into the device's blocks when the load ends, as a thread does beside the steps. A load that
+The tier writes into the device's blocks when a load ends, as a thread does beside the steps. A load that
 fails has written something else there. A piece is copied some time after it was offered, if its places still hold it.
 """
 
