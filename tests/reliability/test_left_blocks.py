@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from inferd.engine.api.process.memory_file import POOL_MEMORY
 from tests.e2e.conftest import Daemon
-from tests.reliability.asking import Answer, Asker, asked_under
+from tests.reliability.asking import Answer, Ask, Asker, asked_under
 from tests.reliability.conftest import HTTP, count, kill_engine, restarts, wait_until
 from tests.reliability.workloads import streams
 
@@ -17,7 +17,7 @@ NUM_STREAMS, NUM_TOKENS, RECORDS_BYTES = 16, 200, 2**21
 
 def test_r1_the_next_engine_computes_no_prompt_again(start: Callable[..., Daemon]) -> None:
     daemon = start()
-    asks, asker = streams(NUM_STREAMS, NUM_TOKENS), Asker(daemon.url)
+    asks, asker = long_streams(), Asker(daemon.url)
     expected = texts(asker.ask(asks))
     for number in range(3):
         before = count(daemon, "inferd_prompt_tokens_computed_total")
@@ -34,12 +34,20 @@ def test_r1_the_next_engine_computes_no_prompt_again(start: Callable[..., Daemon
 
 def test_r1_damaged_blocks_are_computed_again(start: Callable[..., Daemon]) -> None:
     daemon = start()
-    asks, asker = streams(NUM_STREAMS, NUM_TOKENS), Asker(daemon.url)
+    asks, asker = long_streams(), Asker(daemon.url)
     expected = texts(asker.ask(asks))
     assert texts(asked_under(lambda: killed(daemon, damage_and_kill), asker, asks)) == expected
     wait_until(lambda: restarts(daemon) == 1)
     assert texts(asker.ask(asks)) == expected
     assert num_left(daemon, "damaged") > 0 == num_left(daemon, "taken")
+
+
+def long_streams() -> list[Ask]:
+    """Streams whose prompts fill blocks: a later request finds these also if a kill came after the answers."""
+    begin = "A cache keeps what was computed. " * 20
+    return [
+        Ask(ask.path, {**ask.body, "prompt": begin + ask.body["prompt"]}) for ask in streams(NUM_STREAMS, NUM_TOKENS)
+    ]
 
 
 def killed(daemon: Daemon, kill: Callable[[Daemon], object]) -> None:
