@@ -70,7 +70,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File  # noqa: PLC0415 - the tests of this file run without mkdocs
 
     results = [
-        f"{RESULTS}/{path.name}" for path in sorted((ROOT / RESULTS).iterdir()) if path.suffix in (".md", ".svg")
+        f"{RESULTS}/{path.name}"
+        for path in sorted((ROOT / RESULTS).iterdir())
+        if path.suffix in (".md", ".svg", ".json")
     ]
     for source in dict.fromkeys([*ELSEWHERE, *results]):
         place = site_path(source)

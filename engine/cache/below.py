@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from inferd.engine.arch.paging import num_dead_blocks
 from inferd.engine.cache.ledger import Entry
 from inferd.engine.cache.prefix import GONE, ChainKeys, Node
 from inferd.engine.cache.table import KVCache
@@ -52,6 +53,8 @@ class TierUse:
     num_written_bytes: int = 0
     num_damaged: int = 0
     """Pieces that were not what was written."""
+    num_distrusted: int = 0
+    """Pieces that were removed because their writer had written a wrong one, or because they may follow from it."""
     num_unwritten: int = 0
     """Pieces that were not written: the disk or the queue was full, or there was an error."""
 
@@ -84,6 +87,17 @@ class Seek(Protocol):
         ...
 
 
+class Comparison(Protocol):
+    """A comparison that runs beside the engine's loop."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def take(self) -> bool | None:
+        """Whether both were the same; None if the tier has the piece no longer."""
+        ...
+
+
 class Tier(Protocol):
     """A store of pieces. None of its calls waits for it."""
 
@@ -103,6 +117,11 @@ class Tier(Protocol):
 
     def forget(self, salt: str, keys: Sequence[bytes]) -> None:
         """Remove all pieces that end at one of these keys: their content cannot be trusted."""
+        ...
+
+    def compare(self, salt: str, piece: Piece, places: Sequence[int]) -> Comparison:
+        """Compare a piece with what these places hold. The caller keeps them until that is done. If they differ, the
+        tier removes all that the piece's writer wrote, and all that this engine did: that may follow from it."""
         ...
 
     def seconds_to_load(self, num_bytes: int) -> float:
@@ -135,6 +154,25 @@ def piece_at(node: Node, depth: int, num_groups: int) -> tuple[Piece, list[int],
     assert all(len(each.block_ids) == num_groups for each in nodes)
     blocks = [block_id for each in nodes for block_id in each.block_ids]
     return Piece(node.key, first, len(nodes), node.checkpoint_id != GONE), blocks, node.checkpoint_id
+
+
+def blocks_before(cache: KVCache, salt: str, ids: Sequence[int], num_blocks: int) -> list[list[int]] | None:
+    """The blocks of each cache group that a query behind `num_blocks` blocks sees, after `GONE` for each that it does
+    not. None if the pool lacks one."""
+    keys, nodes = ChainKeys(cache.index, salt, ids, cache.block_size), list[Node]()
+    for number in range(num_blocks):
+        node = cache.index.find(nodes[-1] if nodes else salt, *keys.content(number))
+        if node is None:
+            return None
+        nodes.append(node)
+    found: list[list[int]] = []
+    for group, window in enumerate(cache.windows):
+        num_dead = num_dead_blocks(window, num_blocks * cache.block_size, cache.block_size)
+        of_group = [node.block_ids[group] for node in nodes[num_dead:]]
+        if GONE in of_group:
+            return None
+        found.append([GONE] * num_dead + of_group)
+    return found
 
 
 def offer_to(tier: Tier, cache: KVCache) -> None:
@@ -173,6 +211,8 @@ class PrefixLoad:
         self._num_settled = 0
         self._known: list[int] = []
         """Blocks of the known prefix, held while more is loaded behind it."""
+        self.loaded: list[Piece] = []
+        """Pieces whose content the index finds by now."""
         self._last: tuple[int, Node] | None = None
         """The node behind which the next piece follows, and the number of blocks up to it."""
 
@@ -204,7 +244,7 @@ class PrefixLoad:
     def reserve(self, found: Sequence[Found]) -> tuple[list[Found], list[list[int]]]:
         """Take places for as many pieces as there is room for. Returns them with their places by row."""
         cache = self._cache
-        num_groups, first_checkpoint = len(cache.windows), cache.pool.num_blocks
+        num_groups = len(cache.windows)
         self._hold_known()
         left = int(cache.pool.num_free * _MOST_OF_FREE)
         for each in found:
@@ -213,14 +253,13 @@ class PrefixLoad:
             left -= needed
             if len(of_blocks) != each.piece.num_blocks * num_groups or left < 0:
                 break
-            taken = cache.take(needed)
+            taken = cache.lend(needed)
             if taken is None:
                 break
             places = [taken.pop() if size else GONE for size in of_blocks]
-            checkpoint_id = cache.take_checkpoint() if of_state else None
-            places.append(GONE if checkpoint_id is None else first_checkpoint + checkpoint_id)
-            cache.lent.update(place for place in places if place != GONE)
-            if of_state and checkpoint_id is None:
+            checkpoint = cache.lend_checkpoint() if of_state else None
+            places.append(GONE if checkpoint is None else checkpoint)
+            if of_state and checkpoint is None:
                 self._give_back(places)
                 break
             self._reserved.append(_Reserved(each, places))
@@ -233,9 +272,7 @@ class PrefixLoad:
         nodes = table.match().nodes
         cache.close(table)
         self._known = [block_id for node in nodes for block_id in node.block_ids if block_id != GONE]
-        for block_id in self._known:
-            cache.pool.hold(block_id)
-        cache.lent.update(self._known)
+        cache.lend_known(self._known)
 
     def settle(self, is_loaded: bool) -> int:
         """The next piece has ended: let the index find its content if it is whole. Returns the number of its tokens if
@@ -260,8 +297,12 @@ class PrefixLoad:
         if isinstance(node, Node) and checkpoint != GONE and states is not None:
             depth = piece.first + piece.num_blocks - 1
             states.let_find(cache.index, node, checkpoint - states.first_place, depth, cache.num_uses)
-        self._last = (piece.first + piece.num_blocks, node) if isinstance(node, Node) else None
-        return piece.num_blocks * cache.block_size if isinstance(node, Node) else 0
+        if not isinstance(node, Node):
+            self._last = None
+            return 0
+        self._last = piece.first + piece.num_blocks, node
+        self.loaded.append(piece)
+        return piece.num_blocks * cache.block_size
 
     @property
     def is_settled(self) -> bool:
@@ -295,15 +336,4 @@ class PrefixLoad:
                 cache.ledger.write(Entry(block_id, group, key, depth, cache.num_uses))
 
     def _give_back(self, places: Sequence[int]) -> None:
-        cache = self._cache
-        for place in reversed(places):
-            if place == GONE:
-                continue
-            cache.lent[place] -= 1
-            if not cache.lent[place]:
-                del cache.lent[place]
-            if place < cache.pool.num_blocks:
-                cache.pool.release(place)
-            else:
-                assert cache.states is not None
-                cache.states.pool.release(place - cache.pool.num_blocks)
+        self._cache.take_back([place for place in places if place != GONE])

@@ -176,6 +176,10 @@ class PrefixIndex:
         self._prune(parent)
         return dropped
 
+    def chains(self) -> list[Node]:
+        """The first node of every chain."""
+        return [node for node in self._by_key.values() if not isinstance(node.parent, Node)]
+
     def holds(self, block_id: int) -> bool:
         return block_id in self._by_block
 

@@ -77,7 +77,7 @@ class KVCache:
         self.forgotten: Callable[[str, Sequence[bytes]], None] | None = None
         """Called with the salt and the keys of a chain that cannot be trusted. None without a tier below."""
         self.lent: Counter[int] = Counter()
-        """References of loads to places (`engine/cache/below`)."""
+        """References to places by what is no table, such as loads (`engine/cache/below`)."""
 
     @property
     def has_windows(self) -> bool:
@@ -130,12 +130,51 @@ class KVCache:
         """A checkpoint for a step to write, evicting another one if necessary; None if there is none."""
         return None if self.states is None else self.states.take(self.index, self._clear)
 
+    def lend(self, num_blocks: int) -> list[int] | None:
+        """Blocks for content that no table computes, evicting cached ones if necessary; None if too few are free."""
+        taken = self.take(num_blocks)
+        self.lent.update(taken or ())
+        return taken
+
+    def lend_known(self, block_ids: Sequence[int]) -> None:
+        """Keep blocks that the index finds, as if a request held them."""
+        for block_id in block_ids:
+            self.pool.hold(block_id)
+        self.lent.update(block_ids)
+
+    def lend_checkpoint(self) -> int | None:
+        """The place of a checkpoint, evicting another one if necessary; None if there is none."""
+        checkpoint_id = self.take_checkpoint()
+        if checkpoint_id is None:
+            return None
+        self.lent[self.pool.num_blocks + checkpoint_id] += 1
+        return self.pool.num_blocks + checkpoint_id
+
+    def take_back(self, places: Sequence[int]) -> None:
+        """These were lent. Those that the index finds by now stay cached, and the first of them is evicted last."""
+        for place in reversed(places):
+            self.lent[place] -= 1
+            if not self.lent[place]:
+                del self.lent[place]
+            if place < self.pool.num_blocks:
+                self.pool.release(place)
+            else:
+                assert self.states is not None
+                self.states.pool.release(place - self.pool.num_blocks)
+
     def reset(self) -> None:
         """Drop every cached block that no request holds, and every checkpoint."""
         while self.pool.num_cached:
             self.forget(self.pool.oldest_cached())
         if self.states is not None:
             self.states.evict_all(self.index, self._clear)
+        self.index.note_empty()
+
+    def distrust(self) -> None:
+        """Drop everything from the index, also what requests hold: they go on, and nobody finds their blocks."""
+        self.reset()
+        for node in self.index.chains():
+            self.forget_chain(node)
         self.index.note_empty()
 
     def check(self) -> None:

@@ -29,7 +29,9 @@ from inferd.engine.api.wire.params import Adapter
 from inferd.engine.cache.below import Tier, offer_to
 from inferd.engine.core.live_request import LiveRequest, failure_of, fault_in, fault_in_seed, request_of, token_masks
 from inferd.engine.core.prefix_loads import PrefixLoads
+from inferd.engine.core.rechecks import Rechecks
 from inferd.engine.grammar.ports import GrammarError, Grammars, NoGrammars, PendingGrammar
+from inferd.engine.request import Request
 from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.limits import Refusal
 from inferd.engine.sched.plan import RowStatus, StepPlan, StepResult, TokenMasks
@@ -96,11 +98,17 @@ class EngineCore:
         self._live: dict[str, LiveRequest] = {}
         self._compiling: dict[str, PendingGrammar] = {}
         """Grammars of live requests that the scheduler does not know yet."""
-        self._loads = None
-        """Live requests whose prefix is loaded from below, which the scheduler does not know yet either."""
+        self._has_compared = False
+        """Whether `stats` has results of comparisons that no message has told."""
+        self._loads = self._rechecks = None
+        """Live requests whose prefix is loaded from below, which the scheduler does not know yet either. While nothing
+        else is to do, what was loaded is computed again."""
         if tier is not None:
             offer_to(tier, scheduler.cache)
             self._loads = PrefixLoads(scheduler.cache, tier, self._seconds_to_compute, clock)
+            step_tokens = scheduler.config.max_num_batched_tokens
+            self._rechecks = Rechecks(scheduler.cache, tier, self._seconds_to_compute, step_tokens)
+            self._loads.on_loaded = self._rechecks.note_loaded
         self._by_slot: dict[int, LiveRequest] = {}
         """The request last admitted to each slot of the worker."""
         self._adapters: dict[int, str] = {}
@@ -185,9 +193,11 @@ class EngineCore:
             self._guesses.forget_answers()
 
     def flush(self) -> StepOutput | None:
-        """Deltas of refusals and aborts, without waiting for a step; None if there are none."""
-        if not self._outbox:
+        """Deltas of refusals and aborts, without waiting for a step, and counts if comparisons have ended. None if
+        neither is there."""
+        if not self._outbox and not self._has_compared:
             return None
+        self._has_compared = False
         return StepOutput(deltas=self._take_outbox(), stats=self.stats())
 
     def step(self, now: float) -> StepOutput | None:
@@ -196,6 +206,7 @@ class EngineCore:
 
         None if there is nothing to report yet: a first step was only launched. Raises any error of the worker.
         """
+        self._end_rechecks()
         self._queue_compiled(now)
         self._queue_loaded(now)
         self._shed(now)
@@ -249,14 +260,17 @@ class EngineCore:
         )
 
     def _tier_stats(self) -> dict[str, int]:
-        if self._loads is None:
+        if self._loads is None or self._rechecks is None:
             return {}
-        counts, use = self._loads.counts, self._loads.tier.use
+        counts, rechecked, use = self._loads.counts, self._rechecks.counts, self._loads.tier.use
         return {
             "tier_loaded_tokens": counts.num_loaded_tokens,
             "tier_slow": counts.num_slow,
             "tier_failed": counts.num_failed,
             "tier_damaged": use.num_damaged,
+            "tier_distrusted": use.num_distrusted,
+            "tier_different": rechecked.num_different,
+            "tier_same_tokens": rechecked.num_same_tokens,
             "tier_unwritten": use.num_unwritten,
             "tier_read_bytes": use.num_read_bytes,
             "tier_written_bytes": use.num_written_bytes,
@@ -270,13 +284,48 @@ class EngineCore:
         assert num_scheduled + len(self._compiling) + self._num_loading == len(self._live)
         assert self._compiling.keys() <= self._live.keys()
         if not self._scheduler.has_work and not (self._loads is not None and self._loads.is_busy):
-            assert self._scheduler.cache.pool.num_held == 0, "idle, and blocks are held"
+            is_rechecking = self._rechecks is not None and self._rechecks.holds_blocks
+            assert is_rechecking or self._scheduler.cache.pool.num_held == 0, "idle, and blocks are held"
 
     def prepare(self) -> None:
         """Do in advance what later requests need. Called while there is nothing else to do."""
         self._grammars.prepare()
 
+    def recheck(self) -> bool:
+        """While there is no work, compute a part of what was loaded from below again. Whether there is more to do
+        now."""
+        rechecks = self._rechecks
+        if rechecks is None or self.has_work:
+            return False
+        self._distrust_if_different(rechecks)
+        scheduler = self._scheduler
+        plan = rechecks.next_plan(scheduler.free_slots[0], scheduler.number_step, self._has_adapter_of)
+        if plan is None:
+            return False
+        self._executor.launch(plan).wait()
+        rechecks.computed()
+        return True
+
     # -- in ------------------------------------------------------------------------------------------------------------
+
+    def _end_rechecks(self) -> None:
+        """Requests have come, which need the blocks."""
+        if self._rechecks is not None:
+            self._distrust_if_different(self._rechecks)
+            self._rechecks.give_way()
+
+    def _distrust_if_different(self, rechecks: Rechecks) -> None:
+        """If a piece was found wrong, let no further request hit what may have come from below."""
+        is_same = rechecks.settle()
+        self._has_compared |= is_same is not None
+        if is_same is False:
+            self._scheduler.cache.distrust()
+            assert self._loads is not None
+            self._loads.distrust()
+
+    def _has_adapter_of(self, request: Request) -> bool:
+        adapter = request.params.adapter
+        return adapter is None or self._adapters.get(adapter.index) == adapter.digest
 
     @property
     def _num_loading(self) -> int:

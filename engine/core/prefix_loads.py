@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from inferd.engine.cache.below import Found, Load, PrefixLoad, Seek, Tier
+from inferd.engine.cache.below import Found, Load, Piece, PrefixLoad, Seek, Tier
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 
@@ -50,6 +50,8 @@ class _Waiting:
     """Whether it waits for what another request has loaded."""
     is_aborted: bool = False
     """Whether its request is gone, or computes its prefix."""
+    is_distrusted: bool = False
+    """Whether its load may have read what is wrong."""
     is_overdue: bool = False
     """Whether it took too long."""
 
@@ -68,6 +70,8 @@ class PrefixLoads:
         self._num_slow = 0
         """Prefixes in a row that were computed because that seemed faster."""
         self.counts = TierCounts()
+        self.on_loaded: Callable[[Request, Sequence[Piece]], None] | None = None
+        """Called with a request and the pieces of its prefix that were loaded, if there are any."""
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -115,6 +119,13 @@ class PrefixLoads:
         self._leave(waiting)
         return True
 
+    def distrust(self) -> None:
+        """Use nothing of what is being loaded."""
+        for waiting in self._waiting.values():
+            if waiting.load is not None:
+                waiting.load.stop()
+                waiting.is_distrusted = True
+
     def _leave(self, waiting: _Waiting) -> None:
         waiting.is_aborted = True
         if waiting.load is not None:
@@ -147,10 +158,12 @@ class PrefixLoads:
         """Whether a request still waits, or its load has not ended."""
         if waiting.load is not None:
             self._settle(waiting, waiting.load)
-            if waiting.prefix.is_settled:
-                waiting.prefix.close()
-                return False
-            return True
+            if not waiting.prefix.is_settled:
+                return True
+            waiting.prefix.close()
+            if waiting.prefix.loaded and self.on_loaded is not None:
+                self.on_loaded(request, waiting.prefix.loaded)
+            return False
         if waiting.is_aborted:
             return False
         if not waiting.seek.is_done:
@@ -198,7 +211,7 @@ class PrefixLoads:
 
     def _settle(self, waiting: _Waiting, load: Load) -> None:
         for is_loaded in load.take_ended():
-            num_tokens = waiting.prefix.settle(is_loaded)
+            num_tokens = waiting.prefix.settle(is_loaded and not waiting.is_distrusted)
             self.counts.num_loaded_tokens += num_tokens
             self.counts.num_failed += not is_loaded and not waiting.is_aborted
             if not num_tokens:

@@ -76,6 +76,18 @@ class _Load:
         self.is_stopped = True
 
 
+class _Comparison:
+    def __init__(self, future: Future[bool | None]) -> None:
+        self._future = future
+
+    @property
+    def is_done(self) -> bool:
+        return self._future.done()
+
+    def take(self) -> bool | None:
+        return self._future.result()
+
+
 @dataclass(frozen=True, slots=True)
 class _Offered:
     """A piece to write."""
@@ -84,6 +96,8 @@ class _Offered:
     segment: SegmentId
     places: tuple[int, ...]
     num_erased: int
+    num_distrusts: int
+    """As the tier's when it was offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +127,8 @@ class DirectoryTier:
         """Pieces that wait to be written, or were, and when they were offered. Only the engine's loop uses it."""
         self._unknown: deque[Piece] = deque()
         """Pieces that were not written after all."""
+        self._num_distrusts = self._num_known_distrusts = 0
+        """Times that a piece was found wrong. Pieces that were offered before are not written."""
         self._bytes_per_s = _FIRST_READ_BYTES_PER_S
         self._num_asked_bytes = self._num_ended_bytes = 0
         """Bytes of all loads. The engine's loop counts the first, the reading thread the second."""
@@ -204,6 +220,39 @@ class DirectoryTier:
             self._num_ended_bytes += num_bytes
             load.ended.append(is_whole)
 
+    def compare(self, salt: str, piece: Piece, places: Sequence[int]) -> _Comparison:
+        return _Comparison(self._reading.submit(self._compare, self._id_of(salt, piece), tuple(places)))
+
+    def _compare(self, segment: SegmentId, places: Sequence[int]) -> bool | None:
+        try:
+            directory = self._opened()
+            writer = directory.writer_if_other(segment, self._rows(places))
+        except Missing:
+            return None
+        except Damaged as error:
+            self._count_damaged(error)
+            return None
+        except Exception:
+            logger.exception("a KV segment could not be compared")
+            return None
+        if writer is None:
+            return True
+        self._num_distrusts += 1
+        num_dropped = 0
+        try:
+            # Loads wait meanwhile: they run on this thread.
+            num_dropped = directory.drop_writers({writer, self._writer})
+        except OSError:
+            logger.exception("KV segments that may be wrong could not be removed")
+        self.use.num_distrusted += num_dropped
+        logger.error(
+            "KV directory: segment %s is not what its tokens give when they are computed again. All %d segments of its "
+            "writer and of this engine are removed. Suspect this machine, the one that wrote it, or a fault in inferd",
+            segment.key.hex(),
+            num_dropped,
+        )
+        return False
+
     def seconds_to_load(self, num_bytes: int) -> float:
         return (self._num_asked_bytes - self._num_ended_bytes + num_bytes) / self._bytes_per_s
 
@@ -214,6 +263,9 @@ class DirectoryTier:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def offer(self, salt: str, piece: Piece, places: Sequence[int]) -> None:
+        if self._num_known_distrusts != self._num_distrusts:
+            self._num_known_distrusts = self._num_distrusts
+            self._known.clear()
         while self._unknown:
             self._known.pop(self._unknown.popleft(), None)
         now = time.monotonic()
@@ -221,7 +273,8 @@ class DirectoryTier:
             return
         num_erased = self._memory.num_erased(place for place in places if place != GONE)
         try:
-            self._queue.put_nowait(_Offered(piece, self._id_of(salt, piece), tuple(places), num_erased))
+            offered = _Offered(piece, self._id_of(salt, piece), tuple(places), num_erased, self._num_distrusts)
+            self._queue.put_nowait(offered)
         except queue.Full:
             self.use.num_unwritten += 1
             return
@@ -264,7 +317,8 @@ class DirectoryTier:
             nonlocal num_written
             time.sleep(num_bytes / _WRITE_BYTES_PER_S)
             num_written += num_bytes
-            return self._memory.num_erased(held) == offered.num_erased
+            is_trusted = offered.num_distrusts == self._num_distrusts
+            return is_trusted and self._memory.num_erased(held) == offered.num_erased
 
         try:
             if self._opened().write(offered.segment, self._rows(offered.places), self._writer, pace):

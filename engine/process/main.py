@@ -81,6 +81,8 @@ _COMPILING_POLL_MS = 1
 _PREPARES_AFTER = 5
 """Idle polls after which the engine prepares what later requests need. A person who just saw it start may be about to
 send the first one, which should not wait for that."""
+_RECHECKS_AFTER = 2
+"""Idle polls after which the engine computes again what it loaded."""
 _MOST_RECEIVED_BYTES = 2**20
 """Most bytes received at once: some 500,000 ids, which take 60 ms to check and to queue. After a restart all prompts
 come at once, and an engine that took them for seconds would count as hung."""
@@ -289,7 +291,7 @@ def serve(
     events: KVEventLog | None = None,
 ) -> NoReturn:
     """Step for ever; the process ends with its standard input."""
-    num_idle = 0
+    num_idle, is_rechecking = 0, False
     while True:
         heartbeat.num_beats += 1
         if events is not None:
@@ -297,7 +299,8 @@ def serve(
                 link.send(CacheEvents(encoded))
         is_loading = adapters is not None and adapters.is_busy
         is_awaiting = core.is_awaiting or is_loading
-        messages = link.receive(0 if core.has_work else _COMPILING_POLL_MS if is_awaiting else _IDLE_POLL_MS)
+        is_busy = core.has_work or is_rechecking
+        messages = link.receive(0 if is_busy else _COMPILING_POLL_MS if is_awaiting else _IDLE_POLL_MS)
         for message in messages:
             heartbeat.num_beats += 1  # to check the blocks that an earlier engine left of a long prompt takes a while
             _dispatch(core, executor, message, adapters)
@@ -309,7 +312,10 @@ def serve(
                     core.add_adapter(loaded.adapter)
                 link.send(loaded)
         num_idle = num_idle + 1 if not messages and not core.has_work and not is_awaiting else 0
-        if num_idle:
+        heartbeat.step_started_s = time.monotonic() if num_idle > _RECHECKS_AFTER else 0.0
+        is_rechecking = num_idle > _RECHECKS_AFTER and core.recheck()
+        heartbeat.step_started_s = 0.0
+        if num_idle and not is_rechecking:
             # To check a large pool takes a fifth of a second, so this runs only when the engine has been idle for a
             # while.
             core.check()

@@ -227,11 +227,15 @@ class Scheduler:
             self._drafting.add(builder, may_take_blocks=self._slots.claimant is None)
         if not builder.rows:
             return None
-        plan = builder.finish(self._num_steps)
+        plan = builder.finish(self.number_step())
         self.latency.launched(plan.rows, has_prompts=has_prompts)
-        self._num_steps += 1
         self._launched.append((plan, builder.entries))
         return plan
+
+    def number_step(self) -> int:
+        """The id of the next plan, the scheduler's or another's: a worker gets them in their order."""
+        self._num_steps += 1
+        return self._num_steps - 1
 
     def apply(self, result: StepResult, timing: Timing | None = None) -> list[AppliedRow]:
         """Take the results of the oldest plan not yet applied. Returns the rows of requests that have not ended, in

@@ -175,6 +175,7 @@ class Metrics(ServerInstruments):
         self.tier_bytes.add(_grown(stats.tier_read_bytes, last.tier_read_bytes), "read")
         self.tier_bytes.add(_grown(stats.tier_written_bytes, last.tier_written_bytes), "written")
         self.tier_tokens.add(_grown(stats.tier_loaded_tokens, last.tier_loaded_tokens))
+        self.tier_same_tokens.add(_grown(stats.tier_same_tokens, last.tier_same_tokens))
         self.left_blocks.add(_grown(stats.num_left_taken, last.num_left_taken), "taken")
         self.left_blocks.add(_grown(stats.num_left_damaged, last.num_left_damaged), "damaged")
         self.shed.add(_grown(stats.num_shed, last.num_shed))

@@ -79,11 +79,16 @@ def show_engine_names(seen: ServerInstruments) -> Export:
         "inferd_kv_tier_tokens", "Number of prompt tokens that were loaded from the KV directory.", seen.tier_tokens
     )
     page.counter(
+        "inferd_kv_tier_recomputed_tokens",
+        "Number of loaded tokens that were computed again while idle, and were the same.",
+        seen.tier_same_tokens,
+    )
+    page.counter(
         "inferd_kv_tier_bytes", "Bytes of KV read from and written to the directory.", seen.tier_bytes, "direction"
     )
     page.counter(
         "inferd_kv_tier_segments",
-        "Number of KV segments that were slow (computed instead), failed, damaged, or unwritten.",
+        "Number of KV segments that were slow (computed instead), failed, damaged, unwritten, different or distrusted.",
         seen.tier_pieces,
         "result",
     )

@@ -32,7 +32,7 @@ def _fine(low_s: float, peers: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(sorted({bound for bound in own if bound <= 100} | set(peers)))
 
 
-TIER_PIECES = ("slow", "failed", "damaged", "unwritten")
+TIER_PIECES = ("slow", "failed", "damaged", "unwritten", "different", "distrusted")
 """Results of pieces of the KV directory, by the names of `EngineStats`."""
 _COUNTS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
 
@@ -74,7 +74,8 @@ class ServerInstruments:
         self.replayed, self.left_blocks = Counter.zero(), Counter()
         for result in ("taken", "damaged"):
             self.left_blocks.add(0, result)
-        self.tier_pieces, self.tier_bytes, self.tier_tokens = Counter(), Counter(), Counter.zero()
+        self.tier_pieces, self.tier_bytes = Counter(), Counter()
+        self.tier_tokens, self.tier_same_tokens = Counter.zero(), Counter.zero()
         for name in TIER_PIECES:
             self.tier_pieces.add(0, name)
         for name in ("read", "written"):

@@ -20,6 +20,7 @@ NOT_SHOWN = {
     "inferd_kv_left_blocks_total": "grows at an engine's death alone, which a panel of restarts shows",
     "inferd_kv_tier_tokens_total": "is zero without --kv-dir, which few servers have",
     "inferd_kv_tier_bytes_total": "is zero without --kv-dir, which few servers have",
+    "inferd_kv_tier_recomputed_tokens_total": "is zero without --kv-dir, which few servers have",
     "inferd_kv_tier_segments_total": "is zero without --kv-dir, which few servers have",
     "inferd_answer_repairs_total": "says how well a model keeps to its format, not how the server does",
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from xxhash import xxh3_128_digest
 
 from tests.e2e.conftest import INFERD, Daemon
 from tests.reliability.asking import Answer, Ask, Asker
@@ -67,6 +68,12 @@ def tier_bytes(daemon: Daemon, direction: str) -> float:
     return float(line.rpartition(" ")[2])
 
 
+def segments(daemon: Daemon, result: str) -> float:
+    lines = daemon.get("/metrics").text.splitlines()
+    (line,) = (line for line in lines if line.startswith("inferd_kv_tier_segments_total{") and result in line)
+    return float(line.rpartition(" ")[2])
+
+
 def num_cached(answers: list[Answer]) -> list[int]:
     return [(answer.usage or {})["prompt_tokens_details"]["cached_tokens"] for answer in answers]
 
@@ -95,6 +102,43 @@ def test_a_later_server_computes_no_prompt_again(start: Callable[..., Daemon], t
     assert min(num_cached(answers)) >= PROMPT_TOKENS - 2 * 32
     assert count(second, "inferd_kv_tier_tokens_total") > 0
     assert count(second, "inferd_prompt_tokens_computed_total") < 1.5 * NUM_PROMPTS * PROMPT_TOKENS
+
+
+def test_a_wrong_block_under_a_right_checksum_is_found_and_its_writer_distrusted(
+    start: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    folder = tmp_path / "kv"
+    first = begin(start, folder)
+    expected = texts(Asker(first.url).ask(asks()))
+    wait_written(first)
+    kill_everything(first)
+    num_files = len(list(folder.rglob("*.kv")))
+    for path in folder.rglob("*.kv"):
+        make_wrong(path)
+    assert not verified(folder)["damaged"], "the checksums would tell"
+    second = begin(start, folder)
+    Asker(second.url).ask(asks()[:1])
+    wait_until(lambda: segments(second, "different") > 0, 30)
+    assert segments(second, "distrusted") >= num_files
+    assert texts(Asker(second.url).ask(asks())) == expected
+    wait_written(second)
+    kill_everything(second)
+    third = begin(start, folder)
+    assert texts(Asker(third.url).ask(asks())) == expected
+    wait_until(lambda: count(third, "inferd_kv_tier_recomputed_tokens_total") >= PROMPT_TOKENS - 2 * 32, 30)
+    assert segments(third, "different") == 0
+
+
+def make_wrong(path: Path) -> None:
+    """Turn one bit of the first block, and make all checksums right."""
+    data = bytearray(path.read_bytes())
+    num_blocks, fixed_bytes = int.from_bytes(data[12:16], "little"), 8 + 4 + 4 + 32 + 16 + 32 + 16
+    content = fixed_bytes + 24 * num_blocks + 16
+    size = int.from_bytes(data[fixed_bytes : fixed_bytes + 8], "little")
+    data[content + size // 2] ^= 1
+    data[fixed_bytes + 8 : fixed_bytes + 24] = xxh3_128_digest(bytes(data[content : content + size]))
+    data[content - 16 : content] = xxh3_128_digest(bytes(data[: content - 16]))
+    path.write_bytes(data)
 
 
 @pytest.mark.timeout(1800)

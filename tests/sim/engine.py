@@ -45,6 +45,10 @@ class SimulatedEngine:
     def check_idle(self) -> None:
         """Assert that everything is free again after the last request."""
         self.core.check()
+        rechecks = self.core._rechecks
+        while rechecks is not None and rechecks.holds_blocks:
+            rechecks.give_way()
+            rechecks.settle()
         self.core.reset_prefix_cache()
         assert self.cache.pool.num_empty == self.cache.pool.num_blocks, "blocks were lost"
         states = self.cache.states

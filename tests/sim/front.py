@@ -25,6 +25,7 @@ from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.wire import client as client_module
 from inferd.engine.api.wire.client import from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.wire.messages import Submit, SubmitChoices, ToEngine
+from inferd.engine.core import rechecks as rechecks_module
 from inferd.engine.process import main as parts_module
 from inferd.server.dispatch import recovery as recovery_module
 from inferd.server.dispatch import router as router_module
@@ -90,6 +91,7 @@ def _simulated(seed: int, loop: VirtualLoop) -> Iterator[tuple[Network, Clocks]]
         patch.setattr(flight_module, "open_map", network.open_map)
         patch.setattr(heartbeat_module, "open_map", network.open_map)
         patch.setattr(recovery_module, "_REPLAYED_AT_ONCE", 1)
+        patch.setattr(rechecks_module, "_PART_OF_POOL", 2)
         patch.setattr(parts_module, "MAX_SCORED", 7)
         patch.setattr(supervisor_module, "num_cpus", lambda: 64)
         slow = _slow(Random(f"turns {seed}"))

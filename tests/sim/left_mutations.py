@@ -9,9 +9,10 @@ from inferd.engine.cache.below import Found, PrefixLoad
 from inferd.engine.cache.group import PrefixMatch
 from inferd.engine.cache.ledger import Entry, LeftContent
 from inferd.engine.cache.pool import BlockPool
-from inferd.engine.cache.prefix import ChainKeys, PrefixIndex
+from inferd.engine.cache.prefix import GONE, ChainKeys, PrefixIndex
 from inferd.engine.cache.state_checkpoints import SequenceCheckpoints
 from inferd.engine.cache.table import BlockTable
+from inferd.engine.core.rechecks import Course, Rechecks, Sample
 from tests.sim.left_memory import LeftMemory
 from tests.sim.planting import Patch, Plants
 
@@ -122,3 +123,29 @@ def loaded_blocks_are_exchanged(patch: Patch) -> None:
         return pieces, [[rows[1], rows[0], *rows[2:]] if len(rows) > 3 else rows for rows in places]
 
     patch.setattr(PrefixLoad, "reserve", swapped)
+
+
+@plant
+def blocks_return_while_they_are_compared(patch: Patch) -> None:
+    """Eviction under a comparison: a request writes to blocks that the tier still compares."""
+
+    def give_way(self: Rechecks) -> None:
+        if self._course is not None:
+            self._cache.take_back([place for of_group in self._course.blocks for place in of_group if place != GONE])
+            self._course.blocks, self._course.checkpoint = [], None
+
+    patch.setattr(Rechecks, "give_way", give_way)
+
+
+@plant
+def recheck_begins_behind_what_it_needs(patch: Patch) -> None:
+    """Wrong table: the row begins one block too late, so the first block of the prefix is never computed."""
+    begin = Rechecks._begin
+
+    def late(self: Rechecks, sample: Sample) -> Course | None:
+        course = begin(self, sample)
+        if course is not None:
+            course.at += self._cache.block_size
+        return course
+
+    patch.setattr(Rechecks, "_begin", late)

@@ -69,6 +69,30 @@ class _Load(_Waits):
         self.is_stopped = True
 
 
+class _Comparing(_Waits):
+    def __init__(self, tier: SimulatedTier, kept: tuple[str, Piece], places: Sequence[int]) -> None:
+        super().__init__(tier.rng.choice(_LOOKS))
+        self._tier, self._kept, self._places = tier, kept, places
+        self._is_ended = False
+
+    @property
+    def is_done(self) -> bool:
+        self._is_ended |= self.look()
+        return self._is_ended
+
+    def take(self) -> bool | None:
+        """It looks at the places only now: they must still hold what was computed."""
+        rows = self._tier.rows_of(self._kept)
+        if rows is None:
+            return None
+        memory = self._tier.memory
+        for row, place in zip(rows, self._places, strict=True):
+            if place != GONE and row is not None:
+                assert memory.content(place) == row, f"place {place}: computed again, it is not what was kept"
+        self._tier.num_same += 1
+        return True
+
+
 class SimulatedTier:
     """The tier of one replica."""
 
@@ -76,7 +100,8 @@ class SimulatedTier:
         self.rng, self.memory = rng, memory
         self._kept: dict[tuple[str, Piece], list[Content | None]] = {}
         self._offered: deque[tuple[str, Piece, Sequence[int], int]] = deque()
-        self.num_loads = 0
+        self.num_loads = self.num_same = 0
+        """`num_same`: pieces that were computed again."""
         self.use = TierUse()
 
     def begin(self) -> None:
@@ -111,6 +136,12 @@ class SimulatedTier:
     def forget(self, salt: str, keys: Sequence[bytes]) -> None:
         self._offered = deque(each for each in self._offered if each[1].key not in keys)
         self._kept = {kept: rows for kept, rows in self._kept.items() if kept[1].key not in keys}
+
+    def compare(self, salt: str, piece: Piece, places: Sequence[int]) -> _Comparing:
+        return _Comparing(self, (salt, piece), places)
+
+    def rows_of(self, kept: tuple[str, Piece]) -> list[Content | None] | None:
+        return self._kept.get(kept)
 
     def seconds_to_load(self, num_bytes: int) -> float:
         return self.rng.choice((0.0, 0.0, 1e9))

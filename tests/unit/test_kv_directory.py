@@ -237,8 +237,8 @@ def test_files_of_a_writer_are_dropped(root: Path, opened: Open) -> None:
         write(directory, segment(number, tenant=number % 3, model=number % 2), (WRITER, other)[number % 4 == 0])
     write(directory, segment(100))
     path_of(root, segment(100)).write_bytes(b"short")
-    assert directory.drop_writer(other) == 3
-    assert directory.drop_writer(other) == 0
+    assert directory.drop_writers([other]) == 3
+    assert directory.drop_writers([other]) == 0
     for number in range(12):
         some = segment(number, tenant=number % 3, model=number % 2)
         assert is_there(directory, some) == (number % 4 != 0)
@@ -258,7 +258,7 @@ def test_dropping_goes_on_after_a_failure_and_tells_it(opened: Open, monkeypatch
 
     monkeypatch.setattr(os, "unlink", fail_once)
     with pytest.raises(PermissionError):
-        directory.drop_writer(WRITER)
+        directory.drop_writers([WRITER])
     assert sum(is_there(directory, segment(number)) for number in range(5)) == 1
 
 
@@ -294,7 +294,7 @@ def test_a_file_may_vanish_while_those_of_a_writer_are_dropped(
         unlink(name, **named)
 
     monkeypatch.setattr(os, "unlink", evicted)
-    assert directory.drop_writer(WRITER) == 4
+    assert directory.drop_writers([WRITER]) == 4
     assert listing_of(root).segments == []
 
 
@@ -369,7 +369,7 @@ def test_files_of_others_stay_and_are_told(root: Path, opened: Open) -> None:
             write(directory, some)
     for number in range(20):
         write(directory, segment(number))
-    directory.drop_writer(WRITER)
+    directory.drop_writers([WRITER])
     write(directory, segment())
     listing = listing_of(root)
     model, tenant = segment().fingerprint.hex(), f"{segment().fingerprint.hex()}/{segment().tenant.hex()}"
@@ -392,7 +392,7 @@ def test_clearing_leaves_the_mark_alone(root: Path, opened: Open) -> None:
     directory = opened(PLENTY)
     for number in range(6):
         write(directory, segment(number, tenant=number % 2, model=number % 3))
-    directory.drop_writer(WRITER)
+    directory.drop_writers([WRITER])
     for number in range(3):
         write(directory, segment(number))
     with existing(root) as descriptor:

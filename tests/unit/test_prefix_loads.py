@@ -46,12 +46,25 @@ class Load:
 
 
 @dataclass
+class Compared:
+    salt: str
+    piece: Piece
+    places: Sequence[int]
+    is_done: bool = False
+    result: bool | None = True
+
+    def take(self) -> bool | None:
+        return self.result
+
+
+@dataclass
 class Below:
     """A tier that has every piece of its chains which was offered, and does what the test says."""
 
     pieces: set[tuple[str, Piece]] = field(default_factory=set)
     searches: list[Search] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
+    compared: list[Compared] = field(default_factory=list)
     load_s: float = 0.0
     use: TierUse = field(default_factory=TierUse)
 
@@ -74,6 +87,10 @@ class Below:
 
     def forget(self, salt: str, keys: Sequence[bytes]) -> None:
         """Nothing is forgotten here."""
+
+    def compare(self, salt: str, piece: Piece, places: Sequence[int]) -> Compared:
+        self.compared.append(Compared(salt, piece, places))
+        return self.compared[-1]
 
     def seconds_to_load(self, num_bytes: int) -> float:
         return self.load_s

@@ -11,7 +11,7 @@ import fcntl
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +96,15 @@ class KVDirectory:
                 os.utime(descriptor)
 
         self._opened_for(segment, fill)
+
+    def writer_if_other(self, segment: SegmentId, blocks: Blocks) -> bytes | None:
+        """The writer of a segment, if that was written from other bytes than these; None if from the same. Raises
+        `Missing`, and `Damaged`: then it is removed."""
+
+        def writer_if_other(descriptor: int) -> bytes | None:
+            return None if files.compare(descriptor, segment, blocks) else files.writer_of(descriptor)
+
+        return self._opened_for(segment, writer_if_other)
 
     def _opened_for(self, segment: SegmentId, use: Callable[[int], _T]) -> _T:
         """The result of `use` with a descriptor of the file. Raises `Missing` and `Damaged`, and removes what is
@@ -199,14 +208,14 @@ class KVDirectory:
             if _is_file(folder, name_of(segment.key)):
                 os.unlink(name_of(segment.key), dir_fd=folder)
 
-    def drop_writer(self, writer: bytes) -> int:
-        """Remove every segment that this writer wrote, and return their number. It reads the header of each file. A
+    def drop_writers(self, writers: Collection[bytes]) -> int:
+        """Remove every segment that these writers wrote, and return their number. It reads the header of each file. A
         segment that is written meanwhile stays. Raises `OSError` after it has tried all files."""
         num_files, failure = 0, None
         for entry in list_all(self._root).segments:
             try:
                 with opened_folder(self._root, entry.folder) as folder, opened_file(folder, entry.name) as descriptor:
-                    if files.writer_of(descriptor) == writer:
+                    if files.writer_of(descriptor) in writers:
                         os.unlink(entry.name, dir_fd=folder)
                         num_files += 1
             except FileNotFoundError:

@@ -142,6 +142,24 @@ def sizes_of(descriptor: int, segment: SegmentId) -> tuple[int, ...]:
     return tuple(row.num_bytes for row in _rows_of(descriptor, segment))
 
 
+def compare(descriptor: int, segment: SegmentId, blocks: Blocks) -> bool:
+    """Whether these bytes are those that the file was written from, by the checksums of its header. A block without
+    bytes, here or there, is not compared. Raises `Damaged` and `OSError`."""
+    rows = _rows_of(descriptor, segment)
+    if len(rows) != len(blocks):
+        raise Damaged(f"it has {len(rows)} blocks, and not {len(blocks)}")
+    for block, row in zip(blocks, rows, strict=True):
+        num_bytes = sum(piece.nbytes for piece in block)
+        if not num_bytes or not row.num_bytes:
+            continue
+        checksum = xxh3_128()
+        for piece in block:
+            checksum.update(piece)
+        if (num_bytes, checksum.digest()) != (row.num_bytes, row.checksum):
+            return False
+    return True
+
+
 def check(descriptor: int, segment: SegmentId) -> None:
     """Read the whole file and keep nothing. Raises `Damaged` and `OSError`."""
     rows = _rows_of(descriptor, segment)

@@ -201,6 +201,12 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Number of pieces of prefixes that could not be loaded."""
     tier_damaged: int = 0
     """Number of pieces that were not what was written."""
+    tier_different: int = 0
+    """Pieces from below that were not what their tokens gave when they were computed again."""
+    tier_distrusted: int = 0
+    """Pieces that were removed because of that."""
+    tier_same_tokens: int = 0
+    """Tokens of pieces that were the same."""
     tier_unwritten: int = 0
     """Number of pieces that were not written."""
     tier_read_bytes: int = 0
