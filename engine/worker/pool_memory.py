@@ -12,12 +12,14 @@ Each engine has a number. Records count only if they come from an engine that la
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import logging
 import math
 import mmap
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,6 +49,8 @@ _ALIGNMENT = 2**21
 _LOCK_WAIT_S = 5.0
 """Longest wait for the engine before. A killed one is gone after 14 to 25 ms."""
 _POLL_S = 0.002
+_POPULATE_READ = 22
+"""MADV_POPULATE_READ of Linux 5.14, which Python 3.11 does not name."""
 _ENDS = "the KV cache ends with this engine, because its memory cannot be shared"
 
 
@@ -55,6 +59,7 @@ class _Region:
     """A tensor [planes, items, ...] in the memory, some of whose items are places."""
 
     content: memoryview
+    address: int
     num_planes: int
     num_items: int
     item_bytes: int
@@ -131,7 +136,9 @@ class PoolMemory:
             return torch.empty(tuple(shape), dtype=dtype)
         tensor = torch.frombuffer(content, dtype=torch.uint8).view(dtype).view(tuple(shape))
         planes, items = shape[0], shape[1]
-        self._regions[tensor.data_ptr()] = _Region(content, planes, items, num_bytes // (planes * items))
+        self._regions[tensor.data_ptr()] = _Region(
+            content, tensor.data_ptr(), planes, items, num_bytes // (planes * items)
+        )
         return tensor
 
     def hold(self, tensor: Tensor, first: int, end: int, planes: Sequence[int] = (), first_item: int = 0) -> None:
@@ -154,6 +161,25 @@ class PoolMemory:
             self._first_epoch = self._epoch
             _HEADER.pack_into(self._head, 0, _NO_DIGEST, self._epoch, self._epoch)
         _HEADER.pack_into(self._head, 0, digest, self._first_epoch, self._epoch)
+        left = [entry.place for entry in self.entries()]
+        if left:
+            threading.Thread(target=self._map_pages, args=(left,), name="inferd-kv-map", daemon=True).start()
+
+    def _map_pages(self, places: Sequence[int]) -> None:
+        """Have the system map the pages of these places, ascending, while the engine still starts. Otherwise the first
+        reading of each does, which halves the speed of the checksums (8 in place of 19 GB/s, one core of an AMD EPYC
+        Zen 4, 2026-12-01)."""
+        madvise = ctypes.CDLL(None, use_errno=True).madvise
+        madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        for held in self._places:
+            region = held.region
+            items = [held.first_item + place - held.first for place in places if held.first <= place < held.end]
+            for plane in range(region.num_planes):
+                for first, end in _runs(items):
+                    start = region.address + (plane * region.num_items + first) * region.item_bytes
+                    page = start - start % mmap.PAGESIZE
+                    if madvise(page, start + (end - first) * region.item_bytes - page, _POPULATE_READ):
+                        return  # an older system
 
     @contextlib.contextmanager
     def preserved(self, block_id: int) -> Iterator[None]:
@@ -226,6 +252,15 @@ class PoolMemory:
         for piece in self.pieces(entry.place, entry.group):
             sum_.update(piece)
         return sum_.intdigest()
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ascending numbers as ranges (first, end)."""
+    first = 0
+    for index, number in enumerate(numbers):
+        if index + 1 == len(numbers) or numbers[index + 1] != number + 1:
+            yield numbers[first], number + 1
+            first = index + 1
 
 
 def _lock(descriptor: int) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
+import re
 import signal
 import time
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -25,14 +28,14 @@ _RECORD_BYTES = 64
 class Engine:
     """The memory as one engine after another has it."""
 
-    def __init__(self, file: MemoryFile, layout: bytes = b"layout", heads: int = 2) -> None:
-        opened = PoolMemory.open(file.path, BLOCKS + CHECKPOINTS, layout)
+    def __init__(self, file: MemoryFile, layout: bytes = b"layout", heads: int = 2, blocks: int = BLOCKS) -> None:
+        opened = PoolMemory.open(file.path, blocks + CHECKPOINTS, layout)
         assert opened is not None
         self.memory = opened
-        self.kv = opened.empty((3, BLOCKS, 2, heads, 4, 8), torch.bfloat16)
+        self.kv = opened.empty((3, blocks, 2, heads, 4, 8), torch.bfloat16)
         self.states = opened.empty((2, SLOTS + CHECKPOINTS, 5), torch.float32)
-        opened.hold(self.kv, 0, BLOCKS, GROUP_PLANES)
-        opened.hold(self.states, BLOCKS, BLOCKS + CHECKPOINTS, first_item=SLOTS)
+        opened.hold(self.kv, 0, blocks, GROUP_PLANES)
+        opened.hold(self.states, blocks, blocks + CHECKPOINTS, first_item=SLOTS)
         opened.begin()
 
     def write(self, place: int, group: int, seed: int) -> Entry:
@@ -77,6 +80,39 @@ def test_the_next_engine_has_the_same_bytes_and_entries(file: MemoryFile) -> Non
     second.write(2, 0, seed=9)
     second.end()
     assert [entry.place for entry in Engine(file).sound()] == [2, 4, 6], "those of both engines"
+
+
+def test_what_was_left_is_mapped_before_it_is_read(file: MemoryFile) -> None:
+    """Only places with entries: to map others would take memory for them."""
+    first = Engine(file, blocks=600)
+    first.kv[:, [1, 2, 300]] = 1.0
+    first.end()
+    assert _mapped_kib(first.kv) > 0, "the test cannot tell mapped pages from others"
+    second = Engine(file, blocks=600)
+    assert _mapped_kib(second.kv) == 0
+    second.memory._map_pages([1, 2, 300])
+    in_a_plane = _pages(second.kv, 1, 3) + _pages(second.kv, 300, 301)
+    assert _mapped_kib(second.kv) == 3 * in_a_plane * mmap.PAGESIZE // 1024
+
+
+def _pages(kv: Tensor, first: int, end: int) -> int:
+    """Pages of these blocks in one plane."""
+    size = kv[0, 0].nbytes
+    return -(-end * size // mmap.PAGESIZE) - first * size // mmap.PAGESIZE
+
+
+def _mapped_kib(tensor: Tensor) -> int:
+    """KiB of a tensor's mapping that this process has mapped."""
+    for mapping in Path("/proc/self/smaps").read_text().split("VmFlags:"):
+        found = re.search(r"^([0-9a-f]+)-([0-9a-f]+) .*?^Rss: +(\d+) kB", mapping, re.MULTILINE | re.DOTALL)
+        if found and int(found[1], 16) <= tensor.data_ptr() < int(found[2], 16):
+            return int(found[3])
+    raise AssertionError("the tensor lies in no mapping")
+
+
+def test_runs_of_places() -> None:
+    assert list(module._runs([1, 2, 3, 7, 9, 10])) == [(1, 4), (7, 8), (9, 11)]
+    assert list(module._runs([])) == []
 
 
 @pytest.mark.parametrize("place", [0, 4, 6])
