@@ -57,6 +57,8 @@ class TierUse:
     """Pieces that were removed because their writer had written a wrong one, or because they may follow from it."""
     num_unwritten: int = 0
     """Pieces that were not written: the disk or the queue was full, or there was an error."""
+    num_held_bytes: int = 0
+    """Bytes of everything in the tier, when they were last counted: others may share it."""
 
 
 class Load(Protocol):

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from time import monotonic
+from typing import Any
 
 from inferd.engine.api.cost.step_cost import NO_WORK, PlanWork, StepWork
 from inferd.engine.api.process.flight_recorder import NO_RECORDER, FlightRecorder
@@ -259,7 +260,7 @@ class EngineCore:
             accepted_drafts=tuple(scheduler.stats.accepted_drafts) if scheduler.stats.accepted_drafts[0] else (),
         )
 
-    def _tier_stats(self) -> dict[str, int]:
+    def _tier_stats(self) -> dict[str, Any]:
         if self._loads is None or self._rechecks is None:
             return {}
         counts, rechecked, use = self._loads.counts, self._rechecks.counts, self._loads.tier.use
@@ -274,6 +275,9 @@ class EngineCore:
             "tier_unwritten": use.num_unwritten,
             "tier_read_bytes": use.num_read_bytes,
             "tier_written_bytes": use.num_written_bytes,
+            "tier_wait_s": counts.wait_s,
+            "tier_compute_s": counts.compute_s,
+            "tier_held_bytes": use.num_held_bytes,
         }
 
     def check(self) -> None:

@@ -34,6 +34,10 @@ class TierCounts:
     """Prefixes that were computed, because that was expected to be faster."""
     num_failed: int = 0
     """Pieces that could not be loaded whole."""
+    wait_s: float = 0.0
+    """Seconds that requests waited here."""
+    compute_s: float = 0.0
+    """Expected seconds to compute what was loaded for them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +47,7 @@ class _Waiting:
     prefix: PrefixLoad
     salt: str
     seek: Seek
+    began_s: float
     until_s: float
     """When it stops waiting and computes."""
     load: Load | None = None
@@ -108,7 +113,8 @@ class PrefixLoads:
         target_s = request.scheduling.ttft_target_s
         longest_s = _LONGEST_SEEK_S if target_s is None else min(_LONGEST_SEEK_S, target_s * _OF_TARGET)
         seek = self.tier.seek(request.salt, wanted)
-        self._waiting[request] = _Waiting(prefix, request.salt, seek, self._clock() + longest_s)
+        now = self._clock()
+        self._waiting[request] = _Waiting(prefix, request.salt, seek, now, now + longest_s)
         return True
 
     def abort(self, request: Request) -> bool:
@@ -152,6 +158,7 @@ class PrefixLoads:
             elif not (waiting.is_aborted and not was_aborted):
                 continue
             if not was_aborted:
+                self.counts.wait_s += now - waiting.began_s
                 yield request
 
     def _goes_on(self, request: Request, waiting: _Waiting) -> bool:
@@ -213,6 +220,7 @@ class PrefixLoads:
         for is_loaded in load.take_ended():
             num_tokens = waiting.prefix.settle(is_loaded and not waiting.is_distrusted)
             self.counts.num_loaded_tokens += num_tokens
+            self.counts.compute_s += 0.0 if waiting.is_aborted else self._seconds_to_compute(num_tokens)
             self.counts.num_failed += not is_loaded and not waiting.is_aborted
             if not num_tokens:
                 load.stop()  # nothing can be hit behind a gap

@@ -144,6 +144,7 @@ class DirectoryTier:
                     raise Missing("the directory could not be opened")
                 try:
                     self._directory = self._open()
+                    self.use.num_held_bytes = self._directory.used_bytes
                 except (StartError, OSError) as error:
                     self._tried_s = time.monotonic()
                     self._tell(error)
@@ -321,8 +322,10 @@ class DirectoryTier:
             return is_trusted and self._memory.num_erased(held) == offered.num_erased
 
         try:
-            if self._opened().write(offered.segment, self._rows(offered.places), self._writer, pace):
+            directory = self._opened()
+            if directory.write(offered.segment, self._rows(offered.places), self._writer, pace):
                 self.use.num_written_bytes += num_written
+            self.use.num_held_bytes = directory.used_bytes
         except Stopped:
             self._unknown.append(offered.piece)  # its places hold something else by now
         except (NotWritten, Missing) as error:

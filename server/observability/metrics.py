@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Literal
+from typing import Literal, TypeVar
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
@@ -26,6 +26,7 @@ from inferd.server.observability.request_record import RequestRecord
 from inferd.server.observability.server_instruments import FINISH_REASONS, TIER_PIECES, Repair, ServerInstruments
 from inferd.server.schema.notices import Name
 
+_Number = TypeVar("_Number", int, float)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 MAX_TENANTS = 32
@@ -176,6 +177,8 @@ class Metrics(ServerInstruments):
         self.tier_bytes.add(_grown(stats.tier_written_bytes, last.tier_written_bytes), "written")
         self.tier_tokens.add(_grown(stats.tier_loaded_tokens, last.tier_loaded_tokens))
         self.tier_same_tokens.add(_grown(stats.tier_same_tokens, last.tier_same_tokens))
+        self.tier_seconds.add(_grown(stats.tier_wait_s, last.tier_wait_s), "waiting")
+        self.tier_seconds.add(_grown(stats.tier_compute_s, last.tier_compute_s), "computing")
         self.left_blocks.add(_grown(stats.num_left_taken, last.num_left_taken), "taken")
         self.left_blocks.add(_grown(stats.num_left_damaged, last.num_left_damaged), "damaged")
         self.shed.add(_grown(stats.num_shed, last.num_shed))
@@ -198,6 +201,7 @@ class Metrics(ServerInstruments):
         self.blocks.set(stats.num_blocks - stats.num_blocks_used - stats.num_blocks_cached, "free")
         for layer, peak in stats.expert_peaks:
             self.expert_peaks.set(peak, str(layer))
+        self.tier_held_bytes.set(stats.tier_held_bytes)
         self.tokens_waiting.set(stats.num_tokens_waiting + self._held.num_tokens_waiting)
         self.prefill_rate.set(stats.step_model.prefill_tokens_per_s)
         self.step_error.set(stats.step_model.error_p50, "50")
@@ -390,6 +394,6 @@ def _usage(stats: EngineStats) -> float:
     return stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0
 
 
-def _grown(now: int, before: int) -> int:
+def _grown(now: _Number, before: _Number) -> _Number:
     """Growth of an engine's counter. A counter that fell was reset with its engine, and counts in full."""
     return now - before if now >= before else now

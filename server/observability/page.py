@@ -92,6 +92,17 @@ def show_engine_names(seen: ServerInstruments) -> Export:
         seen.tier_pieces,
         "result",
     )
+    page.counter(
+        "inferd_kv_tier_seconds",
+        "Time that requests waited for the KV directory, and that computing what they loaded would have taken.",
+        seen.tier_seconds,
+        "kind",
+    )
+    page.gauge(
+        "inferd_kv_tier_held_bytes",
+        "Bytes of all files in the KV directory, of whichever server, when an engine last counted them.",
+        seen.tier_held_bytes,
+    )
     page.counter("inferd_engine_steps", "Number of engine steps.", seen.steps)
     page.counter("inferd_prompt_tokens", "Number of prompt tokens, prefix cache hits included.", seen.prompt_tokens)
     page.counter("inferd_prompt_tokens_computed", "Number of prompt tokens that were computed.", seen.computed_tokens)

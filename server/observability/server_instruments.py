@@ -80,6 +80,9 @@ class ServerInstruments:
             self.tier_pieces.add(0, name)
         for name in ("read", "written"):
             self.tier_bytes.add(0, name)
+        self.tier_seconds, self.tier_held_bytes = Counter(), Gauge.zero()
+        for name in ("waiting", "computing"):
+            self.tier_seconds.add(0, name)
         self.recovery = Histogram(_fine(0.001, ()))
         self.recovery.cell()
         self.step_duration = Histogram(_fine(0.0001, ()))

@@ -81,6 +81,22 @@ def test_another_engine_reads_the_same_bytes_into_other_places(tmp_path: Path) -
     assert second.tier.seconds_to_load(1) < 1
 
 
+def test_the_size_of_the_directory_counts_what_others_wrote_and_what_was_evicted(tmp_path: Path) -> None:
+    def num_bytes() -> int:
+        return sum(path.stat().st_size for path in (tmp_path / "kv").glob("*/*/*.kv"))
+
+    first = World(tmp_path / "kv")
+    assert first.tier.use.num_held_bytes == 0, "nothing is opened yet"
+    first.offer(piece("a"), WHOLE)
+    of_one = first.tier.use.num_held_bytes
+    assert of_one == num_bytes() > 0
+    second = World(tmp_path / "kv", quota_bytes=int(of_one * 2.5))
+    assert second.found(piece("b")) == [] and second.tier.use.num_held_bytes == of_one
+    for name in "bcd":
+        second.offer(piece(name), WHOLE)
+    assert second.tier.use.num_held_bytes == num_bytes() == 2 * of_one
+
+
 def test_a_row_without_content_has_no_bytes(tmp_path: Path) -> None:
     world = World(tmp_path / "kv")
     world.offer(piece("a"), (0, GONE, 2, 3, GONE))

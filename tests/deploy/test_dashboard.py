@@ -17,15 +17,10 @@ FROM_PROMETHEUS = {"up"}
 NOT_SHOWN = {
     "process_virtual_memory_bytes": "address space costs nothing",
     "process_start_time_seconds": "an alert reads it",
-    "inferd_kv_left_blocks_total": "grows at an engine's death alone, which a panel of restarts shows",
-    "inferd_kv_tier_tokens_total": "is zero without --kv-dir, which few servers have",
-    "inferd_kv_tier_bytes_total": "is zero without --kv-dir, which few servers have",
-    "inferd_kv_tier_recomputed_tokens_total": "is zero without --kv-dir, which few servers have",
-    "inferd_kv_tier_segments_total": "is zero without --kv-dir, which few servers have",
     "inferd_answer_repairs_total": "says how well a model keeps to its format, not how the server does",
 }
 """Metrics that no panel shows -> why."""
-NO_MAXIMUM = {"What steps are bound by", "MFU and MBU", "Processor time"}
+NO_MAXIMUM = {"What steps are bound by", "MFU and MBU", "Processor time", "Time that the KV directory saves"}
 """Panels of shares that may exceed 1."""
 
 

@@ -175,6 +175,15 @@ def test_counters_go_on_when_an_engine_is_replaced(engines: list[list[int]], say
     assert value(metrics, "inferd_engine_restarts_total") == (len(engines) - 1 if says_ready else 0)
 
 
+def test_the_tier_of_several_engines_is_counted_by_what_grew_and_its_size_once() -> None:
+    metrics = Metrics("m")
+    for replica, held_bytes in ((0, 500), (1, 700), (0, 600)):
+        metrics.step(step(tier_wait_s=0.25, tier_compute_s=2.0, tier_held_bytes=held_bytes), replica)
+    seconds = [value(metrics, "inferd_kv_tier_seconds_total", kind=kind) for kind in ("waiting", "computing")]
+    assert seconds == [0.5, 4.0]
+    assert value(metrics, "inferd_kv_tier_held_bytes") == 700, "replicas share the directory"
+
+
 def test_expert_peaks_have_a_label_for_each_layer() -> None:
     metrics = Metrics("m")
     metrics.step(step(expert_peaks=((0, 1.5), (3, 2.25))))

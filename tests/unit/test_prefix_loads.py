@@ -140,6 +140,35 @@ def test_a_prefix_is_loaded_piece_by_piece_and_hit() -> None:
     assert world.loads.counts.num_loaded_tokens == 2 * PIECE_BLOCKS * BLOCK
 
 
+def test_the_time_that_requests_waited_is_counted_beside_what_computing_would_have_taken() -> None:
+    """A load spares nothing if its request was aborted, or computes by now."""
+    world = World()
+    world.now = 7.0
+    asked = world.ask()
+    world.now = 7.25
+    world.found()
+    world.ended()
+    world.below.loads[0].news = [True]
+    world.ended()
+    world.now = 7.75
+    world.below.loads[0].news = [True]
+    assert world.ended() == [asked]
+    counts = world.loads.counts
+    assert (counts.wait_s, counts.compute_s) == (0.75, 2.0), "a second for each piece"
+    for is_aborted in (True, False):
+        world = World()
+        asked = world.ask()
+        world.found()
+        world.ended()
+        if is_aborted:
+            world.loads.abort(asked)
+        world.now = 3.0
+        assert world.ended() == ([] if is_aborted else [asked])
+        world.below.loads[0].news = [True, True]
+        assert world.ended() == []
+        assert (world.loads.counts.wait_s, world.loads.counts.compute_s) == (0.0 if is_aborted else 3.0, 0.0)
+
+
 def test_nothing_waits_if_the_pool_has_it_or_the_prompt_is_short() -> None:
     world = World()
     computed(world.cache, IDS).release()

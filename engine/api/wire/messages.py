@@ -211,11 +211,17 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Number of pieces that were not written."""
     tier_read_bytes: int = 0
     tier_written_bytes: int = 0
+    tier_wait_s: float = 0.0
+    """Seconds that requests waited for the tier, until they could be queued."""
+    tier_compute_s: float = 0.0
+    """Seconds that computing what was loaded for them would have taken, by the step-time model."""
+    tier_held_bytes: int = 0
+    """Bytes of everything in the tier, as this engine last counted it. Engines may share it."""
 
     @classmethod
     def total(cls, stats: Sequence[EngineStats]) -> EngineStats:
-        """The sums over several engines. Of the step-time models it has the first with the sum of the paces, and of the
-        experts the busiest."""
+        """The sums over several engines. Of the step-time models it has the first with the sum of the paces, of the
+        experts the busiest, and of the tiers' sizes the largest: they share one."""
         if len(stats) == 1:
             return stats[0]
         sums = {name: sum(getattr(each, name) for each in stats) for name in _SUMMED}
@@ -230,10 +236,15 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
             step_model=msgspec.structs.replace(models[0], prefill_tokens_per_s=pace),
             accepted_drafts=tuple(map(sum, accepted)),
             expert_peaks=tuple(peaks.items()),
+            tier_held_bytes=max((each.tier_held_bytes for each in stats), default=0),
         )
 
 
-_SUMMED = tuple(field.name for field in msgspec.structs.fields(EngineStats) if field.type is int)
+_SUMMED = tuple(
+    field.name
+    for field in msgspec.structs.fields(EngineStats)
+    if field.type in (int, float) and field.name != "tier_held_bytes"
+)
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
