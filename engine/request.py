@@ -49,6 +49,10 @@ class Request:
     """Prompt tokens that the first admission took from the prefix cache; None before."""
     num_known_tokens: int = 0
     """Prompt tokens whose KV was cached then. Those behind the hit had no recurrent state behind them."""
+    loaded: range = range(0)
+    """Positions whose KV was loaded for it from below the pool, before its first admission."""
+    num_loaded_tokens: int = 0
+    """Prompt tokens of these that the first admission took."""
     scheduled_s: float | None = None
     """Time of the first admission; None before."""
 
@@ -120,6 +124,7 @@ class Request:
         if self.num_cached_tokens is None:
             self.num_cached_tokens, self.scheduled_s = min(num_cached, self.num_prompt), now
             self.num_known_tokens = max(self.num_cached_tokens, min(num_known, self.num_prompt))
+            self.num_loaded_tokens = len(range(self.loaded.start, min(self.loaded.stop, self.num_cached_tokens)))
         self.check()
 
     def launch(self, num_tokens: int) -> bool:

@@ -302,9 +302,12 @@ class PrefixLoad:
         if not isinstance(node, Node):
             self._last = None
             return 0
-        self._last = piece.first + piece.num_blocks, node
+        end, size, request = piece.first + piece.num_blocks, cache.block_size, self._request
+        self._last = (end, node)
         self.loaded.append(piece)
-        return piece.num_blocks * cache.block_size
+        # The first piece may begin before the end of what the pool had.
+        request.loaded = range(self._num_known * size, end * size)
+        return (end - max(piece.first, self._num_known)) * size
 
     @property
     def is_settled(self) -> bool:

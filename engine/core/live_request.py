@@ -230,6 +230,7 @@ class LiveRequest:
             stop_token_id=stop_token_id,
             num_cached_tokens=request.num_cached_tokens or 0,
             num_known_tokens=request.num_known_tokens,
+            num_loaded_tokens=request.num_loaded_tokens,
             scheduled_s=scheduled_s,
             failure=failure,
             embedding=result.embedding,

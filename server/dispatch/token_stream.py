@@ -42,6 +42,8 @@ class TokenStream:
         """Prompt tokens found in the prefix cache, as reported to the caller with the first token."""
         self.num_known = 0
         """Prompt tokens whose KV was there then, with or without a recurrent state behind them."""
+        self.num_loaded = 0
+        """Found prompt tokens whose KV was loaded for it from below the pool."""
         self.num_drafts = self.num_accepted = 0
         """Guessed tokens that engines verified for it, and those that they accepted."""
         self.reached = 0
@@ -110,6 +112,7 @@ class TokenStream:
         if delta.token_ids:
             if not self.emitted_ids:
                 self.num_cached, self.num_known = delta.num_cached_tokens, delta.num_known_tokens
+                self.num_loaded = delta.num_loaded_tokens
             self.emitted_ids.extend(delta.token_ids)
             if delta.num_drafts:
                 self.num_drafts += delta.num_drafts
@@ -200,4 +203,5 @@ def merge(deltas: Sequence[Delta]) -> Delta:
         scheduled_s=next((delta.scheduled_s for delta in deltas if delta.scheduled_s is not None), None),
         num_drafts=sum(delta.num_drafts for delta in deltas),
         num_known_tokens=max(delta.num_known_tokens for delta in deltas),
+        num_loaded_tokens=max(delta.num_loaded_tokens for delta in deltas),
     )

@@ -248,6 +248,9 @@ def timing_of(
         "not_speculated": not_speculated,
         "cached_tokens": stream.num_cached,
         "not_cached": not_cached,
+        "pool_tokens": stream.num_cached - stream.num_loaded,
+        "loaded_tokens": stream.num_loaded,
+        "computed_tokens": None if first_s is None else len(stream.submit.prompt_ids) - stream.num_cached,
         "restarts": stream.num_restarts,
     }
 

@@ -315,8 +315,8 @@ class GenerationFields(SharedFields):
     include_metrics: Flag | None = option(
         "Add `metrics`: `queue_time_ms`, `time_to_first_token_ms` (from the first step), `generation_time_ms` (first "
         "to last token), `mean_itl_ms`, `tokens_per_second` (first step to last token), `draft_tokens`, "
-        "`accepted_draft_tokens`, `not_speculated`, `cached_tokens`, `not_cached`, `restarts`. "
-        "It is null for several prompts or choices. A stream has it in its "
+        "`accepted_draft_tokens`, `not_speculated`, `cached_tokens`, `not_cached`, `pool_tokens`, `loaded_tokens`, "
+        "`computed_tokens`, `restarts`. It is null for several prompts or choices. A stream has it in its "
         "usage chunk.",
         unset="false",
         area=OUTPUT,

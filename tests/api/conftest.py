@@ -119,6 +119,7 @@ class ScriptedStream:
         return self._script.num_cached
 
     num_known = num_cached
+    num_loaded = 0
 
     def __aiter__(self) -> Self:
         return self

@@ -160,6 +160,8 @@ METRICS = {
     "accepted_draft_tokens": 0,
     "not_speculated": "the server runs without --speculative",
     "cached_tokens": 0,
+    "pool_tokens": 0,
+    "loaded_tokens": 0,
     "restarts": 0,
 }
 """The rate of five tokens in the scripted engine's time: 5 / 0.29 s."""
@@ -190,8 +192,9 @@ def test_metrics_come_where_they_are_asked_for(
 ) -> None:
     router.will(script(token_ids=(5, 6, 7, 8, 9)))
     asked = {**body, "include_metrics": True}
-    told = http.post(path, json=asked).json()["metrics"]
-    assert told == pytest.approx({**METRICS, "not_cached": told["not_cached"]})
+    answer = http.post(path, json=asked).json()
+    told, num_prompt = answer["metrics"], answer["usage"]["prompt_tokens"]
+    assert told == pytest.approx({**METRICS, "not_cached": told["not_cached"], "computed_tokens": num_prompt})
     assert "tokens" in told["not_cached"]
     assert "metrics" not in http.post(path, json=body).json()
     assert http.post(path, json={**asked, "n": 2}).json()["metrics"] is None
@@ -209,7 +212,7 @@ def test_metrics_of_one_token_and_of_none(http: httpx.Client, router: Any, scrip
     assert (one["mean_itl_ms"], one["generation_time_ms"], one["tokens_per_second"]) == (None, 0.0, 4.0)
     asked = {**TEXT, "include_metrics": True, "max_tokens": 0, "echo": True}
     none = http.post("/v1/completions", json=asked).json()["metrics"]
-    assert none["time_to_first_token_ms"] is None
+    assert none["time_to_first_token_ms"] is None and none["computed_tokens"] is None
 
 
 def test_the_official_client_sees_a_timeout_of_the_servers(client: openai.OpenAI, router: Any, script: Any) -> None:

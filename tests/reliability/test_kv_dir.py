@@ -97,6 +97,14 @@ def test_a_later_server_computes_no_prompt_again(start: Callable[..., Daemon], t
     second = begin(start, tmp_path / "kv")
     Asker(second.url).ask(asks("another tenant"))
     assert count(second, "inferd_kv_tier_tokens_total") == 0, "another tenant's prefix was loaded"
+    body = {"model": "tiny", **asks()[0].body, "include_metrics": True}
+    told = [httpx.post(second.url + "/v1/completions", json=body, timeout=60).json()["metrics"] for _ in range(2)]
+    sources = [[each[f"{source}_tokens"] for source in ("pool", "loaded", "computed")] for each in told]
+    num_loaded = sources[0][1]
+    assert num_loaded == told[0]["cached_tokens"] >= PROMPT_TOKENS - 2 * 32
+    assert sources[0] == [0, num_loaded, PROMPT_TOKENS - num_loaded]
+    assert sources[1][1] == 0 and sources[1][0] == told[1]["cached_tokens"] >= num_loaded, "it is in memory by now"
+    assert count(second, "inferd_kv_tier_tokens_total") == num_loaded
     answers = Asker(second.url).ask(asks())
     assert texts(answers) == texts(expected)
     assert min(num_cached(answers)) >= PROMPT_TOKENS - 2 * 32

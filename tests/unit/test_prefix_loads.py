@@ -169,6 +169,48 @@ def test_the_time_that_requests_waited_is_counted_beside_what_computing_would_ha
         assert (world.loads.counts.wait_s, world.loads.counts.compute_s) == (0.0 if is_aborted else 3.0, 0.0)
 
 
+def test_a_request_tells_what_the_pool_had_from_what_was_loaded_for_it() -> None:
+    """The pool has three blocks of the first piece, and for a second request also what was loaded for the first."""
+    world = World()
+    known = 3 * BLOCK
+    computed(world.cache, (*IDS[:known], 77)).release()
+    assert num_hit(world.cache, IDS) == known
+    first, second = world.ask(), world.ask()
+    world.found(0)
+    world.found(1)
+    world.ended()
+    world.below.loads[0].news = [True, False]
+    assert world.ended() == [first]
+    end = PIECE_BLOCKS * BLOCK
+    assert world.loads.counts.num_loaded_tokens == end - known
+    world.found()
+    world.ended()
+    world.below.loads[1].news = [True]
+    assert world.ended() == [second]
+    told = []
+    for asked in (first, second):
+        assert asked.num_loaded_tokens == 0
+        table = world.cache.open(asked)
+        asked.admit(table.match().num_tokens, now=1.0)
+        world.cache.close(table)
+        told.append((asked.num_cached_tokens, asked.num_loaded_tokens))
+    assert told == [(2 * end, end - known), (2 * end, end)]
+
+
+def test_only_what_is_still_there_counts_as_loaded() -> None:
+    asked = request(IDS)
+    asked.loaded = range(8, 24)
+    asked.admit(16, now=1.0)
+    assert (asked.num_cached_tokens, asked.num_loaded_tokens) == (16, 8)
+    asked.rewind()
+    asked.admit(32, now=2.0)
+    assert asked.num_loaded_tokens == 8, "the first admission counts"
+    early = request(IDS)
+    early.loaded = range(8, 24)
+    early.admit(4, now=1.0)
+    assert early.num_loaded_tokens == 0
+
+
 def test_nothing_waits_if_the_pool_has_it_or_the_prompt_is_short() -> None:
     world = World()
     computed(world.cache, IDS).release()

@@ -39,6 +39,8 @@ def test_times_are_between_the_engines_stamps(
         num_drafts=num_tokens,
         num_accepted=num_tokens // 2,
         num_cached=32,
+        num_loaded=24,
+        submit=SimpleNamespace(prompt_ids=(1,) * 40),
         num_restarts=3,
     )
     names = ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms", "mean_itl_ms", "tokens_per_second")
@@ -50,6 +52,9 @@ def test_times_are_between_the_engines_stamps(
         "not_speculated": "a reason",
         "cached_tokens": 32,
         "not_cached": "another",
+        "pool_tokens": 8,
+        "loaded_tokens": 24,
+        "computed_tokens": None if first_s is None else 8,
         "restarts": 3,
     }
 

@@ -125,6 +125,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     num_known_tokens: int = 0
     """Number of prompt tokens whose KV was cached; at least `num_cached_tokens`. Those behind the cached ones had no
     recurrent state behind them."""
+    num_loaded_tokens: int = 0
+    """Number of the cached prompt tokens whose KV was loaded for this request from below the pool."""
 
 
 class StepCosts(msgspec.Struct, frozen=True, array_like=True):

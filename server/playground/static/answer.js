@@ -73,6 +73,7 @@ function Timeline({ metrics, usage }) {
     ["queue", metrics.queue_time_ms], ["prefill", metrics.time_to_first_token_ms], ["decode", metrics.generation_time_ms],
   ].filter(([, ms]) => ms != null);
   const notes = [`${metrics.cached_tokens} of ${usage.prompt_tokens} prompt tokens cached`];
+  if (metrics.loaded_tokens) notes.push(`${metrics.loaded_tokens} of these from disk`);
   if (metrics.restarts) notes.push(`${metrics.restarts} engine restart${metrics.restarts > 1 ? "s" : ""}`);
   return html`
     <div class="timeline">

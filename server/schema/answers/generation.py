@@ -66,6 +66,12 @@ class RequestTiming(Answer):
     """Number of prompt tokens that the prefix cache had."""
     not_cached: str | None
     """The reason why it had no more of the prompt. Null if no more could be used."""
+    pool_tokens: int
+    """Number of the cached tokens that were in memory when the request came."""
+    loaded_tokens: int
+    """Number of the cached tokens that were loaded from the KV directory for this request."""
+    computed_tokens: int | None
+    """Number of prompt tokens that were computed. Null if the answer has no token."""
     restarts: int
     """Number of times that the engine with the request died. Another engine then continued the answer."""
 
