@@ -93,6 +93,8 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     """Largest rank of an adapter."""
     kv_events: Literal["none", "shared", "all"] = "none"
     """Changes of the prefix index that the engine reports: those of prefixes that every request may hit, or all."""
+    kv_events_tiers: bool = False
+    """Whether it reports what the tiers below have, too."""
 
 
 class AskedConfig(_Config, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ then hits them as any other request would. Knows no files, no threads and no clo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -104,6 +105,9 @@ class Tier(Protocol):
     """A store of pieces. None of its calls waits for it."""
 
     use: TierUse
+    news: deque[tuple[Piece | None, bool]] | None
+    """Takes each piece that the tier has written, or has looked for, and whether it is there. (None, False): any piece
+    may be gone. None: nobody wants the news."""
 
     def seek(self, salt: str, wanted: Sequence[Sequence[Piece]]) -> Seek:
         """Look for pieces of one chain. Of each item the first piece that is there counts, the longest one."""
@@ -177,6 +181,16 @@ def blocks_before(cache: KVCache, salt: str, ids: Sequence[int], num_blocks: int
     return found
 
 
+def nodes_of_piece(last: Node, num_blocks: int) -> list[Node]:
+    """The nodes of a piece that ends at `last`."""
+    nodes = [last]
+    while len(nodes) < num_blocks:
+        parent = nodes[-1].parent
+        assert isinstance(parent, Node)
+        nodes.append(parent)
+    return nodes[::-1]
+
+
 def offer_to(tier: Tier, cache: KVCache) -> None:
     """Offer a tier whatever the cache indexes from now on."""
     num_groups, first_checkpoint = len(cache.windows), cache.pool.num_blocks
@@ -242,6 +256,20 @@ class PrefixLoad:
         """Tokens that the request need not compute once these are loaded."""
         end = max((each.piece.first + each.piece.num_blocks for each in found), default=0)
         return max(end - self._num_known, 0) * self._cache.block_size
+
+    def tell(self, found: Sequence[Found]) -> None:
+        """Report what was found, pieces that follow each other, to the cache's listener if it has one."""
+        if self._cache.found_below is None:
+            return
+        salt, first = self._request.salt, found[0].piece.first if found else 0
+        before: Node | str = Node(self._keys.key(first - 1), salt, (), [], salt) if first else salt
+        for each in found:
+            nodes = list[Node]()
+            for depth in range(each.piece.first, each.piece.first + each.piece.num_blocks):
+                key, ids = self._keys.content(depth)
+                before = Node(key, before, ids, [], salt)
+                nodes.append(before)
+            self._cache.found_below(nodes, each.piece.has_state, each.sizes)
 
     def reserve(self, found: Sequence[Found]) -> tuple[list[Found], list[list[int]]]:
         """Take places for as many pieces as there is room for. Returns them with their places by row."""

@@ -76,6 +76,9 @@ class KVCache:
         self.offer_every = 1
         self.forgotten: Callable[[str, Sequence[bytes]], None] | None = None
         """Called with the salt and the keys of a chain that cannot be trusted. None without a tier below."""
+        self.found_below: Callable[[Sequence[Node], bool, Sequence[int]], None] | None = None
+        """Called with each piece that a request finds in the tier below: nodes of its content, which are made for this
+        alone, whether a state is a part, and the sizes of its rows. None if nobody wants them."""
         self.lent: Counter[int] = Counter()
         """References to places by what is no table, such as loads (`engine/cache/below`)."""
 

@@ -15,12 +15,16 @@ from inferd.engine.api.wire.kv_events import (
     encode_events,
 )
 from inferd.engine.api.wire.params import Adapter
+from inferd.engine.cache.below import Tier
 from inferd.engine.cache.prefix import Change, Node
 from inferd.engine.cache.table import KVCache
+from inferd.engine.core.tier_events import TierEvents
 from inferd.engine.request import parts_of_salt
 
 MEDIUM = "GPU"
 """Memory of the blocks, as in vLLM, on processors too: to gateways "CPU" means copies that were moved out."""
+TIER_MEDIUM = "DISK"
+"""Medium of the blocks in a directory. vLLM calls it STORAGE, which older routers take for the device's memory."""
 _SALT_DIGITS = 16
 _HASH_BYTES = 8
 
@@ -33,8 +37,9 @@ def hash_of(key: bytes) -> int:
 class KVEventLog:
     """The changes of one cache since the last `take`."""
 
-    def __init__(self, cache: KVCache, *, has_private: bool) -> None:
-        """`has_private`: whether prefixes that only some requests may hit have events too."""
+    def __init__(self, cache: KVCache, *, has_private: bool, tier: Tier | None = None) -> None:
+        """`has_private`: whether prefixes that only some requests may hit have events too. `tier`: the one below the
+        cache, if its blocks have events."""
         self._index, self._block_size = cache.index, cache.block_size
         self._has_private = has_private
         self._adapters: dict[int, tuple[str, str]] = {}
@@ -45,6 +50,7 @@ class KVEventLog:
         self._kinds = (*kinds, ("mamba", None))
         """(kind, window) of each cache group. The last stands for recurrent states."""
         cache.index.changes = []
+        self._below = None if tier is None else TierEvents(cache, tier, self._is_told)
 
     def name_adapter(self, adapter: Adapter, name: str) -> None:
         """An adapter takes the place of the one that had its index."""
@@ -52,22 +58,33 @@ class KVEventLog:
 
     def take(self) -> Iterator[Encoded]:
         """Encoded events of the changes since the last call."""
-        if self._index.changes or self._index.was_emptied:
+        has_below = self._below is not None and self._below.has_changes
+        if self._index.changes or self._index.was_emptied or has_below:
             yield from encode_events(self._events())
+
+    def _is_told(self, salt: str) -> bool:
+        return self._has_private or not parts_of_salt(salt)[1]
 
     def _events(self) -> Iterator[KVEvent]:
         """Each group's changes in their order, one group after the other: groups do not depend on each other."""
         was_emptied, changes = self._index.take_changes()
         if was_emptied:
             yield AllBlocksCleared()
+            if self._below is not None:
+                self._below.clear()
+        yield from self._events_by_group(changes, MEDIUM)
+        if self._below is not None:
+            yield from self._events_by_group(self._below.take(), TIER_MEDIUM)
+
+    def _events_by_group(self, changes: Iterable[Change], medium: str) -> Iterator[KVEvent]:
         by_group: dict[int, list[Change]] = {}
         for change in changes:
-            if self._has_private or not parts_of_salt(change.node.salt)[1]:
+            if self._is_told(change.node.salt):
                 by_group.setdefault(change.group, []).append(change)
         for group, of_group in sorted(by_group.items()):
-            yield from self._events_of(group, of_group)
+            yield from self._events_of(group, of_group, medium)
 
-    def _events_of(self, group: int, changes: Iterable[Change]) -> Iterator[KVEvent]:
+    def _events_of(self, group: int, changes: Iterable[Change], medium: str) -> Iterator[KVEvent]:
         """Blocks that follow one another share an event, and so do blocks that go."""
         event: BlockStored | BlockRemoved | None = None
         last: Node | None = None
@@ -80,7 +97,7 @@ class KVEventLog:
             else:
                 if event is not None:
                     yield event
-                event = self._stored(group, node) if is_stored else self._removed(group, node)
+                event = (self._stored if is_stored else self._removed)(group, node, medium)
             last = node
         if event is not None:
             yield event
@@ -88,10 +105,10 @@ class KVEventLog:
     def _has_room(self, event: BlockStored) -> bool:
         return len(event.token_ids) + self._block_size <= MAX_EVENT_TOKENS
 
-    def _removed(self, group: int, node: Node) -> BlockRemoved:
-        return BlockRemoved([hash_of(node.key)], MEDIUM, group)
+    def _removed(self, group: int, node: Node, medium: str) -> BlockRemoved:
+        return BlockRemoved([hash_of(node.key)], medium, group)
 
-    def _stored(self, group: int, node: Node) -> BlockStored:
+    def _stored(self, group: int, node: Node, medium: str) -> BlockStored:
         kind, window = self._kinds[group]
         event = BlockStored(
             block_hashes=[],
@@ -99,7 +116,7 @@ class KVEventLog:
             token_ids=[],
             block_size=self._block_size,
             lora_id=None,
-            medium=MEDIUM,
+            medium=medium,
             lora_name=self._adapter_of(node),
             group_idx=group,
             kv_cache_spec_kind=kind,

@@ -176,6 +176,7 @@ class PrefixLoads:
         if not waiting.seek.is_done:
             return True
         found = list(waiting.seek.take())
+        waiting.prefix.tell(found)
         if waiting.is_behind:
             if self._is_loading(found):
                 return True

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.kv_store.directory import KVDirectory
-from inferd.engine.api.kv_store.segment import Damaged, KVStoreError, Missing, NotWritten, SegmentId, Stopped
+from inferd.engine.api.kv_store.segment import Damaged, Missing, NotWritten, SegmentId, Stopped
 from inferd.engine.cache.below import PIECE_BLOCKS, Found, Piece, TierUse
 from inferd.engine.cache.prefix import GONE
 
@@ -134,6 +134,7 @@ class DirectoryTier:
         """Bytes of all loads. The engine's loop counts the first, the reading thread the second."""
         self._told_s: dict[type, float] = {}
         self.use = TierUse()
+        self.news: deque[tuple[Piece | None, bool]] | None = None
         threading.Thread(target=self._write_all, name="inferd-kv-write", daemon=True).start()
 
     def _opened(self) -> KVDirectory:
@@ -186,9 +187,10 @@ class DirectoryTier:
             try:
                 return Found(piece, self._opened().sizes(self._id_of(salt, piece)))
             except Missing:
-                continue
+                self._say(piece, is_there=False)
             except Damaged as error:
                 self._count_damaged(error)
+                self._say(piece, is_there=False)
             except Exception:
                 logger.exception("the KV directory could not be searched")
         return None
@@ -198,10 +200,10 @@ class DirectoryTier:
         for each, of_rows in zip(found, places, strict=True):
             num_bytes = sum(each.sizes)
             self._num_asked_bytes += num_bytes
-            self._reading.submit(self._load, load, self._id_of(salt, each.piece), of_rows, num_bytes)
+            self._reading.submit(self._load, load, each.piece, self._id_of(salt, each.piece), of_rows, num_bytes)
         return load
 
-    def _load(self, load: _Load, segment: SegmentId, places: Sequence[int], num_bytes: int) -> None:
+    def _load(self, load: _Load, piece: Piece, segment: SegmentId, places: Sequence[int], num_bytes: int) -> None:
         is_whole, began_s = False, time.monotonic()
         try:
             if not load.is_stopped:
@@ -209,8 +211,11 @@ class DirectoryTier:
                 is_whole = True
         except Damaged as error:
             self._count_damaged(error)
-        except KVStoreError:
-            pass  # it was evicted, or nobody wants it any more
+            self._say(piece, is_there=False)
+        except Missing:
+            self._say(piece, is_there=False)
+        except Stopped:
+            pass  # nobody wants it any more
         except Exception:
             logger.exception("a KV segment could not be read")
         finally:
@@ -245,6 +250,7 @@ class DirectoryTier:
             num_dropped = directory.drop_writers({writer, self._writer})
         except OSError:
             logger.exception("KV segments that may be wrong could not be removed")
+        self._say(None, is_there=False)
         self.use.num_distrusted += num_dropped
         logger.error(
             "KV directory: segment %s is not what its tokens give when they are computed again. All %d segments of its "
@@ -256,6 +262,10 @@ class DirectoryTier:
 
     def seconds_to_load(self, num_bytes: int) -> float:
         return (self._num_asked_bytes - self._num_ended_bytes + num_bytes) / self._bytes_per_s
+
+    def _say(self, piece: Piece | None, *, is_there: bool) -> None:
+        if self.news is not None:
+            self.news.append((piece, is_there))
 
     def _count_damaged(self, error: Damaged) -> None:
         self.use.num_damaged += 1
@@ -326,6 +336,7 @@ class DirectoryTier:
             if directory.write(offered.segment, self._rows(offered.places), self._writer, pace):
                 self.use.num_written_bytes += num_written
             self.use.num_held_bytes = directory.used_bytes
+            self._say(offered.piece, is_there=True)
         except Stopped:
             self._unknown.append(offered.piece)  # its places hold something else by now
         except (NotWritten, Missing) as error:

@@ -254,7 +254,8 @@ def build(
         adapters = AdapterLoader(worker.adapters, worker.arch, thread)
     events = None
     if config.kv_events != "none":
-        events = KVEventLog(cache, has_private=config.kv_events == "all")
+        of_tier = tier if config.kv_events_tiers else None
+        events = KVEventLog(cache, has_private=config.kv_events == "all", tier=of_tier)
     return core, executor, ready, adapters, events
 
 

@@ -339,3 +339,6 @@ class Declared(BaseSettings):
         "Publish prefixes of requests with a key or a cache_salt too, with their token ids. Otherwise they have no "
         "KV events.",
     )
+    kv_events_tiers: bool = _events(
+        False, "Publish which blocks kv_dir has too, with medium DISK. The gateway must tell media apart."
+    )

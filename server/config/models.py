@@ -124,6 +124,7 @@ class Asked:
             draft=None if draft is None else draft[0],
             max_loras=max_loras,
             max_lora_rank=max_lora_rank,
+            kv_events_tiers=settings.kv_events_tiers,
             kv_events="none" if settings.kv_events is None else "all" if settings.kv_events_private else "shared",
         )
         return cls(settings, facts, config, None if draft is None else draft[1], adapters)

@@ -170,7 +170,11 @@ class Settings(Declared):
         if self.kv_events is None:
             if self.kv_events_replay is not None:
                 yield "kv_events_replay is set, but no KV events are published: set --kv-events too"
+            if self.kv_events_tiers:
+                yield "kv_events_tiers is set, but no KV events are published: set --kv-events too"
             return
+        if self.kv_events_tiers and self.kv_dir is None:
+            yield "kv_events_tiers is set, but there is no tier below: set --kv-dir too"
         if self.kv_events == self.kv_events_replay:
             yield f"kv_events and kv_events_replay are both {self.kv_events}: give two endpoints"
         for endpoint in self.kv_endpoints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -141,6 +142,30 @@ def test_a_damaged_piece_is_not_loaded_and_counted(tmp_path: Path) -> None:
     path.write_bytes(content)
     assert world.loaded(piece("a"), (0, 1, 2, 3, 6)) == [False]
     assert world.tier.use.num_damaged == 1 and not path.exists()
+
+
+def test_the_tier_says_which_pieces_are_there(tmp_path: Path) -> None:
+    """A piece that was not written is neither there nor gone."""
+    world, other = World(tmp_path / "kv"), World(tmp_path / "kv")
+    world.tier.news, other.tier.news = deque(), deque()
+    for each in (world, other):
+        each.offer(piece("a"), WHOLE)
+    assert list(world.tier.news) == list(other.tier.news) == [(piece("a"), True)]
+    found = world.found(piece("a"))
+    assert len(world.tier.news) == 1, "who asked knows what was found"
+    (path,) = (tmp_path / "kv").glob("*/*/*.kv")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert world.loaded(piece("a"), WHOLE) == [False]
+    assert world.tier.news.pop() == (piece("a"), False) and len(world.tier.news) == 1
+    load = world.tier.load("", found, [WHOLE])
+    wait(lambda: load.has_ended)
+    assert world.tier.news.pop() == (piece("a"), False) and len(world.tier.news) == 1, "it is gone"
+    assert world.found(piece("a")) == [] and world.tier.news.pop() == (piece("a"), False)
+    small = World(tmp_path / "kv", quota_bytes=64)
+    small.tier.news = deque()
+    small.offer(piece("b"), WHOLE)
+    assert list(small.tier.news) == []
 
 
 def test_a_piece_that_is_gone_by_now_is_not_loaded(tmp_path: Path) -> None:

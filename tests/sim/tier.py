@@ -103,6 +103,7 @@ class SimulatedTier:
         self.num_loads = self.num_same = 0
         """`num_same`: pieces that were computed again."""
         self.use = TierUse()
+        self.news: deque[tuple[Piece | None, bool]] | None = None
 
     def begin(self) -> None:
         """Another engine begins: what was not copied yet is lost."""

@@ -27,13 +27,17 @@ from inferd.engine.api.wire.kv_publisher import (
 )
 from inferd.engine.api.wire.params import Adapter, SamplingParams, SchedulingParams
 from inferd.engine.api.wire.zmtp_port import HIGH_WATER_MARK
+from inferd.engine.cache.below import offer_to
 from inferd.engine.cache.state_checkpoints import StateCheckpointRules
 from inferd.engine.cache.table import KVCache
+from inferd.engine.core import tier_events
 from inferd.engine.core.kv_events import KVEventLog, hash_of
+from inferd.engine.core.prefix_loads import PrefixLoads
 from inferd.engine.request import Request
 from inferd.server.config.settings import Settings
 from tests.kv_subscriber import AllBlocksCleared, BlockStored, KVEventBatch, Mirror
 from tests.kv_subscriber import BlockRemoved as Removed
+from tests.unit.test_prefix_loads import Below
 
 _DIGEST = "ab" * 16
 
@@ -138,6 +142,150 @@ def test_groups_and_recurrent_states_have_their_own_events() -> None:
         mirror.read_events(events)
     held = {(change.group, hash_of(change.node.key)): change.node.ids for change in cache.index.contents()}
     assert mirror.held == held and 0 < len(held) < 5
+
+
+class TierSays:
+    """A tier whose news the test says."""
+
+    def __init__(self, cache: KVCache, *, has_private: bool = False) -> None:
+        self.cache, self.below = cache, Below()
+        offer_to(self.below, cache)
+        self.log = KVEventLog(cache, has_private=has_private, tier=self.below)
+        self.loads = PrefixLoads(cache, self.below, lambda num_tokens: 1.0, lambda: 0.0)
+
+    def say(self, is_there: bool, **which: object) -> None:
+        """Give news of each offered piece that has these values."""
+        assert self.below.news is not None
+        for _, piece in sorted(self.below.pieces):
+            if all(getattr(piece, name) == value for name, value in which.items()):
+                self.below.news.append((piece, is_there))
+
+    def events(self) -> list[BlockStored | Removed]:
+        """Those of the tier."""
+        events = [event for event in taken(self.log) if not isinstance(event, AllBlocksCleared)]
+        return [event for event in events if event.medium == "DISK"]
+
+
+def test_blocks_below_the_pool_have_events_of_their_own_medium() -> None:
+    """A prompt of 11 blocks is two pieces. One that ends within the first piece makes a third."""
+    ids = tuple(range(2 * 11 + 1))
+    world = TierSays(KVCache(40, 2))
+    compute(world.cache, ids)
+    compute(world.cache, (*ids[:6], 99))
+    hashes = chain(world.cache, ids[:22])
+    assert world.events() == [], "nothing was written yet"
+    world.say(True, first=0, num_blocks=3)
+    (stored,) = world.events()
+    assert stored == BlockStored(
+        hashes[:3], None, list(ids[:6]), 2, None, "DISK", None, group_idx=0, kv_cache_spec_kind="full_attention"
+    )
+    world.say(True)
+    (stored,) = world.events()
+    assert isinstance(stored, BlockStored)
+    assert (stored.parent_block_hash, stored.block_hashes) == (hashes[2], hashes[3:]), "each block once"
+    world.say(False, num_blocks=8)
+    (removed,) = world.events()
+    assert isinstance(removed, Removed) and removed.medium == "DISK"
+    assert removed.block_hashes == hashes[3:8], "the first three are in another piece"
+    world.say(False)
+    assert [event.block_hashes for event in world.events()] in ([hashes[:3] + hashes[8:]], [hashes[8:] + hashes[:3]])
+    world.say(True)
+    assert world.events() == [], "the content of a piece is known no more once it is gone"
+    compute(world.cache, (*ids[:16], 98, 98, 98))
+    world.say(True)
+    (stored,) = world.events()
+    assert world.below.news is not None
+    world.below.news.append((None, False))
+    (removed,) = world.events()
+    assert sorted(map(int, removed.block_hashes)) == sorted(map(int, stored.block_hashes)), "all of it may be gone"
+
+
+def test_what_a_request_finds_below_is_told_and_what_the_engine_forgets_is_gone() -> None:
+    before, ids = KVCache(40, 2), tuple(range(2 * 11 + 1))
+    world = TierSays(KVCache(40, 2))
+    offer_to(world.below, before)
+    compute(before, ids)
+    hashes = chain(before, ids[:22])
+    request = Request.create("r", ids, SamplingParams(max_tokens=0, seed=0), max_model_len=999)
+    assert world.loads.open(request)
+    world.below.searches[0].is_done = True
+    assert list(world.loads.ended()) == []
+    (stored,) = world.events()
+    assert isinstance(stored, BlockStored)
+    assert (stored.block_hashes, stored.token_ids) == (hashes, list(ids[:22]))
+    world.loads.abort(request)
+    world.below.loads[0].news = [False, False]
+    list(world.loads.ended())
+    assert world.loads.open(request)
+    world.below.searches[1].is_done = True
+    assert list(world.loads.ended()) == [] and world.events() == [], "it is found again"
+    table = world.cache.open(request)
+    assert table.admit(table.match(), len(ids))
+    table.commit(len(ids))
+    table.forget()
+    table.release()
+    world.cache.close(table)
+    (removed,) = world.events()
+    assert sorted(map(int, removed.block_hashes)) == sorted(hashes)
+
+
+def test_a_subscriber_that_was_told_to_forget_all_is_told_again_of_what_is_found() -> None:
+    world = TierSays(KVCache(40, 2))
+    compute(world.cache, (1, 2, 3, 4, 5))
+    world.say(True)
+    assert len(world.events()) == 1
+    other = Request.create("o", (1, 2, 6, 7, 8), SamplingParams(max_tokens=0, seed=0), max_model_len=999)
+    compute(world.cache, (1, 2, 6, 7, 8))
+    world.cache.reset()
+    assert world.loads.open(other)
+    world.below.searches[0].is_done = True
+    list(world.loads.ended())
+    world.say(False)
+    assert taken(world.log) == [AllBlocksCleared()], "all of it is forgotten, also the directory's blocks"
+    request = Request.create("r", (1, 2, 3, 4, 5), SamplingParams(max_tokens=0, seed=0), max_model_len=999)
+    assert world.loads.open(request)
+    world.below.searches[1].is_done = True
+    list(world.loads.ended())
+    assert [event.block_hashes for event in world.events()] == [chain(world.cache, (1, 2, 3, 4))]
+
+
+def test_windows_states_and_tenants_below_the_pool() -> None:
+    cache = KVCache(16, 2, (None, 3), step_tokens=8, checkpoints=StateCheckpointRules(4, 4))
+    world = TierSays(cache)
+    request = Request.create("r", (1, 2, 3, 4, 5, 6), SamplingParams(max_tokens=0, seed=0), max_model_len=999)
+    table = cache.open(request)
+    assert table.admit(table.match(), 6)
+    assert table.leave_checkpoint(4, 4) is not None
+    table.commit(6)
+    table.release()
+    world.say(True)
+    hashes = chain(cache, (1, 2, 3, 4, 5, 6))
+    told = {(event.group_idx, event.kv_cache_spec_kind): event.block_hashes
+            for event in world.events() if isinstance(event, BlockStored)}  # fmt: skip
+    assert told[0, "full_attention"] == hashes
+    assert set(told[1, "sliding_window"]) <= set(hashes)
+    assert told[2, "mamba"] == hashes[1:2]
+    for has_private in (False, True):
+        world = TierSays(KVCache(16, 2), has_private=has_private)
+        compute(world.cache, (1, 2, 3, 4), salt="key-1/secret")
+        world.say(True)
+        events = world.events()
+        assert "secret" not in str(events) and len(events) == has_private
+
+
+def test_the_memory_of_what_is_below_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_events, "_MOST_HELD", 3)
+    monkeypatch.setattr(tier_events, "_MOST_OFFERED", 2)
+    world, mirror = TierSays(KVCache(40, 2)), set[int]()
+    for number in range(9):
+        compute(world.cache, (number, number, 7))
+        if number != 4:
+            world.say(True)
+        for event in world.events():
+            for block_hash in map(int, event.block_hashes):
+                assert isinstance(event, BlockStored) != (block_hash in mirror)
+                mirror ^= {block_hash}
+    assert len(mirror) == 3
 
 
 def test_a_batch_is_bounded() -> None:

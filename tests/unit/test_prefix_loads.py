@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -67,6 +68,7 @@ class Below:
     compared: list[Compared] = field(default_factory=list)
     load_s: float = 0.0
     use: TierUse = field(default_factory=TierUse)
+    news: deque[tuple[Piece | None, bool]] | None = None
 
     def seek(self, salt: str, wanted: Sequence[Sequence[Piece]]) -> Search:
         found: list[Found] = []

@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
 from itertools import count
+from pathlib import Path
 from socket import create_server
 
 import httpx
@@ -92,6 +94,34 @@ def a_prompt_is_found_on_one_replica() -> None:
     assert matched([1, *LATE]) == []
 
 
+def on_disk(ids: list[int]) -> int:
+    """Tokens of the prompt that a replica holds in memory or in its directory."""
+    found = httpx.post(f"{INDEX}/query", json={"model_name": MODEL, "token_ids": ids}).json()["instances"]
+    return int(found.get("1", {}).get("disk", 0))
+
+
+@check
+def what_only_the_directory_has_counts_as_disk() -> None:
+    number = count(2000)
+
+    def has_written() -> bool:
+        """The small memory would be used again before all of it is written."""
+        before = len(list(Path(folder.name).rglob("*.kv")))
+        time.sleep(0.5)
+        return before == len(list(Path(folder.name).rglob("*.kv"))) > 0
+
+    wait_for("all segments", has_written)
+
+    def is_evicted() -> bool:
+        ask([next(number), *range(2000, 2000 + 12 * BLOCK)])
+        return matched(LATE) == []
+
+    wait_for("the prompt out of memory", is_evicted)
+    wait_for("five blocks on the disk", lambda: on_disk(LATE) == 5 * BLOCK)
+    ask(LATE)
+    wait_for("five blocks in memory again", lambda: matched(LATE) == [5 * BLOCK])
+
+
 @check
 def a_dead_engine_holds_nothing() -> None:
     children = subprocess.run(["pgrep", "-P", str(server.pid), "-f", "engine.process"], capture_output=True, text=True)
@@ -106,7 +136,9 @@ def a_dead_engine_holds_nothing() -> None:
 if __name__ == "__main__":
     events = ["--kv-events", f"tcp://*:{EVENTS}", "--kv-events-replay", f"tcp://*:{REPLAY}"]
     program = [os.environ["INFERD_PYTHON"], "-m", "inferd", "serve", MODEL, "--port", str(SERVER), "--replicas", "2"]
-    flags = ["--block-size", str(BLOCK), "--log-level", "warning"]
+    folder = tempfile.TemporaryDirectory()
+    flags = ["--block-size", str(BLOCK), "--log-level", "warning", "--max-model-len", "512", "--kv-memory", "4MiB"]
+    flags += ["--kv-dir", f"{folder.name}/kv", "--kv-events-tiers"]
     server = subprocess.Popen([*program, *events, *flags])
     indexer = subprocess.Popen([sys.executable, "-m", "dynamo.indexer", "--port", str(INDEXER)])
     try:
@@ -117,3 +149,4 @@ if __name__ == "__main__":
         server.terminate()
         indexer.kill()
         server.wait(60)
+        folder.cleanup()
