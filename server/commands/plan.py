@@ -46,6 +46,7 @@ from inferd.engine.api.served import (
     weights_refusal,
 )
 from inferd.engine.api.speculation import check_draft, check_draft_length, check_served, speculative_on
+from inferd.server.commands.plan_directory import DirectoryPlan, plan_directory
 from inferd.server.commands.plan_report import BLOCKS, Files, PlanReport, PlanRow
 from inferd.server.config.models import Asked, demands_of, machine_shares, named
 from inferd.server.config.settings import Settings
@@ -109,6 +110,8 @@ class Serving(TypedDict):
     max_num_seqs: int
     """Maximum number of sequences in one step."""
     total_bytes: int
+    kv_directory: DirectoryPlan | None
+    """The directory of `--kv-dir`; null without one."""
 
 
 def divide(all_asked: Sequence[Asked], machine: Machine) -> tuple[dict[str, Share], list[Serving]]:
@@ -139,6 +142,7 @@ def _serving(asked: Asked, share: division.MachineShare) -> Serving:
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "total_bytes": plan.total_bytes,
+        "kv_directory": plan_directory(config, asked.facts, asked.draft),
     }
 
 

@@ -22,6 +22,7 @@ from inferd.engine.api.memory.capacity import of_each_rank
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS
 from inferd.server.commands.plan import Serving, Share, build, divide
+from inferd.server.commands.plan_directory import described
 from inferd.server.commands.plan_report import BLOCKS, PlanReport, PlanRow, to_json
 from inferd.server.config.models import Asked, named, settings_of_models
 from inferd.server.config.settings import Settings
@@ -107,6 +108,8 @@ def _print_tables(
             console.print(_least_time(report, elsewhere), markup=False)
         if one is not None:
             console.print(_served(one, report), markup=False)
+            if one["kv_directory"] is not None:
+                console.print(described(one["kv_directory"]), markup=False)
         if len(reports) > 1:
             console.print()
     if together:

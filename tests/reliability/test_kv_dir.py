@@ -89,11 +89,22 @@ def verified(folder: Path) -> dict[str, object]:
     return found
 
 
+def planned(folder: Path) -> dict[str, int]:
+    command = [INFERD, "plan", "tiny", "--kv-dir", folder, "--kv-disk", str(QUOTA_BYTES), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    return {"block_size": found["block_size"], **found["serve"]["kv_directory"]}
+
+
 def test_a_later_server_computes_no_prompt_again(start: Callable[..., Daemon], tmp_path: Path) -> None:
     first = begin(start, tmp_path / "kv")
     expected = Asker(first.url).ask(asks())
     wait_written(first)
     kill_everything(first)
+    sizes, plan = [path.stat().st_size for path in (tmp_path / "kv").rglob("*.kv")], planned(tmp_path / "kv")
+    whole = 8 * plan["block_size"] * plan["token_bytes"]
+    assert whole < max(sizes) < whole + 1024, "`inferd plan` counts other bytes of a token"
+    assert plan["used_bytes"] == sum(sizes)
     second = begin(start, tmp_path / "kv")
     Asker(second.url).ask(asks("another tenant"))
     assert count(second, "inferd_kv_tier_tokens_total") == 0, "another tenant's prefix was loaded"

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from inferd.engine.api.checkpoint import CONFIG_FILES, EMBEDDED_PATH
 from inferd.engine.api.errors import ConfigError, ModelError
+from inferd.engine.api.kv_store.directory import KVDirectory
 from inferd.engine.api.machine.cards import CARDS, card
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
@@ -27,9 +28,11 @@ from inferd.engine.api.resolve import auto_step_tokens
 from inferd.engine.api.served import DeviceKind, served_device
 from inferd.engine.api.speculation import check_draft_length
 from inferd.server.commands.app import app
-from inferd.server.commands.plan import build
+from inferd.server.commands.plan import build, divide
+from inferd.server.commands.plan_directory import DirectoryPlan, described
 from inferd.server.commands.plan_report import PlanReport, to_json
 from inferd.server.commands.plan_table import run, show
+from inferd.server.config.models import Asked
 from inferd.server.config.settings import Settings
 from tests.arch.test_families import PUBLISHED
 
@@ -585,3 +588,60 @@ def test_memory_for_adapters_is_a_part_of_the_plan(mistral: str) -> None:
     assert "adapters" in shown(said)
     with pytest.raises(ConfigError, match="adapters are served by one process, but tensor_parallel_size is 2"):
         report(mistral, max_loras=1, tensor_parallel_size=2)
+
+
+def directory_plan(model: str, folder: Path, quota: str = "1GiB", **asked: Any) -> DirectoryPlan:
+    settings = Settings(model=model, kv_dir=str(folder), kv_disk=quota, max_model_len=2048, **asked)
+    found = Asked.of(settings, build(settings, machine(256)).facts)
+    (served,) = divide([found], machine(256))[1]
+    assert served["kv_directory"] is not None
+    return served["kv_directory"]
+
+
+@pytest.mark.parametrize(
+    ("name", "layer_bytes", "num_layers"),
+    [
+        ("Mistral-7B-v0.1", 2 * 8 * 128 * 4, 32),
+        ("gemma-3-1b-it", 2 * 1 * 256 * 4, 26),  # 22 of them have a window
+        ("Qwen3.5-0.8B", 2 * 2 * 256 * 4, 6),  # the 18 others have states
+    ],
+)
+def test_the_quota_of_the_kv_directory_in_tokens(name: str, layer_bytes: int, num_layers: int, tmp_path: Path) -> None:
+    """Calculated by hand for K and V in float32: K and V, heads, size, bytes."""
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name][0]))
+    plan = directory_plan(str(tmp_path), tmp_path / "kv", dtype="float32")
+    own = layer_bytes * num_layers
+    assert plan["token_bytes"] == own
+    if plan["state_interval"]:
+        assert plan["tokens"] == int(GIB / (own + plan["state_bytes"] / plan["state_interval"])) < GIB // own
+        num_numbers = 18 * (16 * 128 * 128 + 3 * (2 * 16 * 128 + 16 * 128))  # of the matrices and the convolutions
+        assert plan["state_bytes"] == 4 * num_numbers
+    else:
+        assert plan["tokens"] == GIB // own and plan["state_bytes"] == 0
+    assert (name == "Qwen3.5-0.8B") == bool(plan["state_interval"])
+    half = directory_plan(str(tmp_path), tmp_path / "kv", "512MiB", dtype="float32")
+    assert half["tokens"] == plan["tokens"] // 2
+
+
+def test_a_quota_that_is_larger_than_the_disk_is_told(
+    mistral: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files that are in the directory already are a part of the quota."""
+    folder = tmp_path / "kv"
+    KVDirectory(folder, GIB).close()
+    part = folder / ("a" * 64) / ("b" * 32)
+    part.mkdir(parents=True)
+    with (part / f"{'c' * 64}.kv").open("wb") as file:
+        file.truncate(3 * 2**20)
+    usage = shutil.disk_usage(tmp_path)
+    for free, is_warned in ((GIB - 4 * 2**20, True), (GIB - 3 * 2**20, False)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
+        plan = directory_plan(mistral, folder)
+        assert (plan["used_bytes"], plan["free_bytes"]) == (3 * 2**20, free)
+        assert ("Warning: --kv-disk is more than these" in described(plan)) == is_warned
+    run(Settings(model="tiny", kv_dir=str(tmp_path / "other/kv"), kv_disk="2GiB"), 1, None, "10", as_json=False)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "holds 524,288 tokens of this model: 4,096 B a token." in text and "Warning: --kv-disk" in text
+    assert not (tmp_path / "other").exists(), "a plan makes nothing"
+    run(Settings(model="tiny"), 1, None, "10", as_json=True)
+    assert json.loads(capsys.readouterr().out)["serve"]["kv_directory"] is None
