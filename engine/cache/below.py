@@ -125,6 +125,10 @@ class Tier(Protocol):
         """Remove all pieces that end at one of these keys: their content cannot be trusted."""
         ...
 
+    def clear(self) -> None:
+        """Remove all pieces of this model, also those that others wrote and those that were offered before."""
+        ...
+
     def compare(self, salt: str, piece: Piece, places: Sequence[int]) -> Comparison:
         """Compare a piece with what these places hold. The caller keeps them until that is done. If they differ, the
         tier removes all that the piece's writer wrote, and all that this engine did: that may follow from it."""

@@ -187,9 +187,17 @@ class EngineCore:
         """Take requests with this adapter, whose weights the worker has, in place of the one it had at this index."""
         self._adapters[adapter.index] = adapter.digest
 
-    def reset_prefix_cache(self) -> None:
-        """Drop every cached block that no request holds."""
-        self._scheduler.cache.reset()
+    def reset_prefix_cache(self, *, with_running: bool = False, with_tiers: bool = False) -> None:
+        """Drop every cached block that no request holds. `with_running`: also let nobody find the blocks that requests
+        hold. `with_tiers`: also remove what the tier below has of this model."""
+        cache = self._scheduler.cache
+        if with_running:
+            cache.distrust()
+        else:
+            cache.reset()
+        if with_tiers and self._loads is not None:
+            self._loads.distrust()
+            self._loads.tier.clear()
         if self._guesses is not None:
             self._guesses.forget_answers()
 

@@ -102,9 +102,9 @@ class _Offered:
 
 @dataclass(frozen=True, slots=True)
 class _Forgotten:
-    """Segments to remove."""
+    """Segments to remove. None: all of this model."""
 
-    segments: tuple[SegmentId, ...]
+    segments: tuple[SegmentId, ...] | None
 
 
 class DirectoryTier:
@@ -296,9 +296,14 @@ class DirectoryTier:
 
     def forget(self, salt: str, keys: Sequence[bytes]) -> None:
         variants = [Piece(key, 0, 0, has_state) for key in keys for has_state in (False, True)]
-        segments = tuple(self._id_of(salt, piece) for piece in variants)
-        # Behind what was offered of the chain before. It must not be lost, so it may wait for room.
-        threading.Thread(target=self._queue.put, args=(_Forgotten(segments),), daemon=True).start()
+        self._remove_later(_Forgotten(tuple(self._id_of(salt, piece) for piece in variants)))
+
+    def clear(self) -> None:
+        self._remove_later(_Forgotten(None))
+
+    def _remove_later(self, forgotten: _Forgotten) -> None:
+        """Remove segments behind what was offered before. It must not be lost, so it may wait for room."""
+        threading.Thread(target=self._queue.put, args=(forgotten,), daemon=True).start()
         self._known.clear()
 
     @property
@@ -311,14 +316,23 @@ class DirectoryTier:
             task = self._queue.get()
             try:
                 if isinstance(task, _Forgotten):
-                    for segment in task.segments:
-                        self._opened().remove(segment)
+                    self._remove(task)
                 else:
                     self._write(task)
             except Exception:
                 logger.exception("a KV segment could not be written or removed")
             finally:
                 self._queue.task_done()
+
+    def _remove(self, forgotten: _Forgotten) -> None:
+        directory = self._opened()
+        for segment in forgotten.segments or ():
+            directory.remove(segment)
+        if forgotten.segments is None:
+            num_removed = directory.drop_model(self._fingerprint)
+            self.use.num_held_bytes = directory.used_bytes
+            self._say(None, is_there=False)
+            logger.info("KV directory: all %d segments of this model are removed, as was asked", num_removed)
 
     def _write(self, offered: _Offered) -> None:
         held = [place for place in offered.places if place != GONE]

@@ -348,7 +348,7 @@ def _dispatch(core: EngineCore, executor: ThreadExecutor, message: ToEngine, ada
         case Abort():
             core.abort(message.request_ids)
         case ResetPrefixCache():
-            core.reset_prefix_cache()
+            core.reset_prefix_cache(with_running=message.with_running, with_tiers=message.with_tiers)
         case LoadAdapter():
             assert adapters is not None, "the server loads an adapter, but there is no memory for any"
             adapters.load(message)

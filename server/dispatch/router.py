@@ -143,11 +143,13 @@ class Router:
             replica.try_send(SubmitChoices(first=first, others=others))
         return streams
 
-    def reset_prefix_cache(self) -> None:
-        for replica in self.replicas:
-            if replica.is_up:  # a new engine's cache is empty
-                replica.try_send(ResetPrefixCache())
-                self._balancer.forget(replica)
+    def reset_prefix_cache(self, *, with_running: bool = False, with_tiers: bool = False) -> bool:
+        """Clear the cache of each engine, and what `ResetPrefixCache` names. False if there is no engine."""
+        told = [replica for replica in self.replicas if replica.is_up]  # a new engine's cache is empty
+        for replica in told:
+            replica.try_send(ResetPrefixCache(with_running, with_tiers))
+            self._balancer.forget(replica)
+        return bool(told)
 
     async def run(self, index: int = 0) -> NoReturn:
         """Receive from a replica's engine until cancelled. The replica's `Supervisor` runs it beside each engine, and

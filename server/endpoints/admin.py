@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from inferd.engine.api.errors import ModelError, RequestError
 from inferd.server.config.names import NAME_RULE, is_name
-from inferd.server.endpoints.body import body_of
+from inferd.server.endpoints.body import ResetQuery, body_of, query_of
 from inferd.server.endpoints.respond import check_ready
 from inferd.server.endpoints.service import Service, Services
 from inferd.server.errors import messages as errors
@@ -57,12 +57,19 @@ class AdminApi:
             }
         return Response(any_json(config), media_type="application/json")
 
-    async def reset_prefix_cache(self, request: Request) -> Response:
-        """Running requests keep the blocks that they hold. Raises `RequestError` if there is no engine."""
+    async def reset_prefix_cache(
+        self, request: Request, query: Annotated[ResetQuery, query_of(ResetQuery)]
+    ) -> Response:
+        """Running requests keep the blocks that they hold. Answers before the directory is cleared, which the engines
+        do beside their steps. Raises `RequestError` if there is no engine."""
         del request
+        with_running, with_tiers = bool(query.reset_running_requests), bool(query.reset_external)
         for service in [service for service in self._services if not service.router.lifecycle.failure]:
-            check_ready(service.router.lifecycle, service.model.names[0])
-            service.router.reset_prefix_cache()
+            name = service.model.names[0]
+            check_ready(service.router.lifecycle, name)
+            is_told = service.router.reset_prefix_cache(with_running=with_running, with_tiers=with_tiers)
+            if with_tiers and not is_told:
+                raise errors.no_engine_to_clear(name)
         answer: Done = {}
         return Response(orjson.dumps(answer), media_type="application/json")
 

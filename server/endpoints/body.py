@@ -19,7 +19,7 @@ from inferd.server.schema import strict_json
 from inferd.server.schema.json_schema import schema_of, types_of
 from inferd.server.schema.notices import Notice
 from inferd.server.schema.request_model import RequestModel, option, read
-from inferd.server.schema.values import Text
+from inferd.server.schema.values import Flag, Text
 from inferd.server.transport.sse import ClientGoneError, unless_disconnected
 
 R = TypeVar("R", bound=RequestModel)
@@ -103,6 +103,17 @@ class ModelQuery(RequestModel):
     """Query of a route that is about one model. `Services.of_query` reads it."""
 
     model: Text | None = option("A name of the model, or of an adapter of it.", unset="the first model")
+
+
+class ResetQuery(RequestModel):
+    """Query of the route that clears the prefix cache, under vLLM's names."""
+
+    reset_running_requests: Flag | None = option(
+        "Clear prefixes that running requests use too. The requests go on.", unset="false"
+    )
+    reset_external: Flag | None = option(
+        "Remove what the directory of `--kv-dir` has of this server's models too.", unset="false"
+    )
 
 
 MAX_PARAMETERS = 64

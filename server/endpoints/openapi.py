@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from inferd.server.endpoints.body import ModelQuery
 from inferd.server.endpoints.routes import (
     DOCS,
     DOCS_FILES,
@@ -188,7 +189,7 @@ def _security(route: Route, *, needs_key: bool) -> list[dict[str, list[str]]]:
 
 
 def _responses(route: Route) -> dict[int | str, Any]:
-    names_one = "{" in route.path or route.query is not None
+    names_one = "{" in route.path or route.query is ModelQuery
     statuses = {*_ANY_REQUEST, *((404,) if names_one else ()), *_MORE.get(route, ())}
     statuses |= {Access.PUBLIC: set(), Access.KEY: {401}, Access.ADMIN: {401, 403}}[route.access]
     if route.fields is not None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from starlette.routing import compile_path
 
-from inferd.server.endpoints.body import ModelQuery
+from inferd.server.endpoints.body import ModelQuery, ResetQuery
 from inferd.server.errors.table import Error
 from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from inferd.server.schema.answers import anthropic, generation, infill, operation, response_events, responses, tokens
@@ -304,6 +304,7 @@ RESET_PREFIX_CACHE = Route(
     _ADMIN,
     "Clear the prefix cache, except prefixes that running requests use.",
     operation.Done,
+    query=ResetQuery,
 )
 LOAD_LORA = Route(
     "POST",

@@ -265,6 +265,13 @@ def model_not_loaded(name: str, reason: str) -> RequestError:
     return RequestError("model_not_loaded", f"This model is not served: {why}. {way_out}")
 
 
+def no_engine_to_clear(name: str) -> RequestError:
+    """The model's directory of KV segments cannot be cleared, because its engines do that."""
+    way_out = "Send a request, which loads it, and try again; or run `inferd kv clear` with the directory."
+    message = f"No engine of the model {clip(name, MAX_ECHO)} runs, so its KV directory was not cleared. {way_out}"
+    return RequestError("server_is_overloaded", message)
+
+
 def model_is_busy(reason: str) -> RequestError:
     return RequestError("model_is_busy", f"{reason}. Unload it afterwards.")
 

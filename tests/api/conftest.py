@@ -301,8 +301,10 @@ class ScriptedRouter:
     async def unload(self) -> None:
         self.state = State.UNLOADED
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, *, with_running: bool, with_tiers: bool) -> bool:
         self.num_resets += 1
+        self.last_reset = with_running, with_tiers
+        return self.state is State.SERVING
 
     def _on_abort(self, request_id: str, reason: str) -> None:
         with self.changed:

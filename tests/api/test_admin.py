@@ -71,6 +71,32 @@ def test_an_admin_key_opens_the_other_routes_too(guarded: str, serve: Callable[[
     assert httpx.post(open_url + "/reset_prefix_cache").status_code == 401
 
 
+@pytest.mark.parametrize(
+    ("query", "asked"),
+    [
+        ("", (False, False)),
+        ("?reset_external=true", (False, True)),
+        ("?reset_running_requests=True&reset_external=false", (True, False)),
+    ],
+)
+def test_vllms_parameters_say_what_else_is_reset(
+    guarded: str, router: Any, query: str, asked: tuple[bool, bool]
+) -> None:
+    answer = httpx.post(guarded + f"/reset_prefix_cache{query}", headers=bearer(ADMIN))
+    assert (answer.status_code, answer.json(), router.last_reset) == (200, {}, asked)
+
+
+def test_a_directory_that_no_engine_can_clear_is_told(guarded: str, router: Any) -> None:
+    wrong = httpx.post(guarded + "/reset_prefix_cache?reset_external=maybe", headers=bearer(ADMIN))
+    assert (wrong.status_code, wrong.json()["error"]["param"], router.num_resets) == (400, "reset_external", 0)
+    other = httpx.post(guarded + "/reset_prefix_cache?reset_weights=true", headers=bearer(ADMIN))
+    assert (other.status_code, other.json()["error"]["param"], router.num_resets) == (400, "reset_weights", 0)
+    router.state = State.UNLOADED
+    assert httpx.post(guarded + "/reset_prefix_cache", headers=bearer(ADMIN)).status_code == 200
+    refused = httpx.post(guarded + "/reset_prefix_cache?reset_external=true", headers=bearer(ADMIN))
+    assert refused.status_code == 503 and "its KV directory was not cleared" in refused.json()["error"]["message"]
+
+
 def test_the_prefix_cache_is_reset_where_there_is_an_engine(guarded: str, router: Any) -> None:
     assert httpx.post(guarded + "/reset_prefix_cache", headers=bearer(ADMIN)).json() == {}
     router.state = State.STOPPED

@@ -250,6 +250,24 @@ def test_a_chain_that_cannot_be_trusted_is_removed_also_what_waits(tmp_path: Pat
     assert len(world.found(piece("a"), "tenant")) == 1, "it may be computed anew"
 
 
+def test_a_model_is_cleared_and_others_stay(tmp_path: Path) -> None:
+    """Pieces that were offered before go too, and those of other servers. Later ones are written."""
+    world, other, model = (World(tmp_path / "kv", name * 32) for name in (b"m", b"m", b"n"))
+    world.tier.news = deque()
+    other.offer(piece("a"), WHOLE, "tenant")
+    model.offer(piece("a"), WHOLE)
+    world.offer(piece("b", has_state=True), WHOLE)
+    world.tier.offer("", piece("c"), WHOLE)
+    world.tier.clear()
+    wait(lambda: (None, False) in (world.tier.news or ()))
+    assert [world.found(piece(name), salt) for name, salt in (("a", "tenant"), ("c", ""))] == [[], []]
+    assert world.found(piece("b", has_state=True)) == [] and len(model.found(piece("a"))) == 1
+    left = sum(path.stat().st_size for path in (tmp_path / "kv").glob("*/*/*.kv"))
+    assert world.tier.use.num_held_bytes == left > 0
+    world.offer(piece("c"), WHOLE)
+    assert len(world.found(piece("c"))) == 1
+
+
 def test_a_directory_that_cannot_be_opened_is_told_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -38,8 +38,8 @@ def asks(salt: str = "") -> list[Ask]:
     return [Ask("/v1/completions", {**body, **salted, "prompt": prompt}) for prompt in prompts]
 
 
-def begin(start: Callable[..., Daemon], folder: Path) -> Daemon:
-    return start("--kv-dir", str(folder), "--kv-disk", f"{QUOTA_BYTES}")
+def begin(start: Callable[..., Daemon], folder: Path, *options: str) -> Daemon:
+    return start("--kv-dir", str(folder), "--kv-disk", f"{QUOTA_BYTES}", *options)
 
 
 def kill_everything(daemon: Daemon) -> None:
@@ -158,6 +158,25 @@ def make_wrong(path: Path) -> None:
     data[fixed_bytes + 8 : fixed_bytes + 24] = xxh3_128_digest(bytes(data[content : content + size]))
     data[content - 16 : content] = xxh3_128_digest(bytes(data[: content - 16]))
     path.write_bytes(data)
+
+
+def test_a_reset_clears_the_directory_only_if_it_is_asked_to(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    daemon = begin(start, tmp_path / "kv", "--admin-key", "secret")
+    body = {"model": "tiny", **asks()[0].body, "include_metrics": True}
+
+    def computed_after(query: str) -> int:
+        url = f"{daemon.url}/reset_prefix_cache{query}"
+        httpx.post(url, headers={"Authorization": "Bearer secret"}).raise_for_status()
+        if query:
+            wait_until(lambda: not list((tmp_path / "kv").rglob("*.kv")))
+        answer = httpx.post(daemon.url + "/v1/completions", json=body, timeout=60)
+        return int(answer.json()["metrics"]["computed_tokens"])
+
+    httpx.post(daemon.url + "/v1/completions", json=body, timeout=60).raise_for_status()
+    wait_written(daemon)
+    assert computed_after("") <= 2 * 32
+    assert computed_after("?reset_external=true") == PROMPT_TOKENS
+    wait_until(lambda: bool(list((tmp_path / "kv").rglob("*.kv"))), what="what was computed anew")
 
 
 @pytest.mark.timeout(1800)

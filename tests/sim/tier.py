@@ -134,6 +134,10 @@ class SimulatedTier:
             if self.memory.num_erased(places) == num_erased:
                 self._kept[salt, piece] = [None if place == GONE else self.memory.content(place) for place in places]
 
+    def clear(self) -> None:
+        self._offered.clear()
+        self._kept.clear()
+
     def forget(self, salt: str, keys: Sequence[bytes]) -> None:
         self._offered = deque(each for each in self._offered if each[1].key not in keys)
         self._kept = {kept: rows for kept, rows in self._kept.items() if kept[1].key not in keys}

@@ -10,6 +10,7 @@ import pytest
 from inferd.engine.api.cost.step_cost import AttentionCost, PlanWork, WorkModel
 from inferd.engine.api.wire.messages import Delta, StepOutput, Submit, SubmitChoices
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
+from inferd.engine.cache.below import PIECE_BLOCKS
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.ports import Grammar
@@ -19,6 +20,7 @@ from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import RowResult, RowStatus, StepPlan, StepResult, TokenLogprobs
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.speculation.ports import Guess
+from tests.unit.test_prefix_loads import Below
 
 VOCAB = 100
 
@@ -429,6 +431,41 @@ def test_statistics() -> None:
     assert (stats.num_running, stats.num_waiting, stats.num_preemptions) == (0, 0, 0)
     core.reset_prefix_cache()
     assert core.stats().num_blocks_cached == 0
+
+
+@pytest.mark.parametrize("with_running", [False, True])
+def test_a_reset_may_also_hide_what_a_running_request_uses(with_running: bool) -> None:
+    core, ids = make(depth=0), tuple(range(9))
+    core.submit(submit("a", prompt=ids, max_tokens=9), 5.0)
+    for now in (6.0, 7.0, 8.0):
+        core.step(now)
+    core.reset_prefix_cache(with_running=with_running)
+    deltas = run(core, submit("b", prompt=ids, max_tokens=1))
+    (last,) = (delta for delta in deltas if delta.request_id == "b" and delta.finish_reason)
+    assert last.num_cached_tokens == (0 if with_running else 8)
+    assert next(delta for delta in deltas if delta.request_id == "a" and delta.finish_reason).finish_reason == "length"
+    core.check()
+
+
+@pytest.mark.parametrize("with_tiers", [False, True])
+def test_a_reset_clears_the_tier_below_only_if_it_is_asked_to(with_tiers: bool) -> None:
+    """A load that runs then is not used either."""
+    below, ids = Below(), tuple(range(4 * PIECE_BLOCKS + 1))
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64), KVCache(32, 4))
+    core = EngineCore(scheduler, Script(), vocab_size=VOCAB, clock=lambda: 0.0, tier=below)
+    core.submit(submit("a", prompt=ids, max_tokens=1), 5.0)
+    below.searches[0].is_done = True
+    run(core)
+    assert below.pieces
+    core.reset_prefix_cache()
+    core.submit(submit("b", prompt=ids, max_tokens=1), 5.0)
+    below.searches[1].is_done = True
+    core.step(6.0)
+    core.reset_prefix_cache(with_tiers=with_tiers)
+    assert bool(below.pieces) != with_tiers
+    below.loads[0].news = [True]
+    (last,) = (delta for delta in run(core) if delta.finish_reason)
+    assert last.num_loaded_tokens == (0 if with_tiers else 4 * PIECE_BLOCKS)
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------

@@ -87,6 +87,9 @@ class Below:
     def offer(self, salt: str, piece: Piece, places: Sequence[int]) -> None:
         self.pieces.add((salt, piece))
 
+    def clear(self) -> None:
+        self.pieces.clear()
+
     def forget(self, salt: str, keys: Sequence[bytes]) -> None:
         """Nothing is forgotten here."""
 

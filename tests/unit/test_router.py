@@ -476,7 +476,7 @@ def test_what_comes_before_a_death_is_noticed_waits_for_the_next_engine() -> Non
         client.is_dead = True
         stream, given_up = router.submit(submit("a")), router.submit(submit("b"))
         given_up.abort()
-        router.reset_prefix_cache()
+        assert router.reset_prefix_cache()
         client.is_dead = False
         router.recovery.lose({})
         assert (await collect(given_up))[-1].finish_reason == "abort"
@@ -757,8 +757,10 @@ def test_replicas_share_the_requests_and_each_hears_of_its_own_aborts() -> None:
             stream.abort()
         for client in clients:
             assert [m.request_ids[0] for m in client.sent if isinstance(m, Abort)] == sent_to(client)
-        router.reset_prefix_cache()
-        assert all(isinstance(client.sent[-1], ResetPrefixCache) for client in clients)
+        assert router.reset_prefix_cache()
+        assert all(client.sent[-1] == ResetPrefixCache() for client in clients)
+        assert router.reset_prefix_cache(with_running=True, with_tiers=True)
+        assert all(client.sent[-1] == ResetPrefixCache(with_running=True, with_tiers=True) for client in clients)
 
     play_two(scenario)
 

@@ -226,6 +226,15 @@ class KVDirectory:
             raise failure
         return num_files
 
+    def drop_model(self, fingerprint: bytes) -> int:
+        """Remove every segment of this fingerprint, and return their number. Raises `OSError`."""
+        listing = list_all(self._root)
+        self._used_bytes, self._unlisted_bytes = listing.num_bytes, 0
+        own = [entry for entry in listing.segments if entry.segment.fingerprint == fingerprint]
+        for entry in own:
+            self._evict(entry)
+        return len(own)
+
     @property
     def used_bytes(self) -> int:
         """Bytes of all files, as far as this process knows: without what others wrote since it last listed them."""

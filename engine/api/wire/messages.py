@@ -58,7 +58,12 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
-    """Drop every cached block that no request holds."""
+    """Drop every cached block that no request holds. The fields add to that."""
+
+    with_running: bool = False
+    """Let nobody find the blocks that requests hold, either."""
+    with_tiers: bool = False
+    """Remove what the tiers below have of this model."""
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
