@@ -1,9 +1,10 @@
 """Start of the engine process: all that must work while its libraries are still being imported.
 
 Reads the launch line from standard input and keeps that open. The end of the input means that the server is gone, or
-wants this process to end. Then the process ends at once with those that it started, and leaves no sockets behind. One
-more byte promotes a standby. The engine is imported after the launch line, or before it if an empty line comes first.
-That takes a second or more. The engine's other ranks are started before, so that they import theirs at the same time.
+wants this process to end. Then the process does what the engine wants done before, for some seconds at most. It ends
+with those that it started, and leaves no sockets behind. One more byte promotes a standby. The engine is imported after
+the launch line, or before it if an empty line comes first. That takes a second or more. The engine's other ranks are
+started before, so that they import theirs at the same time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -51,7 +53,8 @@ def main() -> int:
     launch = json.loads(line)
     is_standby: bool = launch["is_standby"]
     ranks = () if launch["config"]["tensor_parallel_size"] == 1 else _start_ranks(line)
-    code: int = import_engine(ENGINE, is_urgent=not is_standby).main(line, source.promoted, *ranks)
+    engine = import_engine(ENGINE, is_urgent=not is_standby)
+    code: int = engine.main(line, source.promoted, *ranks, before_end=source.before_end)
     return code
 
 
@@ -71,6 +74,8 @@ class _Input:
         """All lines up to the launch line."""
         self.promoted = threading.Event()
         """Set by any input after the launch line."""
+        self.before_end: list[Callable[[], None]] = []
+        """Called at the end of the input, if the server lives. Each returns within some seconds."""
         threading.Thread(target=self._read, name="inferd-stdin", daemon=True).start()
 
     def _read(self) -> None:
@@ -86,9 +91,13 @@ class _Input:
                     run_dir = json.loads(line)["run_dir"]
         if run_dir is not None:
             shutil.rmtree(run_dir, ignore_errors=True)
-        if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)  # compilers too, which would go on for a minute
-        os._exit(0)
+        try:
+            for act in self.before_end:
+                act()
+        finally:
+            if os.getpgrp() == os.getpid():
+                os.killpg(0, signal.SIGKILL)  # compilers too, which would go on for a minute
+            os._exit(0)
 
 
 def import_engine(name: str, *, is_urgent: bool) -> ModuleType:

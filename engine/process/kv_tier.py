@@ -42,6 +42,9 @@ _KNOWN_S = 600.0
 """Seconds after which a piece that is still used is offered again, so that it counts as used in the directory too."""
 _TELL_AFTER_S = 60.0
 """Least seconds between two warnings of the same kind, and between two tries to open the directory."""
+_LAST_WRITES_S = 3.0
+"""Seconds in which pieces are still written when the engine is to end. The server kills it after 5 s."""
+_LOOK_S = 0.002
 _NEWEST = 0.3
 """Weight of the newest measurement in the bandwidth of loads."""
 
@@ -310,6 +313,12 @@ class DirectoryTier:
     def num_waiting(self) -> int:
         """Pieces that are or will be written."""
         return self._queue.unfinished_tasks
+
+    def wait_written(self, within_s: float = _LAST_WRITES_S) -> None:
+        """Wait until nothing waits to be written, or for so many seconds. Any thread may call it."""
+        until_s = time.monotonic() + within_s
+        while self.num_waiting and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
 
     def _write_all(self) -> None:
         while True:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -129,9 +129,15 @@ class EngineLink:
         self._context.term()
 
 
-def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None) -> int:
+def main(
+    line: bytes,
+    promoted: threading.Event,
+    ranks: Followers | None = None,
+    before_end: list[Callable[[], None]] | None = None,
+) -> int:
     """`line`: `EngineLaunch` as JSON; a standby waits for `promoted`. `ranks`: the engine's other ranks, if they were
-    started already. Returns only if the engine cannot start."""
+    started already. What is added to `before_end` is called when the server wants the engine to end. Returns only if
+    the engine cannot start."""
     launch = msgspec.json.decode(line, type=EngineLaunch)
     configure(launch.log_style)
     if launch.config.cpus:
@@ -150,7 +156,7 @@ def main(line: bytes, promoted: threading.Event, ranks: Followers | None = None)
             ranks.wait_imported()
         started_s = stand_by(launch, link.send, _bind_to_server, lambda: _wait(promoted, heartbeat))
     try:
-        core, executor, ready, adapters, events = build(launch, started_s, link, heartbeat, flight, ranks)
+        core, executor, ready, adapters, events = build(launch, started_s, link, heartbeat, flight, ranks, before_end)
     except Exception as error:
         refusal = _refusal(error)
         if refusal is None:
@@ -192,6 +198,7 @@ def build(
     heartbeat: Heartbeat,
     flight: FlightRecord,
     ranks: Followers | None = None,
+    before_end: list[Callable[[], None]] | None = None,
 ) -> tuple[EngineCore, ThreadExecutor, Ready, AdapterLoader | None, KVEventLog | None]:
     """Load the worker, report each phase, and build the core and its executor on it. Further results load adapters, if
     there is memory for any, and log KV events, if they are published. Raises `StartError`.
@@ -235,6 +242,8 @@ def build(
         fingerprint = _fingerprint(config, ready, worker.ledger)
         opened = partial(KVDirectory, Path(config.kv_dir), config.kv_disk_bytes)
         tier = DirectoryTier(opened, worker.ledger, len(cache.windows), fingerprint)
+        if before_end is not None:
+            before_end.append(tier.wait_written)
     core = EngineCore(
         Scheduler(limits, cache, _seed_of(work, draft_work, ready.peaks), guesses),
         executor,

@@ -228,6 +228,19 @@ def test_what_waits_to_be_written_is_bounded(tmp_path: Path, monkeypatch: pytest
         world.engine.memory.erase(place)
 
 
+def test_an_engine_that_ends_waits_for_what_is_written_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path / "kv")
+    monkeypatch.setattr(module, "_WRITE_BYTES_PER_S", 1e5)
+    for number in range(3):
+        world.tier.offer("", piece(f"{number}"), WHOLE)
+    world.tier.wait_written(1e-9)
+    assert world.tier.num_waiting, "nothing was written so soon"
+    world.tier.wait_written(20)
+    assert world.tier.num_waiting == 0 and all(world.found(piece(f"{number}")) for number in range(3))
+
+
 def test_a_piece_is_offered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path / "kv")
     world.offer(piece("a"), WHOLE)

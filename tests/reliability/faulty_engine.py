@@ -187,7 +187,7 @@ def plant(faults: Sequence[Fault]) -> None:
 
     run, load_worker, link_to_server = engine.main, engine.load_worker, engine.EngineLink
 
-    def main(line: bytes, promoted: threading.Event) -> int:
+    def main(line: bytes, promoted: threading.Event, **rest: Any) -> int:
         epoch = msgspec.json.decode(line, type=EngineLaunch).epoch
         own = [fault for fault in faults if fault.epoch in (None, epoch)]
 
@@ -201,7 +201,7 @@ def plant(faults: Sequence[Fault]) -> None:
             return made
 
         vars(engine).update(load_worker=load, EngineLink=link)
-        return run(line, promoted)
+        return run(line, promoted, **rest)
 
     vars(engine).update(main=main)
 

@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -64,10 +65,42 @@ sys.exit(boot.main())
 """
 EARLY_MODULE = """
 print("imported", flush=True)
-def main(line, promoted):
+def main(line, promoted, before_end):
     print(line.decode().strip(), flush=True)
     return 7
 """
+
+
+ENDING_MODULE = """
+import os, threading, time
+def main(line, promoted, before_end):
+    def act(text):
+        time.sleep(0.05)
+        os.write(1, text)
+    before_end += [lambda: act(b"first "), lambda: act(b"second")]
+    if line.startswith(b'{"fails'):
+        before_end.insert(1, lambda: 1 / 0)
+    os.write(1, b"ready\\n")
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize(("begin", "done"), [('{"is', b"first second"), ('{"fails": 1, "is', b"first ")])
+def test_the_process_ends_after_what_the_engine_wants_done_before(begin: str, done: bytes, tmp_path: Path) -> None:
+    """Also if that fails."""
+    (tmp_path / "what_is_read.py").write_text(ENDING_MODULE)
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    launch = f'{begin}_standby": false, "config": {{"tensor_parallel_size": 1}}, "run_dir": "{tmp_path}/run"}}\n'
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", EARLY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path}, bufsize=0, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(launch.encode())
+        assert process.stdout.readline() == b"ready\n"
+        process.stdin.close()
+        assert process.stdout.read() == done
+        assert process.wait(30) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
