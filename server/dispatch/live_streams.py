@@ -90,6 +90,12 @@ class LiveStreams:
             self.backlog.add(stream.submit.scheduling.tenant, stream.num_waiting_tokens)
         self._is_idle.clear()
 
+    def hold(self, lost: Iterable[str]) -> None:
+        """Have the streams with these ids wait for an engine, because theirs is gone. Others that wait stay in the
+        order of arrival."""
+        waiting = self.unsent.keys() | lost
+        self.unsent = {name: stream for name, stream in self.by_id.items() if name in waiting}
+
     def account(self, stream: TokenStream, delta: Delta, step_ended_s: float | None) -> None:
         """Record the times and tokens of a delta. The times are the engine's: a late event loop reads the outputs of
         several steps in one turn and would see no time between them."""

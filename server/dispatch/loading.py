@@ -1,4 +1,4 @@
-"""Loads and unloads a model, and ends it: what becomes of its streams, its replicas and its state.
+"""Loads and unloads a model, wakes it, and ends it: what becomes of its streams, its replicas and its state.
 
 The owner of the engines starts and stops the processes, see `Hooks`. Knows no socket and no HTTP.
 """
@@ -40,21 +40,30 @@ class Loading:
     @property
     def idle_s(self) -> float:
         """Seconds since the last stream ended, or since the engines took requests; 0 if `unload` would refuse, or if
-        there are no engines."""
-        is_idle = self._replicas.is_up and not self._streams.num_active and not self._is_loading
-        return time.monotonic() - self._streams.idle_since_s if is_idle else 0.0
+        there are no engines, or the model is asleep."""
+        is_idle = self._replicas.is_up and not self._streams.num_active and not self.is_loading
+        is_counted = is_idle and not self._lifecycle.is_asleep
+        return time.monotonic() - self._streams.idle_since_s if is_counted else 0.0
 
     @property
-    def _is_loading(self) -> bool:
+    def is_loading(self) -> bool:
         """Whether a replica or an adapter is not loaded yet."""
+        if self._lifecycle.state in (State.UNLOADED, State.SLEEPING):
+            return False
         return not self._lifecycle.loaded.is_set() or not all(served.settled.is_set() for served in self._adapters)
 
     async def load(self) -> None:
-        """Have engines started if none run. Returns when they take requests. Raises `RequestError` if they cannot."""
+        """Wake the model, and have engines started if none run. Returns when they take requests. Raises `RequestError`
+        if they cannot."""
         if self._lifecycle.is_draining:
             raise errors.leaving()
         if self._lifecycle.state is State.FAILED:
-            self._begin_anew()
+            self.leave_engines(State.UNLOADED)
+        if self._lifecycle.state is State.PAUSED:
+            self._streams.idle_since_s = time.monotonic()
+            self._lifecycle.change(State.SERVING if self._replicas.is_up else State.RECOVERING)
+        if self._lifecycle.state is State.SLEEPING:
+            self._start()
         self.want()
         await self.unless_draining(self._lifecycle.settled)
         self._lifecycle.check_alive()
@@ -67,20 +76,20 @@ class Loading:
         if self._lifecycle.has_ended:
             return
         if self._lifecycle.state is not State.UNLOADED:
-            if self._is_loading:
-                raise errors.model_is_busy("This model or an adapter of it is being loaded")
-            self._begin_anew()
+            self.check_loaded()
+            self.leave_engines(State.UNLOADED)
         if self._hooks.on_unload is not None:
-            await self._hooks.on_unload()
+            await self._hooks.on_unload(False)
+
+    def check_loaded(self) -> None:
+        """Raises `RequestError` while a replica or an adapter is being loaded: its engine is not stopped then."""
+        if self.is_loading:
+            raise errors.model_is_busy("This model or an adapter of it is being loaded")
 
     def want(self) -> None:
         """Have unloaded engines started, once."""
         if self._lifecycle.state is State.UNLOADED:
-            self._lifecycle.change(State.LOADING)
-            for replica in self._replicas:
-                self._metrics.engine_down(replica.index)  # an alert sees a load that never ends
-            if self._hooks.on_wanted is not None:
-                self._hooks.on_wanted()
+            self._start()
 
     async def unless_draining(self, settled: asyncio.Event) -> None:
         """Wait until something is loaded. Raises `RequestError` if the server stops first, because it waits for
@@ -107,16 +116,26 @@ class Loading:
             self._lifecycle.change(State.STOPPED)
         self._end_all(_ABORTED)
 
-    def _begin_anew(self) -> None:
-        """No engine runs, as before the first."""
-        self._lifecycle.change(State.UNLOADED)
+    def leave_engines(self, to: State) -> None:
+        """No engine runs, as before the first. Streams that one had wait for the next. `to`: the model's state."""
+        self._lifecycle.change(to)
+        lost: set[str] = set()
         for replica in self._replicas:
-            replica.lose(time.monotonic())
+            lost |= replica.lose(time.monotonic()).keys()
             replica.client, replica.ready, replica.failure = None, None, ""
             self._balancer.forget(replica)
             self._hooks.report_cache(replica.index, CLEARED)
             self._metrics.engine_unloaded(replica.index)
+        self._streams.hold(lost)
         self._streams.backlog.forget_pace()
+
+    def _start(self) -> None:
+        """Have stopped engines started."""
+        self._lifecycle.change(State.LOADING)
+        for replica in self._replicas:
+            self._metrics.engine_down(replica.index)  # an alert sees a load that never ends
+        if self._hooks.on_wanted is not None:
+            self._hooks.on_wanted()
 
     def _end_all(self, failure: Failure) -> None:
         """The engines are gone: end every stream with `failure`."""

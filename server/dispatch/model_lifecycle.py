@@ -31,7 +31,11 @@ class State(Enum):
     UNLOADED = "unloaded"
     """The engines were stopped. The next request has others started, and waits for them."""
     LOADING = "loading"
-    """Engines start after an unload. Requests wait for them."""
+    """Engines start after an unload or a sleep. Requests wait for them."""
+    PAUSED = "paused"
+    """The engines run, and finish what was accepted. New requests are refused until somebody wakes the model."""
+    SLEEPING = "sleeping"
+    """The engines were stopped. Requests are refused until somebody wakes the model. Accepted ones wait for that."""
     FAILED = "failed"
     """No engine can run, and the server goes on with other models. Requests are refused until somebody loads it."""
     STOPPED = "stopped"
@@ -40,11 +44,16 @@ class State(Enum):
 
 CHANGES: Mapping[State, frozenset[State]] = {
     State.STARTING: frozenset({State.SERVING, State.FAILED, State.STOPPED}),
-    State.SERVING: frozenset({State.RECOVERING, State.UNLOADED, State.FAILED, State.STOPPED}),
-    State.RECOVERING: frozenset({State.SERVING, State.UNLOADED, State.FAILED, State.STOPPED}),
-    State.UNLOADED: frozenset({State.LOADING, State.FAILED, State.STOPPED}),
+    State.SERVING: frozenset({State.RECOVERING, State.UNLOADED, State.PAUSED, State.FAILED, State.STOPPED}),
+    State.RECOVERING: frozenset({State.SERVING, State.UNLOADED, State.PAUSED, State.FAILED, State.STOPPED}),
+    State.UNLOADED: frozenset({State.LOADING, State.SLEEPING, State.FAILED, State.STOPPED}),
     # An unload waits for no load: it is refused.
     State.LOADING: frozenset({State.SERVING, State.FAILED, State.STOPPED}),
+    # Its engines may have died meanwhile.
+    State.PAUSED: frozenset(
+        {State.SERVING, State.RECOVERING, State.SLEEPING, State.UNLOADED, State.FAILED, State.STOPPED}
+    ),
+    State.SLEEPING: frozenset({State.LOADING, State.UNLOADED, State.FAILED, State.STOPPED}),
     State.FAILED: frozenset({State.UNLOADED}),
     # Another model's end has ended the server, and then this model's engines fail too.
     State.STOPPED: frozenset({State.FAILED}),
@@ -74,9 +83,12 @@ class ModelLifecycle:
         self.has_served = False
         """Whether every replica has had an engine that took requests."""
         self.loaded = asyncio.Event()
-        """Set while every replica has had an engine that took requests since the model was last unloaded."""
+        """Set while every replica has had an engine that took requests since the engines were last stopped."""
         self.settled = asyncio.Event()
         """Set except in STARTING and LOADING: it is known whether engines run."""
+        self.awake = asyncio.Event()
+        """Set except in PAUSED and SLEEPING."""
+        self.awake.set()
         self.draining = asyncio.Event()
         """Set once new requests are refused."""
 
@@ -96,8 +108,9 @@ class ModelLifecycle:
 
     @property
     def is_first_start(self) -> bool:
-        """Whether the model has never served and was not unloaded: a death of an engine ends the server."""
-        return not self.loaded.is_set() and self._state not in (State.UNLOADED, State.LOADING)
+        """Whether the model has never served, and nobody stopped its engines: a death of one ends the server."""
+        stopped = (State.UNLOADED, State.LOADING, State.SLEEPING)
+        return not self.loaded.is_set() and self._state not in stopped
 
     @property
     def is_ready(self) -> bool:
@@ -107,6 +120,11 @@ class ModelLifecycle:
         if self._state is State.RECOVERING:
             return time.monotonic() - self._since_s < self._outage_grace_s
         return self._state in (State.SERVING, State.UNLOADED, State.LOADING)
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether requests are refused until somebody wakes the model. Its engines may still run."""
+        return self._state in (State.PAUSED, State.SLEEPING)
 
     @property
     def is_leaving(self) -> bool:
@@ -132,8 +150,12 @@ class ModelLifecycle:
         if to is State.SERVING:
             self.has_served = True
             self.loaded.set()
-        if to is State.UNLOADED:
+        if to in (State.UNLOADED, State.SLEEPING):
             self.loaded.clear()
+        if self.is_asleep:
+            self.awake.clear()
+        else:
+            self.awake.set()
         if to is State.LOADING:
             self.settled.clear()
         else:
@@ -155,9 +177,10 @@ class Hooks:
     """The router's calls to the owner of a model's engines. Each is None until the owner sets it."""
 
     on_wanted: Callable[[], None] | None = None
-    """Called once when unloaded engines are to start."""
-    on_unload: Callable[[], Awaitable[None]] | None = None
-    """Stops the engines."""
+    """Called once when stopped engines are to start."""
+    on_unload: Callable[[bool], Awaitable[None]] | None = None
+    """Stops the engines, and gives the memory of their KV pools up, unless it is called with True. Returns when what
+    is given up is free."""
     on_recovered: Callable[[int, float], None] | None = None
     """Called with (requests sent again, seconds for which no engine computed them)."""
     on_phase: Callable[[int, Phase], None] | None = None

@@ -162,8 +162,7 @@ class Recovery:
         for stream in lost.values():
             if stream.abort_reason is not None and stream.request_id in self._streams.by_id:
                 self._streams.end_aborted(stream)
-        waiting = lost.keys() | self._streams.unsent.keys()
-        self._streams.unsent = {name: stream for name, stream in self._streams.by_id.items() if name in waiting}
+        self._streams.hold(lost.keys())
         return computed
 
     async def send_waiting(self, index: int) -> None:

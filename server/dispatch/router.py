@@ -2,8 +2,8 @@
 
 It knows ids, deltas and finish reasons, not text and not HTTP. There are one or more replicas, each with an engine, and
 the load balancer chooses one for each request. Beside it, `model_lifecycle` says whether requests are taken, `loading`
-starts and stops the engines, `recovery` carries streams over an engine's end, and `live_streams` holds those that have
-not ended.
+starts and stops the engines, and `sleeping` puts the model to sleep. `recovery` carries streams over an engine's end,
+and `live_streams` holds those that have not ended.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from inferd.server.dispatch.loading import Loading
 from inferd.server.dispatch.model_lifecycle import Hooks, ModelLifecycle, State
 from inferd.server.dispatch.recovery import Quarantine, Recovery
 from inferd.server.dispatch.replica import LoadBalancer, Replica, Replicas
+from inferd.server.dispatch.sleeping import Sleeping
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.errors import messages as errors
 from inferd.server.observability.metrics import Metrics
@@ -87,6 +88,7 @@ class Router:
         self._balancer = balancer = LoadBalancer(replicas)
         self.streams = streams = LiveStreams(replicas, adapters, metrics, Backlog(options.queue), options.e2e_target_s)
         self.loading = Loading(lifecycle, replicas, streams, balancer, adapters, metrics, hooks)
+        self.sleeping = Sleeping(lifecycle, streams, self.loading, hooks)
         self.adapter_loading = AdapterLoading(adapters, lifecycle, replicas, streams, self.loading)
         self.recovery = Recovery(
             lifecycle, replicas, streams, balancer, self._quarantine, self.adapter_loading, metrics, hooks
@@ -202,6 +204,8 @@ class Router:
     def _check_open(self, submit: Submit, num_choices: int, num_tokens: int) -> None:
         if self.lifecycle.is_draining:
             raise errors.leaving()
+        if self.lifecycle.is_asleep:
+            raise errors.model_is_asleep(self._metrics.model_name)
         if self.lifecycle.state is State.STARTING:
             raise RequestError("server_is_overloaded", "The model is still loading; retry in a few seconds.")
         if not self.lifecycle.is_ready:

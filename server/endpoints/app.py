@@ -44,6 +44,7 @@ from inferd.server.endpoints.responses.routes import ResponsesApi
 from inferd.server.endpoints.responses.store import ResponseStore
 from inferd.server.endpoints.routes import Access, Route
 from inferd.server.endpoints.service import Service, Services
+from inferd.server.endpoints.sleep import SleepApi
 from inferd.server.endpoints.state import StateApi
 from inferd.server.endpoints.tokens import RenderApi, TokensApi
 from inferd.server.endpoints.wrong_paths import way_out
@@ -227,7 +228,12 @@ def handlers_of(services: Services) -> dict[Route, Handler]:
     chat, text, tokens = ChatApi(services), CompletionsApi(services), TokensApi(services)
     models, health, admin = ModelsApi(services), HealthApi(services), AdminApi(services)
     render, messages = RenderApi(services), MessagesApi(services)
-    responses, gateways, llama_cpp = ResponsesApi(services), GatewaysApi(services), LlamaCppApi(services)
+    sleep, responses, gateways, llama_cpp = (
+        SleepApi(services),
+        ResponsesApi(services),
+        GatewaysApi(services),
+        LlamaCppApi(services),
+    )
     return {
         routes.CHAT: chat.create,
         routes.CHAT_RENDER: render.chat,
@@ -267,6 +273,9 @@ def handlers_of(services: Services) -> dict[Route, Handler]:
         routes.RESET_PREFIX_CACHE: admin.reset_prefix_cache,
         routes.LOAD_LORA: admin.load_adapter,
         routes.UNLOAD_LORA: admin.unload_adapter,
+        routes.SLEEP: sleep.sleep,
+        routes.WAKE_UP: sleep.wake_up,
+        routes.IS_SLEEPING: sleep.is_sleeping,
     }
 
 

@@ -36,8 +36,9 @@ class HealthApi:
         raises `RequestError` (503)."""
         del request
         models = {service.model.names[0]: service.router.lifecycle for service in self._services}
-        # A model that failed is one of `models`, and the server is ready without it.
-        served = {name: lifecycle for name, lifecycle in models.items() if lifecycle.state is not State.FAILED}
+        # One that failed or is asleep is one of `models`, and the server is ready without it.
+        away = (State.FAILED, State.PAUSED, State.SLEEPING)
+        served = {name: lifecycle for name, lifecycle in models.items() if lifecycle.state not in away}
         for name, lifecycle in (served or models).items():
             check_ready(lifecycle, name)
             if lifecycle.is_leaving:
@@ -64,6 +65,7 @@ class HealthApi:
         metrics.num_tasks(len(asyncio.all_tasks()))
         for service in self._services:
             router = service.router
+            service.metrics.sleeps(router.sleeping.level)
             service.metrics.requests_held(router.streams.held)
             service.metrics.tenants_waiting(router.streams.num_waiting_by_tenant())
             if router.adapters.num_places:

@@ -73,7 +73,7 @@ def _card(service: Service, name: str) -> Model:
         "context_length": model.max_model_len,
     }
     lifecycle = service.router.lifecycle
-    if lifecycle.state in (State.UNLOADED, State.LOADING, State.FAILED):
+    if lifecycle.is_asleep or lifecycle.state in (State.UNLOADED, State.LOADING, State.FAILED):
         card["status"] = status_of(lifecycle)
     if lifecycle.failure:
         card["error"] = lifecycle.failure

@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from inferd.server.endpoints.body import ModelQuery
 from inferd.server.endpoints.routes import (
     DOCS,
     DOCS_FILES,
@@ -27,7 +26,9 @@ from inferd.server.endpoints.routes import (
     METRICS,
     READY,
     ROUTES,
+    SLEEP,
     UNLOAD_LORA,
+    WAKE_UP,
     Access,
     Route,
 )
@@ -57,7 +58,11 @@ _MEDIA = {
     DOCS: "text/html",
     **dict.fromkeys(DOCS_FILES, "*/*"),
 }
-_MORE = {HEALTH: (503,), READY: (503,), EMBEDDINGS: (501,), **dict.fromkeys(DOCS_FILES, (501,))}
+_MORE = {
+    **dict.fromkeys((HEALTH, READY, WAKE_UP), (503,)),
+    SLEEP: (409, 503),
+    **dict.fromkeys((EMBEDDINGS, *DOCS_FILES), (501,)),
+}
 """Further statuses of some routes."""
 
 _SCHEMAS = "#/components/schemas/"
@@ -189,7 +194,7 @@ def _security(route: Route, *, needs_key: bool) -> list[dict[str, list[str]]]:
 
 
 def _responses(route: Route) -> dict[int | str, Any]:
-    names_one = "{" in route.path or route.query is ModelQuery
+    names_one = "{" in route.path or (route.query is not None and "model" in route.query.names)
     statuses = {*_ANY_REQUEST, *((404,) if names_one else ()), *_MORE.get(route, ())}
     statuses |= {Access.PUBLIC: set(), Access.KEY: {401}, Access.ADMIN: {401, 403}}[route.access]
     if route.fields is not None:

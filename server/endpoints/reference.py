@@ -43,6 +43,7 @@ from inferd.server.schema.infill import InfillRequest
 from inferd.server.schema.json_schema import Schema, inlined, schema_of, schemas_of_answers
 from inferd.server.schema.request_model import RequestModel
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
+from inferd.server.schema.sleep import SleepingQuery, SleepQuery, WakeQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
 PAGES = (Path("docs/api.md"), Path("docs/metrics.md"))
@@ -71,6 +72,7 @@ _TYPES = {
 _EMBEDDING: dict[str, type[RequestModel]] = {"embeddings": EmbeddingRequest}
 _READING: dict[str, type[RequestModel]] = {"/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest}
 _QUERIES: dict[str, type[RequestModel]] = {"/v1/responses/{id}": RetrieveQuery, "input_items": InputItemsQuery}
+_SLEEPS: dict[str, type[RequestModel]] = {"/sleep": SleepQuery, "/wake_up": WakeQuery, "/is_sleeping": SleepingQuery}
 _NESTED_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     "messages[]": chat_messages.MESSAGE_WITHOUT_EFFECT,
     "messages[].content[]": chat_messages.PART_WITHOUT_EFFECT,
@@ -276,6 +278,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tools": _area(TOOLS),
     "embeddings": _embeddings,
     "responses-query": lambda: _table(_COLUMNS, _rows(_QUERIES, lambda field: True)),
+    "sleep-query": lambda: _table(_COLUMNS, _rows(_SLEEPS, lambda field: True)),
     "tokens": lambda: _table(_COLUMNS, _rows(_READING, lambda field: True)),
     "messages": lambda: _table(_COLUMNS, _rows(_ANTHROPIC, lambda field: field["x-has-effect"])),
     "messages-without-effect": lambda: _without_effect(_ANTHROPIC),

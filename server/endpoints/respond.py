@@ -120,6 +120,8 @@ def check_ready(lifecycle: ModelLifecycle, name: str) -> None:
             raise errors.model_not_loaded(name, lifecycle.failure)
         if lifecycle.is_leaving:
             raise errors.leaving()
+        if lifecycle.is_asleep:
+            raise errors.model_is_asleep(name)
         message = "The server is not ready to accept requests. Please try again in a few seconds."
         raise RequestError("server_is_overloaded", message)
 
@@ -168,11 +170,13 @@ async def respond(
 
 
 def _notice(service: Service) -> bytes:
-    """Says in a stream why nothing comes, while the model is loaded; empty afterwards."""
-    if service.router.lifecycle.state not in (State.UNLOADED, State.LOADING):
+    """Says in a stream why nothing comes, while the model is loaded or asleep; empty afterwards."""
+    state = service.router.lifecycle.state
+    if state not in (State.UNLOADED, State.LOADING, State.SLEEPING):
         return b""
+    what = "asleep" if state is State.SLEEPING else "being loaded"
     name = "".join(char if char.isprintable() else "?" for char in service.model.names[0])
-    return f": the model {name} is being loaded\n\n".encode()
+    return f": the model {name} is {what}\n\n".encode()
 
 
 async def _streamed(

@@ -22,6 +22,7 @@ from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.infill import InfillRequest
 from inferd.server.schema.request_model import RequestModel
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
+from inferd.server.schema.sleep import SleepingQuery, SleepQuery, WakeQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
 
@@ -68,7 +69,6 @@ class Route:
 _GENERATE, _TOKENS, _MODELS = "Generating", "Tokens", "Models"
 _OPERATE, _ADMIN = "Operation", "Administration"
 
-_NO_SLEEP = "This server cannot sleep. POST /v1/models/{name}/unload frees a model's memory, and /load loads it again."
 _NO_PROFILER = "This server has no profiler. /state and /metrics show how close the steps come to the device's peaks."
 
 CHAT = Route(
@@ -220,7 +220,7 @@ LOAD_MODEL = Route(
     "/v1/models/{model_id:path}/load",
     Access.ADMIN,
     _ADMIN,
-    "Load a model that was unloaded, or that failed. Answers when it takes requests.",
+    "Load a model that was unloaded, is asleep, or failed. Answers when it takes requests.",
     operation.Model,
 )
 UNLOAD_MODEL = Route(
@@ -324,9 +324,34 @@ UNLOAD_LORA = Route(
     str,
     UnloadAdapterRequest,
 )
+SLEEP = Route(
+    "POST",
+    "/sleep",
+    Access.ADMIN,
+    _ADMIN,
+    "Put one model or all to sleep: stop the engines, and refuse requests until `/wake_up`.",
+    operation.Done,
+    query=SleepQuery,
+)
+WAKE_UP = Route(
+    "POST",
+    "/wake_up",
+    Access.ADMIN,
+    _ADMIN,
+    "Wake one model or all. Answers when requests are taken.",
+    operation.Done,
+    query=WakeQuery,
+)
+IS_SLEEPING = Route(
+    "GET",
+    "/is_sleeping",
+    Access.PUBLIC,
+    _OPERATE,
+    "Whether a model is asleep, or all of them.",
+    operation.Sleeping,
+    query=SleepingQuery,
+)
 # No key opens these: they ask for an admin key least of all.
-SLEEP = Route("POST", "/sleep", Access.KEY, _ADMIN, "Free the device's memory.", None, missing=_NO_SLEEP)
-WAKE_UP = Route("POST", "/wake_up", Access.KEY, _ADMIN, "Load the model into it again.", None, missing=_NO_SLEEP)
 START_PROFILE = Route("POST", "/start_profile", Access.KEY, _ADMIN, "Start a profile.", None, missing=_NO_PROFILER)
 STOP_PROFILE = Route("POST", "/stop_profile", Access.KEY, _ADMIN, "Stop the profile.", None, missing=_NO_PROFILER)
 
@@ -336,7 +361,7 @@ ROUTES = (
     EMBEDDINGS, TOKENIZE, DETOKENIZE, TOKENIZER_INFO, MODELS, MODEL, PROPS,
     HEALTH, READY, LIVE, VERSION, METRICS, STATE,
     LOADS, SERVER_INFO, MODEL_INFO, OPENAPI, DOCS, *DOCS_FILES, CONFIG, RESET_PREFIX_CACHE,
-    LOAD_MODEL, UNLOAD_MODEL, LOAD_LORA, UNLOAD_LORA, SLEEP, WAKE_UP, START_PROFILE, STOP_PROFILE,
+    LOAD_MODEL, UNLOAD_MODEL, LOAD_LORA, UNLOAD_LORA, SLEEP, WAKE_UP, IS_SLEEPING, START_PROFILE, STOP_PROFILE,
 )  # fmt: skip
 
 PLAYGROUND = Route("GET", "/", Access.PUBLIC, _OPERATE, "A page to chat with the model and to watch the engine.", str)

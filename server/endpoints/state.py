@@ -43,6 +43,8 @@ _STATUS: Mapping[State, Status] = {
     State.RECOVERING: "recovering",
     State.UNLOADED: "unloaded",
     State.LOADING: "loading",
+    State.PAUSED: "paused",
+    State.SLEEPING: "sleeping",
     State.FAILED: "failed",
     State.STOPPED: "unavailable",
 }
@@ -158,7 +160,7 @@ def _engine(ready: Ready) -> EngineState:
 
 
 def _replica(replica: Replica, state: State) -> ReplicaState:
-    stats, is_unloaded = replica.stats, state is State.UNLOADED
+    stats, is_unloaded = replica.stats, state in (State.UNLOADED, State.SLEEPING)
     has_failed = bool(replica.failure) or state is State.FAILED
     return {
         "status": "up" if replica.is_up else "failed" if has_failed else "unloaded" if is_unloaded else "starting",

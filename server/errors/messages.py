@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Iterable
 from types import UnionType
+from urllib.parse import quote
 
 from inferd.engine.api.errors import RequestError
 
@@ -273,7 +274,25 @@ def no_engine_to_clear(name: str) -> RequestError:
 
 
 def model_is_busy(reason: str) -> RequestError:
-    return RequestError("model_is_busy", f"{reason}. Unload it afterwards.")
+    return RequestError("model_is_busy", f"{reason}. Send the request again afterwards.")
+
+
+def model_is_asleep(name: str) -> RequestError:
+    shown_name = clip(name, MAX_ECHO)
+    way_out = f"POST /wake_up?model={quote(shown_name)}, with an admin key, wakes it."
+    return RequestError("model_is_asleep", f"The model `{shown_name}` is asleep. {way_out}")
+
+
+def woken() -> RequestError:
+    return RequestError(
+        "model_is_busy", "This model was woken before it slept. Send the request again if it is to sleep."
+    )
+
+
+def given_up() -> RequestError:
+    """Ends an answer that the server aborted."""
+    message = "This answer was given up, because the server shuts down or its model was put to sleep."
+    return RequestError("server_is_overloaded", message)
 
 
 def model_not_found(name: str, served: Iterable[str]) -> RequestError:

@@ -93,7 +93,11 @@ ROWS: dict[str, ErrorRow] = {
         "The request's `timeout` ran out, or its head or body did not arrive in time.",
     ),
     "model_is_busy": ErrorRow(
-        409, _REFUSED, "model_is_busy", "The model cannot be unloaded, because it has requests or is being loaded."
+        409,
+        _REFUSED,
+        "model_is_busy",
+        "The model cannot be unloaded or put to sleep, because it has requests or is being loaded. Or it was woken "
+        "before it slept.",
     ),
     "websocket_not_supported": ErrorRow(
         426,
@@ -143,6 +147,13 @@ ROWS: dict[str, ErrorRow] = {
         "model_not_loaded",
         "The model could not be loaded, or its engines died again and again, while the server serves other models. Or "
         "one of its files was written to, or its kernels are others. The message says why.",
+        is_retried=False,
+    ),
+    "model_is_asleep": ErrorRow(
+        503,
+        _UNAVAILABLE,
+        "model_is_asleep",
+        "Somebody put the model to sleep. It takes no request until `/wake_up`.",
         is_retried=False,
     ),
     "server_is_overloaded": ErrorRow(

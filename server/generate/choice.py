@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Delta, Failure
+from inferd.server.errors import messages as errors
 from inferd.server.generate.answer_events import answer_of
 from inferd.server.generate.events import (
     REPETITION_DETECTED,
@@ -141,7 +142,7 @@ class Choice:
         assert delta.finish_reason is not None and delta.finish_reason != "error"
         if delta.finish_reason == "abort":
             # A choice that its reader aborted is not read any more, so the server aborted this one.
-            raise RequestError("server_is_overloaded", "The server is shutting down and gave this answer up.")
+            raise errors.given_up()
         yield from self._close(Finished(self.index, delta.finish_reason, self._stop_reason(delta)), delta)
 
     def _close(self, end: Finished, delta: Delta) -> Iterator[Event]:

@@ -166,7 +166,7 @@ async def _vector(stream: TokenStream, where: str) -> bytes:
                 param = where if failure.param == "prompt" else failure.param
                 raise RequestError(failure.code, failure.message, param, failure.retry_after_s)
             if delta.finish_reason == "abort":
-                raise RequestError("server_is_overloaded", "The server is shutting down and gave this answer up.")
+                raise errors.given_up()
             if delta.finish_reason is not None:
                 assert delta.embedding, "an input ended without its vector"
                 return delta.embedding

@@ -115,6 +115,7 @@ class Drain:
     def _drain_all(self) -> None:
         for router in self._routers:
             router.lifecycle.drain()
+            router.sleeping.end()
 
     def _abort_all(self) -> None:
         for router in self._routers:

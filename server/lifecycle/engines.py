@@ -17,6 +17,7 @@ from inferd.engine.api.config import EngineConfig, replicas_of
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.process.engine_forks import EngineForks
 from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.process.memory_file import MemoryFile
 from inferd.engine.api.wire.endpoint import is_bound
 from inferd.engine.api.wire.kv_publisher import KVPublisher, PublisherOptions
 from inferd.engine.api.wire.messages import Phase
@@ -69,9 +70,11 @@ class Engines:
         """Contexts that `run` ends."""
         self._warm: frozenset[int] = frozenset()
         """Replicas with a standby that waits to be promoted."""
+        self._pools: dict[int, MemoryFile] = {}
+        """Replica -> memory of its KV pool, kept over a sleep. Other supervisors get another dictionary."""
 
     async def run(self) -> NoReturn:
-        """Keep an engine running in each replica. If they are unloaded, or none can start, wait until they are wanted.
+        """Keep an engine running in each replica. If they are stopped, or none can start, wait until they are wanted.
 
         If this is cancelled, the last engines end.
         """
@@ -81,9 +84,10 @@ class Engines:
                 try:
                     await asyncio.wait((self._serving,))
                 finally:
-                    await self._stop()
+                    await self._end_serving()
                 if not self._serving.cancelled():
                     self._wanted.clear()
+                    self._pools = {}
                     self._on_failed(self, self._serving.result())
                 await self._wanted.wait()
                 logger.info("%sloading the model", self.label)
@@ -125,7 +129,13 @@ class Engines:
         assert error is not None, "a supervisor ended without an error"
         return error
 
-    async def _stop(self) -> None:
+    async def _stop(self, keeps_pools: bool) -> None:
+        """End the engines. The next ones find the KV pools if `keeps_pools`, and otherwise their memory is given up."""
+        if not keeps_pools:
+            self._pools = {}
+        await self._end_serving()
+
+    async def _end_serving(self) -> None:
         """End the engines. A request from now on starts others."""
         serving = self._serving
         if not serving.done():
@@ -169,7 +179,9 @@ class Engines:
         style = LogStyle(settings.log_level, settings.log_format)
         on_standby = partial(self._standby_changed, index)
         for_clients = partial(without_paths, self.report)
-        return EngineSupervisor(self.router, config, style, on_standby, self._forks, index, self.label, for_clients)
+        return EngineSupervisor(
+            self.router, config, style, on_standby, self._forks, index, self.label, for_clients, self._pools
+        )
 
     def _standby_changed(self, index: int, is_warm: bool) -> None:
         self._warm = self._warm | {index} if is_warm else self._warm - {index}

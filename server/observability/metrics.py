@@ -60,6 +60,11 @@ class _Process(Collector):
         return self._families
 
 
+_SLEEP_STATES = "awake", "level_0", "level_1", "level_2"
+_VLLM_SLEEP_STATES = "awake", "", "weights_offloaded", "discard_all"
+"""vLLM has no series for level 0."""
+
+
 class Metrics(ServerInstruments):
     """All instruments of one model and its server, with one method per event, and the page that shows them."""
 
@@ -77,6 +82,7 @@ class Metrics(ServerInstruments):
         self._exports = [self._of_model[0], show_server_names(self), *self._of_model[1:]]
         self._beside: list[Metrics] = []
         self._held = EngineStats()
+        self.sleeps(None)
 
     def show_beside(self, other: Metrics) -> None:
         """Show what another model's engines do on this page too. What concerns the whole server is counted here."""
@@ -274,6 +280,12 @@ class Metrics(ServerInstruments):
             self._num_starts -= 1
         for kind in ("weights", "kv"):
             self.memory.set(sum(getattr(each, f"{kind}_bytes") for each in self._ready.values()), kind, "measured")
+
+    def sleeps(self, level: int | None) -> None:
+        """The level at which the model sleeps; None if it is awake. Called before each page."""
+        levels = None, 0, 1, 2
+        for gauge, names in ((self.sleep_state, _SLEEP_STATES), (self.vllm_sleep_state, _VLLM_SLEEP_STATES)):
+            gauge.values = {(name,): float(each == level) for each, name in zip(levels, names, strict=True) if name}
 
     def phase(self, phase: Phase) -> None:
         self.phases.set(phase.duration_s, phase.name)

@@ -44,7 +44,7 @@ def show_engine_names(seen: ServerInstruments) -> Export:
     page.gauge("inferd_startup_phase_seconds", "Duration of each phase of the start.", seen.phases, "phase")
     page.gauge(
         "inferd_engine_up",
-        "1 if an engine accepts requests, otherwise 0; missing while the model is unloaded.",
+        "1 if an engine accepts requests, otherwise 0; missing while the model is unloaded or asleep.",
         seen.up,
     )
     page.gauge(
@@ -62,6 +62,12 @@ def show_engine_names(seen: ServerInstruments) -> Export:
         "Share of a replica's KV blocks that requests hold, from 0 to 1.",
         seen.replica_kv_usage,
         "replica",
+    )
+    page.gauge(
+        "inferd_sleep_state",
+        "1 for the level at which the model sleeps, or for awake; 0 for others.",
+        seen.sleep_state,
+        "state",
     )
     page.gauge("inferd_standby_ready", "Number of replicas with a standby that is ready.", seen.standby)
     page.counter("inferd_engine_restarts", "Number of engines that replaced a dead one.", seen.restarts)
@@ -294,6 +300,9 @@ def show_vllm_names(seen: ServerInstruments) -> Export:
         seen.waiting,
     )
     page.gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", seen.kv_usage)
+    page.gauge(
+        "vllm:engine_sleep_state", "1 for the state of the model, 0 for others.", seen.vllm_sleep_state, "sleep_state"
+    )
     page.gauge("vllm:cache_config_info", "Size of the KV cache.", seen.cache_config, "block_size", "num_gpu_blocks")
     page.gauge(
         "vllm:lora_requests_info",

@@ -65,6 +65,7 @@ class ServerInstruments:
     def _make_engine(self) -> None:
         self.running, self.waiting, self.kv_usage, self.up = (Gauge.zero() for _ in range(4))
         self.standby = Gauge.zero()
+        self.sleep_state, self.vllm_sleep_state = Gauge(), Gauge()
         self.replica_up, self.replica_requests, self.replica_kv_usage = Gauge(), Gauge(), Gauge()
         self.blocks, self.phases, self.memory = Gauge(), Gauge(), Gauge()
         self.prefix_queries, self.prefix_hits, self.preemptions, self.restarts = (Counter.zero() for _ in range(4))

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import NoReturn
 
 import msgspec
@@ -97,10 +97,12 @@ class EngineSupervisor:
         index: int = 0,
         label: str = "",
         for_clients: Callable[[str], str] = str,
+        pools: MutableMapping[int, MemoryFile] | None = None,
     ) -> None:
         """`on_standby` is called with whether a standby waits to be promoted. `forks` gives engine processes that have
         their libraries imported. `index`: the router's replica that the engines serve. `label` begins its log lines.
-        `for_clients` leaves of a reason what clients may read."""
+        `for_clients` leaves of a reason what clients may read. `pools`: replica -> memory of its KV pool, which the
+        owner may keep for later supervisors."""
         self._router, self._config, self._log_style = router, config, log_style
         self._replicas, self._replica, self._lifecycle = router.replicas, router.replicas[index], router.lifecycle
         self._label, self._for_clients = label, for_clients
@@ -109,8 +111,10 @@ class EngineSupervisor:
         self._served_s, self._serves_since_s = 0.0, math.inf
         self._standby = Standby(lambda epoch: self._begin(epoch, is_standby=True), on_standby)
         self._epoch, self._forks = 0, forks
-        self._pool_memory = MemoryFile(POOL_MEMORY) if keeps_pool(config) else None
-        """Memory in which the KV pool outlives each engine; None if it ends with its engine."""
+        self._pools = {} if pools is None else pools
+        """Has memory of this replica if its KV pool outlives each engine."""
+        if keeps_pool(config) and index not in self._pools:
+            self._pools[index] = MemoryFile(POOL_MEMORY)
         self._moved: frozenset[str] = frozenset()
         """Requests that the last engine computed when it ended."""
         self._refusal: ChangedError | LaunchError | None = None
@@ -138,7 +142,7 @@ class EngineSupervisor:
                 await self._wait_before_start(self._delay_s(reason))
         finally:
             await self._drop_standby()
-            self._pool_memory = None  # others refer to this supervisor for longer
+            self._pools = {}  # others refer to this supervisor for longer
 
     def _delay_s(self, reason: str) -> float:
         """Seconds to wait after an engine that ended. Raises the refusal or `EngineDeadError` if no other should
@@ -147,9 +151,9 @@ class EngineSupervisor:
             return self._give_up(self._refusal)
         self._served_s += max(time.monotonic() - self._serves_since_s, 0.0)
         delay_s = self._restart_policy.died(self._served_s, self._replica.num_delivered)
-        if self._restart_policy.num_without_delivery > 1 and self._pool_memory is not None:
+        if self._restart_policy.num_without_delivery > 1 and self._replica.index in self._pools:
             # Its content may end the engines, or it takes the memory that they lack.
-            self._pool_memory = MemoryFile(POOL_MEMORY)
+            self._pools[self._replica.index] = MemoryFile(POOL_MEMORY)
         if delay_s is None or self._replica.failure:
             reason = f"{reason}; those before it ended too, and none delivered a token"
             return self._give_up(EngineDeadError(reason))
@@ -245,8 +249,8 @@ class EngineSupervisor:
 
     def _begin(self, epoch: int, *, is_standby: bool, early: EarlyProcess | None = None) -> EngineHandle:
         config, numerics = self._config, self._replicas.numerics
-        if self._pool_memory is not None:
-            config = msgspec.structs.replace(config, pool_memory=self._pool_memory.path)
+        if self._replica.index in self._pools:
+            config = msgspec.structs.replace(config, pool_memory=self._pools[self._replica.index].path)
         if numerics is not None:
             config = msgspec.structs.replace(config, numerics=numerics)
         return EngineHandle.begin(config, epoch, self._log_style, is_standby=is_standby, early=early)

@@ -212,6 +212,7 @@ class ScriptedRouter:
     stats: EngineStats = field(default_factory=EngineStats)
     held: EngineStats = field(default_factory=EngineStats)
     num_resets: int = 0
+    sleeps: list[tuple[int, str]] = field(default_factory=list)
     hidden_size: int = HIDDEN_SIZE
     speculative: str = "none"
     adapters: AdapterPlaces = field(default_factory=AdapterPlaces)
@@ -223,11 +224,20 @@ class ScriptedRouter:
         """It is its own lifecycle, streams and loading: all say what a test has set."""
         return self
 
-    streams = loading = lifecycle
+    streams = loading = sleeping = lifecycle
 
     @property
     def is_ready(self) -> bool:
-        return self.state not in (State.STARTING, State.FAILED, State.STOPPED) and not self.is_outage_long
+        away = (State.STARTING, State.PAUSED, State.SLEEPING, State.FAILED, State.STOPPED)
+        return self.state not in away and not self.is_outage_long
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.state in (State.PAUSED, State.SLEEPING)
+
+    @property
+    def level(self) -> int | None:
+        return self.sleeps[-1][0] if self.is_asleep and self.sleeps else None
 
     @property
     def has_served(self) -> bool:
@@ -301,6 +311,15 @@ class ScriptedRouter:
     async def unload(self) -> None:
         self.state = State.UNLOADED
 
+    async def sleep(self, level: int, mode: str) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.state = State.SLEEPING if level else State.PAUSED
+        self.sleeps.append((level, mode))
+
+    async def wake(self) -> None:
+        self.state = State.SERVING
+
     def reset_prefix_cache(self, *, with_running: bool, with_tiers: bool) -> bool:
         self.num_resets += 1
         self.last_reset = with_running, with_tiers
@@ -321,7 +340,7 @@ class ScriptedRouter:
         self.has_engine, self.refusal = True, None
         self.stats, self.num_resets, self.hidden_size, self.speculative = EngineStats(), 0, HIDDEN_SIZE, "none"
         self.held = EngineStats()
-        self.scripts, self.submits, self.aborted = [], [], {}
+        self.scripts, self.submits, self.aborted, self.sleeps = [], [], {}, []
         self.waiting_by_tenant, self.running_by_tenant = {}, {}
 
 

@@ -31,6 +31,7 @@ PUBLIC = {
     "/v1/loads",
     "/server_info",
     "/model_info",
+    "/is_sleeping",
     "/openapi.json",
     "/docs",
 }

@@ -171,6 +171,10 @@ def ask_the_operators_routes(asking: Asking) -> None:
     asking.ask(routes.MODEL, "/v1/models/second")
     for route, path in ((routes.LOAD_MODEL, "load"), (routes.UNLOAD_MODEL, "unload")):
         asking.ask(route, f"/v1/models/second/{path}")
+    asking.ask(routes.SLEEP)
+    asking.ask(routes.MODEL, "/v1/models/second")
+    asking.ask(routes.STATE)
+    asking.ask(routes.WAKE_UP)
     asking.router.state = State.RECOVERING
     asking.ask(routes.READY)
     asking.router.fail("Its engines died.")

@@ -48,6 +48,7 @@ EXPECTED: dict[str, tuple[int, str, str | None]] = {
     "engine_error": (500, BROKEN, "engine_error"),
     "numerical_error": (500, BROKEN, "numerical_error"),
     "not_implemented": (501, BROKEN, "not_implemented"),
+    "model_is_asleep": (503, BUSY, "model_is_asleep"),
     "model_not_loaded": (503, BUSY, "model_not_loaded"),
     "server_is_overloaded": (503, BUSY, "server_is_overloaded"),
 }
@@ -87,7 +88,8 @@ def check_headers(response: httpx.Response, wait_s: float | None = 1.0) -> None:
     """`wait_s`: the shortest wait that the answer may name, half of the longest; None: it names none."""
     headers = response.headers
     assert headers.get("www-authenticate") == ("Bearer" if response.status_code == 401 else None)
-    is_final = response.status_code == 501 or b'"model_not_loaded"' in response.content
+    codes = b'"model_not_loaded"', b'"model_is_asleep"'
+    is_final = response.status_code == 501 or any(code in response.content for code in codes)
     assert headers.get("x-should-retry") == ("false" if is_final else None)
     if response.status_code in (429, 503) and not is_final:
         wait_ms = int(headers["retry-after-ms"])

@@ -152,7 +152,8 @@ def test_tenants_of_the_keys_file_in_all_models(tmp_path: Path, model: ServedMod
 
 def test_a_replica_is_what_its_model_is(http: httpx.Client, router: ScriptedRouter) -> None:
     for router.state, status in (
-        (State.UNLOADED, "unloaded"), (State.LOADING, "starting"), (State.FAILED, "failed"), (State.SERVING, "up")
+        (State.UNLOADED, "unloaded"), (State.LOADING, "starting"), (State.FAILED, "failed"), (State.SERVING, "up"),
+        (State.SLEEPING, "unloaded"),
     ):  # fmt: skip
         assert http.get("/state").json()["replicas"][0]["status"] == status
 

@@ -24,6 +24,7 @@ MEMBERS: dict[str, tuple[str, ...]] = {
     # The model: what it is doing, and what an operator asks of it.
     "lifecycle": ("server/endpoints", "server/lifecycle", "server/supervision"),
     "loading": ("server/endpoints", "server/lifecycle"),
+    "sleeping": ("server/endpoints", "server/lifecycle"),
     "streams": ("server/endpoints", "server/lifecycle", "server/supervision"),
     "replicas": ("server/endpoints", "server/lifecycle", "server/supervision"),
     # The engines.

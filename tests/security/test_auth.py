@@ -238,7 +238,8 @@ def test_admin_routes_at_a_port_of_their_own(start: Callable[..., Daemon]) -> No
 
     assert statuses("/config") == [404, 200]
     assert statuses("/reset_prefix_cache", "POST") == [404, 200]
-    assert statuses("/sleep", "POST") == [501, 501], "no port has it"
+    assert statuses("/wake_up", "POST") == [404, 200]
+    assert statuses("/start_profile", "POST") == [501, 501], "no port has it"
     assert statuses("/v1/models") == [200, 404]
     assert statuses("/live") == statuses("/metrics") == [200, 200]
     assert httpx.get(there + "/config", headers=as_user).status_code == 403

@@ -38,13 +38,13 @@ def request_does_not_load_its_model(patch: Patch) -> None:
 @plant
 def request_during_an_unload_is_forgotten(patch: Patch) -> None:
     """The wish for an engine is cleared after the last one has stopped, and not before."""
-    stop = Engines._stop
+    stop = Engines._end_serving
 
     async def late(self: Engines) -> None:
         await stop(self)
         self._wanted.clear()
 
-    patch.setattr(Engines, "_stop", late)
+    patch.setattr(Engines, "_end_serving", late)
 
 
 @plant
@@ -60,15 +60,15 @@ def failed_load_leaves_its_requests_waiting(patch: Patch) -> None:
 @plant
 def failed_model_is_never_tried_again(patch: Patch) -> None:
     """Loading a model that failed resets its state, and starts no engine."""
-    clear = Loading._begin_anew
+    clear = Loading.leave_engines
 
-    def unwanted(self: Loading) -> None:
+    def unwanted(self: Loading, to: State) -> None:
         had_failed = self._lifecycle.state is State.FAILED
-        clear(self)
+        clear(self, to)
         if had_failed:
             self._lifecycle.change(State.LOADING)
 
-    patch.setattr(Loading, "_begin_anew", unwanted)
+    patch.setattr(Loading, "leave_engines", unwanted)
 
 
 @plant
@@ -78,13 +78,13 @@ def engine_outlives_its_unloading(patch: Patch) -> None:
     async def lazy(self: Engines) -> None:
         self._wanted.clear()
 
-    stop = Engines._stop
+    stop = Engines._end_serving
 
     async def only_at_the_end(self: Engines) -> None:
         is_ending = self.router.lifecycle.is_draining
         await (stop(self) if is_ending else lazy(self))
 
-    patch.setattr(Engines, "_stop", only_at_the_end)
+    patch.setattr(Engines, "_end_serving", only_at_the_end)
 
 
 @plant
@@ -103,7 +103,7 @@ def unloaded_replica_still_takes_requests(patch: Patch) -> None:
 @plant
 def model_that_loads_is_unloaded(patch: Patch) -> None:
     """An unload that comes while the model is loaded drops the engines that start. The lifecycle has no such change."""
-    patch.setattr(Loading, "_is_loading", False)
+    patch.setattr(Loading, "is_loading", False)
 
 
 @plant
@@ -127,16 +127,16 @@ def load_counts_as_a_crash(patch: Patch) -> None:
 @plant
 def reload_is_over_with_its_first_replica(patch: Patch) -> None:
     """A model counts as loaded by the replicas that it had before."""
-    clear = Loading._begin_anew
+    clear = Loading.leave_engines
 
-    def kept(self: Loading) -> None:
+    def kept(self: Loading, to: State) -> None:
         before = [replica.ready for replica in self._replicas]
-        clear(self)
+        clear(self, to)
         self._lifecycle.loaded.set()
         for replica, ready in zip(self._replicas, before, strict=True):
             replica.ready = ready
 
-    patch.setattr(Loading, "_begin_anew", kept)
+    patch.setattr(Loading, "leave_engines", kept)
 
 
 @plant
@@ -152,9 +152,9 @@ def idle_time_is_counted_from_the_load_on(patch: Patch) -> None:
 @plant
 def unload_does_not_wait_for_the_process(patch: Patch) -> None:
     """The answer of an unload comes while the memory is still held."""
-    stop = Engines._stop
+    stop = Engines._end_serving
 
     async def soon(self: Engines) -> None:
         self._stopping = asyncio.create_task(stop(self))  # type: ignore[attr-defined]
 
-    patch.setattr(Engines, "_stop", soon)
+    patch.setattr(Engines, "_end_serving", soon)

@@ -15,6 +15,8 @@ WAYS = {
     State.RECOVERING: (State.SERVING, State.RECOVERING),
     State.UNLOADED: (State.SERVING, State.UNLOADED),
     State.LOADING: (State.SERVING, State.UNLOADED, State.LOADING),
+    State.PAUSED: (State.SERVING, State.PAUSED),
+    State.SLEEPING: (State.SERVING, State.PAUSED, State.SLEEPING),
     State.FAILED: (State.FAILED,),
     State.STOPPED: (State.STOPPED,),
 }
@@ -59,6 +61,8 @@ def test_what_each_state_says() -> None:
         State.RECOVERING: (True, True, True, False),
         State.UNLOADED: (True, True, False, False),
         State.LOADING: (True, False, False, False),
+        State.PAUSED: (False, True, True, False),
+        State.SLEEPING: (False, True, False, False),
         State.FAILED: (False, True, False, True),
         State.STOPPED: (False, True, False, True),
     }
@@ -67,6 +71,7 @@ def test_what_each_state_says() -> None:
         found = it.is_ready, it.settled.is_set(), it.loaded.is_set(), it.is_first_start
         assert found == expected, state
         assert (it.failure != "") is (state is State.FAILED)
+        assert it.is_asleep is (state in (State.PAUSED, State.SLEEPING)) is not it.awake.is_set()
         assert not it.is_leaving
         it.leave()
         assert it.is_leaving and it.is_ready is expected[0], "senders have time"

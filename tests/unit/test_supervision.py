@@ -449,8 +449,7 @@ def test_the_memory_of_the_kv_pool_is_given_up_only_after_deaths_in_a_row() -> N
     def memory_after(num_delivered: int) -> str:
         router.replicas[0].num_delivered = num_delivered
         supervisor._delay_s("the engine died")
-        assert supervisor._pool_memory is not None
-        return supervisor._pool_memory.path
+        return supervisor._pools[0].path
 
     first = memory_after(0)
     assert [memory_after(number) for number in (1, 2, 3)] == [first] * 3

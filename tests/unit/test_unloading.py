@@ -34,14 +34,17 @@ class Loaded:
         self.router = Router(self.client, self.metrics, adapters=AdapterPlaces(1, lambda _: SQL))  # type: ignore[arg-type]
         self.router.hooks.on_wanted, self.router.hooks.on_unload = self._wanted, self._unload
         self.num_wanted = self.num_begun = 0
+        self.kept: list[bool] = []
+        """Whether the pools were to be kept, for each time that engines were to be stopped."""
         self.is_free = asyncio.Event()
         self.is_free.set()
 
     def _wanted(self) -> None:
         self.num_wanted += 1
 
-    async def _unload(self) -> None:
+    async def _unload(self, keeps_pools: bool) -> None:
         """A second call waits for the engines that the first one ends."""
+        self.kept.append(keeps_pools)
         if not self.running.cancelling():
             self.num_begun += 1
             self.running.cancel()
@@ -145,7 +148,8 @@ def test_an_engine_that_becomes_ready_during_an_unload_takes_no_request() -> Non
     async def scenario(model: Loaded) -> None:
         router = model.router
 
-        async def later() -> None:
+        async def later(keeps_pools: bool) -> None:
+            del keeps_pools
             for _ in range(5):
                 await asyncio.sleep(0)
             model.running.cancel()
@@ -183,7 +187,7 @@ def test_a_server_that_stops_while_a_model_is_unloaded_waits_for_its_engines() -
         running = asyncio.create_task(engines.run())
         await asyncio.sleep(0.001)
         assert router.hooks.on_unload is not None
-        unloading = asyncio.ensure_future(router.hooks.on_unload())
+        unloading = asyncio.ensure_future(router.hooks.on_unload(False))
         await asyncio.sleep(0.001)
         running.cancel()
         await asyncio.sleep(0.001)

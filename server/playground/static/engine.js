@@ -11,11 +11,14 @@ const TOP_MEDIANS = 4; // a step of so many medians or more has a bar of full he
 const STATUS = {
   leaving: "shutting down", failed: "failed", unavailable: "no engine",
   recovering: "starting another engine; requests wait", starting: "starting", loading: "loading; requests wait",
+  paused: "paused; requests are refused", sleeping: "asleep; requests are refused",
   ready: "ready", unloaded: "unloaded; the next request loads it", unreachable: "cannot be reached",
 };
 // Of several models, the first of these statuses that one of them has is the server's.
-const WORST_FIRST = ["leaving", "failed", "unavailable", "recovering", "starting", "loading", "ready", "unloaded"];
-const NOT_LOADED = ["unloaded", "failed"];
+const WORST_FIRST = [
+  "leaving", "failed", "unavailable", "recovering", "starting", "loading", "paused", "sleeping", "ready", "unloaded",
+];
+const NOT_LOADED = ["unloaded", "paused", "sleeping", "failed"];
 const PHASES = ["prefill", "decode", "mixed"];
 const BOUND_BY = { compute: "by compute", memory: "by memory bandwidth", host: "by the host" };
 

@@ -8,8 +8,11 @@ from typing import Literal, NotRequired
 from inferd.engine.api.cost.roofline import Bound, StepPhase
 from inferd.server.errors.answer import Answer
 
-Status = Literal["starting", "ready", "recovering", "unavailable", "leaving", "unloaded", "loading", "failed"]
-"""`unloaded`: the next request loads the model. `failed`: it could not be loaded."""
+Status = Literal[
+    "starting", "ready", "recovering", "unavailable", "leaving", "unloaded", "loading", "paused", "sleeping", "failed"
+]
+"""`unloaded`: the next request loads the model. `paused` and `sleeping`: somebody must wake it, and only an engine that
+is `paused` still runs. `failed`: it could not be loaded."""
 
 
 class Model(Answer):
@@ -110,6 +113,10 @@ class ModelInfo(Answer):
     """`architectures` of the checkpoint's config.json."""
     max_model_len: int
     """Number of tokens of the context."""
+
+
+class Sleeping(Answer):
+    is_sleeping: bool
 
 
 class Done(Answer):

@@ -162,7 +162,9 @@ class Client:
             self._socket = None
 
     def ask(self, case: Case) -> tuple[Answer, bytes]:
-        """The answer and its body."""
+        """The answer and its body. The model is awake, so that an answer does not depend on a request before."""
+        if self._router.is_asleep:
+            self._router.state = State.SERVING
         method, path, headers, body = case.method, case.path, case.headers, case.body
         if not method:
             self.close()
