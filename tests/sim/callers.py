@@ -126,6 +126,9 @@ class Callers:
         if error.code == "model_not_loaded":
             assert router.lifecycle.failure, f"{job.request_id} is refused by a model that may be loaded"
             return
+        if error.code == "model_is_asleep":
+            assert router.lifecycle.is_asleep, f"{job.request_id} is refused by a model that is awake"
+            return
         waiting = self._waiting()
         num_own = sum(tokens.submit.scheduling.tenant == job.tenant for tokens in waiting)
         num_free = run.scenario.max_waiting - len(waiting)

@@ -1,4 +1,5 @@
-"""Two models of one server under simulation: the real `Engines` of each, unloaded and loaded while requests come.
+"""Two models of one server under simulation: the real `Engines` of each, unloaded, loaded and put to sleep while
+requests come.
 
 Each model is a run of the front simulation, with its own router, callers and checks, on one loop and one network. Some
 engines refuse to start. The rules of the other model then hold as if it were alone.
@@ -8,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.dispatch.recovery import Quarantine
 from inferd.server.dispatch.router import Router, RouterOptions
+from inferd.server.dispatch.sleeping import Level, Mode
 from inferd.server.lifecycle import engines as engines_module
 from inferd.server.lifecycle.engines import Engines
 from tests.sim.callers import Callers
@@ -45,6 +48,17 @@ class ModelScenario:
     idle_s: float | None
     failing: frozenset[int]
     """Loads, from 0, whose engine refuses to start."""
+    sleeps: tuple[Sleep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """One sleep, from which an operator wakes the model."""
+
+    at_s: float
+    for_s: float
+    level: Level
+    mode: Mode
 
 
 def make_model_scenario(seed: int) -> ModelScenario:
@@ -65,7 +79,15 @@ def make_model_scenario(seed: int) -> ModelScenario:
         loads_s=tuple(sorted(times[4 : 4 + rng.choice((0, 1, 3))])),
         idle_s=rng.choice((None, 0.1, 1.0, 3.0)),
         failing=frozenset(load for load in range(6) if rng.random() < 0.2),
+        sleeps=tuple(_sleep_of(rng) for _ in range(rng.choice((0, 0, 1, 3)))),
     )
+
+
+def _sleep_of(rng: Random) -> Sleep:
+    level: Level = rng.choice((0, 1, 2))
+    # The callers know no abort that they did not ask for.
+    mode: Mode = rng.choice(("wait", "keep")) if level else "wait"
+    return Sleep(rng.random() * 20, rng.choice((0.0, 0.5, 2.0)) * rng.random(), level, mode)
 
 
 def run_models_seed(seed: int) -> None:
@@ -113,7 +135,7 @@ class ModelRun(FrontRun):
     def __init__(self, scenario: ModelScenario, name: str, loop: VirtualLoop, network: Network, clocks: Clocks) -> None:
         super().__init__(scenario.front, loop, network, clocks)
         self.name, self._asked = name, scenario
-        self._load = 0
+        self._load = self.num_sleeps = 0
 
     async def main(self) -> None:
         scenario = self.scenario
@@ -161,10 +183,13 @@ class ModelRun(FrontRun):
         callers.check_end()
 
     async def _operate(self) -> None:
-        """Unload and load at the scenario's times."""
+        """Unload, load, and put to sleep at the scenario's times."""
         start_s = self._loop.time()
-        events = [(at_s, self._unload) for at_s in self._asked.unloads_s]
+        events: list[tuple[float, Callable[[], Awaitable[None]]]] = [
+            (at_s, self._unload) for at_s in self._asked.unloads_s
+        ]
         events += [(at_s, self._load_again) for at_s in self._asked.loads_s]
+        events += [(sleep.at_s, partial(self._sleep, sleep)) for sleep in self._asked.sleeps]
         for at_s, act in sorted(events, key=lambda event: event[0]):
             await asyncio.sleep(max(0.0, start_s + at_s - self._loop.time()))
             await act()
@@ -187,6 +212,27 @@ class ModelRun(FrontRun):
             "an engine outlived its unloading"
         )
 
+    async def _sleep(self, sleep: Sleep) -> None:
+        """Put the model to sleep, and wake it some time later."""
+        router = self.router
+        lifecycle, is_loading, has_failed = router.lifecycle, router.loading.is_loading, bool(router.lifecycle.failure)
+        refusal = ""
+        try:
+            await router.sleeping.sleep(sleep.level, sleep.mode)
+        except RequestError as error:
+            refusal = error.code
+        expected = "model_not_loaded" if has_failed else "model_is_busy" if is_loading else ""
+        assert refusal == expected, f"asked to sleep, and the answer {refusal!r}"
+        if refusal:
+            return
+        self.num_sleeps += 1
+        assert lifecycle.is_asleep and not lifecycle.is_ready
+        has_engines = bool(self._running())
+        assert sleep.level == 0 or not has_engines, "an engine goes on while its model is asleep"
+        await asyncio.sleep(sleep.for_s)
+        assert lifecycle.is_asleep and bool(self._running()) is has_engines, "nobody has woken it"
+        await self._load_again()
+
     async def _load_again(self) -> None:
         num_failures, refusal = self.num_failures, ""
         try:
@@ -203,7 +249,7 @@ class ModelRun(FrontRun):
             if self.error is not None:
                 raise self.error
             router = self.router
-            if router.lifecycle.loaded.is_set() or not router.streams.num_active:
+            if router.lifecycle.loaded.is_set() or router.lifecycle.is_asleep or not router.streams.num_active:
                 waiting_s = self._loop.time()
             assert self._loop.time() - waiting_s < _LOADED_S, f"{router.streams.num_active} requests wait for an engine"
             most = self.scenario.num_replicas * (1 + self.scenario.has_standby)

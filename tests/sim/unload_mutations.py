@@ -6,7 +6,7 @@ import asyncio
 
 from inferd.server.dispatch import loading as loading_module
 from inferd.server.dispatch.loading import Loading
-from inferd.server.dispatch.model_lifecycle import State
+from inferd.server.dispatch.model_lifecycle import ModelLifecycle, State
 from inferd.server.dispatch.replica import Replica
 from inferd.server.lifecycle.engines import Engines
 from tests.sim.planting import Patch, Plants
@@ -158,3 +158,39 @@ def unload_does_not_wait_for_the_process(patch: Patch) -> None:
         self._stopping = asyncio.create_task(stop(self))  # type: ignore[attr-defined]
 
     patch.setattr(Engines, "_end_serving", soon)
+
+
+@plant
+def engine_outlives_a_sleep(patch: Patch) -> None:
+    """A model that is put to sleep refuses requests, and its engines go on."""
+    leave = Loading.leave_engines
+
+    def lazy(self: Loading, to: State) -> None:
+        if to is not State.SLEEPING:
+            leave(self, to)
+
+    patch.setattr(Loading, "leave_engines", lazy)
+    patch.setattr(Engines, "_stop", _goes_on)
+
+
+async def _goes_on(self: Engines, keeps_pools: bool) -> None:
+    if self.router.lifecycle.is_asleep:
+        return
+    await self._end_serving()
+
+
+@plant
+def request_wakes_a_model(patch: Patch) -> None:
+    """A request to a model that sleeps is taken, and has it loaded."""
+    want = Loading.want
+
+    def eager(self: Loading) -> None:
+        if self._lifecycle.state is State.SLEEPING:
+            self._start()
+        want(self)
+
+    patch.setattr(Loading, "want", eager)
+    patch.setattr(ModelLifecycle, "is_asleep", property(lambda self: self._state is State.PAUSED))
+    ready = ModelLifecycle.is_ready.fget
+    assert ready is not None
+    patch.setattr(ModelLifecycle, "is_ready", property(lambda self: self._state is State.SLEEPING or ready(self)))
