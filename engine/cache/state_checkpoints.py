@@ -30,7 +30,7 @@ class StateCheckpointRules:
 
 
 class StateCheckpoints:
-    """The checkpoints of one cache. Its own references are to those that launched steps are about to write."""
+    """The checkpoints of one cache. Its own references are to those that launched steps are about to write or read."""
 
     def __init__(self, rules: StateCheckpointRules, ledger: Ledger | None = None, first_place: int = 0) -> None:
         """`first_place`: the first checkpoint's place in the ledger."""
@@ -45,7 +45,7 @@ class StateCheckpoints:
 
     def take(self, index: PrefixIndex, drop_blocks: Callable[[list[int]], None]) -> int | None:
         """A checkpoint to write, for which the one that was used least recently may be evicted. None if all are about
-        to be written."""
+        to be written or read."""
         if not self.pool.num_empty:
             if not self.pool.num_cached:
                 return None
@@ -100,7 +100,7 @@ class StateCheckpoints:
 class SequenceCheckpoints:
     """The checkpoints that one sequence leaves: at which positions, those that launched steps write, and the newest."""
 
-    __slots__ = ("_block_size", "_index", "_launched", "_newest", "_request", "_states", "_wanted")
+    __slots__ = ("_block_size", "_index", "_launched", "_newest", "_read_id", "_request", "_states", "_wanted")
 
     def __init__(self, states: StateCheckpoints, index: PrefixIndex, request: Request, block_size: int) -> None:
         self._states, self._index, self._request, self._block_size = states, index, request, block_size
@@ -110,17 +110,23 @@ class SequenceCheckpoints:
         """(position, checkpoint) of steps that were not applied, ascending."""
         self._newest: tuple[int, Node] | None = None
         """(position, node) of the last checkpoint that it let the index find."""
+        self._read_id = GONE
+        """The checkpoint behind its hit until its first step was applied, which reads it. A load from below could write
+        to it meanwhile, if it were free."""
 
     @property
     def launched(self) -> tuple[int, ...]:
-        """Checkpoints that launched steps write."""
-        return tuple(checkpoint_id for _, checkpoint_id in self._launched)
+        """Checkpoints that launched steps write or read."""
+        read = () if self._read_id == GONE else (self._read_id,)
+        return (*read, *(checkpoint_id for _, checkpoint_id in self._launched))
 
     def begin(self, checkpoint_id: int, num_cached: int, num_known: int) -> None:
         """Start behind a hit of `num_cached` tokens and its checkpoint, if it has one. Leaves checkpoints at the end of
         the prompt, and at the end of what others have computed of it."""
         if checkpoint_id != GONE:
             self._states.keep(checkpoint_id)
+            self._states.pool.hold(checkpoint_id)
+            self._read_id = checkpoint_id
         size = self._block_size
         prompt_end = (self._request.num_prompt - 1) // size * size
         if prompt_end > num_cached:
@@ -190,6 +196,10 @@ class SequenceCheckpoints:
         return checkpoint_id
 
     def is_due(self, num_computed: int) -> bool:
+        """Called when a step was applied: whether it has written checkpoints."""
+        if self._read_id != GONE:
+            self._states.pool.release(self._read_id)
+            self._read_id = GONE
         return bool(self._launched) and self._launched[0][0] <= num_computed
 
     def take_due(self) -> tuple[int, int]:
@@ -217,6 +227,6 @@ class SequenceCheckpoints:
             self._states.supersede(newest_id)
 
     def release(self) -> None:
-        """Give back those that launched steps would have written."""
+        """Give back those that launched steps would have written or read."""
         for checkpoint_id in self.launched:
             self._states.pool.release(checkpoint_id)

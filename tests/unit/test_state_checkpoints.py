@@ -205,6 +205,24 @@ def test_the_one_used_least_recently_is_evicted() -> None:
     assert [engine.run(prompt)[0] for prompt in (first, third, second)] == [8, 8, 0]
 
 
+def test_a_load_cannot_take_the_one_that_a_launched_step_reads() -> None:
+    """A thread beside the steps would write to it before the step has read it."""
+    engine = Engine(num_checkpoints=2)
+    prompt = ids(0, 3 * BLOCK + 1)
+    engine.run(prompt)
+    engine.add((*prompt[:-1], 7), max_tokens=3)
+    engine.launch()
+    ((_, read_id),) = engine.plans[-1].state_loads
+    taken, after = engine.cache.take_checkpoint(), engine.cache.take_checkpoint()
+    assert taken not in (None, read_id) and after is None
+    engine.cache.reset()
+    assert engine.cache.take_checkpoint() is None
+    assert taken is not None and engine.cache.states is not None
+    engine.cache.states.pool.release(taken)
+    engine.apply()
+    assert {engine.cache.take_checkpoint(), engine.cache.take_checkpoint()} == {taken, read_id}
+
+
 def test_a_reset_drops_all() -> None:
     engine = Engine()
     engine.run(ids(0, 9))
