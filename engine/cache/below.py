@@ -104,7 +104,9 @@ class Comparison(Protocol):
 class Tier(Protocol):
     """A store of pieces. None of its calls waits for it."""
 
-    use: TierUse
+    @property
+    def use(self) -> TierUse: ...
+
     news: deque[tuple[Piece | None, bool]] | None
     """Takes each piece that the tier has written, or has looked for, and whether it is there. (None, False): any piece
     may be gone. None: nobody wants the news."""
@@ -134,8 +136,8 @@ class Tier(Protocol):
         tier removes all that the piece's writer wrote, and all that this engine did: that may follow from it."""
         ...
 
-    def seconds_to_load(self, num_bytes: int) -> float:
-        """Expected seconds until so many bytes are loaded, behind what waits already."""
+    def seconds_to_load(self, salt: str, found: Sequence[Found]) -> float:
+        """Expected seconds until these pieces are loaded, behind what waits already."""
         ...
 
 

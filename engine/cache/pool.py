@@ -26,6 +26,7 @@ class BlockPool:
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._has_content = bytearray(num_blocks)
+        self._num_cleared = [0] * num_blocks
 
     @property
     def num_empty(self) -> int:
@@ -99,6 +100,7 @@ class BlockPool:
     def clear_content(self, block_id: int) -> None:
         """Record that the prefix index no longer reaches this block. If no request holds it, it becomes empty."""
         self._has_content[block_id] = 0
+        self._num_cleared[block_id] += 1
         if self._on_clear is not None:
             self._on_clear(block_id)
         if block_id in self._cached:
@@ -124,6 +126,10 @@ class BlockPool:
 
     def has_content(self, block_id: int) -> bool:
         return bool(self._has_content[block_id])
+
+    def num_cleared(self, block_id: int) -> int:
+        """Times that the prefix index lost this block. While it is the same, content that the index reached stays."""
+        return self._num_cleared[block_id]
 
     def check(self) -> None:
         """Assert that every block is exactly one of held, cached and empty, and that the shared ones are counted."""

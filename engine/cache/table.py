@@ -10,7 +10,7 @@ Knows no steps, no queue and no clock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from inferd.engine.arch.paging import max_blocks, max_tokens, num_dead_blocks
 from inferd.engine.cache.group import Appended, Groups, PrefixMatch, num_usable, num_usable_states
@@ -179,6 +179,17 @@ class KVCache:
         for node in self.index.chains():
             self.forget_chain(node)
         self.index.note_empty()
+
+    def num_erased(self, places: Iterable[int]) -> int:
+        """Times that any of these places got ready for other content; `GONE` is none. A thread beside the loop may ask.
+        If it is the same later, they hold what they held, and no step was launched that writes there."""
+        return sum(self._num_cleared(place) for place in places if place != GONE)
+
+    def _num_cleared(self, place: int) -> int:
+        if place < self.pool.num_blocks:
+            return self.pool.num_cleared(place)
+        assert self.states is not None
+        return self.states.pool.num_cleared(place - self.pool.num_blocks)
 
     def check(self) -> None:
         """Assert that every reference is a table's and every block with content is indexed."""

@@ -203,7 +203,7 @@ class PrefixLoads:
         num_tokens = waiting.prefix.num_tokens(found)
         if not num_tokens:
             return False
-        load_s = self.tier.seconds_to_load(sum(sum(each.sizes) for each in found))
+        load_s = self.tier.seconds_to_load(waiting.salt, found)
         is_slow = load_s > self._seconds_to_compute(num_tokens)
         self._num_slow = self._num_slow + 1 if is_slow else 0
         if self._num_slow % _TRIES_EVERY:

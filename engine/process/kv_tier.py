@@ -14,19 +14,15 @@ import queue
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.kv_store.directory import KVDirectory
 from inferd.engine.api.kv_store.segment import Damaged, Missing, NotWritten, SegmentId, Stopped
 from inferd.engine.cache.below import PIECE_BLOCKS, Found, Piece, TierUse
-from inferd.engine.cache.prefix import GONE
-
-if TYPE_CHECKING:
-    from inferd.engine.worker.pool_memory import PoolMemory
+from inferd.engine.process.place_memory import PlaceMemory, Row, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +57,8 @@ class _Search:
         return self._future.result()
 
 
-class _Load:
-    """Pieces that the reading thread loads."""
+class QueuedLoad:
+    """Pieces that a reading thread loads."""
 
     def __init__(self) -> None:
         self.ended: deque[bool] = deque()
@@ -114,14 +110,21 @@ class DirectoryTier:
     """The tier of one engine."""
 
     def __init__(
-        self, opened: Callable[[], KVDirectory], memory: PoolMemory, num_groups: int, fingerprint: bytes
+        self,
+        opened: Callable[[], KVDirectory],
+        memory: PlaceMemory,
+        num_erased: Callable[[Iterable[int]], int],
+        num_groups: int,
+        fingerprint: bytes,
     ) -> None:
-        """`opened` opens the directory, or raises `StartError`. `fingerprint`: 32 bytes, a hash of all that the bytes
-        of a block depend on, without its tokens and salt."""
+        """`opened` opens the directory, or raises `StartError`. `num_erased`: times that any of these places got ready
+        for other content. `fingerprint`: 32 bytes, a hash of all that the bytes of a block depend on, without its
+        tokens and salt."""
         self._open, self._tried_s = opened, float("-inf")
         self._directory: KVDirectory | None = None
         self._opening = threading.Lock()
-        self._memory, self._num_groups, self._fingerprint = memory, num_groups, fingerprint
+        self._memory, self._num_erased = memory, num_erased
+        self._num_groups, self._fingerprint = num_groups, fingerprint
         self._writer = os.urandom(16)
         self._searching = ThreadPoolExecutor(1, thread_name_prefix="inferd-kv-search")
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="inferd-kv-read")
@@ -161,13 +164,6 @@ class DirectoryTier:
         key = hashlib.blake2b(piece.key, digest_size=32, person=b"state").digest() if piece.has_state else piece.key
         return SegmentId(self._fingerprint, tenant, key)
 
-    def _rows(self, places: Sequence[int]) -> list[list[memoryview]]:
-        groups = [row % self._num_groups for row in range(len(places) - 1)]
-        return [
-            [] if place == GONE else self._memory.pieces(place, group)
-            for place, group in zip(places, [*groups, self._num_groups], strict=True)
-        ]
-
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def seek(self, salt: str, wanted: Sequence[Sequence[Piece]]) -> _Search:
@@ -198,19 +194,22 @@ class DirectoryTier:
                 logger.exception("the KV directory could not be searched")
         return None
 
-    def load(self, salt: str, found: Sequence[Found], places: Sequence[Sequence[int]]) -> _Load:
-        load = _Load()
+    def load(self, salt: str, found: Sequence[Found], places: Sequence[Sequence[int]]) -> QueuedLoad:
+        load = QueuedLoad()
         for each, of_rows in zip(found, places, strict=True):
             num_bytes = sum(each.sizes)
             self._num_asked_bytes += num_bytes
-            self._reading.submit(self._load, load, each.piece, self._id_of(salt, each.piece), of_rows, num_bytes)
+            rows = rows_of(of_rows, self._num_groups)
+            self._reading.submit(self._load, load, each.piece, self._id_of(salt, each.piece), rows, num_bytes)
         return load
 
-    def _load(self, load: _Load, piece: Piece, segment: SegmentId, places: Sequence[int], num_bytes: int) -> None:
+    def _load(self, load: QueuedLoad, piece: Piece, segment: SegmentId, rows: Sequence[Row], num_bytes: int) -> None:
         is_whole, began_s = False, time.monotonic()
         try:
             if not load.is_stopped:
-                self._opened().read(segment, self._rows(places), lambda _: not load.is_stopped)
+                buffers = self._memory.buffers(rows)
+                self._opened().read(segment, buffers, lambda _: not load.is_stopped)
+                self._memory.store(rows, buffers)
                 is_whole = True
         except Damaged as error:
             self._count_damaged(error)
@@ -230,12 +229,15 @@ class DirectoryTier:
             load.ended.append(is_whole)
 
     def compare(self, salt: str, piece: Piece, places: Sequence[int]) -> _Comparison:
-        return _Comparison(self._reading.submit(self._compare, self._id_of(salt, piece), tuple(places)))
+        return _Comparison(
+            self._reading.submit(self._compare, self._id_of(salt, piece), rows_of(places, self._num_groups))
+        )
 
-    def _compare(self, segment: SegmentId, places: Sequence[int]) -> bool | None:
+    def _compare(self, segment: SegmentId, rows: Sequence[Row]) -> bool | None:
         try:
-            directory = self._opened()
-            writer = directory.writer_if_other(segment, self._rows(places))
+            directory, buffers = self._opened(), self._memory.buffers(rows)
+            self._memory.fetch(rows, buffers)
+            writer = directory.writer_if_other(segment, buffers)
         except Missing:
             return None
         except Damaged as error:
@@ -263,7 +265,8 @@ class DirectoryTier:
         )
         return False
 
-    def seconds_to_load(self, num_bytes: int) -> float:
+    def seconds_to_load(self, salt: str, found: Sequence[Found]) -> float:
+        num_bytes = sum(sum(each.sizes) for each in found)
         return (self._num_asked_bytes - self._num_ended_bytes + num_bytes) / self._bytes_per_s
 
     def _say(self, piece: Piece | None, *, is_there: bool) -> None:
@@ -285,10 +288,9 @@ class DirectoryTier:
         now = time.monotonic()
         if now - self._known.get(piece, float("-inf")) < _KNOWN_S:
             return
-        num_erased = self._memory.num_erased(place for place in places if place != GONE)
         try:
-            offered = _Offered(piece, self._id_of(salt, piece), tuple(places), num_erased, self._num_distrusts)
-            self._queue.put_nowait(offered)
+            segment, num_erased = self._id_of(salt, piece), self._num_erased(places)
+            self._queue.put_nowait(_Offered(piece, segment, tuple(places), num_erased, self._num_distrusts))
         except queue.Full:
             self.use.num_unwritten += 1
             return
@@ -344,19 +346,23 @@ class DirectoryTier:
             logger.info("KV directory: all %d segments of this model are removed, as was asked", num_removed)
 
     def _write(self, offered: _Offered) -> None:
-        held = [place for place in offered.places if place != GONE]
-        num_written = 0
+        rows = rows_of(offered.places, self._num_groups)
+        buffers = self._memory.buffers(rows)
+        num_written, is_copied = 0, False
 
         def pace(num_bytes: int) -> bool:
-            nonlocal num_written
+            nonlocal num_written, is_copied
             time.sleep(num_bytes / _WRITE_BYTES_PER_S)
             num_written += num_bytes
             is_trusted = offered.num_distrusts == self._num_distrusts
-            return is_trusted and self._memory.num_erased(held) == offered.num_erased
+            if is_copied:
+                return is_trusted
+            is_copied = self._memory.fetch(rows, buffers)
+            return is_trusted and self._num_erased(offered.places) == offered.num_erased
 
         try:
             directory = self._opened()
-            if directory.write(offered.segment, self._rows(offered.places), self._writer, pace):
+            if directory.write(offered.segment, buffers, self._writer, pace):
                 self.use.num_written_bytes += num_written
             self.use.num_held_bytes = directory.used_bytes
             self._say(offered.piece, is_there=True)

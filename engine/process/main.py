@@ -71,7 +71,6 @@ from inferd.engine.worker.load import load_worker
 
 if TYPE_CHECKING:
     from inferd.engine.worker.adapter_loader import AdapterLoader
-    from inferd.engine.worker.pool_memory import PoolMemory
 
 logger = logging.getLogger(__name__)
 
@@ -239,9 +238,9 @@ def build(
     if config.kv_dir and worker.ledger is None:
         logger.warning("kv_dir is not used: the system lends no memory that the server could hold open")
     elif config.kv_dir and worker.ledger is not None:
-        fingerprint = _fingerprint(config, ready, worker.ledger)
+        fingerprint = _fingerprint(config, ready, worker.ledger.row_layout)
         opened = partial(KVDirectory, Path(config.kv_dir), config.kv_disk_bytes)
-        tier = DirectoryTier(opened, worker.ledger, len(cache.windows), fingerprint)
+        tier = DirectoryTier(opened, worker.ledger, cache.num_erased, len(cache.windows), fingerprint)
         if before_end is not None:
             before_end.append(tier.wait_written)
     core = EngineCore(
@@ -278,11 +277,11 @@ def _seed_of(work: WorkModel, draft_work: WorkModel | None, peaks: Peaks) -> Pri
     return PriorCosts(decode, chunked, replace(decode, pass_s=of_draft.step_s, draft_s=of_prompt.token_s))
 
 
-def _fingerprint(config: EngineConfig, ready: Ready, memory: PoolMemory) -> bytes:
+def _fingerprint(config: EngineConfig, ready: Ready, row_layout: str) -> bytes:
     """A hash of all that the bytes of a KV block depend on, without its tokens and its salt."""
     # The digest of a large file covers a part of it. Times and inode show that the rest was written to.
     files = [(file.digest, file.num_bytes, file.mtime_ns, file.inode, file.ctime_ns) for file in config.files]
-    layout = config.block_size, config.rope_positions, config.modelled, memory.row_layout
+    layout = config.block_size, config.rope_positions, config.modelled, row_layout
     facts = ready.numerics, files, layout
     return hashlib.blake2b(msgspec.json.encode(facts), digest_size=32).digest()
 

@@ -43,6 +43,7 @@ from inferd.engine.quant.recipe import Recipe, cut_groups
 from inferd.engine.quant.scheme import QuantizationError
 from inferd.engine.worker.cuda import CudaDevice
 from inferd.engine.worker.device import CpuDevice, Device
+from inferd.engine.worker.device_memory import hold_places
 from inferd.engine.worker.draft_heads import HeadDrafts
 from inferd.engine.worker.draft_model import DraftModel
 from inferd.engine.worker.drafter import Drafter
@@ -99,14 +100,7 @@ def _reserves_all() -> bool:
 
 def keep_pools(memory: PoolMemory, kv: KVPool, states: StatePool | None, config: EngineConfig, arch: Arch) -> None:
     """Keep the KV pool and the checkpoints for the next engine, and find what the one before left in them."""
-    planes = tuple(group.num_planes for group in arch.cache_groups)
-    for tensor in (kv.data, kv.scales):
-        if tensor is not None:
-            memory.hold(tensor, 0, config.num_blocks, planes)
-    if states is not None:
-        end = config.num_blocks + config.num_checkpoints
-        for tensor in (states.matrices, states.inputs):
-            memory.hold(tensor, config.num_blocks, end, first_item=states.num_slots)
+    hold_places(memory, kv, states, config.num_blocks, config.num_checkpoints, arch)
     memory.begin()
 
 

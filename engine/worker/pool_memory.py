@@ -21,7 +21,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
@@ -104,7 +104,6 @@ class PoolMemory:
         self._epoch = self._first_epoch = 0
         self.is_usable = True
         """Whether all tensors lie here."""
-        self._num_erased = [0] * num_places
 
     @classmethod
     def open(cls, path: str, num_places: int, layout: bytes) -> PoolMemory | None:
@@ -219,9 +218,18 @@ class PoolMemory:
                 found += held.region.parts(held.first_item + place - held.first, planes)
         return found
 
-    def num_erased(self, places: Iterable[int]) -> int:
-        """Times that any of these places got ready for other content. If it is the same later, they hold the same."""
-        return sum(self._num_erased[place] for place in places)
+    def row_bytes(self, place: int, group: int) -> int:
+        return sum(piece.nbytes for piece in self.pieces(place, group))
+
+    def buffers(self, rows: Sequence[tuple[int, int] | None]) -> list[list[memoryview]]:
+        return [[] if row is None else self.pieces(*row) for row in rows]
+
+    def fetch(self, rows: Sequence[tuple[int, int] | None], buffers: Sequence[Sequence[memoryview]]) -> bool:
+        """Nothing: these buffers are the places."""
+        return False
+
+    def store(self, rows: Sequence[tuple[int, int] | None], buffers: Sequence[Sequence[memoryview]]) -> None:
+        """Nothing, as `fetch`."""
 
     # -- the ledger --------------------------------------------------------------------------------------------------
 
@@ -244,7 +252,6 @@ class PoolMemory:
         _NUMBER.pack_into(self._records, place * _RECORD.size + _USE_OFFSET, use)
 
     def erase(self, place: int) -> None:
-        self._num_erased[place] += 1
         _NUMBER.pack_into(self._records, place * _RECORD.size, 0)
 
     def _checksum(self, entry: Entry) -> int:

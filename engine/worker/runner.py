@@ -22,6 +22,7 @@ from inferd.engine.models.loader import Progress
 from inferd.engine.sched.plan import NO_MASKS, RowResult, StepPlan, StepResult, TokenMasks
 from inferd.engine.worker.adapter_loader import AdaptedSlots
 from inferd.engine.worker.device import Device, HostCopy
+from inferd.engine.worker.device_memory import DeviceMemory
 from inferd.engine.worker.drafter import Drafter
 from inferd.engine.worker.drawing import Drawing
 from inferd.engine.worker.followers import Followers
@@ -138,6 +139,10 @@ class Runner:
         """The ledger of its KV pool and states; None if they end with this engine."""
         memory = self.model.device.pool_memory
         return memory if memory is not None and memory.is_usable else None
+
+    def copied(self, num_blocks: int, num_checkpoints: int) -> DeviceMemory:
+        """The memory of so many blocks and checkpoints, for a tier that copies them."""
+        return DeviceMemory.of(self.model, num_blocks, num_checkpoints)
 
     @property
     def cache_windows(self) -> tuple[int | None, ...]:

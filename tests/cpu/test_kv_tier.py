@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,11 @@ class World:
         self.file = MemoryFile(POOL_MEMORY)
         self.engine = Engine(self.file)
         opened = partial(KVDirectory, folder, quota_bytes)
-        self.tier = DirectoryTier(opened, self.engine.memory, 2, fingerprint)
+        self.erased: Counter[int] = Counter()
+        self.tier = DirectoryTier(opened, self.engine.memory, self.num_erased, 2, fingerprint)
+
+    def num_erased(self, places: Iterable[int]) -> int:
+        return sum(self.erased[place] for place in places)
 
     def fill(self, seed: int) -> None:
         random = torch.Generator().manual_seed(seed)
@@ -79,7 +83,7 @@ def test_another_engine_reads_the_same_bytes_into_other_places(tmp_path: Path) -
         assert torch.equal(first.engine.kv[:planes, place], second.engine.kv[:planes, goal])
     assert torch.equal(first.engine.states[:, 3], second.engine.states[:, 4])
     assert second.tier.use.num_read_bytes == sum(found.sizes)
-    assert second.tier.seconds_to_load(1) < 1
+    assert second.tier.seconds_to_load("", [found]) < 1
 
 
 def test_the_size_of_the_directory_counts_what_others_wrote_and_what_was_evicted(tmp_path: Path) -> None:
@@ -121,7 +125,7 @@ def test_nothing_is_kept_of_a_piece_whose_place_was_used_again(tmp_path: Path, m
     slow = time.sleep
 
     def overwrite(seconds: float) -> None:
-        world.engine.memory.erase(2)
+        world.erased[2] += 1
         slow(seconds)
 
     wait(lambda: world.tier.num_waiting == 0)
@@ -225,7 +229,7 @@ def test_what_waits_to_be_written_is_bounded(tmp_path: Path, monkeypatch: pytest
         world.tier.offer("", piece(f"{number}"), WHOLE)
     assert world.tier.use.num_unwritten >= 50 - 6
     for place in range(BLOCKS):
-        world.engine.memory.erase(place)
+        world.erased[place] += 1
 
 
 def test_an_engine_that_ends_waits_for_what_is_written_and_not_for_ever(

@@ -15,6 +15,7 @@ import torch
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import AskedConfig
 from inferd.engine.api.kv_store.directory import KVDirectory
+from inferd.engine.api.kv_store.segment import Blocks
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.process.memory_file import POOL_MEMORY, MemoryFile
@@ -24,6 +25,7 @@ from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.process.kv_tier import DirectoryTier
 from inferd.engine.process.main import checkpoint_rules
+from inferd.engine.process.place_memory import Row
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
@@ -55,7 +57,7 @@ class Life:
         )  # fmt: skip
         assert runner.ledger is not None
         opened = partial(KVDirectory, folder, 2**30)
-        self.tier = DirectoryTier(opened, runner.ledger, len(self.cache.windows), b"m" * 32)
+        self.tier = DirectoryTier(opened, runner.ledger, self.cache.num_erased, len(self.cache.windows), b"m" * 32)
         executor = ThreadExecutor(runner, WorkerThread())
         self.core = EngineCore(Scheduler(limits, self.cache), executor, vocab_size=self.vocab_size, tier=self.tier)
 
@@ -108,13 +110,14 @@ def test_the_bits_of_a_loaded_prefix_are_found_again(name: str, kv_cache_dtype: 
 
 def flip_a_bit_of_what_is_compared(life: Life) -> None:
     """As if the tier had another bit in each row."""
-    rows = life.tier._rows
+    memory = life.tier._memory
+    buffers = memory.buffers
 
-    def other(places: Sequence[int]) -> list[list[memoryview]]:
-        found = rows(places)
+    def other(rows: Sequence[Row]) -> Blocks:
+        found = buffers(rows)
         for row in found:
             if row:
                 row[-1].cast("B")[0] ^= 1
         return found
 
-    life.tier._rows = other  # type: ignore[method-assign]
+    memory.buffers = other  # type: ignore[method-assign]

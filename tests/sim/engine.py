@@ -77,8 +77,6 @@ def make_engine(
         memory = tier = None
     if memory is not None:
         memory.damage()
-    if tier is not None:
-        tier.begin()
     config = SchedulerConfig(
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -97,6 +95,8 @@ def make_engine(
         checkpoints=limits.checkpoints,
         ledger=memory,
     )
+    if tier is not None:
+        tier.begin(cache.num_erased)
     guesses = _guesses_of(scenario)
     has_draft_model = scenario.speculation is not None and scenario.speculation.has_draft_model
     seed = replace(UNKNOWN, drafted=_DRAFTED) if has_draft_model else UNKNOWN

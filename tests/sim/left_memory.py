@@ -8,8 +8,7 @@ that the cache should have erased gives wrong tokens.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -34,7 +33,6 @@ class LeftMemory:
         self._is_damaged = rng.random() < 0.5
         self.is_lost = is_lost
         """Whether nothing is left, as on a GPU."""
-        self._num_erased: Counter[int] = Counter()
         self._records: dict[int, _Record] = {}
         self._cells: Cells | None = None
         self._states: States | None = None
@@ -103,8 +101,3 @@ class LeftMemory:
 
     def erase(self, place: int) -> None:
         self._records.pop(place, None)
-        self._num_erased[place] += 1
-
-    def num_erased(self, places: Sequence[int]) -> int:
-        """Times that these places got ready for other content."""
-        return sum(self._num_erased[place] for place in places)

@@ -7,7 +7,7 @@ fails has written something else there. A piece is copied some time after it was
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -105,9 +105,10 @@ class SimulatedTier:
         self.use = TierUse()
         self.news: deque[tuple[Piece | None, bool]] | None = None
 
-    def begin(self) -> None:
-        """Another engine begins: what was not copied yet is lost."""
+    def begin(self, num_erased: Callable[[Iterable[int]], int]) -> None:
+        """Another engine begins: what was not copied yet is lost. `num_erased`: that of its cache."""
         self._offered.clear()
+        self._num_erased = num_erased
 
     def seek(self, salt: str, wanted: Sequence[Sequence[Piece]]) -> _Search:
         self._write()
@@ -124,14 +125,14 @@ class SimulatedTier:
         return _Load(self, [(self._kept[salt, each.piece], rows) for each, rows in zip(found, places, strict=True)])
 
     def offer(self, salt: str, piece: Piece, places: Sequence[int]) -> None:
-        self._offered.append((salt, piece, places, self.memory.num_erased(places)))
+        self._offered.append((salt, piece, places, self._num_erased(places)))
         if self.rng.random() < 0.5:
             self._write()
 
     def _write(self) -> None:
         while self._offered:
             salt, piece, places, num_erased = self._offered.popleft()
-            if self.memory.num_erased(places) == num_erased:
+            if self._num_erased(places) == num_erased:
                 self._kept[salt, piece] = [None if place == GONE else self.memory.content(place) for place in places]
 
     def clear(self) -> None:
@@ -148,5 +149,5 @@ class SimulatedTier:
     def rows_of(self, kept: tuple[str, Piece]) -> list[Content | None] | None:
         return self._kept.get(kept)
 
-    def seconds_to_load(self, num_bytes: int) -> float:
+    def seconds_to_load(self, salt: str, found: Sequence[Found]) -> float:
         return self.rng.choice((0.0, 0.0, 1e9))

@@ -60,11 +60,12 @@ def test_cleared_content_makes_a_cached_block_empty_and_leaves_a_held_one_held()
     pool = BlockPool(2)
     block_id = cached(pool)
     pool.clear_content(block_id)
-    assert (pool.num_cached, pool.num_empty) == (0, 2)
+    assert (pool.num_cached, pool.num_empty, pool.num_cleared(block_id)) == (0, 2, 1)
     (held,) = pool.take(1)
     pool.mark_content(held)
     pool.clear_content(held)
     pool.release(held)
+    assert sum(map(pool.num_cleared, range(2))) == 2
     assert (pool.num_cached, pool.num_empty) == (0, 2)
     pool.check()
 

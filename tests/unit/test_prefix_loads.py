@@ -97,7 +97,7 @@ class Below:
         self.compared.append(Compared(salt, piece, places))
         return self.compared[-1]
 
-    def seconds_to_load(self, num_bytes: int) -> float:
+    def seconds_to_load(self, salt: str, found: Sequence[Found]) -> float:
         return self.load_s
 
 

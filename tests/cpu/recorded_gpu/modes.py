@@ -110,6 +110,12 @@ def _set(gpu: RecordedGpu, func: Any, args: Args, given: Kwargs) -> Any:
     return func(goal, key, value)
 
 
+def _copies(gpu: RecordedGpu, func: Any, args: Args, given: Kwargs) -> None:
+    """Many copies in one call, which torch makes one by one between the host and the device."""
+    for goal, source in zip(args[0], args[1], strict=True):
+        goal.copy_(source, **given)
+
+
 def _product(gpu: RecordedGpu, func: Any, args: Args, given: Kwargs) -> Any:
     """`torch.mm`, of which the CPU has no form with wider results."""
     dtype = given.pop("out_dtype", None)
@@ -140,6 +146,7 @@ _SPECIAL: dict[Any, Callable[[RecordedGpu, Any, Args, Kwargs], Any]] = {
     Tensor.tolist: _read,
     Tensor.numpy: _read,
     torch.device: lambda gpu, func, args, given: func(*args, **given),
+    torch._foreach_copy_: _copies,
     torch.mm: _product,
     torch.tensor: _from_values,
     torch.as_tensor: _from_values,
