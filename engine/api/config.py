@@ -69,6 +69,8 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     """Directory that keeps KV blocks for later starts; empty if there is none."""
     kv_disk_bytes: int = 0
     """Most bytes of all files in it."""
+    kv_host_bytes: int = 0
+    """Bytes of host memory in which an engine on a GPU keeps KV blocks; 0 if there are none."""
     weight_cache: bool = False
     """Whether packed weights are kept for later starts, and mapped from earlier ones."""
     tensor_parallel_size: int = 1
@@ -226,6 +228,7 @@ def workload_of(config: EngineConfig, draft: Arch | None) -> Workload:
         draft=None if draft is None or of_draft is None else Draft(draft, precision_of(of_draft)),
         adapters=adapter_space(config.max_loras, config.max_lora_rank, config.device, precision_of(config)),
         is_gguf=is_gguf(Path(config.model_path)),
+        kv_host_bytes=config.kv_host_bytes,
     )
 
 

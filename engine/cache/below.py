@@ -60,6 +60,10 @@ class TierUse:
     """Pieces that were not written: the disk or the queue was full, or there was an error."""
     num_held_bytes: int = 0
     """Bytes of everything in the tier, when they were last counted: others may share it."""
+    num_host_bytes: int = 0
+    """Bytes that pieces take in host memory now."""
+    num_host_read_bytes: int = 0
+    """Those of `num_read_bytes` that came from host memory."""
 
 
 class Load(Protocol):

@@ -78,12 +78,14 @@ class EngineCore:
         recorder: FlightRecorder = NO_RECORDER,
         guesses: LiveGuesser | None = None,
         tier: Tier | None = None,
+        has_same_bits: bool = True,
     ) -> None:
         """`work`: cost of steps. Without `grammars`, requests with a grammar are refused. `guesses`: those that the
         scheduler verifies. The core opens and closes each request there.
 
-        `tier`: keeps what the cache evicts. `recorder` is called before a step is launched and after its results have
-        come.
+        `tier`: keeps what the cache evicts. `has_same_bits`: whether tokens that are computed again give the same
+        bits; only then some are, to compare what was loaded. `recorder` is called before a step is launched and after
+        its results have come.
         """
         if depth not in (0, 1):
             raise ValueError(f"depth must be 0 or 1, but got {depth}")
@@ -109,7 +111,8 @@ class EngineCore:
             self._loads = PrefixLoads(scheduler.cache, tier, self._seconds_to_compute, clock)
             step_tokens = scheduler.config.max_num_batched_tokens
             self._rechecks = Rechecks(scheduler.cache, tier, self._seconds_to_compute, step_tokens)
-            self._loads.on_loaded = self._rechecks.note_loaded
+            if has_same_bits:
+                self._loads.on_loaded = self._rechecks.note_loaded
         self._by_slot: dict[int, LiveRequest] = {}
         """The request last admitted to each slot of the worker."""
         self._adapters: dict[int, str] = {}
@@ -286,6 +289,8 @@ class EngineCore:
             "tier_wait_s": counts.wait_s,
             "tier_compute_s": counts.compute_s,
             "tier_held_bytes": use.num_held_bytes,
+            "host_bytes": use.num_host_bytes,
+            "host_read_bytes": use.num_host_read_bytes,
         }
 
     def check(self) -> None:

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -235,9 +235,9 @@ class DirectoryTier:
 
     def _compare(self, segment: SegmentId, rows: Sequence[Row]) -> bool | None:
         try:
-            directory, buffers = self._opened(), self._memory.buffers(rows)
+            buffers = self._memory.buffers(rows)
             self._memory.fetch(rows, buffers)
-            writer = directory.writer_if_other(segment, buffers)
+            writer = self._opened().writer_if_other(segment, buffers)
         except Missing:
             return None
         except Damaged as error:
@@ -248,15 +248,7 @@ class DirectoryTier:
             return None
         if writer is None:
             return True
-        self._num_distrusts += 1
-        num_dropped = 0
-        try:
-            # Loads wait meanwhile: they run on this thread.
-            num_dropped = directory.drop_writers({writer, self._writer})
-        except OSError:
-            logger.exception("KV segments that may be wrong could not be removed")
-        self._say(None, is_there=False)
-        self.use.num_distrusted += num_dropped
+        num_dropped = self._drop_writers({writer, self._writer})
         logger.error(
             "KV directory: segment %s is not what its tokens give when they are computed again. All %d segments of its "
             "writer and of this engine are removed. Suspect this machine, the one that wrote it, or a fault in inferd",
@@ -264,6 +256,22 @@ class DirectoryTier:
             num_dropped,
         )
         return False
+
+    def distrust(self) -> None:
+        """Remove all that this engine wrote: some of it was found wrong elsewhere."""
+        self._reading.submit(self._drop_writers, {self._writer})
+
+    def _drop_writers(self, writers: Collection[bytes]) -> int:
+        """Remove all that these wrote. Loads wait meanwhile: they run on this thread."""
+        self._num_distrusts += 1
+        num_dropped = 0
+        try:
+            num_dropped = self._opened().drop_writers(writers)
+        except (OSError, Missing):
+            logger.exception("KV segments that may be wrong could not be removed")
+        self._say(None, is_there=False)
+        self.use.num_distrusted += num_dropped
+        return num_dropped
 
     def seconds_to_load(self, salt: str, found: Sequence[Found]) -> float:
         num_bytes = sum(sum(each.sizes) for each in found)

@@ -6,7 +6,6 @@ Called by `boot`, which ends this process together with its server. It holds not
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
 import os
 import signal
@@ -15,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,7 +25,6 @@ from inferd.engine.api.config import EngineConfig, precision_of
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.cost.step_cost import PlanWork, WorkModel
 from inferd.engine.api.errors import CapacityError, StartError, shortage
-from inferd.engine.api.kv_store.directory import KVDirectory
 from inferd.engine.api.pinned_files import check_pinned, read_pinned
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.death_notice import hold_lock
@@ -58,9 +55,9 @@ from inferd.engine.cache.table import KVCache
 from inferd.engine.core.kv_events import KVEventLog
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.thread import GrammarThread
-from inferd.engine.process.kv_tier import DirectoryTier
 from inferd.engine.process.standby import stand_by
 from inferd.engine.process.step_watch import StepWatch
+from inferd.engine.process.tiers import tier_of
 from inferd.engine.sched.latency.step_time import Coefficients, PriorCosts
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
@@ -234,15 +231,9 @@ def build(
         if config.draft is not None and config.draft.is_mtp:
             draft_work = replace(draft_work, head_bytes=work.head_bytes)  # it is the served model's
     executor = ThreadExecutor(worker, thread)
-    tier = None
-    if config.kv_dir and worker.ledger is None:
-        logger.warning("kv_dir is not used: the system lends no memory that the server could hold open")
-    elif config.kv_dir and worker.ledger is not None:
-        fingerprint = _fingerprint(config, ready, worker.ledger.row_layout)
-        opened = partial(KVDirectory, Path(config.kv_dir), config.kv_disk_bytes)
-        tier = DirectoryTier(opened, worker.ledger, cache.num_erased, len(cache.windows), fingerprint)
-        if before_end is not None:
-            before_end.append(tier.wait_written)
+    tier = tier_of(config, ready, worker, cache)
+    if tier is not None and before_end is not None:
+        before_end.append(tier.wait_written)
     core = EngineCore(
         Scheduler(limits, cache, _seed_of(work, draft_work, ready.peaks), guesses),
         executor,
@@ -253,6 +244,7 @@ def build(
         recorder=StepWatch(flight, heartbeat, ready.peaks),
         guesses=guesses,
         tier=tier,
+        has_same_bits=config.deterministic or config.device == "cpu",
     )
     adapters = None
     if worker.adapters is not None:
@@ -275,15 +267,6 @@ def _seed_of(work: WorkModel, draft_work: WorkModel | None, peaks: Peaks) -> Pri
     of_draft, of_prompt = (Coefficients(*costs) for costs in draft_work.seconds(peaks))
     # Most of the tokens that a draft model computes are those of prompts.
     return PriorCosts(decode, chunked, replace(decode, pass_s=of_draft.step_s, draft_s=of_prompt.token_s))
-
-
-def _fingerprint(config: EngineConfig, ready: Ready, row_layout: str) -> bytes:
-    """A hash of all that the bytes of a KV block depend on, without its tokens and its salt."""
-    # The digest of a large file covers a part of it. Times and inode show that the rest was written to.
-    files = [(file.digest, file.num_bytes, file.mtime_ns, file.inode, file.ctime_ns) for file in config.files]
-    layout = config.block_size, config.rope_positions, config.modelled, row_layout
-    facts = ready.numerics, files, layout
-    return hashlib.blake2b(msgspec.json.encode(facts), digest_size=32).digest()
 
 
 def checkpoint_rules(config: EngineConfig) -> StateCheckpointRules | None:

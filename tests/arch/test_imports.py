@@ -61,6 +61,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "inferd.engine.models.meta_tensors",
     ),
     "engine.process.forker": ("inferd.engine.process.boot", "inferd.engine.models.meta_tensors"),
+    "engine.process.host_store": ("inferd.engine.api", "inferd.engine.cache", "xxhash"),
     "engine.process.step_watch": ("inferd.engine.api",),
     "engine.process.standby": ("inferd.engine.api",),
     "engine.process": (

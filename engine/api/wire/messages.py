@@ -224,6 +224,10 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Seconds that computing what was loaded for them would have taken, by the step-time model."""
     tier_held_bytes: int = 0
     """Bytes of everything in the tier, as this engine last counted it. Engines may share it."""
+    host_bytes: int = 0
+    """Bytes of KV in host memory beside a GPU's."""
+    host_read_bytes: int = 0
+    """Those of `tier_read_bytes` that came from there."""
 
     @classmethod
     def total(cls, stats: Sequence[EngineStats]) -> EngineStats:
