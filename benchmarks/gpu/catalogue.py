@@ -106,6 +106,7 @@ def _checks() -> Iterator[Row]:
         yield check(f"greedy {family}", "checks:greedy_ids", family=family)
     yield check("overlap", "checks:overlap")
     yield check("launches", "waiting:launches")
+    yield check("KV tiers", "tiers:tiers")
     for precision in ("bf16", "fp8", "int4"):
         yield check(f"invariance decoder {precision}", "invariance:decoder", precision=precision)
         yield check(f"invariance {precision}", "invariance:linears", precision=precision)

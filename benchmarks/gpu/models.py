@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from benchmarks.checkpoints import DONE, SHAPES, TOKENIZER_DIR, TOKENIZER_FILES,
 from inferd.engine.api.wire.messages import StepOutput, Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.arch.registry import describe, weights
+from inferd.engine.cache.below import Tier
 from inferd.engine.cache.state_checkpoints import StateCheckpointRules
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
@@ -179,8 +180,10 @@ class Engine:
         return cls(runner, num_seqs, max_len, num_blocks, arch.vocab_size)
 
     @contextmanager
-    def core(self, *, depth: int = 1, step_tokens: int = STEP_TOKENS) -> Iterator[EngineCore]:
-        """A core over an empty cache; only one may exist at a time."""
+    def core(
+        self, *, depth: int = 1, step_tokens: int = STEP_TOKENS, tier: Callable[[KVCache], Tier] | None = None
+    ) -> Iterator[EngineCore]:
+        """A core over an empty cache; only one may exist at a time. `tier` makes a tier below it."""
         limits = SchedulerConfig(
             max_num_seqs=self.num_seqs, max_num_batched_tokens=step_tokens, max_model_len=self.max_len
         )
@@ -190,7 +193,8 @@ class Engine:
         cache = KVCache(self.num_blocks, BLOCK_SIZE, windows, step_tokens=step_tokens, checkpoints=rules)
         executor = ThreadExecutor(self.runner, WorkerThread())
         try:
-            yield EngineCore(Scheduler(limits, cache), executor, vocab_size=self.vocab_size, depth=depth)
+            below = None if tier is None else tier(cache)
+            yield EngineCore(Scheduler(limits, cache), executor, vocab_size=self.vocab_size, depth=depth, tier=below)
         finally:
             executor.close()
 
@@ -211,8 +215,8 @@ def run(core: EngineCore, submits: Sequence[Submit]) -> dict[str, tuple[int, ...
     for submit in submits:
         core.submit(submit, 0.0)
     answers: dict[str, tuple[int, ...]] = {submit.request_id: () for submit in submits}
-    while core.has_work:
-        for name, ids in new_ids(core.step(0.0)):
+    while core.has_work or core.is_awaiting:
+        for name, ids in new_ids(core.step(0.0) if core.has_work else None):
             answers[name] += ids
     return answers
 

@@ -171,6 +171,9 @@ def _settle_device(settings: _Settings, facts: ModelFacts, machine: Machine) -> 
     settings.settle("quantization", quantization, "the format of the checkpoint's matrices")
     device = settings.settle("device", *served_device(asked.device, quantization, machine, arch))
     settings.settle("activations", *served_activations(asked.activations, device, arch))
+    if device == "cpu":
+        why = "on a CPU the KV cache lies in the host's memory already, and --kv-memory makes it larger"
+        settings.settle("kv_host_bytes", 0, why)
     check_replica_places(asked.num_replicas, asked.tensor_parallel_size, device, machine)
     check_rank_places(asked.tensor_parallel_size, device, asked.num_threads, machine)
     return machine.on(device).shared_by(asked.num_replicas * asked.tensor_parallel_size)

@@ -109,6 +109,8 @@ class Serving(TypedDict):
     max_model_len: int
     max_num_seqs: int
     """Maximum number of sequences in one step."""
+    host_bytes: int
+    """Bytes of the host's memory for KV beside a GPU's."""
     total_bytes: int
     kv_directory: DirectoryPlan | None
     """The directory of `--kv-dir`; null without one."""
@@ -141,6 +143,7 @@ def _serving(asked: Asked, share: division.MachineShare) -> Serving:
         "kv_tokens": config.num_blocks * config.block_size // len(asked.facts.arch.cache_groups),
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
+        "host_bytes": plan.host_bytes,
         "total_bytes": plan.total_bytes,
         "kv_directory": plan_directory(config, asked.facts, asked.draft),
     }

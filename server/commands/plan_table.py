@@ -135,7 +135,13 @@ def _served(served: Serving, report: PlanReport) -> str:
         f"With these settings {each} takes {format_bytes(served['total_bytes'])}. Its KV cache of "
         f"{format_bytes(served['kv_bytes'])} ({served['kv_reason']}) holds {served['kv_tokens']:,} tokens: up to "
         f"{served['max_model_len']:,} of a sequence, and {served['max_num_seqs']} sequences in one step."
+        f"{_on_host(served)}"
     )
+
+
+def _on_host(served: Serving) -> str:
+    num_bytes = served["host_bytes"]
+    return f" For KV it takes up to {format_bytes(num_bytes)} of the host's memory beside." if num_bytes else ""
 
 
 def _together(names: Sequence[str], reports: Sequence[PlanReport], served: Sequence[Serving]) -> str:

@@ -232,8 +232,10 @@ class Declared(BaseSettings):
     prefix_caching: bool = _engine(True, "Reuse the KV cache of prompts that begin alike.")
     kv_dir: str | None = _engine(
         None,
-        "Directory that keeps the KV cache of prompts and answers for later starts, on a CPU. Other servers may share "
-        "it.",
+        "Directory that keeps the KV cache of prompts and answers for later starts. Other servers may share it.",
+    )
+    kv_host: Size = _engine(
+        0, "Host memory that keeps what a GPU's KV cache has no more room for, of each replica. 0: none.", ge=0
     )
     kv_disk: Size = _engine(10 * 1024**3, "Most bytes of all files in the directory of kv_dir.", ge=64 * 1024**2)
     weight_cache: bool = _engine(

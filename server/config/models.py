@@ -17,10 +17,10 @@ import msgspec
 from inferd.engine.api.adapter import MAX_RANK, AdapterFiles, check_adapters, hold_adapter, space_for
 from inferd.engine.api.config import AskedConfig, EngineConfig
 from inferd.engine.api.draft import read_draft, source_of
-from inferd.engine.api.errors import ConfigError, StartError
+from inferd.engine.api.errors import CapacityError, ConfigError, StartError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.division import MachineShare, MemoryDemand, shares_of
-from inferd.engine.api.memory.planner import MemoryPlan
+from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.resolve import Decision, resolve
 from inferd.server.config.names import split_name
@@ -116,6 +116,7 @@ class Asked:
             weight_cache=settings.weight_cache,
             kv_dir="" if settings.kv_dir is None else str(Path(settings.kv_dir).expanduser().absolute()),
             kv_disk_bytes=settings.kv_disk,
+            kv_host_bytes=settings.kv_host,
             num_threads=settings.num_threads,
             tensor_parallel_size=settings.tensor_parallel_size,
             num_replicas=settings.replicas,
@@ -133,6 +134,17 @@ class Asked:
         """Decide every automatic setting. Raises `StartError`."""
         config = msgspec.structs.replace(self.config, first_gpu=share.first_gpu)
         return resolve(config, self.facts, share.machine, self.draft)
+
+
+def check_host_memory(machine: Machine, configs: Sequence[EngineConfig]) -> None:
+    """Raises `CapacityError` if the host lacks the memory that engines on GPUs may take for KV. The system would not
+    refuse it, but end a process some time later."""
+    wanted_bytes = sum(config.kv_host_bytes * config.num_replicas for config in configs)
+    if wanted_bytes > machine.memory_available_bytes:
+        raise CapacityError(
+            f"kv_host may take {format_bytes(wanted_bytes)} of the host's memory in all engines together, but "
+            f"{format_bytes(machine.memory_available_bytes)} are available: give a smaller --kv-host"
+        )
 
 
 def machine_shares(machine: Machine, demands: Sequence[MemoryDemand]) -> list[MachineShare]:

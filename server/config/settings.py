@@ -28,6 +28,8 @@ CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 
 _MOST_SHOWN = 200
 """Characters of a value in a message."""
+_LEAST_KV_HOST_BYTES = 64 * 2**20
+"""Least host memory for KV: some pieces of any model."""
 _SECRET = ("api_key", "admin_key")
 """Settings whose values are never shown."""
 
@@ -155,10 +157,14 @@ class Settings(Declared):
                 f"port and admin_port are both {self.port}: they must differ, because admin routes need their own port"
             )
         yield from self._events_never_published()
-        if self.kv_dir is not None and not self.prefix_caching:
-            yield "kv_dir needs the prefix cache: leave out --no-prefix-caching, or --kv-dir"
-        if self.kv_dir is not None and self.tensor_parallel_size > 1:
-            yield "kv_dir keeps the KV cache of one process: leave out --tensor-parallel-size, or --kv-dir"
+        if 0 < self.kv_host < _LEAST_KV_HOST_BYTES:
+            yield f"kv_host must be 0 (none) or at least 64MiB, but is {format_bytes(self.kv_host)}: give a larger one"
+        for name in ("kv_dir", "kv_host"):
+            flag = "--" + name.replace("_", "-")
+            if getattr(self, name) and not self.prefix_caching:
+                yield f"{name} needs the prefix cache: leave out --no-prefix-caching, or {flag}"
+            if getattr(self, name) and self.tensor_parallel_size > 1:
+                yield f"{name} keeps the KV cache of one process: leave out --tensor-parallel-size, or {flag}"
         if not (self._needs_key or self.allow_unauthenticated or is_loopback(self.host)):
             yield (
                 f"other machines can reach host {self.host}, and no key is set: "

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from inferd.engine.api.checkpoint import Checkpoint, Documents
-from inferd.engine.api.config import EngineConfig, keeps_pool
-from inferd.engine.api.errors import ConfigError, ModelError
+from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.held_files import HeldCheckpoint
 from inferd.engine.api.kv_store.directory import KVDirectory
@@ -23,7 +23,15 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.pinned_files import digest_of_all
 from inferd.engine.api.process.written_once import WrittenOnce
 from inferd.server.auth.keys_file import read_keys
-from inferd.server.config.models import Asked, Settled, demands_of, machine_shares, named, settings_of_models
+from inferd.server.config.models import (
+    Asked,
+    Settled,
+    check_host_memory,
+    demands_of,
+    machine_shares,
+    named,
+    settings_of_models,
+)
 from inferd.server.config.settings import Settings
 from inferd.server.generate.answer_rules import LACKS_TOOLS
 from inferd.server.lifecycle.ready_card import StartupReport
@@ -56,6 +64,7 @@ def read_models(settings: Settings) -> tuple[StartupReport, ...]:
     for read, share in zip(all_read, machine_shares(machine, demands), strict=True):
         with named(read.asked.settings, each):
             reports.append(_report(read, read.asked.settled(share)))
+    check_host_memory(machine, [report.config for report in reports])
     return tuple(reports)
 
 
@@ -78,9 +87,7 @@ def _held(path: Path, *, keeps_blocks: bool) -> HeldCheckpoint:
 def _check_kv_dir(config: EngineConfig) -> None:
     """Raises `StartError` if the directory of KV blocks cannot be used."""
     if config.kv_dir:
-        if config.device != "cpu":
-            raise ConfigError(f"kv_dir needs the CPU, but the device is {config.device}: leave out --kv-dir")
-        if not keeps_pool(config):
+        if not config.prefix_caching:
             logger.warning("kv_dir is not used, because there is no prefix cache")
             return
         KVDirectory(Path(config.kv_dir), config.kv_disk_bytes).close()
@@ -93,7 +100,8 @@ def _report(read: _Read, settled: Settled) -> StartupReport:
     for decision in decisions:
         is_cut = decision.field == "max_model_len" and config.max_model_len != facts.arch.max_positions
         is_changed = decision.asked not in (None, "auto") and decision.field in ("deterministic", "activations")
-        level = logging.WARNING if is_cut else logging.INFO if is_changed else logging.DEBUG
+        is_unused = decision.field == "kv_host_bytes"
+        level = logging.WARNING if is_cut or is_unused else logging.INFO if is_changed else logging.DEBUG
         given = "auto" if decision.asked is None else decision.asked
         logger.log(level, "%s: %s -> %s (%s)", decision.field, given, decision.became, decision.why)
     _check_kv_dir(config)

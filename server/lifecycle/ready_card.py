@@ -57,7 +57,7 @@ def describe_start(report: StartupReport) -> str:
         f"{_precision(config, facts.blocks)} on {config.device}"
         f"{_ranks(config)}{scope}; memory plan{_of_each(config)}: "
         f"weights {format_bytes(memory.weights_bytes)}, KV cache {format_bytes(memory.kv_bytes)}, "
-        f"working memory {format_bytes(memory.working_bytes)}"
+        f"working memory {format_bytes(memory.working_bytes)}{_on_host(memory)}"
     )
 
 
@@ -98,6 +98,10 @@ def _ranks(config: EngineConfig) -> str:
 
 def _of_each(config: EngineConfig) -> str:
     return " of each rank" if config.tensor_parallel_size > 1 else " of each replica" if config.num_replicas > 1 else ""
+
+
+def _on_host(memory: MemoryPlan) -> str:
+    return f", KV in the host's memory {format_bytes(memory.host_bytes)}" if memory.host_bytes else ""
 
 
 def _precision(config: EngineConfig, blocks: str) -> str:

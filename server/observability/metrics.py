@@ -181,6 +181,7 @@ class Metrics(ServerInstruments):
             self.tier_pieces.add(_grown(getattr(stats, f"tier_{name}"), getattr(last, f"tier_{name}")), name)
         self.tier_bytes.add(_grown(stats.tier_read_bytes, last.tier_read_bytes), "read")
         self.tier_bytes.add(_grown(stats.tier_written_bytes, last.tier_written_bytes), "written")
+        self.host_reads.add(_grown(stats.host_read_bytes, last.host_read_bytes))
         self.tier_tokens.add(_grown(stats.tier_loaded_tokens, last.tier_loaded_tokens))
         self.tier_same_tokens.add(_grown(stats.tier_same_tokens, last.tier_same_tokens))
         self.tier_seconds.add(_grown(stats.tier_wait_s, last.tier_wait_s), "waiting")
@@ -208,6 +209,7 @@ class Metrics(ServerInstruments):
         for layer, peak in stats.expert_peaks:
             self.expert_peaks.set(peak, str(layer))
         self.tier_held_bytes.set(stats.tier_held_bytes)
+        self.host_bytes.set(stats.host_bytes)
         self.tokens_waiting.set(stats.num_tokens_waiting + self._held.num_tokens_waiting)
         self.prefill_rate.set(stats.step_model.prefill_tokens_per_s)
         self.step_error.set(stats.step_model.error_p50, "50")

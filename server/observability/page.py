@@ -82,7 +82,9 @@ def show_engine_names(seen: ServerInstruments) -> Export:
         "result",
     )
     page.counter(
-        "inferd_kv_tier_tokens", "Number of prompt tokens that were loaded from the KV directory.", seen.tier_tokens
+        "inferd_kv_tier_tokens",
+        "Number of prompt tokens that were loaded from the KV directory or from host memory.",
+        seen.tier_tokens,
     )
     page.counter(
         "inferd_kv_tier_recomputed_tokens",
@@ -90,8 +92,17 @@ def show_engine_names(seen: ServerInstruments) -> Export:
         seen.tier_same_tokens,
     )
     page.counter(
-        "inferd_kv_tier_bytes", "Bytes of KV read from and written to the directory.", seen.tier_bytes, "direction"
+        "inferd_kv_tier_bytes",
+        "Bytes of KV read from and written to the directory and host memory.",
+        seen.tier_bytes,
+        "direction",
     )
+    page.counter(
+        "inferd_kv_host_read_bytes",
+        "Bytes of KV copied from host memory to GPUs, which inferd_kv_tier_bytes counts too.",
+        seen.host_reads,
+    )
+    page.gauge("inferd_kv_host_bytes", "Bytes of KV in host memory beside GPUs.", seen.host_bytes)
     page.counter(
         "inferd_kv_tier_segments",
         "Number of KV segments that were slow (computed instead), failed, damaged, unwritten, different or distrusted.",

@@ -76,6 +76,7 @@ class ServerInstruments:
         for result in ("taken", "damaged"):
             self.left_blocks.add(0, result)
         self.tier_pieces, self.tier_bytes = Counter(), Counter()
+        self.host_reads, self.host_bytes = Counter.zero(), Gauge.zero()
         self.tier_tokens, self.tier_same_tokens = Counter.zero(), Counter.zero()
         for name in TIER_PIECES:
             self.tier_pieces.add(0, name)

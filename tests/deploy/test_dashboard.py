@@ -18,6 +18,8 @@ NOT_SHOWN = {
     "process_virtual_memory_bytes": "address space costs nothing",
     "process_start_time_seconds": "an alert reads it",
     "inferd_sleep_state": "changes when somebody asks for it, who knows it then",
+    "inferd_kv_host_bytes": "is zero without --kv-host, which only servers on GPUs have",
+    "inferd_kv_host_read_bytes_total": "is zero without --kv-host, which only servers on GPUs have",
     "inferd_answer_repairs_total": "says how well a model keeps to its format, not how the server does",
 }
 """Metrics that no panel shows -> why."""

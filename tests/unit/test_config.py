@@ -19,6 +19,7 @@ from inferd.engine.api.memory.precision import KV_FORMATS, KVPrecision, Precisio
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.resolve import resolve
 from inferd.engine.arch.registry import describe
+from inferd.server.config.models import check_host_memory
 
 GIB = 2**30
 
@@ -349,6 +350,22 @@ def test_kv_in_8_bit_floats_needs_a_gpu_that_converts_it() -> None:
         )  # type: ignore[union-attr]
         with pytest.raises(CapacityError, match="--kv-cache-dtype int8 with"):
             resolve(tight, short, small)
+
+
+def test_memory_of_the_host_for_kv_is_planned_beside_a_gpus_and_unused_on_a_cpu() -> None:
+    asked = msgspec.structs.replace(ASKED, kv_host_bytes=20 * GIB)
+    config, plan, decisions = resolve(asked, facts(), gpu_machine())
+    assert config.kv_host_bytes == plan.host_bytes == 20 * GIB
+    without = resolve(ASKED, facts(), gpu_machine())[1]
+    assert dataclasses.replace(plan, host_bytes=0) == without and plan.total_bytes == without.total_bytes
+    config, plan, decisions = resolve(asked, facts(), machine(64))
+    assert config.kv_host_bytes == plan.host_bytes == 0
+    (told,) = (decision for decision in decisions if decision.field == "kv_host_bytes")
+    assert "--kv-memory makes it larger" in told.why
+    twice = msgspec.structs.replace(resolve(asked, facts(), gpu_machine())[0], num_replicas=2)
+    check_host_memory(machine(64), [twice])
+    with pytest.raises(CapacityError, match=r"kv_host may take 80\.0 GiB .* 64\.0 GiB are available: give a smaller"):
+        check_host_memory(machine(64), [twice, twice])
 
 
 def test_a_gpus_plan_holds_a_block_more_than_its_requests_can_have() -> None:

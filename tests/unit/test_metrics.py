@@ -230,6 +230,16 @@ def test_a_message_of_no_step_is_in_no_histogram_of_steps() -> None:
     assert value(metrics, "inferd_requests_waiting") == 2, "its gauges count"
 
 
+def test_host_memory_beside_gpus_is_shown_as_the_sum_of_all_replicas() -> None:
+    metrics = Metrics("m")
+    metrics.engine_ready(ready())
+    for replica, num_bytes in enumerate((30, 40)):
+        stats = EngineStats(host_bytes=num_bytes, host_read_bytes=7 * num_bytes)
+        metrics.step(StepOutput(deltas=(), stats=stats), replica)
+    assert value(metrics, "inferd_kv_host_bytes") == 70
+    assert value(metrics, "inferd_kv_host_read_bytes_total") == 490
+
+
 def test_work_is_counted_by_phase_and_by_what_bound_it() -> None:
     """Peaks of 1e10 B/s and 1e12 FLOP/s: calculated by hand."""
     now = 1000.0

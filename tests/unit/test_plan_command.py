@@ -352,6 +352,17 @@ def test_a_card_is_known_without_one(name: str, mistral: str, capsys: pytest.Cap
     assert (said["card"]["name"], said["card"]["properties"]["sm"]) == (one.name, one.properties.sm)
 
 
+def test_memory_of_the_host_for_kv_is_told_on_a_gpu_alone(mistral: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = Settings(model=mistral, device="cuda", max_model_len=2048, kv_host=20 * GIB)
+    run(asked, 1, None, "10-20", card("h100"), as_json=False)
+    told = "For KV it takes up to 20.0 GiB of the host's memory beside."
+    assert told in " ".join(capsys.readouterr().out.split())
+    run(asked, 1, None, "10-20", card("h100"), as_json=True)
+    assert json.loads(capsys.readouterr().out)["serve"]["host_bytes"] == 20 * GIB
+    run(Settings(model="tiny", device="cpu", kv_host=20 * GIB), 1, None, "10-20", as_json=False)
+    assert "of the host's memory" not in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(("num_ranks", "least_ms", "reader"), [(1, 4.6, "it"), (2, 2.3, "each rank")])
 def test_ranks_share_the_bytes_of_a_step(
     num_ranks: int, least_ms: float, reader: str, mistral: str, capsys: pytest.CaptureFixture[str]

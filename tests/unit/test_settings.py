@@ -92,6 +92,10 @@ def test_choices_are_exactly_what_is_accepted(name: str) -> None:
         ({"lora": ["x" * 2**20 + "=dir"]}, "x..."),
         ({"lora": ["=dir"]}, "lora: must be a name and a directory, such as sql=adapters/sql"),
         ({"host": " "}, "host: must not be empty"),
+        ({"kv_host": "1MiB"}, "kv_host must be 0 (none) or at least 64MiB, but is 1MiB: give a larger one"),
+        ({"kv_host": "1GiB", "prefix_caching": "false"}, "leave out --no-prefix-caching, or --kv-host"),
+        ({"kv_host": "1GiB", "tensor_parallel_size": "2"}, "leave out --tensor-parallel-size, or --kv-host"),
+        ({"kv_dir": "kv", "prefix_caching": "false"}, "leave out --no-prefix-caching, or --kv-dir"),
     ],
 )
 def test_a_refusal_says_rule_value_and_origin(flags: dict[str, object], message: str) -> None:

@@ -218,7 +218,9 @@ def test_the_plan_of_a_settings_file_is_what_the_server_does(
             "kv_tokens": (one.config.num_blocks or 0) * 32,
             "max_model_len": one.config.max_model_len,
             "max_num_seqs": one.config.max_num_seqs,
+            "host_bytes": 0,
             "total_bytes": one.memory.total_bytes,
+            "kv_directory": None,
         }
         for one in served
     ]

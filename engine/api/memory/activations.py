@@ -131,6 +131,8 @@ class Workload:
     adapters: AdapterSpace | None = None
     is_gguf: bool = False
     """Whether the model is a GGUF file."""
+    kv_host_bytes: int = 0
+    """Bytes of the host's memory for KV beside a GPU's."""
 
     @property
     def num_draws(self) -> int:

@@ -45,6 +45,8 @@ class MemoryPlan:
     """Parts beside weights and KV: tables, slots, and an estimate of the largest step's tensors with plain kernels."""
     loading: PlanLine
     """Memory held only while weights are loaded: the largest matrix as it is read, before it is packed."""
+    host_bytes: int = 0
+    """Most bytes of the host's memory for KV beside a GPU's, whose memory the other parts are about."""
 
     @property
     def weights_bytes(self) -> int:
@@ -76,14 +78,14 @@ def plan_memory(arch: Arch, precision: Precision, work: Workload, pool: Formula)
     kv, loading = _kv(arch, precision, pool, work.num_ranks), _loading(arch, precision, work.num_ranks)
     working = working_lines(arch, precision, work)
     if work.draft is None:
-        return MemoryPlan(own, PlanLine("KV cache", kv), working, loading)
+        return MemoryPlan(own, PlanLine("KV cache", kv), working, loading, work.kv_host_bytes)
     draft = work.draft
     drafts = (
         PlanLine(f"draft {part.name}", part.formula) for part in weight_lines(draft.arch, draft.precision, work.device)
     )
     kv += _kv(draft.arch, draft.precision, pool)
     loading = max(loading, _loading(draft.arch, draft.precision, 1), key=lambda part: part.num_bytes)
-    return MemoryPlan((*own, *drafts), PlanLine("KV cache", kv), working, loading)
+    return MemoryPlan((*own, *drafts), PlanLine("KV cache", kv), working, loading, work.kv_host_bytes)
 
 
 @lru_cache(maxsize=64)
