@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from inferd.engine.api.gguf import GgufFile, GgufTexts, is_gguf, parts_of, read_
 from inferd.engine.api.pinned_files import exists, files_in, is_file
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.gguf.tensors import PlacedTensor
-from inferd.engine.arch.registry import tensor_names
+from inferd.engine.arch.registry import is_body, tensor_names
 from inferd.engine.arch.shown import shown
 from inferd.engine.arch.stacked import Slice, router_name, slices
 from inferd.engine.arch.stored import FLOATS
@@ -114,7 +115,10 @@ class Checkpoint:
         if wrapper is not None:
             return cls._of_wrapper(path, wrapper, config, tensors)
         _check_num_layers(path, config, len(tensors))
-        return cls(path, config, named_in_full(tensors))
+        named = named_in_full(tensors)
+        if not has_head(config) and not any(name.startswith(HEAD.removesuffix("weight")) for name in named):
+            config["tie_word_embeddings"] = True  # it has no head, and none is made
+        return cls(path, config, named)
 
     @classmethod
     def _of_wrapper(
@@ -239,6 +243,11 @@ def _text_config(path: Path, config: dict[str, Any]) -> dict[str, Any]:
 def weight_files(path: Path) -> list[Path]:
     """The files that hold the weights. Raises `ModelError` if there are none, or one is missing."""
     return parts_of(path) if is_gguf(path) else _weight_files(path)
+
+
+def has_head(config: Mapping[str, Any]) -> bool:
+    """Whether a model was stored with the head from which tokens are drawn, by its config.json."""
+    return not is_body(config)
 
 
 def read_config(path: Path) -> dict[str, Any]:

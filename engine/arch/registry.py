@@ -130,6 +130,22 @@ def known_architectures() -> tuple[str, ...]:
     return tuple(sorted(_FAMILIES))
 
 
+_BODY = "Model"
+
+
+def is_body(config: Mapping[str, Any]) -> bool:
+    """Whether a config names a family's model without its head, as an embedding model is stored: `Qwen3Model`."""
+    match config.get("architectures"):
+        case [str(name)]:
+            return name not in _FAMILIES and _generating(name) in _FAMILIES
+    return False
+
+
+def _generating(name: str) -> str:
+    """Name of the architecture with a head."""
+    return f"{name.removesuffix(_BODY)}ForCausalLM" if name.endswith(_BODY) else name
+
+
 def is_known(config: Mapping[str, Any]) -> bool:
     """Whether `describe` knows the architecture that config.json names. True if it names none: `describe` then says
     so."""
@@ -137,7 +153,7 @@ def is_known(config: Mapping[str, Any]) -> bool:
         return True
     match config.get("architectures"):
         case [str(name)]:
-            return name in _FAMILIES
+            return _generating(name) in _FAMILIES
     return True
 
 
@@ -153,10 +169,10 @@ def describe(config: Mapping[str, Any]) -> Arch:
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ArchError(f"config.json: architectures must be a list of one name, but it is {shown(names)}")
-    architecture = names[0]
+    architecture = _generating(names[0])
     if architecture not in _FAMILIES:
         known = ", ".join((*known_architectures(), *known_wrappers()))
-        raise ArchError(f"unknown architecture {shown(architecture)}; known are: {known}")
+        raise ArchError(f"unknown architecture {shown(names[0])}; known are: {known}")
     fields, family = Fields(config, architecture), _FAMILIES[architecture]
     arch = family.describe(architecture, fields)
     if family.split_names is not None:

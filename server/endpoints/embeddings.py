@@ -37,7 +37,7 @@ class EmbeddingsApi:
         caller = admit(request, service, body.timeout, num_choices=1, has_target=False)
         hidden_size = service.router.replicas.ready.hidden_size
         adapter = service.intake.adapter_of(body.model)
-        work = EmbedIntake(service.prompts).take(body, caller, hidden_size, adapter)
+        work = EmbedIntake(service.prompts, service.model.embeds).take(body, caller, hidden_size, adapter)
         accepted = await while_asked(request, caller.deadline, work)
         add_special = body.add_special_tokens is not False
         request.state.notices += service.prompts.second_bos(body.input, add_special=add_special)

@@ -92,6 +92,15 @@ class Intake:
             raise errors.model_not_found(name, (*self._model.names, *self._adapters.named))
         return served.adapter
 
+    def _check_generates(self) -> None:
+        """Raises `RequestError` for a model that only embeds."""
+        if not self._model.generates:
+            name = self._model.names[0]
+            message = (
+                f"The model '{name}' has no head that tokens are drawn from. It embeds texts: POST /v1/embeddings."
+            )
+            raise RequestError("invalid_value", message, "model")
+
     async def read_chat(
         self, body: ChatRequest, notices: list[Notice], check_size: CheckSize | None = None, kept: int | None = None
     ) -> Encoded:
@@ -128,6 +137,7 @@ class Intake:
 
         `prefix`: prefix of the answer's id. `most`: default of `max_tokens`, which may exceed the context.
         """
+        self._check_generates()
         num_each = 0 if body.prompt_logprobs is None else 1 + body.prompt_logprobs
         num_top = (body.top_logprobs or 0) if body.logprobs else None
         logprobs = _Logprobs(num_top, body.prompt_logprobs, num_each=num_each)
@@ -155,6 +165,7 @@ class Intake:
 
     async def completion(self, body: CompletionRequest, caller: Caller) -> GenerateRequest:
         """A completion request as a `GenerateRequest`. Raises `RequestError`."""
+        self._check_generates()
         _check_completion(body)
         given_ids = sum(len(prompt) for prompt in body.prompt if not isinstance(prompt, str))
         work.check_prompt_ids("prompt", given_ids, body.n or 1)
@@ -192,6 +203,7 @@ class Intake:
 
     async def infill(self, body: InfillRequest, caller: Caller) -> tuple[GenerateRequest, bool]:
         """(a gap to fill as a `GenerateRequest`, whether its surroundings were cut to fit). Raises `RequestError`."""
+        self._check_generates()
         text, limit = body.completion(), self._model.max_model_len
         _check_completion(text)
         # A quarter of the context is left for the answer, unless the caller asks for less.

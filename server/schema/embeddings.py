@@ -29,15 +29,26 @@ class EmbeddingRequest(RequestModel):
     dimensions: Whole | None = option(
         "Number of leading components to keep. The vector is scaled again. More than the model's hidden size is "
         "refused.",
-        unset="the model's hidden size",
+        unset="those that the model's `truncate_dim` says, else its hidden size",
         ge=1,
+    )
+    prompt_name: Text | None = option(
+        "Begin each text with the prompt that the model's `config_sentence_transformers.json` has under this name.",
+        unset="the model's `default_prompt_name`",
+    )
+    input_type: Text | None = option(
+        "`query`, `search_query`, `document`, `passage` or `search_document`: begin each text with the prompt that the "
+        "model has for such texts. A model without prompts embeds both alike.",
+        unset="as `prompt_name` says",
     )
     pooling: Literal["last", "mean"] | None = option(
         "Of the hidden states behind the final norm: `last` takes the last token's, `mean` the mean of all. `mean` "
         "takes no prefix hit.",
-        unset="`last`",
+        unset="as the model's `modules.json` says, else `last`",
     )
-    normalize: Flag | None = option("Scale every vector to length 1.", unset="true")
+    normalize: Flag | None = option(
+        "Scale every vector to length 1.", unset="as the model's `modules.json` says, else true"
+    )
     add_special_tokens: Flag | None = option(
         "Add the special tokens that the tokenizer adds to every text.", unset="true"
     )

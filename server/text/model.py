@@ -8,11 +8,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from inferd.engine.api.checkpoint import Documents
+from inferd.engine.api.checkpoint import Documents, has_head
 from inferd.engine.api.errors import ModelError, StartError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.api.process.written_once import WrittenOnce
+from inferd.engine.api.sentence_folder import PLAIN, SentenceFolder
 from inferd.server.errors import messages as errors
 from inferd.server.schema.strict_json import any_json
 from inferd.server.text.control_tokens import Begun, ControlTokens, control_tokens_of
@@ -69,6 +70,10 @@ class ServedModel:
     """JSON of the checkpoint's tokenizer_config.json, with the chat template even if it has a file of its own."""
     fill_in: FillIn | None = None
     """Makes prompts that ask the model for the text between two others; None: no tokens of it ask for that."""
+    generates: bool = True
+    """Whether it was stored with a head, from which tokens are drawn."""
+    embeds: SentenceFolder = PLAIN
+    """How it embeds texts."""
     digest: str = ""
     """Hash of the files of the tokenizer and the chat template."""
     files: tuple[PinnedFile, ...] = ()
@@ -135,6 +140,8 @@ class ServedModel:
             eos_token_ids=eos_token_ids,
             format=found,
             tokenizer_info=_written({**info, "chat_template": template.source if template else None}),
+            generates=has_head(config),
+            embeds=SentenceFolder.read(path) or PLAIN,
             fill_in=FillIn.of(tokenizer, vocab_size, tokenizer_config["fim_token_ids"] if is_gguf(path) else {}),
         )
 

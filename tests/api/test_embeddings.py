@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -11,13 +13,24 @@ import httpx
 import openai
 import pytest
 
+from inferd.engine.api.sentence_folder import SentenceFolder
 from inferd.engine.api.wire.messages import Failure
 from inferd.engine.api.wire.params import Pooling
 from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.generate import work
 from inferd.server.generate.embed import MAX_AT_ONCE
+from inferd.server.text.model import ServedModel
 
-from .conftest import HIDDEN_SIZE, MAX_MODEL_LEN, VOCAB_SIZE, Script, vector_of
+from .conftest import (
+    HIDDEN_SIZE,
+    MAX_MODEL_LEN,
+    VOCAB_SIZE,
+    Script,
+    ScriptedRouter,
+    app_settings,
+    serving,
+    vector_of,
+)
 from .test_stream import connected
 
 PATH = "/v1/embeddings"
@@ -80,6 +93,74 @@ def test_what_is_asked_for_is_submitted(http: httpx.Client, router: Any) -> None
     assert first.scheduling.priority == -2
     assert second.params.pooling == Pooling("mean", 2, is_normalized=False)
     assert (second.prompt_ids, third.prompt_ids) == ((1, 2, 3, 4), (2, 3, 4))
+
+
+E5 = SentenceFolder(
+    pooling="mean",
+    normalizes=False,
+    prompts={"query": "QUERY: ", "passage": "passage: "},
+    default_prompt="passage",
+    max_tokens=40,
+    num_components=2,
+    lowercases=True,
+)
+
+
+@pytest.fixture(scope="module")
+def e5(model: ServedModel) -> Iterator[tuple[httpx.Client, ScriptedRouter]]:
+    """The embedded model, as if its folder were of sentence-transformers."""
+    served = replace(model, embeds=E5)
+    router = ScriptedRouter(served)
+    with serving(served, router, app_settings(access_log=False)) as url, httpx.Client(base_url=url) as http:
+        yield http, router
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "passage: once upon"),
+        ({"prompt_name": "query"}, "QUERY: once upon"),
+        ({"input_type": "search_query"}, "QUERY: once upon"),
+        ({"input_type": "document"}, "passage: once upon"),
+        ({"prompt_name": "query", "input_type": "document"}, "QUERY: once upon"),
+    ],
+)
+def test_a_text_begins_with_the_prompt_that_is_chosen(
+    e5: tuple[httpx.Client, ScriptedRouter], given: dict[str, str], text: str
+) -> None:
+    http, router = e5
+    answer = http.post(PATH, json={"input": "Once UPON", **given})
+    assert answer.status_code == 200, answer.text
+    assert router.submits[-1].prompt_ids == router.model.tokenizer.encode(text, True)
+    assert router.submits[-1].params.pooling == Pooling("mean", 2, is_normalized=False)
+
+
+def test_a_request_may_depart_from_the_folder(e5: tuple[httpx.Client, ScriptedRouter]) -> None:
+    http, router = e5
+    asked = {"input": "x", "pooling": "last", "normalize": True, "dimensions": 3}
+    assert http.post(PATH, json=asked).status_code == 200
+    assert router.submits[-1].params.pooling == Pooling("last", 3)
+    assert http.post(PATH, json={"input": [5, 6, 7]}).status_code == 200
+    assert router.submits[-1].prompt_ids == (5, 6, 7), "the default prompt is for texts"
+    assert http.post(PATH, json={"input": [5] * 50, "truncate_prompt_tokens": -1}).status_code == 200
+    assert len(router.submits[-1].prompt_ids) == 40
+
+
+def test_prompts_that_the_model_lacks_are_refused(e5: tuple[httpx.Client, ScriptedRouter], http: httpx.Client) -> None:
+    assert refused(e5[0], prompt_name="other") == (400, "invalid_value", "prompt_name")
+    assert refused(e5[0], input_type="other") == (400, "invalid_value", "input_type")
+    assert refused(e5[0], input=[[1]], prompt_name="query") == (400, "invalid_value", "prompt_name")
+    assert refused(e5[0], input=[1] * 41) == (400, "context_length_exceeded", "input")
+    assert refused(http, prompt_name="query") == (400, "invalid_value", "prompt_name")
+    assert http.post(PATH, json={"input": "x", "input_type": "query"}).status_code == 200, "it embeds both alike"
+
+
+def test_a_model_whose_vectors_cannot_be_computed_asks_for_a_pooling(model: ServedModel) -> None:
+    served = replace(model, embeds=SentenceFolder(unsupported="modules.json has Dense"))
+    settings = app_settings(access_log=False)
+    with serving(served, ScriptedRouter(served), settings) as url, httpx.Client(base_url=url) as http:
+        assert refused(http) == (501, "not_implemented", "pooling")
+        assert http.post(PATH, json={"input": "x", "pooling": "mean"}).status_code == 200
 
 
 def test_the_context_bounds_an_input_to_the_last_token(http: httpx.Client, router: Any) -> None:

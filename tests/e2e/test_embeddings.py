@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
+import shutil
 import struct
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+
+from inferd.engine.api.checkpoint import EMBEDDED_PATH
 
 from .conftest import Daemon
 from .test_client import wait_idle
@@ -79,3 +85,29 @@ def test_what_is_too_long_is_refused_or_cut_as_asked(daemon: Daemon) -> None:
     (whole,) = embed(client, [[5] * limit])
     (cut,) = embed(client, [[7, *[5] * limit]], extra_body={"truncate_prompt_tokens": -1})
     assert cut == whole
+
+
+def test_a_folder_of_sentence_transformers_says_how_its_model_embeds(
+    daemon: Daemon, start: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    """The embedded model as an embedding model is stored: without a head, with modules and prompts."""
+    folder = tmp_path / "sentences"
+    shutil.copytree(EMBEDDED_PATH, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaModel"]}))
+    kinds = {"Transformer": "", "Pooling": "1_Pooling"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    prompts = {"prompts": {"query": "Find: "}, "default_prompt_name": None}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    served = start(str(folder), "--served-model-name", "tiny", "--dtype", "float32", "--kv-memory", "64MiB")
+    as_said = {"pooling": "mean", "normalize": False}
+    plain, own = daemon.client(), served.client()
+    assert embed(own, TEXTS) == embed(plain, TEXTS, extra_body=as_said)
+    found = embed(own, TEXTS, extra_body={"input_type": "query"})
+    assert found == embed(plain, [f"Find: {text}" for text in TEXTS], extra_body=as_said)
+    with pytest.raises(openai.BadRequestError) as caught:
+        own.completions.create(model="tiny", prompt="Once")
+    assert caught.value.param == "model" and "/v1/embeddings" in caught.value.message

@@ -1,0 +1,156 @@
+"""The files with which sentence-transformers says how a model's states become an embedding.
+
+`modules.json` lists what follows the model: a pooling, dense layers, a normalisation. Its other files have the prompts
+that texts begin with, and the longest text. `SentenceFolder` is what they say, and what of it cannot be done here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from inferd.engine.api.checkpoint import read_json
+from inferd.engine.api.errors import ModelError
+from inferd.engine.api.files import read_regular
+from inferd.engine.api.pinned_files import exists
+from inferd.engine.api.wire.params import PoolingKind
+from inferd.engine.arch.shown import shown
+
+MODULES = "modules.json"
+_SETTINGS = "config_sentence_transformers.json"
+_LENGTHS = (
+    "sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
+    "sentence_camembert_config.json", "sentence_albert_config.json", "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)  # fmt: skip
+"""Names that the file with the longest text has had."""
+_MAX_BYTES = 2**20
+_MAX_PROMPTS = 64
+_MAX_PROMPT_CHARS = 4096
+_MODES: Mapping[str, PoolingKind | None] = {
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": None,
+    "pooling_mode_max_tokens": None,
+    "pooling_mode_mean_sqrt_len_tokens": None,
+    "pooling_mode_weightedmean_tokens": None,
+}
+"""Field of a pooling's config -> how it pools here; None: not at all."""
+_NEW_MODES = {
+    "lasttoken": "pooling_mode_lasttoken", "mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens", "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+}  # fmt: skip
+"""Values of `pooling_mode`, which newer files have."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceFolder:
+    """How a folder's model embeds texts."""
+
+    pooling: PoolingKind = "last"
+    normalizes: bool = False
+    """Whether vectors are scaled to length 1."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Name -> the text that comes before each text."""
+    default_prompt: str | None = None
+    """Name of the prompt of a request that names none."""
+    max_tokens: int | None = None
+    """Most tokens of a text that the model was made for; None: as many as it has positions."""
+    num_components: int | None = None
+    """Leading components that are kept by default; None: all."""
+    lowercases: bool = False
+    """Whether texts are written in lower case before they are tokenized."""
+    unsupported: str = ""
+    """Why this model's vectors cannot be computed here; empty if they can."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """None if the folder is not of sentence-transformers. Raises `ModelError` for files that cannot be read or are
+        wrong."""
+        if not path.is_dir() or not exists(path / MODULES):
+            return None
+        modules = _modules(path / MODULES)
+        settings = read_json(path / _SETTINGS, _MAX_BYTES) if exists(path / _SETTINGS) else {}
+        lengths = next((read_json(path / name, _MAX_BYTES) for name in _LENGTHS if exists(path / name)), {})
+        pooling, unsupported = _pooling(path, modules)
+        prompts = _prompts(settings)
+        default = settings.get("default_prompt_name")
+        if default is not None and default not in prompts:
+            raise ModelError(f"{path / _SETTINGS}: default_prompt_name {shown(default)} is none of its prompts")
+        return cls(
+            pooling=pooling,
+            normalizes=any(kind == "Normalize" for kind, _ in modules),
+            prompts=prompts,
+            default_prompt=default,
+            max_tokens=_whole(lengths, "max_seq_length"),
+            num_components=_whole(settings, "truncate_dim"),
+            lowercases=lengths.get("do_lower_case") is True,
+            unsupported=unsupported,
+        )
+
+
+PLAIN = SentenceFolder(normalizes=True)
+"""A model whose folder says nothing: the last token's state, of length 1, as OpenAI's vectors are."""
+
+
+def _modules(file: Path) -> list[tuple[str, str]]:
+    """(class, folder) of each module, in order."""
+    try:
+        listed: Any = json.loads(read_regular(file, _MAX_BYTES))
+    except OSError as error:
+        raise ModelError(f"cannot read {file}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file} is not JSON: {error}") from error
+    if not isinstance(listed, list) or not listed:
+        raise ModelError(f"{file} must be a list of modules, but is {shown(listed)}")
+    found: list[tuple[str, str]] = []
+    for module in listed:
+        match module:
+            case {"type": str(kind), "path": str(folder)} if ".." not in folder and not folder.startswith("/"):
+                found.append((kind.rpartition(".")[2], folder))
+            case _:
+                raise ModelError(f"{file}: a module must have a type and a folder inside this one, not {shown(module)}")
+    return found
+
+
+def _pooling(path: Path, modules: list[tuple[str, str]]) -> tuple[PoolingKind, str]:
+    """(the pooling, why the vectors cannot be computed here)."""
+    kinds = [kind for kind, _ in modules]
+    others = sorted({kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")})
+    if others:
+        return "last", f"modules.json has {', '.join(others)}, which inferd does not compute"
+    if kinds[:2] != ["Transformer", "Pooling"] or kinds.count("Pooling") != 1:
+        return "last", f"modules.json must begin with Transformer and Pooling, but has {', '.join(kinds)}"
+    config = read_json(path / modules[1][1] / "config.json", _MAX_BYTES)
+    named = config.get("pooling_mode")
+    modes = [mode for mode in _MODES if config.get(mode) is True]
+    if not modes and isinstance(named, str):
+        modes = [_NEW_MODES.get(named, named)]
+    how = _MODES.get(modes[0]) if len(modes) == 1 else None
+    if how is None:
+        return "last", f"its pooling is {' and '.join(modes) or 'none'}, which inferd does not compute"
+    if how == "mean" and config.get("include_prompt") is False:
+        return "last", "its mean leaves the prompt out, which inferd does not compute"
+    return how, ""
+
+
+def _prompts(settings: Mapping[str, Any]) -> dict[str, str]:
+    prompts = settings.get("prompts") or {}
+    is_right = isinstance(prompts, dict) and len(prompts) <= _MAX_PROMPTS
+    if not is_right or not all(isinstance(text, str) and len(text) <= _MAX_PROMPT_CHARS for text in prompts.values()):
+        raise ModelError(
+            f"{_SETTINGS}: prompts must be at most {_MAX_PROMPTS} texts by name, of at most {_MAX_PROMPT_CHARS} "
+            f"characters each, but is {shown(prompts)}"
+        )
+    return dict(prompts)
+
+
+def _whole(settings: Mapping[str, Any], name: str) -> int | None:
+    value = settings.get(name)
+    if value is None or (type(value) is int and value > 0):
+        return value
+    raise ModelError(f"{name} must be a whole number above 0, but is {shown(value)}")
