@@ -9,6 +9,7 @@ import resource
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.kv_store import upkeep
-from inferd.engine.api.kv_store.directory import KVDirectory, Usage
+from inferd.engine.api.kv_store.directory import KVDirectory
 from inferd.engine.api.kv_store.listing import LEFT_AFTER_S, Entry, to_evict
 from inferd.engine.api.kv_store.opening import existing
 from inferd.engine.api.kv_store.segment import KVStoreError, Missing, NotWritten, SegmentId
@@ -65,12 +66,9 @@ def test_what_is_there_is_found_without_reading(root: Path, opened: Open) -> Non
     directory, some = opened(PLENTY), [segment(number) for number in range(20)]
     for each in some[::3]:
         write(directory, each)
-    keys = [each.key for each in some]
-    expected = [number % 3 == 0 for number in range(20)]
-    assert directory.find(segment().fingerprint, segment().tenant, keys) == expected
-    assert directory.find(segment(model=1).fingerprint, segment().tenant, keys) == [False] * 20
-    assert directory.find(segment().fingerprint, segment(tenant=1).tenant, keys) == [False] * 20
-    assert directory.find(segment().fingerprint, segment().tenant, []) == []
+    assert [is_there(directory, each) for each in some] == [number % 3 == 0 for number in range(20)]
+    assert not any(is_there(directory, segment(number, model=1)) for number in range(20))
+    assert not any(is_there(directory, segment(number, tenant=1)) for number in range(20))
 
 
 def test_another_server_sees_what_this_one_wrote(opened: Open) -> None:
@@ -102,9 +100,9 @@ def test_the_tenant_with_the_most_bytes_gives_way(root: Path, opened: Open) -> N
     for number in range(100):
         write(directory, segment(number, tenant=2, model=number % 2))
     assert all(is_there(directory, segment(number, tenant=1)) for number in range(3))
-    usage = directory.usage()
-    assert usage[segment(tenant=1).tenant] == Usage(3, 3 * FILE_BYTES)
-    assert 6 <= usage[segment(tenant=2).tenant].num_files <= 9
+    num_files = Counter(entry.segment.tenant for entry in listing_of(root).segments)
+    assert num_files[segment(tenant=1).tenant] == 3
+    assert 6 <= num_files[segment(tenant=2).tenant] <= 9
     for number in range(100):
         write(directory, segment(number, tenant=3))
     assert all(is_there(directory, segment(number, tenant=1)) for number in range(3))
@@ -277,7 +275,7 @@ def test_folders_may_vanish_while_they_are_listed(root: Path, opened: Open, monk
         return scandir(descriptor)
 
     monkeypatch.setattr(os, "scandir", removing)
-    assert directory.usage() == {}
+    assert not listing_of(root).segments
     assert num_listed == 2
 
 
@@ -550,7 +548,7 @@ def test_threads_read_while_one_writes(root: Path, opened: Open) -> None:
                     failures.append("other bytes")
                 num_read[thread] += 1
             except Missing:
-                directory.usage()
+                listing_of(root)
             except KVStoreError as error:
                 failures.append(str(error))
 

@@ -10,10 +10,8 @@ import errno
 import fcntl
 import os
 import stat
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,14 +39,6 @@ _LEFT_OF_8 = 7
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Segments in the directory."""
-
-    num_files: int
-    num_bytes: int
-
-
 class KVDirectory:
     """An open directory of KV segments."""
 
@@ -70,14 +60,6 @@ class KVDirectory:
 
     def close(self) -> None:
         self._opened.close()
-
-    def find(self, fingerprint: bytes, tenant: bytes, keys: Sequence[bytes]) -> list[bool]:
-        """Whether each segment seems to be there. No data is read, so each may turn out damaged or gone."""
-        try:
-            with opened_folder(self._root, (fingerprint.hex(), tenant.hex())) as folder:
-                return [_is_file(folder, name_of(key)) for key in keys]
-        except OSError:
-            return [False] * len(keys)
 
     def sizes(self, segment: SegmentId) -> tuple[int, ...]:
         """Number of bytes of each block, by the file's header. Raises `Missing`, and `Damaged`: then it is removed."""
@@ -239,13 +221,6 @@ class KVDirectory:
     def used_bytes(self) -> int:
         """Bytes of all files, as far as this process knows: without what others wrote since it last listed them."""
         return self._used_bytes
-
-    def usage(self) -> Mapping[bytes, Usage]:
-        """The segments of each tenant. Lists the directory, which takes some microseconds a file. Raises `OSError`."""
-        sizes: dict[bytes, list[int]] = defaultdict(list)
-        for entry in list_all(self._root).segments:
-            sizes[entry.segment.tenant].append(entry.num_bytes)
-        return {tenant: Usage(len(each), sum(each)) for tenant, each in sizes.items()}
 
 
 def _folder_of(segment: SegmentId) -> tuple[str, str]:
