@@ -71,8 +71,8 @@ class KVCache:
         """Admissions so far, also those of earlier engines that left something."""
         self._open: set[BlockTable] = set()
         self.offer: Callable[[Node, int], None] | None = None
-        """Called with (node, blocks before it) at every `offer_every` blocks of a chain, at the end of its prompt and
-        at its own: a tier below may keep what is there. None without one."""
+        """Called with (node, blocks before it) at every `offer_every` blocks of a chain, computed or hit, at the end of
+        its prompt and at its own: a tier below may keep what is there. None without one."""
         self.offer_every = 1
         self.forgotten: Callable[[str, Sequence[bytes]], None] | None = None
         """Called with the salt and the keys of a chain that cannot be trusted. None without a tier below."""
@@ -345,6 +345,7 @@ class BlockTable:
                     ledger.touch(block_id, self._use)
         if match.nodes:
             self._first_node, self._tail, self._num_indexed = match.nodes[0], match.nodes[-1], len(match.nodes)
+            self._offer_hit(match.nodes)
         for group, num_entries in zip(self._groups, self._entries_at_start(match, num_tokens), strict=True):
             taken = self._cache.take(num_entries - len(group.blocks))
             assert taken is not None, "the room counted was not there"
@@ -487,6 +488,17 @@ class BlockTable:
         if self._cache.forgotten is not None:
             self._cache.forgotten(self._request.salt, list(self.keys(0, self.num_full)))
         self._is_sealed = True
+
+    def _offer_hit(self, nodes: Sequence[Node]) -> None:
+        """Offer a tier below what was hit, so that it counts as used there, and is there if it was lost. What lacks a
+        window's block is not offered: the tier may have it whole."""
+        cache = self._cache
+        if cache.offer is None:
+            return
+        every = cache.offer_every
+        for end in range(every, len(nodes) + 1, every):
+            if all(GONE not in node.block_ids for node in nodes[end - every : end]):
+                cache.offer(nodes[end - 1], end - 1)
 
     def _offer_tail(self) -> None:
         if self._cache.offer is not None and isinstance(self._tail, Node) and self._tail.is_live:

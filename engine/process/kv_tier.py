@@ -34,7 +34,7 @@ _MOST_QUEUED = 1024
 """Pieces that wait to be written. Behind a slow disk further ones are dropped, and counted."""
 _MOST_KNOWN = 65536
 """Pieces that this process knows to be written."""
-_KNOWN_S = 600.0
+_KNOWN_S = 60.0
 """Seconds after which a piece that is still used is offered again, so that it counts as used in the directory too."""
 _TELL_AFTER_S = 60.0
 """Least seconds between two warnings of the same kind, and between two tries to open the directory."""

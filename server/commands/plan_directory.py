@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from inferd.engine.api.config import EngineConfig, precision_of
-from inferd.engine.api.errors import StartError
 from inferd.engine.api.kv_store.listing import list_all
-from inferd.engine.api.kv_store.opening import existing
+from inferd.engine.api.kv_store.opening import existing, is_new, told
 from inferd.engine.api.memory.activations import Draft
 from inferd.engine.api.memory.planner import format_bytes, token_bytes
 from inferd.engine.api.memory.states import state_bytes
@@ -36,7 +35,7 @@ class DirectoryPlan(TypedDict):
 
 
 def plan_directory(config: EngineConfig, facts: ModelFacts, draft: ModelFacts | None) -> DirectoryPlan | None:
-    """Plan the directory of these settings; None without one."""
+    """Plan the directory of these settings; None without one. Raises `StartError` for what no server would take."""
     if not config.kv_dir:
         return None
     precision, of_draft = precision_of(config), None
@@ -47,8 +46,9 @@ def plan_directory(config: EngineConfig, facts: ModelFacts, draft: ModelFacts | 
     of_states = state / interval if interval else 0.0
     path = Path(config.kv_dir)
     used, free = 0, None
-    with suppress(StartError, OSError), existing(path) as root:
-        used = list_all(root).num_bytes
+    if not is_new(path):
+        with told(path), existing(path) as root:
+            used = list_all(root).num_bytes
     with suppress(OSError):
         free = shutil.disk_usage(next(each for each in (path, *path.parents) if each.exists())).free
     return {

@@ -159,6 +159,8 @@ class Settings(Declared):
         yield from self._events_never_published()
         if 0 < self.kv_host < _LEAST_KV_HOST_BYTES:
             yield f"kv_host must be 0 (none) or at least 64MiB, but is {format_bytes(self.kv_host)}: give a larger one"
+        if self.kv_dir == "":
+            yield "kv_dir must be the path of a directory, but is empty: give one, or leave it out"
         for name in ("kv_dir", "kv_host"):
             flag = "--" + name.replace("_", "-")
             if getattr(self, name) and not self.prefix_caching:

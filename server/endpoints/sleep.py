@@ -36,7 +36,8 @@ class SleepApi:
 
         async def one(service: Service) -> None:
             await service.router.sleeping.sleep(level, mode)
-            logger.info("%s: asleep at level %d; POST /wake_up wakes it", service.model.names[0], level)
+            asleep = service.router.sleeping.level
+            logger.info("%s: asleep at level %s; POST /wake_up wakes it", service.model.names[0], asleep)
 
         # Each of them gets its answer, also if another one refuses.
         for outcome in await asyncio.gather(*map(one, self._asked(query.model)), return_exceptions=True):
@@ -51,7 +52,10 @@ class SleepApi:
         if is_partial and any(service.router.lifecycle.state is State.SLEEPING for service in services):
             rule = "Weights and KV cache come back together: name both, or leave 'tags' out."
             raise errors.unsupported_value("tags", query.tags, rule)
+        asleep = [service for service in services if service.router.lifecycle.is_asleep]
         await while_asked(request, None, asyncio.gather(*(service.router.sleeping.wake() for service in services)))
+        for service in asleep:
+            logger.info("%s: awake", service.model.names[0])
         return _done()
 
     async def is_sleeping(self, request: Request, query: Annotated[SleepingQuery, query_of(SleepingQuery)]) -> Response:

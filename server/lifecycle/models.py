@@ -19,6 +19,7 @@ from inferd.engine.api.held_files import HeldCheckpoint
 from inferd.engine.api.kv_store.directory import KVDirectory
 from inferd.engine.api.locate import locate
 from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.pinned_files import digest_of_all
 from inferd.engine.api.process.written_once import WrittenOnce
@@ -90,7 +91,10 @@ def _check_kv_dir(config: EngineConfig) -> None:
         if not config.prefix_caching:
             logger.warning("kv_dir is not used, because there is no prefix cache")
             return
-        KVDirectory(Path(config.kv_dir), config.kv_disk_bytes).close()
+        directory = KVDirectory(Path(config.kv_dir), config.kv_disk_bytes)
+        used, quota = (format_bytes(number) for number in (directory.used_bytes, config.kv_disk_bytes))
+        logger.info("KV segments are kept in %s: %s of at most %s", config.kv_dir, used, quota)
+        directory.close()
 
 
 def _report(read: _Read, settled: Settled) -> StartupReport:
@@ -100,8 +104,10 @@ def _report(read: _Read, settled: Settled) -> StartupReport:
     for decision in decisions:
         is_cut = decision.field == "max_model_len" and config.max_model_len != facts.arch.max_positions
         is_changed = decision.asked not in (None, "auto") and decision.field in ("deterministic", "activations")
-        is_unused = decision.field == "kv_host_bytes"
-        level = logging.WARNING if is_cut or is_unused else logging.INFO if is_changed else logging.DEBUG
+        if decision.field == "kv_host_bytes":
+            logger.warning("--kv-host is not used: %s", decision.why)
+            continue
+        level = logging.WARNING if is_cut else logging.INFO if is_changed else logging.DEBUG
         given = "auto" if decision.asked is None else decision.asked
         logger.log(level, "%s: %s -> %s (%s)", decision.field, given, decision.became, decision.why)
     _check_kv_dir(config)

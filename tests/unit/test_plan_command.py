@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from inferd.engine.api.checkpoint import CONFIG_FILES, EMBEDDED_PATH
-from inferd.engine.api.errors import ConfigError, ModelError
+from inferd.engine.api.errors import ConfigError, ModelError, StartError
 from inferd.engine.api.kv_store.directory import KVDirectory
 from inferd.engine.api.machine.cards import CARDS, card
 from inferd.engine.api.machine.cpu import Machine
@@ -656,3 +656,16 @@ def test_a_quota_that_is_larger_than_the_disk_is_told(
     assert not (tmp_path / "other").exists(), "a plan makes nothing"
     run(Settings(model="tiny"), 1, None, "10", as_json=True)
     assert json.loads(capsys.readouterr().out)["serve"]["kv_directory"] is None
+
+
+@pytest.mark.parametrize("what", ["file", "foreign", "link"])
+def test_a_kv_directory_that_no_server_would_take_is_refused(what: str, tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    if what == "file":
+        folder.write_text("x")
+    else:
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "mine.txt").write_text("x")
+        folder.symlink_to(tmp_path / "other") if what == "link" else (tmp_path / "other").rename(folder)
+    with pytest.raises(StartError, match=str(folder)):
+        run(Settings(model="tiny", kv_dir=str(folder)), 1, None, "10", as_json=False)

@@ -376,3 +376,26 @@ def test_what_the_pool_has_of_a_prefix_stays_while_more_is_loaded() -> None:
     world.below.loads[0].news = [True]
     assert world.ended() == [asked]
     assert num_hit(world.cache, IDS) == 2 * PIECE_BLOCKS * BLOCK and world.cache.pool.num_held == 0
+
+
+def test_what_is_hit_counts_as_used_below_and_is_offered_again() -> None:
+    world = World()
+    computed(world.cache, IDS).release()
+    offered: list[int] = []
+    world.cache.offer, world.cache.offer_every = lambda node, depth: offered.append(depth), PIECE_BLOCKS
+    hit = world.cache.open(request((*IDS, 1, 2)))
+    assert hit.admit(hit.match(), len(IDS) + 2)
+    assert offered == [PIECE_BLOCKS - 1, 2 * PIECE_BLOCKS - 1]
+    hit.release()
+
+
+def test_a_hit_without_a_block_of_a_window_is_not_offered() -> None:
+    cache = KVCache(80, BLOCK, (None, 4), step_tokens=64)
+    computed(cache, IDS).release()
+    cache.forget(next(node.block_ids[1] for node in cache.index.chains()))
+    offered: list[int] = []
+    cache.offer, cache.offer_every = lambda node, depth: offered.append(depth), PIECE_BLOCKS
+    hit = cache.open(request((*IDS, 1, 2)))
+    assert hit.admit(hit.match(), len(IDS) + 2)
+    assert offered == [2 * PIECE_BLOCKS - 1], "the tier may have the first piece whole"
+    hit.release()

@@ -95,6 +95,7 @@ def test_choices_are_exactly_what_is_accepted(name: str) -> None:
         ({"kv_host": "1MiB"}, "kv_host must be 0 (none) or at least 64MiB, but is 1MiB: give a larger one"),
         ({"kv_host": "1GiB", "prefix_caching": "false"}, "leave out --no-prefix-caching, or --kv-host"),
         ({"kv_host": "1GiB", "tensor_parallel_size": "2"}, "leave out --tensor-parallel-size, or --kv-host"),
+        ({"kv_dir": ""}, "kv_dir must be the path of a directory, but is empty: give one, or leave it out"),
         ({"kv_dir": "kv", "prefix_caching": "false"}, "leave out --no-prefix-caching, or --kv-dir"),
     ],
 )

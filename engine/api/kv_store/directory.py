@@ -99,6 +99,7 @@ class KVDirectory:
                 except Damaged:
                     if _is_same_file(folder, name, descriptor):
                         os.unlink(name, dir_fd=folder)
+                        self._used_bytes -= os.fstat(descriptor).st_size
                     raise
         except Damaged as error:
             raise Damaged(f"{name} is damaged: {error}") from error

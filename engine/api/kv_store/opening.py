@@ -60,6 +60,13 @@ def open_own(path: Path) -> int:
         return root
 
 
+def is_new(path: Path) -> bool:
+    """Whether a server would make a directory there, or mark an empty one."""
+    if not os.path.lexists(path):
+        return True
+    return stat.S_ISDIR(os.lstat(path).st_mode) and not any(not is_part(name) for name in os.listdir(path))
+
+
 @contextmanager
 def existing(path: Path) -> Iterator[int]:
     """Descriptor of a directory that some server made, also of another user. Raises `StartError`."""
