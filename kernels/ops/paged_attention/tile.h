@@ -1,6 +1,6 @@
 // One tile of keys for the rows of one piece of work: positions, pages, which rows see which keys, and buffers.
 //
-// A lane is 32 bits: one fp32, or two bfloat16, which are multiplied two by two into fp32.
+// A lane is 32 bits: see cpu/attention.h.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cpu/amx_tiles.h"
+#include "cpu/attention.h"
 #include "cpu/kv_numbers.h"
 #include "cpu/simd.h"
 #include "ops/paged_attention/schedule.h"
@@ -18,7 +19,6 @@ namespace {
 using namespace simd;
 
 constexpr int PANEL = 64;  // keys side by side in packed keys
-constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 
 // Rows of one head that are computed together, and the keys of the tile, by sixteen, that any of them sees.
 struct Rows {
@@ -31,58 +31,6 @@ struct Group {
     const char* data;
     const bf16* scales;  // of its keys or values in 8 bits
     int head, key;
-};
-
-// Sixteen lanes and their sums in fp32; products of lanes; the weights e^(scale (score - highest)); their sum, rounded as
-// they are stored; 32 weights to memory.
-template <class T>
-struct Element;
-
-// Most sums of sixteen that are kept at once, so that registers hold them.
-#if defined(__AVX512F__)
-constexpr int MOST_SUMS = 16;
-#else
-constexpr int MOST_SUMS = 4;
-#endif
-
-template <>
-struct Element<float> {
-    static constexpr int PER_LANE = 1;
-    typedef floats Lanes;
-    typedef floats Sums;
-    static Lanes load(const void* p) { return load_floats(p); }
-    static Sums load_sums(const void* p) { return load_floats(p); }
-    static Lanes splat(int32_t lane) {
-        float x;
-        std::memcpy(&x, &lane, sizeof x);
-        return splat_floats(x);
-    }
-    static Sums multiply(Sums acc, Lanes a, Lanes b) { return mul_add(a, b, acc); }
-    struct Weights {
-        float scale, highest;
-        vf of(vf scores) const { return exp(scores * scale - highest * scale); }
-    };
-    static vf add(vf totals, vf first, vf second) { return totals + first + second; }
-    static void store(float* p, vf first, vf second) { simd::store(p, first), simd::store(p + LANES, second); }
-};
-
-template <>
-struct Element<bf16> {
-    static constexpr int PER_LANE = 2;
-    typedef vi Lanes;
-    typedef vf Sums;
-    static Lanes load(const void* p) { return load_i(p); }
-    static Sums load_sums(const void* p) { return (vf)load_i(p); }
-    static Lanes splat(int32_t lane) { return splat_i(lane); }
-    static Sums multiply(vf acc, vi a, vi b) { return dot2(acc, a, b); }
-    struct Weights {
-        float scale, highest;
-        // The difference comes first, so that the highest score weighs exactly 1, however large it is.
-        vf of(vf scores) const { return short_exp2((scores - highest) * (scale * 1.44269504f)); }
-    };
-    static vf add(vf totals, vf first, vf second) { return dot2(totals, narrow(first, second), splat_i(TWO_ONES)); }
-    static void store(bf16* p, vf first, vf second) { store_i(p, narrow(first, second)); }
-    static constexpr int32_t TWO_ONES = 0x3f803f80;
 };
 
 // Buffers of one thread. Those of scores, weights and a tile's result hold one block of rows, the others all rows of an

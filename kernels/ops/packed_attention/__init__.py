@@ -1,0 +1,118 @@
+"""Attention within packed sequences, for encoders: each token sees all tokens of its own sequence, before and behind.
+
+Sequences follow one another without padding. A window may hide distant tokens, and each head may add a bias to scores
+by the distance from query to key. A sequence's result depends on that sequence alone, bit for bit.
+
+The floor is arithmetic: a sequence of n tokens takes 4 n^2 products and sums for each of H x D outputs of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferd.kernels.cpu import native
+from inferd.kernels.registry import Implementation, Op, always
+
+
+class Key(NamedTuple):
+    device_type: str
+    dtype: torch.dtype
+    head_dim: int
+
+
+Run = Callable[[Tensor, Tensor, Tensor, Tensor, float, int | None, Tensor | None], Tensor]
+
+
+def cpp(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float, window: int | None, bias: Tensor | None
+) -> Tensor:
+    q, k, v = (one if one.stride()[1:] == (one.shape[2], 1) else one.contiguous() for one in (q, k, v))
+    if q.stride(0) != k.stride(0):
+        q, k = q.contiguous(), k.contiguous()
+    out = torch.empty(q.shape, dtype=q.dtype)
+    native.function("inferd_packed_attention")(
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        out.data_ptr(),
+        starts.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        len(starts) - 1,
+        q.shape[1],
+        q.shape[2],
+        q.stride(0),
+        v.stride(0),
+        0 if bias is None else bias.shape[1] // 2,
+        window or 0,
+        scale,
+        native.DTYPE_CODES[q.dtype],
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float, window: int | None, bias: Tensor | None
+) -> Tensor:
+    """Sequence by sequence in fp32: shapes of products, and so the order of their sums, are those of one sequence."""
+    out, bounds = torch.empty(q.shape, dtype=q.dtype, device=q.device), starts.tolist()
+    for start, end in pairwise(bounds):
+        wide = [one[start:end].to(torch.float32).transpose(0, 1).contiguous() for one in (q, k, v)]
+        scores = (wide[0] @ wide[1].transpose(1, 2)).mul_(scale)
+        positions = torch.arange(end - start, device=q.device)
+        distances = positions - positions[:, None]
+        if bias is not None:
+            reach = bias.shape[1] // 2
+            scores += bias[:, distances.clamp(-reach, reach) + reach]
+        if window is not None:
+            scores.masked_fill_(distances.abs() > window, float("-inf"))
+        out[start:end] = (scores.softmax(-1) @ wide[2]).transpose(0, 1).to(q.dtype)
+    return out
+
+
+def _refuses_cpp(key: Key) -> str | None:
+    if key.head_dim % 2:
+        return f"takes heads of an even size, not {key.head_dim}"
+    return native.refuses(key.device_type, key.dtype)
+
+
+PACKED_ATTENTION: Op[Key, Run] = Op(
+    "packed_attention",
+    [
+        Implementation("cpp", cpp, _refuses_cpp),
+        Implementation("reference", reference, always),
+    ],
+)
+
+
+def packed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor,
+    scale: float,
+    window: int | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attend each query to the keys of its own sequence: [T, H, D] in q's dtype, contiguous.
+
+    q, k, v [T, H, D] of one dtype, whose tokens may lie apart, as in [T, 3, H, D]. starts [sequences + 1] int32: a
+    sequence's first token, and at the end T. A sequence may be empty. `scale` is above 0. With a `window` w >= 1 a
+    query sees the keys that are at most w tokens away.
+
+    `bias` [H, 2 r + 1] fp32, contiguous: each head's number to be added to scaled scores, by the distance from query to
+    key from -r to r. Distances beyond have the bias of the nearest of those.
+    """
+    assert q.shape == k.shape == v.shape and q.dtype == k.dtype == v.dtype
+    assert starts.dtype == torch.int32 and starts.is_contiguous() and scale > 0
+    assert window is None or window >= 1
+    if bias is not None:
+        assert bias.dtype == torch.float32 and bias.is_contiguous()
+        assert bias.shape[0] == q.shape[1] and bias.shape[1] % 2 == 1
+    run = PACKED_ATTENTION.resolve(Key(q.device.type, q.dtype, q.shape[2]))
+    return run(q, k, v, starts, scale, window, bias)
