@@ -16,7 +16,7 @@ from torch import Tensor
 
 from inferd.kernels import gpu
 from inferd.kernels.cpu import native
-from inferd.kernels.ops.gelu import wide_gelu
+from inferd.kernels.ops.gelu import wide_gelu, wide_gelu_erf
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 
@@ -39,6 +39,11 @@ def reference_gelu_mul(gate_up: Tensor) -> Tensor:
     return wide_gelu(gate).mul_(up).to(gate_up.dtype)
 
 
+def reference_gelu_erf_mul(gate_up: Tensor) -> Tensor:
+    gate, up = _halves(gate_up)
+    return wide_gelu_erf(gate).mul_(up).to(gate_up.dtype)
+
+
 def reference_limited_mul(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
     gate, up = _halves(gate_up)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
@@ -50,7 +55,7 @@ def _halves(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     return gate.to(torch.float32).contiguous(), up.to(torch.float32)
 
 
-_SILU, _GELU_TANH, _LIMITED = 0, 1, 2
+_SILU, _GELU_TANH, _LIMITED, _GELU_ERF = 0, 1, 2, 3
 
 
 def cpp_silu_mul(gate_up: Tensor) -> Tensor:
@@ -59,6 +64,10 @@ def cpp_silu_mul(gate_up: Tensor) -> Tensor:
 
 def cpp_gelu_mul(gate_up: Tensor) -> Tensor:
     return _run(gate_up, _GELU_TANH)
+
+
+def cpp_gelu_erf_mul(gate_up: Tensor) -> Tensor:
+    return _run(gate_up, _GELU_ERF)
 
 
 def cpp_limited_mul(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
@@ -99,6 +108,13 @@ GELU_MUL: Op[Key, Callable[[Tensor], Tensor]] = Op(
         Implementation("reference", reference_gelu_mul, always),
     ],
 )
+GELU_ERF_MUL: Op[Key, Callable[[Tensor], Tensor]] = Op(
+    "gelu_erf_mul",
+    [
+        Implementation("cpp", cpp_gelu_erf_mul, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", reference_gelu_erf_mul, always),
+    ],
+)
 
 
 LIMITED_MUL: Op[Key, Callable[[Tensor, float, float], Tensor]] = Op(
@@ -119,6 +135,11 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def gelu_mul(gate_up: Tensor) -> Tensor:
     """gelu(gate) * up with the tanh form of gelu: [..., 2I] -> [..., I], computed in fp32 and rounded once."""
     return GELU_MUL.resolve(_key(gate_up))(gate_up)
+
+
+def gelu_erf_mul(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up with the exact form of gelu: [..., 2I] -> [..., I], computed in fp32 and rounded once."""
+    return GELU_ERF_MUL.resolve(_key(gate_up))(gate_up)
 
 
 def limited_mul(gate_up: Tensor, limit: float, alpha: float) -> Tensor:

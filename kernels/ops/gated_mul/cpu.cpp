@@ -1,6 +1,7 @@
 // activation(gate) * up on rows of [gate | up], or with limits, in fp32, rounded once.
 
 #include "cpu/call.h"
+#include "cpu/gelu.h"
 #include "cpu/parallel.h"
 #include "cpu/simd.h"
 
@@ -10,7 +11,7 @@ using namespace simd;
 
 constexpr int64_t ELEMENTS_A_THREAD = 16384;
 
-enum Activation { SILU = 0, GELU_TANH = 1, LIMITED = 2 };
+enum Activation { SILU = 0, GELU_TANH = 1, LIMITED = 2, GELU_ERF = 3 };
 
 struct Limits {
     float limit, alpha;  // of LIMITED
@@ -19,8 +20,8 @@ struct Limits {
 template <int ACTIVATION>
 inline vf activate(vf x) {
     if constexpr (ACTIVATION == SILU) return x / (1.0f + exp(-x));
-    // (1 + tanh t) / 2 is the sigmoid of 2 t, here with 2 sqrt(2 / pi). It is precise even when tanh is near -1.
-    return x / (1.0f + exp((x + x * x * x * 0.044715f) * -1.5957691f));
+    if constexpr (ACTIVATION == GELU_ERF) return gelu_erf(x);
+    return gelu_tanh(x);
 }
 
 // A comparison with NaN is false, so NaN stays.
@@ -63,10 +64,12 @@ static void multiply_all(const void* gate_up, void* out, int64_t rows, int64_t s
     if (activation == SILU) multiply<T, SILU>(gate_up, out, rows, size, limits, num_threads);
     if (activation == GELU_TANH) multiply<T, GELU_TANH>(gate_up, out, rows, size, limits, num_threads);
     if (activation == LIMITED) multiply<T, LIMITED>(gate_up, out, rows, size, limits, num_threads);
+    if (activation == GELU_ERF) multiply<T, GELU_ERF>(gate_up, out, rows, size, limits, num_threads);
 }
 
 // gate_up [rows, 2 * size], out [rows, size]; dtype 0: fp32, 1: bfloat16; activation 0: silu, 1: gelu (tanh form), 2:
-// (up + 1) * gate * sigmoid(alpha * gate), with the gate at most `limit`, and the up from -limit to limit.
+// (up + 1) * gate * sigmoid(alpha * gate), with the gate at most `limit`, and the up from -limit to limit; 3: gelu (exact
+// form).
 static void gated_mul(const void* gate_up, void* out, int64_t rows, int64_t size, int64_t activation, float limit,
                       float alpha, int64_t dtype, int64_t num_threads) {
     const Limits limits{limit, alpha};

@@ -1,6 +1,7 @@
-"""gelu in its tanh form, for MLPs without a gate (`gated_mul` serves MLPs with one).
+"""gelu in its tanh form and in its exact form, for MLPs without a gate (`gated_mul` serves MLPs with one).
 
 x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))     (Hendrycks and Gimpel 2016, arXiv:1606.08415)
+x/2 * (1 + erf(x / sqrt(2)))                          (the same: the exact form, which encoders have)
 """
 
 from __future__ import annotations
@@ -27,10 +28,18 @@ def _refuses_triton(key: Key) -> str | None:
 
 
 def cpp(x: Tensor) -> Tensor:
+    return _run(x, is_exact=False)
+
+
+def cpp_erf(x: Tensor) -> Tensor:
+    return _run(x, is_exact=True)
+
+
+def _run(x: Tensor, *, is_exact: bool) -> Tensor:
     x = x.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     native.function("inferd_gelu")(
-        x.data_ptr(), out.data_ptr(), x.numel(), native.DTYPE_CODES[x.dtype], torch.get_num_threads()
+        x.data_ptr(), out.data_ptr(), x.numel(), is_exact, native.DTYPE_CODES[x.dtype], torch.get_num_threads()
     )
     return out
 
@@ -40,10 +49,20 @@ def reference(x: Tensor) -> Tensor:
     return wide_gelu(x.to(torch.float32)).to(x.dtype)
 
 
+def reference_erf(x: Tensor) -> Tensor:
+    """Composed of erf, which has no such tail either."""
+    return wide_gelu_erf(x.to(torch.float32)).to(x.dtype)
+
+
 def wide_gelu(wide: Tensor) -> Tensor:
     """gelu of fp32 numbers, in fp32."""
     inner = (wide * wide * wide).mul_(0.044715).add_(wide).mul_(math.sqrt(2.0 / math.pi))
     return inner.tanh_().add_(1.0).mul_(wide).mul_(0.5)
+
+
+def wide_gelu_erf(wide: Tensor) -> Tensor:
+    """gelu of fp32 numbers in its exact form, in fp32."""
+    return (wide * math.sqrt(0.5)).erf_().add_(1.0).mul_(wide).mul_(0.5)
 
 
 GELU: Op[Key, Callable[[Tensor], Tensor]] = Op(
@@ -54,8 +73,20 @@ GELU: Op[Key, Callable[[Tensor], Tensor]] = Op(
         Implementation("reference", reference, always),
     ],
 )
+GELU_ERF: Op[Key, Callable[[Tensor], Tensor]] = Op(
+    "gelu_erf",
+    [
+        Implementation("cpp", cpp_erf, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", reference_erf, always),
+    ],
+)
 
 
 def gelu(x: Tensor) -> Tensor:
-    """gelu of each element, computed in fp32 and rounded once to x's dtype."""
+    """gelu of each element in its tanh form, computed in fp32 and rounded once to x's dtype."""
     return GELU.resolve(Key(x.device.type, x.dtype))(x)
+
+
+def gelu_erf(x: Tensor) -> Tensor:
+    """The same in the exact form."""
+    return GELU_ERF.resolve(Key(x.device.type, x.dtype))(x)

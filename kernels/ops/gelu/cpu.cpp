@@ -1,6 +1,7 @@
-// gelu in its tanh form, in fp32, rounded once.
+// gelu in both forms, in fp32, rounded once.
 
 #include "cpu/call.h"
+#include "cpu/gelu.h"
 #include "cpu/parallel.h"
 #include "cpu/simd.h"
 
@@ -11,11 +12,10 @@ using namespace simd;
 constexpr int64_t ELEMENTS_A_THREAD = 16384;
 constexpr int64_t CHUNK = 4096;
 
-// (1 + tanh t) / 2 is the sigmoid of 2 t, here with 2 sqrt(2 / pi). It is precise even when tanh is near -1.
-inline vf activate(vf x) { return x / (1.0f + exp((x + x * x * x * 0.044715f) * -1.5957691f)); }
-
-template <class T>
-void run(const T* x, T* out, int64_t size, int64_t num_threads) {
+template <class T, class Activate>
+void run(const void* from, void* to, int64_t size, int64_t num_threads, Activate activate) {
+    const T* x = static_cast<const T*>(from);
+    T* out = static_cast<T*>(to);
     const int team = int(size < 2 * ELEMENTS_A_THREAD ? 1 : num_threads);
     parallel_for((size + CHUNK - 1) / CHUNK, team, [&](int64_t chunk) {
         const int64_t begin = chunk * CHUNK, end = begin + CHUNK < size ? begin + CHUNK : size;
@@ -27,11 +27,13 @@ void run(const T* x, T* out, int64_t size, int64_t num_threads) {
 
 }  // namespace
 
-// x, out [size]; dtype 0: fp32, 1: bfloat16.
-static void gelu(const void* x, void* out, int64_t size, int64_t dtype, int64_t num_threads) {
-    if (dtype == 0)
-        run(static_cast<const float*>(x), static_cast<float*>(out), size, num_threads);
-    else
-        run(static_cast<const bf16*>(x), static_cast<bf16*>(out), size, num_threads);
+// x, out [size]; is_exact: the exact form, else the tanh form; dtype 0: fp32, 1: bfloat16.
+static void gelu(const void* x, void* out, int64_t size, int64_t is_exact, int64_t dtype, int64_t num_threads) {
+    auto run_form = [&](auto activate) {
+        if (dtype == 0) run<float>(x, out, size, num_threads, activate);
+        else run<bf16>(x, out, size, num_threads, activate);
+    };
+    if (is_exact) run_form([](vf v) { return gelu_erf(v); });
+    else run_form([](vf v) { return gelu_tanh(v); });
 }
 INFERD_EXPORT(gelu)
