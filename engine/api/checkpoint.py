@@ -21,6 +21,8 @@ from inferd.engine.api.files import open_regular, read_regular
 from inferd.engine.api.gguf import GgufFile, GgufTexts, is_gguf, parts_of, read_gguf, vision_files
 from inferd.engine.api.pinned_files import exists, files_in, is_file
 from inferd.engine.arch.description import Arch, ArchError
+from inferd.engine.arch.encoder import EncoderArch
+from inferd.engine.arch.encoder_registry import encoder_tensors_of, is_encoder
 from inferd.engine.arch.gguf.tensors import PlacedTensor
 from inferd.engine.arch.registry import is_body, tensor_names
 from inferd.engine.arch.shown import shown
@@ -87,7 +89,8 @@ class Checkpoint:
     config: dict[str, Any]
     """Content of config.json; of a wrapper, the config of its text part. A GGUF file's is made from its metadata."""
     tensors: dict[str, TensorInfo]
-    """Tensors by the names of a generating model, even if an embedding model's files leave a prefix out."""
+    """Tensors by the names of a generating model, even if an embedding model's files leave a prefix out. Those of an
+    encoder have no prefix."""
     keeps_blocks: bool = False
     """Whether the matrices of a GGUF file are served from their blocks. Otherwise they are dequantized."""
     wrapper: str = ""
@@ -115,6 +118,11 @@ class Checkpoint:
         if wrapper is not None:
             return cls._of_wrapper(path, wrapper, config, tensors)
         _check_num_layers(path, config, len(tensors))
+        if is_encoder(config):
+            try:
+                return cls(path, config, encoder_tensors_of(config, tensors))
+            except ArchError as error:
+                raise ModelError(f"{path}: {error}") from error
         named = named_in_full(tensors)
         if not has_head(config) and not any(name.startswith(HEAD.removesuffix("weight")) for name in named):
             config["tie_word_embeddings"] = True  # it has no head, and none is made
@@ -146,10 +154,10 @@ class Checkpoint:
         wrapper = file.config["architectures"][0] if others else ""
         return cls(path, file.config, tensors, keeps_blocks, wrapper, files_left_out=others, gguf=file)
 
-    def tensors_of(self, arch: Arch) -> dict[str, TensorInfo]:
+    def tensors_of(self, arch: Arch | EncoderArch) -> dict[str, TensorInfo]:
         """The tensors that `arch` needs. A head that keeps the blocks of a tied embedding reads the embedding's. Each
         expert's matrix is a tensor, also if the files hold those of all experts together."""
-        if not arch.is_native:
+        if isinstance(arch, EncoderArch) or not arch.is_native:
             return self.tensors
         shares_head = self.keeps_blocks and not arch.tie_embeddings and HEAD not in self.tensors
         found = {**self.tensors, HEAD: self.tensors[EMBEDDING]} if shares_head else self.tensors

@@ -24,6 +24,8 @@ class Activation(StrEnum):
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
+    GELU_ERF = "gelu_erf"
+    """gelu in its exact form, which encoders have."""
 
 
 class NormKind(StrEnum):

@@ -19,7 +19,7 @@ from inferd.engine.arch.matrices import mlp, of_layer
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import NoNorm, Norm, RMSNorm, Scale, Transform, stream_norm
 from inferd.engine.layers.placement import Placement
-from inferd.kernels.ops.gated_mul import gelu_mul, silu_mul
+from inferd.kernels.ops.gated_mul import gelu_erf_mul, gelu_mul, silu_mul
 from inferd.kernels.ops.gelu import gelu
 from inferd.kernels.ops.linear.fused import Gate
 from inferd.kernels.ops.quantize_fp8 import MAX_NORM_SIZE, MAX_SIZE, Quantized, gelu_mul_fp8, silu_mul_fp8
@@ -86,6 +86,7 @@ class Branch:
 GATES = {
     Activation.SILU: Act(silu_mul, "silu", silu_mul_fp8),
     Activation.GELU_TANH: Act(gelu_mul, "gelu", gelu_mul_fp8),
+    Activation.GELU_ERF: Act(gelu_erf_mul),
 }
 """The activations of MLPs with a gate."""
 

@@ -57,18 +57,21 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """Layer norm over the last dimension, with weight and bias."""
+    """Layer norm over the last dimension, with weight and bias. Without a stored bias it has zeros."""
 
     _weight: Tensor
     _bias: Tensor
 
-    def __init__(self, weight: Weight, eps: float, place: Placement) -> None:
-        self._eps = eps
+    def __init__(self, weight: Weight, eps: float, place: Placement, *, has_bias: bool = True) -> None:
+        self._eps, self._has_bias = eps, has_bias
         place.take(weight, self._take_weight)
-        place.take(weight.bias, self._take_bias)
+        if has_bias:
+            place.take(weight.bias, self._take_bias)
 
     def _take_weight(self, weight: Tensor) -> None:
         self._weight = weight
+        if not self._has_bias:
+            self._bias = torch.zeros_like(weight)
 
     def _take_bias(self, bias: Tensor) -> None:
         self._bias = bias

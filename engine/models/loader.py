@@ -1,4 +1,4 @@
-"""Loads a checkpoint's weights into a decoder: tensor by tensor, each copied once, every parameter proven complete.
+"""Loads a checkpoint's weights into a model: tensor by tensor, each copied once, every parameter proven complete.
 
 It reads safetensors and GGUF only, because a pickled checkpoint can carry code. Before it reads any weights, it
 compares the headers with the architecture and reports every difference at once.
@@ -20,12 +20,15 @@ from torch import Tensor
 from inferd.engine.api.checkpoint import TensorInfo
 from inferd.engine.api.pinned_files import source_of
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.encoder import EncoderArch
+from inferd.engine.arch.encoder_registry import encoder_weights
 from inferd.engine.arch.matrices import head as head_matrix
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import QuantizedSource, RowOrder, Source, WeightMap
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.draft_head import DraftHead
+from inferd.engine.models.encoder import Encoder
 from inferd.engine.quant.checkpoints import gguf
 from inferd.engine.quant.checkpoints.reader import DAMAGED, CheckpointError, Rows
 from inferd.engine.quant.checkpoints.registry import READERS
@@ -39,7 +42,7 @@ Progress = Callable[[int, int], None]
 
 
 def recipe_of(
-    arch: Arch,
+    arch: Arch | EncoderArch,
     quantization: str,
     dtype: torch.dtype,
     choices: Choices = ANY,
@@ -47,14 +50,14 @@ def recipe_of(
     *,
     as_declared: bool = False,
 ) -> Recipe:
-    """How the decoder of a checkpoint stores its weights: by the recipe named `quantization`, unless the checkpoint is
+    """How the model of a checkpoint stores its weights: by the recipe named `quantization`, unless the checkpoint is
     quantized. A quantized checkpoint keeps its own format.
 
     `dtype` is the activations' dtype. `choices` restricts the kernels of a GPU's products. `narrow`: dtype with 16 bits
     that the embedding and dense layers of a float32 model keep. `as_declared`: activations are quantized as the
     checkpoint declares, if it does.
     """
-    if arch.stored is None:
+    if isinstance(arch, EncoderArch) or arch.stored is None:
         return recipes(choices, narrow)[quantization]
     plain = Dense(choices, narrow)
     schemes = {
@@ -68,20 +71,21 @@ def recipe_of(
 
 
 def load(
-    decoder: Decoder | DraftHead,
+    model: Decoder | DraftHead | Encoder,
     stored: Mapping[str, TensorInfo],
     progress: Progress | None = None,
     copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
 ) -> int:
-    """Fill every parameter of `decoder` from the tensors of a `Checkpoint`, by `copy(goal, values)`; returns the bytes
+    """Fill every parameter of `model` from the tensors of a `Checkpoint`, by `copy(goal, values)`; returns the bytes
     read.
 
     Raises `CheckpointError` before anything is loaded if tensors are missing, unexpected, or differ from config.json in
     shape or dtype. Raises it too if a file cannot be read.
     """
-    weight_map = weights(decoder.arch)
+    arch = model.arch
+    weight_map = encoder_weights(arch) if isinstance(arch, EncoderArch) else weights(arch)
     _check(weight_map, stored)
-    parameters = decoder.parameters
+    parameters = model.parameters
     loads = [_Load.of(source, stored) for source in weight_map.all_sources]
     for own in loads:
         own.check()

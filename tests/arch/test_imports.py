@@ -35,6 +35,11 @@ RULES: dict[str, tuple[str, ...]] = {
         "inferd.engine.arch.rope", "inferd.engine.arch.rotary",
         "inferd.engine.arch.tensors", "inferd.engine.arch.windows",
     ),
+    "engine.arch.encoders": (
+        "inferd.engine.arch.description", "inferd.engine.arch.encoder", "inferd.engine.arch.encoder_base",
+        "inferd.engine.arch.encoder_tensors", "inferd.engine.arch.fields", "inferd.engine.arch.rope",
+        "inferd.engine.arch.rotary",
+    ),
     "engine.arch": (),
     "engine.api": (
         "inferd.engine.arch", "inferd.kernels.device", "msgspec", "zmq", "huggingface_hub", "pynvml", "xxhash",

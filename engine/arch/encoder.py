@@ -1,0 +1,122 @@
+"""`EncoderArch`: an encoder as plain data, with every choice that families make differently.
+
+An encoder gives every token of a text a hidden state that depends on the whole text. It keeps no state between texts.
+The family files in `encoders` build the description; the model and the weight map read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from inferd.engine.arch.description import Activation
+from inferd.engine.arch.rotary import Rope
+
+
+class HeadActivation(StrEnum):
+    """Activation between the two matrices of a classifier."""
+
+    TANH = "tanh"
+    RELU = "relu"
+    GELU_ERF = "gelu_erf"
+
+
+class Pooling(StrEnum):
+    """Hidden state of a text that a classifier reads."""
+
+    FIRST = "first"
+    """That of the first token."""
+    MEAN = "mean"
+    """The mean of all tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionTable:
+    """A learned row for each position, added to the embedding."""
+
+    num_rows: int
+    first_row: int = 0
+    """Row of a text's first token."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeBias:
+    """A learned number for each head and each bucket of distances from query to key, added to scores in all layers.
+
+    Half of the buckets are for keys behind the query. A half has single distances first, and then ranges that grow,
+    up to `max_distance` (T5: Raffel et al. 2019, arXiv:1910.10683).
+    """
+
+    num_buckets: int
+    max_distance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """Logits of a text: out(norm(activation(dense(pooled hidden state))))."""
+
+    num_labels: int
+    activation: HeadActivation = HeadActivation.TANH
+    pooling: Pooling = Pooling.FIRST
+    has_dense_bias: bool = True
+    has_norm: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderArch:
+    """One encoder: an embedding with a norm, then `num_layers` times (attention, add, norm, MLP, add, norm). The fields
+    after `dtype` say how a family departs from that."""
+
+    architecture: str
+    """The name in config.json's `architectures`."""
+    vocab_size: int
+    """Number of rows of the embedding."""
+    hidden_size: int
+    intermediate_size: int
+    """Size of an MLP between its matrices."""
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    max_positions: int
+    """Most tokens of a text."""
+    norm_eps: float
+    activation: Activation
+    dtype: str
+    """Dtype of the stored weights, as config.json names it: float32, bfloat16 or float16."""
+    positions: PositionTable | None = None
+    num_token_types: int = 0
+    """Number of rows of the table of token types (first or second text of a pair), which are added to the embedding; 0
+    for none."""
+    ropes: tuple[Rope, ...] = ()
+    """Rope of each layer; empty for none."""
+    windows: tuple[int | None, ...] = ()
+    """Number of tokens before and behind a token that each layer's attention sees; None for all. Empty: all layers see
+    all."""
+    relative_bias: RelativeBias | None = None
+    has_pre_norms: bool = False
+    """Whether norms come before attention and MLP, and one behind the layers, and not after the adds. The first layer's
+    attention then has none, because the embedding has one."""
+    has_norm_bias: bool = True
+    has_gate: bool = False
+    """Whether the MLP is down(activation(gate(x)) * up(x)); without a gate it is down(activation(up(x)))."""
+    has_qkv_bias: bool = True
+    has_o_bias: bool = True
+    has_up_bias: bool = True
+    """Whether the matrix of the MLP before the activation has a bias, with a gate or without."""
+    has_down_bias: bool = True
+    classifier: Classifier | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.ropes) in (0, self.num_layers) and len(self.windows) in (0, self.num_layers)
+        assert self.positions is None or self.max_positions <= self.positions.num_rows - self.positions.first_row
+
+    @property
+    def attention_size(self) -> int:
+        """Size of all heads of a token."""
+        return self.num_heads * self.head_dim
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None
+
+    def rope(self, layer: int) -> Rope | None:
+        return self.ropes[layer] if self.ropes else None

@@ -1,0 +1,72 @@
+"""The description that nearly every encoder starts from, read from config.json fields that nearly all of them share."""
+
+from __future__ import annotations
+
+from inferd.engine.arch.base import num_layers_of
+from inferd.engine.arch.description import Activation
+from inferd.engine.arch.encoder import EncoderArch, PositionTable
+from inferd.engine.arch.fields import Fields
+
+ACTIVATIONS = {
+    "gelu": Activation.GELU_ERF,
+    "gelu_python": Activation.GELU_ERF,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+}
+"""Activations of an MLP without a gate."""
+
+_MAX_LABELS = 2**20
+
+
+def bert_like(
+    architecture: str,
+    fields: Fields,
+    *,
+    positions: PositionTable | None = None,
+    num_token_types: int = 0,
+    max_positions: int | None = None,
+    activation: str = "hidden_act",
+) -> EncoderArch:
+    """A plain BERT, with norms after the adds and biases everywhere. `activation` is the name of a field.
+
+    `max_positions`: most tokens of a text (default: all that have a row in `positions`). Raises `ArchError` as `Fields`
+    does.
+    """
+    fields = fields.with_defaults(layer_norm_eps=1e-12, position_embedding_type="absolute", **{activation: "gelu"})
+    if fields.boolean("is_decoder", default=False):
+        raise fields.refuse("is_decoder", "must be false: a decoder's tokens see no later ones")
+    if positions is not None:
+        fields.choice("position_embedding_type", {"absolute": None})
+        max_positions = positions.num_rows - positions.first_row
+    assert max_positions is not None
+    num_heads = fields.integer("num_attention_heads")
+    return EncoderArch(
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=num_layers_of(fields),
+        num_heads=num_heads,
+        head_dim=fields.head_dim(num_heads),
+        max_positions=max_positions,
+        norm_eps=fields.positive("layer_norm_eps"),
+        activation=fields.choice(activation, ACTIVATIONS),
+        dtype=fields.dtype(),
+        positions=positions,
+        num_token_types=num_token_types,
+    )
+
+
+def learned_positions(fields: Fields, first_row: int = 0) -> PositionTable:
+    """The table of `max_position_embeddings` rows. Raises `ArchError` if no row is left for a token."""
+    fields = fields.with_defaults(max_position_embeddings=512)
+    return PositionTable(fields.integer("max_position_embeddings", minimum=first_row + 1), first_row)
+
+
+def num_labels(fields: Fields) -> int:
+    """Number of labels of a classifier: those that `id2label` names, else `num_labels`, else two."""
+    named = fields.section("id2label")
+    if named is not None and named.names():
+        return len(named.names())
+    return fields.integer("num_labels", default=2, maximum=_MAX_LABELS)

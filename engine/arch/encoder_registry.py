@@ -1,0 +1,90 @@
+"""The table of encoders that can be served. Turns config.json into an `EncoderArch`, and that into its weight map.
+
+To add a family, write one short file in `encoders` and one line in `_FAMILIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from inferd.engine.arch import encoder_tensors
+from inferd.engine.arch.description import ArchError
+from inferd.engine.arch.encoder import Classifier, EncoderArch
+from inferd.engine.arch.encoder_tensors import EncoderNames
+from inferd.engine.arch.encoders import bert, roberta
+from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.shown import shown
+from inferd.engine.arch.weights import Tensor, WeightMap
+
+_PLAIN, _CLASSIFYING = ("Model", "ForMaskedLM"), "ForSequenceClassification"
+"""Ends of the names of architectures: encoders whose head is not read, and encoders with a classifier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The functions that read a family's config, and the names of its tensors."""
+
+    describe: Callable[[str, Fields], EncoderArch]
+    classifier: Callable[[Fields], Classifier]
+    names: EncoderNames
+
+
+_BERT = Family(bert.describe, bert.classifier, bert.NAMES)
+_ROBERTA = Family(roberta.describe, roberta.classifier, roberta.NAMES)
+_FAMILIES: dict[str, Family] = {
+    "Bert": _BERT,
+    "Camembert": _ROBERTA,
+    "Roberta": _ROBERTA,
+    "XLMRoberta": _ROBERTA,
+}
+"""Families by the beginning of their architectures' names."""
+
+_ARCHITECTURES = {name + end: family for name, family in _FAMILIES.items() for end in (*_PLAIN, _CLASSIFYING)}
+
+
+def known_encoders() -> tuple[str, ...]:
+    """Names of the architectures that `describe_encoder` knows, in alphabetical order."""
+    return tuple(sorted(_ARCHITECTURES))
+
+
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Whether config.json names an architecture that `describe_encoder` knows."""
+    match config.get("architectures"):
+        case [str(name)]:
+            return name in _ARCHITECTURES
+    return False
+
+
+def describe_encoder(config: Mapping[str, Any]) -> EncoderArch:
+    """The encoder that a parsed config.json describes.
+
+    Raises `ArchError` for an unknown architecture, a missing field, or a value that is not supported.
+    """
+    architecture = _architecture(config)
+    family, fields = _ARCHITECTURES[architecture], Fields(config, architecture)
+    if fields.has("quantization_config"):
+        raise ArchError(f"{architecture}: a quantized checkpoint of an encoder is not supported; give a plain one")
+    arch = family.describe(architecture, fields)
+    return replace(arch, classifier=family.classifier(fields)) if architecture.endswith(_CLASSIFYING) else arch
+
+
+def encoder_weights(arch: EncoderArch) -> WeightMap:
+    """The tensors that a checkpoint of `arch` must hold, by the names of `encoder_tensors_of`."""
+    return encoder_tensors.weight_map(arch, _ARCHITECTURES[arch.architecture].names)
+
+
+def encoder_tensors_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by the names that `encoder_weights` uses. Raises `ArchError`."""
+    return encoder_tensors.named_in_full(tensors, _ARCHITECTURES[_architecture(config)].names)
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    match names:
+        case [str(name)] if name in _ARCHITECTURES:
+            return name
+    known = ", ".join(known_encoders())
+    rule = "architectures must be that of an encoder"
+    raise ArchError(f"config.json: {rule}, but it is {shown(names)}; known are: {known}")

@@ -1,0 +1,212 @@
+"""The layers of an encoder: its embedding, attention within packed sequences, MLP, and the classifier.
+
+Encoders run in one process: no rank shares their matrices, and no adapter updates them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from inferd.engine.arch import encoder_tensors
+from inferd.engine.arch.description import Activation
+from inferd.engine.arch.encoder import EncoderArch, HeadActivation, Pooling, RelativeBias
+from inferd.engine.arch.matrices import of_layer
+from inferd.engine.arch.matrix import Weight
+from inferd.engine.layers.branch import GATES
+from inferd.engine.layers.linear import Linear
+from inferd.engine.layers.norm import LayerNorm
+from inferd.engine.layers.placement import Placement
+from inferd.kernels.ops.embed import embed
+from inferd.kernels.ops.gelu import gelu, gelu_erf
+from inferd.kernels.ops.packed_attention import packed_attention
+from inferd.kernels.ops.rope import rope_and_cache
+from inferd.kernels.ops.scaled_add import added
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {Activation.GELU_TANH: gelu, Activation.GELU_ERF: gelu_erf}
+"""Activations of MLPs without a gate."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """Sequences that follow one another without padding."""
+
+    starts: Tensor
+    """[sequences + 1] int32: the first token of each, and the number of tokens."""
+    positions: Tensor
+    """[T] int64: place of each token in its sequence."""
+
+    @classmethod
+    def of(cls, starts: Tensor) -> PackedBatch:
+        first = starts[:-1].to(torch.int64).repeat_interleave(starts.diff())
+        return cls(starts, torch.arange(len(first), device=starts.device).sub_(first))
+
+
+def encoder_norm(arch: EncoderArch, place: Placement, own: str, owner: str = "") -> LayerNorm:
+    weight = encoder_tensors.stream_norm(arch, own, owner)
+    return LayerNorm(weight, arch.norm_eps, place, has_bias=arch.has_norm_bias)
+
+
+class EncoderEmbedding:
+    """norm(row of the token + row of its type + row of its position), [T, hidden]."""
+
+    def __init__(self, arch: EncoderArch, place: Placement) -> None:
+        self._dtype, self._first_position = place.dtype, arch.positions.first_row if arch.positions else 0
+        self._tables: dict[str, Tensor] = {}
+        needed: list[Weight] = [encoder_tensors.embedding(arch)]
+        if arch.num_token_types:
+            needed.append(encoder_tensors.token_types(arch))
+        if arch.positions is not None:
+            needed.append(encoder_tensors.position_table(arch))
+        for weight in needed:
+            place.take(weight, partial(self._take, weight.name), place.recipe.narrow)
+        self._has_types, self._has_positions = bool(arch.num_token_types), arch.positions is not None
+        self._norm = encoder_norm(arch, place, "embedding_norm")
+
+    def _take(self, name: str, table: Tensor) -> None:
+        self._tables[name] = table
+
+    def __call__(self, token_ids: Tensor, batch: PackedBatch, token_types: Tensor | None) -> Tensor:
+        """token_types [T] int64, or None for the first type."""
+        x = self._rows("embed", token_ids)
+        if self._has_types:
+            types = torch.zeros_like(token_ids) if token_types is None else token_types
+            own = self._rows("token_types", types)
+            if not self._has_positions:
+                return self._norm.add(x, own)[0]
+            x = added(x, own)
+        if not self._has_positions:
+            return self._norm(x)
+        return self._norm.add(x, self._rows("positions", batch.positions + self._first_position))[0]
+
+    def _rows(self, name: str, ids: Tensor) -> Tensor:
+        return embed(ids, self._tables[name], self._dtype)
+
+
+class BiasTable:
+    """The bias of each distance from query to key, [heads, 2 * max_distance + 1] fp32, from a row for each bucket."""
+
+    distances: Tensor
+
+    def __init__(self, arch: EncoderArch, place: Placement) -> None:
+        assert arch.relative_bias is not None
+        self._bias = arch.relative_bias
+        place.take(encoder_tensors.relative_bias(arch), self._take, torch.float32)
+
+    def _take(self, table: Tensor) -> None:
+        reach = self._bias.max_distance
+        distances = torch.arange(-reach, reach + 1, device=table.device)
+        self.distances = table[_bucket(self._bias, distances)].T.contiguous()
+
+
+def _bucket(bias: RelativeBias, distances: Tensor) -> Tensor:
+    """The bucket of each distance. All that are at least `max_distance` have one."""
+    half = bias.num_buckets // 2
+    num_exact, size = half // 2, distances.abs()
+    growth = torch.log(size.clamp(min=1) / num_exact) / torch.log(torch.tensor(bias.max_distance / num_exact))
+    ranges = (num_exact + (growth * (half - num_exact)).to(torch.int64)).clamp(max=half - 1)
+    return torch.where(size < num_exact, size, ranges) + half * (distances > 0)
+
+
+class PackedAttention:
+    """Attention of all tokens x [T, hidden] to the tokens of their own sequences."""
+
+    def __init__(self, arch: EncoderArch, layer: int, place: Placement, bias: BiasTable | None) -> None:
+        qkv, o = encoder_tensors.attention(arch, layer)
+        self._qkv, self._o, self._bias = Linear(qkv, place), Linear(o, place), bias
+        self._num_heads, self._head_dim, self._window = arch.num_heads, arch.head_dim, arch.window(layer)
+
+    def __call__(self, x: Tensor, batch: PackedBatch, cos_sin: Tensor | None) -> Tensor:
+        """cos_sin [P, D] fp32: as of `rope_and_cache`; None without rope."""
+        heads = self._qkv(x).view(x.shape[0], 3 * self._num_heads, self._head_dim)
+        q, k, v = torch.split(heads, self._num_heads, dim=1)
+        if cos_sin is not None:
+            rotated = self._rotated(heads[:, : 2 * self._num_heads], cos_sin, batch)
+            q, k = torch.split(rotated, self._num_heads, dim=1)
+        bias = None if self._bias is None else self._bias.distances
+        attended = packed_attention(q, k, v, batch.starts, self._head_dim**-0.5, self._window, bias)
+        return self._o(attended.flatten(1))
+
+    def _rotated(self, heads: Tensor, cos_sin: Tensor, batch: PackedBatch) -> Tensor:
+        """All heads of q and k, as queries of a kernel that has no keys to write."""
+        none, pool = heads[:, :0], torch.empty(0, 2, 0, 1, self._head_dim, dtype=heads.dtype, device=heads.device)
+        return rope_and_cache(heads, none, none, cos_sin, batch.positions, batch.positions, pool)
+
+
+class EncoderMLP:
+    """down(activation(gate(x)) * up(x)) with gate and up in one matrix; in a family without a gate
+    down(activation(up(x)))."""
+
+    def __init__(self, arch: EncoderArch, layer: int, place: Placement) -> None:
+        before, down = encoder_tensors.mlp(arch, layer)
+        self._act = GATES[arch.activation].run if arch.has_gate else _ACTIVATIONS[arch.activation]
+        self._in, self._down = Linear(before, place), Linear(down, place)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(self._act(self._in(x)))
+
+
+class EncoderLayer:
+    """Attention and MLP, each with an add and a norm after it, or a norm before it and an add.
+
+    The stream between layers is held as (x, residual) in a family with norms before: it is their sum, which the next
+    norm's kernel adds on its way. In others it is x alone.
+    """
+
+    def __init__(self, arch: EncoderArch, layer: int, place: Placement, bias: BiasTable | None) -> None:
+        self._has_pre_norms, owner = arch.has_pre_norms, of_layer(layer)
+        self._attention, self._mlp = PackedAttention(arch, layer, place, bias), EncoderMLP(arch, layer, place)
+        has_first_norm = bool(layer) or not arch.has_pre_norms
+        self._attention_norm = encoder_norm(arch, place, "attention_norm", owner) if has_first_norm else None
+        self._mlp_norm = encoder_norm(arch, place, "mlp_norm", owner)
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, batch: PackedBatch, cos_sin: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(x, residual) before the layer -> after it, [T, hidden] each."""
+        if not self._has_pre_norms:
+            assert self._attention_norm is not None
+            x = self._attention_norm.add(self._attention(x, batch, cos_sin), x)[0]
+            return self._mlp_norm.add(self._mlp(x), x)[0], None
+        if residual is None:
+            normed, stream = x, x
+        else:
+            assert self._attention_norm is not None
+            normed, stream = self._attention_norm.add(x, residual)
+        normed, stream = self._mlp_norm.add(self._attention(normed, batch, cos_sin), stream)
+        return self._mlp(normed), stream
+
+
+_HEAD_ACTIVATIONS: dict[HeadActivation, Callable[[Tensor], Tensor]] = {
+    HeadActivation.TANH: lambda x: x.float().tanh_().to(x.dtype),
+    HeadActivation.RELU: torch.relu,
+    HeadActivation.GELU_ERF: gelu_erf,
+}
+
+
+class ClassifierHead:
+    """Logits [sequences, labels] fp32 from hidden states [T, hidden]."""
+
+    def __init__(self, arch: EncoderArch, place: Placement) -> None:
+        assert arch.classifier is not None
+        head, (dense, out) = arch.classifier, encoder_tensors.classifier(arch)
+        self._pooling, self._act = head.pooling, _HEAD_ACTIVATIONS[head.activation]
+        self._dense, self._out = Linear(dense, place), Linear(out, place, torch.float32)
+        self._norm = encoder_norm(arch, place, "classifier.norm") if head.has_norm else None
+
+    def __call__(self, hidden: Tensor, starts: Tensor) -> Tensor:
+        """Every sequence has a token."""
+        x = self._act(self._dense(self._pooled(hidden, starts)))
+        return self._out(x if self._norm is None else self._norm(x))
+
+    def _pooled(self, hidden: Tensor, starts: Tensor) -> Tensor:
+        if self._pooling is Pooling.FIRST:
+            return embed(starts[:-1].to(torch.int64), hidden)
+        bounds = starts.tolist()
+        means = [hidden[first:end].float().mean(0) for first, end in pairwise(bounds)]
+        return torch.stack(means).to(hidden.dtype)

@@ -1,0 +1,78 @@
+"""One encoder for every family, composed from the family's `EncoderArch`.
+
+It turns the token ids of packed sequences into hidden states, and into the logits of a classifier. It knows no
+requests, no pooling of embeddings and no files: `loader` fills the parameters that it names.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inferd.engine.arch.encoder import EncoderArch
+from inferd.engine.layers.encoder import (
+    BiasTable,
+    ClassifierHead,
+    EncoderEmbedding,
+    EncoderLayer,
+    PackedBatch,
+    encoder_norm,
+)
+from inferd.engine.layers.placement import Placement
+from inferd.engine.layers.rotary import cos_sin_table
+from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
+
+
+class Encoder:
+    """Model of `arch` in `dtype` on `device`, for sequences of at most `max_positions` tokens (default: all that the
+    model knows). `recipe` says how linear layers store their weights. Raises `QuantizationError` if it cannot store
+    one.
+
+    The result of a sequence depends on that sequence alone, bit for bit, whatever it is packed with.
+    """
+
+    def __init__(
+        self,
+        arch: EncoderArch,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        max_positions: int | None = None,
+        recipe: Recipe = UNQUANTIZED,
+    ) -> None:
+        assert max_positions is None or max_positions <= arch.max_positions
+        place = Placement(dtype, torch.device(device), recipe)
+        self.arch, self.dtype, self.device = arch, dtype, place.device
+        self.max_positions = max_positions or arch.max_positions
+        self.parameters = place.parameters
+        """By their names in the weight map."""
+        self._embedding = EncoderEmbedding(arch, place)
+        bias = None if arch.relative_bias is None else BiasTable(arch, place)
+        self._layers = [EncoderLayer(arch, layer, place, bias) for layer in range(arch.num_layers)]
+        self._norm = encoder_norm(arch, place, "norm") if arch.has_pre_norms else None
+        self._classifier = None if arch.classifier is None else ClassifierHead(arch, place)
+        tables = {rope: cos_sin_table(rope, self.max_positions, place.device) for rope in set(arch.ropes)}
+        ropes = (arch.rope(layer) for layer in range(arch.num_layers))
+        self._cos_sin = [None if rope is None else tables[rope] for rope in ropes]
+        self.num_table_bytes = sum(table.nbytes for table in tables.values())
+        """Bytes of the rotary tables, which a plan counts apart from the weights."""
+
+    def forward(self, token_ids: Tensor, starts: Tensor, token_types: Tensor | None = None) -> Tensor:
+        """Final hidden states [T, hidden] in the model's dtype.
+
+        token_ids [T] int64. starts [sequences + 1] int32: the first token of each sequence, and at the end T. A
+        sequence has at most `max_positions` tokens. token_types [T] int64; None: all are of the first type. A model
+        without types ignores them.
+        """
+        batch = PackedBatch.of(starts)
+        x, residual = self._embedding(token_ids, batch, token_types), None
+        for layer, cos_sin in zip(self._layers, self._cos_sin, strict=True):
+            x, residual = layer(x, residual, batch, cos_sin)
+        if self._norm is None:
+            return x
+        assert residual is not None
+        return self._norm.add(x, residual)[0]
+
+    def logits(self, hidden: Tensor, starts: Tensor) -> Tensor:
+        """[sequences, labels] fp32 of the classifier, from the result of `forward`. Every sequence has a token."""
+        assert self._classifier is not None, f"{self.arch.architecture} has no classifier"
+        return self._classifier(hidden, starts)

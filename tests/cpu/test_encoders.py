@@ -1,0 +1,153 @@
+"""Compares encoders with transformers on random checkpoints: hidden states, and logits of classifiers.
+
+The measure is the error against transformers in fp64 on the same rounded weights. Ours may be at most `RATIO` times the
+error of transformers' own run in the checkpoint's dtype. With one detail changed, it must be far above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferd.engine.models.encoder import Encoder
+from inferd.engine.quant.recipe import RECIPES
+from tests.cpu.encoder_cases import CASES, VOCAB, EncoderCase, load_encoder, load_transformers
+
+RATIO = {torch.float32: 1.5, torch.bfloat16: 1.2}
+"""Largest error of hidden states, in errors of transformers."""
+LOGITS_RATIO = 2.5
+"""The same of logits, of which there are few."""
+LARGEST = 1e-5
+"""Largest difference of a component from transformers in fp32, of numbers near one. Measured: 3e-6."""
+LENGTHS = (7, 1, 120, 33)
+STARTS = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
+CLASSIFIES = "ForSequenceClassification"
+LOSSES = {"int8": 0.9995, "int4": 0.94}
+"""Least mean cosine of hidden states with those of the unquantized model. Rows of 64 random weights lose far more than
+those of real models."""
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> EncoderCase:
+    found: EncoderCase = request.param
+    return found
+
+
+def random_inputs(case: EncoderCase) -> tuple[Tensor, Tensor | None]:
+    """Ids without the padding token's, and token types of pairs. No family has more than one padding token below 4."""
+    ids = torch.randint(4, VOCAB, (sum(LENGTHS),))
+    num_types = case.config.get("type_vocab_size", 2)
+    return ids, torch.randint(0, num_types, ids.shape) if case.has_token_types else None
+
+
+def by_transformers(model: Any, ids: Tensor, types: Tensor | None) -> Sequence[Any]:
+    """The output for each sequence, computed alone."""
+    parts = zip(ids.split(LENGTHS), (torch.zeros_like(ids) if types is None else types).split(LENGTHS), strict=True)
+    return [
+        model(input_ids=own[None], **({} if types is None else {"token_type_ids": own_types[None]}))
+        for own, own_types in parts
+    ]
+
+
+def hidden_by_transformers(model: Any, ids: Tensor, types: Tensor | None) -> Tensor:
+    return torch.cat([output.last_hidden_state[0] for output in by_transformers(model, ids, types)])
+
+
+def rms(values: Tensor) -> float:
+    return float(values.double().square().mean().sqrt())
+
+
+@pytest.mark.parametrize("dtype", RATIO)
+def test_hidden_states_are_as_near_to_fp64_as_transformers_own(
+    case: EncoderCase, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    case.save(tmp_path, dtype)
+    ids, types = random_inputs(case)
+    ours = load_encoder(tmp_path, dtype).forward(ids, STARTS, types)
+    theirs = hidden_by_transformers(load_transformers(tmp_path, dtype), ids, types)
+    exact = hidden_by_transformers(load_transformers(tmp_path, torch.float64), ids, types)
+    allowed = RATIO[dtype] * rms(theirs - exact)
+    assert rms(ours - exact) < allowed
+    if dtype is torch.float32:
+        assert float((ours - theirs).abs().max()) < LARGEST
+        broken = load_encoder(tmp_path, dtype, case.broken).forward(ids, STARTS, types)
+        assert rms(broken - exact) > 100 * allowed
+
+
+@pytest.mark.parametrize("dtype", RATIO)
+def test_logits_are_as_near_to_fp64_as_transformers_own(case: EncoderCase, dtype: torch.dtype, tmp_path: Path) -> None:
+    case.save(tmp_path, dtype, CLASSIFIES)
+    ids, types = random_inputs(case)
+    encoder = load_encoder(tmp_path, dtype)
+    ours = encoder.logits(encoder.forward(ids, STARTS, types), STARTS)
+    theirs, exact = (
+        torch.cat([output.logits for output in by_transformers(load_transformers(tmp_path, one), ids, types)])
+        for one in (dtype, torch.float64)
+    )
+    assert ours.shape == (len(LENGTHS), 3) and ours.dtype == torch.float32
+    assert rms(ours - exact) < LOGITS_RATIO * rms(theirs - exact)
+    assert rms(exact - exact.roll(1, 0)) > 10 * rms(ours - exact), "the texts have nearly the same logits"
+
+
+def test_dropped_token_types_show(tmp_path: Path) -> None:
+    case = CASES[0]
+    case.save(tmp_path)
+    ids, types = random_inputs(case)
+    encoder = load_encoder(tmp_path, torch.float32)
+    theirs = hidden_by_transformers(load_transformers(tmp_path, torch.float32), ids, types)
+    assert rms(encoder.forward(ids, STARTS, types) - theirs) < LARGEST
+    assert rms(encoder.forward(ids, STARTS) - theirs) > 1000 * LARGEST
+    zeros = encoder.forward(ids, STARTS, torch.zeros_like(ids))
+    assert torch.equal(encoder.forward(ids, STARTS), zeros)
+
+
+@pytest.mark.parametrize("dtype", RATIO)
+@pytest.mark.parametrize("quantization", ["none", *LOSSES])
+def test_a_sequence_has_the_same_bits_whatever_it_is_packed_with(
+    case: EncoderCase, dtype: torch.dtype, quantization: str, tmp_path: Path
+) -> None:
+    case.save(tmp_path, torch.float32, CLASSIFIES)
+    encoder = load_encoder(tmp_path, dtype, recipe=RECIPES[quantization])
+    ids, types = random_inputs(case)
+    hidden = encoder.forward(ids, STARTS, types)
+    logits = encoder.logits(hidden, STARTS)
+    torch.set_num_threads(3)
+    assert torch.equal(encoder.forward(ids, STARTS, types), hidden)
+    torch.set_num_threads(1)
+    for index, (first, length) in enumerate(zip(STARTS.tolist(), LENGTHS, strict=False)):
+        own, own_types = ids[first : first + length], None if types is None else types[first : first + length]
+        starts = torch.tensor([0, length], dtype=torch.int32)
+        alone = encoder.forward(own, starts, own_types)
+        assert torch.equal(alone, hidden[first : first + length])
+        assert torch.equal(encoder.logits(alone, starts), logits[index : index + 1])
+
+
+@pytest.mark.parametrize("quantization", LOSSES)
+def test_quantized_weights_lose_little(case: EncoderCase, quantization: str, tmp_path: Path) -> None:
+    case.save(tmp_path)
+    ids, types = random_inputs(case)
+    exact = load_encoder(tmp_path, torch.float32).forward(ids, STARTS, types)
+    quantized = load_encoder(tmp_path, torch.float32, recipe=RECIPES[quantization]).forward(ids, STARTS, types)
+    cosine = float(torch.cosine_similarity(exact, quantized).mean())
+    assert LOSSES[quantization] < cosine < 1 - 1e-6
+
+
+def test_heads_of_other_classes_are_not_read(case: EncoderCase, tmp_path: Path) -> None:
+    """A model for masked tokens has a prefix in its names and a head; its hidden states are those of the plain one."""
+    case.save(tmp_path, end="ForMaskedLM")
+    ids, types = random_inputs(case)
+    masked = load_transformers(tmp_path, torch.float32)
+    theirs = hidden_by_transformers(masked.base_model, ids, types)
+    assert float((load_encoder(tmp_path, torch.float32).forward(ids, STARTS, types) - theirs).abs().max()) < LARGEST
+
+
+def test_an_encoder_without_sequences_gives_nothing(tmp_path: Path) -> None:
+    CASES[0].save(tmp_path)
+    encoder: Encoder = load_encoder(tmp_path, torch.float32)
+    nothing = torch.tensor([0], dtype=torch.int32)
+    assert encoder.forward(torch.empty(0, dtype=torch.int64), nothing).shape == (0, 64)
