@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inferd.engine.arch.base import num_layers_of
 from inferd.engine.arch.description import Activation
 from inferd.engine.arch.encoder import EncoderArch, PositionTable
@@ -27,13 +29,16 @@ def bert_like(
     num_token_types: int = 0,
     max_positions: int | None = None,
     activation: str = "hidden_act",
+    activations: Mapping[str, Activation] = ACTIVATIONS,
+    norm_eps: str = "layer_norm_eps",
 ) -> EncoderArch:
-    """A plain BERT, with norms after the adds and biases everywhere. `activation` is the name of a field.
+    """A plain BERT, with norms after the adds and biases everywhere. `activation` and `norm_eps` are names of fields.
 
     `max_positions`: most tokens of a text (default: all that have a row in `positions`). Raises `ArchError` as `Fields`
     does.
     """
-    fields = fields.with_defaults(layer_norm_eps=1e-12, position_embedding_type="absolute", **{activation: "gelu"})
+    defaults = {norm_eps: 1e-12, activation: "gelu", "position_embedding_type": "absolute"}
+    fields = fields.with_defaults(**defaults)
     if fields.boolean("is_decoder", default=False):
         raise fields.refuse("is_decoder", "must be false: a decoder's tokens see no later ones")
     if positions is not None:
@@ -50,8 +55,8 @@ def bert_like(
         num_heads=num_heads,
         head_dim=fields.head_dim(num_heads),
         max_positions=max_positions,
-        norm_eps=fields.positive("layer_norm_eps"),
-        activation=fields.choice(activation, ACTIVATIONS),
+        norm_eps=fields.positive(norm_eps),
+        activation=fields.choice(activation, activations),
         dtype=fields.dtype(),
         positions=positions,
         num_token_types=num_token_types,

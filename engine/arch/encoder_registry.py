@@ -13,7 +13,7 @@ from inferd.engine.arch import encoder_tensors
 from inferd.engine.arch.description import ArchError
 from inferd.engine.arch.encoder import Classifier, EncoderArch
 from inferd.engine.arch.encoder_tensors import EncoderNames
-from inferd.engine.arch.encoders import bert, roberta
+from inferd.engine.arch.encoders import bert, distilbert, gte, modernbert, mpnet, nomic_bert, roberta
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.shown import shown
 from inferd.engine.arch.weights import Tensor, WeightMap
@@ -31,11 +31,17 @@ class Family:
     names: EncoderNames
 
 
-_BERT = Family(bert.describe, bert.classifier, bert.NAMES)
+_GTE = Family(gte.describe, gte.classifier, gte.NAMES)
 _ROBERTA = Family(roberta.describe, roberta.classifier, roberta.NAMES)
 _FAMILIES: dict[str, Family] = {
-    "Bert": _BERT,
+    "Bert": Family(bert.describe, bert.classifier, bert.NAMES),
     "Camembert": _ROBERTA,
+    "DistilBert": Family(distilbert.describe, distilbert.classifier, distilbert.NAMES),
+    "Gte": _GTE,
+    "MPNet": Family(mpnet.describe, mpnet.classifier, mpnet.NAMES),
+    "ModernBert": Family(modernbert.describe, modernbert.classifier, modernbert.NAMES),
+    "New": _GTE,
+    "NomicBert": Family(nomic_bert.describe, nomic_bert.classifier, nomic_bert.NAMES),
     "Roberta": _ROBERTA,
     "XLMRoberta": _ROBERTA,
 }

@@ -10,7 +10,7 @@ from inferd.engine.arch.description import ArchError
 from inferd.engine.arch.encoder import EncoderArch
 from inferd.engine.arch.matrices import norm, of_layer
 from inferd.engine.arch.matrix import Axis, Component, LinearWeight, Weight, whole
-from inferd.engine.arch.weights import Source, Tensor, WeightMap
+from inferd.engine.arch.weights import RowOrder, Source, Tensor, UpFirst, WeightMap
 
 
 def embedding(arch: EncoderArch) -> Weight:
@@ -99,6 +99,8 @@ class EncoderNames:
     attention_norm: str = "attention.output.LayerNorm"
     up: tuple[str, ...] = ("intermediate.dense",)
     """With a gate, names of the gate and of the up; or that of one tensor that has the gate's rows first."""
+    has_up_first: bool = False
+    """Whether that one tensor has the up's rows first."""
     down: str = "output.dense"
     mlp_norm: str = "output.LayerNorm"
     final_norm: str = ""
@@ -132,7 +134,7 @@ def weight_map(arch: EncoderArch, names: EncoderNames) -> WeightMap:
         (qkv, o), (up, down) = attention(arch, layer), mlp(arch, layer)
         sources += _modules(theirs, names.qkv, qkv)
         sources += _modules(theirs, (names.o,), o)
-        sources += _modules(theirs, names.up, up)
+        sources += _modules(theirs, names.up, up, UpFirst() if names.has_up_first else None)
         sources += _modules(theirs, (names.down,), down)
         if layer or not arch.has_pre_norms:
             sources += _norm(arch, theirs + names.attention_norm, stream_norm(arch, "attention_norm", owner))
@@ -166,10 +168,12 @@ def _norm(arch: EncoderArch, module: str, weight: Weight) -> Iterator[Source]:
         yield Source.whole(f"{module}.bias", weight.bias)
 
 
-def _modules(theirs: str, modules: tuple[str, ...], matrix: LinearWeight) -> Iterator[Source]:
+def _modules(
+    theirs: str, modules: tuple[str, ...], matrix: LinearWeight, order: RowOrder | None = None
+) -> Iterator[Source]:
     """Sources of one of our matrices: one module for each of its blocks of rows, or one for all."""
     sizes = (matrix.num_rows,) if len(modules) == 1 else tuple(axis.size for axis in matrix.rows)
     for module, size, row in zip(modules, sizes, accumulate(sizes, initial=0), strict=False):
-        yield Source(f"{theirs}{module}.weight", (size, matrix.num_inputs), matrix, row)
+        yield Source(f"{theirs}{module}.weight", (size, matrix.num_inputs), matrix, row, row_order=order)
         if matrix.has_bias:
-            yield Source(f"{theirs}{module}.bias", (size,), matrix.bias, row)
+            yield Source(f"{theirs}{module}.bias", (size,), matrix.bias, row, row_order=order)

@@ -38,6 +38,12 @@ class Fields:
         checkpoints omit."""
         return Fields({**defaults, **self._values}, self.owner)
 
+    def renamed(self, **ours: str) -> Fields:
+        """A copy in which fields of a family have the names of most others, its own first: `ours[theirs]`. Errors then
+        show the latter."""
+        values = {ours[name]: value for name, value in self._values.items() if name in ours}
+        return Fields({**self._values, **values}, self.owner)
+
     def refuse(self, name: str, rule: str) -> ArchError:
         """The error for field `name` of this config, with its rule and the value that was found."""
         return ArchError(f"{self.owner}: {name} {rule}, but it is {shown(self._values.get(name))}")

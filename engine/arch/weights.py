@@ -61,7 +61,16 @@ class ByKeyHead:
         return [first + row for part in parts for first in range(0, num_rows, sum(self.sizes)) for row in part]
 
 
-RowOrder = Neighbours | ByKeyHead
+@dataclass(frozen=True, slots=True)
+class UpFirst:
+    """Order of the stored rows of an MLP's gate and up in one tensor that has those of the up first."""
+
+    def order(self, num_rows: int) -> list[int]:
+        """The stored rows in the order of our matrix: those of the gate, then those of the up."""
+        return [*range(num_rows // 2, num_rows), *range(num_rows // 2)]
+
+
+RowOrder = Neighbours | ByKeyHead | UpFirst
 
 
 @dataclass(frozen=True, slots=True)

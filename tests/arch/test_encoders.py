@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from inferd.engine.arch.description import Activation, ArchError
-from inferd.engine.arch.encoder import Classifier, EncoderArch, PositionTable
+from inferd.engine.arch.encoder import (
+    Classifier,
+    EncoderArch,
+    HeadActivation,
+    Pooling,
+    PositionTable,
+    RelativeBias,
+)
 from inferd.engine.arch.encoder_registry import (
     describe_encoder,
     encoder_tensors_of,
@@ -17,6 +24,7 @@ from inferd.engine.arch.encoder_registry import (
     known_encoders,
 )
 from inferd.engine.arch.registry import known_architectures
+from inferd.engine.arch.rotary import LinearScaling, Rope
 
 MINILM: dict[str, Any] = {
     "architectures": ["BertModel"], "hidden_act": "gelu", "hidden_size": 384, "intermediate_size": 1536,
@@ -32,6 +40,48 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "num_attention_heads": 16, "num_hidden_layers": 24, "pad_token_id": 1,
          "position_embedding_type": "absolute", "torch_dtype": "float32", "type_vocab_size": 1, "vocab_size": 250002},
         567_755_777,
+    ),
+    "ModernBERT-base": (
+        {"architectures": ["ModernBertForMaskedLM"], "attention_bias": False, "bos_token_id": 50281,
+         "classifier_activation": "gelu", "classifier_bias": False, "classifier_pooling": "mean",
+         "decoder_bias": True, "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0,
+         "hidden_activation": "gelu", "hidden_size": 768, "intermediate_size": 1152, "layer_norm_eps": 1e-05,
+         "local_attention": 128, "local_rope_theta": 10000.0, "max_position_embeddings": 8192, "mlp_bias": False,
+         "norm_bias": False, "norm_eps": 1e-05, "num_attention_heads": 12, "num_hidden_layers": 22,
+         "pad_token_id": 50283, "position_embedding_type": "absolute", "torch_dtype": "float32",
+         "vocab_size": 50368},
+        149_014_272,  # without its head for masked tokens
+    ),
+    "nomic-embed-text-v1.5": (
+        {"activation_function": "swiglu", "architectures": ["NomicBertModel"], "causal": False,
+         "layer_norm_epsilon": 1e-12, "max_trained_positions": 2048, "mlp_fc1_bias": False, "mlp_fc2_bias": False,
+         "n_embd": 768, "n_head": 12, "n_inner": 3072, "n_layer": 12, "n_positions": 8192,
+         "parallel_block": False, "prenorm": False, "qkv_proj_bias": False, "rotary_emb_base": 1000,
+         "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None,
+         "rotary_scaling_factor": None, "type_vocab_size": 2, "use_rms_norm": False, "vocab_size": 30528},
+        136_731_648,
+    ),
+    "all-mpnet-base-v2": (
+        {"architectures": ["MPNetForMaskedLM"], "hidden_act": "gelu", "hidden_size": 768,
+         "intermediate_size": 3072, "layer_norm_eps": 1e-05, "max_position_embeddings": 514,
+         "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 1,
+         "relative_attention_num_buckets": 32, "vocab_size": 30527},
+        108_895_872,  # without its pooler
+    ),
+    "distilbert-base-uncased": (
+        {"activation": "gelu", "architectures": ["DistilBertForMaskedLM"], "dim": 768, "hidden_dim": 3072,
+         "max_position_embeddings": 512, "n_heads": 12, "n_layers": 6, "pad_token_id": 0,
+         "sinusoidal_pos_embds": False, "vocab_size": 30522},
+        66_362_880,  # without its head for masked tokens
+    ),
+    "gte-multilingual-base": (
+        {"architectures": ["NewModel"], "hidden_act": "gelu", "hidden_size": 768, "intermediate_size": 3072,
+         "layer_norm_eps": 1e-12, "layer_norm_type": "layer_norm", "logn_attention_clip1": False,
+         "logn_attention_scale": False, "max_position_embeddings": 8192, "num_attention_heads": 12,
+         "num_hidden_layers": 12, "pack_qkv": True, "pad_token_id": 1, "position_embedding_type": "rope",
+         "rope_scaling": {"factor": 8.0, "type": "ntk"}, "rope_theta": 20000, "torch_dtype": "float16",
+         "type_vocab_size": 1, "vocab_size": 250048},
+        305_368_320,
     ),
 }  # fmt: skip
 
@@ -59,6 +109,69 @@ def test_xlm_roberta() -> None:
     arch = described("bge-reranker-v2-m3")
     assert (arch.positions, arch.max_positions) == (PositionTable(8194, first_row=2), 8192)
     assert arch.classifier == Classifier(num_labels=1) and arch.num_token_types == 1
+
+
+def test_modernbert() -> None:
+    arch = described("ModernBERT-base")
+    assert arch.windows == (None, 64, 64) * 7 + (None,)
+    assert [rope.theta for rope in arch.ropes[:3]] == [160_000.0, 10_000.0, 10_000.0]
+    assert (arch.positions, arch.max_positions, arch.norm_eps) == (None, 8192, 1e-5)
+    assert arch.has_pre_norms and arch.has_gate and not arch.has_norm_bias and not arch.has_qkv_bias
+    ranked = described("ModernBERT-base", architectures=["ModernBertForSequenceClassification"])
+    assert ranked.classifier == Classifier(
+        2, HeadActivation.GELU_ERF, Pooling.MEAN, has_dense_bias=False, has_norm=True
+    )
+
+
+def test_the_fields_of_nomic_bert_may_have_either_name() -> None:
+    arch = described("nomic-embed-text-v1.5")
+    assert (arch.hidden_size, arch.intermediate_size, arch.max_positions) == (768, 3072, 8192)
+    assert arch.ropes == (Rope(1000.0, 64),) * 12 and arch.activation is Activation.SILU
+    other = {"architectures": ["NomicBertModel"], "hidden_act": "silu", "hidden_size": 768,
+             "intermediate_size": 3072, "layer_norm_eps": 1e-12, "max_position_embeddings": 8192,
+             "num_attention_heads": 12, "num_hidden_layers": 12, "type_vocab_size": 2, "vocab_size": 30528,
+             "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"}}  # fmt: skip
+    assert describe_encoder(other) == arch
+
+
+def test_mpnet() -> None:
+    arch = described("all-mpnet-base-v2")
+    assert (arch.positions, arch.max_positions) == (PositionTable(514, first_row=2), 512)
+    assert arch.relative_bias == RelativeBias(32, 128) and not arch.num_token_types
+
+
+def test_the_frequencies_of_gte_are_those_of_its_own_code() -> None:
+    """1 / (20000 * 8)^(2 i / 64) / 8^(2 / 64)."""
+    rope = described("gte-multilingual-base").ropes[0]
+    assert rope.theta == 160_000.0 and isinstance(rope.scaling, LinearScaling)
+    assert rope.scaling.factor == pytest.approx(8 ** (1 / 32)) and rope.rotary_dim == 64
+    plain = described("gte-multilingual-base", rope_scaling=None).ropes[0]
+    assert plain == Rope(20_000.0, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("nomic-embed-text-v1.5", {"prenorm": True}, "prenorm is not supported"),
+        ("nomic-embed-text-v1.5", {"moe_every_n_layers": 2}, "moe_every_n_layers is not supported"),
+        ("nomic-embed-text-v1.5", {"rotary_emb_fraction": 0.5}, "partial_rotary_factor must be 1"),
+        ("nomic-embed-text-v1.5", {"activation_function": "geglu"}, "hidden_act must be one of silu, swiglu"),
+        ("all-mpnet-base-v2", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets must be 32"),
+        ("gte-multilingual-base", {"position_embedding_type": "absolute"}, "position_embedding_type must be one of"),
+        ("gte-multilingual-base", {"logn_attention_scale": True}, "logn_attention_scale must be false"),
+        ("gte-multilingual-base", {"layer_norm_type": "rms_norm"}, "layer_norm_type must be one of layer_norm"),
+        (
+            "gte-multilingual-base",
+            {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}},
+            "mixed_b must be absent",
+        ),
+        ("ModernBERT-base", {"layer_types": ["full_attention"]}, "layer_types must be a list of 22"),
+        ("ModernBERT-base", {"local_attention": 1}, "local_attention must be a whole number of at least 2"),
+    ],
+)
+def test_what_a_family_does_not_support_is_refused(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArchError, match=message):
+        described(name, **changes)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine.arch.encoders": (
         "inferd.engine.arch.description", "inferd.engine.arch.encoder", "inferd.engine.arch.encoder_base",
         "inferd.engine.arch.encoder_tensors", "inferd.engine.arch.fields", "inferd.engine.arch.rope",
-        "inferd.engine.arch.rotary",
+        "inferd.engine.arch.rotary", "inferd.engine.arch.windows",
     ),
     "engine.arch": (),
     "engine.api": (

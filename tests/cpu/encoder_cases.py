@@ -30,6 +30,23 @@ SMALL: dict[str, Any] = {
     "id2label": {"0": "no", "1": "yes", "2": "perhaps"},
 }
 
+DISTIL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "dim": 64,
+    "hidden_dim": 128,
+    "n_layers": 3,
+    "n_heads": 4,
+    "max_position_embeddings": 160,
+    "id2label": SMALL["id2label"],
+}
+MODERN: dict[str, Any] = {
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "cls_token_id": 1,
+    "eos_token_id": 2,
+    "sep_token_id": 2,
+}
+
 
 @dataclass(frozen=True)
 class EncoderCase:
@@ -55,7 +72,7 @@ class EncoderCase:
                     is_factor = "norm" in name.lower() and name.endswith(".weight")
                     parameter.normal_(1.0 if is_factor else 0.0, 0.2)
                 else:
-                    parameter.normal_(0.0, 0.5 if "embeddings" in name or "bias" in name else 0.2)
+                    parameter.normal_(0.0, 0.5 if "embeddings" in name or "bias" in name else 0.15)
         model.to(dtype).save_pretrained(directory)
 
 
@@ -66,6 +83,28 @@ CASES = (
     ),
     EncoderCase("roberta", "Roberta", {"pad_token_id": 1}, {"pad_token_id": 2}),
     EncoderCase("xlm-roberta", "XLMRoberta", {"pad_token_id": 3}, {"pad_token_id": 2}),
+    EncoderCase("modernbert", "ModernBert", MODERN | {"local_attention": 40}, {"local_attention": 42}, False),
+    EncoderCase(
+        "modernbert, biases, mean",
+        "ModernBert",
+        MODERN
+        | {
+            "norm_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "classifier_bias": True,
+            "classifier_pooling": "mean",
+            "local_attention": 40,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+        False,
+    ),
+    EncoderCase("nomic bert", "NomicBert", {}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+    EncoderCase("mpnet", "MPNet", {"pad_token_id": 1}, {"layer_norm_eps": 1e-3}, False),
+    EncoderCase("distilbert", "DistilBert", {}, {"activation": "gelu_new"}, False, DISTIL),
+    EncoderCase("gte", "Gte", {"type_vocab_size": 2}, {"rope_parameters": None, "rope_theta": 1e4}),
+    EncoderCase("gte without types", "Gte", {"type_vocab_size": 0}, {"hidden_act": "gelu_new"}, False),
 )
 
 
