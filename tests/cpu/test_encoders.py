@@ -7,6 +7,7 @@ error of transformers' own run in the checkpoint's dtype. With one detail change
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.models.encoder import Encoder
-from inferd.engine.quant.recipe import RECIPES
+from inferd.engine.quant.recipe import RECIPES, recipes
 from tests.cpu.encoder_cases import CASES, VOCAB, EncoderCase, load_encoder, load_transformers
 
 RATIO = {torch.float32: 1.5, torch.bfloat16: 1.2}
@@ -148,6 +149,18 @@ def test_quantized_weights_lose_little(case: EncoderCase, quantization: str, tmp
     quantized = load_encoder(tmp_path, torch.float32, recipe=RECIPES[quantization]).forward(ids, STARTS, types)
     cosine = float(torch.cosine_similarity(exact, quantized).mean())
     assert LOSSES[quantization] < cosine < 1 - 1e-6
+
+
+def test_weights_of_16_bits_give_the_bits_of_wide_ones(case: EncoderCase, tmp_path: Path) -> None:
+    case.save(tmp_path, torch.float16, CLASSIFIES)
+    ids, types = random_inputs(case)
+    wide = load_encoder(tmp_path, torch.float32)
+    narrow = load_encoder(tmp_path, torch.float32, recipe=recipes(narrow=torch.float16)["none"])
+    hidden = wide.forward(ids, STARTS, types)
+    assert torch.equal(narrow.forward(ids, STARTS, types), hidden)
+    assert torch.equal(narrow.logits(hidden, STARTS), wide.logits(hidden, STARTS))
+    sizes = [sum(p.dtype.itemsize * prod(p.shape) for p in one.parameters.values()) for one in (narrow, wide)]
+    assert sizes[0] < 0.6 * sizes[1]
 
 
 def test_heads_of_other_classes_are_not_read(case: EncoderCase, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ constexpr int PANEL = VECTORS * LANES;
 constexpr int64_t K_LANES = 1024;  // of a block: 256 KiB of a panel, a quarter to half of the second-level cache
 constexpr int64_t BYTES_AHEAD = 4096;
 constexpr int64_t ROWS_TOGETHER = 96;  // rows of one piece of work if there are more threads than panels
+constexpr int64_t MOST_ROWS = 192;     // of one piece: they stay in the second-level cache for all panels of a turn
 
 template <class T>
 inline T read(const void* p) {
@@ -185,7 +186,7 @@ class Panel {
         lanes_ = lanes_of(p.k, Lane<X, X>::SIZE);
         column_ = index * PANEL;
         vectors_ = int(std::min<int64_t>(VECTORS, (p.n - column_ + LANES - 1) / LANES));
-        is_plain_ = !p.bias && column_ + vectors_ * LANES <= p.n;
+        is_whole_ = column_ + vectors_ * LANES <= p.n;
     }
 
     // Multiplies rows by weights of type W.
@@ -205,7 +206,7 @@ class Panel {
     std::vector<float>& chains_;
     int64_t lanes_, column_;
     int vectors_;
-    bool is_plain_;  // whether sums are results, of whole vectors
+    bool is_whole_;  // whether all vectors are columns of the result
 
     template <class W, int V>
     void run_blocks(int64_t first_row, int64_t end_row) {
@@ -239,10 +240,14 @@ class Panel {
         for (; vector < vectors_; vector++) run_block<W, R, 1>(block, vector);
     }
 
-    // Writes the sums of whole vectors, without a bias. A call of `put` for each vector would take a tenth of the time of
+    // Writes the sums of whole vectors, with the bias. A call of `put` for each vector would take a tenth of the time of
     // a product: 256 rows, 7,168 x 1,024, 393 -> 434 GFLOP/s (2 cores, Zen 4, 2026-11-26).
     template <int R, int V, class Out>
-    void put_block(Out* out, int64_t row, const reg (&acc)[R][V * REGISTERS]) const {
+    void put_block(Out* out, int64_t row, reg (&acc)[R][V * REGISTERS]) const {
+        for (int v = 0; p_.bias && v < V; v++) {
+            const reg bias = load(static_cast<const X*>(p_.bias) + column_ + v * LANES);
+            for (int r = 0; r < R; r++) acc[r][v] += bias;
+        }
         for (int r = 0; r < R; r++)
             for (int v = 0; v < V; v++) store(out + (row + r) * p_.n + column_ + v * LANES, acc[r][v]);
     }
@@ -274,7 +279,7 @@ class Panel {
                            (is_alone ? BYTES_AHEAD : num * (V + fetched) * int64_t(LANES * sizeof(Unit)));
         multiply<L, R, V>(x, weights, lanes_ * LANES, num, acc, next, fetched < V ? num_ahead : 0);
         if constexpr (ALTERNATE)
-            if (is_last && is_plain_)
+            if (is_last && is_whole_)
                 return p_.is_wide ? put_block<R, V>(static_cast<float*>(p_.out), row, acc)
                                   : put_block<R, V>(static_cast<X*>(p_.out), row, acc);
         for (int r = 0; r < R; r++)
@@ -292,7 +297,7 @@ template <class X, class W>
 void run(const Problem& p, int num_threads) {
     const int64_t panels = (p.n + PANEL - 1) / PANEL;
     const bool is_wide = panels >= 2 * num_threads;
-    const int64_t together = is_wide ? std::max<int64_t>(p.rows, 1) : ROWS_TOGETHER;
+    const int64_t together = is_wide ? std::clamp<int64_t>(p.rows, 1, MOST_ROWS) : ROWS_TOGETHER;
     const int64_t row_pieces = (p.rows + together - 1) / together;
     // One thread takes neighbouring panels, in four turns: if it is held up, others take some of its turns.
     const int64_t turn = std::max<int64_t>(1, panels / (4 * num_threads));
