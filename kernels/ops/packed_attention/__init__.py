@@ -3,7 +3,10 @@
 Sequences follow one another without padding. A window may hide distant tokens, and each head may add a bias to scores
 by the distance from query to key. A sequence's result depends on that sequence alone, bit for bit.
 
-The floor is arithmetic: a sequence of n tokens takes 4 n^2 products and sums for each of H x D outputs of a token.
+The floor is arithmetic: a sequence of n tokens takes 4 n^2 H D operations. Against torch's own attention on padded
+batches of one length, the C++ kernel is 1.1 to 4.4 times as fast in float32, and 2.0 to 3.9 times in bfloat16: 16, 128
+and 512 tokens, 12 heads of 32 and 16 heads of 64. At 512 tokens it does 0.6 to 0.7 of the operations a second of
+`linear` (2 cores of an AMD EPYC, Zen 4, 2026-12-01).
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ class Attention {
     typedef typename Element<T>::Lanes Lanes;
     typedef typename Element<T>::Sums Sums;
     static constexpr int PER_LANE = Element<T>::PER_LANE;
+    static constexpr bool IN_PLACE = sizeof(T) == sizeof(float);  // whether a weight takes the place of its score
 
   public:
     Attention(const Problem& problem, Scratch& scratch)
@@ -73,7 +74,7 @@ class Attention {
         s_.values.resize(KEYS / PER_LANE * width_);
         s_.query.resize(MAX_QUERIES * num_lanes_);
         s_.scores.resize(ROWS * KEYS);
-        s_.weights.resize(ROWS * KEYS * sizeof(T));
+        if (!IN_PLACE) s_.weights.resize(ROWS * KEYS * sizeof(T));
         s_.sums.resize(ROWS * width_);
         s_.summed.resize(MAX_QUERIES * width_);
         s_.peak.resize(MAX_QUERIES), s_.total.resize(MAX_QUERIES);
@@ -116,7 +117,10 @@ class Attention {
     const T* values_of(int64_t token) const { return row_of(p_.v, token, p_.v_stride); }
 
     float* scores(int row) const { return &s_.scores[row * KEYS]; }
-    T* weights(int row) const { return reinterpret_cast<T*>(s_.weights.data()) + row * KEYS; }
+    T* weights(int row) const {
+        if constexpr (IN_PLACE) return scores(row);
+        else return reinterpret_cast<T*>(s_.weights.data()) + row * KEYS;
+    }
     int32_t* panel_of(int key) const { return &s_.keys[key / PANEL * PANEL * num_lanes_ + key % PANEL]; }
 
     void gather_queries() const {
