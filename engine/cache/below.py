@@ -140,6 +140,10 @@ class Tier(Protocol):
         tier removes all that the piece's writer wrote, and all that this engine did: that may follow from it."""
         ...
 
+    def distrust(self) -> None:
+        """Remove all that this engine wrote: some of it may follow from what was wrong."""
+        ...
+
     def seconds_to_load(self, salt: str, found: Sequence[Found]) -> float:
         """Expected seconds until these pieces are loaded, behind what waits already."""
         ...

@@ -186,6 +186,10 @@ class EngineCore:
                     self._finish(live)
                 self._outbox.append(live.delta("abort"))
 
+    def drop_adapter(self, adapter: Adapter) -> None:
+        """Take no request with what is at this adapter's index: it is being replaced."""
+        self._adapters.pop(adapter.index, None)
+
     def add_adapter(self, adapter: Adapter) -> None:
         """Take requests with this adapter, whose weights the worker has, in place of the one it had at this index."""
         self._adapters[adapter.index] = adapter.digest
@@ -339,6 +343,8 @@ class EngineCore:
             self._scheduler.cache.distrust()
             assert self._loads is not None
             self._loads.distrust()
+            # Also what was offered since the tier found it: a request may have gone on behind it.
+            self._loads.tier.distrust()
 
     def _has_adapter_of(self, request: Request) -> bool:
         adapter = request.params.adapter

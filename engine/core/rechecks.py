@@ -125,6 +125,9 @@ class Rechecks:
         course = self._course
         if course is None or course.at >= course.end:
             return None
+        if not is_known(course.sample.request):
+            self._end()  # its adapter has been replaced
+            return None
         start = course.at
         course.at = end = min(course.end, start + self._tokens_of_plan())
         saves: tuple[StateCopy, ...] = ()

@@ -179,7 +179,7 @@ class HostTier:
     def load(self, salt: str, found: Sequence[Found], places: Sequence[Sequence[int]]) -> _Loads:
         parts = list[tuple[Load, int]]()
         for each, of_rows in zip(found, places, strict=True):
-            if self._below is not None and self._store.sizes(salt, each.piece) is None:
+            if self._below is not None and self._store.sizes(salt, each.piece) != each.sizes:
                 parts.append((self._below.load(salt, [each], [of_rows]), 1))
                 continue
             load, num_bytes = QueuedLoad(), sum(each.sizes)
@@ -244,6 +244,12 @@ class HostTier:
         except Exception:
             logger.exception("a KV piece could not be compared")
         return None
+
+    def distrust(self) -> None:
+        self._num_forgotten += 1
+        self._use.num_distrusted += self._store.clear()
+        if self._below is not None:
+            self._below.distrust()
 
     def _distrust(self, own: bool | None) -> None:
         """Drop all pieces: this engine wrote them, or they may follow from what it loaded."""

@@ -197,16 +197,17 @@ class DirectoryTier:
     def load(self, salt: str, found: Sequence[Found], places: Sequence[Sequence[int]]) -> QueuedLoad:
         load = QueuedLoad()
         for each, of_rows in zip(found, places, strict=True):
-            num_bytes = sum(each.sizes)
-            self._num_asked_bytes += num_bytes
+            self._num_asked_bytes += sum(each.sizes)
             rows = rows_of(of_rows, self._num_groups)
-            self._reading.submit(self._load, load, each.piece, self._id_of(salt, each.piece), rows, num_bytes)
+            self._reading.submit(self._load, load, each, self._id_of(salt, each.piece), rows)
         return load
 
-    def _load(self, load: QueuedLoad, piece: Piece, segment: SegmentId, rows: Sequence[Row], num_bytes: int) -> None:
-        is_whole, began_s = False, time.monotonic()
+    def _load(self, load: QueuedLoad, found: Found, segment: SegmentId, rows: Sequence[Row]) -> None:
+        is_whole, began_s, piece, num_bytes = False, time.monotonic(), found.piece, sum(found.sizes)
         try:
             if not load.is_stopped:
+                if self._opened().sizes(segment) != found.sizes:
+                    raise Stopped("a copy elsewhere was found, with blocks that this one lacks")
                 buffers = self._memory.buffers(rows)
                 self._opened().read(segment, buffers, lambda _: not load.is_stopped)
                 self._memory.store(rows, buffers)
@@ -217,7 +218,7 @@ class DirectoryTier:
         except Missing:
             self._say(piece, is_there=False)
         except Stopped:
-            pass  # nobody wants it any more
+            pass  # nobody wants it any more, or not this copy
         except Exception:
             logger.exception("a KV segment could not be read")
         finally:
@@ -346,7 +347,10 @@ class DirectoryTier:
     def _remove(self, forgotten: _Forgotten) -> None:
         directory = self._opened()
         for segment in forgotten.segments or ():
-            directory.remove(segment)
+            try:
+                directory.remove(segment)
+            except OSError as error:
+                self._tell(error)
         if forgotten.segments is None:
             num_removed = directory.drop_model(self._fingerprint)
             self.use.num_held_bytes = directory.used_bytes
@@ -372,6 +376,9 @@ class DirectoryTier:
             directory = self._opened()
             if directory.write(offered.segment, buffers, self._writer, pace):
                 self.use.num_written_bytes += num_written
+                if offered.num_distrusts != self._num_distrusts:
+                    directory.remove(offered.segment)  # it may have appeared behind those that were removed
+                    return
             self.use.num_held_bytes = directory.used_bytes
             self._say(offered.piece, is_there=True)
         except Stopped:

@@ -342,6 +342,7 @@ def _dispatch(core: EngineCore, executor: ThreadExecutor, message: ToEngine, ada
             core.reset_prefix_cache(with_running=message.with_running, with_tiers=message.with_tiers)
         case LoadAdapter():
             assert adapters is not None, "the server loads an adapter, but there is no memory for any"
+            core.drop_adapter(message.adapter)
             adapters.load(message)
         case UseThreads():
             executor.use_threads(message.num_threads)

@@ -145,7 +145,7 @@ def _serving(asked: Asked, share: division.MachineShare) -> Serving:
         "max_num_seqs": config.max_num_seqs,
         "host_bytes": plan.host_bytes,
         "total_bytes": plan.total_bytes,
-        "kv_directory": plan_directory(config, asked.facts, asked.draft),
+        "kv_directory": plan_directory(config, asked.facts),
     }
 
 

@@ -10,7 +10,6 @@ from typing import TypedDict
 from inferd.engine.api.config import EngineConfig, precision_of
 from inferd.engine.api.kv_store.listing import list_all
 from inferd.engine.api.kv_store.opening import existing, is_new, told
-from inferd.engine.api.memory.activations import Draft
 from inferd.engine.api.memory.planner import format_bytes, token_bytes
 from inferd.engine.api.memory.states import state_bytes
 from inferd.engine.api.model import ModelFacts
@@ -34,14 +33,12 @@ class DirectoryPlan(TypedDict):
     """Free bytes of its file system. None if that does not say."""
 
 
-def plan_directory(config: EngineConfig, facts: ModelFacts, draft: ModelFacts | None) -> DirectoryPlan | None:
+def plan_directory(config: EngineConfig, facts: ModelFacts) -> DirectoryPlan | None:
     """Plan the directory of these settings; None without one. Raises `StartError` for what no server would take."""
     if not config.kv_dir:
         return None
-    precision, of_draft = precision_of(config), None
-    if draft is not None and config.of_draft is not None:
-        of_draft = Draft(draft.arch, precision_of(config.of_draft))
-    own = token_bytes(facts.arch, precision, of_draft)
+    precision = precision_of(config)
+    own = token_bytes(facts.arch, precision)  # a draft model's KV is no part of the segments
     state, interval = state_bytes(facts.arch, precision).value, config.checkpoint_interval
     of_states = state / interval if interval else 0.0
     path = Path(config.kv_dir)

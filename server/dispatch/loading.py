@@ -121,7 +121,10 @@ class Loading:
         self._lifecycle.change(to)
         lost: set[str] = set()
         for replica in self._replicas:
-            lost |= replica.lose(time.monotonic()).keys()
+            for name, stream in replica.lose(time.monotonic()).items():
+                lost.add(name)
+                if stream.abort_reason is not None and name in self._streams.by_id:
+                    self._streams.end_aborted(stream)  # its engine would have ended it
             replica.client, replica.ready, replica.failure = None, None, ""
             self._balancer.forget(replica)
             self._hooks.report_cache(replica.index, CLEARED)

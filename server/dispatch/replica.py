@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from inferd.engine.api.errors import EngineDeadError
 from inferd.engine.api.numerics import Numerics, check_numerics
 from inferd.engine.api.wire.client import EngineClient
-from inferd.engine.api.wire.messages import EngineStats, Ready, Submit, ToEngine
+from inferd.engine.api.wire.messages import EngineStats, Ready, ResetPrefixCache, Submit, ToEngine
 from inferd.engine.api.wire.params import Adapter
 from inferd.server.dispatch.token_stream import TokenStream
 
@@ -50,6 +50,8 @@ class Replica:
     """Set while a new engine loads the adapters, before it is sent any request."""
     awaited: list[Adapter] = field(default_factory=list)
     """Adapters that it told its engine to load, and that are not loaded yet."""
+    reset: ResetPrefixCache | None = None
+    """Sent to the next engine first: the cache was to be cleared while there was none."""
     stats: EngineStats = field(default_factory=EngineStats)
     lost_s: float = 0.0
     """When the last engine that took requests was lost (monotonic)."""

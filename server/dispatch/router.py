@@ -146,12 +146,18 @@ class Router:
         return streams
 
     def reset_prefix_cache(self, *, with_running: bool = False, with_tiers: bool = False) -> bool:
-        """Clear the cache of each engine, and what `ResetPrefixCache` names. False if there is no engine."""
-        told = [replica for replica in self.replicas if replica.is_up]  # a new engine's cache is empty
-        for replica in told:
-            replica.try_send(ResetPrefixCache(with_running, with_tiers))
-            self._balancer.forget(replica)
-        return bool(told)
+        """Clear the cache of each engine, and what `ResetPrefixCache` names. False for an unloaded model, which has
+        neither a cache nor an engine."""
+        if self.lifecycle.state is State.UNLOADED:
+            return False
+        message = ResetPrefixCache(with_running, with_tiers)
+        for replica in self.replicas:
+            if replica.is_up:
+                replica.try_send(message)
+                self._balancer.forget(replica)
+            else:
+                replica.reset = message  # the next engine may find what this one left
+        return True
 
     async def run(self, index: int = 0) -> NoReturn:
         """Receive from a replica's engine until cancelled. The replica's `Supervisor` runs it beside each engine, and
@@ -183,6 +189,9 @@ class Router:
                 case Ready():
                     self.replicas.take_numerics(message)
                     self._metrics.engine_ready(message, index)
+                    if replica.reset is not None:
+                        replica.try_send(replica.reset)
+                        replica.reset = None
                     self.adapter_loading.load_all(replica, message)
                     await self.recovery.begin_if_loaded(replica)
                 case AdapterLoaded():

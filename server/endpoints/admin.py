@@ -64,12 +64,18 @@ class AdminApi:
         do beside their steps. Raises `RequestError` if there is no engine."""
         del request
         with_running, with_tiers = bool(query.reset_running_requests), bool(query.reset_external)
+        refused: RequestError | None = None
         for service in [service for service in self._services if not service.router.lifecycle.failure]:
             name = service.model.names[0]
-            check_ready(service.router.lifecycle, name)
-            is_told = service.router.reset_prefix_cache(with_running=with_running, with_tiers=with_tiers)
-            if with_tiers and not is_told:
-                raise errors.no_engine_to_clear(name)
+            try:
+                check_ready(service.router.lifecycle, name)
+                is_told = service.router.reset_prefix_cache(with_running=with_running, with_tiers=with_tiers)
+                if with_tiers and not is_told:
+                    raise errors.no_engine_to_clear(name)
+            except RequestError as error:
+                refused = refused or error  # the others are cleared all the same
+        if refused is not None:
+            raise refused
         answer: Done = {}
         return Response(orjson.dumps(answer), media_type="application/json")
 

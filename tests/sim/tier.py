@@ -149,5 +149,8 @@ class SimulatedTier:
     def rows_of(self, kept: tuple[str, Piece]) -> list[Content | None] | None:
         return self._kept.get(kept)
 
+    def distrust(self) -> None:
+        """Nothing is wrong here."""
+
     def seconds_to_load(self, salt: str, found: Sequence[Found]) -> float:
         return self.rng.choice((0.0, 0.0, 1e9))

@@ -193,6 +193,14 @@ def test_a_sample_waits_for_its_adapter_no_longer_than_that_is_there() -> None:
     assert world.plans() == [], "it may be another adapter by now"
 
 
+def test_a_prefix_whose_adapter_is_replaced_is_computed_no_further() -> None:
+    world = World()
+    world.note()
+    assert world.plan() is not None
+    world.has_adapters = False
+    assert world.plan() is None and world.cache.pool.num_held == 0 and world.below.compared == []
+
+
 def test_few_prefixes_become_samples_and_few_wait() -> None:
     world = World()
     num_computed = 0

@@ -162,6 +162,20 @@ def test_kept_answers_go_on_behind_their_tokens_when_the_model_wakes() -> None:
     play(scenario)
 
 
+def test_an_answer_whose_abort_is_on_its_way_is_not_kept() -> None:
+    """Its engine would have ended it, and no other knows it."""
+
+    async def scenario(model: Loaded) -> None:
+        router = model.router
+        stream = router.submit(submit("a"))
+        stream.abort()
+        await router.sleeping.sleep(1, "keep")
+        assert (await collect(stream))[-1].finish_reason == "abort"
+        assert router.streams.num_active == router.streams.num_unsent == 0
+
+    play(scenario)
+
+
 def test_level_0_cannot_keep_answers_and_says_so() -> None:
     async def scenario(model: Loaded) -> None:
         assert await refused(model, 0, "keep") == "unsupported_value"

@@ -13,7 +13,7 @@ import pytest
 from inferd.engine.api.adapter import AdapterFiles
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.kv_events import CLEARED
-from inferd.engine.api.wire.messages import Delta
+from inferd.engine.api.wire.messages import Delta, ResetPrefixCache, Submit
 from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.dispatch.router import Router, RouterOptions
@@ -295,3 +295,25 @@ def test_a_first_start_is_no_load_that_requests_wait_for() -> None:
             _ = router.replicas.ready
 
     asyncio.run(main())
+
+
+def test_the_next_engine_is_told_first_that_the_cache_was_to_be_cleared() -> None:
+    """The pool may outlive its engine."""
+
+    async def scenario(model: Loaded) -> None:
+        router = model.router
+        await router.loading.unload()
+        assert not router.reset_prefix_cache(with_tiers=True), "nobody clears the directory"
+        stream = router.submit(submit("a"))
+        assert router.reset_prefix_cache()
+        await model.start()
+        first, second = model.client.sent[:2]
+        assert first == ResetPrefixCache() and isinstance(second, Submit)
+        await model.end(stream)
+        await router.loading.unload()
+        stream = router.submit(submit("b"))
+        await model.start()
+        assert ResetPrefixCache() not in model.client.sent, "once"
+        await model.end(stream)
+
+    play(scenario)

@@ -200,6 +200,7 @@ class KVDirectory:
                 with opened_folder(self._root, entry.folder) as folder, opened_file(folder, entry.name) as descriptor:
                     if files.writer_of(descriptor) in writers:
                         os.unlink(entry.name, dir_fd=folder)
+                        self._used_bytes -= entry.num_bytes
                         num_files += 1
             except FileNotFoundError:
                 continue  # evicted meanwhile

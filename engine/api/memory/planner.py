@@ -173,12 +173,11 @@ def block_bytes(
     return own if draft is None else own + _kv(draft.arch, draft.precision, term(block_size)).value
 
 
-def token_bytes(arch: Arch, precision: Precision, draft: Draft | None = None) -> int:
-    """Bytes of a token's K and V in the blocks of all cache groups, with those of the draft model. A block of a group
-    has bytes in as many planes as the group has layers of K and V."""
+def token_bytes(arch: Arch, precision: Precision) -> int:
+    """Bytes of a token's K and V in the blocks of all cache groups. A block of a group has bytes in as many planes as
+    the group has layers of K and V."""
     planes = [group.num_planes for group in arch.cache_groups]
-    own = _kv(arch, precision, term(1)).value // max(planes) * sum(planes)
-    return own if draft is None else own + _kv(draft.arch, draft.precision, term(1)).value
+    return _kv(arch, precision, term(1)).value // max(planes) * sum(planes)
 
 
 def _stored_as(
