@@ -291,7 +291,7 @@ def woken() -> RequestError:
 
 def given_up() -> RequestError:
     """Ends an answer that the server aborted."""
-    message = "This answer was given up, because the server shuts down or its model was put to sleep."
+    message = "This answer was given up, because the server is shutting down or its model was put to sleep."
     return RequestError("server_is_overloaded", message)
 
 

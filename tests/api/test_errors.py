@@ -333,7 +333,7 @@ def test_every_row_that_a_request_can_reach_is_tested() -> None:
     here |= {"internal_error", "deadline_exceeded"}
     elsewhere = {"invalid_api_key", "engine_error", "numerical_error", "slow_down", "object_above_max_properties"}
     elsewhere |= {"insufficient_permissions", "not_implemented", "response_not_found", "previous_response_not_found"}
-    elsewhere |= {"model_not_loaded", "model_is_busy"}
+    elsewhere |= {"model_not_loaded", "model_is_busy", "model_is_asleep"}
     elsewhere |= {"malformed_http", "head_too_large", "request_exceeds_work_limit", "origin_not_allowed"}
     assert here | elsewhere == set(table.ROWS)
 

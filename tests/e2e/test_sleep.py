@@ -212,4 +212,4 @@ def test_a_server_that_stops_holds_no_stream_for_a_model_that_is_asleep(start: C
         began_s = time.monotonic()
         assert daemon.stop() == 0
         assert time.monotonic() - began_s < 15.0, "accepted answers have 30 s"
-    assert "the server shuts down" in held.error
+    assert "the server is shutting down" in held.error

@@ -109,7 +109,7 @@ class FaultyWorker:
     def __init__(self, worker: Any, faults: Sequence[Fault]) -> None:
         self.arch, self.cache_windows = worker.arch, worker.cache_windows
         self.adapters, self.ledger = worker.adapters, worker.ledger
-        self.copied = worker.copied
+        self.copied = getattr(worker, "copied", None)  # a free model has no memory to copy
         self._worker = worker
         self._faults = [fault for fault in faults if fault.where != "frame"]
         self._num_steps = self._num_with_drafts = 0

@@ -60,8 +60,8 @@ def test_memory_of_the_host_for_kv_is_in_the_plan_on_a_gpu_and_told_to_be_unused
     on_gpu = replace(report, memory=replace(report.memory, host_bytes=3 * MIB))
     assert describe_start(on_gpu).endswith(", KV in the host's memory 3.0 MiB")
     read_models(Settings(kv_memory=64 * MIB, quantization="int8", device="cpu", kv_host=128 * MIB))
-    (told,) = [record for record in caplog.records if "kv_host" in record.message]
-    assert told.levelname == "WARNING" and "-> 0 (on a CPU the KV cache lies in the host's memory" in told.message
+    (told,) = [record for record in caplog.records if "kv-host" in record.message]
+    assert told.levelname == "WARNING" and "not used: on a CPU the KV cache lies in the host's memory" in told.message
 
 
 def test_what_clients_read_of_a_failure_shows_no_directories(report: StartupReport) -> None:
