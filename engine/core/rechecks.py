@@ -199,7 +199,7 @@ class Rechecks:
         first, pieces = 0, list(sample.pieces)
         known: list[list[int]] | None = None
         if pieces[-1].first + pieces[-1].num_blocks > most and cache.states is None:
-            # Of a long prefix a part is computed, behind what the pool has.
+            # A long prefix takes too long, so this computes a part of it, behind what the pool has.
             first = self._rng.choice(pieces).first
             known = blocks_before(cache, sample.request.salt, sample.ids, first)
         if known is None:

@@ -246,16 +246,20 @@ class HostTier:
         return None
 
     def distrust(self) -> None:
-        self._num_forgotten += 1
-        self._use.num_distrusted += self._store.clear()
+        self._drop_all()
         if self._below is not None:
             self._below.distrust()
 
-    def _distrust(self, own: bool | None) -> None:
-        """Drop all pieces: this engine wrote them, or they may follow from what it loaded."""
+    def _drop_all(self) -> int:
+        """Drop all pieces that may be wrong, and return their number."""
         self._num_forgotten += 1
         num_dropped = self._store.clear()
         self._use.num_distrusted += num_dropped
+        return num_dropped
+
+    def _distrust(self, own: bool | None) -> None:
+        """Drop all pieces: this engine wrote them, or they may follow from what it loaded."""
+        num_dropped = self._drop_all()
         if own is False:
             if self._below is not None:
                 self._below.distrust()
@@ -279,7 +283,7 @@ class HostTier:
             self._use.num_unwritten += 1
 
     def forget(self, salt: str, keys: Sequence[bytes]) -> None:
-        # What is copied just now is kept before it is dropped here, or else the copying thread sees the number.
+        # The copying thread has kept a piece by now, and the next line drops it. Or else it sees this number first.
         self._num_forgotten += 1
         self._store.drop(salt, keys)
         if self._below is not None:
