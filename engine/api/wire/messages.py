@@ -17,9 +17,9 @@ import msgspec
 from inferd.engine.api.cost.roofline import Peaks, StepPhase
 from inferd.engine.api.numerics import Numerics
 from inferd.engine.api.pinned_files import PinnedFile
-from inferd.engine.api.wire.params import NO_SCHEDULING, Adapter, SamplingParams, SchedulingParams
+from inferd.engine.api.wire.params import NO_SCHEDULING, Adapter, PoolingKind, SamplingParams, SchedulingParams
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -124,7 +124,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Monotonic time at which the request first ran; with the first delta."""
     failure: Failure | None = None
     embedding: bytes = b""
-    """The pooled hidden state, fp32 in little-endian bytes; with the last delta of a request that asked for it."""
+    """The embedding, the vectors of all tokens or the logits, fp32 in little-endian bytes; with the last delta of a
+    request that asked for them."""
     num_drafts: int = 0
     """Number of guessed tokens that the step verified. If any, `token_ids` has one more than were accepted."""
     num_known_tokens: int = 0
@@ -307,7 +308,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     vocab_size: int
     """Number of rows of the embedding: every token id is below it."""
     hidden_size: int = 0
-    """Number of components of a pooled hidden state; 0: the engine cannot pool."""
+    """Number of components of an embedding; 0: the engine cannot pool."""
+    poolings: tuple[PoolingKind, ...] = ("last", "mean")
+    """The ways to pool that it knows."""
+    gives_token_embeddings: bool = False
+    """Whether it gives a vector for each token."""
+    num_labels: int = 0
+    """Number of logits of the model's classifier; 0: it has none."""
     weights_bytes: int
     kv_bytes: int
     planned_weights_bytes: int

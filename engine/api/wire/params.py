@@ -19,8 +19,12 @@ MAX_SEED = 2**53 - 1
 MAX_LOGPROBS = 20
 """Most alternatives that a client may ask for at one position (OpenAI's bound)."""
 
-PoolingKind = Literal["last", "mean"]
-"""The last token's state, or the mean of all."""
+PoolingKind = Literal["last", "mean", "cls", "max", "mean_sqrt_len", "weightedmean"]
+"""The last token's state; the mean of all; the first token's; the largest of each component; the sum over the root of
+the number of tokens; or the mean with the positions, counted from 1, as weights."""
+
+PooledKind = Literal["embedding", "token_embeddings", "logits"]
+"""One vector; a vector for each token, by which `how` means nothing; or the logits of the model's classifier."""
 
 
 class ParamError(ValueError):
@@ -32,13 +36,16 @@ class ParamError(ValueError):
 
 
 class Pooling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a prompt's final hidden states become an embedding."""
+    """How a prompt's final hidden states become an embedding, or what else is made of them."""
 
     how: PoolingKind = "last"
     num_components: int = 0
     """Number of leading components to keep; 0, or more than there are: all."""
     is_normalized: bool = True
     """Whether the kept components are scaled to length 1."""
+    gives: PooledKind = "embedding"
+    num_first: int = 0
+    """Number of tokens of the first text of a pair; those behind it are of the second type. 0: it is one text."""
 
 
 class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,7 +103,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def needs_every_position(self) -> bool:
         """Whether every prompt position must be computed, so that a prefix hit is not possible."""
-        return self.prompt_logprobs is not None or (self.pooling is not None and self.pooling.how == "mean")
+        pooling = self.pooling
+        is_of_last = pooling is None or (pooling.how == "last" and pooling.gives != "token_embeddings")
+        return self.prompt_logprobs is not None or not is_of_last
 
     def check_seed(self) -> None:
         """Raise `ParamError` for a seed out of bounds. Choices of one prompt differ in the seed only."""
@@ -121,6 +130,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ParamError("grammar", f"{len(self.grammar)} characters", rule)
         if self.pooling is not None:
             _check_int("pooling.num_components", self.pooling.num_components, 0, None)
+            _check_int("pooling.num_first", self.pooling.num_first, 0, None)
             if self.max_tokens:
                 raise ParamError("max_tokens", self.max_tokens, "must be 0 if hidden states are pooled")
         for word in self.bad_words:
